@@ -1,19 +1,20 @@
-"""Corpora in many formats: read and write documents, one module per format.
+"""Corpora in many formats; each module reads and writes one.
 
 A module of this folder, or of `published/`, is a format if it has these two functions;
 the format's name is that of the module:
 
-    accepts(path)           whether one file looks like the format, by its content
-    read(path, problems)    the documents of a file or folder; the reader notes what it
-                            cannot use and continues
+    accepts(path)           whether a file seems to have the format, by its content
+    read(path, problems)    the documents of a file or folder; unusable parts are added
+                            to `problems`, and reading continues
 
 A format may also have `stream(path, problems)`, which yields the documents one by one,
-each with its place, and `write(documents, path)`. What a format cannot represent is not
-declared but measured: `write` reads everything that it wrote and compares it before it
-puts it in its place. Other packages add formats by entry points (`core/plugins.py`).
+each with its place, and `write(documents, path)`. Formats do not declare what they
+cannot represent; it is measured: this package's `write` reads back and compares
+everything before it is moved to its destination. Other packages add formats by entry
+points (`core/plugins.py`).
 
-Modules whose names begin with an underscore hold the functions below; the others
-(`files`, `folders`, `problems`, `gathering`, `mentions`, …) are what readers share.
+Modules whose names begin with an underscore define the functions below; the others
+(`files`, `folders`, `problems`, `gathering`, `mentions`, …) are shared by the readers.
 """
 
 from fednotes.data.formats._comparison import differences

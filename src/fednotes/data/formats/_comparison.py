@@ -1,4 +1,4 @@
-"""Compare documents with what is left of them in a format."""
+"""Comparison of documents with their counterparts read back from a format."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 from fednotes.core.parsing import mapping
 from fednotes.core.types import Document, Span
 
-_DERIVED_ID = re.compile(r":[0-9]+$")  # a reader makes ids from a file and a number
+_DERIVED_ID = re.compile(r":[0-9]+$")  # an id made from a file name and a number
 _LAYOUT_KEYS = {"scheme", "separator", "marker"}
 _PARTS = ("patient", "codes", "sentences", "tokens")
 
 
 def differences(before: Sequence[Document], after: Sequence[Document]) -> Counter[str]:
-    """Count what documents have that others lack, by kind.
+    """Count the differences between documents and their counterparts, by kind.
 
-    Documents with the same id are compared. If as many are left on both sides, these
-    are compared in their order. What is only added is not a difference.
+    Documents with the same id are compared. If equally many remain on both sides, they
+    are compared in order. Additions are not differences.
 
     Args:
         before: The documents.
-        after: What is left of them.
+        after: The same documents after writing and reading.
     """
     counts: Counter[str] = Counter()
     counterparts = _pair(before, after)
@@ -38,7 +38,7 @@ def differences(before: Sequence[Document], after: Sequence[Document]) -> Counte
 
 
 def _pair(before: Sequence[Document], after: Sequence[Document]) -> dict[str, Document]:
-    """Return which document stands for which, by the id of the first."""
+    """Return the counterpart of each document, by the document's id."""
     counterparts = {document.id: document for document in after}
     ids = {document.id for document in before}
     unpaired = [document for document in before if document.id not in counterparts]
@@ -74,7 +74,7 @@ def _without_spaces(text: str) -> str:
 
 
 def _meta_without_layout(document: Document) -> dict[str, Any]:
-    """Return a document's meta without what only says how a file was laid out."""
+    """Return a document's meta without parts that only describe a file's layout."""
     meta = dict(document.meta)
     if set(mapping(meta.get("conll"))) <= _LAYOUT_KEYS:
         meta.pop("conll", None)
@@ -87,7 +87,7 @@ def _meta_without_layout(document: Document) -> dict[str, Any]:
 
 
 def _lost_mentions(before: Document, after: Document) -> Counter[str]:
-    """Count the mentions that a document no longer has, by what they are.
+    """Count the mentions that a document no longer has, by kind.
 
     If white space was added or removed, offsets count visible characters.
     """

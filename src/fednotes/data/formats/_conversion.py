@@ -1,4 +1,4 @@
-"""Convert corpora from one format to another."""
+"""Conversion of corpora from one format to another."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Conversion(NamedTuple):
 
     Attributes:
         documents: Number of documents that were written.
-        lost: What the new format lacks, by kind.
-        problems: What could not be read.
+        lost: Counts of what the new format cannot represent, by kind.
+        problems: The problems found while reading.
     """
 
     documents: int
@@ -48,9 +48,9 @@ def convert(
         out: The new file or folder.
         to: The format to write.
         format: The format of `source`; None guesses it from the content.
-        allow_loss: Write even if the format cannot represent everything.
-        on_error: "skip" leaves out what cannot be read.
-        encoding: The encoding of files that have no byte-order mark and are not UTF-8.
+        allow_loss: Whether to write even if the format cannot represent everything.
+        on_error: "skip" leaves out unreadable parts.
+        encoding: Encoding of files without byte-order mark that are not UTF-8.
 
     Raises:
         DataError: The corpus cannot be read, or something would be lost (`LossyError`).
@@ -72,7 +72,7 @@ def convert(
 
 
 _RASH = (Span(4, 8, "ADE"),)
-# For each feature, a document that has it and little else.
+# For each feature, a document with little else.
 _PROBES = {
     "text as it is": Document("a", "Had rash,\r\n\tno fever 😀.\u0301", _RASH),
     "ids": Document("ward 7/a", "Had rash", _RASH),
@@ -88,10 +88,10 @@ _PROBES = {
 
 
 def format_table() -> list[dict[str, str]]:
-    """Return a row for each format, with what it preserves.
+    """Return a row for each format, with the features that it preserves.
 
-    This is tried on documents made for the purpose. "?" means that the package which
-    the format needs is not installed.
+    Each feature is tested with a small document. "?" means that a package that the
+    format needs is not installed.
     """
     writable = _registry.writable_formats()
     rows = []

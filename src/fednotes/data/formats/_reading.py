@@ -1,4 +1,4 @@
-"""Read the documents of a file or folder in any format."""
+"""Reading of the documents of a file or folder in any format."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def read(
     Args:
         path: The file or folder.
         format: A key of `FORMATS`; None guesses it from the content.
-        on_error: "skip" leaves out what cannot be used; `examine` also counts it.
-        encoding: The encoding of files that have no byte-order mark and are not UTF-8,
-            such as "cp1252".
+        on_error: "skip" leaves out unusable parts; `examine` also counts them.
+        encoding: Encoding of files without byte-order mark that are not UTF-8, such as
+            "cp1252".
 
     Raises:
-        DataError: Something is wrong with the files, or nothing usable is left of them;
-            the error names each problem by its line.
+        DataError: The files have problems, or nothing in them is usable; the error
+            lists each problem with its line.
         ConfigError: There is no such format.
     """
     documents, problems = examine(path, format, encoding)
@@ -43,7 +43,7 @@ def read(
 def examine(
     path: str | os.PathLike[str], format: str | None = None, encoding: str = AUTO
 ) -> tuple[tuple[Document, ...], Problems]:
-    """Return what can be used of a file or folder, and what is wrong with the rest.
+    """Return the usable documents of a file or folder, and all problems.
 
     Args:
         path: The file or folder.
@@ -72,12 +72,12 @@ def stream(
 ) -> Iterator[Document]:
     """Yield the documents of a file or folder, one by one if the format permits it.
 
-    A document keeps its id even if an earlier one has the same. Such documents are
-    noted after the last document.
+    A document keeps its id even if an earlier document has the same id. Repeated ids
+    are added to `problems` after the last document.
 
     Args:
         path: The file or folder.
-        problems: Collects what is wrong.
+        problems: Collects the problems.
         format: As in `read`.
         encoding: As in `read`.
 
@@ -110,7 +110,7 @@ def stream(
 def _with_encoding(
     read_documents: Iterator[ReadDocument], encoding: str
 ) -> Iterator[ReadDocument]:
-    """Yield documents; the encoding is set only while the reader reads."""
+    """Yield documents; the encoding is set only while the reader runs."""
     while True:
         with reading_as(encoding):
             item = next(read_documents, None)

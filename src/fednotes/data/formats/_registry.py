@@ -1,4 +1,4 @@
-"""Find the formats, and guess the format of files from their content."""
+"""Discovery of formats, and guessing of a file's format from its content."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fednotes.data.formats.folders import list_files, mixed_formats
 
 
 def discover() -> dict[str, ModuleType]:
-    """Return the formats of this and of other packages, in the order to try a file.
+    """Return all formats, of other packages as well, in the order of trial.
 
-    A module's `LOOSE` says how easily it accepts a file: 0 hardly ever by mistake, 1
+    A module's `LOOSE` tells how easily it accepts a file: 0 almost never by mistake, 1
     (the default) because of its first line, 2 by guessing.
     """
     modules: dict[str, ModuleType] = {}
@@ -67,7 +67,7 @@ def guess_format(path: str | os.PathLike[str]) -> str:
     if not path.is_dir():
         guess = _guess_file(path)
         if guess is None:
-            read_text(path)  # for a file that is empty or not text this says so
+            read_text(path)  # raises a more specific error
             raise DataError(f"{path}: cannot tell the format: name one of {known}")
         return guess
     for recursive in (False, True):
@@ -91,6 +91,6 @@ def _guess_file(path: Path) -> str | None:
 def known_corpora() -> dict[str, dict[str, Any]]:
     """Return the corpora that built-in jobs use, by name.
 
-    The head of `catalogue.toml` says what is known about each.
+    The comment at the top of `catalogue.toml` describes the fields.
     """
     return shipped("data/formats/catalogue.toml")

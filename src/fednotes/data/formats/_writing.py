@@ -1,4 +1,4 @@
-"""Write documents in any format, and measure what the format cannot represent."""
+"""Writing of documents in any format, and measurement of what would be lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LossyError(DataError, NamesParameters):
     """A format cannot represent everything in the documents.
 
     Attributes:
-        lost: How much would be lost, by kind.
+        lost: Counts of what would be lost, by kind.
     """
 
     def __init__(self, format: str, lost: Counter[str]) -> None:
@@ -52,18 +52,19 @@ def write(
 ) -> Counter[str]:
     """Write documents to a new file or folder, completely or not at all.
 
-    They are written beside their place and read again. They are put in their place only
-    if they came back unchanged, or with `allow_loss`.
+    They are written next to the destination and read back. They are moved there only if
+    they are unchanged, or if `allow_loss` is set.
 
     Args:
         documents: The documents.
         path: The new file or folder.
         format: A format that can be written.
-        allow_loss: Write even if something is lost.
-        ignored: What the reader of the documents ignored, by kind; it counts as lost.
+        allow_loss: Whether to write even if something is lost.
+        ignored: Counts of what the documents' reader ignored, by kind; they count as
+            lost.
 
     Returns:
-        What was lost, by kind.
+        Counts of what was lost, by kind.
 
     Raises:
         LossyError: Something would be lost, and `allow_loss` is false.
@@ -95,18 +96,18 @@ def write(
 def measure_loss(
     documents: Sequence[Document], format: str, path: Path | None = None
 ) -> Counter[str]:
-    """Count what a format cannot represent, by kind.
+    """Count what a format cannot represent of documents, by kind.
 
-    The documents are written, read again and compared.
+    The documents are written, read back and compared.
 
     Args:
         documents: The documents.
         format: A format that can be written.
-        path: Where they are written, and stay. None writes to a temporary folder.
+        path: Where they are written and remain; None is a temporary folder.
 
     Raises:
         ConfigError: The format cannot be written.
-        DataError: The meta of a document is not what the format keeps there.
+        DataError: The meta of a document does not have the format's structure.
     """
     writable = _registry.writable_formats()
     if format not in writable:
@@ -124,6 +125,6 @@ def measure_loss(
             "remove the value"
         ) from None
     documents_again: tuple[Document, ...] = ()
-    with suppress(DataError):  # without documents, some formats have nothing to read
+    with suppress(DataError):  # some formats cannot read an empty corpus
         documents_again, _ = examine(path, format)
     return differences(documents, documents_again)

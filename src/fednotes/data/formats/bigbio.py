@@ -1,12 +1,12 @@
-"""BigBIO's schema for knowledge bases, `bigbio_kb`: JSON, JSONL or rows of a table.
+"""BigBIO's schema for knowledge bases, `bigbio_kb`: JSON, JSONL or table rows.
 
     {"id": "1", "document_id": "n1", "passages": [{"type", "text": ["…"], "offsets":
      [[0, 11]]}], "entities": [{"id", "type", "text": ["rash"], "offsets": [[6, 10]],
      "normalized": []}], …}
 
-Tables are read by `parquet`. Events, coreferences and relations, the entities'
-concepts, and passages other than one of the type "note" are kept in `meta["bigbio"]`.
-They are written again while mentions and text are the same.
+Tables are read by `parquet`. Events, coreferences, relations, the entities' concepts,
+and any passages other than a single one of type "note" are stored in `meta["bigbio"]`.
+They are written back as long as mentions and text are unchanged.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _LINKED = ("events", "coreferences", "relations")
 
 
 def accepts(path: Path) -> bool:
-    """Return whether the file's first lines name a document and its passages."""
+    """Return whether the first object has the keys of a document with passages."""
     return {"document_id", "passages"} <= read_json_keys(path)
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """Return a document per row; passages are placed where their offsets say."""
+    """Return a document per row; passages are placed at their offsets."""
     return gather(find_corpus_files(path, accepts, "BigBIO"), _read_file, problems)
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    """Yield what `read` returns, one document at a time."""
+    """Yield the documents of `read` one by one."""
     files = find_corpus_files(path, accepts, "BigBIO")
     return stream_files(files, _read_file, problems)
 
@@ -104,7 +104,7 @@ def _join_passages(passages: Iterable[Mapping[str, Any]]) -> str:
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Write a row per document, on a line of its own."""
+    """Write each document as a row on its own line."""
     numbers = count()
     jsonl.write_lines(
         documents, path, lambda document: _to_row(document, next(numbers))
@@ -116,7 +116,7 @@ def _to_row(document: Document, number: int) -> dict[str, Any]:
 
     Args:
         document: The document.
-        number: Its number, for ids.
+        number: Its number, for ids of entities and passages.
     """
     require_short_mentions(document)
     text = document.text

@@ -1,15 +1,15 @@
-"""BioC, XML or JSON: documents of passages, with annotations at document offsets.
+"""BioC in XML or JSON: documents of passages, annotated at document offsets.
 
     <document><id>n1</id><passage><offset>0</offset><text>Had a rash.</text>
       <annotation id="T1"><infon key="type">ADE</infon>
         <location offset="6" length="4"/><text>rash</text></annotation></passage>
     </document>
 
-The infon "type" is a mention's type, "confidence" a model's; several locations are one
-mention of several pieces. Passages, relations and other infons are kept in
-`meta["bioc"]` and written again. What BioC has no place for is JSON in the document's
-infon "fednotes". XML is written unless the file's name ends in .json; in it, characters
-that XML forbids become U+FFFD.
+The infon "type" is the type of a mention, and "confidence" a model's confidence;
+several locations are the pieces of one mention. Passages, relations and other infons
+are stored in `meta["bioc"]` and written back. Fields without a counterpart in BioC are
+JSON in the document's infon "fednotes". XML is written unless the file's name ends in
+.json; characters that XML forbids become U+FFFD.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from fednotes.data.formats.mentions import require_short_mentions
 from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
-_ACCEPT_LINES = 10  # lines among which the collection begins
-# The lists of BioC's JSON, by the element of an item.
+_ACCEPT_LINES = 10  # a collection must begin within these lines
+# Names of BioC's JSON lists, by the XML element of their items.
 _LISTS = {
     name: f"{name}s"
     for name in "passage sentence annotation relation location node".split()
 }
 _SINGULAR = {plural: name for name, plural in _LISTS.items()}
 _CHUNK = 1 << 16  # bytes that are parsed at a time
-_MAX_GAPS = 1 << 20  # characters between the passages of a document, in all
+_MAX_GAPS = 1 << 20  # total number of characters between the passages of a document
 _FORBIDDEN = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _OWN_INFON = "fednotes"
 
@@ -76,16 +76,17 @@ def accepts(path: Path) -> bool:
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """Return a document for each of the collections' documents.
+    """Return the documents of the collections.
 
-    Passages are placed where their offsets say. Noted are passages that overlap,
-    mentions without a type, and mentions that are not what the text has there.
+    Passages are placed at their offsets. These problems are collected: passages that
+        overlap, mentions without a type, and mentions that differ from the text at
+        their offsets.
     """
     return gather(find_corpus_files(path, accepts, "BioC"), _read_file, problems)
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    """Yield what `read` returns, one document at a time; JSON is read as a whole."""
+    """Yield the documents of `read` one by one; JSON is read as a whole."""
     return stream_files(find_corpus_files(path, accepts, "BioC"), _read_file, problems)
 
 
@@ -102,13 +103,14 @@ def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
 
 
 def _read_xml(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the documents of an XML file, one by one, as they would be in BioC's JSON.
+    """Yield the documents of an XML file one by one, in the form of BioC's JSON.
 
-    Each is bounded in depth, elements and characters, and is freed once it is yielded.
+    The depth, elements and characters of each are bounded. Its memory is freed after it
+    is yielded.
     """
     builder = _DocumentBuilder()
     parser = XMLParser(target=builder)
-    idle_bytes = 0  # in which nothing began, ended or continued
+    idle_bytes = 0  # since the last parser event
     with open_bytes(path) as file:
         has_more = True
         while has_more:
@@ -156,11 +158,11 @@ def _feed(parser: Any, read_bytes: Any, path: Path) -> int:
 
 
 class _DocumentBuilder(ElementTree.TreeBuilder):
-    """Builds the documents of a collection, and frees each one that was taken.
+    """Builds the documents of a collection one by one.
 
     Attributes:
-        documents: The documents that are complete.
-        events: How often an element began, ended or continued.
+        documents: The completed documents that were not taken yet.
+        events: The number of element starts, element ends and stretches of text.
     """
 
     def __init__(self) -> None:
@@ -217,7 +219,7 @@ class _DocumentBuilder(ElementTree.TreeBuilder):
 
 
 def _element_to_json(element: ElementTree.Element) -> dict[str, Any]:
-    """Return an element of BioC's XML as it would be in BioC's JSON."""
+    """Return an element of BioC's XML in the form of BioC's JSON."""
     value: dict[str, Any] = dict(element.attrib)
     for child in element:
         if child.tag == "infon":
@@ -296,10 +298,10 @@ def _is_list_of_objects(value: object) -> bool:
 
 
 def require_objects(value: Any, key: str) -> list[Any]:
-    """Return the objects of a list in an object; [] if there is no such list.
+    """Return an object's list of objects; [] if the key is missing.
 
     Raises:
-        DataError: It is not a list of objects.
+        DataError: The value is not a list of objects.
     """
     items: list[Any] = mapping(value).get(key) or []
     if not _is_list_of_objects(items):
@@ -324,9 +326,9 @@ def _optional_float(value: object) -> float | None:
 
 
 def join_passages(passages: Iterable[Mapping[str, Any]]) -> str:
-    """Return the text of a document: its passages, placed at their offsets.
+    """Return the text of a document, with its passages at their offsets.
 
-    If a passage has no text, its sentences are placed.
+    If a passage has no text, its sentences are used.
 
     Raises:
         DataError: Passages overlap, or are far apart.
@@ -357,7 +359,7 @@ def join_passages(passages: Iterable[Mapping[str, Any]]) -> str:
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Write a collection; `read` returns equal documents.
+    """Write a collection from which `read` returns equal documents.
 
     Only characters that XML forbids are lost.
     """
@@ -385,7 +387,7 @@ def _to_json(document: Document) -> dict[str, Any]:
     try:
         return _to_json_with(document, mapping(document.meta.get("bioc")))
     except (AttributeError, KeyError, TypeError, ValueError):
-        # Something else than this reader keeps is in `meta["bioc"]`.
+        # `meta["bioc"]` was not written by this reader.
         return _to_json_with(document, {})
 
 
@@ -394,7 +396,7 @@ def _to_json_with(document: Document, details: Mapping[str, Any]) -> dict[str, A
 
     Args:
         document: The document.
-        details: What was read of it besides text and mentions.
+        details: The other parts of it that were read (`meta["bioc"]`).
     """
     meta = {name: value for name, value in document.meta.items() if name != "bioc"}
     fields = jsonl.other_fields(replace(document, meta=meta))
@@ -423,7 +425,7 @@ def _to_json_with(document: Document, details: Mapping[str, Any]) -> dict[str, A
 
 
 def _can_be_id(id: str) -> bool:
-    """Return whether an id comes back unchanged from XML."""
+    """Return whether an id survives writing to XML and reading."""
     return bool(id) and id == id.strip() and not _FORBIDDEN.search(id)
 
 
@@ -462,7 +464,7 @@ def _locations(span: Span) -> list[dict[str, int]]:
 
 
 def _passages(text: str, details: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the passages that were read, if the text is still theirs; else one."""
+    """Return the original passages if they still make up the text; else one."""
     layout = list(details.get("passages", ()))
     starts = [start for start, _ in layout]
     ends = [*(start - 1 for start in starts[1:]), len(text)]
@@ -487,7 +489,7 @@ def _passage(offset: int, text: str, infons: Mapping[str, Any]) -> dict[str, Any
 
 
 def _json_to_element(tag: str, value: Mapping[str, Any]) -> ElementTree.Element:
-    """Return the XML of an object of BioC's JSON."""
+    """Return an object of BioC's JSON as XML."""
     element = ElementTree.Element(tag)
     for key, content in value.items():
         if key == "infons":

@@ -1,10 +1,10 @@
 """brat standoff: `NAME.txt` with the note, `NAME.ann` with a line per annotation.
 
 Mentions may overlap and may consist of pieces (`T3<TAB>ADE 60 71;75 79<TAB>text`). The
-lines of the `.ann` file are kept in `meta["brat"]` as they are, so relations, events,
-attributes and notes are written again with the document. Offsets count characters of
-the `.txt` file. Files whose offsets also count a byte-order mark, or the two characters
-of a Windows line end, are recognised by their mentions' texts.
+lines of the `.ann` file are stored unchanged in `meta["brat"]`, so relations, events,
+attributes and notes are written back with the document. Offsets count characters of the
+`.txt` file. Files whose offsets also count a byte-order mark, or both characters of a
+Windows line ending, are recognised by the texts of their mentions.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ _OTHER_LINE = re.compile(
     r"[RAMN]\S*\t\S+ .*|E\S*\t\S+:\S.*|#\S*\t\S.*|\*\t\S+ .*", re.DOTALL
 )
 _ANNOTATION_START = re.compile(r"[TREAMN#*]\S*\t")
-_TEXT_FOLDERS = ("text", "txt")  # CADEC has them beside the folder of annotations
-# If this many mentions, and at least half of all, do not match a text, it is another.
+_TEXT_FOLDERS = ("text", "txt")  # in CADEC, next to the annotations' folder
+# If so many mentions, and more than half, do not match, the text is a different one.
 _MIN_MISFITS = 5
 _WORD = re.compile(r"[^\s:]+")
-# The %XX that `_file_name` writes. A % of an id is escaped only if it would begin one.
+# The %XX that `_file_name` writes. A % in an id is escaped only if it begins such a
+# code.
 _CODE = "%(?:[01][0-9A-F]|22|25|2A|2E|3A|3C|3E|3F|5C|7C|7F)"
 _ESCAPED = re.compile(_CODE)
 _UNSAFE = re.compile(rf'[\x00-\x1f\x7f\\:*?"<>|]|(?={_CODE})%')
@@ -59,8 +60,8 @@ class _Mention(NamedTuple):
     Attributes:
         id: Its id, such as "T1".
         span: The mention.
-        pieces: The pieces as the line gives them, in order.
-        form: Their text as the line gives it.
+        pieces: The sorted pieces of the line, before overlapping ones are merged.
+        form: Their text, according to the line.
     """
 
     id: str
@@ -73,7 +74,7 @@ class _Mention(NamedTuple):
 
 
 def accepts(path: Path) -> bool:
-    """Return whether the file is an `.ann` file, or the `.txt` file beside one."""
+    """Return whether the file is an `.ann` file, or the `.txt` file next to one."""
     if path.suffix == ".txt":
         return path.with_suffix(".ann").is_file()
     if path.suffix != ".ann":
@@ -86,27 +87,27 @@ def accepts(path: Path) -> bool:
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """Return the documents of one `.txt`/`.ann` pair, or of all pairs in a folder.
 
-    A document's id is its file's name. Folders inside are read, too; their names
-    precede a "/" in the id, as `write` writes them. A %XX that `write` puts into a name
-    is turned back. An empty `.txt` file is a document without text. In a folder, a
-    `.txt` file without `.ann` file is ignored and counted. Noted are a missing partner;
-    with its line, a line that is cut short or does not match the text; and a text that
-    most of its mentions do not match.
+    A document's id is the name of its file, preceded by the names of subfolders and
+    "/", as `write` creates them. A %XX that `write` puts into a name is decoded. An
+    empty `.txt` file is a document without text. In a folder, a `.txt` file without
+    `.ann` file is ignored and counted. These problems are collected: a missing file of
+    a pair; a line that is incomplete or does not match the text; and a text that most
+    mentions do not match.
     """
     base, files = _find_files(path, problems)
     return gather(files, partial(_read_pair, base), problems, "document")
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    """Yield what `read` returns, one document at a time."""
+    """Yield the documents of `read` one by one."""
     base, files = _find_files(path, problems)
     return stream_files(files, partial(_read_pair, base), problems, "document")
 
 
 def _find_files(path: Path, problems: Problems) -> tuple[Path, list[Path]]:
-    """Return the folder that ids begin in, and the files of annotations.
+    """Return the folder to which ids are relative, and the annotation files.
 
-    Texts without annotations are noted.
+    Texts without annotations are added to `problems`.
     """
     files = find_corpus_files(
         path,
@@ -169,10 +170,10 @@ def _find_partner(
     """Return the file of a pair that has this suffix.
 
     Args:
-        file: The file that was listed or named; it may be the one.
+        file: One file of the pair; it may itself have the suffix.
         suffix: ".txt" or ".ann".
         base: The folder of the corpus.
-        folders: Names of the folders beside the file's folder that may have it.
+        folders: Names of folders next to the file's folder that may contain it.
 
     Raises:
         DataError: A link leads out of the corpus, or it is not a file.
@@ -189,7 +190,7 @@ def _parse_lines(
 ) -> dict[int, _Mention]:
     """Return the mentions of annotation lines, by line number.
 
-    Lines that are wrong are noted and removed from `lines`.
+    Invalid lines are added to `problems` and removed from `lines`.
 
     Raises:
         DataError: There are more than `bounds.MENTIONS` mentions.
@@ -216,7 +217,7 @@ def _parse_lines(
 
 
 def _parse_line(line: str) -> _Mention | None:
-    """Return the mention of a T line; None for another line.
+    """Return the mention of a T line; None for any other line.
 
     Raises:
         DataError: The line is not a complete annotation.
@@ -238,7 +239,7 @@ def _parse_line(line: str) -> _Mention | None:
             raise DataError(f"{id} ends before it starts")
         pieces.append((start, end))
     pieces.sort()
-    merged = tuple(merge_overlapping(pieces))  # pieces of hand-made corpora may overlap
+    merged = tuple(merge_overlapping(pieces))  # annotators' pieces may overlap
     span = Span(
         merged[0][0],
         merged[-1][1],
@@ -251,15 +252,15 @@ def _parse_line(line: str) -> _Mention | None:
 def _best_text(
     raw: str, mentions: Mapping[int, _Mention]
 ) -> tuple[str, dict[int, str]]:
-    """Return the form of a text in which the mentions' offsets were counted.
+    """Return the variant of a text to which the mentions' offsets refer.
 
     Args:
-        raw: The text as the file has it.
+        raw: The unchanged text of the file.
         mentions: The mentions, by line number.
 
     Returns:
-        The form that the most mentions match, and why the others do not, by line
-        number.
+        The variant that the most mentions match, and the reason why each of the others
+        does not, by line number.
     """
     bare = raw.removeprefix("\ufeff")
     best_text = bare
@@ -281,9 +282,9 @@ def _find_misfits(text: str, mentions: Mapping[int, _Mention]) -> dict[int, str]
 
 
 def _misfit(text: str, mention: _Mention) -> str:
-    """Return why a text does not have a mention; "" if it has.
+    """Return the reason why a mention does not match a text, or "".
 
-    The words of several pieces may be in another order.
+    The words of several pieces may be in a different order.
     """
     start = mention.span.start
     end = mention.span.end
@@ -301,7 +302,7 @@ def _misfit(text: str, mention: _Mention) -> str:
 
 
 def _form(text: str, pieces: Offsets) -> str:
-    """Return a mention's text as brat writes it: pieces with a space, on one line."""
+    """Return a mention's text in brat's form: pieces joined by a space, on one line."""
     form = " ".join(text[start:end] for start, end in pieces)
     return re.sub(r"[\r\n\t]", " ", form)
 
@@ -312,10 +313,9 @@ def _form(text: str, pieces: Offsets) -> str:
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """Write a `.txt` and an `.ann` file per document into a folder.
 
-    Annotation lines that were read are written as they were. Those whose mention the
-    document no longer has are left out, as are the lines that refer to them. New
-    mentions get new ids. Characters of an id that a file name cannot have are written
-    as %XX.
+    Annotation lines that were read are written back unchanged, except those of removed
+    mentions and the lines that refer to these. New mentions get new ids. Characters
+    that are not allowed in file names are written as %XX.
 
     Raises:
         DataError: The path is a file.
@@ -336,7 +336,7 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 def _file_name(part: str) -> str:
     """Return a file name for a part of an id.
 
-    It is not empty, hidden or relative, and has no unusual characters.
+    The name is not empty, hidden or relative, and has no unusual characters.
     """
     if part == "":
         return "%"
@@ -348,7 +348,7 @@ def _file_name(part: str) -> str:
 
 
 def _id_part(name: str) -> str:
-    """Return the part of an id whose file name this is; the inverse of `_file_name`."""
+    """Return the part of an id for a file name; the inverse of `_file_name`."""
     if name == "%":
         return ""
     return _ESCAPED.sub(lambda match: unquote(match.group()), name)
@@ -400,7 +400,7 @@ def _without_references(lines: list[str], removed_ids: set[str]) -> list[str]:
 
 
 def _ids_in(line: str) -> set[str]:
-    """Return the ids in an annotation's second column; none for a mention."""
+    """Return the ids in an annotation's second column, except for a mention."""
     columns = line.split("\t")
     if line.startswith("T") or len(columns) < 2:
         return set()

@@ -1,10 +1,10 @@
-"""CoNLL and IOB: a token per line with its tag in the last column.
+"""CoNLL and IOB: one token per line, with its tag in the last column.
 
 A blank line ends a sentence. Tabs or runs of spaces separate the columns. Tags may be
-BIO, IOB1, BIOES (or with the letters of BILOU, BMES) or IO. `# newdoc id = X` and
+BIO, IOB1, BIOES (also with the letters of BILOU or BMES) or IO. `# newdoc id = X` and
 `-DOCSTART-` begin a document; in a file without them, each sentence is a document.
-Other lines that begin with `#` and are not tokens are comments. What a file has beyond
-tokens and tags is kept in `meta["conll"]`.
+Other lines that begin with `#` and are not tokens are comments. Everything besides
+tokens and tags is stored in `meta["conll"]`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from fednotes.data.formats.problems import Problems
 from fednotes.data.tags import decode, encode, flatten
 from fednotes.data.text import split_sentences, tokenize
 
-LOOSE = 2  # a tag is guessed
-_ACCEPT_LINES = 400  # lines that decide whether a file is accepted
-_LAYOUT_LINES = 100_000  # lines that decide the columns of a file
+LOOSE = 2  # tags are recognised by guessing
+_ACCEPT_LINES = 400  # lines from which it is decided whether to accept a file
+_LAYOUT_LINES = 100_000  # lines from which the columns of a file are guessed
 _TAG = re.compile(r"O|[BIESLUM]-\S.*")
 _NEWDOC = re.compile(r"#\s*newdoc\b(?:\s+id\s*=\s*(.*\S))?")
 _DOCSTART = "-DOCSTART-"
@@ -56,7 +56,7 @@ Row = list[str]  # the columns of a token
 
 @dataclass
 class _Part:
-    """One document of a file, as it is read.
+    """A document of a file while it is read.
 
     Attributes:
         marker: The line that begins it, or "".
@@ -90,12 +90,12 @@ class _Sentence:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What all documents of a file have in common.
+    """The common properties of all documents of a file.
 
     Attributes:
-        separator: What separates the columns, a tab or a space.
+        separator: The separator of the columns, a tab or a space.
         width: The number of columns.
-        has_markers: Whether lines say where documents begin.
+        has_markers: Whether special lines mark where documents begin.
         scheme: The scheme of the tags.
         types: The types of the mentions, sorted.
     """
@@ -108,7 +108,7 @@ class _Layout:
 
     @cached_property
     def tagset(self) -> TagSet:
-        """The tag set in which the tags are decoded."""
+        """The tag set for decoding the tags."""
         types = tuple(intern(name) for name in self.types)
         return TagSet(types, _BASE_SCHEMES.get(self.scheme, "BIOES"))
 
@@ -127,7 +127,7 @@ class _Layout:
 
 
 def accepts(path: Path) -> bool:
-    """Return whether most lines of the file end in a tag, or its name says so."""
+    """Return whether most lines of the file end in a tag, or its suffix fits."""
     if path.suffix.lower() in _SUFFIXES:
         return True
     head = read_head(path)[:_ACCEPT_LINES]
@@ -143,18 +143,18 @@ def is_tag(text: str) -> bool:
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """Return documents with the file's own tokens and sentences.
+    """Return documents with the tokens and sentences of the file.
 
-    A space joins tokens. A tag that its scheme does not permit at its place (an I- that
-    continues nothing) is repaired as conlleval reads it; `meta["repaired"]` counts such
-    tags. A wrong number of columns, or something that is not a tag, is noted with its
-    line, and its sentence is left out.
+    Tokens are joined by spaces. A tag that the scheme does not permit at its position
+    (an I- that continues nothing) is repaired like in conlleval; `meta["repaired"]`
+    counts such tags. A wrong number of columns or an invalid tag is added to `problems`
+    with its line, and its sentence is left out.
     """
     return gather(_find_files(path), _read_file, problems)
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    """Yield what `read` returns, one document at a time."""
+    """Yield the documents of `read` one by one."""
     return stream_files(_find_files(path), _read_file, problems)
 
 
@@ -165,9 +165,9 @@ def _find_files(path: Path) -> list[Path]:
 def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     """Yield the documents of a file.
 
-    The file is read three times: for its columns, its tags and its texts. The scheme
-    and the types hold for the whole file and determine how each document's tags are
-    read, so they must be known before the first document is read.
+    The file is read three times: for its columns, its tags and its texts. Scheme and
+        types apply to the whole file and determine how tags are read, so they must be
+        known before the first document is read.
     """
     problems_before = problems.number
     layout = _survey(path)
@@ -183,8 +183,8 @@ def parse_rows(rows: Sequence[tuple[str, list[Row]]], path: Path) -> list[ReadDo
     """Return documents of one sentence each.
 
     Args:
-        rows: The name of each document, or "", and the rows of its tokens, which end in
-            their tags.
+        rows: The name of each document, or "", and the rows of its tokens, with the tag
+            in the last column.
         path: The file.
     """
     tags = _Tags()
@@ -210,7 +210,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _survey(path: Path) -> _Layout:
-    """Read a file for what all its documents have in common."""
+    """Return the layout of a file."""
     separator, width = _guess_columns(path)
     tags = _Tags()
     has_markers = False
@@ -231,7 +231,7 @@ def _survey(path: Path) -> _Layout:
 
 
 def _parts(path: Path, problems: Problems, layout: _Layout) -> Iterator[_Part]:
-    """Yield the documents of a file, or its sentences if nothing marks documents."""
+    """Yield the documents of a file, or its sentences if it has no document markers."""
     part = _Part()
     size = 0
     for event in _events(path, problems, layout.separator, layout.width):
@@ -261,7 +261,7 @@ def _parts(path: Path, problems: Problems, layout: _Layout) -> Iterator[_Part]:
 def _events(
     path: Path, problems: Problems, separator: str, width: int
 ) -> Iterator[_Part | _Sentence]:
-    """Yield what a file has, in its order: a new, empty part, or a sentence.
+    """Yield the content of a file in order: a new, empty part, or a sentence.
 
     Raises:
         DataError: A sentence is too long.
@@ -300,7 +300,7 @@ def _events(
 
 
 def _parse_marker(line: str, row: Row, number: int) -> _Part | None:
-    """Return the document that a line begins, or None."""
+    """Return the new document if a line begins one, else None."""
     newdoc = _NEWDOC.fullmatch(line.strip())
     if newdoc is not None:
         return _Part(line, newdoc.group(1) or "", number)
@@ -308,7 +308,7 @@ def _parse_marker(line: str, row: Row, number: int) -> _Part | None:
 
 
 def _what_is_wrong(row: Row, width: int) -> str:
-    """Return why a row is not a token with its tag."""
+    """Return the reason why a row is not a token with its tag."""
     if len(row) != width:
         return f"{len(row)} columns, expected {width} (token first, tag last)"
     if not row[0].strip(" "):
@@ -317,9 +317,9 @@ def _what_is_wrong(row: Row, width: int) -> str:
 
 
 def _guess_columns(path: Path) -> tuple[str, int]:
-    """Return separator and number of columns of most lines that end in a tag.
+    """Return the separator and column count of most lines that end in a tag.
 
-    The first lines decide, unless none of them ends in a tag.
+    Only the first lines are examined, unless none of them ends in a tag.
     """
     counts: Counter[tuple[str, int]] = Counter()
     first_content = ""
@@ -353,7 +353,7 @@ def _columns(line: str, separator: str = " ") -> Row:
 
 
 class _Tags:
-    """What the tags of a file say about their scheme and their types.
+    """Detection of the scheme and the types of a file's tags.
 
     Attributes:
         types: The types so far.
@@ -417,7 +417,7 @@ def _tag_id(tag: str, layout: _Layout) -> int:
 
 
 def _part_meta(part: _Part, layout: _Layout) -> dict[str, Any]:
-    """Return what a document keeps of its part besides tokens and tags."""
+    """Return a document's meta: the parts of the file besides tokens and tags."""
     details: dict[str, Any] = {}
     if part.marker:
         details["marker"] = part.marker
@@ -440,17 +440,17 @@ def _part_meta(part: _Part, layout: _Layout) -> dict[str, Any]:
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Write token, any further columns, and tag, in the scheme that was read.
+    """Write tokens, any further columns, and tags in the scheme that was read.
 
-    A document without tokens is cut by `data/text.py` and written as BIO. CoNLL cannot
-    represent everything: overlapping and discontinuous mentions are flattened
-    ("outermost"), and mentions are widened to tokens.
+    A document without tokens is tokenised by `data/text.py` and written as BIO. CoNLL
+    cannot represent everything: overlapping and discontinuous mentions are flattened
+    ("outermost"), and mentions are extended to whole tokens.
     """
     documents = list(documents)
     types = tuple(sorted({span.label for d in documents for span in d.spans}))
     metas = [document.meta.get("conll", {}) for document in documents]
     has_markers = any("marker" in meta or "scheme" not in meta for meta in metas)
-    content: list[Row | str] = []  # rows of columns, and lines as they are
+    content: list[Row | str] = []  # rows of columns, and unchanged lines
     for document in documents:
         if has_markers:
             content += _marker_lines(document)
@@ -465,10 +465,10 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 
 
 def document_lines(documents: Iterable[Document]) -> Iterator[list[str]]:
-    """Yield the lines of each document as it comes.
+    """Yield the lines of each document.
 
-    This layout does not depend on other documents: tabs separate the columns, and a
-    line `# newdoc id = …` precedes each document.
+    The layout of a document does not depend on the others: tabs separate the columns,
+        and a line `# newdoc id = …` precedes each document.
     """
     for document in documents:
         types = tuple(sorted({span.label for span in document.spans}))
@@ -503,10 +503,10 @@ def _sentence_rows(document: Document, types: tuple[str, ...]) -> Iterator[Row |
     first_token = 0
     first_span = 0
     starts = [start for start, _ in split_sentences(document)]
-    # Each sentence reaches to the next, so that no token is left out.
+    # Each sentence extends to the next one, so that no token is left out.
     for number, end in enumerate([*starts[1:], len(document.text)]):
         stop_token = int(np.searchsorted(offsets[:, 0], end, side="left"))
-        # By their ends: a mention may begin with the white space before its sentence.
+        # A mention may begin in the white space before its sentence, so its end counts.
         stop_span = bisect_right(spans, end, key=lambda span: span.end)
         ids, _ = encode(
             spans[first_span:stop_span], offsets[first_token:stop_token], tagset
@@ -525,12 +525,12 @@ def _sentence_rows(document: Document, types: tuple[str, ...]) -> Iterator[Row |
 
 
 def _column_text(form: str) -> str:
-    """Return a token as a column can hold it; only tokens of other tools need this."""
+    """Return a token without tabs and line ends, which other tools may leave in it."""
     return form if form.isalnum() else re.sub(r"[\t\n\r]+", " ", form)
 
 
 def _in_scheme(tags: list[str], scheme: str) -> list[str]:
-    """Return the tags of one sentence in the letters of the file's own scheme."""
+    """Return the tags of one sentence in the letters of a file's scheme."""
     if scheme == "IOB1":
         return [
             f"I{tag[1:]}" if tag[0] == "B" and tag[1:] != before[1:] else tag

@@ -1,4 +1,4 @@
-"""Read rows of delimited text, each with the line that it begins on."""
+"""Reading of delimited text, with the number of each row's first line."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fednotes.core.errors import DataError
 def read_csv_rows(
     lines: Iterable[str], path: Path, first: int = 1, delimiter: str = ","
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows that are not empty, and the line that each begins on.
+    """Yield the rows that are not empty, each with the number of its first line.
 
     Args:
-        lines: The lines, with their ends.
+        lines: The lines, with their line endings.
         path: The file, for messages.
         first: The number of the first line.
-        delimiter: What separates the columns.
+        delimiter: The separator of the columns.
 
     Raises:
-        DataError: A row cannot be read; nothing after it can be.
+        DataError: A row cannot be read, and therefore none after it.
     """
-    # The default of 131,072 characters is less than the summary of a long stay.
+    # The default of 131,072 characters is too small for the summary of a long stay.
     csv.field_size_limit(max(bounds.LINE, csv.field_size_limit()))
     bounded = _BoundedRows(lines, path, first)
     reader = csv.reader(bounded, delimiter=delimiter, strict=True)
@@ -55,7 +55,7 @@ def _explain(error: csv.Error) -> str:
 
 
 class _BoundedRows(Iterator[str]):
-    """Lines of a table; a row of more than `bounds.LINE` characters is refused.
+    """Lines of a table whose rows have at most `bounds.LINE` characters.
 
     Args:
         lines: The lines.
@@ -69,7 +69,7 @@ class _BoundedRows(Iterator[str]):
         self.begin_row(first)
 
     def begin_row(self, line: int) -> None:
-        """Begin to count the characters of the row on this line."""
+        """Start counting the characters of the row that begins on this line."""
         self._row_line = line
         self._row_length = 0
 

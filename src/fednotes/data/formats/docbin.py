@@ -1,9 +1,9 @@
 """spaCy's DocBin (`.spacy`), which `spacy train` reads. Needs the extra "spacy".
 
-Words are cut so that every mention falls on them. All mentions are in the span group
-"sc"; those that do not overlap are in `doc.ents`, too. What spaCy has no place for is
-JSON in the user data "fednotes". A DocBin is compressed msgpack; nothing in it is
-unpickled.
+The text is split so that every mention consists of whole words. All mentions are in the
+span group "sc"; non-overlapping ones are also in `doc.ents`. Fields without a
+counterpart in spaCy are JSON in the user data "fednotes". A DocBin is compressed
+msgpack; nothing in it is unpickled.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from fednotes.data.tags import flatten
 LOOSE = 0
 _SPAN_GROUP = "sc"
 _USER_DATA = "fednotes"
-_ALWAYS_PERMITTED = 1 << 22  # bytes to which any small file may unpack
-_VALUE_SIZE = 64  # bytes that a value of msgpack takes in memory, about
-_TOKEN_SIZE = 256  # bytes that a token or a span of spaCy takes in memory, about
-_SPAN_BYTES = 42  # bytes that a span takes at least in a group
-_LENGTH_BYTES = 4  # bytes of the length of a document
+_ALWAYS_PERMITTED = 1 << 22  # bytes that any file may unpack to
+_VALUE_SIZE = 64  # approximate bytes of a msgpack value in memory
+_TOKEN_SIZE = 256  # approximate bytes of spaCy's token or span in memory
+_SPAN_BYTES = 42  # minimum bytes of a span in a group
+_LENGTH_BYTES = 4  # bytes of a document's length
 _UNREADABLE = "not a DocBin that spaCy can read: is the file complete?"
 
 
@@ -57,12 +57,12 @@ def _import_spacy() -> tuple[Any, Any, Any, Any]:
 
 
 def accepts(path: Path) -> bool:
-    """Return whether the file's name ends in .spacy, or it begins as zlib's data."""
+    """Return whether the file's suffix is .spacy, or it begins like zlib's data."""
     return path.suffix == ".spacy" or starts_with(path, (b"x\x9c",))
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """Return the documents; their mentions are the group "sc", or else the entities."""
+    """Return the documents, with the span group "sc" or the entities as mentions."""
     return gather(find_corpus_files(path, accepts, "a DocBin"), _read_file, problems)
 
 
@@ -73,13 +73,14 @@ def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
 
 
 def _unpack(data: bytes) -> Iterator[Any]:
-    """Yield spaCy's documents one by one; each takes several times its packed size.
+    """Yield spaCy's documents one by one, since each is far larger than when packed.
 
-    None stands for a document that is no note. Values, words and texts may take a
-    thousand times their packed size, so they are counted before they are built.
+    None stands for a document that is too large for a note. Values, words and texts may
+    be a thousand times larger than when packed, so they are counted before they are
+    built.
 
     Raises:
-        DataError: The file is damaged, or holds more than notes of its size do.
+        DataError: The file is damaged, or contains more than notes of its size would.
     """
     _, DocBin, _, Vocab = _import_spacy()
     budget = _Budget.of(data)
@@ -96,21 +97,21 @@ def _unpack(data: bytes) -> Iterator[Any]:
             yield _build_doc(doc_bin, index, vocab, budget)
     except DataError:
         raise
-    except Exception:  # whatever spaCy raises for a file that it did not write
+    except Exception:  # spaCy raises various errors for damaged files
         raise DataError(_UNREADABLE) from None
     finally:
-        # srsly turns the collector off, and leaves it off when it fails.
+        # srsly disables the garbage collector and leaves it disabled on failure.
         if was_collecting:
             gc.enable()
 
 
 @dataclass
 class _Budget:
-    """How much memory the parts of a file may take.
+    """Memory that the parts of a file may take.
 
     Attributes:
-        memory: The bytes of all values, of the words of a document, and of all texts.
-        characters: The characters of the texts that were built.
+        memory: Maximum bytes of all values, of a document's words, and of all texts.
+        characters: The number of characters of the texts built so far.
     """
 
     memory: int
@@ -127,7 +128,7 @@ class _Budget:
 
         Args:
             part: The msgpack.
-            copies: How often its values are built.
+            copies: The number of times that its values are built.
 
         Raises:
             ValueError: It is not msgpack.
@@ -137,13 +138,13 @@ class _Budget:
             raise self.exceeded()
 
     def take_text(self, characters: int) -> None:
-        """Count a text, and raise DataError if all have more than the budget."""
+        """Count a text, and raise DataError if all texts exceed the budget."""
         self.characters += characters
         if self.characters > self.memory:
             raise self.exceeded()
 
     def exceeded(self) -> DataError:
-        """Return the error for a file that takes more than the budget."""
+        """Return the error for a file that exceeds the budget."""
         return DataError(
             f"its documents take more than {self.memory:,} bytes of memory, far more "
             "than notes have; if it is a DocBin of notes, split it into several files"
@@ -165,7 +166,7 @@ def _build_doc(doc_bin: Any, index: int, vocab: Any, budget: _Budget) -> Any:
     tokens = doc_bin.tokens[index][:, columns]
     if len(tokens) * _TOKEN_SIZE > budget.memory:
         return None
-    # Documents may share tokens, so also those that are refused are counted.
+    # Documents may share tokens, so those of refused documents are counted as well.
     budget.take_text(len(tokens))
     words, counts = np.unique(
         doc_bin.tokens[index][:, doc_bin.attrs.index(ORTH)], return_counts=True
@@ -195,11 +196,11 @@ def _build_doc(doc_bin: Any, index: int, vocab: Any, budget: _Budget) -> Any:
 
 
 def _require_lists(unpacked: bytes, budget: _Budget) -> None:
-    """Raise an error if spaCy would build more from a file than its values.
+    """Raise an error if spaCy would build more than a file's own values.
 
     Raises:
         DataError: The file has more values than the budget.
-        ValueError: The number of its documents is not that of its other parts.
+        ValueError: The numbers of its parts are inconsistent.
     """
     with needs("spacy", "spacy"):
         from srsly import msgpack_loads
@@ -232,10 +233,10 @@ def _require_groups(groups: bytes, budget: _Budget) -> None:
 
 
 def _decompress(data: bytes) -> bytes:
-    """Return what a file unpacks to.
+    """Return the unpacked content of a file.
 
     Raises:
-        DataError: It is far more than notes unpack to, or zlib did not pack it.
+        DataError: It is far larger than that of notes, or it was not packed by zlib.
     """
     limit = max(_ALWAYS_PERMITTED, bounds.PACKED_RATIO * len(data))
     limit = min(bounds.DOCBIN_BYTES, limit)
@@ -265,7 +266,7 @@ def _to_record(doc: Any, context: jsonl.MentionContext) -> dict[str, Any]:  # no
         )
     user_data = doc.user_data.get(_USER_DATA)
     fields: Any = parse_json_line(user_data) if isinstance(user_data, str) else {}
-    # Our own mentions also have pieces and confidences.
+    # Mentions written by this module also have pieces and confidences.
     own_spans: defaultdict[tuple[int, int, str], list[Any]] = defaultdict(list)
     for raw in reversed(fields.pop("spans", ())):
         own_spans[raw["start"], raw["end"], raw["label"]].append(raw)
@@ -285,7 +286,7 @@ def _to_record(doc: Any, context: jsonl.MentionContext) -> dict[str, Any]:  # no
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Write a DocBin, whose documents have a blank vocabulary."""
+    """Write a DocBin with a blank vocabulary."""
     _, DocBin, _, Vocab = _import_spacy()
     vocab = Vocab()
     doc_bin = DocBin(store_user_data=True)
@@ -295,7 +296,7 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 
 
 def _to_doc(document: Document, vocab: Any) -> Any:
-    """Return a document as spaCy's."""
+    """Return a document as one of spaCy's."""
     Doc, _, SpacySpan, _ = _import_spacy()
     words = cut_into_words(document)
     doc = Doc(

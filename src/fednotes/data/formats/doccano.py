@@ -1,9 +1,9 @@
-"""doccano's JSONL, as it imports and exports mentions; `jsonl` reads it, too.
+"""doccano's JSONL for import and export of mentions; `jsonl` reads it.
 
     {"text": "Had a rash.", "label": [[6, 10, "ADE"]], "id": "n1"}
 
-A mention of several pieces is written as one stretch. What else a document has is in
-keys of its own, which doccano preserves.
+A mention of several pieces is written as one stretch. The document's other fields are
+in additional keys, which doccano preserves.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ A Bundle, one resource, or a resource per line (ndjson) is read; a Bundle of the
     {"url": "urn:fednotes:mention", "extension": [{"url": "label", "valueString":
       "ADE"}, {"url": "start", "valueInteger": 6}, {"url": "end", "valueInteger": 10}]}
 
-with a start and an end for each piece, and "confidence". What FHIR has no place for is
-JSON in the extension "urn:fednotes:document". The remaining content of a resource that
-was read is kept in `meta["fhir"]`.
+with a start and an end for each piece, and "confidence". Fields without a counterpart
+in FHIR are JSON in the extension "urn:fednotes:document". The remaining content of a
+resource that was read is stored in `meta["fhir"]`.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ from fednotes.data.formats.json_files import (
 from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
-# The types of resources that hold notes, and where their attachments are.
+# The types of resources that contain notes, and the keys of their attachments.
 PLACES = {"DocumentReference": "content", "DiagnosticReport": "presentedForm"}
 _MENTION_URL = "urn:fednotes:mention"
 _DOCUMENT_URL = "urn:fednotes:document"
 _ID = re.compile(r"[A-Za-z0-9.-]{1,64}")
 _TYPE = re.compile(r"[A-Z][A-Za-z]{1,40}")
-_MAX_TYPES = 40  # types of ignored resources that are counted one by one
+_MAX_TYPES = 40  # types of ignored resources that are counted separately
 _PLAIN_CONTENT = {"attachment": {"contentType": "text/plain"}}
-_FILLED_KEYS = ("data", "size", "hash")  # of an attachment, about its text
-# Python knows more encodings; some of them are not character sets or take long.
+_FILLED_KEYS = ("data", "size", "hash")  # keys of an attachment that depend on its text
+# Python supports more encodings, but some are not character sets or are slow.
 _CHARSET = re.compile(
     r"utf|(us-)?ascii$|iso-8859-|latin-?\d|windows-\d|cp\d", re.IGNORECASE
 )
 
 
 class ResourceFacts(NamedTuple):
-    """What a resource says about its note; None for each fact that it lacks.
+    """Facts about the note of a resource; missing ones are None.
 
     Attributes:
         id: The id of the resource.
         patient: The id of the patient.
         visit: The id of the encounter.
-        category: What kind of note it is.
+        category: The kind of note.
     """
 
     id: str | None
@@ -75,22 +75,23 @@ class ResourceFacts(NamedTuple):
 
 
 def accepts(path: Path) -> bool:
-    """Return whether the file is JSON whose first lines name a type of resource."""
+    """Return whether the file is JSON whose first object has a resource type."""
     return "resourceType" in read_json_keys(path)
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """Return a document for each resource that holds a note.
+    """Return a document for each resource that contains a note.
 
     Other resources are ignored and counted. A document has the id of its resource, and
-    the patient is the resource's subject. Noted are attachments that are not base64 or
-    not plain text, and texts that are elsewhere, because nothing is downloaded.
+    the patient is the resource's subject. These problems are collected: attachments
+    that are not base64 or not plain text, and texts at a URL, because nothing is
+    downloaded.
     """
     return gather(find_corpus_files(path, accepts, "FHIR"), _read_file, problems)
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    """Yield what `read` returns, one document at a time."""
+    """Yield the documents of `read` one by one."""
     return stream_files(find_corpus_files(path, accepts, "FHIR"), _read_file, problems)
 
 
@@ -103,7 +104,7 @@ def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
 
 
 def list_resources(value: Any) -> list[Any]:
-    """Return the resources of a Bundle; of any other value, the value itself.
+    """Return the resources of a Bundle, or any other value in a list.
 
     Raises:
         DataError: The entries of a Bundle are not a list of objects.
@@ -114,7 +115,7 @@ def list_resources(value: Any) -> list[Any]:
 
 
 def text_of(resource: Any) -> str | None:
-    """Return the note that a resource holds; None if its type holds none.
+    """Return the note in a resource; None if its type does not contain notes.
 
     Raises:
         DataError: It has no plain text, or the text cannot be decoded.
@@ -132,7 +133,7 @@ def text_of(resource: Any) -> str | None:
 
 
 def facts_of(resource: Any) -> ResourceFacts:
-    """Return what a resource says about its note."""
+    """Return the facts about the note of a resource."""
     fields = mapping(resource)
     id = fields.get("id")
     return ResourceFacts(
@@ -202,7 +203,7 @@ def _decode_base64(data: object) -> bytes:
 def _to_record(
     resource: Any, context: jsonl.MentionContext, ignored: Counter[str]
 ) -> dict[str, Any] | None:
-    """Return a resource as a record of JSONL; None if its type holds no note."""
+    """Return a resource as a record of JSONL; None if its type contains no notes."""
     text = text_of(resource)
     if text is None:
         _count_ignored(resource, ignored)
@@ -236,7 +237,7 @@ def _to_record(
 
 
 def _count_ignored(resource: Any, ignored: Counter[str]) -> None:
-    """Count a resource of a type that holds no note."""
+    """Count a resource of a type that contains no notes."""
     other = "resources of other types"
     kind = mapping(resource).get("resourceType")
     name = other
@@ -248,7 +249,7 @@ def _count_ignored(resource: Any, ignored: Counter[str]) -> None:
 
 
 def _details(resource: Mapping[str, Any], extensions: list[Any]) -> dict[str, Any]:
-    """Return a resource without its text and without our extensions."""
+    """Return a resource without its text and without this project's extensions."""
     place = PLACES[resource["resourceType"]]
     details = {key: value for key, value in resource.items() if key != "extension"}
     details[place] = [_without_text(item) for item in require_objects(resource, place)]
@@ -260,7 +261,7 @@ def _details(resource: Mapping[str, Any], extensions: list[Any]) -> dict[str, An
 def _has_more_than_needed(
     details: Mapping[str, Any], resource: Mapping[str, Any], patient: str | None
 ) -> bool:
-    """Return whether a resource says more than a new one would."""
+    """Return whether a resource has content that a new one would not have."""
     new = {
         "resourceType": "DocumentReference",
         "id": resource.get("id"),
@@ -272,7 +273,7 @@ def _has_more_than_needed(
 
 
 def _without_text(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an attachment, or what holds one, without its text and facts about it."""
+    """Return an attachment, or its container, without the text and facts about it."""
     if "attachment" in item:
         return {**item, "attachment": _without_text(mapping(item["attachment"]))}
     if not _is_text(item):
@@ -283,7 +284,7 @@ def _without_text(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_mention(text: str, parts: list[Any]) -> dict[str, Any]:
-    """Return the mention of an extension's parts."""
+    """Return the mention that the parts of an extension describe."""
     values: dict[str, list[Any]] = {}
     for part in parts:
         value = next((v for k, v in part.items() if k.startswith("value")), None)
@@ -300,7 +301,7 @@ def _parse_mention(text: str, parts: list[Any]) -> dict[str, Any]:
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Write a Bundle of DocumentReferences, or of DiagnosticReports that were read."""
+    """Write a Bundle of DocumentReferences and of DiagnosticReports that were read."""
     value = bundle(
         _to_resource(document, number) for number, document in enumerate(documents, 1)
     )
@@ -317,7 +318,7 @@ def bundle(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def with_mentions(resource: Mapping[str, Any], spans: Iterable[Span]) -> dict[str, Any]:
-    """Return the resource with these mentions in place of its own."""
+    """Return the resource with its mentions replaced by these."""
     extensions = [
         extension
         for extension in require_objects(resource, "extension")
@@ -371,9 +372,9 @@ def _to_resource(document: Document, number: int) -> dict[str, Any]:
 
 
 def _with_text(items: Iterable[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Return what holds attachments, with the text in the first that is for text.
+    """Return attachments or their containers, with the text in the first for text.
 
-    Further attachments for text are left out: the text includes theirs.
+    Further text attachments are left out, since the text includes theirs.
     """
     filled: list[dict[str, Any]] = []
     has_text = False

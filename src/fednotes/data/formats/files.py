@@ -1,7 +1,7 @@
-"""Open files of a corpus and read text from them.
+"""Reading of a corpus's files and of their text.
 
-A file whose name ends in .gz or .zst is unpacked while it is read. A reader never waits
-for a FIFO, a socket or a device, and never holds more than the bounds of
+A file whose name ends in .gz or .zst is unpacked while it is read. Reading never blocks
+on a FIFO, a socket or a device, and never uses more memory than the bounds in
 `fednotes.core.bounds` permit.
 """
 
@@ -24,7 +24,7 @@ from fednotes.core.parsing import NotAFile, open_regular, read_at_most
 from fednotes.data import encodings
 
 PACKED_SUFFIXES = (".gz", ".zst")
-READ_ERRORS = (OSError, EOFError, zlib.error)  # what reading a damaged file raises
+READ_ERRORS = (OSError, EOFError, zlib.error)  # raised by reading a damaged file
 _HEAD = 1 << 16  # bytes that suffice to recognise a format
 _SIGNATURE = 6  # bytes at the start of a file that identify a binary format
 _BLANK = "\ufeff \t\r\n"
@@ -34,7 +34,7 @@ _BLANK = "\ufeff \t\r\n"
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file for reading, without waiting for a FIFO, a socket or a device.
+    """Open a file for reading, without blocking on a FIFO, a socket or a device.
 
     Raises:
         DataError: It does not exist, is not a file, or may not be read.
@@ -74,13 +74,14 @@ def _open_zstandard(path: Path) -> BinaryIO:
 
 
 class _UnpackedFile(io.RawIOBase):
-    """The unpacked bytes of a packed file, which is closed together with this one.
+    """The unpacked bytes of a packed file; closing it closes the packed file.
 
-    Reading raises DataError if the file unpacks to far more bytes than text would. Such
-    a bomb is noticed while it is unpacked, after `bounds.PACKED_FREE` bytes.
+    Reading raises DataError if the file unpacks to far more bytes than packed text
+    does. Such a bomb is detected while it is unpacked, after `bounds.PACKED_FREE`
+    bytes.
 
     Args:
-        stream: The stream that unpacks.
+        stream: The stream of unpacked bytes.
         file: The packed file.
         path: Its path, for messages.
     """
@@ -124,7 +125,7 @@ class _UnpackedFile(io.RawIOBase):
 
 @contextmanager
 def open_seekable(path: Path) -> Iterator[BinaryIO]:
-    """Open a file in which a reader can seek; a packed file is unpacked to disk first.
+    """Open a file as a seekable stream; a packed file is first unpacked to disk.
 
     Raises:
         DataError: As `open_file`, or a packed file is incomplete.
@@ -133,7 +134,7 @@ def open_seekable(path: Path) -> Iterator[BinaryIO]:
         with open_file(path) as file:
             yield file
         return
-    # This file has no name, so it vanishes with the process.
+    # This file has no name, so it disappears when the process ends.
     with tempfile.TemporaryFile() as unpacked:
         try:
             with open_bytes(path) as packed:
@@ -145,7 +146,7 @@ def open_seekable(path: Path) -> Iterator[BinaryIO]:
 
 
 def unpacked_name(path: Path) -> Path:
-    """Return a path without the ending that says how the file is packed."""
+    """Return a path without its .gz or .zst suffix."""
     is_packed = path.suffix.lower() in PACKED_SUFFIXES
     return path.with_suffix("") if is_packed else path
 
@@ -155,7 +156,7 @@ def unpacked_name(path: Path) -> Path:
 
 @contextmanager
 def locate_errors(path: Path, line: int = 0) -> Iterator[None]:
-    """Add a place to a DataError of the block that names none.
+    """Add a place to a DataError that is raised in the context without one.
 
     Args:
         path: The file.
@@ -181,15 +182,15 @@ def incomplete_file(path: Path, error: Exception) -> DataError:
 
 
 def read_text(path: Path, *, empty: bool = False, exact: bool = False) -> str:
-    r"""Return a file's text, without byte-order mark and with `\n` as line end.
+    r"""Return a file's text, without byte-order mark and with `\n` as line ending.
 
-    Its byte-order mark says its encoding. Without one it is UTF-8, or the encoding that
-    the user named (`encodings.reading_as`).
+    The byte-order mark determines the encoding. Without one it is UTF-8 or the
+    user-specified encoding (`encodings.reading_as`).
 
     Args:
         path: The file.
         empty: Whether a file without text is accepted.
-        exact: Return the characters as they are, including the mark.
+        exact: Whether to return all characters unchanged, including the mark.
 
     Raises:
         DataError: The file does not exist, is empty, is larger than `bounds.FILE`, or
@@ -237,9 +238,9 @@ def encoding_for(path: Path, named: str) -> tuple[str, int]:
     """Return the codec of a text file, and the length of its byte-order mark.
 
     Args:
-        path: The file. It is read to its end only if the user named an encoding that
-            contains ASCII.
-        named: The encoding that the user named, or "auto".
+        path: The file. It is read to its end only if the user specified an encoding
+            that contains ASCII.
+        named: The user-specified encoding, or "auto".
 
     Raises:
         DataError: The file does not exist, is incomplete or is not text.
@@ -256,17 +257,17 @@ def encoding_for(path: Path, named: str) -> tuple[str, int]:
 def open_text(
     path: Path, named: str, newline: str = "\n", errors: str = "strict"
 ) -> Iterator[io.TextIOWrapper]:
-    """Open a file as text without its byte-order mark, unpacked if it is packed.
+    """Open a file as text, without byte-order mark and unpacked if it is packed.
 
     Args:
         path: The file.
-        named: The encoding that the user named, or "auto".
+        named: The user-specified encoding, or "auto".
         newline: As in Python's `open`.
         errors: As in Python's `open`.
 
     Raises:
-        DataError: The file does not exist, is incomplete or is not text, or a byte does
-            not belong to its encoding; the error then names the line of that byte.
+        DataError: The file does not exist, is incomplete or is not text, or a byte is
+            invalid in its encoding; the error then names the line of that byte.
     """
     codec, mark_length = encoding_for(path, named)
     binary = _open_after_mark(path, mark_length)
@@ -297,10 +298,10 @@ def _open_after_mark(path: Path, mark_length: int) -> BinaryIO:
 def _find_undecodable(
     path: Path, codec: str, mark_length: int
 ) -> tuple[int, int, bool]:
-    """Return where the first byte is that a codec does not decode.
+    """Return the position of the first byte that a codec cannot decode.
 
     Returns:
-        Its line, its position in the file, and whether NUL bytes are near it.
+        Its line, its position in the file, and whether the file seems binary.
     """
     decoder = codecs.getincrementaldecoder(codec)()
     line = 1
@@ -328,16 +329,16 @@ def _find_undecodable(
 def bounded_lines(
     file: TextIO, path: Path, max_length: int | None = None, expected: str = ""
 ) -> Iterator[str]:
-    """Yield the lines of a text with their ends.
+    """Yield the lines of a text with their line endings.
 
     Args:
         file: The text.
         path: Its file, for messages.
-        max_length: Characters that a line may have; None means `bounds.LINE`.
-        expected: What a line should be, for the message.
+        max_length: Maximum number of characters in a line; None is `bounds.LINE`.
+        expected: Description of a valid line, for the message.
 
     Raises:
-        DataError: A line is longer; no more than the permitted characters are read.
+        DataError: A line is too long; the rest of it is not read.
     """
     limit = bounds.LINE if max_length is None else max_length
     number = 0
@@ -360,9 +361,9 @@ def read_lines(
     max_length: int | None = None,
     expected: str = "",
 ) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a text without their ends, and their numbers from 1.
+    """Yield the lines of a text without line endings, and their numbers from 1.
 
-    One line at a time is in memory. The encoding is found as in `read_text`.
+    One line at a time is in memory. The encoding is determined as in `read_text`.
 
     Args:
         path: The file.
@@ -392,11 +393,11 @@ def read_nonblank_lines(
     return ((number, line) for number, line in lines if line.strip())
 
 
-# ---- looking at the start of a file --------------------------------------------------
+# ---- the start of a file -------------------------------------------------------------
 
 
 def read_head(path: Path) -> list[str]:
-    """Return the first lines that are not blank; none if the file cannot be read."""
+    """Return the first lines that are not blank; [] if the file cannot be read."""
     try:
         with open_bytes(path) as file:
             data = file.read(_HEAD)
@@ -410,12 +411,12 @@ def read_head(path: Path) -> list[str]:
 
 
 def read_first_line(path: Path) -> str:
-    """Return the first line of a file that is not blank; "" if there is none."""
+    """Return the first line of a file that is not blank, or ""."""
     return next(iter(read_head(path)), "")
 
 
 def starts_with(path: Path, signatures: tuple[bytes, ...]) -> bool:
-    """Return whether a file starts with one of the signatures of at most 6 bytes.
+    """Return whether a file starts with one of some signatures of at most 6 bytes.
 
     False if the file cannot be read.
     """

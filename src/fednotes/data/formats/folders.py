@@ -1,4 +1,4 @@
-"""Find the files of a corpus in a folder, without leaving it.
+"""Search for the files of a corpus in a folder, without leaving the folder.
 
 Links that lead out of the folder, FIFOs, sockets and devices are refused. Hidden files
 are ignored, and links to folders are not followed.
@@ -18,19 +18,19 @@ from fednotes.core.parsing import NotAFile, require_file
 def find_corpus_files(
     path: Path, accepts: Callable[[Path], bool], name: str, *, recursive: bool = False
 ) -> list[Path]:
-    """Return the files of one format: `path` if it is a file, else those in the folder.
+    """Return the files of one format: `path` itself, or those in this folder.
 
     Other files (a README, a licence) are ignored.
 
     Args:
         path: A file or a folder.
-        accepts: Whether a file is of the format.
+        accepts: Whether a file has the format.
         name: The format's name, for the message.
-        recursive: Also search the folders inside. Otherwise these are searched only if
-            the folder itself has no file of the format.
+        recursive: Whether to search subfolders even if the folder itself contains files
+            of the format.
 
     Raises:
-        DataError: There is no such path, or no file of the format.
+        DataError: There is no such path, or no file has the format.
     """
     if not os.path.exists(path):
         raise DataError(f"{path}: no such file or folder")
@@ -53,13 +53,13 @@ def list_files(
 
     Args:
         folder: The folder.
-        recursive: Whether to search the folders inside, too.
-        name_contains: What the names of the files contain, in lower case. Other files
-            are not looked at.
+        recursive: Whether to search subfolders as well.
+        name_contains: A lower-case part of the files' names. Other files are not
+            examined.
 
     Raises:
         DataError: A link leads out of the folder, something is not a file, or folders
-            are nested hundreds deep.
+            are nested too deep.
     """
     try:
         paths = sorted(folder.rglob("*") if recursive else folder.iterdir())
@@ -85,16 +85,17 @@ def _is_hidden(path: Path, folder: Path) -> bool:
 
 
 def is_corpus_file(path: Path, folder: Path) -> bool:
-    """Return whether a path in a corpus's folder is a file of it; False for a folder.
+    """Return whether a path in a corpus's folder is a file.
 
-    The folder itself may be a link, since whoever named it knows where it leads.
+    The folder itself may be a link, since the user specified it.
 
     Args:
-        path: A path in the folder. No folder between the two is a link.
+        path: A path in the folder. No folder in between is a link.
         folder: The folder.
 
     Raises:
-        DataError: It is a link that leads out of the folder, or not a file.
+        DataError: It is a link that leads out of the folder, or a FIFO, socket or
+            device.
         OSError: It cannot be examined.
     """
     if path.is_symlink():
@@ -105,7 +106,7 @@ def is_corpus_file(path: Path, folder: Path) -> bool:
 def find_file(name: str, folders: Iterable[Path], corpus: Path) -> Path | None:
     """Return the first file with this name in one of the folders, or None.
 
-    The folders may be links, and lie in the corpus or beside its folder.
+    The folders may be links, and may be in the corpus or next to it.
 
     Args:
         name: The name.
@@ -113,8 +114,8 @@ def find_file(name: str, folders: Iterable[Path], corpus: Path) -> Path | None:
         corpus: The folder of the corpus.
 
     Raises:
-        DataError: The file is not within the corpus or the folder above its own, after
-            all links, or it is not a file.
+        DataError: With all links resolved, the file is neither within the corpus nor
+            within the parent of its folder, or it is not a file.
     """
     for folder in folders:
         path = folder / name
@@ -126,7 +127,7 @@ def find_file(name: str, folders: Iterable[Path], corpus: Path) -> Path | None:
 
 
 def _require_within(path: Path, folders: Sequence[Path]) -> None:
-    """Raise DataError if links lead from a path out of all of the folders."""
+    """Raise DataError if a path, with links resolved, is in none of the folders."""
     target = Path(os.path.realpath(path))
     if not any(target.is_relative_to(os.path.realpath(folder)) for folder in folders):
         raise DataError.at(
@@ -137,7 +138,7 @@ def _require_within(path: Path, folders: Sequence[Path]) -> None:
 
 
 def _is_file(path: Path) -> bool:
-    """Return whether a path is a file; False for a folder, or a link to nothing.
+    """Return whether a path is a file; False for a folder or a broken link.
 
     Raises:
         DataError: It is a FIFO, a socket or a device.
@@ -154,7 +155,7 @@ def _is_file(path: Path) -> bool:
 
 
 def name_paths(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return paths by their last part, or by the whole path if two parts are equal.
+    """Return paths by their last part, or by the whole path if last parts repeat.
 
     Raises:
         ConfigError: A path is given twice.

@@ -1,4 +1,4 @@
-"""Gather the documents of several files, under ids that are unique."""
+"""Collection of the documents of several files, with unique ids."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fednotes.core.errors import DataError
 from fednotes.core.types import Document
 from fednotes.data.formats.problems import Problems
 
-DERIVED_ID = -1  # in place of a line: the reader made the id
+DERIVED_ID = -1  # instead of a line: the id was made by the reader
 
 
 class ReadDocument(NamedTuple):
-    """A document and where it begins.
+    """A document and the place where it begins.
 
     Attributes:
         document: The document.
         path: Its file.
         line: The line of its id, from 1; 0 for a whole file, `DERIVED_ID` for an id
-            that no file gives.
-        at: The line for messages if `line` is none.
+            made by the reader.
+        at: The line for messages if `line` is not a line.
     """
 
     document: Document
@@ -47,8 +47,8 @@ def gather(
     Args:
         files: The files.
         read_file: Returns the documents of a file.
-        problems: Collects what is wrong.
-        kind: What is left out if a file cannot be read.
+        problems: Collects the problems.
+        kind: The kind of item that is left out if a file cannot be read.
     """
     gathered: list[ReadDocument] = []
     types = set[str]()
@@ -66,13 +66,14 @@ def stream_files(
     problems: Problems,
     kind: str = "file",
 ) -> Iterator[ReadDocument]:
-    """Yield the documents of several files while they are read, under their own ids.
+    """Yield the documents of several files while they are read; ids may repeat.
 
     Args:
         files: The files.
         read_file: Yields the documents of a file.
-        problems: Collects what is wrong.
-        kind: What is left out, from the error on, if a file cannot be read.
+        problems: Collects the problems.
+        kind: The kind of item that is left out, from the error on, if a file cannot be
+            read.
     """
     types = set[str]()
     for file in files:
@@ -83,11 +84,11 @@ def stream_files(
 def keep_within_bounds(
     read_documents: Iterable[ReadDocument], problems: Problems, types: set[str]
 ) -> Iterator[ReadDocument]:
-    """Yield the documents that models can use; note those of an impossible size.
+    """Yield the documents of usable size.
 
     Args:
         read_documents: The documents.
-        problems: Collects the others.
+        problems: Collects the documents that are too large.
         types: The entity types of the corpus so far; those of the documents are added.
 
     Raises:
@@ -111,7 +112,7 @@ def keep_within_bounds(
 
 
 def _size_problem(document: Document) -> str:
-    """Return what a document has too much of, and a remedy; "" for a usable one."""
+    """Return what a document has too many of, with a remedy; "" if it is usable."""
     amounts = (
         (len(document.text), bounds.NOTE, "characters", "split it into notes"),
         (len(document.spans), bounds.MENTIONS, "mentions", "is it one note?"),
@@ -124,7 +125,7 @@ def _size_problem(document: Document) -> str:
 
 
 def with_unique_ids(documents: Iterable[Document]) -> tuple[Document, ...]:
-    """Return documents with unique ids; a second `id` is renamed `id~2`."""
+    """Return documents with unique ids; a second `id` becomes `id~2`."""
     items = (ReadDocument(document, Path()) for document in documents)
     return rename_repeated_ids(items, Problems())
 
@@ -132,11 +133,11 @@ def with_unique_ids(documents: Iterable[Document]) -> tuple[Document, ...]:
 def rename_repeated_ids(
     read_documents: Iterable[ReadDocument], problems: Problems
 ) -> tuple[Document, ...]:
-    """Return documents with unique ids; later ones are renamed `id~2`, `id~3`.
+    """Return documents with unique ids; repeated ones become `id~2`, `id~3`.
 
     Args:
         read_documents: The documents.
-        problems: Collects the repeated ids, except those that a reader made.
+        problems: Collects the repeated ids, except those made by a reader.
     """
     items = list(read_documents)
     used = {item.document.id for item in items}

@@ -1,4 +1,4 @@
-"""Read JSON files and JSON lines, within bounds."""
+"""Reading of JSON files and JSON lines, within bounds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fednotes.data.formats.files import (
     read_text,
 )
 
-# A string that is cut off must end the text; otherwise the pattern would be tried from
-# each quote in it.
+# An incomplete string must end the text; otherwise the pattern would be tried from each
+# quote in it.
 _TOKEN = re.compile(r'"((?:[^"\\]|\\.)*+)(?:"(\s*:)?|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
 _HALF_OF_PAIR = re.compile("[\ud800-\udfff]")  # of a surrogate pair
 
@@ -54,7 +54,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_rows(path: Path) -> Iterator[Any]:
-    """Yield the values of JSON lines, of a JSON array, or the only value of a file.
+    """Yield the values of JSON lines or of a JSON array, or a file's only value.
 
     JSON lines are read one by one.
 
@@ -90,9 +90,9 @@ def _read_json_lines(path: Path) -> Iterator[Any]:
 
 
 def read_json_keys(path: Path) -> frozenset[str]:
-    """Return the keys of a JSON file's first object, as far as its head shows them.
+    """Return the keys of a JSON file's first object that its first bytes contain.
 
-    If the file is an array, "[" is one of the keys, and the object is its first one.
+    For an array, the keys are those of its first object, and "[".
     """
     text = "\n".join(read_head(path)).lstrip()
     if text[:1] not in ("[", "{"):
@@ -117,11 +117,11 @@ def read_json_keys(path: Path) -> frozenset[str]:
 
 
 def text_key(record: Any, *keys: str) -> str | None:
-    """Return which key of a record has its text.
+    """Return the key of a record that contains its text.
 
     Args:
         record: A value of a JSON file.
-        *keys: The keys to look for; the first that the record has is used.
+        *keys: Possible keys; the first that the record has is used.
 
     Returns:
         The key, or None if an annotator rejected or ignored the record (Prodigy's

@@ -1,14 +1,14 @@
-"""JSONL: one JSON object per line, as Prodigy, doccano and this project write it.
+"""JSONL of Prodigy, doccano and this project: one JSON object per line.
 
     Prodigy   {"text", "spans": [{"start", "end", "label"}],
                "tokens": [{"start", "end", …}]}
     doccano   {"text", "label" or "labels": [[start, end, "X"]]}
     doccano   {"text", "entities": [{"start_offset", "end_offset", "label"}]}
 
-The project's own form is Prodigy's with every field of a `Document`; it loses nothing.
-Other keys of a record are kept in `meta`. `parse_record` turns all JSON into checked
-documents, also that of other formats; `other_fields` is what these keep of a document
-besides its text and mentions.
+The project's own form is Prodigy's with every field of a `Document`, so nothing is
+lost. Other keys of a record are stored in `meta`. `parse_record` converts the JSON of
+all formats to checked documents; `other_fields` returns the fields that formats store
+besides text and mentions.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from fednotes.data.formats.mentions import has_form, require_in_text
 from fednotes.data.formats.problems import Problems
 from fednotes.data.text import merge_overlapping
 
-# Keys that hold spans. Those of the second group mean something else in a record that
-# has one of the first.
+# Keys of spans. Those of the second group have another meaning in a record that has a
+# key of the first.
 _SPAN_KEYS = (("spans", "entities"), ("labels", "label"))
 _OTHER_FILES = {"state.json", "dataset_info.json", "dataset_dict.json"}  # of `datasets`
 _OTHER_FIELDS = ("patient", "codes", "meta", "sentences", "tokens")
@@ -57,24 +57,24 @@ MentionContext = Callable[[], AbstractContextManager[object]]
 
 
 def accepts(path: Path) -> bool:
-    """Return whether the first line begins a JSON object, or the name says so."""
+    """Return whether the first line begins a JSON object, or the suffix is .jsonl."""
     if path.name in _OTHER_FILES:
         return False
     return path.suffix == ".jsonl" or read_first_line(path).lstrip().startswith("{")
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """Return a document per line; its id is the record's, else `<file>:<line>`.
+    """Return a document per line; its id is the record's, or `<file>:<line>`.
 
     Records that an annotator rejected or ignored (Prodigy's "answer") are left out.
-    Invalid JSON, offsets outside the text and other wrong values are noted, with their
-    lines.
+    Invalid JSON, offsets outside the text and other invalid values are added to
+    `problems` with their lines.
     """
     return gather(_find_files(path), stream_file, problems)
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    """Yield what `read` returns, one document at a time."""
+    """Yield the documents of `read` one by one."""
     return stream_files(_find_files(path), stream_file, problems)
 
 
@@ -88,14 +88,14 @@ def stream_file(
     named: str | None = None,
     prepare: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> Iterator[ReadDocument]:
-    """Yield the documents of a file, each as its line is read.
+    """Yield the documents of a file while its lines are read.
 
     Args:
         path: The file.
-        problems: Collects what is wrong, as in `read`.
-        named: The encoding that the user named, or "auto"; None uses that of
+        problems: Collects the problems, as in `read`.
+        named: The user-specified encoding, or "auto"; None uses that of
             `encodings.reading_as`.
-        prepare: Changes a record before it is read.
+        prepare: Converts a record before it is parsed.
 
     Raises:
         DataError: The file is empty, or all its records are marked as rejected.
@@ -111,7 +111,7 @@ def stream_file(
             records += 1
             parsed = _parse_line(line, number, path, problems, prepare)
             documents += len(parsed)
-            while parsed:  # popped, so that only the caller holds the document
+            while parsed:  # popped, so that only the caller has a reference to it
                 yield parsed.pop()
     if not documents and problems.number == problems_before:
         message = "the file is empty"
@@ -127,14 +127,14 @@ def _parse_line(
     problems: Problems,
     prepare: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> list[ReadDocument]:
-    """Return the document of a line; [] if it cannot be used or was rejected.
+    """Return the document of a line; [] if it is unusable or was rejected.
 
     Args:
         line: A record as JSON.
         number: The line's number in the file, from 1.
         path: The file.
-        problems: Collects what is wrong.
-        prepare: Changes the record before it is read.
+        problems: Collects the problems.
+        prepare: Converts the record before it is parsed.
     """
     documents: list[ReadDocument] = []
     with problems.collect("line", path, number):
@@ -157,15 +157,15 @@ def parse_items(
     path: Path,
     problems: Problems,
 ) -> Iterator[ReadDocument]:
-    """Yield the documents of the items of a file in another format.
+    """Yield the documents of a file in another format, one per item.
 
     Args:
         items: The items.
-        item_name: What messages call an item; its number from 1 follows.
-        to_record: Returns the record of an item, or None to ignore it. What it parses
-            within its second argument may fail; then that mention is left out.
+        item_name: The name of an item in messages; its number from 1 follows.
+        to_record: Returns the record of an item, or None to ignore it. Its second
+            argument opens a context; if parsing in it fails, that mention is left out.
         path: The file.
-        problems: Collects what is wrong.
+        problems: Collects the problems.
     """
     for number, item in enumerate(items, 1):
         prefix = f"{item_name} {number}: "
@@ -188,17 +188,17 @@ def parse_record(
 ) -> Document | None:
     """Return the document of a record; None if an annotator rejected it.
 
-    Mentions that are wrong are noted and left out.
+    Invalid mentions are added to `problems` and left out.
 
     Args:
         value: The record.
         path: The file.
-        number: The number of its line; with `item_name`, its place among the items.
-        problems: Collects what is wrong with mentions.
-        item_name: What messages call an item of the file.
+        number: The number of its line, or of the item if `item_name` is set.
+        problems: Collects the problems of mentions.
+        item_name: The name of an item in messages; "" if records are lines.
 
     Raises:
-        DataError: Anything else is wrong.
+        DataError: Anything else is invalid.
     """
     line = 0 if item_name else number
     prefix = f"{item_name} {number}: " if item_name else ""
@@ -229,10 +229,10 @@ def parse_record(
 
 
 def _find_span_key(value: Mapping[str, Any]) -> str | None:
-    """Return the key with the record's spans: of two, the one that is not empty.
+    """Return the key of a record's spans; of several, one that is not empty.
 
-    A key that is null counts as absent. One with something else is an error and not a
-    record without mentions: a document classification is not a corpus of mentions.
+    A key that is null counts as absent. Any value other than a list is an error, not a
+        record without mentions: it may be a label of the whole document.
     """
     for keys in _SPAN_KEYS:
         present = [key for key in keys if value.get(key) is not None]
@@ -252,7 +252,7 @@ def _require_list(value: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _parse_stretches(value: Mapping[str, Any], key: str, length: int) -> Offsets:
-    """Return sentences or tokens, which must be in order and must not overlap."""
+    """Return sentences or tokens, which must be sorted and must not overlap."""
     stretches = tuple(
         _parse_offsets(stretch, length) for stretch in _require_list(value, key)
     )
@@ -262,7 +262,7 @@ def _parse_stretches(value: Mapping[str, Any], key: str, length: int) -> Offsets
 
 
 def _parse_span(value: Any, length: int) -> Span:
-    """Return a mention, given as an object or as [start, end, label]."""
+    """Return the mention of an object or of [start, end, label]."""
     fields: Mapping[str, Any] = value if isinstance(value, dict) else {}
     label: Any = fields.get("label")
     if isinstance(value, list) and len(value) == 3:
@@ -310,7 +310,7 @@ def _parse_offsets(value: Any, length: int) -> tuple[int, int]:
 
 
 def _parse_meta(value: Mapping[str, Any], span_key: str | None) -> dict[str, Any]:
-    """Return the record's meta, with all keys that a Document has no field for."""
+    """Return a record's meta, with all keys that are not fields of a Document."""
     raw_meta = value.get("meta", {})
     meta = dict(raw_meta) if isinstance(raw_meta, dict) else {"meta": raw_meta}
     for key, other in value.items():
@@ -320,7 +320,7 @@ def _parse_meta(value: Mapping[str, Any], span_key: str | None) -> dict[str, Any
 
 
 def _freeze(value: Any) -> Any:
-    """Return a value with tuples in place of lists: a Document does not change."""
+    """Return a value with tuples instead of lists, since a Document is immutable."""
     if isinstance(value, list):
         return tuple(_freeze(item) for item in value)
     if isinstance(value, dict):
@@ -342,14 +342,14 @@ def make_mention(
 
     Args:
         text: The document's text.
-        pieces: Start and end of each piece.
+        pieces: The start and end of each piece.
         label: The entity type.
-        form: The mention's text as the file gives it; None if it gives none.
+        form: The mention's text according to the file; None if it is missing.
         confidence: The confidence of a model.
 
     Raises:
         DataError: A piece is not in the text, the label is empty or not a string, or
-            the text has something else there than the form.
+            the form differs from the text.
     """
     offsets = sorted(_parse_offsets(list(piece), len(text)) for piece in pieces)
     if len(offsets) > bounds.PIECES:
@@ -374,14 +374,14 @@ def make_mention(
 
 
 def rows_by_span(rows: Iterable[Any]) -> Callable[[Span], Mapping[str, Any]]:
-    """Return a function that returns what was kept of a mention.
+    """Return a function that finds the stored row of a mention.
 
     Args:
-        rows: What was kept, each with a mention of a record in "span".
+        rows: The stored rows, each with a mention of a record in "span".
 
     Returns:
-        A function of a span. It returns the row of an equal span, each row once, and {}
-        if there is none (left).
+        A function of a span. It returns the row of an equal span, each row only once,
+        and {} if none is left.
     """
     by_span: defaultdict[Span, list[Mapping[str, Any]]] = defaultdict(list)
     for row in reversed(tuple(rows)):
@@ -399,7 +399,7 @@ def rows_by_span(rows: Iterable[Any]) -> Callable[[Span], Mapping[str, Any]]:
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Write documents so that `read` returns equal ones.
+    """Write documents from which `read` returns equal ones.
 
     Sequences in `meta` come back as tuples.
 
@@ -414,7 +414,7 @@ def write_lines(
     path: str | os.PathLike[str],
     to_value: Callable[[Document], Any],
 ) -> None:
-    """Write a JSON value for each document, on a line of its own.
+    """Write a JSON value for each document, each on its own line.
 
     Args:
         documents: The documents.
@@ -434,7 +434,7 @@ def to_json(document: Document, value: Any, *, ascii: bool = False) -> str:
     Args:
         document: The document, for messages.
         value: The value.
-        ascii: Whether to escape all other characters.
+        ascii: Whether to escape all characters outside ASCII.
 
     Raises:
         DataError: The meta of the document cannot be written as JSON.
@@ -466,9 +466,9 @@ def to_record(document: Document) -> dict[str, Any]:
 
 
 def other_fields(document: Document) -> dict[str, Any]:
-    """Return what a document has besides id, text and mentions, as JSON values.
+    """Return the other fields of a document as JSON values, without empty ones.
 
-    Tokens are written as Prodigy expects them.
+    These are all but id, text and mentions. Tokens have Prodigy's form.
     """
     fields: dict[str, Any] = {name: getattr(document, name) for name in _OTHER_FIELDS}
     fields["meta"] = dict(document.meta)

@@ -1,12 +1,12 @@
-"""Label Studio's JSON: an array of tasks, as it exports and imports them.
+"""Label Studio's JSON for import and export: an array of tasks.
 
     [{"data": {"text": "…"}, "annotations": [{"result": [ {"type": "labels", "value":
         {"start": 6, "end": 10, "text": "rash", "labels": ["ADE"]}}]}]}]
 
 Mentions with a confidence are written as a prediction, others as an annotation. The
 names of the tags are "label" and "text", as in Label Studio's own template for named
-entities. What else a document has is in its data: id and patient as they are, the
-others under "fednotes".
+entities. Other fields of a document are in the task's data: the id under "id", the rest
+under "fednotes".
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ _TASK_KEYS = {"data", "annotations", "completions", "predictions"}
 
 
 def accepts(path: Path) -> bool:
-    """Return whether the file is a JSON array whose first lines name a task's data."""
+    """Return whether the file is a JSON array whose first object is a task."""
     keys = read_json_keys(path)
     return "[" in keys and not keys.isdisjoint(_TASK_KEYS)
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """Return a document per task: its last annotation, or else its last prediction.
+    """Return a document per task, with its last annotation or prediction.
 
-    Skipped tasks are left out. The text is the data's "text", or the only string in it.
-    Offsets that count as JavaScript does are recognised by the mentions' texts. Noted
-    are tasks without a text, and mentions that are not what the text has there.
+    Skipped tasks are left out. The text is "text" in the data, or the only string
+    there. Offsets in JavaScript's UTF-16 units are recognised by the mentions' texts.
+    These problems are collected: tasks without a text, and mentions that differ from
+    the text at their offsets.
     """
     files = find_corpus_files(path, accepts, "Label Studio")
     return gather(files, _read_file, problems)
@@ -120,9 +121,9 @@ def _confidence(region: Mapping[str, Any]) -> float | None:
 
 
 def _last_annotation(task: Any) -> tuple[dict[str, Any], int]:
-    """Return the last annotation of a task, and how many others there are.
+    """Return the last annotation of a task, and the number of the others.
 
-    Without annotations, the last prediction.
+    If there are none, predictions are used.
     """
     for key in ("annotations", "completions", "predictions"):
         items = [item for item in task.get(key) or () if isinstance(item, dict)]
@@ -132,7 +133,7 @@ def _last_annotation(task: Any) -> tuple[dict[str, Any], int]:
 
 
 class _Utf16Units:
-    """The places of a text in UTF-16 units, worked out once for all regions of a task.
+    """Positions in a text in UTF-16 units, computed once for all regions of a task.
 
     Args:
         text: The text.
@@ -143,12 +144,12 @@ class _Utf16Units:
 
     @cached_property
     def _second_units(self) -> list[int]:
-        """The places of the second units of all characters that have two."""
+        """The positions of the second units of all characters that have two."""
         pairs = enumerate(_OF_TWO_UNITS.finditer(self._text))
         return [match.start() + number + 1 for number, match in pairs]
 
     def to_character(self, unit: int) -> int | None:
-        """Return which character begins with a unit; None if none does."""
+        """Return the position of the character that begins with a unit, or None."""
         before = bisect_left(self._second_units, unit)
         if self._second_units[before : before + 1] == [unit]:
             return None
@@ -181,7 +182,7 @@ def _find_offsets(text: str, units: _Utf16Units, value: Any) -> tuple[Any, Any]:
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Write tasks that can be imported; a mention of several pieces is one stretch."""
+    """Write tasks for import; a mention of several pieces becomes one stretch."""
     tasks = [jsonl.to_json(document, _to_task(document)) for document in documents]
     write_out(Path(path), "[" + ",\n".join(tasks) + "]\n")
 

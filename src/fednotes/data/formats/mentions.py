@@ -1,6 +1,6 @@
-"""Check mentions against the text that they are in, and cut text into words.
+"""Checks of mentions against their text, and splitting of text into words.
 
-The functions serve readers and writers of corpora. Offsets are half-open.
+The functions are shared by readers and writers of corpora. Offsets are half-open.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Offsets, Span
 from fednotes.data.text import normalise, tokenize
 
-_SPARE_WHITE_SPACE = 1000  # characters of white space that a form may leave out
+_SPARE_WHITE_SPACE = 1000  # characters of white space that may be missing in a form
 
 
 def require_in_text(start: int, end: int, length: int) -> tuple[int, int]:
-    """Return offsets that are a stretch of a text with `length` characters.
+    """Return offsets of a stretch of a text with `length` characters.
 
     Raises:
-        DataError: They are not.
+        DataError: The offsets are invalid.
     """
     if not 0 <= start < end <= length:
         raise DataError(
@@ -36,18 +36,19 @@ def is_same_text(left: str, right: str) -> bool:
 
 
 def is_far_longer(pieces: Iterable[tuple[int, int]], form: str) -> bool:
-    """Return whether pieces of a text are far longer than the form that they should be.
+    """Return whether pieces of a text are far longer than the form they should have.
 
-    Checked before the text is cut out, so that many long mentions take little time.
+    This check comes before slicing the text, so that many long mentions take little
+    time.
     """
     length = sum(end - start for start, end in pieces)
     return length > 2 * len(form) + _SPARE_WHITE_SPACE
 
 
 def has_form(text: str, pieces: Sequence[tuple[int, int]], form: str) -> bool:
-    """Return whether pieces of a text are a form, except for white space.
+    """Return whether pieces of a text equal a form, except for white space.
 
-    The time that this takes grows with the form, not with the pieces.
+    The running time grows with the form, not with the pieces.
     """
     if is_far_longer(pieces, form):
         return False
@@ -58,7 +59,7 @@ def require_short_mentions(document: Document) -> None:
     """Check a document before the text of each of its mentions is written.
 
     Raises:
-        DataError: The mentions have more than `bounds.PACKED_FREE` characters in all,
+        DataError: The mentions have more than `bounds.PACKED_FREE` characters in total,
             and more than `bounds.PACKED_RATIO` times those of the text.
     """
     limit = max(bounds.PACKED_FREE, bounds.PACKED_RATIO * len(document.text))
@@ -70,9 +71,9 @@ def require_short_mentions(document: Document) -> None:
 
 
 def is_normal_form(text: str, start: int, end: int, form: str) -> bool:
-    """Return whether a stretch of a text is a form, except for case and white space.
+    """Return whether a stretch of text equals a form, except for case and white space.
 
-    The time that this takes grows with the form, not with the stretch.
+    The running time grows with the form, not with the stretch.
     """
     if is_far_longer([(start, end)], form):
         return False
@@ -82,19 +83,19 @@ def is_normal_form(text: str, start: int, end: int, form: str) -> bool:
 def count_mismatches(
     path: Path, text: str, mentions: Sequence[tuple[Span, str, int]], what: str
 ) -> dict[str, int]:
-    """Count the mentions whose form in the file differs from the text at their offsets.
+    """Count the mentions whose form differs from the text at their offsets.
 
     Args:
         path: The file, for messages.
         text: The document's text.
-        mentions: Each mention, its form as the file gives it, and its line.
-        what: What the message calls the mentions.
+        mentions: Each mention, its form according to the file, and its line.
+        what: The name of the mentions in the message.
 
     Returns:
-        {"mismatched": number} for a document's meta; {} if all are equal.
+        {"mismatched": number} for a document's meta; {} if none differs.
 
     Raises:
-        DataError: Most of them differ, so the text is probably another one.
+        DataError: Most of them differ, so it is probably the wrong text.
     """
     wrong_lines = [
         line
@@ -112,9 +113,9 @@ def count_mismatches(
 
 
 def lay_out(sentences: Sequence[Sequence[str]]) -> tuple[str, Offsets, Offsets]:
-    """Return a text of words, and the offsets of its sentences and of its words.
+    """Return the text of some words, and the offsets of its sentences and words.
 
-    A space joins words, and a line end joins sentences.
+    Words are joined by spaces, sentences by line ends.
     """
     bounds: list[tuple[int, int]] = []
     tokens: list[tuple[int, int]] = []
@@ -130,12 +131,13 @@ def lay_out(sentences: Sequence[Sequence[str]]) -> tuple[str, Offsets, Offsets]:
 
 
 def cut_into_words(document: Document) -> list[tuple[int, int, bool]]:
-    """Cut a text into words that make up all of it, as spaCy does.
+    """Split a text into words that cover all of it, as in spaCy.
 
-    Each end of a mention is the end of a word.
+    Mentions begin and end at word boundaries.
 
     Returns:
-        Start, end, and whether a space follows that is not a word of its own.
+        The start and end of each word, and whether a space follows that is not itself a
+        word.
     """
     pieces = [piece for span in document.spans for piece in span.pieces]
     starts = {start for start, _ in pieces}

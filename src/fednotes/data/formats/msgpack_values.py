@@ -1,13 +1,13 @@
-"""Count the values of msgpack before they are built.
+"""Counting of msgpack's values before they are built.
 
-Of a list that holds empty lists, each byte becomes a value of 64 bytes.
+In a list of empty lists, each byte becomes a value of 64 bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-# The bytes after the first one, for each first byte of a value without a length.
+# Number of bytes after the first one, by the first byte of a value of fixed size.
 _FIXED = {
     **dict.fromkeys(range(0x80), 0),
     **{first: first - 0xA0 for first in range(0xA0, 0xC0)},  # a text
@@ -19,14 +19,14 @@ _FIXED = {
     **dict.fromkeys(range(0xE0, 0x100), 0),
 }
 
-# The bytes of the length, and those between it and the content.
+# Number of bytes of the length, and of bytes between the length and the content.
 _MEASURED = {
     **{0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0)},  # bytes
     **{0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)},  # an extension, after its type
     **{0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)},  # a text
 }
 
-# The bytes of the number of items, and how many values an item has.
+# Number of bytes of the item count, and of values per item.
 _NESTED = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 _SHORT_NESTED = {
     **{0x80 + number: 2 * number for number in range(16)},
@@ -35,7 +35,7 @@ _SHORT_NESTED = {
 
 
 def has_more_values(data: bytes, most: int) -> bool:
-    """Return whether a value of msgpack and all within it are more than `most`.
+    """Return whether msgpack data has more than `most` values, nested ones included.
 
     Raises:
         ValueError: The bytes are not msgpack, or end too early.
@@ -49,7 +49,7 @@ def has_more_values(data: bytes, most: int) -> bool:
 
 
 def _read_items(data: bytes) -> Iterator[int]:
-    """Yield how many values each list or mapping has, before they are read."""
+    """Yield the number of values of each list or mapping, before they are read."""
     position = 0
     pending = 1
     while pending:

@@ -1,11 +1,11 @@
 """OMOP's common data model 5.4: notes in NOTE, mentions in NOTE_NLP, as CSV.
 
-A folder holds `note.csv` and `note_nlp.csv`. A mention's type, its pieces and a
-confidence are in `term_modifiers` ("label=ADE,pieces=6-10,confidence=0.9"), its start
-is in `offset`. Concepts are 0, "no matching concept", unless a mention brought one.
-Other columns of NOTE and, under "terms", of NOTE_NLP (that a term is negated, or past)
-are kept in `meta["omop"]`. A note whose id is not a number gets one; its id is then its
-`note_source_value`, after "fednotes:". Unknown dates of notes are 1970-01-01.
+A folder contains `note.csv` and `note_nlp.csv`. The type, pieces and confidence of a
+mention are in `term_modifiers` ("label=ADE,pieces=6-10,confidence=0.9"), its start is
+in `offset`. Concepts are 0, "no matching concept", unless a mention was read with one.
+Other columns of NOTE and, under "terms", of NOTE_NLP (such as negation or tense) are
+stored in `meta["omop"]`. A note whose id is not a number gets a number; its id is then
+in `note_source_value`, after "fednotes:". Unknown dates of notes are 1970-01-01.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NLP_COLUMNS = (
     "note_nlp_concept_id note_nlp_source_concept_id nlp_system nlp_date nlp_datetime "
     "term_exists term_temporal term_modifiers"
 ).split()
-# Columns of NOTE that must not be empty, with the values for "unknown".
+# Required columns of NOTE, with their values for "unknown".
 _NOTE_DEFAULTS = {
     "person_id": "0",
     "note_type_concept_id": "0",
@@ -56,15 +56,15 @@ _NOTE_DEFAULTS = {
     "note_date": "1970-01-01",
 }
 _DOCUMENT_COLUMNS = ("note_id", "person_id", "note_text")  # fields of a Document
-# Columns of NOTE_NLP that are written anew.
+# Columns of NOTE_NLP that are not stored but computed again.
 _PLACE_COLUMNS = ("note_nlp_id", "note_id", "snippet", "offset", "lexical_variant")
 _OWN_MODIFIERS = ("label", "pieces", "confidence")
 _SYSTEM = "fednotes"
 _OWN_SOURCE = f"{_SYSTEM}:"
-_NUMBER = re.compile("0|[1-9][0-9]{0,17}")  # as a database returns it
-_MAX_TEXT = 250  # characters of columns such as lexical_variant
-_MAX_SOURCE = 50  # characters of note_source_value
-_CONTEXT = 50  # characters of the snippet before and after a mention
+_NUMBER = re.compile("0|[1-9][0-9]{0,17}")  # in a database's canonical form
+_MAX_TEXT = 250  # maximum length of columns such as lexical_variant
+_MAX_SOURCE = 50  # maximum length of note_source_value
+_CONTEXT = 50  # characters before and after a mention in its snippet
 
 _Row = Mapping[str, str]
 
@@ -82,17 +82,17 @@ def _header(path: Path) -> list[str]:
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """Return a document per row of NOTE, with the mentions of the NOTE_NLP beside it.
+    """Return a document per row of NOTE, with the mentions of NOTE_NLP next to it.
 
-    NOTE_NLP is a file with "nlp" in its name. Noted, with their lines, are rows with
-    another number of columns, notes without an id or a text, and mentions without a
-    place or of a note that is not there.
+    NOTE_NLP is a file with "nlp" in its name. These problems are collected with their
+    lines: rows with a wrong number of columns, notes without an id or a text, and
+    mentions without a position or of a missing note.
     """
     return gather(find_corpus_files(path, accepts, "OMOP's NOTE"), _read_file, problems)
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    """Yield what `read` returns, one document at a time; NOTE_NLP is kept in memory."""
+    """Yield the documents of `read` one by one; NOTE_NLP is kept in memory."""
     files = find_corpus_files(path, accepts, "OMOP's NOTE")
     return stream_files(files, _read_file, problems)
 
@@ -137,7 +137,7 @@ def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
 
 
 def _read_rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the rows of a table by lower-case columns, and the line of each."""
+    """Yield the rows of a table by lower-case column names, each with its line."""
     with (
         open_text(path, named_encoding(), newline="") as file,
         problems.collect("line", path),
@@ -163,7 +163,7 @@ def _to_record(row: _Row, spans: list[Any], details: list[Any]) -> dict[str, Any
     Args:
         row: The row.
         spans: Its mentions.
-        details: What else NOTE_NLP says about them.
+        details: The other columns of NOTE_NLP for them.
     """
     other: dict[str, Any] = {
         name: value
@@ -223,7 +223,7 @@ def _concept(row: _Row) -> str:
 
 
 def _other_columns(row: _Row) -> dict[str, str]:
-    """Return what a row of NOTE_NLP says besides place, type and confidence."""
+    """Return the columns of NOTE_NLP other than position, type and confidence."""
     modifiers = [
         part
         for part in _modifiers(row)
@@ -293,7 +293,7 @@ def _to_term(text: str, span: Span, columns: _Row) -> dict[str, str]:
     Args:
         text: The text of the note.
         span: The mention.
-        columns: What the row that was read says besides (`_other_columns`).
+        columns: The other columns of the row that was read (`_other_columns`).
     """
     pieces = ";".join(f"{start}-{end}" for start, end in span.pieces)
     modifiers = [f"label={quote(span.label, safe=' ')}", f"pieces={pieces}"]

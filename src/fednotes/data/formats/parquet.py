@@ -1,9 +1,9 @@
-"""Parquet and Arrow files, as Hugging Face's `datasets` uses them. Needs extra "arrow".
+"""Parquet and Arrow files of Hugging Face's `datasets`. Needs the extra "arrow".
 
 Columns: id, text, tokens, ner_tags (the names of its ClassLabel are in the schema's
-metadata), spans, and "fednotes", JSON of everything else. A table with tokens and
-ner_tags alone is read, too, and one of BigBIO's rows (`bigbio`). Arrow files are read,
-as a stream or as a file; Parquet is written.
+metadata), spans, and "fednotes", JSON of everything else. Tables with only tokens and
+ner_tags and tables of BigBIO's rows (`bigbio`) can be read as well. Both forms of Arrow
+files are read, stream and file; only Parquet is written.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from fednotes.data.text import tokenize
 
 LOOSE = 0
 _SIGNATURES = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
-# PAR1 is also a gene: a text that begins with it as a word is not a Parquet file.
+# PAR1 is also a gene: a text that begins with this word is not a Parquet file.
 _GENE = tuple(b"PAR1" + end for end in (b"\t", b" ", b"\n", b"\r", b",", b"-"))
 _UNREADABLE = "not a readable Parquet or Arrow file: is the file complete?"
-_MAX_BATCH = 1024  # rows that are unpacked at a time
-_READ_SIZE = 2**20  # bytes of a column that are read at a time
-_SMALL = 2**20  # bytes of a column of lists that are unpacked without precaution
-_GROUP_ROWS = 5000  # rows of a group that is written
+_MAX_BATCH = 1024  # maximum number of rows that are unpacked at a time
+_READ_SIZE = 2**20  # bytes of a column read at a time
+_SMALL = 2**20  # bytes of a list column that may be unpacked without precautions
+_GROUP_ROWS = 5000  # rows per group when writing
 
 
 def _import_arrow() -> Any:
@@ -68,12 +68,15 @@ def _import_arrow() -> Any:
 
 
 def accepts(path: Path) -> bool:
-    """Return whether the file begins as Parquet or Arrow do."""
+    """Return whether the file begins like Parquet or Arrow."""
     return starts_with(path, _SIGNATURES) and not starts_with(path, _GENE)
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """Return a document per row; rows without one tag for each token are noted."""
+    """Return a document per row.
+
+    Rows without one tag for each token are added to `problems`.
+    """
     files = find_corpus_files(path, accepts, "Parquet or Arrow")
     return gather(files, _read_file, problems)
 
@@ -99,7 +102,7 @@ def _read_file(path: Path, problems: Problems) -> Iterable[ReadDocument]:
 
 
 def _tag_names(metadata: Any) -> Any:
-    """Return the names of the tags that `datasets` writes into a schema, if any."""
+    """Return the names of the tags in a schema that `datasets` wrote, if any."""
     raw = dict(metadata or {}).get(b"huggingface", b"{}").decode("utf-8", "replace")
     info = mapping(mapping(parse_json_line(raw)).get("info"))
     feature: Any = mapping(info.get("features")).get("ner_tags")
@@ -143,7 +146,7 @@ def _tag_name(tag: Any, tag_names: Any) -> Any:
 
 
 def _to_record(row: Any, context: jsonl.MentionContext) -> dict[str, Any]:  # noqa: ARG001 - the form of `parse_items`
-    """Return a row that this module wrote as a record of JSONL."""
+    """Return a row of this module's own tables as a record of JSONL."""
     fields = mapping(parse_json_line(row["fednotes"])) if row.get("fednotes") else {}
     spans = [
         {key: value for key, value in span.items() if value is not None}
@@ -156,7 +159,7 @@ def _to_record(row: Any, context: jsonl.MentionContext) -> dict[str, Any]:  # no
 
 
 def column_names(path: Path) -> list[str]:
-    """Return the names of a file's columns, in their order."""
+    """Return the names of a file's columns, in order."""
     return list(_read_schema(path).names)
 
 
@@ -170,16 +173,17 @@ def _read_schema(path: Path) -> Any:
 def rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
     """Yield the values of some columns of each row.
 
-    One batch of rows is in memory at a time. Rows may share a value, so a small file
-    may hold far more than any memory can; what the file states is compared with its
-    size before it is unpacked, and the size of the rows is counted while they are read.
+    One batch of rows is in memory at a time. Since rows may share a value, the rows of
+    a small file may exceed any memory. Therefore the declared sizes are checked against
+    the file's size before unpacking, and the size of the rows is counted while they are
+    read.
 
     Args:
         path: The file.
         columns: The names of the columns.
 
     Raises:
-        DataError: The file is incomplete, or its rows are far larger than notes are.
+        DataError: The file is incomplete, or its rows are far larger than notes.
     """
     arrow = _import_arrow()
     with _open(arrow, path) as file:
@@ -199,7 +203,7 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
         limits = _Limits.of(path, file)
         size = 0
         for batch in batches:
-            # Arrow trusts the offsets and indices in a file.
+            # Arrow does not check the offsets and indices in a file.
             batch.validate(full=True)
             limits.require_batch(batch.nbytes)
             for piece, piece_size in slices_within(arrow, batch, limits.batch):
@@ -214,13 +218,13 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
 
 @dataclass(frozen=True)
 class _Limits:
-    """How much the rows of a file may take in memory.
+    """Limits on the memory for the rows of a file.
 
     Attributes:
         path: The file.
-        file_size: Its bytes.
-        rows: Bytes that all rows of the file may have.
-        batch: Bytes that a batch of rows may have.
+        file_size: Its size in bytes.
+        rows: Maximum bytes of all rows of the file.
+        batch: Maximum bytes of a batch of rows.
     """
 
     path: Path
@@ -238,7 +242,7 @@ class _Limits:
         return cls(path, file_size, rows, min(rows, bounds.ARROW_BYTES))
 
     def require_rows(self, size: int) -> None:
-        """Raise DataError if rows of some bytes are more than a file's rows may be."""
+        """Raise DataError if rows of this size exceed the limit for all rows."""
         if size > self.rows:
             raise DataError.at(
                 self.path,
@@ -248,7 +252,7 @@ class _Limits:
             )
 
     def require_batch(self, size: int) -> None:
-        """Raise DataError if some bytes are more than a batch of rows may have."""
+        """Raise DataError if a batch of this size exceeds the limit for a batch."""
         self.require_rows(size)
         if size > bounds.ARROW_BYTES:
             raise DataError.at(
@@ -260,9 +264,9 @@ class _Limits:
 
 
 def _plain_column(arrow: Any, batch: Any, schema: Any, name: str) -> Any:
-    """Return a column of a batch, of the type that the file gives it if that is fast.
+    """Return a column of a batch, in the file's own type if Arrow can convert it.
 
-    The values of a dictionary are the same, but Python gets them one by one.
+    A dictionary has the same values, but its conversion to Python is slower.
     """
     array = batch.column(batch.schema.get_field_index(name))
     kind = schema.field(name).type
@@ -270,13 +274,13 @@ def _plain_column(arrow: Any, batch: Any, schema: Any, name: str) -> Any:
         return array
     try:
         return array.cast(kind)
-    except arrow.ArrowNotImplementedError:  # such as to a view of texts
+    except arrow.ArrowNotImplementedError:  # for example, to string_view
         return array
 
 
 @contextmanager
 def _open(arrow: Any, path: Path) -> Iterator[BinaryIO]:
-    """Open a file whose errors, within the block, are DataErrors."""
+    """Open a file; errors in the context become DataErrors."""
     try:
         with open_seekable(path) as file:
             yield file
@@ -287,7 +291,7 @@ def _open(arrow: Any, path: Path) -> Iterator[BinaryIO]:
 def _open_batches(
     arrow: Any, file: BinaryIO, path: Path, columns: Sequence[str] | None = None
 ) -> tuple[Any, Iterable[Any]]:
-    """Return the schema of a file, and its rows in batches.
+    """Return the schema of a file, and the batches of its rows.
 
     The batches are unpacked one by one.
     """
@@ -340,7 +344,7 @@ class _ParquetReader:
         }
 
     def read_batches(self) -> Iterator[Any]:
-        """Yield the rows, a group after the other."""
+        """Yield the rows, one group after the other."""
         for group in range(self._source.metadata.num_row_groups):
             sizes = self._measure(group)
             batch_size = self._batch_size(sizes)
@@ -360,9 +364,9 @@ class _ParquetReader:
         """Return the sizes of the columns of a group.
 
         Raises:
-            DataError: A page of each column has more bytes than a batch may have, or
-                the columns have more values, or lists of more bytes, than the rows of
-                the file may have.
+            DataError: The largest pages of the columns together exceed the limit for a
+                batch, or the values or lists of the columns exceed the limit for all
+                rows.
         """
         limits = self._limits
         sizes = {
@@ -373,19 +377,19 @@ class _ParquetReader:
         }
         limits.require_batch(sum(size.largest_page for size in sizes.values()))
         limits.require_rows(OBJECT_SIZE * sum(size.values for size in sizes.values()))
-        # A row of lists may span all pages, and Arrow unpacks it at once.
+        # A row of lists may span all pages, and Arrow unpacks it as a whole.
         lists = (size for number, size in sizes.items() if self._is_list(number))
         limits.require_rows(sum(size.unpacked for size in lists))
         return sizes
 
     def _batch_size(self, sizes: Mapping[int, ColumnSize]) -> int:
-        """Return how many rows of a group may be unpacked at a time.
+        """Return the number of rows of a group that may be unpacked at a time.
 
         Raises:
-            DataError: A row may have more bytes than a batch may have.
+            DataError: A single row may exceed the limit for a batch.
         """
         limits = self._limits
-        width = 1  # bytes that a row may have
+        width = 1  # maximum bytes of a row
         is_large = sum(size.unpacked for size in sizes.values()) > limits.batch
         for number, size in sizes.items():
             if is_large:
@@ -410,8 +414,8 @@ class _ParquetReader:
     def _dictionaries(self, sizes: Mapping[int, ColumnSize]) -> list[str]:
         """Return the paths of columns that are read as dictionaries.
 
-        These are columns of lists whose texts may be far longer than their pages, since
-        a row may have any number of them.
+        These are list columns whose texts may be far longer than their pages, since a
+        row may have any number of texts.
         """
         return [
             path
@@ -423,12 +427,12 @@ class _ParquetReader:
         ]
 
     def _is_list(self, number: int) -> bool:
-        """Return whether a row may have any number of values in a column."""
+        """Return whether a row may have several values in a column."""
         return bool(self._source.schema.column(number).max_repetition_level > 0)
 
 
 def _is_within(path: str, name: str) -> bool:
-    """Return whether a path of Parquet is that of a column, or leads into it."""
+    """Return whether a Parquet path is that of a column, or lies within it."""
     return path == name or path.startswith(f"{name}.")
 
 
@@ -436,7 +440,7 @@ def _is_within(path: str, name: str) -> bool:
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Write Parquet with tokens and tags beside text and mentions, for `datasets`."""
+    """Write Parquet with text, mentions, tokens and tags, for `datasets`."""
     arrow = _import_arrow()
     all_documents = list(documents)
     tagset = TagSet(types_of(all_documents))
@@ -468,7 +472,7 @@ def _to_row(document: Document, tagset: TagSet) -> dict[str, Any]:
 
 
 def _schema(arrow: Any, tagset: TagSet) -> Any:
-    """Return the schema of the table, with the names of the tags for `datasets`."""
+    """Return the schema of the table, with the tag names for `datasets`."""
     span = arrow.struct(
         [
             ("start", arrow.int64()),

@@ -1,10 +1,10 @@
-"""Measure what a Parquet file holds before Arrow unpacks it.
+"""Measurement of a Parquet file's content before Arrow unpacks it.
 
-Arrow trusts the footer and the page headers of a file: a list of a million columns, a
-run of a billion equal values or a page of 2 GB takes a few bytes to state, and Arrow
-allocates the memory for it. The footer's sums say nothing about it, since whoever wrote
-the file chose them. The page headers do: Arrow unpacks no more than they state. So they
-are read here first. They are structs of Thrift's compact protocol.
+Arrow trusts the footer and the page headers of a file: a few bytes can declare a list
+of a million columns, a run of a billion equal values or a page of 2 GB, and Arrow
+allocates the memory for it. The totals in the footer may be forged. The page headers
+can be relied on, because Arrow never unpacks more than they declare; this module
+therefore reads them first. They are structs of Thrift's compact protocol.
 """
 
 from __future__ import annotations
@@ -15,25 +15,24 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 _TAIL = 8  # bytes at the end of a file: the length of its footer, and its signature
-_MIN_ITEMS = 1000  # items that any list of a footer may have
-_ITEM_BYTES = 8  # that an item of a list of a footer has at least
-_FREE_FOOTER = 2**20  # bytes that a footer may have in any file
-_FOOTER_SHARE = 4  # a longer footer may be a quarter of the file
-
-_HEADER_STEPS = (2**8, 2**12, 2**16, 2**24)  # bytes in which a page header is sought
-_OLD_PADDING = 100  # bytes after a column that Arrow reads in files of old writers
-_MAX_DEPTH = 16  # of structs in a page header
+_MIN_ITEMS = 1000  # items that a list may have in any footer
+_ITEM_BYTES = 8  # minimum bytes of a list item in a footer
+_FREE_FOOTER = 2**20  # bytes that a footer may have in any file, however small
+_FOOTER_SHARE = 4  # a longer footer may be up to a quarter of the file
+_HEADER_STEPS = (2**8, 2**12, 2**16, 2**24)  # bytes read for a page header
+_OLD_PADDING = 100  # bytes after a column that Arrow reads for old writers
+_MAX_DEPTH = 16  # nesting of structs in a page header
 
 # Kinds of a page.
 _DATA_PAGE = 0
 _DICTIONARY_PAGE = 2
 _DATA_PAGE_V2 = 3
 
-# Encodings whose own headers state how many values follow.
+# Encodings whose own headers declare the number of values.
 _DELTA_LENGTH_BYTE_ARRAY = 6
 _DELTA_BYTE_ARRAY = 7
 
-_RLE = 3  # the encoding of levels that state their length
+_RLE = 3  # the encoding of levels that declare their length
 
 # Types of Thrift's compact protocol.
 _TRUE = 1
@@ -49,16 +48,16 @@ _STRUCT = 12
 
 @dataclass(frozen=True)
 class ColumnSize:
-    """What the pages of a column of a row group hold.
+    """The size of a column in a row group, according to its pages.
 
     Attributes:
-        values: The values, where null and an empty list are one value, too.
-        unpacked: The bytes of all pages when they are unpacked.
-        largest_page: The bytes of the largest page when it is unpacked.
-        shared: The bytes that a value takes at most which a row states in a few bytes,
-            because it is in a dictionary or begins as the value before it.
-        has_deltas: Whether a page of texts has a delta encoding; Arrow cannot read it
-            as a dictionary.
+        values: The number of values, including nulls and empty lists.
+        unpacked: The bytes of all pages when unpacked.
+        largest_page: The bytes of the largest page when unpacked.
+        shared: Maximum bytes of a value that takes only a few bytes in a row, because
+            it is in a dictionary or shares a prefix with the previous value.
+        has_deltas: Whether a page of texts has a delta encoding, which Arrow cannot
+            read as a dictionary.
     """
 
     values: int
@@ -72,13 +71,13 @@ class ColumnSize:
 
 
 def footer_limits(file: BinaryIO) -> dict[str, int]:
-    """Return the limits of lists and texts in a file's footer, for `ParquetFile`.
+    """Return the limits on lists and texts in a file's footer, for `ParquetFile`.
 
-    Arrow makes room for a list as soon as its length is stated. A column takes 230
-    times its bytes of the footer.
+    Arrow allocates a list as soon as it has read the length. A column takes 230 times
+    as much memory as its bytes in the footer.
 
     Raises:
-        ValueError: The file has no footer, or one of an impossible length.
+        ValueError: The footer is too long.
     """
     file_size = file.seek(0, os.SEEK_END)
     file.seek(max(0, file_size - _TAIL))
@@ -99,7 +98,7 @@ def footer_limits(file: BinaryIO) -> dict[str, int]:
 def measure_column(
     arrow: Any, file: BinaryIO, source: Any, group: int, column: int, max_page: int
 ) -> ColumnSize:
-    """Return what the pages of a column hold; only their headers are read.
+    """Return the size of a column, from the headers of its pages.
 
     Args:
         arrow: The package pyarrow.
@@ -107,7 +106,7 @@ def measure_column(
         source: Its `ParquetFile`.
         group: The number of the row group.
         column: The number of the column in it.
-        max_page: Bytes of the largest page, unpacked, that is looked into.
+        max_page: Maximum unpacked bytes of a page whose content is examined.
 
     Raises:
         ValueError: A page header is damaged.
@@ -142,19 +141,19 @@ def measure_column(
 
 @dataclass(frozen=True)
 class _Page:
-    """A page, as its header states it.
+    """A page, as its header describes it.
 
     Attributes:
         kind: The kind of the page.
-        position: Where its content begins in the file.
+        position: The position of its content in the file.
         packed: The bytes of its content.
-        unpacked: The bytes of its content when it is unpacked.
-        values: The values of a page of data, with nulls.
+        unpacked: The bytes of its content when unpacked.
+        values: The number of values of a data page, including nulls.
         encoding: The encoding of these values.
         level_encodings: The encodings of the repetition and the definition levels.
-        levels: The bytes of levels before the values, which are not packed; None if
-            the levels are packed with the values.
-        is_packed: Whether the content is packed, if the column is.
+        levels: The bytes of unpacked levels before the values; None if the levels are
+            packed with the values.
+        is_packed: Whether the content is packed, provided that the column is.
     """
 
     kind: int
@@ -169,7 +168,7 @@ class _Page:
 
 
 def _read_pages(file: BinaryIO, chunk: Any) -> Iterator[_Page]:
-    """Yield the pages of a column that Arrow would read, as it would find them."""
+    """Yield the pages of a column that Arrow would read, in its order."""
     file_size = file.seek(0, os.SEEK_END)
     position = chunk.data_page_offset
     if chunk.dictionary_page_offset:
@@ -239,10 +238,10 @@ def _read_page(file: BinaryIO, position: int) -> _Page:
 def _check_deltas(
     arrow: Any, file: BinaryIO, page: _Page, chunk: Any, levels: Any
 ) -> None:
-    """Raise ValueError if a page's lengths of texts are more than its values.
+    """Raise ValueError if a page declares more text lengths than values.
 
-    Arrow unpacks all lengths of a page at once, and a few bytes can state a billion of
-    them.
+    Arrow unpacks all lengths of a page at once, and a few bytes can declare a billion
+    lengths.
 
     Args:
         arrow: The package pyarrow.
@@ -271,7 +270,7 @@ def _check_deltas(
             size = page.unpacked - page.levels
             data = _unpack(arrow, data, size, chunk.compression)
     reader = _CompactReader(data, position)
-    runs = 2 if page.encoding == _DELTA_BYTE_ARRAY else 1  # of prefixes, and of ends
+    runs = 2 if page.encoding == _DELTA_BYTE_ARRAY else 1  # of prefixes and of suffixes
     try:
         for _ in range(runs):
             if reader.skip_deltas() > page.values:
@@ -290,13 +289,13 @@ def _unpack(arrow: Any, data: bytes, size: int, compression: str) -> bytes:
 
 # ---- Thrift --------------------------------------------------------------------------
 
-# The fields of a struct by number and type. As in Arrow's reader, a field of another
-# type than the expected one counts as missing, and the last of several counts.
+# The fields of a struct by number and type. As in Arrow's reader, a field of an
+# unexpected type counts as missing, and the last of several fields is used.
 _Fields = dict[tuple[int, int], Any]
 
 
 def _integer(fields: _Fields, number: int) -> int:
-    """Return a field of 32 bits."""
+    """Return a 32-bit integer field."""
     value = fields.get((number, _I32))
     if value is None or not -(2**31) <= value < 2**31:
         raise ValueError("a page header lacks a number")
@@ -314,14 +313,14 @@ def _struct(fields: _Fields, number: int) -> _Fields:
 class _CompactReader:
     """Reads Thrift's compact protocol, and Parquet's runs of deltas.
 
-    An IndexError says that the bytes end too early.
+    An IndexError means that the bytes end too early.
 
     Args:
         data: The bytes.
-        position: Where to begin.
+        position: The start of the first value.
 
     Attributes:
-        position: Where the next value begins.
+        position: The start of the next value.
     """
 
     def __init__(self, data: bytes, position: int = 0) -> None:
@@ -329,7 +328,7 @@ class _CompactReader:
         self.position = position
 
     def read_struct(self, depth: int = 0) -> _Fields:
-        """Return the numbers and structs of a struct; other fields are skipped."""
+        """Return the numbers and structs in a struct, and skip other values."""
         if depth > _MAX_DEPTH:
             raise ValueError("structs are nested too deep")
         fields: _Fields = {}
@@ -361,7 +360,7 @@ class _CompactReader:
         return None
 
     def skip_deltas(self) -> int:
-        """Skip a run of DELTA_BINARY_PACKED, and return how many values it states."""
+        """Skip a run of DELTA_BINARY_PACKED; return its declared number of values."""
         block = self._read_varint()
         parts = self._read_varint()
         count = self._read_varint()

@@ -1,9 +1,10 @@
-"""Collect what is wrong with a corpus, so that a reader can continue after it.
+"""Collection of a corpus's problems, so that reading continues after an error.
 
-At the end all of it is refused together, or left out and counted:
+At the end, the reader refuses the corpus because of them, or leaves the affected items
+out and counts them:
 
     with problems.collect("mention", path, number):
-        spans.append(parse(line))  # a DataError is noted, and this mention left out
+        spans.append(parse(line))  # a DataError leaves out this mention
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from fednotes.core.types import Document
 
 OnError = Literal["refuse", "skip"]
 
-# Kinds of what a reader ignores although nothing is wrong with it.
+# Kinds of valid content that a reader ignores.
 UNANNOTATED = "texts without annotations"
-WINDOWS = "texts with Windows line endings"  # the line ends are not kept
+WINDOWS = "texts with Windows line endings"  # which are converted
 
-MAX_LISTED = 10_000  # problems that are listed one by one; all are counted
+MAX_LISTED = 10_000  # problems listed individually; all are counted
 
 
 def refuses(on_error: str) -> bool:
-    """Return whether a corpus with something wrong in it is refused.
+    """Return whether a corpus with problems is refused.
 
     Raises:
         ConfigError: `on_error` is not an `OnError`.
@@ -40,14 +41,15 @@ def refuses(on_error: str) -> bool:
 
 
 class Problems:
-    """What a reader could not use, in the order of the files.
+    """The problems of a corpus, in the order of the files.
 
     Attributes:
-        listed: Each problem, up to the first 10,000.
-        counts: The number of all problems, by what was left out.
-        repeated_ids: Documents whose id an earlier one has; they are read.
-        unannotated: Texts that have no annotation file.
-        ignored: What was ignored in what was read, by kind. Nothing is wrong with it.
+        listed: The first 10,000 problems.
+        counts: The number of all problems, by the kind of item that was left out.
+        repeated_ids: Documents with the id of an earlier one; they are read
+            nevertheless.
+        unannotated: Texts without annotation file.
+        ignored: Counts of valid content that was ignored, by kind.
     """
 
     def __init__(self) -> None:
@@ -59,15 +61,16 @@ class Problems:
 
     @property
     def number(self) -> int:
-        """The number of all problems."""
+        """The total number of problems."""
         return self.counts.total()
 
     def add(self, error: DataError, kind: str) -> None:
-        """Note an error.
+        """Add an error.
 
         Args:
-            error: What is wrong.
-            kind: What is left out because of it: a line, a mention, a file.
+            error: The error.
+            kind: The kind of item that is left out because of it: a line, a mention, a
+                file.
         """
         problems = error.problems or (Problem("", 0, kind, str(error)),)
         self.counts[kind] += len(problems)
@@ -75,17 +78,17 @@ class Problems:
         self.listed += [replace(problem, kind=kind) for problem in problems[:room]]
 
     def note(self, kind: str, path: Path, line: int, message: str) -> None:
-        """Note what is wrong at a line of a file."""
+        """Add a problem at a line of a file."""
         self.add(DataError.at(path, line, message), kind)
 
     def note_repeated_id(self, path: Path, line: int) -> None:
-        """Note a document whose id an earlier one has."""
+        """Add a document that has the id of an earlier one."""
         if len(self.repeated_ids) < MAX_LISTED:
             message = "an earlier document has the same id"
             self.repeated_ids.append(Problem(str(path), line, "repeated_id", message))
 
     def include(self, other: Problems) -> None:
-        """Add what another reader noted."""
+        """Add the problems of another reader."""
         self.listed += other.listed[: max(0, MAX_LISTED - len(self.listed))]
         room = max(0, MAX_LISTED - len(self.repeated_ids))
         self.repeated_ids += other.repeated_ids[:room]
@@ -97,16 +100,16 @@ class Problems:
     def collect(
         self, kind: str, path: Path, line: int = 0, prefix: str = ""
     ) -> Iterator[list[DataError]]:
-        """Note a DataError of the block and continue after it.
+        """Catch and add a DataError that is raised in the context.
 
         Args:
-            kind: What is left out because of the error.
+            kind: The kind of item that is left out because of the error.
             path: The file, if the error names none.
-            line: The line, likewise.
-            prefix: What precedes the message of an error that names no file.
+            line: The line, if the error names none.
+            prefix: Prefix of the message of an error that names no file.
 
         Yields:
-            A list that has the error after the block, if there was one.
+            A list that contains the error after the context, if there was one.
         """
         errors: list[DataError] = []
         try:
@@ -123,14 +126,14 @@ class Problems:
         """Raise DataError with all problems, if there are any.
 
         Args:
-            on_error: "skip" raises only if no document could be read.
+            on_error: "skip" raises the error only if no document could be read.
             documents: The documents that could be read.
         """
         if (refuses(on_error) or not documents) and self.listed:
             raise DataError.of(self.listed, self.number)
 
     def __str__(self) -> str:
-        """Return what was left out, such as "2 lines, 1 mention"."""
+        """Return the counts of what was left out, such as "2 lines, 1 mention"."""
         return ", ".join(
             f"{number:,} {kind}{'s' if number > 1 else ''}"
             for kind, number in self.counts.items()

@@ -1,10 +1,10 @@
-"""Prodigy's JSONL: mentions by characters and by tokens; `jsonl` reads it, too.
+"""Prodigy's JSONL, with mentions by characters and by tokens; `jsonl` reads it.
 
     {"text", "tokens": [{"text", "start", "end", "id", "ws"}], "spans": [{"start",
      "end", "label", "token_start", "token_end"}], "answer": "accept"}
 
-A mention of several pieces is written as one stretch. Prodigy cannot show a mention
-that does not fall on tokens; if a document has such a mention, it gets other tokens.
+A mention of several pieces is written as one stretch. Prodigy cannot display mentions
+that begin or end within a token; a document with such a mention gets other tokens.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fednotes.data.formats.mentions import cut_into_words
 
 
 def accepts(path: Path) -> bool:  # noqa: ARG001 - the form of a format
-    """Return False: files are left to `jsonl`."""
+    """Return False, since `jsonl` reads these files."""
     return False
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Write a line per document, to be shown by ner.manual or spans.manual."""
+    """Write a line per document, for ner.manual or spans.manual."""
     jsonl.write_lines(documents, path, _to_record)
 
 

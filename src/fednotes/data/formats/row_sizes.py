@@ -1,7 +1,7 @@
-"""Measure rows of Arrow before they become values of Python.
+"""Measurement of Arrow rows before they become Python values.
 
-Within a column, rows may share a value, and the parts of a row may, too. So a column of
-a few bytes can stand for more values than any memory can hold.
+Rows of a column may share a value, and so may the parts of a row. A column of a few
+bytes can therefore stand for more values than fit into any memory.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-OBJECT_SIZE = 32  # bytes that a Python value takes at least
-_SCALAR_SIZE = 16  # bytes that a value takes at most in Arrow, besides texts
+OBJECT_SIZE = 32  # minimum bytes of a Python value
+_SCALAR_SIZE = 16  # maximum bytes of an Arrow value other than text
 
 
 def size_in_memory(value: Any) -> int:
-    """Return about how many bytes a value of a row takes in memory."""
+    """Return the approximate number of bytes of a row's value in memory."""
     if isinstance(value, str | bytes):
         return OBJECT_SIZE + len(value)
     if isinstance(value, dict):
@@ -25,7 +25,7 @@ def size_in_memory(value: Any) -> int:
 
 
 def slices_within(arrow: Any, batch: Any, limit: int) -> Iterator[tuple[Any, int]]:
-    """Yield a batch of rows in pieces that take no more than a limit.
+    """Yield a batch of rows in pieces of limited size.
 
     Args:
         arrow: The package pyarrow.
@@ -33,8 +33,8 @@ def slices_within(arrow: Any, batch: Any, limit: int) -> Iterator[tuple[Any, int
         limit: The limit in bytes.
 
     Yields:
-        The pieces, and about how many bytes their values take at most. A piece of one
-        row may exceed the limit.
+        The pieces, and an approximate upper bound of the bytes of their values. A piece
+        of one row may exceed the limit.
     """
     pending = [batch]
     while pending:
@@ -48,7 +48,7 @@ def slices_within(arrow: Any, batch: Any, limit: int) -> Iterator[tuple[Any, int
 
 
 def measure(arrow: Any, array: Any) -> int:
-    """Return about how many bytes the values of an array take in memory, at most."""
+    """Return an approximate upper bound of the bytes of an array's values in memory."""
     if not len(array):
         return 0
     return OBJECT_SIZE * len(array) + _measure_content(arrow, array)
@@ -63,7 +63,7 @@ def _measure_content(arrow: Any, array: Any) -> int:
     if types.is_dictionary(kind) and _has_lengths(arrow, kind.value_type):
         lengths = arrow.compute.binary_length(array.dictionary)
         return _sum(arrow, lengths.take(array.indices))
-    # Each of the values may be all that they share.
+    # Each value may consist of all shared values.
     if types.is_dictionary(kind):
         return len(array) * measure(arrow, array.dictionary)
     if types.is_run_end_encoded(kind):
@@ -74,7 +74,7 @@ def _measure_content(arrow: Any, array: Any) -> int:
 
 
 def _inner_arrays(arrow: Any, array: Any) -> list[Any]:
-    """Return the arrays of which the values of an array consist, if it is nested."""
+    """Return the child arrays of a nested array."""
     kind = array.type
     types = arrow.types
     if isinstance(array, arrow.ExtensionArray):
@@ -91,7 +91,7 @@ def _inner_arrays(arrow: Any, array: Any) -> list[Any]:
 
 
 def _has_lengths(arrow: Any, kind: Any) -> bool:
-    """Return whether Arrow tells the lengths of a type's values: texts and bytes."""
+    """Return whether Arrow can compute the lengths of a type's values."""
     types = arrow.types
     return bool(
         types.is_string(kind)
@@ -107,15 +107,15 @@ def _sum(arrow: Any, lengths: Any) -> int:
 
 
 def is_view(kind: Any) -> bool:
-    """Return whether the values of a type are views of texts that they may share."""
+    """Return whether the values of a type are views, which may share their text."""
     return str(kind) in ("string_view", "binary_view")
 
 
 def has_shared_values(arrow: Any, kind: Any, depth: int = 0) -> bool:
-    """Return whether values within one value of a type may be shared.
+    """Return whether the parts of one value of a type may be shared.
 
     Such a value may be arbitrarily large. A column of shared values is harmless: it has
-    one of them per row, and these are counted.
+        one per row, and rows are counted.
 
     Args:
         arrow: The package pyarrow.
@@ -128,7 +128,7 @@ def has_shared_values(arrow: Any, kind: Any, depth: int = 0) -> bool:
     is_shared = (
         types.is_dictionary(kind) or types.is_run_end_encoded(kind) or is_view(kind)
     )
-    # The lists of such a column may be parts of each other, and values of a union, too.
+    # The lists of such a column may overlap, and so may the values of a union.
     is_nested_view = types.is_list_view(kind) or types.is_large_list_view(kind)
     if is_nested_view or types.is_union(kind) or (depth > 0 and is_shared):
         return True
@@ -139,7 +139,7 @@ def has_shared_values(arrow: Any, kind: Any, depth: int = 0) -> bool:
 
 
 def stated_widths(arrow: Any, kind: Any) -> tuple[int, int]:
-    """Return the bytes that a type alone states, which its null has, too.
+    """Return the bytes that a type itself determines, which even a null takes.
 
     Args:
         arrow: The package pyarrow.

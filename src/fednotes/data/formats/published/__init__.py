@@ -1,1 +1,1 @@
-"""The formats of published corpora; they are read, and never written."""
+"""The formats of published corpora, which are read-only."""

@@ -4,10 +4,10 @@
     PMID|sentence|dose|start|end|drug|start|end        DRUG-DOSE.rel
     PMID NEG sentence                                  ADE-NEG.txt
 
-Offsets relate to the whole abstract, which the corpus does not include. Mentions are
-therefore found by their text. If a text occurs several times, the sentence's place in
-the abstract decides: the one place from which most rows' offsets point at their texts.
-All rows of one sentence make one document with the union of their mentions.
+Offsets refer to the whole abstract, which the corpus does not include. Mentions are
+therefore located by their text. If a text occurs several times, the sentence's position
+in the abstract decides: the position at which the offsets of most rows match their
+texts. All rows of a sentence become one document with the union of their mentions.
 """
 
 from __future__ import annotations
@@ -34,26 +34,25 @@ _NEGATIVE = re.compile(r"(\d+) NEG (.*\S)")
 _PMID = re.compile(r"\d+")
 _OFFSET = re.compile("[0-9]{1,9}")
 _EXPECTED = "expected PMID|sentence|text|start|end|drug|start|end or PMID NEG sentence"
-# The share of a file's rows that may have no place: some rows of the corpus are
-# damaged.
+# The share of rows whose mentions may be missing: some rows of the corpus are damaged.
 _MAX_UNPLACED = 0.05
-_MAX_MENTION = 1000  # characters of a text that is looked for in its sentence
-_MAX_OCCURRENCES = 1000  # of such a text in a sentence
+_MAX_MENTION = 1000  # maximum length of a text that is searched for in its sentence
+_MAX_OCCURRENCES = 1000  # maximum number of a text's occurrences in a sentence
 
 _Place = tuple[int, int]
 
 
 class _Row(NamedTuple):
-    """One relation; starts count from the start of the abstract.
+    """A relation; start offsets refer to the abstract.
 
     Attributes:
         path: The file.
         line: The line.
         label: "ADE" or "Dosage".
         other: The text of the effect or the dose.
-        other_start: Where that starts.
+        other_start: The start offset of that text.
         drug: The text of the drug.
-        drug_start: Where that starts.
+        drug_start: The start offset of the drug.
     """
 
     path: Path
@@ -74,8 +73,8 @@ def accepts(path: Path) -> bool:
 def _split_relation(line: str) -> list[str] | None:
     """Return PMID, sentence, text, start, end, drug, start and end of a line.
 
-    None for any other line. Only the sentence may have a bar, so the line is cut from
-    the right, which takes a time linear in its length.
+    None for any other line. Only the sentence may contain a bar, so the line is split
+    from the right, in linear time.
     """
     head, *cells = line.rsplit("|", 6)
     pmid, _, sentence = head.partition("|")
@@ -93,15 +92,16 @@ def _split_relation(line: str) -> list[str] | None:
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """Return a document per distinct sentence of an article, over all files.
 
-    Labels are Drug, ADE and Dosage. A document's meta has
-        "pmid", to split by;
+    Labels are Drug, ADE and Dosage. A document's meta contains
+
+        "pmid", for splitting;
         "part": "relations" for a sentence of the relation files, "negative" for one
         that is only in ADE-NEG.txt;
         "relations": rows (label, start, end, drug's start, drug's end);
-        "unplaced": how many rows name a text that is not in the sentence.
+        "unplaced": the number of rows with a text that is not in the sentence.
 
-    Noted are broken lines, with their numbers, and, if more than 1 row in 20 has no
-    place in its sentence, each of these rows.
+    Damaged lines are added to `problems`, and also each row with a text that is not in
+    its sentence if these are more than 1 row in 20.
     """
     sentences: dict[tuple[str, str], list[_Row]] = {}
     for file in find_corpus_files(path, accepts, "the ADE corpus"):
@@ -130,7 +130,7 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
 def _read_rows(
     path: Path, problems: Problems
 ) -> Iterator[tuple[str, str, _Row | None]]:
-    """Yield PMID, sentence and relation of each line; a negative one has none."""
+    """Yield PMID, sentence and relation of each line; None for a negative one."""
     label = "Dosage" if "DOSE" in path.name.upper() else "ADE"
     for number, line in read_nonblank_lines(path):
         negative = _NEGATIVE.fullmatch(line.rstrip())
@@ -157,7 +157,7 @@ def _read_rows(
 def _to_document(
     pmid: str, text: str, rows: Sequence[_Row], id: str
 ) -> tuple[Document, list[_Row]]:
-    """Return the document of a sentence, and the rows that have no place in it."""
+    """Return the document of a sentence, and the rows with a text not in it."""
     places = [
         (_find_occurrences(text, row.other), _find_occurrences(text, row.drug))
         for row in rows
@@ -191,7 +191,7 @@ def _to_document(
 def _guess_origin(
     rows: Sequence[_Row], places: Sequence[tuple[list[_Place], list[_Place]]]
 ) -> int | None:
-    """Return where the sentence starts in its abstract, by the offsets of most rows.
+    """Return the start of the sentence in its abstract, by the offsets of most rows.
 
     None if no row's offsets match.
     """
@@ -204,10 +204,10 @@ def _guess_origin(
 
 
 def _find_occurrences(text: str, form: str) -> list[_Place]:
-    """Return where a mention's text occurs in a sentence.
+    """Return the occurrences of a mention's text in a sentence.
 
-    Case and the width of spaces are ignored only if they must be, and occurrences
-    inside a word count only if there are no others.
+    Case and the width of spaces are ignored only if necessary, and occurrences inside a
+    word are used only if there are no others.
     """
     if len(form) > _MAX_MENTION:
         return []
@@ -215,7 +215,7 @@ def _find_occurrences(text: str, form: str) -> list[_Place]:
     for pattern, flags in ((re.escape(form), 0), (loose, re.IGNORECASE)):
         if not pattern:
             continue
-        # Looking ahead also finds occurrences that overlap.
+        # A lookahead also finds overlapping occurrences.
         matches = re.finditer(f"(?=({pattern}))", text, flags)
         places = [match.span(1) for match in islice(matches, _MAX_OCCURRENCES)]
         if places:
@@ -225,14 +225,14 @@ def _find_occurrences(text: str, form: str) -> list[_Place]:
 
 
 def _is_inside_word(text: str, start: int, end: int) -> bool:
-    """Return whether a letter or digit continues a stretch of text on either side."""
+    """Return whether a stretch of text is continued by a letter or digit."""
     continues_left = text[start].isalnum() and text[start - 1 : start].isalnum()
     continues_right = text[end - 1].isalnum() and text[end : end + 1].isalnum()
     return continues_left or continues_right
 
 
 def _nearest(other: _Place, drugs: Sequence[_Place], row: _Row) -> _Place:
-    """Return the drug, of places in order, whose distance matches a row best."""
+    """Return the one of sorted places for the drug whose distance fits a row best."""
     wanted = other[0] + row.drug_start - row.other_start
     number = bisect_left(drugs, wanted, key=lambda place: place[0])
     nearby = drugs[max(0, number - 1) : number + 1]
@@ -242,10 +242,10 @@ def _nearest(other: _Place, drugs: Sequence[_Place], row: _Row) -> _Place:
 def _misfit(
     pair: tuple[_Place, _Place], row: _Row, origin: int | None
 ) -> tuple[int, int, int]:
-    """Return how far two places are from a row's offsets.
+    """Return the deviation of two places from a row's offsets.
 
-    Their distance counts first, then their place in the abstract, then how far right
-    they are.
+    The distance between the two counts first, then their position in the abstract, then
+    their position in the sentence.
     """
     (other, _), (drug, _) = pair
     distance = abs((drug - other) - (row.drug_start - row.other_start))

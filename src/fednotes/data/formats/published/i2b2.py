@@ -2,10 +2,10 @@
 
     c="chest pain" 3:7 3:8||t="problem"
 
-Lines count from 1 and tokens from 0; spaces separate tokens, and the end token is
-included. The archives keep the two kinds of files in folders beside each other
-(`concept` and `txt`, or `concepts` and, one level up, `test_data`). The reader looks
-there, too.
+Lines are numbered from 1 and tokens from 0; spaces separate tokens, and the end token
+is included. In the archives, the two kinds of files are in neighbouring folders
+(`concept` and `txt`, or `concepts` and, one level up, `test_data`), where the reader
+searches as well.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Tokens = list[list[tuple[int, int]]]  # offsets of tokens by line
 
 
 def accepts(path: Path) -> bool:
-    """Return whether the file is a `.con` file, or the `.txt` file beside one."""
+    """Return whether the file is a `.con` file, or the `.txt` file next to one."""
     if path.suffix == ".txt":
         return path.with_suffix(".con").is_file()
     if path.suffix != ".con":
@@ -41,11 +41,11 @@ def accepts(path: Path) -> bool:
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """Return a document per record; tokens and sentences are the file's own.
+    """Return a document per record, with the tokens and sentences of the file.
 
-    `meta["mismatched"]` counts concepts whose text is not what their offsets hold.
-    Noted are a missing text; with its line, a broken line or offsets outside the text;
-    and a text that most concepts do not match.
+    `meta["mismatched"]` counts concepts that differ from the text at their offsets.
+    These problems are collected: a missing text; a damaged line or offsets outside the
+    text; and a text that most concepts do not match.
     """
     is_text_file = path.suffix == ".txt" and path.is_file()
     if is_text_file and not path.with_suffix(".con").is_file():
@@ -58,10 +58,10 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
 
 
 def _read_record(corpus: Path, file: Path, problems: Problems) -> list[ReadDocument]:
-    """Return the document of a `.con` file, or of the `.txt` file beside one."""
+    """Return the document of a `.con` file, or of the `.txt` file next to one."""
     path = file.with_suffix(".con")
     if path != file:
-        find_file(path.name, (path.parent,), corpus)  # it was not named: check links
+        find_file(path.name, (path.parent,), corpus)  # only to check links
     text = read_text(file if file.suffix == ".txt" else _find_text(path, corpus))
     tokens = _tokenize_lines(text)
     concepts: list[tuple[Span, str, int]] = []
@@ -107,7 +107,7 @@ def _find_text(path: Path, corpus: Path) -> Path:
 
 
 def _tokenize_lines(text: str) -> _Tokens:
-    """Return the offsets of tokens by line; lines count from 1, so the first is []."""
+    """Return the offsets of tokens by line; lines start at 1, so item 0 is []."""
     tokens: _Tokens = [[]]
     position = 0
     for line in text.split("\n"):
@@ -118,7 +118,7 @@ def _tokenize_lines(text: str) -> _Tokens:
 
 
 def _parse_concept(row: str, tokens: _Tokens) -> tuple[Span, str]:
-    """Return the mention of a line, and its text as the line gives it."""
+    """Return the mention of a line, and its text according to the line."""
     match = _CONCEPT.fullmatch(row)
     if match is None:
         raise DataError('expected c="text" line:token line:token||t="type"')

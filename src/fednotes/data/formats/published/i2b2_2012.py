@@ -28,7 +28,7 @@ from fednotes.data.formats.mentions import count_mismatches, is_normal_form
 from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
-_ACCEPT_LINES = 6  # lines among which the text begins
+_ACCEPT_LINES = 6  # the text must begin within these lines
 _TEXT = re.compile(r"<TEXT>(?:\s*<!\[CDATA\[(.*?)\]\]>\s*|(.*?))</TEXT>", re.DOTALL)
 _TAG = re.compile(r"\s*<(EVENT|TIMEX3)\s")
 _ATTRIBUTES = re.compile(
@@ -39,7 +39,7 @@ _TYPE = re.compile(r'(?:^|\s)type="([A-Za-z_]+)"')
 
 
 class _Mention(NamedTuple):
-    """A mention as the file gives it, its text, and its line."""
+    """A mention with the file's offsets, its text, and its line."""
 
     span: Span
     form: str
@@ -59,8 +59,8 @@ def accepts(path: Path) -> bool:
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """Return a document per record; its lines are its sentences.
 
-    `meta["mismatched"]` counts mentions whose text is not what their offsets hold.
-    Noted are a file without text or tags; with its line, a broken tag or offsets
+    `meta["mismatched"]` counts mentions that differ from the text at their offsets.
+    These problems are collected: a file without text or tags; a damaged tag or offsets
     outside the text; and a text that most mentions do not match.
     """
     files = find_corpus_files(path, accepts, "i2b2 2012")
@@ -69,7 +69,8 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
 
 def _read_record(path: Path, problems: Problems) -> list[ReadDocument]:
     content = read_text(path)
-    # If the first one has no end, none has, and each would be read to the end.
+    # If the first one has no end, none has, and a search would read to the end for
+    # each.
     match = _TEXT.match(content, max(0, content.find("<TEXT>")))
     if match is None:
         raise DataError("there is no TEXT element, so it is not an i2b2 2012 record")
@@ -115,7 +116,7 @@ def _read_record(path: Path, problems: Problems) -> list[ReadDocument]:
 
 
 def _parse_mention(line: str, number: int) -> _Mention:
-    # Without its end, the rest of the line would be read after each attribute.
+    # Otherwise the rest of the line would be searched after each attribute.
     is_whole = line.rstrip().endswith(">")
     match = _ATTRIBUTES.fullmatch(line) if is_whole else None
     # The attribute `type` is the first after the text in a TIMEX3 and the last in an
@@ -129,11 +130,11 @@ def _parse_mention(line: str, number: int) -> _Mention:
 
 
 def _place_text(raw: str, mentions: Sequence[_Mention]) -> tuple[str, int]:
-    """Return the text without its first line end, and what to add to offsets.
+    """Return the text without its first line end, and the correction of offsets.
 
-    Offsets count from the raw text. Readers that strip it first subtract one, which is
-    the same unless the raw text begins otherwise than with one line end. The shift that
-    matches more mentions is used.
+    Offsets refer to the raw text. Some readers strip it and subtract one from offsets,
+    which is equivalent if the raw text begins with exactly one line end. The correction
+    that matches more mentions is used.
     """
     text = raw.removeprefix("\n")
     shift_of_raw = len(text) - len(raw)

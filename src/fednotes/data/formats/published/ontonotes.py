@@ -7,8 +7,8 @@ Columns, separated by white space: document, part, number of the word, word, par
 speech, parse bit, lemma, frameset, sense, speaker, named entity, then one column for
 each predicate of the sentence and, last, coreference. Only word and named entity are
 read; `(GPE)`, `(ORG*`, `*` and `*)` open and close mentions (Pradhan et al. 2013). The
-words must first be filled in from the LDC's release, by the scripts that come with the
-columns.
+words must first be filled in from the LDC's release, with the scripts of the shared
+task.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WORD_COLUMN = 3
 _ENTITY_COLUMN = 10
 _ENTITY = re.compile(r"((?:\([^()*\s]+)*)(\*?)(\)*)")
 _MISSING_WORD = "[WORD]"
-# Words as they were written in the original texts.
+# The spelling of words in the original texts.
 _ORIGINAL_FORMS = {
     "-LRB-": "(",
     "-RRB-": ")",
@@ -47,7 +47,7 @@ _ORIGINAL_FORMS = {
 
 
 class _Part:
-    """One part of a document while it is read.
+    """A part of a document while it is read.
 
     Args:
         name: The name of the document.
@@ -125,13 +125,13 @@ def accepts(path: Path) -> bool:
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """Return a document for each part of each document.
+    """Return a document for each part.
 
-    `meta["genre"]` is nw, bc, bn, mz, tc, wb or pt. A space joins words and a line end
-    joins sentences; brackets get their original form (-LRB- is "("). If a folder has
-    files called `…gold_conll`, only these are read: the same texts with automatic
-    columns are beside them. What is wrong is noted with its line, and its part of a
-    document is left out.
+    `meta["genre"]` is nw, bc, bn, mz, tc, wb or pt. Words are joined by spaces and
+    sentences by line ends; brackets get their original form (-LRB- is "("). If a folder
+    contains files whose names end in `gold_conll`, only these are read, because the
+    others are the same texts with automatic columns. An error is added to `problems`
+    with its line, and its part is left out.
     """
     files = find_corpus_files(path, accepts, "OntoNotes in CoNLL-2012 columns")
     gold_files = [file for file in files if file.name.endswith("gold_conll")]
@@ -143,7 +143,7 @@ def _read_file(path: Path, problems: Problems) -> list[ReadDocument]:
     documents = list(_read_parts(path, problems))
     if not documents and problems.number == problems_before:
         raise DataError("the file contains no tokens")
-    # The columns are published without words.
+    # The corpus is published without its words.
     if documents and all(_lacks_words(item.document) for item in documents):
         raise DataError(
             "the words are missing ([WORD]): fill them in from the LDC's release with "
@@ -180,11 +180,11 @@ def _read_parts(path: Path, problems: Problems) -> Iterator[ReadDocument]:
 
 
 def _read_line(line: str, part: _Part | None, number: int) -> _Part | None:
-    """Return the part that is being read after a line; None after its end.
+    """Return the current part after a line; None at its end.
 
     Args:
         line: The line.
-        part: The part that is being read, if any.
+        part: The current part, if any.
         number: The number of the line.
 
     Raises:
@@ -212,11 +212,11 @@ def _begin_part(line: str, current: _Part | None, number: int) -> _Part:
 
     Args:
         line: The line.
-        current: The part that is being read, if any.
+        current: The current part, if any.
         number: The number of the line.
 
     Raises:
-        DataError: The line has no name, or a part is being read.
+        DataError: The line has no name, or the previous part has not ended.
     """
     match = _BEGIN.fullmatch(line)
     if match is None:

@@ -3,9 +3,9 @@
     PMID<TAB>start<TAB>end<TAB>text<TAB>type<TAB>concept[<TAB>parts of a joint mention]
     PMID<TAB>relation<TAB>concept<TAB>concept[<TAB>Novel or No]
 
-The text is title, one line break, abstract; offsets count the break as one character.
-`meta["concepts"]` has a row (start, end, type, concept, parts…) per mention that names
-a concept, `meta["relations"]` a row per relation.
+The text is title, one line break and abstract; the break counts as one character in
+offsets. `meta["concepts"]` has a row (start, end, type, concept, parts…) per mention
+with a concept, `meta["relations"]` a row per relation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Article:
         id: Its PMID.
         title: Its title.
         line: The line of the title.
-        abstract: Its abstract, once it was read.
+        abstract: Its abstract; None until it was read.
         rows: The line number and the columns of each mention and relation.
     """
 
@@ -55,7 +55,7 @@ class _Article:
 
 
 def accepts(path: Path) -> bool:
-    """Return whether the first line is a title, or the file's name says so."""
+    """Return whether the first line is a title, or the suffix is .pubtator."""
     match = _PASSAGE.fullmatch(read_first_line(path))
     return path.suffix == ".pubtator" or (match is not None and match.group(2) == "t")
 
@@ -63,8 +63,8 @@ def accepts(path: Path) -> bool:
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """Return a document per article; its id is the PMID.
 
-    Noted, with the line, are a line that matches no pattern and offsets at which
-    the text is not the mention's.
+    These problems are collected with their lines: a line that matches no pattern, and
+        offsets at which the text differs from the mention's.
     """
     return gather(find_corpus_files(path, accepts, "PubTator"), _read_file, problems)
 
@@ -124,7 +124,7 @@ def _is_relation(columns: list[str], text: str) -> bool:
         return False
     if len(columns) == 3 or not _OFFSET.fullmatch(columns[2]):
         return True
-    # The concept of a gene is a number, too; but only an end offset is preceded by the
+    # The concept of a gene is also a number, but only an end offset is preceded by the
     # mention's text.
     return not (columns[3] and text.endswith(columns[3], 0, int(columns[2])))
 
@@ -133,7 +133,8 @@ def _parse_mention(columns: list[str], text: str) -> Span:
     """Return the mention of a line.
 
     Raises:
-        DataError: The line is not a mention, or the text has something else there.
+        DataError: The line is not a mention, or the mention's text differs from the
+            document's.
     """
     if len(columns) < 5 or not all(map(_OFFSET.fullmatch, columns[1:3])):
         raise DataError(
