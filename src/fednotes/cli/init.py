@@ -1,4 +1,4 @@
-"""The command `fednotes init`: look at notes and write a first job for them."""
+"""The command `fednotes init`: inspect notes and write a first job for them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def init(
         )
     require_free(out, overwrite=overwrite or interactive)
     options = ReadOptions(format, column, on_error.value, encoding)
-    # A status appears on terminals only; piped output has none.
+    # The status appears only on terminals, not in piped output.
     with Console(stderr=True).status("reading"):
         facts = read_facts(find_places(paths, encoding), options)
     choices = Choices(method=method, encoder=encoder, silos=silos)
@@ -134,7 +134,7 @@ def _show(first_job: FirstJob) -> None:
 
 
 def _ask_choices(facts: Facts, choices: Choices) -> Choices:
-    """Ask a person for each decision; the proposal is the default."""
+    """Ask the person for each decision; the proposal is the default."""
     from fednotes.jobs.proposal import has_minilm, list_methods, propose
 
     proposal = propose(facts, choices, has_minilm=has_minilm())

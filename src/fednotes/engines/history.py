@@ -462,7 +462,7 @@ def history_after(question: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Trail:
-    """What a site was asked in a job, as far as its next answer depends on it.
+    """The requests of a job to a site, as far as its next answer depends on them.
 
     A question consists of the task, its options, the tensors that the task computes
     with, and all earlier tasks of the site in the same form. The same question comes
@@ -597,7 +597,7 @@ class Opened:
                 self._survivors[bytes.fromhex(question)] = tuple(parse_json(names))
                 self.lost = False
             except (ValueError, TypeError):
-                continue  # cut by a kill, so its answer did not leave
+                continue  # truncated by a kill, so its answer did not leave
 
     def survivors(self, question: bytes) -> tuple[str, ...]:
         """Return the sites whose sum of this question was opened; () if none was."""
@@ -666,7 +666,7 @@ class OpeningRecord:
         self._path = path
         self._lists: dict[str, set[frozenset[str]]] = {}
         for line in _read_lines(path, "what was opened"):
-            # A kill may have cut a line.
+            # A killed process may have left a truncated line.
             with suppress(ValueError, TypeError, KeyError):
                 entry = parse_json(line)
                 self._note(str(entry["sum"]), entry["sites"])
@@ -713,7 +713,7 @@ def _append(path: Path | None, line: str, what: str) -> None:
         return
     with _disk(path, what), open(path, "ab", opener=open_private) as file:
         if file.tell():
-            line = "\n" + line  # the line before may have been cut by a kill
+            line = "\n" + line  # a kill may have truncated the previous line
         file.write(line.encode())
         file.flush()
         os.fsync(file.fileno())

@@ -226,13 +226,13 @@ class SiteHost:
     def _record(
         self, request: Request, reply: Frame, update: Update | None, reason: str = ""
     ) -> None:
-        """Let the guard check and record a reply before it leaves."""
+        """Have the guard check and record a reply before it leaves."""
         if self._guard is not None:
             question = self._open_question if update is None else self._trail.question
             self._guard.leaving(request, reply, update, reason, question=question)
 
     def _count_refusal(self, request: Request, error: Exception) -> None:
-        """Let the guard count a task that failed after reading notes.
+        """Have the guard count a task that failed after reading notes.
 
         Otherwise a server could choose parameters under which a task fails for some
         notes and not for others, and ask any number of times. Temporary failures, such
@@ -246,7 +246,7 @@ class SiteHost:
             self._open_question = question
 
     def _require_room(self, more: int) -> None:
-        """Let the guard check whether this many further bytes may be stored."""
+        """Have the guard check whether this many further bytes may be stored."""
         if self._guard is not None:
             self._guard.require_room(more)
 

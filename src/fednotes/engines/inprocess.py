@@ -84,7 +84,7 @@ class InProcess(Rounds):
     def sum(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> Total:
-        """Run `task` at one site after another and add each reply at once."""
+        """Run `task` at one site after another, adding each reply as it arrives."""
         sent = tensors or {}
         if self.summing is not None:
             return self.summing.total(_Exchange(self, task, sent, options))

@@ -532,7 +532,7 @@ class Participants:
             raise TrainingError(f"too few sites can take part: {answers.reasons}")
 
     def catch_up(self, sites: Sequence[str]) -> None:
-        """Let sites answer the requests of the prologue that they missed.
+        """Have sites answer the requests of the prologue that they missed.
 
         The sums of these requests are final; only the state of these sites changes.
         """

@@ -105,7 +105,7 @@ class _Pending:
 
 @dataclass
 class _Tried:
-    """What the server has learned about the magnitude of one round's and task's values.
+    """The server's knowledge of the magnitude of values in one round and task.
 
     Refusals and answers both reveal whether values are within a limit, so both are
     counted. Repeated ones count once, since they reveal nothing new.
@@ -149,7 +149,7 @@ class SecureSeal:
         self._job = job
         self._opened = Opened(site, record)
         self._run = -1
-        self._chain: SiteChain  # of that run
+        self._chain: SiteChain  # of run `_run`
         self._pending: _Pending | None = None
         # Number of the newest exchange with a masked update, and its question.
         self._masked_in: tuple[int, bytes] = (-1, b"")
@@ -486,7 +486,7 @@ class _Answers:
         return len(sites) >= self.threshold and silent <= len(sites) - self.threshold
 
     def fits(self) -> bool:
-        """Return whether all updates can be added as they are."""
+        """Return whether all updates can be added unchanged."""
         names = set(map(frozenset, map(self.names, self.answers)))
         differ = self.terms.metrics is None and len(names) > 1
         return not (self.again or differ or self.excluded)
@@ -525,7 +525,7 @@ class SecureSum(Summing):
         self._parties = Parties(sites, threshold)
         self._job = job
         self._run = -1
-        self._chain: ServerChain  # of that run
+        self._chain: ServerChain  # of run `_run`
         self._record = OpeningRecord(record)
         self.least = self._parties.threshold
         self._metrics: dict[str, tuple[str, ...]] = {}  # by task
@@ -587,9 +587,9 @@ class SecureSum(Summing):
         away = sorted(answers.before - answers.answers.keys())
         if away:
             raise TrainingError(
-                f"{task!r}: a sum of this very task was opened with {', '.join(away)} "
-                "before the fault, and cannot be opened without: resume when all of "
-                "these sites are connected"
+                f"{task!r}: a sum of this task was opened with {', '.join(away)} "
+                "before the fault, and cannot be opened without them: resume when all "
+                "of these sites are connected"
             )
 
         total = self._open(exchange)
@@ -612,7 +612,7 @@ class SecureSum(Summing):
         return sites
 
     def _mask_again(self, exchange: Exchange, answers: _Answers) -> _Answers:
-        """Let the sites mask their updates in a new exchange under wider terms."""
+        """Have the sites mask their updates in a new exchange under wider terms."""
         excluded = answers.excluded
         for site, reason in excluded.items():
             exchange.refuse(site, reason)

@@ -263,7 +263,7 @@ class Summing(ABC):
 
 
 class PlainSum(Summing):
-    """Adds updates as they are, in the fixed order."""
+    """Adds unmasked updates in the fixed order."""
 
     least = 1
 

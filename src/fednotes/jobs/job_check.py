@@ -72,7 +72,7 @@ def _problems_of(error: FednotesError) -> tuple[Problem, ...]:
 def rehearse(job: Job, parts: Iterable[Part]) -> None:
     """Make the sites and models of every part as a simulation does, without training.
 
-    Where a frozen encoder reads notes, one sentence of each site stands for them.
+    If a frozen encoder reads notes, one sentence of each site represents them.
 
     Args:
         job: The job.

@@ -498,7 +498,7 @@ class _TableReader:
 
 
 def _require_site_name(name: str, earlier: Collection[str], place: str) -> None:
-    """Raise ConfigError if a site's name is invalid or taken.
+    """Raise ConfigError if a site's name is invalid or already in use.
 
     Args:
         name: The name.

@@ -108,7 +108,7 @@ class MentionModel:
 
     @property
     def confidence(self) -> str:
-        """What the confidence of a span is, in words."""
+        """Description of the confidence of a span."""
         calibration = self.calibration or "not calibrated"
         return f"{self.model.confidence_meaning}; {calibration}"
 

@@ -206,7 +206,7 @@ def require_same_data(run: Path, job: Job, sites: Sequence[Any]) -> None:
     Args:
         run: Folder of the run.
         job: The job that made the run.
-        sites: Data of the job's sites, as they are now.
+        sites: Current data of the job's sites.
     """
     digests = read_job_record(run).get("notes", {})
     for site in sites:

@@ -11,7 +11,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def format_key(key: str) -> str:
-    """Return a key, in quotes where TOML needs them."""
+    """Return a key, quoted if TOML requires it."""
     return key if _BARE_KEY.fullmatch(key) else format_value(key)
 
 

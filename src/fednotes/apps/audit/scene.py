@@ -192,7 +192,7 @@ def require_gradients(site: Any) -> None:
     """
     if isinstance(site, DPSite) and site.lost:
         raise TrainingError(
-            f"site {site.id!r}: {site.lost:,} sums were noise alone because no "
+            f"site {site.id!r}: {site.lost:,} sums were only noise because no "
             "gradient could be computed: try the job without [privacy] to see the error"
         )
 

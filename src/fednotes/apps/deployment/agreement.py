@@ -45,13 +45,13 @@ class Description:
         version: Version of fednotes.
         encoder: Digest of the pretrained encoder that models start from.
         types: Entity types, of a site with annotations.
-        scheme: Tagging scheme of such a site.
-        label_map: How such a site maps labels to entity types.
+        scheme: Tagging scheme of a site with annotations.
+        label_map: How a site with annotations maps labels to entity types.
         width: Number of features, of a site with patients.
         dense: Whether these features are dense.
         features: Source of these features, with the fingerprint of the dictionary or
             encoder.
-        phenotypes: The phenotypes of such a site.
+        phenotypes: The phenotypes of a site with patients.
         coded: Whether codes of its patients are known.
         vectors: Digest of the public word vectors that stage 1 starts from.
     """
@@ -75,7 +75,7 @@ class Description:
             json.dumps(asdict(self), ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             # Nobody could save a model that has such a name.
-            raise ConfigError("describes itself with half of a character") from error
+            raise ConfigError("describes itself with a lone surrogate") from error
 
 
 Descriptions = Mapping[str, Description]

@@ -11,7 +11,7 @@ The watchers of the run receive lines, which are tables with a `kind`:
     plan       rounds and examples of a round (0: not known), the job's title, and done:
                the rounds that a resumed run has already made
     round      a committed round; its numbers are of sums over sites
-    event      something that a person may want to know, such as a site that is missing
+    event      an event that may interest a person, such as a missing site
     approvals  the sites that have not approved the job, and since when (`waiting.py`)
     end        the run is finished
 """

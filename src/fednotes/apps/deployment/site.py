@@ -492,7 +492,7 @@ class AgreedSite:
         return getattr(self.site, name)
 
     def finish(self, tensors: Tensors, **options: Option) -> Update:
-        """Let the method finish; write the site's scores, promise and model card."""
+        """Finish the method; write the site's scores, guarantee and model card."""
         finish_method = self.__getattr__("finish")
         update: Update = finish_method(tensors, **options)
         if self.site.scores:

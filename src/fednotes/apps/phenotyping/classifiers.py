@@ -87,7 +87,7 @@ class SvmConfig:
     def __post_init__(self) -> None:
         if self.solver == "converged" and self.loss != "log":
             raise ConfigError(
-                'solver = "converged" is logistic regression: set loss = "log", too'
+                'solver = "converged" is logistic regression: also set loss = "log"'
             )
 
 

@@ -169,8 +169,8 @@ def _predict(
 def _side_by_side(sites: Sequence[_Predictions]) -> _Predictions:
     """Return the predictions of all sites for their common test patients.
 
-    The diseases of all sites are side by side, so that a patient is drawn for every
-    site at once.
+    The diseases of all sites are side by side, so that a drawn patient is drawn for
+    every site.
     """
     return _Predictions(
         sites[0].patients,

@@ -82,7 +82,7 @@ def get_shared_network(
 
 
 def forget_shared_network() -> None:
-    """Let the next call of `get_shared_network` build a new network."""
+    """Make the next call of `get_shared_network` build a new network."""
     _build_network.cache_clear()
 
 
@@ -198,7 +198,7 @@ class CodeLearner(AveragingSite):
 
         parameters = self.network.trainable()
         steps_over_rows = config.model.network.updates == "rows"
-        # `RowAdam` clips by itself.
+        # `RowAdam` does its own clipping.
         averaging = replace(config, clip=0.0) if steps_over_rows else config
         super().__init__(
             data.id,

@@ -1,4 +1,4 @@
-"""Propose a first job for notes of sites: `fednotes init`.
+"""Propose a first job for the notes of sites: `fednotes init`.
 
 places        which of the paths are sites, and which files are their parts
 facts         what the notes of each site hold: counts, never text

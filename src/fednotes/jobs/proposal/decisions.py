@@ -7,7 +7,7 @@
     labels of patients                          phenotype   a frozen encoder
     nothing                                     pretrain    a pre-trained encoder
 
-A site without annotations is left out of a job on mentions. One corpus alone is dealt
+A site without annotations is left out of a job on mentions. A single corpus is dealt
 out to simulated sites.
 """
 
@@ -34,33 +34,33 @@ _HOLDS_WORDS: Mapping[Holds, str] = {
 }
 _MISSING = {"mentions": "annotations", "patients": "labels of patients"}
 ALL_CONDITIONS = ("alone", "federated", "pooled")
-# Conditions of methods for sites with different types, which no one can pool.
+# Conditions of methods for sites with different types, which cannot be pooled.
 _CONDITIONS = {
     "distill": ("alone", "federated"),
     "personal": ("alone", "own-mix", "federated"),
 }
 _NEEDS_ENCODER = ("finetune", "personal", "pretrain")
 MINILM = "minilm"
-# Mentions of types that not all sites have, as a fraction of all mentions, up to which
-# sites are taken to annotate the same types: rare types are missing by chance.
+# Sites count as annotating the same types if at most this fraction of all mentions has
+# types that some sites lack, because rare types are missing by chance.
 _RARE = 0.05
 _MAX_SILOS = 5
 _MIN_SILOS = 2
-_FEW_MENTIONS = 10  # of a type, with which a model hardly learns it
+_FEW_MENTIONS = 10  # with fewer mentions, a model hardly learns a type
 _SUM_SITES = 3  # sites that a secure sum needs
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What a user decides; the rest is proposed.
+    """A user's decisions; everything else is proposed.
 
     Attributes:
         method: The method; "" proposes one.
         encoder: "minilm", a directory of an encoder, or "none" for a light tagger; ""
             proposes "minilm" if it is installed.
         silos: Number of simulated sites of one corpus; 0 proposes one.
-        label_maps: Whether to rename a type, by site and old name, where a user decides
-            otherwise than proposed.
+        label_maps: Whether to rename a type, by site and old name, if the user
+            overrides the proposal.
     """
 
     method: str = ""
@@ -73,8 +73,8 @@ class Choice(NamedTuple):
     """One decision.
 
     Attributes:
-        value: What is chosen.
-        reason: Why, in one sentence.
+        value: The chosen value.
+        reason: The reason, in one sentence.
     """
 
     value: str
@@ -99,14 +99,14 @@ class Proposal:
     """A proposed job.
 
     Attributes:
-        facts: What the proposal is based on.
+        facts: The facts behind the proposal.
         sites: The sites of the job.
         method: The method, and why.
         model: The encoder, or "none" for a light tagger, and why.
-        label_maps: Entity types that are renamed, or may be.
-        silos: The simulated sites, if there is one corpus alone.
-        conditions: What is trained.
-        remarks: What else to know about the notes.
+        label_maps: Entity types that are, or may be, renamed.
+        silos: The simulated sites, if there is only one corpus.
+        conditions: The conditions to train.
+        remarks: Further remarks about the notes.
     """
 
     facts: Facts
@@ -128,8 +128,8 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
     """Return a job for the notes of sites.
 
     Args:
-        facts: What the notes hold.
-        choices: What the user decided.
+        facts: The facts about the notes.
+        choices: The user's decisions.
         has_minilm: Whether the encoder "minilm" is installed.
 
     Raises:
@@ -200,7 +200,7 @@ def _require_same_labels(sites: Sequence[SiteFacts]) -> None:
 def _decide_label_maps(
     types: Mapping[str, Mapping[str, int]], choices: Choices
 ) -> tuple[LabelMap, ...]:
-    """Return the proposals to rename types, as the user decided on them."""
+    """Return the proposals to rename types, with the user's decisions applied."""
     return tuple(
         LabelMap(
             each.site,
@@ -322,7 +322,7 @@ def _choose_silos(sites: Sequence[SiteFacts], chosen: int) -> Silos | None:
     """Return the simulated sites of one corpus; None if there are several sites.
 
     Raises:
-        ConfigError: The user asks for too many, or has several sites already.
+        ConfigError: The user requests too many, or already has several sites.
         DataError: There are too few notes for two sites.
     """
     if len(sites) > 1:
@@ -357,7 +357,7 @@ def _choose_silos(sites: Sequence[SiteFacts], chosen: int) -> Silos | None:
 def _list_remarks(
     facts: Facts, sites: Sequence[SiteFacts], types: Mapping[str, Counter[str]]
 ) -> Iterator[str]:
-    """Yield what a user should know about the notes."""
+    """Yield remarks about the notes for the user."""
     left_out = [site.name for site in facts.sites if site not in sites]
     if left_out:
         yield (
@@ -381,7 +381,7 @@ def _list_remarks(
 
 
 def _remarks_of_site(site: SiteFacts, types: Counter[str]) -> Iterator[str]:
-    """Yield what a user should know about the notes of one site."""
+    """Yield remarks about the notes of one site for the user."""
     if site.are_sentences:
         yield (
             f"{site.name}: the files do not say where documents begin, so each "
@@ -414,5 +414,5 @@ def _remarks_of_site(site: SiteFacts, types: Counter[str]) -> Iterator[str]:
 
 
 def _names(labels: Sequence[str]) -> str:
-    """Return names of others on one line, cleaned."""
+    """Return names from files on one line, sanitised."""
     return list_names([one_line(label, NAME) for label in labels], limit=5)

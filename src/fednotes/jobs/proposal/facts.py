@@ -1,4 +1,4 @@
-"""Count what the notes of each site hold. No text of a note is in the result."""
+"""Count the contents of each site's notes; the result has no text of a note."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fednotes.jobs.proposal.places import Place
 
 Holds = Literal["mentions", "patients", "notes"]
 
-_SEED = 1  # of the proposed job, by which it splits
+_SEED = 1  # seed of the proposed job, used for splitting
 _PARTS = ("train", "valid", "test")
 _SENTENCE = "sentence"
 _DEFAULTS = SiteConfig(path="any")
@@ -80,30 +80,30 @@ class Lengths:
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """What the notes of a site hold.
+    """Facts about the notes of a site.
 
     Attributes:
         name: The site's name.
         root: The file or folder of all its notes.
         parts: Its files or folders by key of a job: "path" alone, or "train", "test"
             and perhaps "valid".
-        holds: "mentions" if entities are annotated, "patients" if labels of patients
-            lie beside the notes, else "notes".
+        holds: "mentions" if entities are annotated, "patients" if there are labels of
+            patients beside the notes, otherwise "notes".
         format: Format of the files.
         notes: Number of notes.
         are_sentences: Whether each note is one sentence, as in a CoNLL file without
             marks of documents.
-        patients: Number of patients; 0 if the files name none.
+        patients: Number of patients; 0 if the files do not name them.
         words: Lengths of notes in words.
         characters: Lengths of notes in characters.
         types: Number of mentions by entity type, the most frequent first.
-        labels: The labels of patients beside the notes, if there are some.
-        overlapping: Mentions that lie within or across another one.
-        discontinuous: Mentions of several pieces.
+        labels: The labels of patients beside the notes, if any.
+        overlapping: Number of mentions that overlap another one.
+        discontinuous: Number of mentions with several pieces.
         encodings: Encodings of the files, such as "utf-8".
-        left_out: Data that cannot be used and were left out, by kind.
-        split_by: What the job must not divide when it splits the notes: "" for the
-            job's default, or "sentence" where there are too few notes.
+        left_out: Amount of unusable data that was left out, by kind.
+        split_by: The unit that the job must not divide when it splits the notes: "" for
+            the job's default, or "sentence" if there are too few notes.
         units: Number of notes (or patients) in each part after splitting.
     """
 
@@ -143,7 +143,7 @@ class SiteFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the notes of all sites hold.
+    """Facts about the notes of all sites.
 
     Attributes:
         sites: The facts of each site.
@@ -155,10 +155,10 @@ class Facts:
 
 
 def read_facts(places: Iterable[Place], options: ReadOptions) -> Facts:
-    """Read the notes of sites and count what they hold.
+    """Read the notes of sites and count their contents.
 
     Args:
-        places: Where the notes of each site are.
+        places: The locations of each site's notes.
         options: How to read them.
 
     Raises:
@@ -170,7 +170,7 @@ def read_facts(places: Iterable[Place], options: ReadOptions) -> Facts:
 
 
 def _read_site(place: Place, options: ReadOptions) -> SiteFacts:
-    """Return the facts of one site: as an annotated corpus, or else as plain notes."""
+    """Return the facts of one site, as an annotated corpus or as plain notes."""
     is_table = bool(options.column) or _is_only_of_notes(options.format)
     if is_table:
         return _read_notes(place, options)
@@ -229,7 +229,7 @@ def _read_corpus(place: Place, options: ReadOptions) -> _Corpus:
     """Return the documents of a site.
 
     Raises:
-        DataError: Something cannot be used, with the problems of all files.
+        DataError: Some data are unusable; the error has the problems of all files.
     """
     parts = {}
     problems = Problems()
@@ -250,7 +250,7 @@ def _read_corpus(place: Place, options: ReadOptions) -> _Corpus:
 
 
 def _facts_of_corpus(place: Place, corpus: _Corpus, format: str) -> SiteFacts:
-    """Count what an annotated corpus holds."""
+    """Count the contents of an annotated corpus."""
     lengths = _LengthCounter()
     labels: Counter[str] = Counter()
     changes = FlattenCounts()
@@ -285,10 +285,10 @@ def _facts_of_corpus(place: Place, corpus: _Corpus, format: str) -> SiteFacts:
 def _try_split(
     place: Place, parts: Mapping[str, tuple[Document, ...]]
 ) -> tuple[str, dict[str, int]]:
-    """Return by what the job can split a site's notes, and the units in each part.
+    """Return the unit by which a site's notes can be split, and each part's unit count.
 
     Raises:
-        DataError: Even its sentences are too few.
+        DataError: The site has too few sentences, even for that.
     """
     if "path" in parts:
         fractions = {
@@ -319,7 +319,7 @@ def _try_split(
 
 
 def _count_units(documents: tuple[Document, ...]) -> int:
-    """Return how many patients, or notes where no patient is known, documents have."""
+    """Return the number of patients in documents, or of notes without known patient."""
     if unit_of(documents) == "patient":
         named = {each.patient for each in documents if each.patient is not None}
         return len(named) + sum(each.patient is None for each in documents)
@@ -397,7 +397,7 @@ def _with_labels(site: SiteFacts, labels: FoundLabels) -> SiteFacts:
 
 
 def _find_format_of_notes(folder: Path, encoding: str) -> str:
-    """Return the format of the notes in a folder, beside which other files may lie."""
+    """Return the format of the notes in a folder, which may contain other files."""
     formats = set()
     for file in list_files(folder, recursive=True):
         try:
@@ -429,7 +429,7 @@ class _LengthCounter:
 
 
 def _list_encodings(paths: Iterable[Path], named: str) -> tuple[str, ...]:
-    """Return the encodings of files, as far as they are texts, sorted."""
+    """Return the sorted encodings of those files that are texts."""
     found: set[str] = set()
     for path in paths:
         files = list_files(path, recursive=True) if path.is_dir() else [path]

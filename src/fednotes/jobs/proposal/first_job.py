@@ -26,7 +26,7 @@ class FirstJob:
     Attributes:
         proposal: The facts about the notes, and each decision with its reason.
         text: The job's file.
-        path: Where the file is; None if it was not written.
+        path: Path of the file; None if it was not written.
     """
 
     proposal: Proposal
@@ -54,7 +54,7 @@ class FirstJob:
 
 
 def has_minilm() -> bool:
-    """Return whether the encoder "minilm" and what runs it are installed."""
+    """Return whether the encoder "minilm" and its packages are installed."""
     try:
         encoder_directory(MINILM)
     except MissingExtra:
@@ -76,8 +76,8 @@ def make_first_job(
     """Propose a job, and write its file.
 
     Args:
-        facts: What the notes hold.
-        choices: What the user decided.
+        facts: The facts about the notes.
+        choices: The user's decisions.
         out: The file; None writes none.
         overwrite: Whether an existing file may be replaced.
 

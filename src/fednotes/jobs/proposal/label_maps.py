@@ -1,6 +1,6 @@
 """Find names of entity types at different sites that seem to mean the same.
 
-Names that differ in case, punctuation or plural only are mapped. Where one name has all
+Names that differ only in case, punctuation or plural are mapped. If one name has all
 the words of another ("Disease_disorder" and "Disease"), a person has to decide.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_MIN_PLURAL = 4  # letters of a word that may be a plural
+_MIN_PLURAL = 4  # minimum length of a word that may be a plural
 _SINGULAR_ENDS = ("ss", "is", "us")
 
 
@@ -24,10 +24,10 @@ class LabelMap:
     Attributes:
         site: The site.
         old: The name in its files.
-        new: The name that other sites have.
+        new: The name at other sites.
         reason: Why the two may be the same.
-        is_active: Whether the job renames it. Otherwise the job has the line as a
-            comment, and a person decides.
+        is_active: Whether the job renames it. Otherwise the line is a comment in the
+            job, and a person decides.
     """
 
     site: str
@@ -59,7 +59,7 @@ def find_label_maps(
 
 
 def _map_spellings(types: Mapping[str, Mapping[str, int]]) -> Iterator[LabelMap]:
-    """Yield proposals for names that differ in spelling only."""
+    """Yield proposals for names that differ only in spelling."""
     groups: defaultdict[str, list[_Name]] = defaultdict(list)
     for site, counts in types.items():
         for label, mentions in counts.items():
@@ -81,9 +81,9 @@ def _map_spellings(types: Mapping[str, Mapping[str, int]]) -> Iterator[LabelMap]
 
 
 def _most_common(names: list[_Name]) -> str:
-    """Return the name of most sites; of equal ones that with the most mentions.
+    """Return the name that most sites use; ties go to the name with most mentions.
 
-    Of names that are equal in both, one that is not in capitals comes first.
+    If names are still tied, one that is not in capitals is preferred.
     """
     sites = Counter(name.label for name in names)
     mentions: Counter[str] = Counter()
@@ -103,7 +103,7 @@ def _most_common(names: list[_Name]) -> str:
 def _map_broader(
     types: Mapping[str, Mapping[str, int]], mapped: set[tuple[str, str]]
 ) -> Iterator[LabelMap]:
-    """Yield proposals for names that begin or end with all words of another one.
+    """Yield proposals for names that begin or end with all words of another name.
 
     Args:
         types: As in `find_label_maps`.

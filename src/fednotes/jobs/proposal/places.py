@@ -5,7 +5,7 @@ a folder with files train, valid and test     a site with these parts
 a folder with files of notes                  a site
 a folder with folders such as train and dev   a site
 one folder with folders of notes              a site for each of these folders
-NAME=PATH                                     a site with this name, whatever is in it
+NAME=PATH                                     a site with this name
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PART_WORDS = {
     "test": ("test", "testing"),
 }
 _PARTS = {word: part for part, words in _PART_WORDS.items() for word in words}
-# Texts that lie beside the notes of a corpus and are none.
+# Texts beside the notes of a corpus that are not notes.
 _ABOUT = {"readme", "license", "licence", "copying", "notice", "changelog"}
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,63})=(.+)", re.DOTALL)
 _MAX_NAME = 64
@@ -39,7 +39,7 @@ _WHOLE = "path"  # the part of a site whose notes are split by the job
 
 @dataclass(frozen=True)
 class Place:
-    """Where the notes of one site are.
+    """The location of one site's notes.
 
     Attributes:
         name: Name of the site, as a job allows it.
@@ -59,7 +59,7 @@ def find_places(
     """Return the sites in files and folders.
 
     Args:
-        paths: The paths, some perhaps as "NAME=PATH"; or paths by the names of sites.
+        paths: The paths, possibly as "NAME=PATH"; or paths by the names of sites.
         encoding: Encoding of files without a byte-order mark that are not UTF-8.
 
     Raises:
@@ -85,7 +85,7 @@ def _split_name(text: str) -> tuple[str, Path]:
     """Return the name and the path of "NAME=PATH"; the name is "" if there is none.
 
     Raises:
-        ConfigError: The name is not one that a site may have.
+        ConfigError: The name is not a valid name of a site.
     """
     if os.path.exists(text):
         return "", Path(text)
@@ -128,7 +128,7 @@ class _Finder:
         return places
 
     def expand(self, path: Path) -> list[Place]:
-        """Return the site that a path is, or those in the folders within it.
+        """Return the site at a path, or the sites in its subfolders.
 
         Raises:
             DataError: The folder has nothing that can be read.
@@ -146,7 +146,7 @@ class _Finder:
         ]
         if not folders:
             with reading_as(self.encoding):
-                guess_format(path)  # says what was expected
+                guess_format(path)  # raises an error that says what was expected
         if len({_part_of(folder) for folder in folders} - {""}) > 1:
             return [Place(name, path, parts)]  # parts of one corpus, but not all three
         if len(folders) == 1:
@@ -180,7 +180,7 @@ class _Finder:
         return any(map(self._is_of_notes, files))
 
     def _is_of_notes(self, file: Path) -> bool:
-        """Return whether a file is of a known format and not a text about the notes."""
+        """Return whether a file has a known format and is not about the notes."""
         if unpacked_name(file).stem.casefold() in _ABOUT:
             return False
         try:
@@ -202,9 +202,9 @@ def _part_of(path: Path) -> str:
 
 
 def _choose_parts(entries: Iterable[Path]) -> dict[str, Path]:
-    """Return train, valid and test among files and folders; {} if it is not clear.
+    """Return train, valid and test among files and folders; {} if ambiguous.
 
-    A name that says nothing else, such as "train.csv", comes before "train_meta.csv".
+    A name without further words, such as "train.csv", is preferred to "train_meta.csv".
     """
     by_part: dict[str, list[Path]] = {}
     for entry in entries:
@@ -240,8 +240,8 @@ def _site_name(path: Path) -> str:
 def _distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
     """Return a name for the site of each path.
 
-    It is the last part of the path that all paths have differently: "siteA/notes" and
-    "siteB/notes" are siteA and siteB.
+    It is the last part in which all paths differ: "siteA/notes" and "siteB/notes" are
+        siteA and siteB.
 
     Raises:
         ConfigError: A path is given twice.
@@ -260,7 +260,7 @@ def _distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
 
 
 def _require_distinct(names: Sequence[str]) -> None:
-    """Raise ConfigError if two sites have one name, where case does not count."""
+    """Raise ConfigError if two sites have the same name, ignoring case."""
     lowered = [name.lower() for name in names]
     for name in names:
         if lowered.count(name.lower()) > 1 or name.lower() == POOLED:

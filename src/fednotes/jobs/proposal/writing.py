@@ -1,4 +1,4 @@
-"""Write a proposed job as a commented file. Its words are in `templates/job.toml`."""
+"""Write a proposed job as a commented file, using `templates/job.toml`."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def format_comment(text: str) -> str:
 
 
 def describe_site(site: SiteFacts) -> str:
-    """Return what a site holds, in one sentence."""
+    """Describe the notes of a site in one sentence."""
     words = f"{site.words.median:,} words in the median note"
     text = f"{site.notes:,} notes ({one_line(site.format, NAME)}), {words}"
     if site.patients:
@@ -141,7 +141,7 @@ def _line(key: str, value: object) -> str:
 
 
 def _label_map_lines(label_map: LabelMap) -> str:
-    """Return a comment with the reason, and the line, which may be a comment too."""
+    """Return a comment with the reason, and the line, possibly also as a comment."""
     line = f"{format_value(label_map.old)} = {format_value(label_map.new)}"
     if not label_map.is_active:
         line = f"# {line}"
@@ -149,7 +149,7 @@ def _label_map_lines(label_map: LabelMap) -> str:
 
 
 def job_path(path: Path, folder: Path) -> str:
-    """Return a path as a job in a folder names it.
+    """Return a path as written in a job in a folder.
 
     An absolute path stays absolute.
 

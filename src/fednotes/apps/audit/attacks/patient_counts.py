@@ -59,7 +59,7 @@ PRESENCE_ATTACK = Attack(
     "codes and concepts from counts",
     sees="counts of a site's patients by code, concept and label",
     closes=(
-        f"{_NOISE}, which is added to counts, too. A secure sum hides whose they are"
+        f"{_NOISE}, which is also added to counts. A secure sum hides whose they are"
     ),
     trial=partial(trial_of_all, scores=_occurrences, otherwise="nothing is counted"),
     data="patients",

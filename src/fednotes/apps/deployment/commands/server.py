@@ -106,7 +106,9 @@ def start_process(kit: Path) -> Status:
     time.sleep(1.0)
     process = processes.status(kit)
     if not process.is_running:
-        raise FednotesError(f"{kit}: the process ended at once: {read_last_words(kit)}")
+        raise FednotesError(
+            f"{kit}: the process exited immediately: {read_last_words(kit)}"
+        )
     return process
 
 

@@ -31,7 +31,7 @@ with needs("cryptography", "deploy"):
 
 logger = logging.getLogger("fednotes.certificates")
 EXPIRY_WARNING = timedelta(days=60)
-# Purposes of signatures. TLS and NVFlare use the same key, but never sign such a text.
+# Purposes of signatures. TLS and NVFlare use the same key, but never sign these texts.
 KEYS_PURPOSE = "fednotes keys of a site"
 RENEWAL_PURPOSE = "fednotes request for a new certificate"
 _LENGTH_BYTES = 4  # size of the certificate's length in a signature

@@ -1,4 +1,4 @@
-"""What a kit trusts: its project's roots, and the newest trust list of the authority.
+"""The certificates that a kit trusts: its project's roots and newest trust list.
 
     KIT/startup/rootCA.pem    one root, or two while a new root replaces the old one
     KIT/startup/trust.pem     the newest trust list

@@ -350,7 +350,7 @@ class Watch:
         if step == "give up" or watched.attempts > ATTEMPTS:
             problem = (
                 outcome.get("problem")
-                or f"{ATTEMPTS} submissions in a row committed nothing"
+                or f"{ATTEMPTS} submissions in a row committed no round"
             )
             _log_once(watched, f"{run}: stays stopped: {problem}")
             return "give up"

@@ -479,8 +479,8 @@ def read_spent(path: Path) -> dict[str, Spent]:
         if is_missing and not _has_noisy_answers(path.with_name(LEDGER)):
             return {}
         raise ConfigError(
-            f"{path}: damaged or deleted, so it is not known what was spent of ε and "
-            "nothing may leave: put back a copy; its ledger has what left"
+            f"{path}: damaged or deleted, so it is not known how much ε was spent, and "
+            "nothing may leave: restore a copy; the ledger records what left"
         ) from error
 
 

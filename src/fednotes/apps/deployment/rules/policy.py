@@ -85,8 +85,8 @@ class Policy:
         min_tokens: Minimum number of tokens behind an update that holds tensors. An
             update with an unknown number is refused; this also holds for the next three
             limits.
-        min_steps: Minimum number of training steps behind such an update.
-        min_patients: Minimum number of patients behind such an update.
+        min_steps: Minimum number of training steps behind an update with tensors.
+        min_patients: Minimum number of patients behind an update with tensors.
         min_batch: Minimum number of examples in a mini-batch. The last of several
             batches of an epoch may have fewer.
         min_difference: Minimum number of this site's training examples by which a job
