@@ -38,8 +38,8 @@ class _Part:
         for evaluated in (False, True):
             times = [seconds for seconds, judged in self.times if judged == evaluated]
             if times:
-                most = MOST_MEDIANS * median(times)
-                total += sum(min(seconds, most) for seconds in times)
+                longest = MOST_MEDIANS * median(times)
+                total += sum(min(seconds, longest) for seconds in times)
         return total / len(self.times)
 
     def is_settled(self) -> bool:
@@ -126,8 +126,10 @@ class TimeLeft:
             current = fmean(paces) * self._work[part.name] * undone
         else:
             return None
-        later = sum(waiting) * fmean(paces) * self._share_run() if waiting else 0.0
-        return current + later
+        unstarted_seconds = (
+            sum(waiting) * fmean(paces) * self._share_run() if waiting else 0.0
+        )
+        return current + unstarted_seconds
 
     def _pace(self, part: _Part) -> float | None:
         """Return the seconds per unit of work; None if the part does not show it."""

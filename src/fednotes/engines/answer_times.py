@@ -93,10 +93,10 @@ class AnswerTimes:
             task: The task.
             seconds: The time that the task has taken so far.
         """
-        own = self._class(task, seconds)
+        site_class = self._class(task, seconds)
         if self._wary.get(task):
-            own = _coarse(own)
-        return {name: float(level == own) for level, name in enumerate(PACES)}
+            site_class = _coarse(site_class)
+        return {name: float(level == site_class) for level, name in enumerate(PACES)}
 
     def wait(self, task: str, begun: float, told: int | None) -> None:
         """Delay the answer to a task.
@@ -107,11 +107,11 @@ class AnswerTimes:
             told: The class of the slowest site; None if it is not known.
         """
         duration = self.clock() - begun
-        own = self._class(task)
+        site_class = self._class(task)
         durations = self._durations.setdefault(task, deque(maxlen=WINDOW))
         is_settled = len(durations) >= SETTLED
         durations.append(duration)
-        if told is not None and told < own and is_settled:
+        if told is not None and told < site_class and is_settled:
             self._wary[task] = WARY
         wary = self._wary.get(task, 0)
         self._wary[task] = max(0, wary - 1)
@@ -119,8 +119,8 @@ class AnswerTimes:
         level = -1 if told is None else min(told, self._max_class)
         if not is_settled:
             level = max(_coarse(level), _coarse(class_of(duration)))
-        elif level < own or duration > seconds_of(level) or wary:
-            level = max(level, _coarse(max(own, class_of(duration))))
+        elif level < site_class or duration > seconds_of(level) or wary:
+            level = max(level, _coarse(max(site_class, class_of(duration))))
         # A coarse class may end after the request's timeout, which makes the site late.
         if duration <= seconds_of(self._max_class):
             level = min(level, self._max_class)

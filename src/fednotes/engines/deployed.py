@@ -355,13 +355,13 @@ class _Exchange:
         self.sites = engine._active or ()
         if is_first:
             self.sites = self._members.gather(self.least, prepare=not preparing)
-        told = engine._told if is_first and not tensors else 0
+        told_number = engine._told if is_first and not tensors else 0
         # The tensors that the request refers to, for sites that do not have them.
-        self._tensors: Tensors | None = engine._tensors if told else None
+        self._tensors: Tensors | None = engine._tensors if told_number else None
         self.request = self._members.request(
             task,
             first=is_first,
-            told=told,
+            told=told_number,
             tensors=tensors,
             options=options,
             preparing=preparing,

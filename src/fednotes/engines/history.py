@@ -409,13 +409,13 @@ class Asked:
                 back, or run a task that the others did not, gets no further sum with
                 that site.
         """
-        told = received or self.told
+        newest_tensors = received or self.told
         if received:
-            given = told
+            round_tensors = newest_tensors
         elif not request.first:
-            given = self.given
+            round_tensors = self.given
         else:
-            given = told if request.told else b""
+            round_tensors = newest_tensors if request.told else b""
         question = digest(
             "question",
             self.prepared,
@@ -423,15 +423,15 @@ class Asked:
             request.task,
             -1 if request.preparing else request.round,
             json.dumps(dict(request.options), sort_keys=True),
-            given,
+            round_tensors,
         )
         prepared = digest("prepared", question) if request.preparing else self.prepared
         return Asked(
             prepared=prepared,
             history=history_after(question),
             trained=self.trained or not request.preparing,
-            told=told,
-            given=given,
+            told=newest_tensors,
+            given=round_tensors,
             question=question,
         )
 

@@ -328,12 +328,12 @@ class SiteHost:
 
         An error leaves no trace in the site's state.
         """
-        counted = request.counted[self._name]
-        if request.number <= counted:
+        last_counted = request.counted[self._name]
+        if request.number <= last_counted:
             raise RefusedError(
                 f"site {self._name!r}: request {request.number} claims to follow "
-                f"request {counted}, but a request's number must be higher than all "
-                "before it: start a new run"
+                f"request {last_counted}, but a request's number must be higher than "
+                "all before it: start a new run"
             )
         self._require_room(len(frame))  # before the task, which may take long
         site = self._ready()

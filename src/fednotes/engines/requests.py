@@ -278,12 +278,12 @@ class Participants:
                 site: frame for site, frame in frames.items() if site in answers.missing
             }
             self.bytes_down += sum(len(frame) for frame in silent.values())
-            wanted = least - len(answers.replies)
+            still_needed = least - len(answers.replies)
             replies = self._transport.exchange(
                 silent,
                 timeout=time_left,
                 grace=self.patience.grace,
-                enough=wanted if wanted > 0 else len(silent),
+                enough=still_needed if still_needed > 0 else len(silent),
             )
             for site, frame in replies:
                 self._receive(site, frame, requests, answers)

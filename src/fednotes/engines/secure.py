@@ -446,17 +446,17 @@ class _Answers:
     @property
     def excluded(self) -> dict[str, str]:
         """The sites whose updates cannot be in this sum, each with the reason."""
-        before = self.before
+        opened_sites = self.before
         reasons: dict[str, str] = {}
         for site in sorted(self.answers):
             claim = self._claims.get(site)
-            if claim not in (None, before, self.answers.keys()):
+            if claim not in (None, opened_sites, self.answers.keys()):
                 reasons[site] = (
                     f"site {site!r} reports that a sum of this task was opened before "
                     f"over {', '.join(sorted(claim))}, which neither the server's "
                     "record nor these sites confirm"
                 )
-            elif before and site not in before:
+            elif opened_sites and site not in opened_sites:
                 reasons[site] = f"site {site!r} was not in the sum of this task before"
         return reasons
 
@@ -584,12 +584,12 @@ class SecureSum(Summing):
 
         for site, reason in answers.again.items():
             exchange.refuse(site, f"site {site!r} could not mask its update: {reason}")
-        away = sorted(answers.before - answers.answers.keys())
-        if away:
+        absent_sites = sorted(answers.before - answers.answers.keys())
+        if absent_sites:
             raise TrainingError(
-                f"{task!r}: a sum of this task was opened with {', '.join(away)} "
-                "before the fault, and cannot be opened without them: resume when all "
-                "of these sites are connected"
+                f"{task!r}: a sum of this task was opened with "
+                f"{', '.join(absent_sites)} before the fault, and cannot be opened "
+                "without them: resume when all of these sites are connected"
             )
 
         total = self._open(exchange)
@@ -691,12 +691,12 @@ class SecureSum(Summing):
         """Close the exchange to further updates, and open their sum."""
         chain = self._chain
         number = chain.number
-        heard = chain.now.heard
-        self._require_enough(exchange, len(heard), _ExchangeFailed)
+        answering_sites = chain.now.heard
+        self._require_enough(exchange, len(answering_sites), _ExchangeFailed)
         requests, keys = chain.requests()
         survivors = chain.now.survivors
         opening = survivors
-        for site in heard:
+        for site in answering_sites:
             if site not in survivors:
                 exchange.refuse(
                     site,
@@ -707,11 +707,11 @@ class SecureSum(Summing):
         self._require_enough(exchange, len(survivors), TrainingError)
         if self._parties.confirmed:
             attached = wire.packed_requests(number, {}, requests)
-            heard = self._ask(
+            answering_sites = self._ask(
                 exchange, survivors, attached, wire.CONFIRM, chain.now.add_confirm
             )
             # Sites that did not confirm are not waited for again.
-            opening = tuple(site for site in survivors if site in heard)
+            opening = tuple(site for site in survivors if site in answering_sites)
             requests = chain.requests()[0]
         attached = wire.packed_requests(number, keys, requests)
         self._record.add(exchange.request, survivors)

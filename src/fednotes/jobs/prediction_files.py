@@ -113,13 +113,13 @@ def write_brat(documents: Iterable[Document], out: Path) -> None:
 
 def _with_distinct_ids(documents: Iterable[Document]) -> Iterator[Document]:
     """Yield the documents; a repeated id gets a number."""
-    seen: Counter[str] = Counter()
+    occurrences: Counter[str] = Counter()
     for document in documents:
         name = document.id
-        while seen[name]:
-            seen[document.id] += 1
-            name = f"{document.id}~{seen[document.id]}"
-        seen[name] += 1
+        while occurrences[name]:
+            occurrences[document.id] += 1
+            name = f"{document.id}~{occurrences[document.id]}"
+        occurrences[name] += 1
         yield document if name == document.id else replace(document, id=name)
 
 

@@ -144,7 +144,7 @@ def environment(*packages: str) -> Environment:
 
     All values are escaped.
     """
-    made = Environment(
+    jinja_environment = Environment(
         loader=ChoiceLoader(
             [PackageLoader(name) for name in (*packages, "fednotes.report")]
         ),
@@ -153,9 +153,9 @@ def environment(*packages: str) -> Environment:
         # Result files contain names that other sites chose.
         finalize=lambda value: one_line(value) if type(value) is str else value,
     )
-    made.globals |= {"number": number, "most": _most}
-    made.filters["code"] = mark_code
-    return made
+    jinja_environment.globals |= {"number": number, "most": _most}
+    jinja_environment.filters["code"] = mark_code
+    return jinja_environment
 
 
 def mark_code(text: str) -> Markup:
@@ -823,10 +823,12 @@ def dot_chart(
             tip = f"{label}, {name}: {value:.3f}"
             markers.append((style, across(value), round(middle + shift, 1), tip))
         xs = [x for _, x, _, _ in markers]
-        shown = label if len(label) <= _MAX_LABEL else label[: _MAX_LABEL - 1] + "…"
+        short_label = (
+            label if len(label) <= _MAX_LABEL else label[: _MAX_LABEL - 1] + "…"
+        )
         rows.append(
             {
-                "label": shown,
+                "label": short_label,
                 "y": middle,
                 "first": min(xs),  # ends of the line through the markers
                 "last": max(xs),

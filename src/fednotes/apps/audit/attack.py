@@ -156,8 +156,8 @@ def _rates_above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 
     thresholds: descending.
     """
-    below = np.searchsorted(np.sort(scores), thresholds)
-    return np.append(0.0, len(scores) - below) / len(scores)
+    num_below = np.searchsorted(np.sort(scores), thresholds)
+    return np.append(0.0, len(scores) - num_below) / len(scores)
 
 
 @dataclass(frozen=True)

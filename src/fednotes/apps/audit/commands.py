@@ -52,9 +52,9 @@ def audit(
     )
     command = shlex.join(["fednotes", *sys.argv[1:]])
     with hold_folder(folder), console.status("") as shown:
-        found = run_audit(
+        audit_result = run_audit(
             job, site, fingerprint=key, command=command, progress=shown.update
         )
-        write_json(folder / AUDIT, found.model_dump())
-    console.print(audit_table(found))
+        write_json(folder / AUDIT, audit_result.model_dump())
+    console.print(audit_table(audit_result))
     say(f"audit: {folder / AUDIT}", f"report: {write_report(folder)}")

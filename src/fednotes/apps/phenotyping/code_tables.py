@@ -229,10 +229,10 @@ def read_mimic(folder: Path, tables: Collection[str] = ()) -> PatientCodes:
             raise ConfigError(
                 f"unknown table {name!r} of MIMIC-III: {nearest(name, MIMIC)}"
             )
-    wanted = [MIMIC[name] for name in tables or MIMIC]
-    paths = [_require_table(folder, table.name) for table in wanted]
+    selected_tables = [MIMIC[name] for name in tables or MIMIC]
+    paths = [_require_table(folder, table.name) for table in selected_tables]
     result = PatientCodes()
-    for path, facts in zip(paths, wanted, strict=True):
+    for path, facts in zip(paths, selected_tables, strict=True):
         known = _codes_of_dictionary(folder, facts)
         _add_table(
             result,
@@ -282,12 +282,14 @@ def read_omop(
         DataError: As of `read_mimic`.
     """
     systems = {"condition": conditions, "procedure": procedures}
-    wanted = {kind: system for kind, system in systems.items() if system}
-    for system in wanted.values():
+    selected_systems = {kind: system for kind, system in systems.items() if system}
+    for system in selected_systems.values():
         system_of(system)
-    paths = {kind: _require_table(folder, f"{kind}_occurrence") for kind in wanted}
+    paths = {
+        kind: _require_table(folder, f"{kind}_occurrence") for kind in selected_systems
+    }
     result = PatientCodes()
-    for kind, system in wanted.items():
+    for kind, system in selected_systems.items():
         suffix = "concept_id" if system in _OMOP_CONCEPTS else "source_value"
         _add_table(
             result,

@@ -180,8 +180,8 @@ class Site(MethodSite):
             return {"patients": len(self._labelled)}
         if self.code_learner is None:
             return {"patients": len(self._coded)}
-        behind = self.code_learner.covered(task)
-        return {**behind, "patients": self.code_learner.patients}
+        amounts = self.code_learner.covered(task)
+        return {**amounts, "patients": self.code_learner.patients}
 
     def _require_covered(self, coded: int) -> None:
         """Check that enough patients are behind an update that reveals their concepts.

@@ -287,8 +287,10 @@ class Table:
         Raises:
             DataError: No column has the name, or it is ambiguous.
         """
-        wanted = [_plain_name(name)] if name else usual
-        candidates = [at for at, other in enumerate(self.names) if other in wanted]
+        accepted_names = [_plain_name(name)] if name else usual
+        candidates = [
+            at for at, other in enumerate(self.names) if other in accepted_names
+        ]
         if len(candidates) == 1:
             return candidates[0]
         can_be_named = bool(parameter) and not name

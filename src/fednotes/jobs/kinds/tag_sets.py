@@ -116,8 +116,8 @@ def choose_types(
     }
     if job.tags is None:
         return ChosenTypes(named, ())
-    wanted = {name: types or annotated[name] for name, types in named.items()}
-    complete = complete_types(job.tags, wanted.values())
+    requested_types = {name: types or annotated[name] for name, types in named.items()}
+    complete = complete_types(job.tags, requested_types.values())
     for name, site in job.sites.items():
         _require_fitting_types(name, site, job.tags, complete)
     for name, labels in annotated.items():
@@ -126,7 +126,7 @@ def choose_types(
         return ChosenTypes(dict.fromkeys(job.sites, complete), complete)
     by_site = {
         name: tuple(label for label in complete if label in types)
-        for name, types in wanted.items()
+        for name, types in requested_types.items()
     }
     return ChosenTypes(by_site, complete)
 

@@ -190,13 +190,13 @@ def _observed_layers(scene: Scene) -> Iterator[tuple[Observation, list[Tensor]]]
     if library is None:
         return
     lowest = _lowest_layers(library)
-    moved = []
+    movements = []
     for seen in scene.observed_trainings():
         updates = [step for step in _steps_of(model, lowest, seen) if step.any()]
         movement = sum(float(update.norm()) for update in updates)
-        moved.append((movement, seen, updates))
-    least = MIN_MOVEMENT * max((movement for movement, *_ in moved), default=0)
-    for movement, seen, updates in moved:
+        movements.append((movement, seen, updates))
+    least = MIN_MOVEMENT * max((movement for movement, *_ in movements), default=0)
+    for movement, seen, updates in movements:
         if updates and movement >= least:
             yield seen, updates
 

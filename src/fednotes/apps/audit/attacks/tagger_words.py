@@ -79,19 +79,19 @@ def observed_layers(
     names = list(_layers(scene.audited_site().model))
     for seen in scene.observed_trainings():
         steps = {name: seen.descent(name) for name in names}
-        moved = {
+        changed_layers = {
             name: step
             for name, step in steps.items()
             if step is not None and step.any()
         }
-        if not moved:
+        if not changed_layers:
             continue
         has_offsets = any(
             name.startswith(CONVOLUTIONS) and len(step) > 1
-            for name, step in moved.items()
+            for name, step in changed_layers.items()
         )
         if has_offsets or not only_convolutions:
-            yield seen, list(moved.values())
+            yield seen, list(changed_layers.values())
         return
 
 

@@ -52,19 +52,21 @@ def words_from_update(scene: Scene, *, bias: bool) -> Trial:
         scene = scene.of_one_step()
     # The first update with the most tensors, because an initial warm-up of the head has
     # fewer.
-    seen = max(
-        scene.observed_trainings(), key=lambda seen: len(seen.tensors), default=None
+    observation = max(
+        scene.observed_trainings(),
+        key=lambda seen: len(seen.tensors),
+        default=None,
     )
-    tables = {} if seen is None else _tables(seen, bias=bias)
-    if seen is None or not tables:
+    tables = {} if observation is None else _tables(observation, bias=bias)
+    if observation is None or not tables:
         kind = "output bias with a number" if bias else "table with a row"
         raise NotApplicable(f"no {kind} per word leaves a site")
 
     present: list[Tensor] = []
     absent: list[Tensor] = []
     for name, table in tables.items():
-        is_present, is_absent = present_and_absent(table, seen.records)
-        scores = _movement(seen, name, rows=len(is_present))
+        is_present, is_absent = present_and_absent(table, observation.records)
+        scores = _movement(observation, name, rows=len(is_present))
         present.append(scores[torch.from_numpy(is_present)])
         absent.append(scores[torch.from_numpy(is_absent)])
     return Trial.from_scores(torch.cat(present), torch.cat(absent))

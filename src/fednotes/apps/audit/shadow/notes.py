@@ -84,11 +84,11 @@ class PlainNotes:
         """
         before, after = TEMPLATES[secret.kind].split("{}")
         start = len(token_ids(site.model, before))
-        behind = len(token_ids(site.model, after))
+        num_after = len(token_ids(site.model, after))
         texts = []
         for guess in secret.guesses:
             ids = token_ids(site.model, before + guess + after)
-            places = np.arange(start, len(ids) - behind)
+            places = np.arange(start, len(ids) - num_after)
             texts.append(MaskedText(ids, np.arange(len(ids)) == places[:, None]))
         return masked_losses(site.model, texts)
 

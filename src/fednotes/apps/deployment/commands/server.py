@@ -336,21 +336,21 @@ def trust(
     )
 
     role = read_kit(kit).role
-    before = Trust.read(kit / "startup")
+    old_trust = Trust.read(kit / "startup")
     try:
         is_news = install_trust(kit, read_bounded_file(file))
     except RefusedError as error:
         raise ConfigError(f"{file}: {error}; the kit is unchanged") from error
-    now = Trust.read(kit / "startup")
+    new_trust = Trust.read(kit / "startup")
     if not is_news:
-        say(f"nothing new: this kit already has number {now.number}")
+        say(f"nothing new: this kit already has number {new_trust.number}")
         return
-    revoked = len(list(now.revocations or ()))
-    say(f"installed as number {now.number}: {revoked} certificates are revoked")
-    if len(now.roots) > len(before.roots):
+    revoked = len(list(new_trust.revocations or ()))
+    say(f"installed as number {new_trust.number}: {revoked} certificates are revoked")
+    if len(new_trust.roots) > len(old_trust.roots):
         say(
             f"a new root; the replaced one is valid until "
-            f"{now.expiry_of_root(before.roots[-1]):%Y-%m-%d}"
+            f"{new_trust.expiry_of_root(old_trust.roots[-1]):%Y-%m-%d}"
         )
         if role != "admin" and processes.status(kit).is_running:
             say(f"next: before that day: fednotes {role} stop {kit}, then start")

@@ -156,9 +156,9 @@ def site_rules(
 
     require_sound(kit, file)
     path = kit / SITE_FILE
-    before = read_toml(path) if path.exists() else {}
+    old_rules = read_toml(path) if path.exists() else {}
     install(file, kit)
-    changes = table_differences(before, read_toml(path))
+    changes = table_differences(old_rules, read_toml(path))
     say(*(f"  {line}" for line in changes))
     if not changes:
         say("nothing has changed")

@@ -701,9 +701,9 @@ class SiteGuard:
             tensors=(),
             covered=dict(self.covered(request.task)),
         )
-        left = self._count_refusal(about, question.hex(), policy)
+        num_sent = self._count_refusal(about, question.hex(), policy)
         what = f"the reply to task '{clean(about.task, NAME)}' of round {about.round}"
-        check_rounds(policy, what, left)
+        check_rounds(policy, what, num_sent)
 
     def leaving(
         self,
@@ -784,8 +784,8 @@ class SiteGuard:
         except FednotesError as error:
             public = f"site {self._site!r} cannot note this message in its ledger"
             # A full disk can be fixed; an edited ledger or a bad name cannot.
-            later = not isinstance(error, RefusedError)
-            raise Withheld(str(error), public, later=later) from error
+            may_retry = not isinstance(error, RefusedError)
+            raise Withheld(str(error), public, later=may_retry) from error
 
     def _check_update(
         self, about: _SentUpdate, *, size: int, secure: bool, scores: bool
@@ -796,9 +796,9 @@ class SiteGuard:
             What the job has spent of it with this update; None for nothing.
         """
         policy = self._read_policy()
-        left = None
+        num_sent = None
         if policy.max_rounds and about.answered:
-            left = self._count_updates(about, about.answered, policy)
+            num_sent = self._count_updates(about, about.answered, policy)
         check_update(
             policy,
             about.task,
@@ -808,7 +808,7 @@ class SiteGuard:
             size=size,
             secure=secure,
             scores=scores,
-            left=left,
+            left=num_sent,
         )
         if not about.tensors:
             return None

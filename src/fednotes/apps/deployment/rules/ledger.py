@@ -601,11 +601,11 @@ class SpentLines:
     def _add(self, line: dict[str, Any]) -> None:
         job = line["job"]
         if "spent" in line:
-            said = SpentBudget(**line["spent"])
-            before = self.jobs.get(job, SpentBudget())
+            line_budget = SpentBudget(**line["spent"])
+            known_budget = self.jobs.get(job, SpentBudget())
             self.jobs[job] = SpentBudget(
-                max(before.epsilon, float(said.epsilon)),
-                max(before.delta, float(said.delta)),
+                max(known_budget.epsilon, float(line_budget.epsilon)),
+                max(known_budget.delta, float(line_budget.delta)),
             )
         is_answer = job == self._job and not line["refusal"] and line["update"]
         if is_answer and not line["task"].startswith("@"):
