@@ -214,7 +214,7 @@ def _has_running_loop() -> bool:
 
 
 def _run_in_thread(server: Any) -> None:
-    """Run a server beside a notebook's loop until its cell is interrupted."""
+    """Run a server next to a notebook's event loop until its cell is interrupted."""
     with ThreadPoolExecutor(1) as pool:
         try:
             pool.submit(server.run).result()

@@ -76,8 +76,8 @@ def find_files(directory: Path) -> tuple[Path, Path] | None:
 def character_ids(word: str | int, length: int = 50) -> np.ndarray:
     """Return (length,) int64, the character ids of a word plus 1.
 
-    The UTF-8 bytes, cut to fit, stand between the markers of the word's start and end.
-    Padding follows.
+    The UTF-8 bytes, truncated to fit, are between the markers of the word's start and
+    end. Padding follows.
 
     Args:
         word: A word, or one of BEGIN_SENTENCE and END_SENTENCE.

@@ -27,7 +27,7 @@ counts 12·K·d, against 10·d for the gradient of q that instance weighting sen
 bart-base has 6 encoder layers (and 6 decoder layers, which have no discriminator), so
 here it is 6·K·d, and 7·K·d for "peng". With d = 768 and the six platforms of OntoNotes
 that makes 27,648 and 32,256 numbers, with three platforms 13,824 and 16,128, against
-7,680 of q. All of these are small beside the prompts' 11,066,880.
+7,680 of q. All of these are small compared with the prompts' 11,066,880.
 
 A site sees only its own notes, so its discriminators learn to assign everything to that
 site. Only the server's average over sites discriminates (Hong et al. study this loss,

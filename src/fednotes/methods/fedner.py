@@ -104,10 +104,11 @@ class Config(Aggregation):
         local_epochs: Epochs at each site in a round of exchange = "weights".
         batch_size: N, the number of sentences in a batch of all sites together.
         least_share: Smallest number of a batch's sentences that a site contributes,
-            whatever the server says of the others; 0 is a quarter of an equal share.
+            regardless of what the server reports about the others; 0 is a quarter of an
+            equal share.
         learning_rate: α of Adam, at the server and at the sites.
         epochs: Largest number of passes over the training data.
-        rounds: Largest number of rounds, whatever `epochs` says; 0 disables the limit.
+        rounds: Largest number of rounds, regardless of `epochs`; 0 disables the limit.
         evaluate_every: Number of epochs (with exchange = "weights": of rounds) between
             two evaluations and checkpoints.
         select: "best": each site ends with the tagger of its own best validation F1,

@@ -101,8 +101,8 @@ class Config(Averaging):
         mix: Weight of the federated model in the mix; the site's own model has the
             rest.
         distil_epochs: Epochs in which the federated model learns from the mix, at a
-            tenth of the learning rates; with 0 it is saved as it is, whatever `mix`
-            says.
+            tenth of the learning rates; with 0 it is saved unchanged, regardless of
+            `mix`.
         tags: The complete tag set, the union over the sites. A job fills it in.
         shared_tags: Tags whose row is shared. A job fills it in.
         privacy, min_sites: As in the job's tables. A job fills them in.

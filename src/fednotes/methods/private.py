@@ -69,7 +69,7 @@ class DPMethod(Method):
         """Wrap the method's own site in one that sends only noisy sums.
 
         Args:
-            data: What the site holds.
+            data: The site's data.
             config: The settings of the run.
             secret: 32 bytes that only this site knows; see `DPSite`.
             question: Returns the name of the current request; see `DPSite`.

@@ -72,7 +72,8 @@ class EncoderTaggerConfig(ModelConfig):
         kind: The encoder-tagger.
         encoder: "minilm" or a Hugging Face directory.
         layer: The last of the encoder's layers that is run; 0 runs all. If it is not
-            given: 5 of "minilm", whose sixth layer says less of words, else all.
+            given: 5 of "minilm", whose sixth layer carries less information about
+                words, else all.
         tuning: How the encoder is tuned.
         rank: Rank of low-rank changes: W + alpha / rank · B A.
         alpha: Scale of low-rank changes; see `rank`.

@@ -213,7 +213,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         return tuple(int(layer.shape[-1]) for layer in layers)
 
     def adapt(self, seed: int, name: str = "lora") -> None:
-        """Add trainable low-rank changes, beside any of other names.
+        """Add trainable low-rank changes; those with other names are kept.
 
         Args:
             seed: The seed of their initial values.
@@ -658,7 +658,7 @@ def require_reading(directory: Path, tokenizer: Any, facts: Mapping[str, Any]) -
     Earlier versions passed words to the tokenizer one by one. With a byte-level or
     SentencePiece tokenizer the sub-words then differ from those of the text, and such a
     model would silently find fewer mentions. With WordPiece the two readings agree
-    except for words beside symbols ("37°C"), so these models are accepted.
+    except for words next to symbols ("37°C"), so these models are accepted.
 
     Args:
         directory: The model's folder, for the message.

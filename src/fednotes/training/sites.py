@@ -410,7 +410,7 @@ class MentionSite(MethodSite):
             everything that stays at the site uses exact numbers.
 
     Attributes:
-        with_scores: Whether scores are written beside each model.
+        with_scores: Whether scores are written next to each model.
         tells_forms: Whether scores separate test mentions by whether they have a form
             seen in training.
         shared: The parameters that leave the site.

@@ -5,8 +5,8 @@
     omop         the NOTE table of the OMOP common data model
     mts-dialog   MTS-Dialog: the section written after a dialogue
     aci-bench    ACI-Bench: the note written after an encounter
-    csv          any other table with a header, whose text column is named by the user
-                 or called "text"
+    csv          any other table with a header, whose text column is user-specified or
+                 called "text"
     jsonl        one JSON object per line
     fhir         FHIR R4: a resource per line, a Bundle or one resource
     parquet      any other table in Parquet or Arrow, with the columns of "csv"

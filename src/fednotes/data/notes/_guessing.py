@@ -25,9 +25,8 @@ def find_note_files(
 ) -> tuple[str, list[Path]]:
     """Return the format of a path, and its files with that format in a fixed order.
 
-    A folder may have other files beside its notes (a licence, a table of contents).
-    Files of unknown formats are ignored, and text files too if there is a table of
-    notes.
+    A folder may contain files other than notes (a licence, a table of contents). Files
+    of unknown formats are ignored, and text files too if there is a table of notes.
 
     Args:
         path: A file or a folder.

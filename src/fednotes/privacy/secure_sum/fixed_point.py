@@ -68,7 +68,7 @@ class Field:
     """The layout of one tensor, weight or metric as words.
 
     Attributes:
-        kind: What it is.
+        kind: The kind of the value.
         name: Its name.
         shape: Its shape.
         exponent: e; the unit of the first word is 2^-e.
