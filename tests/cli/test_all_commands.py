@@ -119,7 +119,8 @@ def test_every_command_of_fednotes_names_a_panel_and_fits_80_columns() -> None:
     for name in group.commands:
         assert group.commands[name].rich_help_panel in PANELS, name
     help_text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
-    listed = help_text[help_text.index("Data:") :]
+    listed = help_text[help_text.index("Start:") :]
+    assert [each for each in PANELS if f"{each}:\n" in listed] == [*PANELS]
     assert "..." not in listed
     assert max(map(len, listed.splitlines())) <= 80
 
@@ -129,6 +130,13 @@ def all_commands(command: Any, path: str = "fednotes") -> Iterator[tuple[str, An
     yield path, command
     for name, inner in getattr(command, "commands", {}).items():
         yield from all_commands(inner, f"{path} {name}")
+
+
+def test_every_command_has_the_short_option_of_its_help() -> None:
+    for path, _ in all_commands(get_group(app)):
+        short = CliRunner().invoke(app, [*path.split()[1:], "-h"])
+        assert short.exit_code == 0, path
+        assert "-h, --help" in short.stdout, path
 
 
 def test_the_help_of_each_command_begins_with_a_verb_and_each_option_has_one() -> None:

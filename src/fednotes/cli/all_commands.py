@@ -20,8 +20,9 @@ from fednotes.core import plugins
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ConfigError
 
-DATA, TRAIN, USE, DEPLOY = "Data", "Train", "Use", "Deploy"
-PANELS = (DATA, TRAIN, USE, DEPLOY)
+START, DATA, TRAIN, USE = "Start", "Data", "Train", "Use"
+DEPLOY, INSPECT = "Deploy", "Inspect"
+PANELS = (START, DATA, TRAIN, USE, DEPLOY, INSPECT)
 OTHER = "More"  # the panel of commands that name none
 _GAP = 6  # columns of a help line besides the name and the text
 

@@ -27,7 +27,14 @@ import typer
 from rich.console import Console
 
 from fednotes import __version__
-from fednotes.cli.all_commands import DATA, TRAIN, USE, AllCommands
+from fednotes.cli.all_commands import (
+    DATA,
+    INSPECT,
+    START,
+    TRAIN,
+    USE,
+    AllCommands,
+)
 from fednotes.cli.groups import cache, convert, corpus, jobs, show_checked
 from fednotes.cli.init import init
 from fednotes.cli.shared import (
@@ -69,12 +76,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    # commands below take this over from the context above theirs
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(corpus, name="corpus", rich_help_panel=DATA)
 app.add_typer(cache, name="cache", rich_help_panel=DATA)
 app.add_typer(jobs, name="job", rich_help_panel=TRAIN)
 app.command(rich_help_panel=DATA)(convert)
-app.command(rich_help_panel=TRAIN)(init)
+app.command(rich_help_panel=START)(init)
 
 
 def _show_version(is_given: bool) -> None:
@@ -113,7 +122,7 @@ class Predictions(StrEnum):
     csv = "csv"
 
 
-@app.command(rich_help_panel=TRAIN)
+@app.command(rich_help_panel=START)
 def simulate(
     job: Annotated[
         str,
@@ -413,7 +422,7 @@ def calibrate(
     say(conclusion)
 
 
-@app.command(rich_help_panel=DATA)
+@app.command(rich_help_panel=START)
 def check(
     targets: Annotated[
         list[str],
@@ -461,7 +470,7 @@ def check(
         sys.exit(1)
 
 
-@app.command(rich_help_panel=TRAIN)
+@app.command(rich_help_panel=INSPECT)
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     out: Annotated[
@@ -474,7 +483,7 @@ def report(
     say(f"report: {write_report(run, out)}")
 
 
-@app.command(rich_help_panel=TRAIN)
+@app.command(rich_help_panel=INSPECT)
 def compare(
     a: Annotated[Path, typer.Argument(help="Folder of a run.")],
     b: Annotated[

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fednotes.apps.deployment.commands.server import Kit
-from fednotes.cli.all_commands import DEPLOY
+from fednotes.cli.all_commands import INSPECT
 from fednotes.cli.shared import console, say
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import FednotesError
@@ -20,7 +20,7 @@ from fednotes.core.errors import FednotesError
 ledger = typer.Typer(
     help="Inspect the record of what left a site.",
     no_args_is_help=True,
-    rich_help_panel=DEPLOY,
+    rich_help_panel=INSPECT,
 )
 
 
