@@ -139,6 +139,39 @@ def test_every_command_has_the_short_option_of_its_help() -> None:
         assert "-h, --help" in short.stdout, path
 
 
+def help_of(command: Any, path: str) -> str:
+    """The help of a command at 80 columns."""
+    context = command.context_class(command, info_name=path, terminal_width=80)
+    return str(command.get_help(context))
+
+
+def test_the_help_of_no_group_cuts_the_first_line_of_a_command() -> None:
+    for path, command in all_commands(get_group(app)):
+        if hasattr(command, "commands"):
+            usage, _, shown = help_of(command, path).partition("\n")
+            assert usage.endswith("COMMAND [ARGS]..."), path
+            assert "..." not in shown, path
+
+
+def test_the_help_shows_placeholders_in_capitals_and_no_types_of_python() -> None:
+    for path, command in all_commands(get_group(app)):
+        shown = help_of(command, path)
+        assert not re.search(r"<[a-z\[]|[{}]", shown), path
+        for parameter in command.params:
+            if parameter.param_type_name == "argument":
+                assert re.search(r"[A-Z]", parameter.metavar), path
+                assert not re.search(r"[a-z]", parameter.metavar), path
+
+
+def test_the_help_of_corpus_stats_shows_what_a_person_types() -> None:
+    command = dict(all_commands(get_group(app)))["fednotes corpus stats"]
+    shown = help_of(command, "fednotes corpus stats")
+    assert shown.startswith("Usage: fednotes corpus stats [OPTIONS] PATHS...\n")
+    assert re.search(r"^  PATHS\.\.\.  One corpus file", shown, re.MULTILINE)
+    assert re.search(r"^  --format TEXT +Format", shown, re.MULTILINE)
+    assert re.search(r"^  --on-error refuse\|skip +How", shown, re.MULTILINE)
+
+
 def test_the_help_of_each_command_begins_with_a_verb_and_each_option_has_one() -> None:
     for path, command in all_commands(get_group(app)):
         assert re.match(r"\w+", command.help)[0] in VERBS, path

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
+from fednotes.cli.plain_help import use_plain_help
 from fednotes.core import plugins
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ConfigError
@@ -117,4 +118,5 @@ def _load(name: str, entry: EntryPoint) -> Any:
     else:
         panel = getattr(loaded, "help_panel", None)
         parent.command(name, rich_help_panel=panel)(loaded)
+    use_plain_help(parent)
     return typer.main.get_group(parent).commands[name]

@@ -37,6 +37,7 @@ from fednotes.cli.all_commands import (
 )
 from fednotes.cli.groups import cache, convert, corpus, jobs, show_checked
 from fednotes.cli.init import init
+from fednotes.cli.plain_help import use_plain_help
 from fednotes.cli.shared import (
     SKIP_REMEDY,
     Backbone,
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="fednotes",
     cls=AllCommands,
-    help="Train models on clinical notes of several sites, which stay at the sites.",
+    help="Train models on the clinical notes of several sites; the notes stay there.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -104,7 +105,7 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Train models on clinical notes of several sites, which stay at the sites."""
+    """Train models on the clinical notes of several sites; the notes stay there."""
 
 
 _MAX_PROBLEMS = 20  # maximum number of problems that an error lists
@@ -147,7 +148,7 @@ def simulate(
     device: Device = "cpu",
     yes: Yes = False,
 ) -> None:
-    """Train a job on this machine: alone, federated and pooled.
+    """Run a job on this machine: train alone, federated and pooled.
 
     With --seeds, run the job in OUT/seed-1 and so on, and show the mean and standard
     deviation of the scores.
@@ -160,7 +161,7 @@ def simulate(
     for setting in settings or ():
         if seeds and setting.partition("=")[0].strip() == "seed":
             raise ConfigError(
-                "--seeds and --set seed=… exclude each other: give one of them"
+                "--seeds and --set seed=… cannot be used together: give only one"
             )
     parsed = load_job(job, tuple(settings or ()))
     words = ["fednotes", "simulate", job, "--out", str(out)]
@@ -306,7 +307,8 @@ def evaluate(
     ] = "",
     label_map: LabelMap = None,
     labels: Annotated[
-        Path | None, typer.Option(help="Table of labels of the patients in PATH.")
+        Path | None,
+        typer.Option(help="Table with the labels of the patients in PATH."),
     ] = None,
     types: Annotated[
         str, typer.Option(metavar="A,B", help="Entity types to score; all by default.")
@@ -477,7 +479,7 @@ def report(
         Path | None, typer.Option(help="File to write; RUN/report.html by default.")
     ] = None,
 ) -> None:
-    """Write the HTML report of a run, or write it again."""
+    """Write or rewrite the HTML report of a run."""
     from fednotes.report.html import write_report
 
     say(f"report: {write_report(run, out)}")
@@ -498,8 +500,8 @@ def compare(
     metric: Annotated[
         str,
         typer.Option(
-            help="strict, relaxed (any overlap) or relaxed_one_to_one; auroc for "
-            "patients."
+            help="Score to compare: strict, relaxed (any overlap) or "
+            "relaxed_one_to_one; auroc for patients."
         ),
     ] = "strict",
     samples: Annotated[
@@ -511,6 +513,9 @@ def compare(
     from fednotes.jobs.compare import compare as run
 
     console.print(comparison_table(run(a, b, condition, against, metric, samples)))
+
+
+use_plain_help(app)
 
 
 def main() -> None:

@@ -89,7 +89,10 @@ def corpus_stats(
         bool, typer.Option("--json", help="Print the counts as JSON.")
     ] = False,
 ) -> None:
-    """Count each site's sentences, types and mentions, and what sites share."""
+    """Count the sentences, types and mentions of each site.
+
+    Also counts what the sites share.
+    """
     from fednotes.cli.display import stats_tables
     from fednotes.data.formats import examine
     from fednotes.data.formats.folders import name_paths
@@ -132,7 +135,10 @@ def corpus_overlap(
         typer.Option("--strict", help="Exit with an error if a sentence is shared."),
     ] = False,
 ) -> None:
-    """Count sentences and 13-grams that notes and annotated documents share."""
+    """Count text that notes and annotated documents share.
+
+    Counts sentences and sequences of 13 words.
+    """
     from fednotes.cli.display import sheet
     from fednotes.data.formats import read
     from fednotes.data.notes import read_notes
@@ -227,9 +233,9 @@ def convert(
 ) -> None:
     """Convert a corpus to another format; write all of it or nothing.
 
-    Reads the output again and compares it before putting it in place. Exit code: 0
-    written; 1 refused, because the format cannot represent everything (lists what and
-    how much); 2 another error.
+    Reads the output back and compares it with the input before putting it in place.
+    Exit code: 0 written; 1 refused, because the format cannot represent everything
+    (lists what and how much); 2 another error.
     """
     from fednotes.data.formats import LossyError
     from fednotes.data.formats import convert as run
@@ -256,7 +262,7 @@ def convert(
 
 @corpus.command("list")
 def corpus_list() -> None:
-    """List the corpora that built-in jobs use, and where to obtain them."""
+    """List the corpora of built-in jobs and where to get them."""
     from fednotes.data.formats import known_corpora
 
     for name, item in known_corpora().items():
@@ -279,11 +285,11 @@ def corpus_synthesise(
     seed: Annotated[int, typer.Option(help="Seed of the generated notes.")] = 1,
     format: Annotated[Output, typer.Option(help="Format to write.")] = Output.conll,
 ) -> None:
-    """Write generated, annotated notes of several sites."""
+    """Generate annotated notes for several sites."""
     from fednotes.data.synthetic import generate, write_sites
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FednotesError(f"{out} is not an empty folder: name a new or empty one")
+        raise FednotesError(f"{out} is not an empty folder: give a new or empty one")
     generated = generate(num_sites=sites, sentences_per_site=sentences, seed=seed)
     write_sites(generated, out, format.value)
     say(f"{len(generated)} sites in {out}; next: fednotes corpus stats {out}/*/train*")
@@ -303,7 +309,7 @@ def job_keys(
         bool, typer.Option("--markdown", help="Print all keys as a Markdown page.")
     ] = False,
 ) -> None:
-    """List every key of a job file: its type, its default and its meaning."""
+    """List every key of a job file with its default and meaning."""
     from fednotes.jobs.reference_text import format_page, format_tables
 
     text = format_page() if as_page else format_tables(table)
@@ -326,7 +332,7 @@ def job_show(
         bool, typer.Option("--json", help="Print the job as JSON.")
     ] = False,
 ) -> None:
-    """Print a job as it will run: each key, its value and where it comes from."""
+    """Print a job as it will run, with the source of each value."""
     from fednotes.jobs.show import show_job
 
     shown = show_job(job, settings or ())
@@ -338,7 +344,7 @@ def job_show(
 
 @jobs.command("schema")
 def job_schema() -> None:
-    """Print the JSON schema of a job file, with which editors complete and check it."""
+    """Print the JSON schema of a job file, for editors."""
     from fednotes.jobs.schema import make_schema
 
     console.print_json(data=make_schema())
@@ -346,7 +352,7 @@ def job_schema() -> None:
 
 @cache.command("clear")
 def cache_clear() -> None:
-    """Delete the features, tokens and concepts that were computed from notes."""
+    """Delete all cached features, tokens and concepts."""
     from fednotes.encoders.features import default_cache
     from fednotes.encoders.token_cache import clear_caches
 

@@ -44,13 +44,16 @@ class OnError(StrEnum):
 OnErrorOption = Annotated[
     OnError,
     typer.Option(
-        help="What to do with bad data: refuse stops, skip leaves it out and counts it."
+        help="How to treat bad data: refuse stops with an error; skip leaves it out "
+        "and counts it."
     ),
 ]
 EncodingOption = Annotated[
     str,
     typer.Option(
-        help="Encoding of files that are not UTF-8, such as cp1252; auto refuses them."
+        help="Encoding of files that are not UTF-8, such as cp1252; by default (auto), "
+        "such files are refused.",
+        show_default=False,
     ),
 ]
 Backbone = Annotated[

@@ -168,7 +168,7 @@ def test_a_command_on_another_users_kit_does_nothing(
     monkeypatch.setattr(processes, "stop", lambda kit: pytest.fail("stopped"))
     for group, wrong in (("server", "h1"), ("site", "server"), ("site", "admin")):
         role = {"h1": "site"}.get(wrong, wrong)
-        expected = f"error: {shared_kits[wrong]} is the kit of {wrong} ({role}): name the kit of a {group}"
+        expected = f"error: {shared_kits[wrong]} is the kit of {wrong} ({role}): give the kit of a {group}"
         assert run_command(group, words, shared_kits[wrong]) == expected
     assert not started
 
@@ -254,8 +254,8 @@ def test_a_site_s_status_says_whether_the_server_answers(
     assert f"fednotes kit trust {kit} trust.pem" in output
     output = heard(7, now)
     assert "connected to localhost:" in output
-    assert "next: nothing to do here" in output
-    assert f"it runs; next: fednotes site status {kit}" in run_command("preflight", kit)
+    assert "next: no action needed" in output
+    assert f"connected; next: fednotes site status {kit}" in run_command("preflight", kit)
     assert "has not answered since" in heard(7, now - 90)
     assert "it has not answered yet" in heard(6, now)
 

@@ -32,7 +32,9 @@ def audit(
     total: Annotated[
         int,
         typer.Option(
-            help="Number of training sentences of all sites; needed with --site-file."
+            help="Total number of training examples at all sites; required with "
+            "--site-file.",
+            show_default=False,
         ),
     ] = 0,
 ) -> None:

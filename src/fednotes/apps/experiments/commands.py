@@ -39,21 +39,24 @@ def reproduce(
         bool,
         typer.Option(
             "--budget/--full",
-            help="Run about an hour on two cores (budget), or at the paper's size.",
+            help="Run a reduced version in about an hour on two cores (--budget), or "
+            "the paper's size (--full).",
         ),
     ] = True,
     base: Annotated[
         list[str] | None,
         typer.Option(
             metavar="[NAME=]JOB",
-            help="Your job instead of the experiment's own; NAME=JOB replaces another "
-            "job that it uses.",
+            help="Job to use instead of the experiment's own; NAME=JOB replaces the "
+            "job NAME.",
         ),
     ] = None,
     settings: Settings = None,
     seed: Annotated[
         list[int] | None,
-        typer.Option(help="A seed instead of the experiment's own; may be repeated."),
+        typer.Option(
+            help="Seed to use instead of the experiment's own; may be repeated."
+        ),
     ] = None,
     workers: Annotated[
         int, typer.Option(min=1, help="Number of concurrent runs, one thread each.")
@@ -126,9 +129,9 @@ def attention(
     ] = None,
     sample: Annotated[int, typer.Option(min=1, help="Number of passages.")] = 200,
     length: Annotated[int, typer.Option(min=3, help="Tokens per passage.")] = 128,
-    seed: Annotated[int, typer.Option(help="Seed of the drawn passages.")] = 1,
+    seed: Annotated[int, typer.Option(help="Random seed for drawing passages.")] = 1,
 ) -> None:
-    """Compare the attention heads of several encoders in tables."""
+    """Write tables comparing the attention heads of several encoders."""
     from rich.markdown import Markdown
 
     from fednotes.apps.experiments.attention import attention_page, run_attention

@@ -75,7 +75,7 @@ def export_card(
         Path | None, typer.Argument(help="File to write; stdout by default.")
     ] = None,
 ) -> None:
-    """Write a model's card: how it was trained, its privacy and its scores."""
+    """Write the card of a model: its training, privacy and scores."""
     from fednotes.apps.serving import exports
     from fednotes.jobs.card import render_card
 
@@ -89,11 +89,17 @@ def export_card(
 def serve(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any but loopback needs a token.")
+        str,
+        typer.Option(
+            help="Address to listen on; addresses other than loopback require "
+            "--token-file."
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int,
-        typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one."),
+        typer.Option(
+            min=0, max=65535, help="Port to listen on; 0 chooses a free port."
+        ),
     ] = 8000,
     token_file: Annotated[
         Path | None, typer.Option(help="File with the token that requests must send.")

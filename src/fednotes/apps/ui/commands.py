@@ -28,7 +28,9 @@ def ui(
     ],
     port: Annotated[
         int,
-        typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one."),
+        typer.Option(
+            min=0, max=65535, help="Port to listen on; 0 chooses a free port."
+        ),
     ] = 0,
     format: Annotated[
         str, typer.Option(help="Format of the notes; recognised by default.")
@@ -37,7 +39,7 @@ def ui(
     encoding: EncodingOption = "auto",
     corrections: Annotated[
         Path | None,
-        typer.Option(help="File for decisions; beside NOTES or RUN by default."),
+        typer.Option(help="File to save decisions in; by default beside NOTES or RUN."),
     ] = None,
     device: Device = "cpu",
     backbone: Backbone = None,

@@ -73,8 +73,9 @@ def provision(
         typer.Option(
             "--passphrase-file",
             metavar="FILE",
-            help="File with the passphrase, such as /dev/fd/3, instead of a "
-            "question in the terminal; with --protect, the next line is the new one.",
+            help="File with the passphrase, such as /dev/fd/3; without it, the command "
+            "asks in the terminal. With --protect, the next line is the new "
+            "passphrase.",
         ),
     ] = None,
 ) -> None:
@@ -273,7 +274,7 @@ def _say_how_it_runs(kit: Path, role: str, process: Status) -> None:
     if role == "site":
         is_connected, message = describe_connection(kit, process)
     if is_connected:
-        say(f"it runs; next: fednotes {role} status {kit}")
+        say(f"connected; next: fednotes {role} status {kit}")
         return
     say(
         f"{message}, although the server's port answers: the server is still starting, "
@@ -290,7 +291,7 @@ def run(
     job: Annotated[
         str, typer.Argument(help="A job file, or the name of a built-in job.")
     ] = "",
-    on: Annotated[Path | None, typer.Option(help="The admin's kit.")] = None,
+    on: Annotated[Path | None, typer.Option(help="Folder of the admin's kit.")] = None,
     out: Annotated[Path, typer.Option(help="Folder to create for the run.")] = Path(
         "run"
     ),
@@ -359,7 +360,7 @@ def _submit(
     from fednotes.jobs.declaration import load_declared
 
     if on is None:
-        raise ConfigError("name the admin's kit: --on KIT")
+        raise ConfigError("the admin's kit is missing: give it with --on KIT")
     kit, person = open_admin_kit(on)
     parsed, declared = load_declared(job, tuple(settings or ()))
     run, least = prepare_run(parsed, declared, kit, out=out, when=time.time())

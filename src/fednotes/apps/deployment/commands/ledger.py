@@ -39,7 +39,8 @@ def ledger_verify(
         str | None,
         typer.Option(
             metavar="LINES:HASH",
-            help="Hash that was noted elsewhere; detects a rewritten ledger.",
+            help="LINES:HASH that an earlier verify printed; detects a rewritten "
+            "ledger.",
         ),
     ] = None,
 ) -> None:
@@ -73,7 +74,8 @@ def ledger_show(
         int | None, typer.Option("--last-round", help="Last round to show.")
     ] = None,
     tail: Annotated[
-        int, typer.Option(min=0, help="Number of last lines to show; 0 shows all.")
+        int,
+        typer.Option(min=0, help="Show only this many of the last lines; 0 shows all."),
     ] = 20,
     json_output: Annotated[
         bool, typer.Option("--json", help="Print the lines as JSON.")

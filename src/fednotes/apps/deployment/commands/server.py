@@ -45,7 +45,7 @@ def require_role(kit: Path, role: str) -> None:
     facts = read_kit(kit)
     if facts.role != role:
         raise ConfigError(
-            f"{kit} is the kit of {facts.name} ({facts.role}): name the kit of a {role}"
+            f"{kit} is the kit of {facts.name} ({facts.role}): give the kit of a {role}"
         )
 
 
@@ -161,8 +161,8 @@ Files = Annotated[
     Path | None,
     typer.Option(
         help=(
-            "TOML file whose [files] table gives the paths of vectors and encoders "
-            "here."
+            "TOML file whose [files] table gives the paths of word vectors and "
+            "encoders on this machine."
         )
     ),
 ]
@@ -260,7 +260,7 @@ def _say_network(kit: Path, network: Network) -> None:
             "--site FILE"
         )
     elif network.is_busy:
-        say("next: nothing to do here")
+        say("next: no action needed")
     else:
         say(
             "next: submit a job with the admin's kit: fednotes run JOB --on KIT --out "
@@ -280,10 +280,13 @@ def renew(
     ] = None,
     take: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Signed answer to the request, to install."),
+        typer.Option(metavar="FILE", help="Signed answer to install."),
     ] = None,
 ) -> None:
-    """Request a new certificate for a kit, or install the answer with --take."""
+    """Request a new certificate, or install the signed answer.
+
+    --take installs the answer.
+    """
     from fednotes.apps.deployment.nvflare.certificates import (
         check_kit,
         read_expiry_dates,
@@ -326,7 +329,10 @@ def trust(
         Path, typer.Argument(help="The file trust.pem of the project's authority.")
     ],
 ) -> None:
-    """Install the authority's list of revoked kits, and its new root, if any."""
+    """Install the authority's newest list of revoked kits.
+
+    Also installs the authority's new root certificate, if there is one.
+    """
     from fednotes.apps.deployment.nvflare import processes
     from fednotes.apps.deployment.nvflare.kit import read_kit
     from fednotes.apps.deployment.nvflare.trust import (
@@ -353,5 +359,5 @@ def trust(
             f"{new_trust.expiry_of_root(old_trust.roots[-1]):%Y-%m-%d}"
         )
         if role != "admin" and processes.status(kit).is_running:
-            say(f"next: before that day: fednotes {role} stop {kit}, then start")
-        say(f"next: before that day: fednotes kit renew {kit}")
+            say(f"next: before that day, run: fednotes {role} stop {kit}, then start")
+        say(f"next: before that day, run: fednotes kit renew {kit}")

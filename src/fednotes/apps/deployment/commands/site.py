@@ -139,7 +139,7 @@ def site_rules(
         ),
     ] = None,
 ) -> None:
-    """Show a site's rules, or replace them, even while the site is running."""
+    """Show or replace a site's rules, even while it is running."""
     from fednotes.apps.deployment.nvflare import processes
     from fednotes.apps.deployment.site_file import (
         SITE_FILE,
@@ -211,7 +211,7 @@ def site_status(kit: Kit) -> None:
     elif problem is not None and problem.is_recent:
         say(f"next: fix the last problem above; {process.log} has the details")
     else:
-        say("next: nothing to do here")
+        say("next: no action needed")
 
 
 def _say_decisions(kit: Path) -> None:
@@ -266,7 +266,7 @@ def site_forget(
         ),
     ],
 ) -> None:
-    """Delete what this site keeps of a run.
+    """Delete a run's files at this site.
 
     Journals, states, the model, its scores and the cache of its notes are deleted. The
     ledger and the decisions stay.
@@ -480,10 +480,10 @@ def _has_request(kit: Path, job: str, known: Sequence[str]) -> bool:
 
 @site.command("reject")
 def site_reject(kit: Kit, job: Job = "") -> None:
-    """Reject the waiting job; if none waits, withdraw the last approval.
+    """Reject the waiting job, or withdraw the last approval.
 
-    With a fingerprint, reject that job. One person's rejection is enough and needs no
-    key.
+    The approval is withdrawn if no job waits. With a fingerprint, reject that job. One
+    person's rejection is enough and needs no key.
     """
     from fednotes.apps.deployment.rules.guard import (
         find_job,
@@ -575,7 +575,7 @@ def _check_audit(
     report = read_audit(place)
     if folder is not None and report is None:
         raise ConfigError(
-            f"{folder} contains no {AUDIT}: name the folder that `fednotes audit` wrote"
+            f"{folder} contains no {AUDIT}: give the folder that `fednotes audit` wrote"
         )
     worst = None
     if report is not None:
@@ -725,9 +725,9 @@ def _load_signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:
 
     if file is None and quorum.people:
         raise ConfigError(
-            f"{kit}: its rules require {quorum.needed} of "
-            f"{', '.join(quorum.people)} to approve, each with their own key: "
-            f"fednotes site approve {kit} --key FILE"
+            f"{kit}: a job needs the approval of {quorum.needed} of these people: "
+            f"{', '.join(quorum.people)}; each uses their own key: fednotes site "
+            f"approve {kit} --key FILE"
         )
     if file is None:
         return None
