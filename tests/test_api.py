@@ -277,7 +277,7 @@ def test_calibrated_by_notes_of_ones_own(
     refused = runner.invoke(app, [*call, "a.gif"])
     assert (
         str(refused.exception)
-        == "a.gif: a picture is a file that ends in .png, .svg, .pdf"
+        == "a.gif: unsupported kind of picture: use a name that ends in .png, .svg, .pdf"
     )
     assert not (place / "calibration.json").exists()
     command = runner.invoke(app, [*call, str(tmp_path / "a.svg")])
@@ -347,7 +347,7 @@ def test_what_reads_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert fn.check("demo", settings=["synthetic.sentences=20"]).job is not None
     monkeypatch.chdir(tmp_path)
     for targets, message in (
-        ((), "name a corpus"),
+        ((), "give a corpus"),
         (("demo", "a.conll"), "is a job: check it alone"),
         (("nowhere",), "no such file"),
     ):

@@ -116,7 +116,7 @@ def check(
         path_of(target, "a corpus or a job")
     names = [str(target) for target in targets]
     if not names or not all(map(str.strip, names)):
-        raise ConfigError("name a corpus file or folder, or a job")
+        raise ConfigError("nothing to check: give a corpus file or folder, or a job")
 
     known_jobs = built_in_jobs()
     jobs = [name for name in names if name.endswith(".toml") or name in known_jobs]
@@ -141,7 +141,7 @@ def check(
 
     if settings:
         raise ParameterError(
-            "`settings` applies to a job, and this is a corpus: leave it out"
+            "`settings` applies to a job, but this is a corpus: leave it out"
         )
     if against is None:
         paths = [Path(name) for name in names]

@@ -361,7 +361,7 @@ def test_bytes_that_are_not_utf8_are_refused(model: Path) -> None:
         "predict", model, "-", input=b"He took caf\xe9.", stdout=subprocess.PIPE
     )
     assert completed.returncode == 2
-    message = "stdin: byte 11 is not UTF-8: name the encoding that the file has"
+    message = "stdin: byte 11 is not UTF-8: give the encoding that the file has"
     assert (
         completed.stderr.decode() == f'error: {message}, such as encoding = "cp1252"\n'
     )

@@ -152,9 +152,7 @@ def test_a_toml_file_that_takes_for_ever_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     for text in (".".join(["a"] * 20_000) + " = 1", "#" * (2**20 + 1)):
         path.write_text(text)
-        with pytest.raises(
-            ConfigError, match="too large for a TOML file that a person wrote"
-        ):
+        with pytest.raises(ConfigError, match="too large for a TOML settings file"):
             read_toml(path)
 
 

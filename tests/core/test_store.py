@@ -170,7 +170,7 @@ def test_damage_is_found_by_its_checksum(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelError, match=f"{name}: damaged"):
         tensors.load_state(tmp_path / "s")
     file.unlink()
-    with pytest.raises(ModelError, match="the saved state cannot be read"):
+    with pytest.raises(ModelError, match="cannot read the saved state"):
         tensors.load_state(tmp_path / "s")
 
 
@@ -338,7 +338,7 @@ def test_a_full_disk_while_tensors_are_written(tmp_path: Path, monkeypatch) -> N
         )
 
     monkeypatch.setattr(tensors, "save_file", save_file)
-    with pytest.raises(FednotesError, match="is the disk full"):
+    with pytest.raises(FednotesError, match="check that the disk is not full"):
         tensors.save_state(tmp_path / "s", TENSORS, {})
     assert everything(tmp_path) == before
 

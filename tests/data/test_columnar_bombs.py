@@ -414,7 +414,9 @@ def test_lists_that_are_parts_of_each_other_are_refused(tmp_path: Path) -> None:
         )
     table = pyarrow.table({"text": ["a"] * 100, "spans": view})
     (path,) = write_all(tmp_path, {"a": arrow(table, is_stream=False)}, ".arrow")
-    with pytest.raises(DataError, match="a column holds lists of shared values"):
+    with pytest.raises(
+        DataError, match="a column contains lists of dictionary-encoded values"
+    ):
         read(path)
 
 

@@ -299,7 +299,7 @@ def test_lines_that_keep_what_another_format_had_are_lines(
         }
     ]
     assert guess_format(file(json.dumps(late), "late.json")) == "label-studio"
-    with pytest.raises(DataError, match="contains no document"):
+    with pytest.raises(DataError, match="contains no documents"):
         convert(file("[]", "none.json"), tmp_path / "none", "brat", "label-studio")
 
 

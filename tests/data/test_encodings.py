@@ -86,7 +86,7 @@ def test_a_named_encoding_applies_to_the_files_that_are_not_utf8(
     assert [note.text for note in notes] == [LATIN] * 3
     with pytest.raises(
         DataError,
-        match=r"b\.txt:1: byte [0-9]+ is not UTF-8: name the encoding.*cp1252",
+        match=r"b\.txt:1: byte [0-9]+ is not UTF-8: give the encoding.*cp1252",
     ):
         list(read_notes(tmp_path))
 
@@ -96,7 +96,7 @@ def test_where_a_byte_does_not_fit(tmp_path: Path) -> None:
     lines = [json.dumps({"text": "fine"}).encode(), b'{"text": "caf\xe9 \x81"}']
     path.write_bytes(b"\n".join(lines))
     with pytest.raises(
-        DataError, match=r"a\.jsonl:2: byte 30 is not UTF-8: name the encoding"
+        DataError, match=r"a\.jsonl:2: byte 30 is not UTF-8: give the encoding"
     ):
         read(path)
     with pytest.raises(

@@ -64,10 +64,11 @@ def test_wrong_files(file: File, tmp_path: Path) -> None:
     complains(file("\ufeff\n \n", "blank.tsv"), "the file is empty")
     complains(
         file(BIO.encode() + b"caf\xe9\tO\n"),
-        f"byte {len(BIO) + 3} is not UTF-8: name the encoding",
+        f"byte {len(BIO) + 3} is not UTF-8: give the encoding",
     )
     complains(
-        file("Just some prose.\nNo tags here.\n", "p"), "name one of ade, bigbio, bioc"
+        file("Just some prose.\nNo tags here.\n", "p"),
+        "choose one of ade, bigbio, bioc",
     )
     with pytest.raises(ConfigError, match="did you mean 'conll'"):
         read(tmp_path, "conl")

@@ -184,7 +184,7 @@ MIMICS = {"format": "mimic", "categories": ["Radiology", "Nursing"]}
             "n.csv",
             MIMIC,
             {"categories": ["Nursin"]},
-            "no note of category nursin: did you mean 'Nur",
+            "no notes of category nursin: did you mean 'Nur",
         ),
         (
             "n.csv",
@@ -203,13 +203,13 @@ MIMICS = {"format": "mimic", "categories": ["Radiology", "Nursing"]}
             "n.csv.gz",
             gzip.compress(MIMIC.encode() * 3, mtime=0)[:300],
             {"format": "mimic"},
-            "is the file complete",
+            "check that the file is complete",
         ),
         (
             "n.csv",
             MANY,
             {"categories": ["Nursing"]},
-            "no note of category nursing: there are 31 ",
+            "no notes of category nursing: there are 31 ",
         ),
         (
             "x.csv",
@@ -534,7 +534,7 @@ def test_notes_that_share_a_sentence_are_left_out() -> None:
         "a: notes left out: 1 that share a sentence with an excluded corpus"
     )
     with pytest.raises(
-        ConfigError, match=r"site 'a': there is no note in a\.csv but 1 that share"
+        ConfigError, match=r"site 'a': found no usable notes in a\.csv but 1 that share"
     ):
         site_notes([_corpus(notes[:1], exclude=index)], 1)
 
@@ -670,12 +670,12 @@ def test_several_files_and_what_is_left_out(tmp_path: Path) -> None:
         (
             b"text\n",
             ConfigError,
-            r"site 'a': there is no note in notes\.csv: it is empty",
+            r"site 'a': found no usable notes in notes\.csv: check the path",
         ),
         (
             b'text\n" "\n""\n',
             ConfigError,
-            r"there is no note in notes\.csv but 2 without text",
+            r"found no usable notes in notes\.csv but 2 without text",
         ),
     ],
 )

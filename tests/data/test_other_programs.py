@@ -224,7 +224,7 @@ def test_label_studio_offsets_in_utf_16_units(file: File) -> None:
             expected = (before, after)
         assert [(s.start, s.end) for s in document.spans] == [expected]
     split = [_task(text, [(2, 3, "\ufffd", "X"), (1, 2, "a", "X")])]
-    with pytest.raises(DataError, match="has other text at"):
+    with pytest.raises(DataError, match="differs from the document at"):
         read(file(json.dumps(split), "t.json"), "label-studio")
 
 
@@ -256,7 +256,7 @@ def test_label_studio_imports(tmp_path: Path) -> None:
         ([_task("ab", [(0, 9, "ab", "X")])], "task 1: 0:9 is not a span"),
         (
             [_task("ab", []), _task("ab", [(0, 2, "xy", "X")])],
-            "task 2: the document has other text at 0:2",
+            "task 2: the text of the mention differs from the document at 0:2",
         ),
         ([_task("ab", [(0, 2, "ab", "")])], "task 1: a mention has no type"),
         ([{"data": 1}], "task 1"),
@@ -402,14 +402,17 @@ def test_fhir_of_hospitals_comes_out_again(file: File, tmp_path: Path) -> None:
             "fednotes does not fetch",
         ),
         ({"contentType": "text/plain", "data": "a"}, "not base64"),
-        ({"contentType": "text/plain", "data": "/w=="}, "neither in the character set"),
+        (
+            {"contentType": "text/plain", "data": "/w=="},
+            "cannot be decoded in the character set",
+        ),
         (
             {"contentType": "text/plain; charset=klingon", "data": "QQ=="},
-            "neither in the character set",
+            "cannot be decoded in the character set",
         ),
         (
             {"contentType": "text/plain; charset=punycode", "data": "QQ=="},
-            "neither in the character set",
+            "cannot be decoded in the character set",
         ),
         (
             {"contentType": "text/html", "data": ""},

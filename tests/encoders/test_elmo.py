@@ -263,7 +263,9 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
                 file[name] = array
 
     broken("CNN/b_cnn_1", None)
-    with pytest.raises(ModelError, match="no readable dataset 'CNN/b_cnn_1'"):
+    with pytest.raises(
+        ModelError, match="dataset 'CNN/b_cnn_1' is missing or unreadable"
+    ):
         load(directory)
     broken("CNN_proj/W_proj", np.zeros((3, 3)))
     with pytest.raises(

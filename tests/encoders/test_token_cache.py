@@ -179,8 +179,8 @@ def test_writers_of_one_process_number_do_not_meet(tmp_path: Path) -> None:
 
 def test_failures_leave_nothing(tmp_path: Path) -> None:
     for notes, message in [
-        ([], "no note with text"),
-        (_notes([" "]), "found no token"),
+        ([], "no notes with text"),
+        (_notes([" "]), "found no tokens"),
     ]:
         with pytest.raises(DataError, match=message):
             _cached(tmp_path, notes)

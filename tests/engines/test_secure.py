@@ -289,7 +289,7 @@ def test_a_stored_history_that_is_invalid_is_reported(tmp_path: Path) -> None:
         for turn in engine.rounds(0, 1):
             engine.sum("give")
             turn.commit(State(1), {}, evaluated=True)
-    with pytest.raises(ModelError, match="start again without it"):
+    with pytest.raises(ModelError, match="move this folder away and start again"):
         net.engine(SITES[:3], summing=SecureSum(SITES[:3], job=JOB))
 
 

@@ -125,7 +125,10 @@ def test_a_job_without_a_title_has_its_name_as_title() -> None:
         ({"synthetic": None, "sites": {"a": 1}}, "sites.a is a value"),
         ({"synthetic": None, "sites": {"a b": {"path": "x"}}}, "letters, digits"),
         ({"synthetic": None, "sites": {"../x": {"path": "x"}}}, "letters, digits"),
-        ({"synthetic": None, "sites": {"pooled": {"path": "x"}}}, "this name is taken"),
+        (
+            {"synthetic": None, "sites": {"pooled": {"path": "x"}}},
+            "this name is already used",
+        ),
         (
             {"synthetic": None, "sites": {"Pooled": {"path": "x"}}},
             r"taken: .* \(it is 'pooled'",
@@ -135,7 +138,7 @@ def test_a_job_without_a_title_has_its_name_as_title() -> None:
                 "synthetic": None,
                 "sites": {"mercy": {"path": "x"}, "Mercy": {"path": "y"}},
             },
-            r"\[sites\.Mercy\]: this name is taken: .* \(it is 'mercy' where case does not count",
+            r"\[sites\.Mercy\]: this name is already used \('mercy'; case is ignored\): choose another",
         ),
         ({"tags": 3}, r"tags is a value, expected a table \[tags\]"),
         ({"tags": {"desing": "given"}}, "unknown key 'desing'; did you mean 'design'"),
@@ -145,7 +148,7 @@ def test_a_job_without_a_title_has_its_name_as_title() -> None:
         ),
         (
             {"tags": {"design": "disjoint", "types": ["A", "A"]}},
-            "is named twice, name each type once",
+            "is listed twice: list each type once",
         ),
         ({"tags": {"design": "disjoint", "per_site": -1}}, "per_site = -1"),
         (
@@ -153,7 +156,7 @@ def test_a_job_without_a_title_has_its_name_as_title() -> None:
             "per_site = 1 needs design",
         ),
         ({"tags": {"design": "disjoint", "runs_per_sampling": 0}}, "at least 1"),
-        ({"tags": {"design": "given"}}, "generated sites have types of their own"),
+        ({"tags": {"design": "given"}}, "generated sites already have types"),
         (
             {
                 "tags": {"design": "disjoint"},
@@ -174,7 +177,7 @@ def test_a_job_without_a_title_has_its_name_as_title() -> None:
         ),
         (
             {"silos": {}, "tags": {"design": "disjoint"}},
-            r"\[silos\]: silos annotate alike, design = 'disjoint' samples other types",
+            r"\[silos\]: silos annotate the same types, but design = 'disjoint' samples other types",
         ),
     ],
 )

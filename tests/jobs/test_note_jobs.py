@@ -183,7 +183,7 @@ def test_notes_that_share_a_sentence_with_an_excluded_corpus_are_left_out(
         (
             {"path": "blank"},
             ConfigError,
-            r"site 'a': there is no note in .*blank but 2 without",
+            r"site 'a': found no usable notes in .*blank but 2 without",
         ),
     ],
 )

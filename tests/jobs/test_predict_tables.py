@@ -315,7 +315,7 @@ def test_a_file_of_an_unknown_format_is_refused(
 ) -> None:
     path = tmp_path / name
     path.write_text("He took aspirin.")
-    message = r"cannot tell the format: let the name of a text end in .txt, or name the format: one of"
+    message = r"cannot tell the format: let the name of a text end in .txt, or give the format: one of"
     with pytest.raises(DataError, match=message) as caught:
         predict(model, NoteSource(str(path)), PredictionOutput(tmp_path / "out"))
     assert all(
@@ -350,7 +350,8 @@ def test_a_packed_table_that_is_cut_off_is_refused(
     path = tmp_path / f"notes.csv{packed}"
     path.write_bytes(PACKING[packed](_simple())[:-12])
     with pytest.raises(
-        DataError, match=r"cannot be read to its end .*: is the file complete"
+        DataError,
+        match=r"cannot be read to its end .*: check that the file is complete",
     ):
         predict(model, NoteSource(str(path)), PredictionOutput(tmp_path / "out"))
     assert not (tmp_path / "out").exists()

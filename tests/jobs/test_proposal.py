@@ -331,7 +331,7 @@ def test_an_encoder_that_is_not_here_is_refused(
                 "b.txt": b"Took aspirin",
                 "b.ann": b"T1\tDrug 5 12\taspirin\n",
             },
-            "the folder mixes formats: brat (2 files), conll (1 files); name one of them",
+            "the folder mixes formats: brat (2 files), conll (1 files); choose one of them",
         ),
         ({"a.txt": b"caf\xe9"}, 'such as encoding = "cp1252"'),
         ({"a.conll": b"Took O\naspirin O\n\n"}, "no entity is annotated"),

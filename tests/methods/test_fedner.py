@@ -984,7 +984,9 @@ def test_a_checkpoint_of_another_form_is_one_error_at_the_server(sites) -> None:
         state = make(None).state()
         make(state)
         for wrong in damaged(state):
-            with pytest.raises(ModelError, match="start again without it"):
+            with pytest.raises(
+                ModelError, match="move this folder away and start again"
+            ):
                 make(wrong)
 
 
@@ -996,7 +998,7 @@ def test_a_checkpoint_of_another_form_is_one_error_at_a_site(sites) -> None:
     for wrong in damaged(state):
         restored = fedner.Site(sites[0], config(sites[:1]))
         with (
-            pytest.raises(ModelError, match="start again without it"),
+            pytest.raises(ModelError, match="move this folder away and start again"),
             restoring("here"),
         ):
             restored.restore(wrong)

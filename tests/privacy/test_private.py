@@ -235,7 +235,7 @@ def test_unmarked_patients_are_asked_for() -> None:
 
 
 def test_a_delta_that_gives_a_unit_away_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a delta of 1 / units or more"):
+    with pytest.raises(ConfigError, match="is too large for site"):
         make_private_site(
             privacy={"delta": 0.09, "unit": "sentence"},
             site=patients(size=12, owners="ab" * 6),

@@ -300,7 +300,7 @@ def test_late_doubled_and_foreign_messages_are_refused() -> None:
 def test_parameters_that_protect_nobody_are_refused() -> None:
     for sites, threshold, why in [
         ((A, B), 2, "2 sites; it takes 3"),
-        ((A, B, C, A), 3, "listed twice"),
+        ((A, B, C, A), 3, "contains a site twice"),
         ((A, B, C, D), 2, "threshold of 2 of 4"),
         ((A, B, C), 4, "threshold of 4 of 3"),
         ((B, C, D), 2, "'a' is not one of its sites"),

@@ -54,8 +54,8 @@ def test_lists_of_survivors_that_no_honest_server_sends() -> None:
     fair = run.requests[A]
     assert (fair.survivors, fair.dropped) == ((A, B, C), (D,))
     lies: list[tuple[dict[str, Any], str]] = [
-        ({"dropped": (C, D)}, "'c' is called a survivor and dropped"),
-        ({"survivors": (A, B, C, C)}, "listed twice"),
+        ({"dropped": (C, D)}, "'c' is listed as a survivor and as dropped"),
+        ({"survivors": (A, B, C, C)}, "contain a site twice"),
         (
             {"survivors": (A, B), "dropped": (C, D)},
             "2 sites in the list of survivors: .* 3",

@@ -69,14 +69,14 @@ def read_toml(path: Path) -> dict[str, Any]:
             raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES or raw.count(b".") > MAX_DOTS:
             raise ConfigError(
-                f"{path}: too large for a TOML file that a person wrote: is it "
-                "the right file?"
+                f"{path}: too large for a TOML settings file: check that this is the "
+                "right file"
             )
         return tomllib.loads(raw.decode("utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
     except IsADirectoryError as error:
-        raise ConfigError(f"{path} is a folder: name a TOML file") from error
+        raise ConfigError(f"{path} is a folder: give a TOML file") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:

@@ -301,7 +301,7 @@ def write_folder(
             sync_folder(path.parent)
     except SafetensorError as error:
         raise FednotesError(
-            f"{path}: cannot be written ({error}); is the disk full?"
+            f"{path}: cannot be written ({error}): check that the disk is not full"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

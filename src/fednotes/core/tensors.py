@@ -251,8 +251,8 @@ def restoring(path: Path | str) -> Iterator[None]:
     ) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise ModelError(
-            f"{path}: the saved state cannot be read ({reason}): restore it from a "
-            "copy, or start again without it"
+            f"{path}: cannot read the saved state ({reason}): move this folder away "
+            "and start again"
         ) from error
 
 

@@ -194,12 +194,14 @@ def undecodable(place: str, encoding: str, named: str, *, binary: bool) -> str:
         return "the file holds binary data, not text: give a text file"
     fact = f"{place} is not {_display_name(encoding)}"
     if named not in (AUTO, "utf-8"):
-        return f"{fact}: is the file in another encoding?"
+        return f"{fact}: check whether the file has another encoding"
     if encoding == "utf-8":
         return (
-            f'{fact}: name the encoding that the file has, such as encoding = "cp1252"'
+            f'{fact}: give the encoding that the file has, such as encoding = "cp1252"'
         )
-    return f"{fact}, although its byte-order mark says so: is the file complete?"
+    return (
+        f"{fact}, although its byte-order mark says so: check that the file is complete"
+    )
 
 
 def decode(data: bytes, named: str = AUTO) -> tuple[str, int]:

@@ -163,7 +163,10 @@ def _weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
                 )
             array = np.asarray(dataset)
         except (KeyError, TypeError, AttributeError, OSError) as error:
-            raise ModelError(f"{path}: no readable dataset {name!r}") from error
+            raise ModelError(
+                f"{path}: dataset {name!r} is missing or unreadable: download the "
+                "weights again"
+            ) from error
         fits = array.ndim == len(shape) and all(
             want in (None, have) for want, have in zip(shape, array.shape, strict=True)
         )

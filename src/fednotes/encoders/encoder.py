@@ -217,8 +217,8 @@ def to_half(vectors: Tensor, source: str | Path) -> np.ndarray:
     half = vectors.to(torch.float16)
     if not bool(torch.isfinite(half).all()):
         raise ModelError(
-            f"{source}: gives vectors that are not finite in float16; "
-            "the weights are damaged or made for another use"
+            f"{source}: the encoder returns vectors that are not finite in float16: "
+            "its weights are damaged or meant for another purpose; use another encoder"
         )
     array: np.ndarray = half.cpu().numpy()
     return array

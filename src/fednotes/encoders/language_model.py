@@ -629,7 +629,7 @@ class LanguageModel(nn.Module):
         is_free = is_model or not directory.exists()
         if not is_free and (directory.is_file() or any(directory.iterdir())):
             raise ModelError(
-                f"{directory}: the folder has files, but no model; name another folder"
+                f"{directory}: the folder has files but no model: choose another folder"
             )
         for name, parameter in self.trainable().items():
             if not torch.isfinite(parameter).all():

@@ -107,7 +107,7 @@ def _cut_sentences(tokens: Tokens, longest: int) -> tuple[np.ndarray, np.ndarray
         documents in the pieces.
     """
     if len(tokens.ids) == 0 or len(tokens.documents) < 2:
-        raise DataError("the corpus has no token: give notes with text")
+        raise DataError("the corpus has no tokens: give notes with text")
     starts, ends = np.asarray(tokens.sentences[:-1]), np.asarray(tokens.sentences[1:])
     counts = -(-(ends - starts) // longest)  # (sentences,)
     first = np.concatenate(([0], np.cumsum(counts)))

@@ -157,7 +157,9 @@ def check_weights(directory: Path) -> None:
             "AutoModel.from_pretrained(OLD).save_pretrained(NEW), and the same with "
             "AutoTokenizer"
         )
-    raise ModelError(f"{directory}: no *.safetensors file beside config.json")
+    raise ModelError(
+        f"{directory}: contains no *.safetensors file: copy the model's weights there"
+    )
 
 
 def require_complete(directory: Path, missing: tuple[str, ...]) -> None:

@@ -85,7 +85,7 @@ def cached_tokens(
     """
     content, patients = _digest(notes())
     if not patients:
-        raise DataError("the corpus is empty: there is no note with text")
+        raise DataError("the corpus is empty: there are no notes with text")
     parts = [str(_FORMAT), content, fingerprint, str(vocabulary), RECIPE]
     key = hashlib.sha256("\x1f".join(parts).encode()).hexdigest()[:32]
     path = folder / key
@@ -106,7 +106,7 @@ def cached_tokens(
     written = _load(path)
     if written is None:
         raise DataError(
-            f"{path}: the cache was written, but cannot be read: is the disk damaged?"
+            f"{path}: the cache was written, but cannot be read: check the disk"
         )
     return written
 
@@ -208,7 +208,9 @@ def _write(
             file.flush()
             os.fsync(file.fileno())
     if not tokens:
-        raise DataError("the corpus is empty: the tokenizer found no token in any note")
+        raise DataError(
+            "the corpus is empty: the tokenizer found no tokens in any note"
+        )
     sizes = {
         "ids": tokens,
         "sentences": sentence_count + 1,

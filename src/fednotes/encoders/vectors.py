@@ -204,7 +204,7 @@ def _load_binary(path: Path, max_words: int) -> WordVectors:
         if min_size > path.stat().st_size:
             raise ModelError(
                 f"{path}: too short for the {count:,} words of {dim} numbers that its "
-                "first line announces: is the file complete?"
+                "first line announces: check that the file is complete"
             )
         table = np.zeros((1 + rows, dim), np.float32)
         for row in range(1, rows + 1):

@@ -410,8 +410,8 @@ class SiteHost:
         except TypeError as error:
             names = ", ".join(request.options) or "none"
             raise RefusedError(
-                f"site {self._name!r}: task {request.task!r} of the approved job takes "
-                f"other options than {names}"
+                f"site {self._name!r}: task {request.task!r} of the approved job does "
+                f"not accept the options {names}"
             ) from error
         received = tensor_fingerprint(tensors) if tensors else b""
         if self._sealer is not None:

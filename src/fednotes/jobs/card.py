@@ -130,7 +130,7 @@ def render_card(
     """
     facts = read_description(model)
     if not facts:
-        raise ModelError(f"{model}: no model here; name the folder that training wrote")
+        raise ModelError(f"{model}: no model here: give the folder that training wrote")
     origin = _find_origin(model, run, site_run)
     values = {
         **_describe_model(model, facts),

@@ -105,7 +105,10 @@ def parse_declared(declared: Mapping[str, Any], folder: Path, where: str) -> Job
         table = declared["job"]
         sites = dict(table.get("sites", {}))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{where}: not the declaration of a job") from error
+        raise ConfigError(
+            f"{where}: not a valid job declaration: submit the job again with "
+            "`fednotes run`"
+        ) from error
     _require_no_simulation(table, sites, where)
 
     placeholder = _find_placeholder(table)

@@ -80,7 +80,7 @@ def require_mapping(
     for old, new in label_map.items():
         pair = f"`label_map` {old}={new}"
         if old not in labels:
-            message = f"{pair}: {path} has no label {old!r}, it has "
+            message = f"{pair}: {path} has no label {old!r}; it has "
             message += ", ".join(labels) or "none"
             hint = nearest(old, labels, "")
             raise ParameterError(f"{message}; {hint}" if hint else message)

@@ -199,7 +199,7 @@ def find_note_format(
         tables = ", ".join(name for name in NOTE_FORMATS if name != "text")
         raise DataError(
             f"{path}: cannot tell the format: let the name of a text end in .txt, or "
-            f"name the format: one of {tables}, or of the annotated corpora "
+            f"give the format: one of {tables}, or of the annotated corpora "
             f"{', '.join(sorted(FORMATS))}"
         )
     return guessed

@@ -296,7 +296,7 @@ def _require_distinct(key: str, types: tuple[str, ...]) -> None:
     if len(set(types)) < len(types):
         repeated = next(label for label in types if types.count(label) > 1)
         raise ConfigError(
-            f"{key} = {list(types)}: {repeated!r} is named twice, name each type once"
+            f"{key} = {list(types)}: {repeated!r} is listed twice: list each type once"
         )
 
 

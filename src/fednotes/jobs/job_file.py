@@ -511,8 +511,8 @@ def _require_site_name(name: str, earlier: Collection[str], place: str) -> None:
     for other in (POOLED, *earlier):
         if other.lower() == name.lower():
             raise ConfigError(
-                f"{place}: this name is taken: choose another (it is {other!r} where "
-                "case does not count)"
+                f"{place}: this name is already used ({other!r}; case is ignored): "
+                "choose another"
             )
 
 

@@ -233,7 +233,7 @@ class MentionModel:
                 "conll; choose one of these"
             )
         if output.format == "brat" and output.path is None:
-            raise ParameterError("brat is a folder of files: name the folder in `out`")
+            raise ParameterError("brat is a folder of files: give the folder in `out`")
 
         inputs = _open_inputs(source)
         model = cls.load(folder, options)

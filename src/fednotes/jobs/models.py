@@ -123,7 +123,7 @@ def load_mention_model(
     model = load(path, device, backbone)
     if not isinstance(model, MentionModel):
         raise ConfigError(
-            f"{path}: this is a model of patients; name one that finds mentions"
+            f"{path}: this is a model of patients; give one that finds mentions"
         )
     return model
 

@@ -262,7 +262,7 @@ class PatientModel(ABC):
             )
         if output.threshold:
             raise ParameterError(
-                "`threshold` applies only to mentions, and this model predicts "
+                "`threshold` applies only to mentions, but this model predicts "
                 "phenotypes; leave it out"
             )
         notes = cls.read_notes(source)
@@ -289,7 +289,7 @@ class PatientModel(ABC):
         for parameter, is_set in for_mentions.items():
             if is_set:
                 raise ParameterError(
-                    f"`{parameter}` applies only to annotated text, and this model "
+                    f"`{parameter}` applies only to annotated text, but this model "
                     "scores labelled patients; leave it out"
                 )
         if not isinstance(documents, str | Path):

@@ -111,10 +111,10 @@ def remark_on_empty_scores(
             if "by_type" not in score:
                 continue
             if not any(of_type["support"] for of_type in score["by_type"].values()):
-                yield f"{site}: no mention in its test data, so its scores say nothing"
+                yield f"{site}: no mentions in its test data, so its scores say nothing"
                 break
             if score["relaxed"]["f1"] == 0:
                 yield (
-                    f"{site}, {condition}: no mention found: train longer (epochs or "
+                    f"{site}, {condition}: found no mentions: train longer (epochs or "
                     "rounds of [training]) or raise training.learning_rate"
                 )

@@ -239,5 +239,5 @@ def find_model_folder(run: Path, condition: str, site: str) -> Path:
         if folder.exists():
             return folder
     raise DataError(
-        f"{run} has no {condition} model of site {site!r}: has the run ended?"
+        f"{run} has no {condition} model of site {site!r}: check that the run has ended"
     )

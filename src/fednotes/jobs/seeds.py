@@ -164,7 +164,10 @@ def parse_seeds(text: str) -> tuple[int, ...]:
                 f"seeds {text!r}: at most {MOST_SEEDS:,} seeds are possible"
             )
         if end < start:
-            raise ConfigError(f"seeds {text!r}: the range {piece.strip()!r} is empty")
+            raise ConfigError(
+                f"seeds {text!r}: the range {piece.strip()!r} is empty: write the "
+                "smaller number first"
+            )
         seeds += range(start, end + 1)
     return check_seeds(seeds)
 
@@ -177,12 +180,12 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
             0, or one occurs twice.
     """
     if not seeds:
-        raise ConfigError("seeds: name at least one, such as 1-5")
+        raise ConfigError("seeds is empty: give at least one seed, such as 1-5")
     for seed in seeds:
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ConfigError(f"seeds: {seed!r} is not an integer of at least 0")
     if len(set(seeds)) < len(seeds):
-        raise ConfigError("seeds: one occurs twice; name each seed once")
+        raise ConfigError("seeds: a seed occurs twice; give each seed once")
     if len(seeds) > MOST_SEEDS:
         raise ConfigError(f"seeds: at most {MOST_SEEDS:,} are possible")
     return tuple(seeds)

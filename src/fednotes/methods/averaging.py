@@ -180,7 +180,7 @@ class Averaging(Aggregation):
             )
         if by_each(self) and self.compression != "none":
             raise ConfigError(
-                f'aggregation = "{self.aggregation}" looks at each site\'s update, and '
+                f'aggregation = "{self.aggregation}" needs each site\'s update, but '
                 f'compression = "{self.compression}" encodes only sums: set '
                 'compression = "none"'
             )
@@ -495,7 +495,7 @@ class Server(RoundServer):
         if self.best.wanted and held_out == -math.inf:
             raise TrainingError(
                 "keep_cycle = -1 asks for the best cycle, but no site has "
-                "held-out data: name a cycle, or 0 for the last"
+                "held-out data: give the number of a cycle, or 0 for the last"
             )
         # A cycle of the warm-up is never kept.
         return self.round > self.before and self.best.judge(held_out, self.shared)
@@ -822,7 +822,8 @@ class AveragingSite(SiteTasks):
         """
         if not self._change:
             raise TrainingError(
-                f"site {self.id!r} was asked to send a change before it trained"
+                f"site {self.id!r} was asked for its change before it trained: start "
+                "the run again"
             )
         config = self._averaging
         require_step_sizes(tensors, self._change)

@@ -250,7 +250,7 @@ def _update_weights(federation: Federation, target: Total, round: int) -> None:
 
 def _too_few(sites: int) -> str:
     return (
-        f"instance weights need {FEWEST_CONTRIBUTORS} sites, and there are {sites}: "
+        f"instance weights need {FEWEST_CONTRIBUTORS} sites, but there are {sites}: "
         "with two, each would receive the other's gradient; set training.weighting = "
         "false"
     )
@@ -328,7 +328,7 @@ class Site(MentionSite):
         unknown = sorted(self.known - set(config.tags.types))
         if unknown:
             raise ConfigError(
-                f"site {data.id!r} annotates {unknown[0]!r}, and the job's complete "
+                f"site {data.id!r} annotates {unknown[0]!r}, but the job's complete "
                 f"tag set is {', '.join(config.tags.types) or 'empty'}: map it to one "
                 "of these in label_map, or leave it out with types"
             )
@@ -748,7 +748,8 @@ class Site(MentionSite):
         del tensors
         if not self.config.trace:
             raise RefusedError(
-                f"site {self.id!r}: the job does not trace the scores of test data"
+                f"site {self.id!r}: the server asked for scores on test data, but the "
+                "job does not set trace = true"
             )
         return self.report_counts(self.counts("test"))
 

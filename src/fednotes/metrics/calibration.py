@@ -385,7 +385,8 @@ def picture(curves: Mapping[str, Reliability], path: str | Path = ".png") -> byt
     suffix = Path(path).suffix.lower() or str(path)
     if suffix not in PICTURES:
         raise ConfigError(
-            f"{path}: a picture is a file that ends in {', '.join(PICTURES)}"
+            f"{path}: unsupported kind of picture: use a name that ends in "
+            f"{', '.join(PICTURES)}"
         )
     buffer = io.BytesIO()
     _figure(curves).savefig(buffer, format=suffix[1:])
@@ -497,7 +498,7 @@ def weights_digest(folder: Path) -> str:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelError(
-            f"{folder}: no model here (no .safetensors file); name a model's folder"
+            f"{folder}: no model here (no .safetensors file): give a model's folder"
         )
     digest = hashlib.sha256()
     for path in files:

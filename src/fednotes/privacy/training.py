@@ -374,8 +374,8 @@ class DPSite(MethodSite):
         self.units = support.units(site, unit)
         if delta * len(self.units) >= 1:
             raise ConfigError(
-                f"delta = {delta:g}: site {data.id!r} has {len(self.units):,} units; a "
-                "delta of 1 / units or more promises none of them anything: lower it"
+                f"delta = {delta:g} is too large for site {data.id!r}, which has "
+                f"{len(self.units):,} units: set it well below 1 / units"
             )
         self._counted_units: Sequence[Any] = ()
         if support.is_counting(config):
@@ -570,7 +570,8 @@ class DPSite(MethodSite):
         """
         if not all(bool(value.isfinite().all()) for value in tensors.values()):
             raise RefusedError(
-                f"site {self.id!r}: the model that came has numbers that are not finite"
+                f"site {self.id!r}: the received model contains numbers that are not "
+                "finite"
             )
         load_into(self._shared, tensors)
         self.site.finish(tensors)

@@ -207,7 +207,8 @@ def _open(
 ) -> Backbone:
     if not (path / "config.json").is_file():
         raise ModelError(
-            f"{path}: no Hugging Face encoder here (config.json is missing)"
+            f"{path}: contains no Hugging Face encoder (config.json is missing): give "
+            "the folder of an encoder"
         )
     tokenizer, model = open_encoder(path, device_name)
     if getattr(model, "pooler", None) is not None:

@@ -591,7 +591,7 @@ def _sentence_of(
     place = f"characters {span.start} to {span.end}"
     if not 0 <= span.start < span.end <= len(document.text) or first >= last:
         raise DataError(
-            f"{place}: there is no word of the document, so there is nothing to explain"
+            f"{place} contain no word of the document: give a span that contains one"
         )
     if last > encoded.bounds[sentence + 1]:
         raise DataError(

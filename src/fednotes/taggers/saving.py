@@ -204,7 +204,9 @@ def _require_replaceable(path: Path) -> None:
     if not path.exists() or _is_described(path) or _is_saved_by_us(path):
         return
     if path.is_file() or any(path.iterdir()):
-        raise ModelError(f"{path} exists and is not a model's folder: name another one")
+        raise ModelError(
+            f"{path} exists and is not a model's folder: choose another one"
+        )
 
 
 def _fill(folder: Path, content: SavesItself | Mapping[str, bytes]) -> None:
@@ -416,7 +418,7 @@ def _read_description(path: Path) -> tuple[Path, dict[str, Any]]:
         facts = read_json(file)
     except OSError as error:
         raise ModelError(
-            f"{path}: no model here ({file.name}: {error.strerror}); name the folder "
+            f"{path}: no model here ({file.name}: {error.strerror}): give the folder "
             "that training wrote"
         ) from error
     except ValueError as error:

@@ -108,7 +108,7 @@ def for_names(config: C, sites: Sequence[str], **values: Any) -> C:
     least = least_sites(config)
     if len(sites) < least:
         raise ConfigError(
-            f"{_describe_least(config, least)}, and the job has {len(sites)}"
+            f"{_describe_least(config, least)}, but the job has only {len(sites)}"
         )
     return replace(config, sites=len(sites), **values)
 

@@ -174,13 +174,13 @@ def test_the_authority_s_key_can_have_a_passphrase(
     (base / "wrong").write_text("a guess\n")
     before = state.read_bytes()
     wrong = provisioned(base, "--revoke", "h2", "--passphrase-file", base / "wrong")
-    assert "is the passphrase right?" in wrong
+    assert "check the passphrase" in wrong
     assert state.read_bytes() == before
     assert Trust.parse((kits / "trust.pem").read_bytes()).number == 1
     provisioned(base, "--revoke", "h2", "--passphrase-file", base / "one")
     assert Trust.parse((kits / "trust.pem").read_bytes()).number == 2
     provisioned(base, "--protect", "--passphrase-file", base / "two")
-    assert "is the passphrase right?" in provisioned(
+    assert "check the passphrase" in provisioned(
         base, "--new-root", "--passphrase-file", base / "one"
     )
     prompts: list[str] = []

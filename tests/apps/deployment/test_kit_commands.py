@@ -255,7 +255,9 @@ def test_a_site_s_status_says_whether_the_server_answers(
     output = heard(7, now)
     assert "connected to localhost:" in output
     assert "next: no action needed" in output
-    assert f"connected; next: fednotes site status {kit}" in run_command("preflight", kit)
+    assert f"connected; next: fednotes site status {kit}" in run_command(
+        "preflight", kit
+    )
     assert "has not answered since" in heard(7, now - 90)
     assert "it has not answered yet" in heard(6, now)
 

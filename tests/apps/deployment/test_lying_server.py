@@ -457,7 +457,7 @@ def test_a_task_of_a_round_is_done_in_a_sum_or_not_at_all(case: Case) -> None:
 def test_options_that_the_job_does_not_have_are_refused(tmp_path: Path) -> None:
     case = Case(tmp_path)
     with pytest.raises(
-        TrainingError, match="'count' of the approved job takes other options"
+        TrainingError, match="'count' of the approved job does not accept the options"
     ):
         case.server.sum("count", batch_size=1)
 

@@ -670,7 +670,7 @@ def test_rows_of_a_job_that_was_not_replaced_are_left_out(
     table = tiny.table(base=(str(task), f"pretrain={notes}"), say=lines.append)
     assert (
         lines[0]
-        == "rows of the job 'bc5cdr' are left out: add yours to `base` as bc5cdr=JOB"
+        == "skipped the rows of job 'bc5cdr': to run them, give your own job with `base` bc5cdr=JOB"
     )
     assert [run.arguments[1] for run in tiny.executed] == [str(notes), str(task)]
     assert "sites.*.max_notes=9" in tiny.executed[0].arguments

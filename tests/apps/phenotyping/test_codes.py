@@ -177,14 +177,14 @@ def test_the_outputs_that_a_job_names() -> None:
     for name, message in (
         ("icd9:4019", "within the category icd9:401"),
         ("icd9:E880", "within the category icd9:E88"),
-        ("icd9:40", "is the beginning of several categories.* icd9:401$"),
-        ("cpt:992", "is the beginning of several categories.* cpt:99254$"),
+        ("icd9:40", "covers several categories.* icd9:401$"),
+        ("cpt:992", "covers several categories.* cpt:99254$"),
         ("ICD9:401", "'ICD9:401' is repeated"),
         ("icd9:zz", "begins like this"),
     ):
         with pytest.raises(ConfigError, match=message):
             categories_of_job(["icd9:401", name])
-    with pytest.raises(ConfigError, match="is the beginning of several"):
+    with pytest.raises(ConfigError, match="covers several categories"):
         categories_of_job(["icd9:E88"], whole_causes=True)
 
 

@@ -103,8 +103,8 @@ def test_no_patients_and_no_concepts() -> None:
 @pytest.mark.parametrize(
     ("concepts", "offsets", "message"),
     [
-        ([0, 5], [0, 2], "not all below the size of the vocabulary, 5"),
-        ([0, -1], [0, 2], "not all below"),
+        ([0, 5], [0, 2], "below 5, the size of the vocabulary"),
+        ([0, -1], [0, 2], "must be at least 0 and below"),
         ([0, 1], [0, 1], "offsets of bags must rise from 0"),
         ([0, 1], [1, 2], "offsets of bags must rise from 0"),
         ([0, 1], [0, 2, 1, 2], "offsets of bags must rise from 0"),

@@ -169,7 +169,7 @@ def test_codes_of_a_table_make_phenotypes(place: Path) -> None:
         (
             {"notes": "notes.csv", "patient_column": "x"},
             ConfigError,
-            "patient_column names a column of a tab",
+            "patient_column needs a tab",
         ),
         (
             {**SITE, "system": "icd"},
@@ -255,14 +255,14 @@ def test_evaluate_refuses_what_has_no_labels(
     )
     (place / "odd.csv").write_text("patient,gout\n77,Y\n")
     err = run("evaluate", model, place / "notes.csv", "--labels", place / "odd.csv")[1]
-    assert "odd.csv: no patient with notes in" in err
+    assert "odd.csv: no patients with notes in" in err
     (place / "other.csv").write_text("patient,Zoster\n7,Y\n8,Y\n")
     err = run("evaluate", model, place / "notes.csv", "--labels", place / "other.csv")[
         1
     ]
     assert "other.csv labels Zoster, the model knows asthma, gout" in err
     assert "rename labels with --map" in err
-    assert "note: 28 patient(s) have notes and no label: left out" in err
+    assert "note: 28 patient(s) have notes but no labels: left out" in err
     err = run("evaluate", place, place / "notes.csv", "--labels", place / "other.csv")[
         1
     ]

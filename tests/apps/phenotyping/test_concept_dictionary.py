@@ -151,7 +151,7 @@ def test_packed_files(tmp_path: Path) -> None:
     (tmp_path / "MRSTY.RRF.gz").write_bytes(gzip.compress(b"C0004057|T109|A|B|C||"))
     assert read_dictionary(path).concepts == ("C0004057",)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match="is the file complete"):
+    with pytest.raises(DataError, match="check that the file is complete"):
         read_dictionary(path)
 
 
@@ -243,7 +243,7 @@ def test_obo_options(file: File) -> None:
     cuis = read_dictionary(path, ids="UMLS_CUI")
     assert cuis.concepts == ("C0000005", "C0018099", "C0020538")
     assert terms(cuis)["HTN"] == ["C0000005", "C0020538"]
-    with pytest.raises(DataError, match="no term has a cross-reference to UMLS:"):
+    with pytest.raises(DataError, match="no terms have a cross-reference to UMLS:"):
         read_dictionary(path, ids="UMLS")
     with pytest.raises(ConfigError, match="did you mean 'EXACT'"):
         read_dictionary(path, scopes=["EXAKT"])

@@ -121,7 +121,7 @@ def test_tables_of_patients_become_configs() -> None:
         ({"synthetic": {"patients": 3}}, "patients = 3: expected at least 30"),
         (
             {"synthetic": {}, "phenotypes": PHENOTYPES},
-            "generated patients have their own",
+            "generated patients already have phenotypes",
         ),
     ],
 )

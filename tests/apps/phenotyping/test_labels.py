@@ -211,8 +211,8 @@ def test_the_column_of_patients_may_be_named(file: File) -> None:
             "patient,phenotype,label\n1,gout,yes\n2,gout,no\n",
             "f.txt:2: the label is not one of pres",
         ),
-        ("patient,gout\n1,\n2,\n", "contains no label"),
-        ("patient,gout\n", "contains no label"),
+        ("patient,gout\n1,\n2,\n", "contains no labels"),
+        ("patient,gout\n", "contains no labels"),
         ("", "the table has no header"),
     ],
 )

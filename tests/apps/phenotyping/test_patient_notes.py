@@ -235,7 +235,7 @@ def test_notes_are_read_again_at_each_iteration(tmp_path: Path) -> None:
 
 def test_a_file_without_any_text_is_refused(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "notes.csv", [["a", " "]])
-    with pytest.raises(DataError, match="no note here has any text"):
+    with pytest.raises(DataError, match="contains no notes with text"):
         notes_of(str(path))
 
 

@@ -148,7 +148,7 @@ def test_inputs_and_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         network_settings(parameters, DanConfig(), SPACE)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("mine")
-    with pytest.raises(ModelError, match="name another one"):
+    with pytest.raises(ModelError, match="choose another one"):
         model().save(tmp_path / "other")
     broken = model()
     assert broken.machines is not None
@@ -437,7 +437,7 @@ def test_vectors_are_kept_and_named_by_their_encoder(
         ({"context": "no"}, "recipe context = 'no': expected one of"),
         ({"format": 3}, "recipe format = 3"),
         ({"dictionary": 7}, "recipe dictionary = 7: expected text"),
-        ({"dictionary": ""}, "name the file of a dictionary"),
+        ({"dictionary": ""}, "set it to the path of a dictionary"),
         ({"scopes": "EXACT"}, "recipe scopes = 'EXACT': expected a list"),
         ({"scopes": [["EXACT"]]}, "recipe scopes = .*expected text"),
         ({"fingerprint": 3}, "recipe fingerprint = 3: expected text"),

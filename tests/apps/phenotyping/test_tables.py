@@ -176,7 +176,7 @@ def read_by_csv(*tables: tuple[Path, str, str, str]) -> dict[str, set[str]]:
         (
             "patient,subject_id,code\n1,1,I10\n",
             {"system": "icd10"},
-            "columns 1 and 2, 'patient' and 'subject_id', could both be meant: name one with pat",
+            "columns 1 ('patient') and 2 ('subject_id') both match: choose one with pat",
         ),
         (
             "patient,code\n1,I10\n2,I10\n",
@@ -201,7 +201,7 @@ def test_missing_and_broken_files_are_refused(tmp_path: Path, file: File) -> Non
     complete = gzip.compress(b"patient,code\n1,I10\n")
     for path, message in (
         (tmp_path / "none.csv", "no such file"),
-        (tmp_path, "a folder: name the table of codes"),
+        (tmp_path, "a folder: give the table of codes"),
         (file(complete[:-9], "c.csv.gz"), "cannot be read to its end"),
     ):
         with pytest.raises(DataError, match=message):

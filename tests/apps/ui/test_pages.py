@@ -628,7 +628,7 @@ def wait_for_review(content: Content) -> Review:
 def test_notes_are_read_in_the_named_encoding(model: Path, tmp_path: Path) -> None:
     notes = tmp_path / "notes.jsonl"
     notes.write_bytes('{"text": "Übelkeit"}'.encode("cp1252"))
-    with pytest.raises(DataError, match="is not UTF-8: name the encoding"):
+    with pytest.raises(DataError, match="is not UTF-8: give the encoding"):
         load_content([model, notes])
     content = load_content([model, notes], encoding="cp1252")
     (source,) = wait_for_review(content).sources

@@ -77,7 +77,7 @@ def open_target(
 
     if out is None:
         raise ParameterError(
-            f"{target} is a job: name a folder for the results with `out`"
+            f"{target} is a job: give a folder for the results with `out`"
         )
     key = table_fingerprint(table)
     _require_same_job(out, key)
@@ -129,7 +129,7 @@ def _require_same_job(out: Path, key: str) -> None:
     other = table_fingerprint(mapping(read_job_record(out).get("table")))
     if other != key:
         raise ParameterError(
-            f"`out` {out} is a run of another job ({other[:12]}, not "
-            f"{key[:12]}), whose card would show this audit: choose another "
-            "`out`, or audit that run"
+            f"`out` {out} is a run of another job ({other[:12]}, not {key[:12]}); that "
+            "run's model card would then show this audit: choose another `out`, or "
+            "audit that run"
         )

@@ -143,13 +143,13 @@ def prepare_run(
     least = job.federation.min_sites or len(sites)
     if least > len(sites):
         raise ConfigError(
-            f"[federation] min_sites = {least}, but the job has {len(sites)} sites: "
-            "lower min_sites or add sites"
+            f"[federation] min_sites = {least}, but the job has only {len(sites)} "
+            "sites: lower min_sites, or leave it out"
         )
     if job.federation.secure_sum and len(sites) < MIN_SECURE_SITES:
         raise ConfigError(
-            f"[federation] secure_sum needs at least {MIN_SECURE_SITES} sites, but the "
-            f"job has {len(sites)}: add sites, or set secure_sum = false"
+            f"[federation] secure_sum needs {MIN_SECURE_SITES} or more sites, but the "
+            f"job has only {len(sites)}: add sites, or leave secure_sum out"
         )
 
     stem = re.sub(r"[^A-Za-z0-9_.-]", "-", job.name).lstrip("-._")[:32] or "job"
@@ -463,8 +463,8 @@ class Follower:
         absent = [site for site in self.run.sites if site not in server.sites()]
         if absent:
             self.say(
-                f"waiting for {', '.join(absent)}: not connected; run there: fednotes "
-                "site start KIT"
+                f"waiting for {', '.join(absent)}: not connected; at each of these "
+                "sites, run: fednotes site start KIT"
             )
 
     def _show_progress(self, server: Admin) -> None:

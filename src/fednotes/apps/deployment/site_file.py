@@ -362,8 +362,9 @@ def load_site_data(job: Job, cache: Path | None = None) -> Sites:
     ]
     if unknown:
         raise ConfigError(
-            f"site {name!r} has the type {unknown[0]!r}, [tags] types of the job has "
-            f"{', '.join(complete)}: map it in label_map, or correct types"
+            f"site {name!r} has the type {unknown[0]!r}, which is not in the job's "
+            f"[tags] types ({', '.join(complete)}): map it in label_map, or correct "
+            "types"
         )
 
     # The other types of the complete set belong to other sites; this site keeps the

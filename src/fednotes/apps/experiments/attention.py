@@ -111,7 +111,7 @@ def run_attention(  # noqa: PLR0913 - the options of a command
     texts = draw_passages(_read_texts(notes, categories), sample, length, seed)
     if not texts:
         places = ", ".join(map(str, notes)) or "no file"
-        raise DataError(f"no note in {places} has text: name other notes")
+        raise DataError(f"no note in {places} contains text: give other notes")
     heads = analyse(models, texts, length=length, progress=progress)
     facts = _gather_facts(heads, length=length, seed=seed)
 

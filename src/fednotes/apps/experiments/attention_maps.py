@@ -144,7 +144,9 @@ def token_ids(
     ids: list[list[int]] = result["input_ids"]
     for number, of_text in enumerate(ids, 1):
         if not of_text:
-            raise DataError(f"text {number} of {len(texts)} has no token: leave it out")
+            raise DataError(
+                f"text {number} of {len(texts)} has no tokens: leave it out"
+            )
     return ids
 
 
@@ -223,7 +225,7 @@ def require_comparable(models: Mapping[str, Traits]) -> None:
         difference = _describe_difference(first_name, first, name, traits)
         raise ConfigError(
             f"models {first_name!r} and {name!r} cannot be compared head by head: "
-            f"{difference}; give models that were trained from the same one"
+            f"{difference}: give models that started from the same pretrained model"
         )
 
 

@@ -325,8 +325,8 @@ def _require_same_method(replaced: str, job: str) -> None:
     method = load_table(job)[0].get("method")
     if method != expected:
         raise ParameterError(
-            f"`base` {job}: its method is {method!r}, and the experiment needs a job "
-            f"of method {expected!r}"
+            f"`base` {job} uses method {method!r}, but the experiment needs a job of "
+            f"method {expected!r}"
         )
 
 

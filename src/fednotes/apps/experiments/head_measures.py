@@ -78,7 +78,7 @@ def measure(batches: Iterable[Batch]) -> Heads:
         positions += int(np.sum(lengths))
         texts += len(lengths)
     if not positions:
-        raise DataError("attention was measured on no token: give at least one text")
+        raise DataError("attention was measured on no tokens: give at least one text")
     return Heads(
         entropy=entropies / positions,
         divergence=divergences / positions,

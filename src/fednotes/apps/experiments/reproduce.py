@@ -148,7 +148,10 @@ def _choose_rows(
     """Return the rows to run, and report the omitted ones."""
     rows, missing = select_rows(grid, jobs, full=full)
     for job in missing:
-        say(f"rows of the job {job!r} are left out: add yours to `base` as {job}=JOB")
+        say(
+            f"skipped the rows of job {job!r}: to run them, give your own job with "
+            f"`base` {job}=JOB"
+        )
     return rows
 
 

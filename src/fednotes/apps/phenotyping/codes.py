@@ -217,18 +217,18 @@ def categories_of_job(
         own_category = category(name, whole_causes=whole_causes)
         if own_category != f"{system}:{code}":
             raise ConfigError(
-                f"{name!r} is within the category {own_category}, and outputs are "
-                "categories: name the category"
+                f"{name!r} is within the category {own_category}, but outputs are "
+                "categories: list the category"
             )
         length = _category_length(system, code, whole_causes=whole_causes)
         if length is not None and len(code) < length:
             example = category(f"{system}:{SYSTEMS[system].example}")
             raise ConfigError(
-                f"{name!r} is the beginning of several categories: name each, "
-                f"such as {example}"
+                f"{name!r} covers several categories: list each of them, such as "
+                f"{example}"
             )
         if own_category in categories:
-            raise ConfigError(f"{name!r} is repeated: name each category once")
+            raise ConfigError(f"{name!r} is repeated: list each category once")
         categories[own_category] = None
     return tuple(categories)
 
@@ -297,7 +297,7 @@ def public_categories(
         system = system_of(name)
         if system.length is None:
             raise ConfigError(
-                f"there is no list of all categories of {name!r}: name the concepts to "
+                f"there is no list of all categories of {name!r}: list the concepts to "
                 "predict in [training] outputs"
             )
         for form in system.categories:

@@ -106,8 +106,9 @@ class Bags:
         largest = int(concepts.max())
         if smallest < 0 or largest >= self.vocabulary:
             raise DataError(
-                f"concepts {smallest} to {largest} are not all below the size of the "
-                f"vocabulary, {self.vocabulary}: make the bags with this dictionary"
+                f"concept ids range from {smallest} to {largest}, but must be at least "
+                f"0 and below {self.vocabulary}, the size of the vocabulary: make the "
+                "bags with the same dictionary"
             )
 
     def __len__(self) -> int:

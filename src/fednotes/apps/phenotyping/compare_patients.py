@@ -102,7 +102,8 @@ def compare_patients(
         if other is None or not _have_same_test(site, other):
             raise DataError(
                 f"{a.run} and {b.run} do not have the same test patients, labels and "
-                f"phenotypes at site {site.id!r}"
+                f"phenotypes at site {site.id!r}: compare runs that were tested on the "
+                "same data"
             )
         predictions[site.id] = _predict(a, b, site, other, metric=metric)
     if not predictions:
@@ -210,7 +211,8 @@ def _classes(
     """
     if model.machines is None:
         raise DataError(
-            f"{folder}: this model ends with stage 1 and predicts no phenotypes"
+            f"{folder}: this model ends with stage 1 and predicts no phenotypes: "
+            "compare runs with [phenotypes] or labels"
         )
     if model.phenotypes != site.phenotypes:
         raise DataError(

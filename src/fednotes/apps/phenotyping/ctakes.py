@@ -101,8 +101,8 @@ def _not_ctakes(path: Path, report: TableReport) -> DataError:
     return DataError.at(
         path,
         line,
-        f"{report.damaged} of {report.rows} lines are not CUIs such as "
-        f"C0011849: expected lines of {expected}: is it the right file?",
+        f"{report.damaged} of {report.rows} lines are not CUIs such as C0011849; "
+        f"expected {expected} on each line: check that this is the right file",
     )
 
 
@@ -219,7 +219,7 @@ def _xmi_mention(path: Path, line: int, attributes: Mapping[str, str]) -> _XmiMe
         begin = int(attributes.get("begin", ""))
         end = int(attributes.get("end", ""))
     except ValueError:
-        reason = "a mention has no begin and end: is it XMI?"
+        reason = "a mention has no begin and end: check that the file is XMI"
         raise DataError.at(path, line, reason) from None
     is_negated = attributes.get("polarity") == "-1"
     is_conditional = attributes.get("conditional") == "true"

@@ -361,7 +361,7 @@ def _codes_for_stage_1(
     if files.codes and not codes:
         raise DataError(
             f"none of the {len(files.codes):,} patients with codes has notes: "
-            "do both files use the same patient ids?"
+            "check that both files use the same patient ids"
         )
     messages = []
     uncoded = len(patients) - len(codes)

@@ -200,7 +200,7 @@ def _usable_rows(
             report.add_damaged(Damaged(number, f"this is not a {kind}"))
         yield row
     if not report.rows:
-        raise DataError(f"{path} contains no {kind}: is it the right file?")
+        raise DataError(f"{path} contains no {kind}: check that this is the right file")
     report.require_sound(report.rows)
 
 
@@ -392,7 +392,7 @@ def _read_obo(
                 yield Entry(concept, term)
     if is_empty:
         raise DataError(
-            f'{path}: no term has a cross-reference to {ids}: set ids = "own"'
+            f'{path}: no terms have a cross-reference to {ids}: set ids = "own"'
         )
 
 

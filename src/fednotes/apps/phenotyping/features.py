@@ -102,7 +102,8 @@ class ConceptsConfig:
     def __post_init__(self) -> None:
         if not self.dictionary:
             raise ConfigError(
-                "dictionary: name the file of a dictionary (UMLS, .obo, table)"
+                "dictionary is empty: set it to the path of a dictionary (UMLS, .obo "
+                "or a table)"
             )
 
     @property

@@ -167,6 +167,6 @@ def read_gold_table(
     without_labels = len(patients) - len(gold)
     if without_labels:
         messages.append(
-            f"{without_labels} patient(s) have notes and no label: left out"
+            f"{without_labels} patient(s) have notes but no labels: left out"
         )
     return gold, tuple(messages)

@@ -173,8 +173,8 @@ class PatientsConfig:
             )
         if self.patient_column and not (is_table or self.labels):
             raise ConfigError(
-                "patient_column names a column of a table of codes or of labels: "
-                "give such a table"
+                'patient_column needs a table of codes (codes_format = "table") or of '
+                "labels: give one, or leave patient_column out"
             )
         if self.system:
             system_of(self.system)
@@ -307,7 +307,8 @@ def patient_tables(
     phenotypes = _phenotypes(table.get("phenotypes", {}), where)
     if phenotypes and "synthetic" in table:
         raise ConfigError(
-            f"{where} [phenotypes]: generated patients have their own: leave it out"
+            f"{where} [phenotypes]: generated patients already have phenotypes: leave "
+            "[phenotypes] out"
         )
     hold_out = build(HoldOutConfig, table.get("hold_out", {}), f"{where} [hold_out]")
     for name, site in table.get("sites", {}).items():

@@ -269,7 +269,7 @@ def read_labels(path: Path, *more: Path, patient_column: str = "") -> PatientLab
     _require_distinct(path, collector.phenotypes)
     labels = collector.labels(sorted(collector.phenotypes))
     if not labels.values:
-        raise DataError(f"{path} contains no label: expected {_EXPECTED}")
+        raise DataError(f"{path} contains no labels: expected {_EXPECTED}")
     return labels
 
 

@@ -77,7 +77,10 @@ def read_obesity(
         collector.add_file(path, _judgments(path, judgment))
     labels = collector.labels(DISEASES)
     if not labels.values:
-        raise DataError(f"{folder}: there is no {judgment} judgment of a known disease")
+        raise DataError(
+            f"{folder}: found no {judgment} judgments of a known disease: check the "
+            "folder, or choose the other judgment"
+        )
     return notes, labels
 
 

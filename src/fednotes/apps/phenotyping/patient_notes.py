@@ -80,7 +80,7 @@ def notes_of(
 
     patients = tuple(dict.fromkeys(note.patient for note in read()))
     if not patients:
-        raise DataError(f"{path}: no note here has any text")
+        raise DataError(f"{path}: contains no notes with text")
     return PatientNotes(patients, read)
 
 

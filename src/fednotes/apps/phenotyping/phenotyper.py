@@ -117,8 +117,8 @@ class Phenotyper:
         if isinstance(inputs, Vectors) and self.idf is None:
             return Features.of(inputs.values)
         raise DataError(
-            "a model of concepts reads bags, and a model of text reads vectors: give "
-            "the kind of input that this model was trained on"
+            "the input does not match this model: a model of concepts reads bags, a "
+            "model of text reads vectors"
         )
 
     def classes(self, inputs: Inputs) -> np.ndarray:
@@ -163,8 +163,9 @@ class Phenotyper:
         """
         if self.machines is None:
             raise ModelError(
-                "this model has a representation of patients and no classifiers: train "
-                'them with [model] representation = "its folder" and [phenotypes]'
+                "this model represents patients but has no classifiers: train "
+                'classifiers with [model] representation = "its folder" and '
+                "[phenotypes]"
             )
         return self.machines
 
@@ -179,7 +180,7 @@ class Phenotyper:
         is_other = directory.exists() and not is_phenotyper(directory)
         if is_other and any(directory.iterdir()):
             raise ModelError(
-                f"{directory} exists and is not a model's folder: name another one"
+                f"{directory} exists and is not a model's folder: choose another one"
             )
         tensors = self._tensors()
         for name, value in tensors.items():
@@ -474,7 +475,7 @@ def network_settings(
     if not fits or width != space.width:
         raise ModelError(
             f"the network reads {width:,} "
-            f"{'numbers' if space.dense else 'concepts'}, and there are "
+            f"{'numbers' if space.dense else 'concepts'}, but the input has "
             f"{space.width:,}: use the dictionary or encoder that it was "
             "trained with"
         )

@@ -93,9 +93,9 @@ class PatientReader:
             )
         without = inputs.counts["without"]
         if without:
-            nothing = "no concept of the dictionary"
+            nothing = "no concepts of the dictionary"
             if self.model.space.dense:
-                nothing = "no word"
+                nothing = "no words"
             print(
                 f"note: {without} of {len(inputs.patients)} patient(s) have "
                 f"{nothing} in their notes: their results say nothing about them",
@@ -258,8 +258,8 @@ def _labels_of(patients: Sequence[str], path: Path, labels: Path) -> Gold:
         print(f"note: {message}", file=sys.stderr)
     if not gold:
         raise DataError(
-            f"{labels}: no patient with notes in {path} is labelled: do both "
-            "use the same patient ids?"
+            f"{labels}: no patients with notes in {path} are labelled: check that both "
+            "use the same patient ids"
         )
     return gold
 
@@ -296,8 +296,8 @@ def _rename(
         )
     if not set(names) & set(phenotypes):
         raise LabelError(
-            f"{place} labels {', '.join(names) or 'nothing'}, the model knows "
-            f"{', '.join(phenotypes)}: rename labels with `label_map`"
+            f"{place} has labels for {', '.join(names) or 'nothing'}, but the model "
+            f"knows {', '.join(phenotypes)}: rename them with `label_map`"
         )
     return renamed, names
 

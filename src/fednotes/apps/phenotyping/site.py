@@ -199,10 +199,10 @@ class Site(MethodSite):
             content, kind = "a weight for each concept", "labelled"
         if 0 < number < config.min_patients:
             raise ConfigError(
-                f"site {self.id!r}: an update of {content} tells which concepts its "
-                f"{number} {kind} training patients have, and these are fewer than "
-                f"min_patients = {config.min_patients}: use more patients, or set a "
-                "smaller min_patients if these are public"
+                f"site {self.id!r}: an update of {content} would reveal the concepts "
+                f"of its {number} {kind} training patients, fewer than min_patients = "
+                f"{config.min_patients}: use more patients, or lower min_patients if "
+                "these concepts are public"
             )
 
     # Stage 1.
@@ -521,7 +521,7 @@ class Site(MethodSite):
         if self._calibrations == MOST_PLATT_SUMS:
             raise RefusedError(
                 f"site {self.id!r}: a calibration needs at most {MOST_PLATT_SUMS} "
-                "sums, and this would be one more: start a new run to calibrate again"
+                "sums, but this would be one more: start a new run to calibrate again"
             )
         self._calibrated = model
         self._calibrations += 1

@@ -264,7 +264,9 @@ class _SiteReader:
         if not texts:
             places = ", ".join(map(str, paths))
             but = f" but {skipped}" if skipped else ""
-            raise ConfigError(f"there is no note in {places}{but}")
+            raise ConfigError(
+                f"found no usable notes in {places}{but}: check the paths"
+            )
         if skipped:
             self._messages.append(f"{name} left out: {skipped}")
         if without_patient:
@@ -334,7 +336,7 @@ class _SiteReader:
         if without_notes == len(labels.values):
             raise DataError(
                 f"{self._config.labels}: none of the {without_notes:,} labelled "
-                "patients has notes: do both files use the same patient ids?"
+                "patients has notes: check that both files use the same patient ids"
             )
         if without_notes:
             self._messages.append(
@@ -344,7 +346,8 @@ class _SiteReader:
         without_label = sum(not labels.of(patient, unmentioned) for patient in patients)
         if without_label:
             self._messages.append(
-                f"{without_label:,} patients have no label of any phenotype: unlabelled"
+                f"{without_label:,} patients have no labels of any phenotype: "
+                "unlabelled"
             )
 
     def _read_codes(self) -> dict[str, frozenset[str]] | None:

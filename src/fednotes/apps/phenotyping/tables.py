@@ -257,7 +257,7 @@ class Table:
 
     def __init__(self, path: Path, what: str = "codes") -> None:
         if path.is_dir():
-            raise DataError(f"{path} is a folder: name the table of {what} in it")
+            raise DataError(f"{path} is a folder: give the table of {what} in it")
         self.path = path
         self._lines = read_lines(path)
         self.line, header = next(self._lines, (1, ""))
@@ -299,10 +299,10 @@ class Table:
                 name or usual[0], f" ({parameter} = names it)" if can_be_named else ""
             )
         first, second = candidates[:2]
-        remedy = f"name one with {parameter} =" if can_be_named else "rename one"
+        remedy = f"choose one with {parameter} =" if can_be_named else "rename one"
         raise self.error(
-            f"columns {first + 1} and {second + 1}, {self.titles[first]!r} and "
-            f"{self.titles[second]!r}, could both be meant: {remedy}"
+            f"columns {first + 1} ({self.titles[first]!r}) and {second + 1} "
+            f"({self.titles[second]!r}) both match: {remedy}"
         )
 
     def _no_column(self, name: str, remedy: str) -> DataError:

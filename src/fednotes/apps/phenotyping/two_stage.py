@@ -246,7 +246,7 @@ def _load_representation(config: Config) -> State:
     if network is None:
         raise ConfigError(
             f"representation = {name!r}: this model was trained on the concepts "
-            "themselves, so it has no representation: name a model that stage 1 "
+            "themselves, so it has no representation: give a model that stage 1 "
             "trained"
         )
     if model.space.fingerprint != config.space.fingerprint:
@@ -264,7 +264,7 @@ def _load_representation(config: Config) -> State:
         if theirs != ours:
             raise ConfigError(
                 f"representation = {name!r} was trained with {setting} = {theirs!r}, "
-                f"this job has {ours!r}: set model.network.{setting} to the former"
+                f"but this job has {ours!r}: set model.network.{setting} to {theirs!r}"
             )
     state = {name: value.detach() for name, value in network.state().items()}
     return State(0, prefixed(NETWORK, state), {"outputs": list(model.code_names)})
@@ -638,7 +638,7 @@ class Phenotype(Method):
         require_alike(sites)
         if config.has_stage_1 and not any(site.codes for site in sites):
             raise ConfigError(
-                'representation = "learn" predicts billing codes, and no site has any: '
+                'representation = "learn" predicts billing codes, but no site has any: '
                 'give `codes`, or set model.representation = "none" (TF-IDF) or to the '
                 "folder of a model"
             )

@@ -82,7 +82,10 @@ class _Handler(ContentHandler):
             return
         self._length += len(content)
         if self._length > bounds.NOTE:
-            raise self.error(f"a text has more than {bounds.NOTE:,} characters")
+            raise self.error(
+                f"a text has more than {bounds.NOTE:,} characters: split it, or check "
+                "that this is the right file"
+            )
         self._pieces.append(content)
 
     def endElement(self, name: str) -> None:  # noqa: N802 - name of sax

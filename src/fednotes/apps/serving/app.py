@@ -220,7 +220,8 @@ def _read_fhir(resource: dict[str, Any]) -> tuple[list[Any], list[str]]:
     if not texts and resource.get("resourceType") != "Bundle":
         with_notes = " or a ".join(fhir.PLACES)
         raise Refused(
-            422, f"this resource has no note: send a {with_notes}, or a Bundle of these"
+            422,
+            f"this resource has no notes: send a {with_notes}, or a Bundle of these",
         )
     return resources, texts
 

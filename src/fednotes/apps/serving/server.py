@@ -62,7 +62,7 @@ def serve(  # noqa: PLR0913 - what a person may want to set
     token = "" if token_file is None else read_token(token_file)
     if not token and not is_loopback(host):
         raise ParameterError(
-            f"other machines can reach the `host` {host}: name a file with a token in "
+            f"other machines can reach the `host` {host}: give a file with a token in "
             "`token_file`"
         )
     if (certificate is None) != (key is None):

@@ -151,7 +151,7 @@ class Recogniser:
         if data != self.to_bytes():
             raise ModelError(
                 f"{self.path}: this is not the model with which the pipeline was "
-                "saved; name the folder of that model: spacy.load(…, "
+                "saved: give the folder of that model: spacy.load(…, "
                 'config={"components": {"fednotes": {"model": "FOLDER"}}})'
             )
         return self

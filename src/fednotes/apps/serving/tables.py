@@ -135,7 +135,8 @@ def _format_ending(content_type: str, format: TableFormat | None) -> str:
     known_format = format or _FORMATS.get(kind)
     if known_format is None:
         raise Refused(
-            415, "name the format of the table: ?format=csv, tsv, jsonl or parquet"
+            415,
+            "the table's format is missing: add ?format=csv, tsv, jsonl or parquet",
         )
     return f".{known_format}"
 

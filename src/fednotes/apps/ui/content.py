@@ -126,7 +126,7 @@ def _require_one_model(models: Sequence[Path], notes: Sequence[Path]) -> None:
         raise ConfigError(f"the page shows one model at a time: {usage}")
     if notes and not models:
         raise ConfigError(
-            f"{notes[0]} is neither a model, nor a run, nor a kit; for notes, name a "
+            f"{notes[0]} is neither a model, nor a run, nor a kit; for notes, give a "
             f"model too: {usage}"
         )
 

@@ -138,7 +138,7 @@ def make_decision(key: MentionKey, action: str, label: str) -> Decision:
             type is invalid.
     """
     if action not in get_args(Action):
-        raise ConfigError("this page has no such action: reload it")
+        raise ConfigError("unknown action: reload the page")
     gives_label = action.startswith("label-")
     places = {"gold": key.gold, "predicted": key.predicted}
     side = action.removeprefix("label-")
@@ -244,7 +244,7 @@ def require_writable(file: Path) -> None:
         if can_write and not file.is_dir():
             return
     raise ParameterError(
-        f"{file}: decisions cannot be written there; name another file in `corrections`"
+        f"{file}: decisions cannot be written there: give another file in `corrections`"
     )
 
 

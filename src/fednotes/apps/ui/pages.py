@@ -122,7 +122,9 @@ def open_ui(  # noqa: PLR0913 - what a person may want to set
         MissingExtra: The extra "ui" is not installed.
     """
     if not paths:
-        raise ConfigError("name a run, a model and notes, or a site's kit")
+        raise ConfigError(
+            "nothing to show: give a run, a model and notes, or a site's kit"
+        )
     content = load_content(
         [folder_of(path, "a run, a model or notes") for path in paths],
         format=format or None,

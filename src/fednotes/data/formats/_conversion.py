@@ -66,7 +66,7 @@ def convert(
     documents, problems = examine(source, format, encoding)
     problems.refuse(on_error, documents)
     if not documents:
-        raise DataError(f"{source} contains no document: nothing was written")
+        raise DataError(f"{source} contains no documents: nothing was written")
     lost = write(documents, out, to, allow_loss=allow_loss, ignored=problems.ignored)
     return Conversion(len(documents), lost, problems)
 

@@ -68,7 +68,9 @@ def guess_format(path: str | os.PathLike[str]) -> str:
         guess = _guess_file(path)
         if guess is None:
             read_text(path)  # raises a more specific error
-            raise DataError(f"{path}: cannot tell the format: name one of {known}")
+            raise DataError(
+                f"{path}: cannot recognise the format: choose one of {known}"
+            )
         return guess
     for recursive in (False, True):
         guesses = map(_guess_file, list_files(path, recursive=recursive))

@@ -73,7 +73,7 @@ def write(
     """
     path = Path(path)
     if os.path.lexists(path):
-        raise FednotesError(f"{path} already exists: name a new file or folder")
+        raise FednotesError(f"{path} already exists: choose a new file or folder")
     stage = temporary_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

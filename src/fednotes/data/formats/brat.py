@@ -147,7 +147,7 @@ def _read_pair(base: Path, file: Path, problems: Problems) -> list[ReadDocument]
             annotation_file,
             next(iter(misfits)),
             f"{len(misfits)} of {len(mentions)} mentions do not match the "
-            "text: does the text belong to these annotations?",
+            "text: check that the text belongs to these annotations",
         )
     for number, reason in misfits.items():
         problems.note("mention", annotation_file, number, reason)
@@ -202,14 +202,18 @@ def _parse_lines(
             mention = _parse_line(line)
             if mention is not None:
                 if mention.id in ids:
-                    raise DataError(f"the id {mention.id} is used twice")
+                    raise DataError(
+                        f"the id {mention.id} is used twice: give each mention its own "
+                        "id"
+                    )
                 ids.add(mention.id)
                 mentions[number] = mention
         if len(mentions) > bounds.MENTIONS:
             raise DataError.at(
                 path,
                 number,
-                f"more than {bounds.MENTIONS:,} mentions in one text: is it one note?",
+                f"more than {bounds.MENTIONS:,} mentions in one text: check that it is "
+                "one note",
             )
         if errors:
             del lines[number]
@@ -225,12 +229,12 @@ def _parse_line(line: str) -> _Mention | None:
     match = _MENTION_LINE.fullmatch(line)
     if match is None:
         if line.strip() and not _OTHER_LINE.fullmatch(line):
-            raise DataError("incomplete brat annotation (is the line cut short?)")
+            raise DataError("incomplete brat annotation: check that the line is whole")
         return None
     id, label, offsets, form = match.groups()
     if offsets.count(";") >= bounds.PIECES:
         raise DataError(
-            f"{id} has more than {bounds.PIECES:,} pieces: is it one mention?"
+            f"{id} has more than {bounds.PIECES:,} pieces: check that it is one mention"
         )
     pieces = []
     for piece in offsets.split(";"):
@@ -323,7 +327,8 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise DataError(
-            f"{folder} is a file, and brat needs a folder: name the folder of the files"
+            f"{folder} is a file, but brat needs a folder: give the folder that "
+            "contains the files"
         )
     for document in documents:
         require_short_mentions(document)

@@ -42,7 +42,7 @@ _VALUE_SIZE = 64  # approximate bytes of a msgpack value in memory
 _TOKEN_SIZE = 256  # approximate bytes of spaCy's token or span in memory
 _SPAN_BYTES = 42  # minimum bytes of a span in a group
 _LENGTH_BYTES = 4  # bytes of a document's length
-_UNREADABLE = "not a DocBin that spaCy can read: is the file complete?"
+_UNREADABLE = "not a DocBin that spaCy can read: check that the file is complete"
 
 
 def _import_spacy() -> tuple[Any, Any, Any, Any]:

@@ -187,7 +187,8 @@ def _attachment_text(attachment: Any) -> str:
         return _decode_base64(attachment.get("data", "")).decode(charset)
     except (LookupError, UnicodeDecodeError):
         raise DataError(
-            "its text is neither in the character set that it names nor in UTF-8"
+            "its text cannot be decoded in the character set of its contentType: "
+            "correct charset= in the contentType, or use UTF-8"
         ) from None
 
 

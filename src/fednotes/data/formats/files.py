@@ -174,7 +174,7 @@ def incomplete_file(path: Path, error: Exception) -> DataError:
     """Return the error for a file that cannot be read to its end."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return DataError(
-        f"{path}: cannot be read to its end ({reason}): is the file complete?"
+        f"{path}: cannot be read to its end ({reason}): check that the file is complete"
     )
 
 
@@ -349,7 +349,8 @@ def bounded_lines(
                 path,
                 number,
                 f"the line has more than {limit:,} characters: expected "
-                f"{expected or 'one record per line'}; is the file of this format?",
+                f"{expected or 'one record per line'}: check that the file has this "
+                "format",
             )
         yield line
 

@@ -179,4 +179,6 @@ def mixed_formats(folder: Path, counts: Mapping[str, int]) -> DataError:
     listed = ", ".join(
         f"{name} ({number} files)" for name, number in sorted(counts.items())
     )
-    return DataError(f"{folder}: the folder mixes formats: {listed}; name one of them")
+    return DataError(
+        f"{folder}: the folder mixes formats: {listed}; choose one of them"
+    )

@@ -105,8 +105,8 @@ def keep_within_bounds(
             raise DataError.at(
                 item.path,
                 line,
-                f"more than {bounds.ENTITY_TYPES:,} entity types: is this column or "
-                "field a type, or is it text?",
+                f"more than {bounds.ENTITY_TYPES:,} entity types: check that this "
+                "column or field holds types, not text",
             )
         yield item
 
@@ -115,7 +115,7 @@ def _size_problem(document: Document) -> str:
     """Return what a document has too many of, with a remedy; "" if it is usable."""
     amounts = (
         (len(document.text), bounds.NOTE, "characters", "split it into notes"),
-        (len(document.spans), bounds.MENTIONS, "mentions", "is it one note?"),
+        (len(document.spans), bounds.MENTIONS, "mentions", "check that it is one note"),
         (len(document.tokens), bounds.TOKENS, "tokens", "split it into notes"),
     )
     for amount, limit, what, remedy in amounts:

@@ -285,7 +285,8 @@ def _parse_fragments(fields: Mapping[str, Any], length: int) -> Offsets:
         raise DataError("the fragments of a span are not a list")
     if len(pieces) > bounds.PIECES:
         raise DataError(
-            f"a span has more than {bounds.PIECES:,} fragments: is it one mention?"
+            f"a span has more than {bounds.PIECES:,} fragments: check that it is one "
+            "mention"
         )
     return tuple(_parse_offsets(piece, length) for piece in pieces)
 
@@ -354,7 +355,8 @@ def make_mention(
     offsets = sorted(_parse_offsets(list(piece), len(text)) for piece in pieces)
     if len(offsets) > bounds.PIECES:
         raise DataError(
-            f"a mention has more than {bounds.PIECES:,} pieces: is it one mention?"
+            f"a mention has more than {bounds.PIECES:,} pieces: check that it is one "
+            "mention"
         )
     if not isinstance(label, str) or not label:
         raise DataError("a mention has no type")
@@ -366,7 +368,9 @@ def make_mention(
     if isinstance(form, str):
         is_there = has_form(text, offsets, form) or has_form(text, [(start, end)], form)
         if not is_there:
-            raise DataError(f"the document has other text at {start}:{end}")
+            raise DataError(
+                f"the text of the mention differs from the document at {start}:{end}"
+            )
     mention = {"start": start, "end": end, "label": label, "confidence": confidence}
     if len(merged) > 1:
         mention["fragments"] = [list(piece) for piece in merged]

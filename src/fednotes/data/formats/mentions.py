@@ -107,7 +107,7 @@ def count_mismatches(
             path,
             wrong_lines[0],
             f"{len(wrong_lines)} of {len(mentions)} {what} do not match the "
-            "text: does the text belong to these annotations?",
+            "text: check that the text belongs to these annotations",
         )
     return {"mismatched": len(wrong_lines)} if wrong_lines else {}
 

@@ -151,7 +151,8 @@ def _read_rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, 
             with problems.collect("line", path, line) as errors:
                 if len(row) != len(header):
                     raise DataError(
-                        f"the row has {len(row)} columns, the header {len(header)}"
+                        f"the row has {len(row)} columns, but the header has "
+                        f"{len(header)}: check its delimiters and quotes"
                     )
             if not errors:
                 yield line, dict(zip(header, row, strict=True))

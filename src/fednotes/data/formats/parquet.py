@@ -49,7 +49,7 @@ LOOSE = 0
 _SIGNATURES = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
 # PAR1 is also a gene: a text that begins with this word is not a Parquet file.
 _GENE = tuple(b"PAR1" + end for end in (b"\t", b" ", b"\n", b"\r", b",", b"-"))
-_UNREADABLE = "not a readable Parquet or Arrow file: is the file complete?"
+_UNREADABLE = "not a readable Parquet or Arrow file: check that the file is complete"
 _MAX_BATCH = 1024  # maximum number of rows that are unpacked at a time
 _READ_SIZE = 2**20  # bytes of a column read at a time
 _SMALL = 2**20  # bytes of a list column that may be unpacked without precautions
@@ -197,8 +197,8 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
                 raise DataError.at(
                     path,
                     0,
-                    "a column holds lists of shared values: write these as plain "
-                    "values",
+                    "a column contains lists of dictionary-encoded values, which "
+                    "fednotes does not read: write them as plain values",
                 )
         limits = _Limits.of(path, file)
         size = 0

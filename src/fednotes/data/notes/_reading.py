@@ -173,7 +173,7 @@ def _select(
             fallback = f"there are {len(other_categories)} others"
         hint = nearest(names[0].capitalize(), other_categories, fallback)
         raise DataError(
-            f"{settings.root}: no note of category {', '.join(names)}: {hint}"
+            f"{settings.root}: no notes of category {', '.join(names)}: {hint}"
         )
 
 

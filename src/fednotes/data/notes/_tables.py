@@ -61,7 +61,10 @@ def read_columns(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
         notes: list[Note | None] = []
         with settings.handle_errors("note", path, 0, f"row {number}: "):
             if any(isinstance(value, bytes | list | dict) for value in values):
-                raise DataError("a value is neither text nor a number")
+                raise DataError(
+                    "a cell contains bytes, a list or a table: expected text or a "
+                    "number"
+                )
             row = ["" if value is None else str(value) for value in values]
             notes.append(_parse_row(settings, row, places, path, number))
         while notes:

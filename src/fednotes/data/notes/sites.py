@@ -325,9 +325,10 @@ def _scan(corpus: NoteCorpus, seed: int, table: dict[Key, int]) -> _Scan:
     counts = stream.counts if isinstance(stream, NoteStream) else {}
     left_out = describe_left_out({**counts, SHARED: excluded})
     if len(patients) == excluded:
-        reason = f" but {left_out}" if left_out else ": it is empty"
+        but = f" but {left_out}" if left_out else ""
         raise ConfigError(
-            f"site {corpus.id!r}: there is no note in {corpus.where}{reason}"
+            f"site {corpus.id!r}: found no usable notes in {corpus.where}{but}: check "
+            "the path"
         )
     return _Scan(
         corpus=corpus,

@@ -40,13 +40,14 @@ def read_tags(
     tags = build(TagsConfig, table["tags"], f"{where} [tags]")
     if tags.is_sampled and "silos" in table:
         raise ConfigError(
-            f"{where} [silos]: silos annotate alike, design = {tags.design!r} samples "
-            "other types for each site: leave out one of the two"
+            f"{where} [silos]: silos annotate the same types, but design = "
+            f"{tags.design!r} samples other types for each site: leave out one of the "
+            "two"
         )
     if not tags.is_sampled and "synthetic" in table:
         raise ConfigError(
-            f"{where} [tags]: generated sites have types of their own: "
-            'design = "disjoint" or "appendix-d" samples others'
+            f"{where} [tags]: generated sites already have types: set "
+            'design = "disjoint" or "appendix-d" to sample others'
         )
     for name, site in table.get("sites", {}).items():
         if tags.is_sampled and site.get("test_types"):
@@ -140,7 +141,7 @@ def _require_fitting_types(
     if config.is_sampled and site.types and missing:
         raise ConfigError(
             f"site {name!r} keeps {', '.join(named)}, but design = {config.design!r} "
-            f"needs the complete tag set there, also {', '.join(missing)}: leave out "
+            f"needs the complete tag set; {', '.join(missing)} are missing: leave out "
             'its `types`, or set design = "given"'
         )
     unknown = [label for label in named if label not in complete]

@@ -82,7 +82,10 @@ class Parties:
         least = len(sites) // 2 + 1  # with fewer, a dishonest server could learn parts
         threshold = least if threshold is None else threshold
         if len(set(sites)) != len(sites):
-            raise ConfigError("secure sum: a site is listed twice")
+            raise ConfigError(
+                "secure sum: the list of sites contains a site twice: list each site "
+                "once"
+            )
         if not FEWEST_SITES <= len(sites) <= MOST_SITES:
             raise ConfigError(
                 f"secure sum: {len(sites)} sites; it takes {FEWEST_SITES} to "

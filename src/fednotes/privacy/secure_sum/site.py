@@ -321,15 +321,20 @@ class SecureSite:
         if len(survivors) + len(dropped) != len(request.survivors) + len(
             request.dropped
         ):
-            raise RefusedError("a site is listed twice among survivors and dropped")
+            raise RefusedError(
+                "the lists of survivors and dropped sites contain a site twice"
+            )
         if both := sorted(survivors & dropped):
             raise RefusedError(
-                f"site {both[0]!r} is called a survivor and dropped: its self mask and "
-                "its key together would open its update"
+                f"site {both[0]!r} is listed as a survivor and as dropped: its self "
+                "mask and its key together would open its update"
             )
         if survivors | dropped != self._held.keys():
             odd = sorted((survivors | dropped) ^ self._held.keys())
-            raise RefusedError(f"site {odd[0]!r} is not in both the sum and the lists")
+            raise RefusedError(
+                f"site {odd[0]!r} is either in the sum or in the lists of survivors "
+                "and dropped sites, but not in both"
+            )
         self._check_list(request.survivors, "survivors")
         listed = self._parties.in_order(request.survivors)
         if self._listed and listed != self._listed:

@@ -223,7 +223,9 @@ def test_a_key_is_its_owners_alone(tmp_path: Path) -> None:
         make_key(path, "alice")
     assert path.read_bytes() == before
     path.chmod(0o640)
-    with pytest.raises(ConfigError, match="others can read it: chmod 600"):
+    with pytest.raises(
+        ConfigError, match="other users can read this file; run: chmod 600"
+    ):
         read_key(path, never)
 
 

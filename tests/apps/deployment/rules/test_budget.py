@@ -193,9 +193,7 @@ def test_a_deleted_file_does_not_renew_the_budget(tmp_path: Path) -> None:
     )
     again: Any = {"run": "run2", "table": {**TABLE, "name": "another"}}
     second = Spender(tmp_path, replace(ANY, max_epsilon=50.0), answers(3), **again)
-    with pytest.raises(
-        Withheld, match="deleted, so it is not known how much ε was spent"
-    ):
+    with pytest.raises(Withheld, match="deleted, so the ε that was spent is unknown"):
         second.guard.check_job("fedner", 4, 3)
     assert not path.exists()
 

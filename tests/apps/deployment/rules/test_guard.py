@@ -290,12 +290,12 @@ def test_words_of_an_update_that_was_not_judged_do_not_leave(tmp_path: Path) -> 
     site = Guarded(tmp_path, MASKED, updates(1), secure=True)
     site.host._sealer = Words()
     assert (
-        "unknown which update these masked words contain"
+        "cannot tell which update this masked message contains"
         in site.ask("@masked", 1).refusal
     )
     assert site.ask("train", 2).update is not None
     assert (
-        "unknown which update these masked words contain"
+        "cannot tell which update this masked message contains"
         in site.ask("@masked", 3, counted=0).refusal
     )
     assert site.ask("train", 4).update is not None

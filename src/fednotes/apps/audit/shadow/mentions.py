@@ -61,7 +61,7 @@ class AnnotatedNotes:
         self.carriers = len(self._carriers)
         if not self.carriers:
             raise DataError(
-                f"site {data.id!r} has no mention that a planted name could replace: "
+                f"site {data.id!r} has no mentions that a planted name could replace: "
                 "audit it with more annotated notes"
             )
 

@@ -270,15 +270,15 @@ class Authority:
         if self._key is not None:
             return self._key
         passphrase = None
-        hint = ""
+        hint = ": restore the file from a copy"
         if self._is_encrypted():
             passphrase = self.ask_passphrase("the passphrase of the authority's key")
-            hint = "; is the passphrase right?"
+            hint = ": check the passphrase"
         try:
             self._key = load_pem_private_key(self.stored_key.encode(), passphrase)
         except (ValueError, TypeError) as error:
             raise ConfigError(
-                f"{self._state_file}: the key cannot be read{hint}"
+                f"{self._state_file}: cannot read the key{hint}"
             ) from error
         return self._key
 
@@ -544,8 +544,8 @@ class Authority:
         """
         if len(data) > MAX_BYTES:
             raise RefusedError(
-                "too long for a request of `fednotes kit renew`: is this the right "
-                "file?"
+                "too long for a request of `fednotes kit renew`: check that this is "
+                "the right file"
             )
         trust = Trust(
             self.valid_roots(), self.trust_list.bridges, self.trust_list.revocations
@@ -660,7 +660,7 @@ class ProjectConfig:
                     f"site {site!r}: use letters, digits, '_' and '-' only"
                 )
         if not self.sites:
-            raise ConfigError("sites are missing: name at least one")
+            raise ConfigError("sites are missing: give at least one")
         # Each participant has a certificate and is known by the name in it.
         used = _RESERVED_NAMES | {self.server, self.name}
         unusable = sorted(
@@ -668,8 +668,8 @@ class ProjectConfig:
         )
         if unusable:
             raise ConfigError(
-                f"sites {unusable}: expected each name once, and no name that "
-                "something else in the project has"
+                f"sites {unusable}: these names are used twice in the project: choose "
+                "a different name for each site"
             )
         _require_distinguishable(self.sites)
 

@@ -253,7 +253,7 @@ class CertificateIdentity:
         problem = _find_problem_of_signer(trust, signature)
         if problem is not None:
             # A wrong clock can make a valid certificate look expired.
-            hint = ": is this machine's clock right?"
+            hint = ": check that this machine's clock is right"
             logger.warning(
                 "the certificate shown for site %r %s%s",
                 site,

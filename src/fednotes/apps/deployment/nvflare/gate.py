@@ -340,7 +340,8 @@ def obey_only_the_server(fl_ctx: FLContext) -> None:
         if origin not in strangers and len(strangers) < MAX_LOGGED_STRANGERS:
             strangers.add(origin)
             logger.error(
-                "a request of %.80r was refused: only the server gives orders", origin
+                "refused a request from %.80r: only the server may send requests",
+                origin,
             )
         return _refuse("only the server gives orders")
 

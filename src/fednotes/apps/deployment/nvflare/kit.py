@@ -71,7 +71,7 @@ def read_kit(kit: Path) -> Kit:
         return Kit.model_validate(read_json(kit / KIT_FILE))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{kit} is not a kit: name a folder that `fednotes provision` created"
+            f"{kit} is not a kit: give a folder that `fednotes provision` created"
         ) from error
 
 

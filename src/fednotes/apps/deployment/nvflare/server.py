@@ -53,7 +53,8 @@ LOST_SECONDS = 30.0  # a site's job process sends a heartbeat every 5 s
 # Meanings of NVFlare's return codes, for sites that give no reason themselves.
 REASONS = {
     ReturnCode.EXECUTION_EXCEPTION: "its process failed: see its log (a full disk?)",
-    ReturnCode.TASK_UNKNOWN: "it does not know this task: does it run this version?",
+    ReturnCode.TASK_UNKNOWN: "it does not know this task: check that it runs this "
+    "version",
     ReturnCode.TASK_ABORTED: "its process was told to stop",
 }
 COMMAND_SECONDS = 60.0  # a server that transfers large frames answers slowly
@@ -548,7 +549,7 @@ def connect(kit: Path, person: str, timeout: float = 10.0) -> Iterator[Admin]:
             )
     except NoConnection as error:
         raise TrainingError(
-            f"{kit}: the server does not answer: is it started?"
+            f"{kit}: the server does not answer: check that it is started"
         ) from error
     except AuthenticationError as error:
         raise TrainingError(

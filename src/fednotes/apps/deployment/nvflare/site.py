@@ -111,7 +111,11 @@ class FednotesExecutor(Executor):
         digest = hashlib.sha256(raw).hexdigest()
         is_new = digest not in self._reasons
         if is_new and self._reasons.total() >= REASON_LINES:
-            logger.error("its ledger has %d reasons of this job", REASON_LINES)
+            logger.error(
+                "the ledger already has %d refusals of this job; further ones are not "
+                "recorded",
+                REASON_LINES,
+            )
             return {}
         entry = Entry(
             time=datetime.now(UTC),

@@ -56,7 +56,7 @@ class CertificateProblem:
 
     def __str__(self) -> str:
         if self.kind == "early":
-            return f"{self.text}: is this machine's clock right?"
+            return f"{self.text}: check that this machine's clock is right"
         return self.text
 
 

@@ -210,7 +210,9 @@ def read_key(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
             text = file.read(_MAX_KEY_FILE_BYTES)
         mode = path.stat().st_mode
     if mode & 0o077:
-        raise ConfigError(f"{path}: others can read it: chmod 600 {path}")
+        raise ConfigError(
+            f"{path}: other users can read this file; run: chmod 600 {path}"
+        )
 
     is_encrypted = b"ENCRYPTED" in text
     try:

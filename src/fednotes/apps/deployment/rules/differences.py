@@ -214,9 +214,9 @@ class ExampleRecord:
         if size > _MAX_BYTES:
             raise ConfigError(
                 f"{self.folder}: the record of earlier jobs' examples would have "
-                f"{size:,} bytes, and may have {_MAX_BYTES:,}: keep a copy of the "
-                "folder and move it away; jobs are then compared only with later "
-                "ones"
+                f"{size:,} bytes, but at most {_MAX_BYTES:,} are allowed: keep a copy "
+                "of the folder and move it away; jobs are then compared only with "
+                "later ones"
             )
         write_json(self.folder / RECORD, table)
 

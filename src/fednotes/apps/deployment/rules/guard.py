@@ -479,8 +479,8 @@ def read_spent(path: Path) -> dict[str, Spent]:
         if is_missing and not _has_noisy_answers(path.with_name(LEDGER)):
             return {}
         raise ConfigError(
-            f"{path}: damaged or deleted, so it is not known how much ε was spent, and "
-            "nothing may leave: restore a copy; the ledger records what left"
+            f"{path}: damaged or deleted, so the ε that was spent is unknown and "
+            "nothing may leave: restore a copy; the ledger lists what left"
         ) from error
 
 
@@ -859,8 +859,8 @@ class SiteGuard:
         newest = self._newest
         if newest is None or newest.number != request.counted.get(self._site):
             raise RefusedError(
-                f"site {self._site!r}: it is unknown which update these masked words "
-                "contain; start a new run"
+                f"site {self._site!r}: cannot tell which update this masked message "
+                "contains; start a new run"
             )
         return newest
 

@@ -967,7 +967,7 @@ class _Reading:
             more = f"{missing} more {'was' if missing == 1 else 'were'} written"
             return Fault(self.lines, f"is the last, but {more}: cut off")
         if self.remainder and (self.end < head.lines or not head.next):
-            return Fault(self.lines + 1, "is cut, and no process was writing it")
+            return Fault(self.lines + 1, "is cut, but no process was writing it")
         return None
 
     def compare_end(self, head: Head, *, has_faults: bool) -> tuple[str, Fault | None]:

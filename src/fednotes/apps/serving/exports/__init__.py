@@ -97,7 +97,7 @@ def export(
     _require_fitting(folder, form, export_form)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(
-            f"{target}: already exists and is not an empty folder; name a new or empty "
+            f"{target}: already exists and is not an empty folder: give a new or empty "
             "one"
         )
     fill = export_form.writer(folder, **options)

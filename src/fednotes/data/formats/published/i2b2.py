@@ -101,7 +101,7 @@ def _find_text(path: Path, corpus: Path) -> Path:
     )
     if file is None:
         raise DataError(
-            f"its text {name} is neither beside it nor in a folder txt beside it"
+            f"its text file {name} was not found beside it or in ../txt: put it there"
         )
     return file
 

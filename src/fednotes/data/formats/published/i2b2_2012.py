@@ -77,7 +77,7 @@ def _read_record(path: Path, problems: Problems) -> list[ReadDocument]:
     tags = content[match.end() :]
     if "<TAGS" not in tags:
         raise DataError(
-            "there is no TAGS element after the text: is the file complete?"
+            "there is no TAGS element after the text: check that the file is complete"
         )
     raw_text = match.group(1)
     if raw_text is None:  # no CDATA

@@ -142,7 +142,9 @@ def _parse_mention(columns: list[str], text: str) -> Span:
         )
     start, end = require_in_text(int(columns[1]), int(columns[2]), len(text))
     if not has_form(text, [(start, end)], columns[3]):
-        raise DataError(f"the document has other text at {start}:{end}")
+        raise DataError(
+            f"the text of the mention differs from the document at {start}:{end}"
+        )
     label = columns[4].strip()
     if not label:
         raise DataError("the type is empty")
