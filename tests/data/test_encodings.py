@@ -100,7 +100,8 @@ def test_where_a_byte_does_not_fit(tmp_path: Path) -> None:
     ):
         read(path)
     with pytest.raises(
-        DataError, match=r"a\.jsonl:2: byte 32 is not cp1252: is the file in an"
+        DataError,
+        match=r"a\.jsonl:2: byte 32 is not cp1252: check whether the file has an",
     ):
         read(path, encoding="cp1252")
     with pytest.raises(DataError, match=r"a\.jsonl:2: byte 32 is not cp1252"):

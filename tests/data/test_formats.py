@@ -84,7 +84,9 @@ def test_folders(file: File) -> None:
     assert [d.id for d in read(folder)] == ["a:1", "a:2", "b:1", "b:2"]
     assert len(read(folder.parent / "c/below")) == 1
     file('{"text": "a"}', "c/x.jsonl")
-    complains(folder, r"mixes formats: conll \(2 files\), jsonl \(1 files\); name one")
+    complains(
+        folder, r"mixes formats: conll \(2 files\), jsonl \(1 files\); choose one"
+    )
     assert len(read(folder, "jsonl")) == 1
     complains(folder, "no file in this folder looks like brat", "brat")
     complains(file("x", "d/y").parent, "of a known format: ade, bigbio")
@@ -593,7 +595,7 @@ def test_i2b2_mismatches_are_counted(file: File) -> None:
     file(I2B2_TEXT, "r.txt")
     path = file(I2B2_CON + 'c="it" 2:0 2:0||t="x"\n', "r.con")
     assert read(path)[0].meta == {"mismatched": 1}
-    complains(file(I2B2_CON, "other/lone.con"), "its text lone.txt is neither")
+    complains(file(I2B2_CON, "other/lone.con"), "its text file lone.txt was not found")
 
 
 # i2b2 2012: an invented record, its dirt, and what is refused. No real record is

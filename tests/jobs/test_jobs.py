@@ -131,7 +131,7 @@ def test_a_job_without_a_title_has_its_name_as_title() -> None:
         ),
         (
             {"synthetic": None, "sites": {"Pooled": {"path": "x"}}},
-            r"taken: .* \(it is 'pooled'",
+            r"already used \('pooled'",
         ),
         (
             {
@@ -215,7 +215,7 @@ def test_a_mistake_is_reported_with_its_table_and_key(
         ({"path": "x", "types": "Drug"}, "types = 'Drug': expected a list"),
         (
             {"path": "x", "test_types": ["A", "A"]},
-            r"test_types = \['A', 'A'\]: 'A' is named twice",
+            r"test_types = \['A', 'A'\]: 'A' is listed twice",
         ),
         (
             {"path": "x", "max_sentences": -1},

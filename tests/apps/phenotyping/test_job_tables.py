@@ -91,7 +91,7 @@ def test_tables_of_patients_become_configs() -> None:
         ),
         (
             {"sites": {"a": {"notes": "x"}}, "concepts": {}},
-            r"\[concepts\]: dictionary: name",
+            r"\[concepts\]: dictionary is empty",
         ),
         (
             {"sites": {"a": {"notes": "x"}}, "concepts": {"dictionry": "x"}},

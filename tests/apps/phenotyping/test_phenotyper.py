@@ -144,7 +144,7 @@ def test_inputs_and_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no classifiers"):
         stage_1.classes(BAGS)
     parameters = {n: v.detach() for n, v in Dan(DanConfig(), 7, 2).trainable().items()}
-    with pytest.raises(ModelError, match="reads 7 concepts, and there are 9"):
+    with pytest.raises(ModelError, match="reads 7 concepts, but the input has 9"):
         network_settings(parameters, DanConfig(), SPACE)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("mine")

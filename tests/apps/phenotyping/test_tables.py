@@ -176,7 +176,7 @@ def read_by_csv(*tables: tuple[Path, str, str, str]) -> dict[str, set[str]]:
         (
             "patient,subject_id,code\n1,1,I10\n",
             {"system": "icd10"},
-            "columns 1 ('patient') and 2 ('subject_id') both match: choose one with pat",
+            "columns 1 \\('patient'\\) and 2 \\('subject_id'\\) both match: choose one with pat",
         ),
         (
             "patient,code\n1,I10\n2,I10\n",
