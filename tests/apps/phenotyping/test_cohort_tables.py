@@ -261,7 +261,7 @@ def test_evaluate_refuses_what_has_no_labels(
         1
     ]
     assert "other.csv has labels for Zoster, but the model knows asthma, gout" in err
-    assert "rename labels with --map" in err
+    assert "rename them with --map" in err
     assert "note: 28 patient(s) have notes but no labels: left out" in err
     err = run("evaluate", place, place / "notes.csv", "--labels", place / "other.csv")[
         1
