@@ -147,7 +147,7 @@ def check(
         paths = [Path(name) for name in names]
         return check_files(paths, format or None, on_error, encoding, heard)
     if len(names) > 1:
-        raise ParameterError("`against` compares two corpora: name only one beside it")
+        raise ParameterError("`against` compares two corpora: give only one beside it")
     other = path_of(against, "a corpus to compare with")
     return check_against(Path(names[0]), other, format or None, on_error, encoding)
 
@@ -221,7 +221,7 @@ def _path_texts(
         paths = [paths]
     texts = [str(path_of(path, expected)) for path in paths]
     if not texts or not all(map(str.strip, texts)):
-        raise ConfigError("name a file or folder of notes")
+        raise ConfigError("no notes were given: give a file or folder of notes")
     return texts
 
 

@@ -111,7 +111,10 @@ def test_sentences_documents_and_types_of_conll_are_bounded(
         path, "a.conll:202: a document of more than 100 tokens: split it into notes"
     )
     path.write_text("".join(f"rash\tB-T{number}\n\n" for number in range(101)))
-    refused(path, "a.conll:201: more than 100 entity types: is the last column a tag?")
+    refused(
+        path,
+        "a.conll:201: more than 100 entity types: check that the last column has the tags",
+    )
 
 
 def test_documents_of_an_impossible_size_are_left_out_and_named(
@@ -196,13 +199,16 @@ def test_markup_and_text_of_bioc_are_bounded(
     ):
         path.write_text(f"<collection>\n<document>{markup}")
         refused(
-            path, "a tag or a comment has more than 100,000 bytes: is the file BioC?"
+            path,
+            "a tag or a comment has more than 100,000 bytes: check that the file is BioC",
         )
     text = f"<id>1</id><passage><offset>0</offset><text>{long}</text></passage>"
     path.write_text(f"<collection><document>{text}</document></collection>")
     assert len(read(path)[0].text) == 400_000
     monkeypatch.setattr(bounds, "FILE", 300_000)
-    refused(path, "a document has more than 300,000 characters: is the file BioC?")
+    refused(
+        path, "a document has more than 300,000 characters: check that the file is BioC"
+    )
 
 
 @pytest.mark.parametrize("kind", ["dictionary", "arrow"])
@@ -279,7 +285,7 @@ def test_fields_and_rows_of_omop_are_bounded(
     path.write_text(head + '2,1,"' + "a\n" * 5000)
     refused(
         path,
-        "note.csv:3: the row has more than 1,000 characters: is a closing quote",
+        "note.csv:3: the row has more than 1,000 characters: check whether a closing quote",
         "omop",
     )
 

@@ -149,7 +149,7 @@ MIMICS = {"format": "mimic", "categories": ["Radiology", "Nursing"]}
 @pytest.mark.parametrize(
     ("name", "content", "options", "message"),
     [
-        ("n.csv", CUT, MIMICS, "n.csv:8: the row has 7 columns, the header 11"),
+        ("n.csv", CUT, MIMICS, "n.csv:8: the row has 7 columns, but the header has 11"),
         (
             "n.csv",
             MIMIC[: MIMIC.index("effusion")],

@@ -50,7 +50,7 @@ def all_texts(site: SiteNotes) -> list[str]:
         ({"sites": {"a": {"path": "x", "paths": ["y"]}}}, "give either `path`"),
         ({"sites": {"a": {"paths": [""]}}}, "give either `path`"),
         ({"sites": {"a": {"paths": "x"}}}, "paths = 'x': expected a list"),
-        ({"sites": {"a": {"paths": ["x", "x"]}}}, "a path is named twice"),
+        ({"sites": {"a": {"paths": ["x", "x"]}}}, "a path is listed twice"),
         (
             {"sites": {"a": {"path": "x", "valid_fraction": 1}}},
             "valid_fraction = 1: expected less than 1",

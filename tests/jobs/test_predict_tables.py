@@ -334,7 +334,7 @@ def test_an_unnamed_column_is_refused_and_can_be_named(
     path.write_bytes(table("id,body", [["1", TEXTS[0]]]))
     with pytest.raises(
         DataError,
-        match="no column of this table is recognised as the text of notes: name it",
+        match="no column of this table is recognised as the text of notes: set `column`",
     ):
         predict(model, NoteSource(str(path)), PredictionOutput(tmp_path / "out"))
     predict(
@@ -371,7 +371,7 @@ def test_an_endless_line_is_refused_before_it_fills_memory(
     path.write_bytes(PACKING[packed](b'id,text\n1,"' + b"a\n" * 5000))
     with pytest.raises(
         DataError,
-        match=r":2: the row has more than 1,000 characters: is a closing quote",
+        match=r":2: the row has more than 1,000 characters: check whether a closing quote",
     ):
         list(open_inputs(str(path)))
 

@@ -109,7 +109,9 @@ def test_sites_with_one_name_are_refused_with_a_remedy(tmp_path: Path) -> None:
     note(tmp_path / "a.conll")
     note(tmp_path / "b.conll")
     paths = [f"north={tmp_path / 'a.conll'}", f"North={tmp_path / 'b.conll'}"]
-    with pytest.raises(ConfigError, match="name the sites yourself, as in mercy=PATH"):
+    with pytest.raises(
+        ConfigError, match="choose the names yourself, as in mercy=PATH"
+    ):
         find_places(paths, ENCODINGS)
     with pytest.raises(ConfigError, match="a path is given twice"):
         find_places([str(tmp_path / "a.conll")] * 2, ENCODINGS)

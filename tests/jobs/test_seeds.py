@@ -182,7 +182,7 @@ def test_a_folder_of_another_job_or_of_other_files_is_refused(
         ConfigError, match="is neither a folder of runs of several seeds nor empty"
     ):
         simulate_seeds(job(), tmp_path / "notes", [1], overwrite=True)
-    with pytest.raises(DataError, match=r"it has no seeds\.json"):
+    with pytest.raises(DataError, match=r"contains no seeds\.json"):
         read_seeds(tmp_path)
     for wrong in ([], [1, 1], [-1], [True], ["1"]):
         with pytest.raises(ConfigError, match="seeds: "):

@@ -237,7 +237,7 @@ class NotesConfig:
             )
         if len(set(self.files)) < len(self.files):
             raise ConfigError(
-                "paths: a path is named twice, and its notes would count twice: name "
+                "paths: a path is listed twice, so its notes would count twice: list "
                 "each path once"
             )
 

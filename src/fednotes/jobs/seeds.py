@@ -422,6 +422,7 @@ def read_seeds(folder: Path) -> SeedsResult:
     path = folder / SEEDS_FILE
     if not path.is_file():
         raise DataError(
-            f"{folder}: it has no {SEEDS_FILE}: have the runs of all seeds ended?"
+            f"{folder}: contains no {SEEDS_FILE}: check that the runs of all seeds "
+            "have ended"
         )
     return read_versioned(path, SeedsResult)

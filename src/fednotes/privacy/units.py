@@ -37,8 +37,8 @@ def require_patients(site: str, unit: Unit, patients: Iterable[str | None]) -> N
         raise ConfigError(
             f'[privacy] unit = "patient": {unknown:,} of {len(is_known):,} training '
             f"documents of site {site!r} name no patient, so a document is the largest "
-            'unit that is known: set unit = "document", or name the patients in the '
-            "files"
+            'unit that is known: set unit = "document", or add the patients to '
+            "the files"
         )
 
 

@@ -723,8 +723,8 @@ def tagset_of(
         if prefix not in ("B", "I", "E", "S") or not dash or not name:
             raise ModelError(
                 f"{directory}: its label {label!r} is not a tag; O, B-…, I-… (E-…, "
-                "S-…) are needed: name them so in config.json (id2label), if that is "
-                "what the model was trained on"
+                "S-…) are needed: correct id2label in config.json, if the model was "
+                "trained on such tags"
             )
         types.setdefault(name)
         prefixes.add(prefix)

@@ -198,7 +198,7 @@ def test_a_wrong_file_is_refused_before_it_is_taken_over(
     assert "unknown key 'trian'; did you mean 'train'?" in start(unknown)
     key = kit / "startup" / "client.key"
     key.chmod(0o644)
-    assert f"others can read it: chmod 600 {key}" in start(good)
+    assert f"other users can read this file; run: chmod 600 {key}" in start(good)
     key.chmod(0o600)
     assert not (kit / SITE_FILE).exists()
     assert not started

@@ -27,7 +27,8 @@ def test_an_admins_kit_whose_key_others_can_open_hands_in_nothing(
     key = kits["admin"] / "startup" / "client.key"
     key.chmod(mode)
     with pytest.raises(
-        ConfigError, match=r"client\.key: others can read it: chmod -R go-rwx"
+        ConfigError,
+        match=r"client\.key: other users can read this file; run: chmod -R go-rwx",
     ):
         open_admin_kit(kits["admin"])
     key.chmod(0o600)
@@ -45,7 +46,7 @@ def test_a_kit_whose_key_others_can_read_does_not_start(
         for check in problems_before_start(kits[who])
         if check.subject == "key"
     ]
-    assert problems == [f"{key}: others can read it: chmod 600 {key}"]
+    assert problems == [f"{key}: other users can read this file; run: chmod 600 {key}"]
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,9 @@ def test_a_job_may_name_what_codes_begin_with() -> None:
         if text in beginnings:
             assert parse(f"icd9:{text}") == ("icd9", text)
         else:
-            with pytest.raises(ConfigError, match="no code of icd9 begins like this"):
+            with pytest.raises(
+                ConfigError, match="codes of icd9 do not begin like this"
+            ):
                 parse(f"icd9:{text}")
 
 
@@ -144,10 +146,10 @@ def test_names_that_no_code_begins_with(name: str) -> None:
     example = f"{system}:{SYSTEMS[system].example}"
     assert code_of(*example.split(":")) == ":".join(parse(example))
     with pytest.raises(
-        ConfigError, match=f"no code of {system} begins like this: .* {example}$"
+        ConfigError, match=f"codes of {system} do not begin like this: .* {example}$"
     ):
         hold_out({}, [name])
-    with pytest.raises(ConfigError, match="begins like this"):
+    with pytest.raises(ConfigError, match="do not begin like this"):
         phenotype_labels([], {}, {"x": [name]})
 
 
@@ -180,7 +182,7 @@ def test_the_outputs_that_a_job_names() -> None:
         ("icd9:40", "covers several categories.* icd9:401$"),
         ("cpt:992", "covers several categories.* cpt:99254$"),
         ("ICD9:401", "'ICD9:401' is repeated"),
-        ("icd9:zz", "begins like this"),
+        ("icd9:zz", "do not begin like this"),
     ):
         with pytest.raises(ConfigError, match=message):
             categories_of_job(["icd9:401", name])

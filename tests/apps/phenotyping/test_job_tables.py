@@ -62,7 +62,7 @@ def test_tables_of_patients_become_configs() -> None:
             {"sites": {"a": {"notes": "x", "concepts": "y"}}},
             "either `notes` or `concepts`",
         ),
-        ({"sites": {"a": {"notes": ["x", "x"]}}}, "notes: a path is named twice"),
+        ({"sites": {"a": {"notes": ["x", "x"]}}}, "notes: a path is listed twice"),
         ({"sites": {"a": {"notes": 3}}}, "notes = 3: expected a path or a list"),
         ({"sites": {"a": {"notes": "x", "types": ["A"]}}}, "unknown key 'types'"),
         ({"sites": {"a": {"notes": "x", "codes": "y"}}}, "codes and codes_format"),

@@ -307,9 +307,9 @@ def _require_few_types(job: Job, descriptions: Descriptions) -> None:
             undeclared.update(facts.types)
         if len(undeclared) > MAX_TYPES:
             raise ConfigError(
-                f"site {_quote(site)} annotates {len(facts.types):,} entity types, and "
-                f"sites may bring {MAX_TYPES:,} that the job does not name: name the "
-                "ones to learn in [tags] types of the job"
+                f"site {_quote(site)} annotates {len(facts.types):,} entity types, but "
+                f"a site may add only {MAX_TYPES:,} that the job does not list: list "
+                "those to learn in [tags] types of the job"
             )
 
 

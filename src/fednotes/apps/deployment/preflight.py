@@ -119,7 +119,9 @@ def _check_folder(kit: Path, facts: Kit) -> Iterator[Check]:
         )
     for key in find_loose_keys(kit):
         yield Check(
-            "key", ok=False, message=f"{key}: others can read it: chmod 600 {key}"
+            "key",
+            ok=False,
+            message=f"{key}: other users can read this file; run: chmod 600 {key}",
         )
 
 
@@ -317,8 +319,8 @@ def check_server(kit: Path) -> Check:
             "proxy": f"{host}:{port}: the proxy {reason}; to bypass it, set "
             f"no_proxy = {host}",
             "silent": (
-                f"{where} does not answer: is the server started, and does a "
-                f"firewall let connections to port {port} out?"
+                f"{where} does not answer: check that the server is running, and that "
+                f"no firewall blocks connections to port {port}"
             ),
         }
         return Check("server", ok=False, message=explanations[failure.kind])

@@ -107,8 +107,8 @@ def open_admin_kit(path: Path) -> tuple[Path, str]:
     loose = find_loose_keys(path)
     if loose:
         raise ConfigError(
-            f"{loose[0]}: others can read it: chmod -R go-rwx {path}; if other people "
-            "use this machine, ask for another kit"
+            f"{loose[0]}: other users can read this file; run: chmod -R go-rwx {path}; "
+            "if other people use this machine, ask for another kit"
         )
     return path.resolve(), facts.person
 
@@ -542,7 +542,7 @@ class Follower:
                 return result
         if self.now() - self._changed_at > PATIENCE_SECONDS:
             raise FednotesError(
-                f"run {self.run.name}: {self._status}, and the server does not "
+                f"run {self.run.name}: {self._status}, but the server does not "
                 "resubmit it: look at `fednotes server status KIT` and its log"
             )
         return None

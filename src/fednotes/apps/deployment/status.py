@@ -332,7 +332,7 @@ def describe_refused_copies(kit: Path) -> list[str]:
     refused_at = read_json_table(kit / STATE / "second.json")
     return [
         f"site {site!r}: a second process in its name was refused at "
-        f"{_format_time(when)}: is there a copy of its kit?"
+        f"{_format_time(when)}: check whether its kit was copied"
         for site, when in refused_at.items()
         if when > time.time() - _SECONDS_A_DAY
     ]

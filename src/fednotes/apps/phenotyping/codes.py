@@ -150,7 +150,7 @@ def parse(name: str) -> tuple[str, str]:
     facts = system_of(system)
     if not _can_begin_code(facts, code):
         raise ConfigError(
-            f"{name!r}: no code of {system} begins like this: write one such "
+            f"{name!r}: codes of {system} do not begin like this: write one such "
             f"as {system}:{facts.example}"
         )
     return system, code.replace(".", "")

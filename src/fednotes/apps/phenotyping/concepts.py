@@ -150,8 +150,8 @@ class Matcher:
         if not self._lengths:
             raise DataError(
                 f"none of the dictionary's {len(self.dictionary.terms)} terms can be "
-                f"matched ({', '.join(self.dropped) or 'it is empty'}): is it the "
-                "right file?"
+                f"matched ({', '.join(self.dropped) or 'it is empty'}): check that "
+                "it is the right file"
             )
         self._automaton.make_automaton()
         for word, code in list(self._codes.items()):

@@ -200,8 +200,8 @@ def _mentions_with_cuis(
             number += len(cuis_of_list[ref])
             if number > _MAX_CONCEPTS:  # because mentions may share long lists
                 raise DataError(
-                    f"{path}: a mention has more than {_MAX_CONCEPTS:,} concepts: is "
-                    "the file XMI of cTAKES?"
+                    f"{path}: a mention has more than {_MAX_CONCEPTS:,} concepts: "
+                    "check that the file is XMI of cTAKES"
                 )
             distinct.update(dict.fromkeys(cuis_of_list[ref]))
         if distinct:

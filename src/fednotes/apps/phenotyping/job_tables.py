@@ -211,7 +211,7 @@ def _paths(name: str, value: Any) -> tuple[str, ...]:
     ):
         raise ConfigError(f"{name} = {value!r}: expected a path or a list of paths")
     if len(set(values)) < len(values):
-        raise ConfigError(f"{name}: a path is named twice")
+        raise ConfigError(f"{name}: a path is listed twice: list each path once")
     return tuple(values)
 
 

@@ -114,8 +114,8 @@ class TableReport:
         raise DataError.at(
             self.path,
             first.line,
-            f"{first.reason}; {self.damaged} of {rows} rows are damaged: is this the "
-            "right table?",
+            f"{first.reason}; {self.damaged} of {rows} rows are damaged: check that "
+            "this is the right table",
         )
 
     def messages(self) -> tuple[str, ...]:

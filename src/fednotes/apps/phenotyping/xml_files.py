@@ -154,8 +154,8 @@ def read_elements(
             unread = 0 if handler.events > events else unread + len(data)
             if unread > bounds.MARKUP:
                 raise handler.error(
-                    f"a tag or a comment has more than {bounds.MARKUP:,} bytes: is "
-                    "this the right file?"
+                    f"a tag or a comment has more than {bounds.MARKUP:,} bytes: "
+                    "check that this is the right file"
                 )
             yield from handler.elements
             handler.elements.clear()

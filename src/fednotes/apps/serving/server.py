@@ -98,7 +98,9 @@ def read_token(path: PathLike) -> str:
         mode = os.fstat(file.fileno()).st_mode
         content = file.read(_TOKEN_FILE_BYTES)
     if mode & 0o077:
-        raise ConfigError(f"{path}: other users can read it: chmod 600 {path}")
+        raise ConfigError(
+            f"{path}: other users can read this file; run: chmod 600 {path}"
+        )
     token = content.decode("latin-1").strip()
     is_word = re.fullmatch(r"[\w.~+/=-]+", token, re.ASCII)
     if not is_word or len(token) < MIN_TOKEN:

@@ -123,8 +123,8 @@ def _read_xml(path: Path) -> Iterator[dict[str, Any]]:
                 raise DataError.at(
                     path,
                     parser.parser.CurrentLineNumber,
-                    f"a tag or a comment has more than {bounds.MARKUP:,} bytes: is the "
-                    "file BioC?",
+                    f"a tag or a comment has more than {bounds.MARKUP:,} bytes: check "
+                    "that the file is BioC",
                 )
             while builder.documents:
                 yield _element_to_json(builder.documents.popleft())
@@ -198,8 +198,8 @@ class _DocumentBuilder(ElementTree.TreeBuilder):
         self._characters += len(data)
         if self._characters > bounds.FILE:
             raise DataError(
-                f"a document has more than {bounds.FILE:,} characters: is the file "
-                "BioC?"
+                f"a document has more than {bounds.FILE:,} characters: check that "
+                "the file is BioC"
             )
         super().data(data)
 

@@ -223,8 +223,8 @@ def _survey(path: Path) -> _Layout:
             raise DataError.at(
                 path,
                 event.line,
-                f"more than {bounds.ENTITY_TYPES:,} entity types: is the last column a "
-                "tag?",
+                f"more than {bounds.ENTITY_TYPES:,} entity types: check that the "
+                "last column has the tags",
             )
     types = tuple(sorted(tags.types))
     return _Layout(separator, width, has_markers, tags.scheme(), types)

@@ -43,13 +43,13 @@ def _explain(error: csv.Error) -> str:
     """Return the message for an error of Python's csv module."""
     if "field larger" in str(error):
         return (
-            f"a field has more than {bounds.LINE:,} characters: is a closing quote "
-            "missing?"
+            f"a field has more than {bounds.LINE:,} characters: check whether a "
+            "closing quote is missing"
         )
     if "unexpected end" in str(error):
         return (
-            "the file ends inside a quoted field that begins in this row: is it "
-            "complete?"
+            "the file ends inside a quoted field that begins in this row: check that "
+            "the file is complete"
         )
     return f"the row is not valid CSV ({error})"
 
@@ -80,7 +80,7 @@ class _BoundedRows(Iterator[str]):
             raise DataError.at(
                 self._path,
                 self._row_line,
-                f"the row has more than {bounds.LINE:,} characters: is a closing quote "
-                "missing?",
+                f"the row has more than {bounds.LINE:,} characters: check whether a "
+                "closing quote is missing",
             )
         return line

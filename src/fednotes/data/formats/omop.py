@@ -132,7 +132,10 @@ def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     for orphans in terms.values():
         first_line, _ = orphans[0]
         problems.note(
-            "mention", nlp_files[0], first_line, "NOTE has no note of this note_id"
+            "mention",
+            nlp_files[0],
+            first_line,
+            "the table NOTE has no row of this note_id",
         )
 
 

@@ -133,7 +133,7 @@ def _unknown_table(path: Path, *, has_header: bool) -> DataError:
     if has_header:
         message = (
             "no column of this table is recognised as the text of notes: "
-            "name it with column"
+            "set `column` to its name"
         )
     return DataError.at(path, 1, message)
 

@@ -35,8 +35,9 @@ def read_table(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
             with settings.handle_errors("note", path, line):
                 if len(row) != len(header):
                     raise DataError(
-                        f"the row has {len(row)} columns, the header {len(header)}: is "
-                        "the file incomplete, or a closing quote missing?"
+                        f"the row has {len(row)} columns, but the header has "
+                        f"{len(header)}: check that the file is complete and that no "
+                        "closing quote is missing"
                     )
                 notes.append(_parse_row(settings, row, columns, path, line))
             del row  # so that one text is in memory at a time

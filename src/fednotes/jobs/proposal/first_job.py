@@ -66,7 +66,7 @@ def require_free(out: Path | None, *, overwrite: bool) -> None:
     """Raise ParameterError if a file exists that must not be replaced."""
     if out is not None and not overwrite and os.path.lexists(out):
         raise ParameterError(
-            f"{out} exists: name another `out`, or set `overwrite` to replace it"
+            f"{out} exists: choose another `out`, or set `overwrite` to replace it"
         )
 
 

@@ -265,6 +265,6 @@ def _require_distinct(names: Sequence[str]) -> None:
     for name in names:
         if lowered.count(name.lower()) > 1 or name.lower() == POOLED:
             raise ConfigError(
-                f"the site name {name!r} is taken: name the sites yourself, as in "
+                f"the site name {name!r} is taken: choose the names yourself, as in "
                 "mercy=PATH"
             )

@@ -325,7 +325,8 @@ class ServerPresence(FLComponent):
 
     def _note_refused(self, site: str) -> None:
         logger.warning(
-            "a second process of site %r was refused: is there a copy of its kit?", site
+            "a second process of site %r was refused: check whether its kit was copied",
+            site,
         )
         self._refused_at[site] = time.time()
         try:

@@ -940,7 +940,7 @@ class SiteGuard:
         self._read_past(policy)
         if self._past.newest and stamp(time + MAX_CLOCK_LAG) < self._past.newest:
             raise Withheld(
-                f"the clock of this machine says {stamp(time)}, and its ledger's "
+                f"the clock of this machine says {stamp(time)}, but its ledger's "
                 f"newest line is of {self._past.newest}: set the clock; if the ledger "
                 "is wrong, approve the job again",
                 f"the clock of site {self._site!r} was set back",
