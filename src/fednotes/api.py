@@ -172,7 +172,8 @@ def init(
 
     Args:
         paths: A folder with a folder for each site; one corpus, which is dealt out to
-            simulated sites; or the paths of several sites, perhaps by their names.
+            simulated sites; or the paths of several sites, optionally keyed by
+            site name.
         out: The job file to write; None writes nothing.
         method: The method; proposed if it is "".
         encoder: "minilm", a directory of an encoder, or "none" for a light tagger;
@@ -188,7 +189,7 @@ def init(
 
     Raises:
         DataError: Something is wrong with a file; the message names file and line.
-        ConfigError: A parameter has an impossible value, or `out` exists.
+        ConfigError: A parameter has an invalid value, or `out` exists.
         MissingExtra: The notes need an encoder, and none is installed.
     """
     file = None if out is None else path_of(out, "a job file to write")
@@ -248,7 +249,7 @@ def job(source: PathLike | Mapping[str, Any] | None = None, /, **changes: Any) -
         tables, path = load_table(source)
         folder, name, where = path.resolve().parent, path.stem, str(path)
     try:
-        # A run stores its job as JSON.
+        # Convert to JSON and back, because a run stores its job as JSON.
         table = json.loads(json.dumps(over(tables, changes), default=_to_json))
     except (TypeError, ValueError) as error:
         raise ConfigError(

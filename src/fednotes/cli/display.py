@@ -153,7 +153,7 @@ class RichDisplay(ProgressListener):
     def _scores_text(self, result: RoundResult) -> str:
         """Return the scores of an evaluation, by site if sites report them."""
         metrics = site_metrics(result, self._part)
-        if not metrics and "valid_f1" in result.metrics:  # between real sites
+        if not metrics and "valid_f1" in result.metrics:  # a run between real sites
             return f"F1 {result.metrics['valid_f1']:.3f}"
         for name, key in _LINE_SCORES:
             scores = {site: own[key] for site, own in metrics.items() if key in own}

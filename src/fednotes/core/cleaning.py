@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
-NAME = 80  # maximum characters of a name within a line
-LINE = 2000  # maximum characters of a line
+NAME = 80  # maximum length of a name within a line, in characters
+LINE = 2000  # maximum length of a line, in characters
 # Printable but invisible: some letters, tags and further variation selectors.
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\U000e0000-\U0010ffff]"

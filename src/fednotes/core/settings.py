@@ -285,7 +285,7 @@ def _message(error: ValidationError, where: str, names: Sequence[str] = ()) -> s
 
 
 def place_prefix(*names: str) -> str:
-    """Return the start of a message, the names and a colon; "" if all are empty."""
+    """Return a message's prefix, the names and a colon; "" if all names are empty."""
     place = " ".join(name for name in names if name)
     return f"{place}: " if place else ""
 

@@ -37,7 +37,7 @@ RARE = 20  # types with fewer mentions can hardly be learned or evaluated
 # Shared notes are many from this share of the smaller site's notes; a few equal notes
 # may be forms.
 MANY_SHARED = 0.05
-# Maximum number of site pairs to name; fifty equal sites would have 1,225.
+# Maximum number of site pairs to name; fifty identical sites would give 1,225.
 _MAX_PAIRS = 10
 
 _FINDINGS = shipped("data/findings.toml")

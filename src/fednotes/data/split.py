@@ -106,13 +106,14 @@ def split(
     """Split documents into named parts, so that no sentence is in two parts.
 
     Groups are shuffled and assigned in size classes (powers of two, the largest first),
-    each to the part that it overfills least. Therefore parts are close to their target
-    sizes, and each has long and short notes. Documents keep their order within a part.
+    each to the part that it overfills least. Parts therefore come close to their
+    target sizes, and each gets both long and short notes. Documents keep their order
+    within a part.
 
     Args:
         documents: The documents.
-        fractions: Each part's fraction of the sentences; they must sum to 1. A part
-            with 0 is empty.
+        fractions: Each part's fraction of the sentences; they must sum to 1. A
+            fraction of 0 gives an empty part.
         by: "patient", "document", "sentence" (every result is a document of one
             sentence) or a key of `Document.meta`. "" uses the result of `unit_of`; a
             document without a patient is then a separate unit.

@@ -144,7 +144,7 @@ def _weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
         ) from error
 
     # A small file may claim that a dataset has any size or is in another file.
-    numbers_left = path.stat().st_size  # each takes at least a byte
+    numbers_left = path.stat().st_size  # upper bound: each takes at least one byte
 
     def read(name: str, *shape: int | None) -> Tensor:
         nonlocal numbers_left

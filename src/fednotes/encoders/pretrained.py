@@ -98,7 +98,10 @@ def open_tokenizer(directory: Path) -> Any:
 
 
 def open_config(directory: Path) -> Any:
-    """Return the configuration of a directory; `model_type` names the architecture."""
+    """Return the model configuration stored in a directory.
+
+    Its `model_type` names the architecture.
+    """
     with quiet():
         return _load(
             directory, lambda: _class("AutoConfig").from_pretrained(directory, **_LOCAL)

@@ -15,16 +15,17 @@ from collections.abc import Callable, Mapping
 
 PACE = "@time "  # prefix of the names of the counts that stand for classes
 CLASSES = 36  # the last class ends after three hours
-PACES = tuple(f"{PACE}{level:02}" for level in range(CLASSES))  # count names by class
-WINDOW = 8  # the most recent answers, which decide a task's class
-MARGIN = 1.25  # factor for the next answer, which may take a little longer
+# The name of the count for each class.
+PACES = tuple(f"{PACE}{level:02}" for level in range(CLASSES))
+WINDOW = 8  # number of most recent answers that decide a task's class
+MARGIN = 1.25  # safety factor, because the next answer may take a little longer
 SETTLED = 3  # answers after which an honest server's class is at least the site's own
 COARSE = 4  # classes in a coarse class, which ends after 4^k / 16 seconds
 WARY = 64  # answers for which a site distrusts a server that sent an implausible class
 
 
 def seconds_of(level: int) -> float:
-    """Return the end of a class in seconds."""
+    """Return the upper bound of an answer-time class, in seconds."""
     return float(2.0 ** (level / 2) / 16)
 
 

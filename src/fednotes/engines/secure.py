@@ -149,7 +149,7 @@ class SecureSeal:
         self._job = job
         self._opened = Opened(site, record)
         self._run = -1
-        self._chain: SiteChain  # of run `_run`
+        self._chain: SiteChain  # the chain that belongs to run number `_run`
         self._pending: _Pending | None = None
         # Number of the newest exchange with a masked update, and its question.
         self._masked_in: tuple[int, bytes] = (-1, b"")
@@ -525,7 +525,7 @@ class SecureSum(Summing):
         self._parties = Parties(sites, threshold)
         self._job = job
         self._run = -1
-        self._chain: ServerChain  # of run `_run`
+        self._chain: ServerChain  # the chain that belongs to run number `_run`
         self._record = OpeningRecord(record)
         self.least = self._parties.threshold
         self._metrics: dict[str, tuple[str, ...]] = {}  # by task

@@ -21,7 +21,7 @@ from fednotes.data.formats.problems import Problems
 from fednotes.data.notes import FORMATS as NOTE_FORMATS
 from fednotes.data.notes import Note, guess_notes, read_notes, with_standard_keys
 
-# Corpora that are also tables of notes.
+# Corpus formats that can also be read as tables of notes.
 _STREAMED = ("fhir", "omop")
 _TEXT_SUFFIXES = (".txt", ".text")
 
@@ -48,9 +48,9 @@ def choose_reader(
 
     Args:
         path: A file or folder that exists.
-        format: A format of corpora or of notes; recognised if it is None.
+        format: A format of corpora or of notes; detected if None.
         column: The column of a table, or the key of JSON lines, that holds the text.
-        encoding: Encoding of files without a byte-order mark that are not UTF-8.
+        encoding: Encoding of files that have no byte-order mark and are not UTF-8.
 
     Raises:
         DataError: The format is unknown.
@@ -135,7 +135,7 @@ class _CorpusReader:
     Args:
         path: The corpus.
         format: Its format.
-        encoding: Encoding of files without a byte-order mark that are not UTF-8.
+        encoding: Encoding of files that have no byte-order mark and are not UTF-8.
     """
 
     def __init__(self, path: Path, format: str, encoding: str) -> None:
@@ -175,7 +175,7 @@ def find_note_format(
         path: A file or folder of notes.
         format: The format, if the user names it.
         column: The column or key that holds the text, if the user names it.
-        encoding: Encoding of files without a byte-order mark that are not UTF-8.
+        encoding: Encoding of files that have no byte-order mark and are not UTF-8.
 
     Returns:
         One of the formats of `data.notes`, or None for a folder, whose reader

@@ -754,7 +754,7 @@ class Sites:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return what is wrong with the data and what was skipped, to show first."""
+        """Return messages about data problems and skipped items, to be shown first."""
         return tuple(
             f"{finding.where}: {finding.message}"
             for finding in self.findings

@@ -25,7 +25,7 @@ _HEADS = ("key", "type", "default", "elsewhere", "meaning")
 
 
 def format_default(value: Any) -> str:
-    """Return a default as in TOML, or words for the absence of a value."""
+    """Return a default as TOML would write it, or a phrase that says there is none."""
     if value is MISSING:
         return "(required)"
     if value is None:

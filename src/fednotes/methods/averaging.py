@@ -238,7 +238,7 @@ def _shares(config: Averaging, sizes: Sequence[int]) -> list[int]:
 
 
 def size_warnings(config: Averaging, sizes: Sequence[int]) -> tuple[str, ...]:
-    """Warn if the parts of a shared mini-batch add up to much more than it."""
+    """Return a warning if the parts add up to much more than the mini-batch."""
     if config.batch != "shared":
         return ()
     shares = _shares(config, [size for size in sizes if size])
@@ -893,7 +893,10 @@ class AveragingSite(SiteTasks):
     # State that must survive a restart.
 
     def state(self) -> State:
-        """Return moments, private parameters and rounding errors carried over."""
+        """Return what is carried over to the next round.
+
+        This is moments, private parameters and rounding errors.
+        """
         private = {name: p.detach() for name, p in self.private.items()}
         tensors = {
             **self.trainer.state(),

@@ -219,6 +219,9 @@ class Method(ABC):
         return ()
 
     def needs_each_update(self, config: Any) -> bool:
-        """Return whether the server looks at each site's update (`Federation.each`)."""
+        """Return whether the server must see each site's individual update.
+
+        `Federation.each` then returns the updates.
+        """
         del config
         return False

@@ -337,7 +337,8 @@ class Site(MentionSite):
         self._mark_secret = secrets.randbits(63)  # randomises the marks of word rows
 
         self._batches: list[np.ndarray] = []
-        self._batches_of: tuple[int, int] | None = None  # epoch and share
+        # The (epoch, share) that `_batches` were drawn for.
+        self._batches_of: tuple[int, int] | None = None
 
     def covered(self, task: str) -> dict[str, int]:
         """Return the steps, tokens and smallest mini-batch behind an update."""
@@ -577,7 +578,7 @@ def schedule(config: Config, examples: int, batch: int) -> tuple[int, int]:
 
 
 def batch_share(size: int, examples: int, config: Config) -> int:
-    """Return |N_i| = |S_i| / Σ|S_j| · N, rounded to the nearest integer (a half up).
+    """Return |N_i| = |S_i| / Σ|S_j| · N, rounded to the nearest integer (halves up).
 
     It is at least `least_share`, if the site has that many sentences, so that a server
     that sends too large a sum does not get the gradient of a single sentence. The
@@ -723,7 +724,7 @@ class FedNER(Method):
     def list_size_warnings(
         self, config: Config, sizes: Sequence[int]
     ) -> tuple[str, ...]:
-        """Warn if the sites' mini-batches add up to much more than `batch_size`."""
+        """Return a warning if the parts add up to much more than `batch_size`."""
         shares = [batch_share(size, sum(sizes), config) for size in sizes if size]
         return larger_batch_warning(config.batch_size, shares)
 

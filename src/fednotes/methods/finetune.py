@@ -372,7 +372,7 @@ class Finetune(Method):
         )
 
     def list_size_warnings(self, config: Any, sizes: Sequence[int]) -> tuple[str, ...]:
-        """Warn if the parts of a shared mini-batch add up to much more than it."""
+        """Return a warning if the parts add up to much more than the mini-batch."""
         return size_warnings(config, sizes)
 
     def ends_with_one_model(self, config: Any) -> bool:

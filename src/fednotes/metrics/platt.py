@@ -15,7 +15,7 @@ import numpy as np
 LEAST_SLOPE = 0.1
 PLATT_SUMS = 10  # sums per classifier in `platt_sums`
 _ROUNDS = 50  # maximum number of sums in one pass of `fit_platt`
-MOST_PLATT_SUMS = 2 * _ROUNDS  # in both passes
+MOST_PLATT_SUMS = 2 * _ROUNDS  # maximum number of sums in the two passes together
 _STEP_TOLERANCE = 1e-10
 _Sums = Callable[[np.ndarray], np.ndarray]
 

@@ -127,7 +127,8 @@ def _laplace(stream: Stream, count: int, bits: int) -> Whole:
         whole = _runs(stream, len(places))
         size = part + (whole << bits)  # [canonne alg 2]
         minus = (stream.words(len(places)) >> np.uint64(63)).astype(bool)
-        kept_too = ~(minus & (size == 0))  # [canonne alg 2] zero has no second sign
+        # Reject negative zero, or zero would be drawn twice as often.
+        kept_too = ~(minus & (size == 0))  # [canonne alg 2]
         found[places[kept_too]] = np.where(minus, -size, size)[kept_too]
         again = np.ones(len(open_), bool)
         again[np.flatnonzero(kept)[kept_too]] = False

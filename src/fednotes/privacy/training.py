@@ -210,7 +210,9 @@ class DPSupport(ABC):
 
 
 def train(federation: Federation, config: Any, support: DPSupport) -> State:
-    """Train all rounds of a promise, each a sum of clipped gradients and a step.
+    """Train for all rounds that the privacy promise covers.
+
+    Each round sums clipped gradients and takes one step.
 
     Args:
         federation: The sites, as `DPSite`.

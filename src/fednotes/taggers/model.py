@@ -314,7 +314,7 @@ class Model(nn.Module, ABC):
     def widths(self) -> tuple[int, ...]:
         """The number of columns of each layer of `Losses.hidden`.
 
-        A kind without such layers, the default, cannot be trained by the method
+        By default, a kind has no such layers and cannot be trained by the method
         "adversarial".
         """
         return ()

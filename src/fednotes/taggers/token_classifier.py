@@ -384,7 +384,7 @@ class TokenClassifier(TaggingModel, SavesItself):
     def emissions(self, corpus: PreparedCorpus) -> np.ndarray:
         """Return (tokens, tags) float32, the logits of all words, without dropout.
 
-        Words that the model does not read have zeros, which means O.
+        For words that the model does not read, all logits are zero, which decodes to O.
         """
         prepared: EncoderCorpus = self.require_corpus(corpus)
         shape = (len(prepared.encoded.form), len(self.tagset.tags))

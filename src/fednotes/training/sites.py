@@ -202,7 +202,7 @@ class Adam:
             for key in self.moments:
                 value = tensors.get(f"{prefix}.{key}.{name}")
                 if value is not None:
-                    # Torch counts steps on the CPU.
+                    # Torch keeps the step counter on the CPU.
                     device = "cpu" if key == "step" else parameter.device
                     moments[key] = value.to(device)
             if moments:

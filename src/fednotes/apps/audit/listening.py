@@ -24,7 +24,7 @@ from fednotes.engines.rounds import CommittedRound
 from fednotes.training.compression import decode, unpack_total
 
 MAX_ROUNDS = 200  # maximum number of rounds to wait for an evaluation
-FULL_SUMS = 8  # number of sums, and of rounds, whose tensors are kept
+FULL_SUMS = 8  # sums whose tensors are kept; also first and last rounds to run
 STAGE_FACTOR = 3  # factor for the number of sums if each round has several
 Reply = TypeVar("Reply", Total, dict[str, Update])
 
@@ -211,7 +211,8 @@ class ObservingEngine(InProcess):
         sent: dict[str, Tensor] = {}
         if keeps_tensors:
             sent = snapshot(tensors or {})  # a server may change its tensors in place
-            self._sent = {**self._sent, **sent}  # nothing is sent twice
+            # Each tensor is sent only once, so earlier ones must be kept.
+            self._sent = {**self._sent, **sent}
         else:
             self._sent = {}
 

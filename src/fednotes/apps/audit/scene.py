@@ -131,7 +131,10 @@ class Scene:
         return self._observations
 
     def observed_trainings(self) -> list[Observation]:
-        """Return the observations with an update that the audited site trained."""
+        """Return the observations in which the audited site sent an update.
+
+        Updates for which it trained on nothing do not count.
+        """
         return [
             seen
             for seen in self.observe()

@@ -24,7 +24,8 @@ class Target(NamedTuple):
 
     Attributes:
         job: The job.
-        fingerprint: Fingerprint of its table as shown to real sites.
+        fingerprint: Fingerprint of the job's table, in the form in which real sites
+            see it.
         folder: Folder for the results.
     """
 

@@ -221,7 +221,7 @@ def description_from_tensors(site: str, tensors: Tensors) -> Description:
 
 
 def agreement_fingerprint(job: Job, descriptions: Descriptions) -> str:
-    """Return the fingerprint on which all sides must agree before round 1.
+    """Return the fingerprint that server and sites must agree on before round 1.
 
     The order of the sites matters.
     """

@@ -82,13 +82,13 @@ _PART = "federated"
 MAX_ATTEMPTS = 3  # equal failures after the same round before a run stays stopped
 # Bounds of the scores that a site shares, and of all sites' together. They leave
 # summary.json readable, whatever a site sends.
-MAX_SCORES = 2**17  # maximum number of values of a site
+MAX_SCORES = 2**17  # maximum number of values from one site
 MAX_ALL_SCORES = 2**20
-MAX_SCORES_BYTES = 2**22  # of a site
+MAX_SCORES_BYTES = 2**22  # from one site
 MAX_ALL_SCORES_BYTES = bounds.FILE // 4
 MAX_SCORES_DEPTH = 16
-MAX_REFUSALS = 100  # that are remembered while sites agree
-MAX_EVENTS = 10_000  # that are published of one site
+MAX_REFUSALS = 100  # maximum number of refusals remembered while sites agree
+MAX_EVENTS = 10_000  # maximum number of events published for one site
 _REMEDY = "fednotes server stop KIT; fednotes server start KIT --files FILE"
 # These errors concern files of the server; errors of sites have other classes.
 _SERVER_ERRORS = (ModelError, MissingExtra)
@@ -376,7 +376,7 @@ def _read_scores(tensors: Tensors, sites: int) -> dict[str, Any]:
     )
     if not isinstance(scores, dict):
         raise ValueError("not a table")
-    json.dumps(scores, ensure_ascii=False).encode()  # half of a surrogate pair fails
+    json.dumps(scores, ensure_ascii=False).encode()  # raises for a lone surrogate
     return scores
 
 

@@ -319,8 +319,9 @@ class LinearSVMs:
     def balance_classes(self, counts: np.ndarray) -> Floats:
         """Return (machines, 2) weights of negative and of positive patients.
 
-        A class weighs n / (classes · its n). If a disease has three classes, the
-        negative classes of a machine weigh 1, as in scikit-learn.
+        The weight of a class is N / (K · n): N labelled patients in all, K classes, and
+        n patients in this class. If a disease has three classes, the negative classes
+        of a machine have weight 1, as in scikit-learn.
 
         Args:
             counts: (diseases, 3) numbers of labelled patients of each of CLASSES,

@@ -137,8 +137,10 @@ class Matcher:
             import ahocorasick  # type: ignore[import-not-found, unused-ignore]
         self._automaton = ahocorasick.Automaton(ahocorasick.STORE_INTS)
         self._lengths = array("B")  # words of each matched term
-        numbers = array("i")  # the matched term of each term that can be matched
-        rows = array("i")  # its row in the dictionary
+        # For each matchable dictionary term, the number of its normalised form,
+        numbers = array("i")
+        # and the term's row in the dictionary.
+        rows = array("i")
         for row, term in enumerate(self.dictionary.terms):
             words = words_of(term)
             reason = reason_not_matched(words)

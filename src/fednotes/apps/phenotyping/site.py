@@ -279,7 +279,8 @@ class Site(MethodSite):
                 f"site {self.id!r}: {KNOWN!r} must list known concepts as ascending "
                 f"positions in the dictionary, which has {size:,} concepts"
             )
-        return known.copy()  # in one process the tensor is the server's
+        # A copy: if all sites run in one process, the tensor is the server's own.
+        return known.copy()
 
     def begin_codes(self, tensors: Tensors) -> Update:
         """Begin stage 1 with the outputs and known concepts that the sites agreed on.

@@ -320,7 +320,7 @@ class Table:
         return split_lines(self._lines, len(self.names), self._delimiter)
 
     def error(self, message: str) -> DataError:
-        """Return an error located in the header."""
+        """Return an error that points to the table's header."""
         return DataError.at(self.path, self.line, message)
 
 

@@ -492,9 +492,10 @@ class PhenotypeWithDP(AveragingWithDP):
     example_names = ("batch", "patients")
 
     def initial(self, config: Config, agreed: Tensors) -> dict[str, Tensor]:
-        """Return the network, if it is trained, and classifiers at zero.
+        """Return the initial network, if stage 1 is trained, and the classifiers.
 
-        Each disease has the classes "absent" and "present".
+        All weights of the classifiers are zero. Each disease has the classes "absent"
+        and "present".
         """
         tensors: dict[str, Tensor] = {}
         if config.has_stage_1:

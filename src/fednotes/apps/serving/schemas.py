@@ -33,7 +33,10 @@ class Question(BaseModel, extra="forbid", strict=True):
     )
 
     def select_mentions(self, document: Document) -> Mentions:
-        """Return a document's mentions with the requested threshold and offsets."""
+        """Return a document's mentions that reach the requested threshold.
+
+        Their offsets are in the requested units.
+        """
         spans = confident_spans(document.spans, self.threshold)
         if self.offsets == "utf16":
             spans = _with_utf16_offsets(document.text, spans)
@@ -70,7 +73,7 @@ class About(BaseModel):
 
 
 class Refusal(BaseModel):
-    """The reason why a request was refused, and its remedy; quotes no text."""
+    """Why a request was refused, and how to fix it. Never quotes the text."""
 
     detail: str
 

@@ -57,7 +57,7 @@ def _import_spacy() -> tuple[Any, Any, Any, Any]:
 
 
 def accepts(path: Path) -> bool:
-    """Return whether the file's suffix is .spacy, or it begins like zlib's data."""
+    """Return whether the suffix is .spacy or the content starts like zlib data."""
     return path.suffix == ".spacy" or starts_with(path, (b"x\x9c",))
 
 

@@ -125,7 +125,7 @@ class SumLayout:
         Args:
             update: The update.
             sites: Maximum number of sites in the sum.
-            limits: The public bound of |weight · value| for each tensor, as an exponent
+            limits: The public bound on |weight · value| for each tensor, as an exponent
                 of two.
             metrics: The names of the metrics that every site sends; a missing one
                 counts as 0. By default those of the update.

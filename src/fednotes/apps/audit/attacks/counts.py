@@ -71,15 +71,15 @@ def exact_counts(
 ) -> Trial:
     """Guess the site's counts, and return the fraction of correct guesses.
 
-    Counts of 0 are not targets. Chance is the success of always guessing the most
-    frequent number.
+    Counts of 0 are not targets. The chance level is the success rate of always guessing
+    the most frequent count.
 
     Args:
         scene: The job.
         two_sums: Whether the adversary sees two sums, one with the site and one without
             it. If not, the adversary sees the site's own counts, or under a secure sum
             guesses that all sites have equal shares.
-        otherwise: Why the attack does not apply if nothing is counted.
+        otherwise: The reason to report if nothing is counted.
 
     Raises:
         NotApplicable: Nothing is counted.

@@ -39,7 +39,7 @@ from fednotes.apps.audit.scene import Scene
 from fednotes.core.seeds import rng_of
 from fednotes.taggers.model import evaluating
 
-MAX_DECOYS = 1500  # number of other tokens of the vocabulary that are tried
+MAX_DECOYS = 1500  # maximum number of other tokens of the vocabulary to try
 MAX_PLACES = 128  # number of positions of a sequence that are tried
 TOKENS_A_CALL = 32  # number of tokens embedded together
 MIN_MOVEMENT = (
@@ -95,7 +95,7 @@ def places_of_tokens(scene: Scene) -> Trial:
 
 
 def place_scores(distances: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return (tokens, places) the score of each position of each token.
+    """Return the score of each position for each token, shape (tokens, places).
 
     Args:
         distances: (tokens, places) d of each token at each position.

@@ -31,7 +31,7 @@ from fednotes.apps.audit.listening import Observation, TrainingRecord
 from fednotes.apps.audit.scene import Scene
 from fednotes.core.seeds import rng_of
 
-MAX_DECOYS = 1500  # number of other words of the site that are tried
+MAX_DECOYS = 1500  # maximum number of the site's other words to try
 CONVOLUTIONS = "cnn.weight"  # each of shape (offsets, outputs, width)
 RECURRENT = "lstm.weight_ih_l0"  # of shape (directions, outputs, width)
 

@@ -92,7 +92,7 @@ def _tables(seen: Observation, *, bias: bool) -> dict[str, str]:
 def _movement(seen: Observation, name: str, *, rows: int) -> Tensor:
     """Return (rows,) how far each row moved; for a bias, how far it rose."""
     step = seen.descent(name)
-    if step is None:  # `_tables` names tensors that were sent
+    if step is None:  # cannot happen: `_tables` lists only tensors that were sent
         raise KeyError(name)
     if step.dim() == 1:
         return step

@@ -49,7 +49,7 @@ class Subject(Protocol):
         """
 
     def guess_losses(self, site: Any, secret: Secret) -> np.ndarray:
-        """Return the (guesses,) losses of all guesses under a trained site's model."""
+        """Return each guess's loss, shape (guesses,), under a trained site's model."""
 
 
 def log_odds(losses: np.ndarray) -> np.ndarray:

@@ -209,7 +209,8 @@ class Authority:
                 f"{folder}: contains no authority of project {project!r}: create "
                 "the project's kits first, or name their folder"
             )
-        if authority.trust_list.revocations is None:  # new, or of an earlier version
+        # It is None if the authority is new, or was written by an earlier version.
+        if authority.trust_list.revocations is None:
             authority._update_trust_list()
         return authority
 

@@ -226,8 +226,8 @@ def skip_queries_in_audit() -> None:
 class SitePresence(FLComponent):
     """Records, in a site's main process, whether the server answers.
 
-    It also sends the place of this process to the server, so that the server can refuse
-    a second one.
+    It also sends the server a hash of the machine and folder of this process's kit, so
+    that the server can refuse a second process.
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:

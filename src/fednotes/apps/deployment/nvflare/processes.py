@@ -347,8 +347,8 @@ class LastContact:
 
     Attributes:
         pid: Id of the process.
-        since: Time from which the server has answered without interruption.
-        last: Time of the newest answer.
+        since: When the current uninterrupted series of answers began.
+        last: When the latest answer arrived.
         refused: Why the server does not admit the site; "" if it does.
     """
 

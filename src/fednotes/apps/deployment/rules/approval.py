@@ -326,7 +326,7 @@ class Approvals:
 
     Args:
         folder: The folder of the file; it is created with the first decision.
-        quorum: How many people must approve, and by which keys.
+        quorum: How many people must approve, and with which keys.
     """
 
     def __init__(self, folder: Path, quorum: Quorum | None = None) -> None:

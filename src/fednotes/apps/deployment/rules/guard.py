@@ -721,8 +721,8 @@ class SiteGuard:
             reply: The message.
             update: The update, if it was just computed.
             reason: Why the reply is a refusal, in one word.
-            question: Digest of the question that the update answers, or that is refused
-                after its task has read notes.
+            question: Digest of the question that this reply answers, or refuses after
+                the task has already read notes.
 
         Raises:
             PolicyRefusal: A rule forbids the reply.

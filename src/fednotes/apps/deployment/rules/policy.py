@@ -185,7 +185,8 @@ class Policy:
         minute = 60 * clock.hour + clock.minute
         if start < end:
             return start <= minute < end, clock
-        # The hours pass midnight, so the site is closed from `end` to `start`.
+        # The opening hours run past midnight, so the site is closed from `end` to
+        # `start`.
         return not end <= minute < start, clock
 
     def _opening_minutes(self) -> tuple[int, int]:
