@@ -1,11 +1,11 @@
 """Runs between real sites from the admin's side: submit, watch and abort them.
 
-    OUT/run.json        which run this folder belongs to, and the admin's kit; written
-                        before the job is submitted, so that every submitted run has one
+    OUT/run.json        the run that this folder belongs to, and the admin's kit; it is
+                        written before submission, so that every submitted run has one
     OUT/job.json        the declared job
     OUT/metrics.jsonl, OUT/summary.json, OUT/model/     fetched when the run is done
 
-The run does not need this process, which may end and attach again. The server's watch
+The run does not need this process, which may exit and reattach. The server's watch
 resubmits a job that failed or was paused; the code here follows the newest submission.
 """
 
@@ -292,7 +292,7 @@ def abort_run(
 ) -> None:
     """Abort a run permanently: its submissions end, and none follows.
 
-    NVFlare keeps the mark of the abort at the server, even across restarts.
+    NVFlare keeps the mark of the abort on the server, even across restarts.
 
     Args:
         server: A session with the server.
@@ -353,7 +353,7 @@ def _require_unfinished(server: Admin, newest: Mapping[str, Any], out: Path) -> 
 
 
 def _abort_submission(server: Admin, job_id: str) -> bool:
-    """Abort a submission; return False if the server no longer has a process of it."""
+    """Abort a submission; return False if the server no longer has a process for it."""
     try:
         server.abort(job_id)
     except TrainingError as error:
@@ -375,7 +375,7 @@ class Follower:
         out: The run's folder.
         display: Shows rounds and their metrics.
         say: Shows one line to a person.
-        fresh: Whether the run was submitted just now.
+        fresh: Whether the run was just submitted.
         now: Returns the current time, in seconds; tests replace it.
         sleep: Waits for a number of seconds; tests replace it.
     """
@@ -395,7 +395,7 @@ class Follower:
     _plan: tuple[int, int] | None = None
     _rounds_shown: int = 0
     _is_resumed: bool = False  # a new submission of a run whose rounds were shown
-    _blocked_by: str = ""  # the run for whose end this one waits
+    _blocked_by: str = ""  # the run that this one waits for
 
     def follow(self, server: Admin) -> RunResult:
         """Show the run until it is done, and return its results.
@@ -444,7 +444,7 @@ class Follower:
 
         Args:
             server: A session with the server.
-            others: Name of each other run to its newest submission.
+            others: Newest submission of each other run, by the run's name.
         """
         for name, job in others.items():
             if job["status"] not in ("RUNNING", "DISPATCHED"):

@@ -3,14 +3,14 @@
 STATE/server/ holds checkpoints, STATE/agreement.json the sites' descriptions, and
 STATE/metrics.jsonl a line for each evaluation. The folder that the admin fetches gets a
 copy of the metrics, summary.json and, if all sites end with one model, model/. Nothing
-here depends on what carries the frames; `engines/launch.py` defines the start-up data
+here depends on the carrier of the frames; `engines/launch.py` defines the start-up data
 of both ends.
 
 The watchers of the run receive lines, which are tables with a `kind`:
 
-    plan       rounds and examples of a round (0: not known), the job's title, and done:
-               the rounds that a resumed run has already made
-    round      a committed round; its numbers are of sums over sites
+    plan       number of rounds, examples in a round (0: unknown), the job's title, and
+               done: the rounds that a resumed run has already completed
+    round      a committed round; its numbers come from sums over sites
     event      an event that may interest a person, such as a missing site
     approvals  the sites that have not approved the job, and since when (`waiting.py`)
     end        the run is finished
@@ -77,11 +77,11 @@ from fednotes.jobs.run_folder import list_versions
 
 # In the server's kit: [files] of this machine, if the job names files.
 SERVER_FILE = "server.toml"
-PROBLEM = "problem.json"  # of a failed run, in the folder that the admin fetches
+PROBLEM = "problem.json"  # why a run failed, in the folder that the admin fetches
 _PART = "federated"
-MAX_ATTEMPTS = 3  # equal failures after the same round before a run stays stopped
-# Bounds of the scores that a site shares, and of all sites' together. They leave
-# summary.json readable, whatever a site sends.
+MAX_ATTEMPTS = 3  # identical failures after one round before a run stays stopped
+# Limits on the scores that one site shares, and on those of all sites together. They
+# keep summary.json readable, whatever a site sends.
 MAX_SCORES = 2**17  # maximum number of values from one site
 MAX_ALL_SCORES = 2**20
 MAX_SCORES_BYTES = 2**22  # from one site
@@ -149,7 +149,7 @@ def job_of_server(setup: Setup) -> Job:
 
     Raises:
         ModelError: One of the files does not exist; no site has been asked yet.
-        ConfigError: The job was submitted for sites other than its own.
+        ConfigError: The job was submitted for different sites than it names.
     """
     path = setup.kit / SERVER_FILE
     declared: Mapping[str, Any] = setup.job
@@ -186,7 +186,7 @@ def _require_files(model: Any) -> None:
 def _is_final(state: Path, rounds: int, error: FednotesError) -> bool:
     """Return whether the run should not be submitted again, and count the failure.
 
-    A failure is final if no submission can fix it, or if it occurred `MAX_ATTEMPTS`
+    A failure is final if resubmitting cannot help, or if it occurred `MAX_ATTEMPTS`
     times after the same round.
     """
     if not isinstance(error, TrainingError):
@@ -202,7 +202,7 @@ def _is_final(state: Path, rounds: int, error: FednotesError) -> bool:
 
 
 class _Engine(Deployed):
-    """Announces the run's length once a sum shows how many examples all sites have."""
+    """Announces the run's length once a sum shows how many examples the sites have."""
 
     progress: Progress
 
@@ -220,7 +220,7 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
     engine = _create_engine(setup, job, progress)
     config = _agree(setup, job, engine, progress)
 
-    # The sizes of the sites are not known here.
+    # The server does not know the sites' sizes.
     warnings = job.module.list_size_warnings(config, [1] * len(setup.sites))
     for text in warnings:
         progress.warn(text)
@@ -307,7 +307,7 @@ def _create_engine(setup: Setup, job: Job, progress: Progress) -> _Engine:
 
 
 def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:
-    """Return the method's configuration, on which all sites have agreed.
+    """Return the method's configuration that all sites agreed on.
 
     Raises:
         ConfigError: A site differs from the job, or refuses the others' agreement.
@@ -358,12 +358,12 @@ def _read_scores(tensors: Tensors, sites: int) -> dict[str, Any]:
     """Return the scores that a site sent.
 
     Args:
-        tensors: What it sent.
-        sites: Number of sites whose scores stand in the same summary.
+        tensors: The site's answer.
+        sites: Number of sites whose scores go into the same summary.
 
     Raises:
-        KeyError: The site sent something else.
-        ValueError: The site sent something else, or too much.
+        KeyError: The answer has no scores.
+        ValueError: The scores are malformed or too large.
     """
     packed = tensors["scores"]
     if packed.numel() > min(MAX_SCORES_BYTES, MAX_ALL_SCORES_BYTES // sites):
@@ -389,7 +389,7 @@ class Progress:
     Attributes:
         path: The file of metrics, in the run's state.
         pipe: The underlying transport.
-        metrics: Metrics of the newest round.
+        metrics: Metrics of the latest round.
         rounds: Number of committed rounds.
         refusals: The distinct refusals of sites, in order of arrival.
         is_trained: Whether training has ended. The server then asks for the sites' own
@@ -421,9 +421,9 @@ class Progress:
         """Send each site its frame and yield replies, as `Transport.exchange` does.
 
         Raises:
-            Paused: The run was asked to stop while it waits for sites. A site that was
-                lost can only come back with another submission.
-            ConfigError: So many sites have rejected the job that too few remain.
+            Paused: The run was asked to stop while waiting for sites. A lost site can
+                only return with a new submission.
+            ConfigError: Too few sites remain, because others rejected the job.
         """
         silent = dict.fromkeys(frames, "not connected, or still busy")
         replies = self.pipe.exchange(
@@ -470,8 +470,8 @@ class Progress:
         """Publish how many rounds and examples the run will take.
 
         Args:
-            sizes: Number of examples of each site, or of all together; empty if they
-                are not known.
+            sizes: Number of examples of each site, or of all sites together; empty if
+                unknown.
         """
         if sizes:
             rounds, examples = self._job.module.plan_rounds(self._config, sizes)
@@ -521,8 +521,7 @@ class Progress:
     def _note_decision(self, site: str, text: str) -> None:
         """Record from a site's message whether people there rejected the job.
 
-        A site where nobody has decided yet is recorded as one whose approval is
-        missing.
+        If nobody there has decided yet, the site's approval is recorded as missing.
         """
         if f"site {site!r} {REJECTED}" in text:
             self._rejected[site] = text.removesuffix("; asked again")
@@ -549,10 +548,10 @@ class Progress:
             )
 
     def _publish_event(self, site: str, kind: str, text: str) -> None:
-        """Publish an event unless the same was published last for this site.
+        """Publish an event unless it repeats the last one of its kind for this site.
 
-        A site that says something else each time fills no memory: after `MAX_EVENTS`,
-        its events are only logged.
+        After `MAX_EVENTS`, a site's events are only logged, so that a site whose
+        messages keep changing cannot exhaust memory.
         """
         is_news = text != self._published.get((site, kind))
         if is_news and self._events[site] < MAX_EVENTS:

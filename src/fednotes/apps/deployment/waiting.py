@@ -10,8 +10,8 @@ from typing import Any
 from fednotes.core.parsing import number, read_json_table
 from fednotes.core.store import write_json
 
-APPROVALS_FILE = "approvals.json"  # in the state of a run at the server
-REPEAT_SECONDS = 300.0  # a list that has not changed is published again after this
+APPROVALS_FILE = "approvals.json"  # in a run's state on the server
+REPEAT_SECONDS = 300.0  # time after which an unchanged list is published again
 
 
 class PendingApprovals:
@@ -26,8 +26,8 @@ class PendingApprovals:
             seconds since the epoch.
 
     Args:
-        path: The file in which the times are kept.
-        sites: The sites of the run, in the order in which they are named.
+        path: The file that stores the times.
+        sites: The sites of the run, in the order in which messages name them.
         clock: Returns the seconds since the epoch.
     """
 
@@ -44,7 +44,7 @@ class PendingApprovals:
         self._published_at = 0.0
 
     def add(self, site: str) -> None:
-        """Record that a site has not approved the job; the first time counts."""
+        """Record that a site has not approved the job; keep the earliest time."""
         if site in self._sites and site not in self.since:
             self.since[site] = self._clock()
             write_json(self._path, self.since)

@@ -1,9 +1,9 @@
-"""Restrict what NVFlare leaves open: who may send which messages to a kit's processes.
+"""Restrict who may send which messages to a kit's processes; NVFlare does not.
 
-- **Certificates.** NVFlare knows one root and no revocation.
+- **Certificates.** NVFlare supports one root and no revocation.
   `install_certificate_check` makes it check certificates as `trust.py` does.
   `Connections` closes the server's connections whose certificates were withdrawn, even
-  those that were accepted before. `TrustCourier` passes trust lists from one process to
+  previously accepted ones. `TrustCourier` passes trust lists from one process to
   another.
 - **The server.** NVFlare's server accepts a token from anyone who has it. It also
   relays messages between members, and sends as many messages to test the network as a
@@ -14,11 +14,11 @@
   from the server that no run needs.
 - **Jobs.** NVFlare accepts the signature of any certificate of the project, even the
   server's or a site's. `require_admins_signature` accepts only the admin's.
-- **Inside a kit.** NVFlare connects a kit's processes by an unencrypted port on
-  loopback, where every user of the machine can send messages in any name. fednotes uses
-  the socket `KIT/inside/socket` instead, in a folder that is closed to others. The
-  operating system reports which account connects. NVFlare finds the driver by its
-  scheme, which `comm_config.json` in the kit names.
+- **Inside a kit.** NVFlare connects a kit's processes through an unencrypted
+  loopback port, where every user of the machine can send messages in any name.
+  fednotes uses the socket `KIT/inside/socket` instead, in a folder that is closed to
+  others. The operating system reports which account connects. NVFlare finds the
+  driver by its scheme, which the kit's `comm_config.json` names.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ ORDERS = frozenset(
 JOB_ORDERS = frozenset({"check_status", "abort", "abort_task", "shutdown"})
 MAX_LOGGED_STRANGERS = 100  # maximum number of strangers; each is logged once
 SOCKET = "socket"  # in the folder INSIDE of the kit
-_MAX_SOCKET_PATH = 100  # bytes; some systems accept no longer socket path
+_MAX_SOCKET_PATH = 100  # bytes; some systems refuse longer socket paths
 _verify_by_nvflare = utils.verify_cert_chain
-# Each root whose certificates are checked, with the folder of trusted certificates.
+# Each root whose certificates are checked, and the folder of trusted certificates.
 _checked_roots: dict[Any, Path] = {}
 logger = logging.getLogger("fednotes.gate")
 _header = cells.MessageHeaderKey
@@ -163,7 +163,7 @@ class Connections:
     def close_withdrawn(self) -> None:
         """Close the connections whose certificates were withdrawn since they opened."""
         for name in list(self._manager.sfm_endpoints):
-            # If a connection ends meanwhile, the others are still checked.
+            # If a connection ends during the check, the others are still checked.
             with suppress(Exception):
                 self._close_withdrawn_of(name)
 
@@ -205,7 +205,7 @@ class Connections:
         try:
             problem = Trust.read(self._startup).find_withdrawal(certificate)
         except FednotesError as error:
-            # Without a readable trust list, nobody is accepted.
+            # Without a readable trust list, accept nobody.
             reason = f"cannot be checked: {error}"
         else:
             if problem is None:
@@ -217,7 +217,7 @@ class Connections:
 
 
 def _shown_certificate(connection: Connection) -> bytes:
-    """Return the certificate that a peer showed by TLS, in PEM; b"" if it has none."""
+    """Return the certificate that a peer presented in TLS, in PEM; b"" if none."""
     context = getattr(connection, "context", None)
     if not context:
         return b""
@@ -286,10 +286,10 @@ class TrustCourier:
 class ServerGate(FLComponent):
     """Makes the server's main process drop messages that a member may not send.
 
-    A member may not send a message in another's name. NVFlare identifies the sender by
-    its token alone, and the server's own token is in messages that every member
-    receives. Nor may a member start NVFlare's network tests, which send as many
-    messages as the member requests.
+    A member may not send a message in another's name. NVFlare identifies senders by
+    token alone, and the server's own token is in messages that every member receives.
+    Nor may a member start NVFlare's network tests, which send as many messages as the
+    member requests.
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:

@@ -1,4 +1,4 @@
-"""NVIDIA FLARE as a pipe between real sites: one frame of bytes out, one back.
+"""NVIDIA FLARE as a pipe between real sites: one frame of bytes each way.
 
 The server's job process runs a function that gets a `FlareTransport`. Each site's job
 process holds one host, an object with `handle(frame) -> bytes`, for as long as the job
@@ -41,12 +41,12 @@ with needs("nvflare", "deploy"):
 
 T = TypeVar("T")
 Frame = bytes | bytearray | memoryview
-# The main function, unless the operator of the machine names another.
+# The default main function; the machine's operator may name another.
 MAIN = "fednotes.apps.deployment.server:server_main"
 TASK = "exchange"
 FRAME = "frame"  # key of the bytes in a Shareable
-REASON = "fednotes_reason"  # header of a site's reply: why it holds no frame
-# The commands that an admin may give a running job.
+REASON = "fednotes_reason"  # header of a site's reply: why it contains no frame
+# The commands that an admin may send to a running job.
 PROGRESS = "fednotes.progress"
 PAUSE = "fednotes.pause"
 LOST_SECONDS = 30.0  # a site's job process sends a heartbeat every 5 s
@@ -58,7 +58,7 @@ REASONS = {
     ReturnCode.TASK_ABORTED: "its process was told to stop",
 }
 COMMAND_SECONDS = 60.0  # a server that transfers large frames answers slowly
-# While NVFlare's server waits for the process of a job, it does nothing else.
+# NVFlare's server does nothing else while it waits for a job's process.
 TELL_SECONDS = 5.0
 CHECK_PERIOD = 0.02  # seconds between NVFlare's checks of its tasks
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.server")
@@ -118,7 +118,7 @@ class FlareExchange:
 
 
 class FlareTransport:
-    """Carries frames and replies over a job of NVFlare (a `Transport`).
+    """Carries frames and replies over an NVFlare job (a `Transport`).
 
     Args:
         controller: The controller of the job.
@@ -159,13 +159,13 @@ class FlareTransport:
     ) -> Iterator[tuple[str, bytes]]:
         """Send each site its frame, and yield (site, reply) as replies arrive.
 
-        The exchange ends when each site has answered, has failed or is lost, or earlier
-        when one of the two times is over. Later replies are dropped. The caller decides
+        The exchange ends when each site has answered, has failed or is lost, or when
+        `timeout` or `grace` has elapsed. Later replies are dropped. The caller decides
         whether enough sites have answered.
 
         Args:
             frames: The frame for each site. If sites receive equal frames, pass the
-                same object, so that it is in memory once.
+                same object, so that memory holds only one.
             timeout: Maximum duration of the exchange, in seconds.
             grace: Seconds that the other sites get once `enough` sites have answered.
             enough: Number of replies that suffice.
@@ -239,8 +239,8 @@ class FlareTransport:
     def is_lost(self, site: str) -> bool:
         """Return whether a site takes no part in this submission.
 
-        It has never taken part, or has been silent for too long. A site that comes back
-        has to wait for the next submission.
+        It has never taken part, or has been silent for too long. A site that returns
+        must wait for the next submission.
         """
         return self._controller.silence(site) > LOST_SECONDS
 
@@ -252,7 +252,7 @@ class FlareTransport:
         """Publish a line of progress.
 
         Args:
-            line: JSON values, without any text of notes.
+            line: JSON values, without any note text.
         """
         self.lines.append(dict(line))
         if len(self.lines) == 1:
@@ -293,7 +293,7 @@ class FednotesController(Controller):
 
     def __init__(self, task_check_period: float = CHECK_PERIOD) -> None:
         super().__init__(task_check_period=task_check_period)
-        # Site -> time of its last heartbeat.
+        # Site -> when its last heartbeat arrived.
         self._contacts: dict[str, float] = {}
 
     def set_communicator(self, communicator: WFCommSpec) -> None:
@@ -355,7 +355,7 @@ class FednotesController(Controller):
         transport = FlareTransport(self, fl_ctx, abort_signal, setup)
         for topic in (PROGRESS, PAUSE):
             self._engine.register_app_command(topic, transport.answer_command)
-        # The sites to which the job was deployed get some time to begin.
+        # Give the sites to which the job was deployed some time to begin.
         now = time.monotonic()
         for client in self._engine.get_clients():
             self._contacts[client.name] = now
@@ -398,8 +398,8 @@ def _run_server_main(setup: Setup, transport: FlareTransport) -> tuple[str, bool
 class Admin:
     """A session with the server, opened with an admin's kit or that of the watch.
 
-    The server refuses the watch every command that changes something. All methods raise
-    TrainingError if the connection is lost or the server reports an error, and
+    The server refuses any command from the watch that changes something. All methods
+    raise TrainingError if the connection is lost or the server reports an error, and
     RefusedError if the server refuses the command.
 
     Args:
@@ -415,7 +415,7 @@ class Admin:
         return self._ask(lambda session: str(session.submit_job(path)))
 
     def resubmit(self, job_id: str) -> str:
-        """Run a job again, under a new id and the first signature; return the id."""
+        """Run a job again, with a new id and its original signature; return the id."""
         return self._ask(lambda session: str(session.clone_job(job_id)))
 
     def status(self, job_id: str) -> str:
@@ -426,8 +426,8 @@ class Admin:
         """Return all jobs of the server.
 
         Returns:
-            NVFlare's facts of each job: `job_id`, `name`, `status`, `submit_time` and
-            others.
+            NVFlare's facts about each job: `job_id`, `name`, `status`, `submit_time`
+            and others.
         """
         return self._ask(lambda session: list(session.list_jobs(detailed=True)))
 
@@ -501,7 +501,7 @@ class Admin:
         return Path(folder) / "workspace"
 
     def _ask(self, command: Callable[[Any], T]) -> T:
-        """Send the server a command, with errors in the words of this package."""
+        """Send the server a command; convert errors to those of this package."""
         from nvflare.fuel.flare_api import api_spec
 
         try:

@@ -35,7 +35,7 @@ T = TypeVar("T")
 ROOTS_FILE = "rootCA.pem"
 TRUST_FILE = "trust.pem"
 REMEDY = "ask for a new kit"
-CLOCK_TOLERANCE = timedelta(minutes=5)  # maximum difference of machines' clocks
+CLOCK_TOLERANCE = timedelta(minutes=5)  # maximum difference between clocks
 # Maximum size of a trust list, enough for some 800 revoked certificates. A list must
 # fit into the header of a message.
 MAX_BYTES = 48_000
@@ -101,7 +101,7 @@ class Trust:
         Nothing is verified, because anybody may have written the file.
 
         Raises:
-            RefusedError: The file contains anything else, or is too long.
+            RefusedError: The file contains something else, or is too long.
         """
         if len(data) > MAX_BYTES:
             raise RefusedError(
@@ -188,8 +188,8 @@ class Trust:
 
         Args:
             certificate: The certificate of a participant.
-            intermediates: Certificates that its owner shows with it. Only bridges from
-                a trusted root are used.
+            intermediates: Certificates that its owner presents with it. Only bridges
+                from a trusted root are used.
         """
         bridges = [
             bridge
@@ -213,7 +213,7 @@ class Trust:
 
 
 def install_trust(kit: Path, data: bytes) -> bool:
-    """Install a trust list in a kit, whoever delivers it.
+    """Install a trust list in a kit, regardless of who delivers it.
 
     Args:
         kit: The kit's folder.
@@ -240,7 +240,7 @@ def install_trust(kit: Path, data: bytes) -> bool:
         return False
 
     roots = known.roots if root in known.roots else (*known.roots, root)
-    # In this order, an interrupted installation can be repeated.
+    # This order allows an interrupted installation to be repeated.
     for startup in _startup_folders(kit):
         write_text(startup / ROOTS_FILE, encode_pem(roots).decode())
         write_text(startup / TRUST_FILE, new.encode().decode())
@@ -370,7 +370,7 @@ def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> boo
 
 
 def _is_authority(certificate: x509.Certificate) -> bool:
-    """Return whether a certificate says that its holder may sign others'."""
+    """Return whether a certificate allows its holder to sign others."""
     try:
         constraints = certificate.extensions.get_extension_for_class(
             x509.BasicConstraints

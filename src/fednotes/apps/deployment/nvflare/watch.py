@@ -4,8 +4,8 @@ The watch looks every few seconds, in the server's main process:
 
     a submission failed or was killed, or its server   resubmit the same signed job
     was restarted
-    a site that was lost is connected again and does   tell the job to pause at its next
-    not take part                                      checkpoint, then resubmit it
+    a lost site has reconnected but does not take      tell the job to pause at its next
+    part                                               checkpoint, then resubmit it
     a person aborted a submission                      the run is over, and its outcome
                                                        says so
 
@@ -14,8 +14,8 @@ keeps the admin's signature, which each site checks. The watch is a part of the 
 process because only this process knows which run stopped and which site can take part
 again; systemd and containers only restart the process itself.
 
-The outcome of a waiting run says what it waits for. If a run waits although nothing is
-in its way, the server itself has a fault, and the outcome and the log say so.
+The outcome of a waiting run states what it is waiting for. If nothing blocks a run that
+waits, the server itself has a fault, and the outcome and the log say so.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from fednotes.engines.launch import OUTCOME_FILE, read_outcome
 
 LOOK_SECONDS = 5.0
 # Maximum seconds between two submissions. The first wait is LOOK_SECONDS, and each
-# further wait is twice as long.
+# further wait doubles.
 LONGEST_WAIT = 300.0
 RECENT_SECONDS = 15.0  # a site that is up sends a heartbeat every 5 s
 PATIENCE_SECONDS = 20.0  # how long a run waits for absent sites before it resumes
-ATTEMPTS = 8  # submissions in a row that may end without a committed round
-# How long a run may wait while no run is in progress and all its sites are connected.
+ATTEMPTS = 8  # consecutive submissions that may end without a committed round
+# How long a run may wait although no run is in progress and its sites are connected.
 STUCK_SECONDS = 120.0
 ABORTED = "FINISHED:ABORTED"
 Step = Literal["wait", "done", "resubmit", "pause", "give up"]
@@ -54,7 +54,7 @@ class ServerJobs:
     """The server's jobs and sites, as seen by the watch in the server's process.
 
     Args:
-        engine: NVFlare's engine of the server.
+        engine: The server's NVFlare engine.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -65,7 +65,7 @@ class ServerJobs:
         """Return all jobs of the server.
 
         Returns:
-            NVFlare's facts of each job: `job_id`, `name`, `status`, `submit_time`,
+            NVFlare's facts about each job: `job_id`, `name`, `status`, `submit_time`,
             `deploy_map` and others.
         """
         with self._engine.new_context() as context:
@@ -93,7 +93,7 @@ class ServerJobs:
         return answer if isinstance(answer, dict) else {}
 
     def resubmit(self, job: Mapping[str, Any]) -> None:
-        """Run a job again, under a new id and the first signature."""
+        """Run a job again, with a new id and its original signature."""
         submitter_keys = ("submitter_name", "submitter_org", "submitter_role")
         copied_keys = {*CLONED_META_KEYS, *submitter_keys}
         meta = {key: value for key, value in job.items() if key in copied_keys}
@@ -125,7 +125,7 @@ def choose_step(
         status: NVFlare's status of the run's newest submission.
         outcome: The last outcome that the submission recorded.
         alive: Whether the submission has a process.
-        back: Sites that could take part but do not.
+        back: Sites that have returned and could take part, but do not.
     """
     if status == ABORTED or outcome.get("status") == "done":
         # NVFlare may still report RUNNING for a run that is done.
@@ -147,16 +147,16 @@ class WatchedRun:
 
     Attributes:
         step: The step that was chosen at the last look. A step is taken only if two
-            looks in a row choose it.
-        attempts: Number of submissions in a row that committed no round.
+            consecutive looks choose it.
+        attempts: Number of consecutive submissions that committed no round.
         pauses: How often the run was told to pause.
         changed_at: When the chosen step changed, in seconds.
         next_pause: The earliest time of the next pause, in seconds.
         next_submission: The earliest time of the next submission, in seconds.
         job_id: Id of the newest submission.
         logged: The last line about the run in the log.
-        waits_since: Time since which the run has waited although nothing is in its way,
-            in seconds; None if something is.
+        waits_since: When the run began to wait although nothing blocks it, in seconds;
+            None if something does.
     """
 
     step: Step = "wait"
@@ -310,7 +310,7 @@ class Watch:
             return self._pause(server, run, job_id=job_id, back=back)
         if self.now() < watched.next_submission:
             return "wait"
-        # After a restart of the server, the sites come back one by one.
+        # After a server restart, the sites reconnect one by one.
         is_patient = self.now() < watched.changed_at + PATIENCE_SECONDS
         if step == "resubmit" and sites - connected and is_patient:
             return "wait"
@@ -357,14 +357,14 @@ class Watch:
         server.resubmit(job)
         state = outcome.get("status", "not begun")
         line = f"{run}: {job['status']} ({state}): resubmitted"
-        logger.info("%s", line)  # every time, also if the line was logged before
+        logger.info("%s", line)  # every time, even if the line was logged before
         watched.logged = line
         watched.next_submission = self.now() + _delay(watched.attempts)
         return "resubmit"
 
 
 def _log_once(watched: WatchedRun, line: str) -> None:
-    """Log a line about a run, unless it equals the last one."""
+    """Log a line about a run unless it repeats the last one."""
     if line != watched.logged:
         logger.info("%s", line)
     watched.logged = line

@@ -1,13 +1,13 @@
-"""A record of what left a site, in a tamper-evident file.
+"""A tamper-evident record of what left a site.
 
-    <path>        one line of JSON for each message, with the hash of the line before
+    <path>        one line of JSON for each message, with the hash of the previous line
     <path>.head   the number of lines, their bytes, and the hash of the last one
 
 A line describes a message that left: the names, shapes, norms and hashes of its
-    tensors, how much training is behind them, its size, its hash and its receiver. It
+    tensors, the amount of training behind them, its size, its hash and its receiver. It
     never contains a value, a metric or text. For a masked message, the tensors are
-    those before masking. The line is on disk before `append` returns, so call `append`
-    first and send afterwards: then nothing has left that is not in the ledger.
+    those before masking. The line is on disk before `append` returns. Call `append`
+    before sending, so that nothing leaves the site that is not in the ledger.
 
 The chain of hashes reveals a line that was altered, inserted, removed or moved. The
 head reveals a tail that was cut off. `verify` names the line. Anyone with write access
@@ -74,7 +74,7 @@ class TensorFacts:
         shape: Its shape.
         dtype: Its type.
         norm: Its Euclidean norm; None for noise or bytes (the norm is meaningless), for
-            a norm that is not finite, and for a single number (the norm would be the
+            a non-finite norm, and for a single number (the norm would be the
             value).
         sha256: Hash of its bytes, before they were masked.
     """
@@ -108,7 +108,7 @@ class Entry:
         run: The run.
         round: The round, as the server numbers it.
         task: The task that the message answers.
-        receiver: Who receives it.
+        receiver: The participant that receives it.
         tensors: The tensors in it.
         bytes: Size of the complete message.
         sha256: Hash of the complete message.
@@ -126,7 +126,7 @@ class Entry:
         steps: Steps of training behind it; None if not known.
         patients: Patients behind it; None if not known.
         spent: What the job has spent of the site's privacy budget with this message;
-            None without a promise of differential privacy. A line has it then alone.
+            None without a promise of differential privacy. The line then lacks it.
     """
 
     time: datetime
@@ -174,9 +174,9 @@ class Head:
 
     Attributes:
         lines: Number of lines.
-        bytes: Their size.
+        bytes: Their total size.
         hash: Hash of the last line.
-        next: Hash of a line that is being written; "" for none.
+        next: Hash of a line that is being written; "" if there is none.
     """
 
     lines: int = 0
@@ -265,10 +265,10 @@ class Ledger:
             The new end of the ledger.
 
         Raises:
-            RefusedError: The ledger was edited, so that it does not end as its head
-                says, or a name in the entry could be text. Nothing was written, and the
+            RefusedError: The ledger was edited, so that its end does not match its
+                head, or a name in the entry could be text. Nothing was written, and the
                 message must not leave.
-            FednotesError: The disk refuses. The message must not leave.
+            FednotesError: Writing to disk failed. The message must not leave.
         """
         facts = _checked(entry)
         disk_errors = on_disk(self.path, FednotesError, "; the message did not leave")
@@ -372,7 +372,7 @@ def encode_head(head: Head) -> bytes:
 
 
 def decode_head(raw: bytes) -> Head | None:
-    """Return the head in the bytes of its file; None if any byte is wrong."""
+    """Parse a head file's bytes and return the head; None if any byte is wrong."""
     try:
         head = Head(**parse_json(raw))
         has_numbers = type(head.lines) is int and type(head.bytes) is int
@@ -559,12 +559,12 @@ class Past:
 class SpentLines:
     """What jobs have spent of a site's privacy budget, by the lines of its ledger.
 
-    No approval resets this, so an older copy of the budget's own record gives nothing
-    back.
+    No approval resets this, so restoring an older copy of the budget's record regains
+    no budget.
 
     Attributes:
-        jobs: Job to the most that a line says it has spent. Lines of earlier versions
-            do not say it.
+        jobs: Job to the highest spending that a line records for it. Lines of earlier
+            versions record none.
         answers: For one job: task to the hashes of the tensors that left (`hash_of`).
 
     Args:
@@ -581,7 +581,7 @@ class SpentLines:
         self._offset = 0
 
     def read(self) -> None:
-        """Read the whole lines that were appended since the last call.
+        """Read the complete lines that were appended since the last call.
 
         Raises:
             OSError: The ledger cannot be read.
@@ -645,7 +645,7 @@ class RunLines:
 
 
 def _lines_after(path: Path, offset: int) -> Iterator[bytes]:
-    """Yield the complete lines of a ledger from an offset on."""
+    """Yield the complete lines of a ledger, starting at an offset."""
     with open(path, "rb", opener=open_regular) as file:
         file.seek(offset)
         for raw in file:
@@ -657,7 +657,7 @@ def _lines_after(path: Path, offset: int) -> Iterator[bytes]:
 def tensors_of(line: Mapping[str, Any]) -> tuple[TensorFacts, ...]:
     """Return the facts of the tensors behind a line's update, in the method's order.
 
-    A masked message has a further, last tensor with the masked words.
+    A masked message has an additional last tensor with the masked words.
     """
     tensors = tuple(
         TensorFacts(**{**tensor, "shape": tuple(tensor["shape"])})
@@ -730,7 +730,7 @@ def _write(file: IO[bytes], place: int, raw: bytes, *, wait: bool = True) -> Non
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault that no append can have caused.
+    """A fault that no append could have caused.
 
     Attributes:
         line: The line's number, from 1; 0 is the head file.
@@ -750,7 +750,8 @@ class LedgerReport:
         lines: Number of lines in the file.
         faults: What is wrong.
         notes: Irregularities that a killed process explains.
-        head: The ledger's end, by its head file; None if that is missing or damaged.
+        head: The ledger's end according to its head file; None if the file is missing
+            or damaged.
     """
 
     path: Path
@@ -810,7 +811,7 @@ def noted_end(text: str) -> Head:
     """Return a ledger's end from a person's note, LINES:HASH.
 
     Raises:
-        ConfigError: The text is something else.
+        ConfigError: The text does not have this form.
     """
     lines, colon, digest = text.strip().partition(":")
     has_number = lines.isascii() and lines.isdecimal() and int(lines) > 0
@@ -866,9 +867,9 @@ class _Reading:
     Faults in their numbers can only be determined once all lines are known.
 
     Attributes:
-        lines: Number of whole lines.
-        size: Their bytes.
-        remainder: The bytes after the last whole line.
+        lines: Number of complete lines.
+        size: Their total size, in bytes.
+        remainder: The bytes after the last complete line.
         end: The highest number of a line.
         hash: The hash of this line.
         noted_hash: The hash of the line whose number was noted.
