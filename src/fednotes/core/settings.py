@@ -216,13 +216,20 @@ def _with_strict_scalars(schema: Any) -> Any:
 
 @functools.cache
 def adapter(cls: Any) -> TypeAdapter[Any]:
-    """Return pydantic's adapter for a checked class, a plain dataclass or a model."""
+    """Return pydantic's adapter for a checked class, a plain dataclass or a model.
+
+    A plain dataclass first gets the strict schema of `_schema_of`.
+    """
     is_plain = is_dataclass(cls) and "__get_pydantic_core_schema__" not in vars(cls)
     if is_plain:
-        plain: Any = cls
-        plain.__get_pydantic_core_schema__ = classmethod(_schema_of)
-        plain.__pydantic_config__ = _CONFIG
+        _install_schema(cls)
     return TypeAdapter(cls)
+
+
+def _install_schema(cls: Any) -> None:
+    """Give a plain dataclass the strict schema of `_schema_of`."""
+    cls.__get_pydantic_core_schema__ = classmethod(_schema_of)
+    cls.__pydantic_config__ = _CONFIG
 
 
 def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:

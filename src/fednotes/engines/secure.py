@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -690,30 +690,20 @@ class SecureSum(Summing):
     def _open(self, exchange: Exchange) -> Total:
         """Close the exchange to further updates, and open their sum."""
         chain = self._chain
-        number = chain.number
         answering_sites = chain.now.heard
         self._require_enough(exchange, len(answering_sites), _ExchangeFailed)
-        requests, keys = chain.requests()
+        unmask_requests, keys = chain.requests()
         survivors = chain.now.survivors
-        opening = survivors
-        for site in answering_sites:
-            if site not in survivors:
-                exchange.refuse(
-                    site,
-                    f"site {site!r} arranged its update differently from the others",
-                )
-        # With too few survivors, the sites' updates differ, and a new exchange fails
-        # too.
+        _refuse_other_layouts(exchange, answering_sites, survivors)
+        # Too few survivors means that the updates' layouts differ, so a new exchange
+        # would fail as well.
         self._require_enough(exchange, len(survivors), TrainingError)
+
+        opening = survivors
         if self._parties.confirmed:
-            attached = wire.packed_requests(number, {}, requests)
-            answering_sites = self._ask(
-                exchange, survivors, attached, wire.CONFIRM, chain.now.add_confirm
-            )
-            # Sites that did not confirm are not waited for again.
-            opening = tuple(site for site in survivors if site in answering_sites)
-            requests = chain.requests()[0]
-        attached = wire.packed_requests(number, keys, requests)
+            opening = self._confirm_survivors(exchange, unmask_requests)
+            unmask_requests, _ = chain.requests()  # with the confirmations
+        attached = wire.packed_requests(chain.number, keys, unmask_requests)
         self._record.add(exchange.request, survivors)
         self._ask(exchange, opening, attached, wire.UNMASK, chain.add_unmask)
         current = chain.now
@@ -723,6 +713,20 @@ class SecureSum(Summing):
                 "site %r or %r: a wrong share of the secret of %r", site, owner, owner
             )
         return total
+
+    def _confirm_survivors(
+        self, exchange: Exchange, unmask_requests: Mapping[str, wire.UnmaskRequest]
+    ) -> tuple[str, ...]:
+        """Have the survivors confirm who they are. Return the sites that did.
+
+        The others are not waited for again.
+        """
+        current = self._chain.now
+        attached = wire.packed_requests(self._chain.number, {}, unmask_requests)
+        confirmed_sites = self._ask(
+            exchange, current.survivors, attached, wire.CONFIRM, current.add_confirm
+        )
+        return tuple(site for site in current.survivors if site in confirmed_sites)
 
     def _ask(
         self,
@@ -758,6 +762,17 @@ class SecureSum(Summing):
             raise error(
                 f"{exchange.request.task!r}: {count} sites can be added under the "
                 f"secure sum, {exchange.least} are needed{reasons}; nothing was opened"
+            )
+
+
+def _refuse_other_layouts(
+    exchange: Exchange, answering_sites: Iterable[str], survivors: Container[str]
+) -> None:
+    """Refuse the sites whose updates' layout differs from that of the survivors."""
+    for site in answering_sites:
+        if site not in survivors:
+            exchange.refuse(
+                site, f"site {site!r} arranged its update differently from the others"
             )
 
 

@@ -148,12 +148,21 @@ class DPSupport(ABC):
         return group_documents(site.id, site.data.valid, unit)
 
     def count_unit(
-        self, site: Any, counted: Any
+        self, site: Any, items: Any
     ) -> tuple[Sequence[int] | np.ndarray, Sequence[float] | np.ndarray]:
-        """Return the positions of one unit's counts, and the counts."""
+        """Count one unit's mentions.
+
+        Args:
+            site: The site.
+            items: One element of `counted_units`, by default the unit's documents.
+
+        Returns:
+            The positions in the vector of noisy counts (length `count_size`) that the
+            unit adds to, and the amounts.
+        """
         types = site.data.tags.types  # a site annotates no others
-        predicted = site.model.predict(counted)
-        total = SpanCounts.of(counted, predicted, types=types).total
+        predicted = site.model.predict(items)
+        total = SpanCounts.of(items, predicted, types=types).total
         counts = [float(total.strict), float(total.predicted), float(total.gold)]
         return range(MENTION_COUNTS), counts
 
@@ -548,10 +557,10 @@ class DPSite(MethodSite):
         size = self.support.count_size(self._config)
         total = torch.zeros(size, dtype=torch.int64)
         grids = {COUNTS: self.promise.counted}
-        for counted in self._counted_units:
+        for items in self._counted_units:
             # A refusal would reveal the unit, so it adds nothing instead.
             with suppress(Exception):
-                places, counts = self.support.count_unit(self.site, counted)
+                places, counts = self.support.count_unit(self.site, items)
                 vector = {COUNTS: torch.as_tensor(counts)}
                 clipped = cut(vector, self.promise.privacy.counted, grids)
                 # [abadi counts]
@@ -615,7 +624,8 @@ class DPSite(MethodSite):
         They never leave the site; its own audit compares them with the noisy counts.
         """
         return [
-            self.support.count_unit(self.site, unit)[0] for unit in self._counted_units
+            self.support.count_unit(self.site, items)[0]
+            for items in self._counted_units
         ]
 
     def state(self) -> State:

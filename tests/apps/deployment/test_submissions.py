@@ -288,12 +288,12 @@ class Script:
 
 
 def followed(
-    server: Script, out: Path, *, fresh: bool = False
+    server: Script, out: Path, *, just_submitted: bool = False
 ) -> tuple[list[int], list[str]]:
     """Return the rounds that are shown, and the printed lines."""
     display, lines, clock = mock.Mock(), list[str](), Clock()
     follower = Follower(
-        RUN, out, display, lines.append, fresh, lambda: 0.0, clock.sleep
+        RUN, out, display, lines.append, just_submitted, lambda: 0.0, clock.sleep
     )
     with pytest.raises(FednotesError, match="was aborted by a person"):
         follower.follow(server)  # type: ignore[arg-type]
@@ -309,7 +309,7 @@ def test_a_run_that_waits_behind_another_says_so_once(tmp_path: Path) -> None:
     """And asks no site before it begins. One whose server was killed stands in nobody's
     way: NVFlare goes on to call it running."""
     server = Script((BEHIND, []), (BEHIND, []), ([SECOND], []), ([SECOND], []), OVER)
-    assert followed(server, tmp_path, fresh=True)[1] == [
+    assert followed(server, tmp_path, just_submitted=True)[1] == [
         "waits until run first has ended (to abort that run: fednotes run --abort --out its folder)",
         "a site that has not approved the job must do so first; run there: fednotes site approve KIT",
     ]

@@ -18,7 +18,11 @@ pytest.importorskip("nvflare")
 from clock import Clock
 
 from fednotes.apps.deployment.nvflare.kit import order_submissions
-from fednotes.apps.deployment.nvflare.presence import Contact, Liveness, hash_place
+from fednotes.apps.deployment.nvflare.presence import (
+    Contact,
+    Liveness,
+    hash_kit_location,
+)
 from fednotes.apps.deployment.nvflare.processes import (
     LastContact,
     is_connected,
@@ -421,7 +425,7 @@ def test_a_second_process_is_one_of_another_place(
 def test_a_copy_of_a_kit_has_another_place(tmp_path: Path) -> None:
     for name, key in (("one", "k"), ("copy", "k"), ("other", "x")):
         write_text(tmp_path / name / "startup" / "client.key", key)
-    places = [hash_place(tmp_path / name) for name in ("one", "copy", "other")]
+    places = [hash_kit_location(tmp_path / name) for name in ("one", "copy", "other")]
     assert len(set(places)) == 3
     write_text(tmp_path / "one" / "startup" / "client.key", "renewed")
-    assert hash_place(tmp_path / "copy" / ".." / "one") == places[0]
+    assert hash_kit_location(tmp_path / "copy" / ".." / "one") == places[0]

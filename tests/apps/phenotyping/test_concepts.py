@@ -264,7 +264,7 @@ def test_bags_of_patients() -> None:
     characters = sum(len(text) for texts in NOTES.values() for text in texts)
     assert counts == {
         **{"patients": 5, "notes": 7, "characters": characters, "mentions": 69},
-        **{"left_out": 1, "without": 2},
+        **{"left_out": 1, "without_features": 2},
     }
     assert progress_calls == [(n, 5) for n in range(1, 6)]
     for limit in (59, 60):  # exactly the limit stays
@@ -642,10 +642,10 @@ def test_flat_lines_that_are_damaged(file: File) -> None:
     assert sorted(by_id) == ["p1", "p3", "p4"]
     assert (report.rows, report.damaged) == (6, 3)
     with pytest.raises(
-        DataError, match=r"other\.txt:2: 1 of 1 lines .* lines of an id and CUIs"
+        DataError, match=r"other\.txt:2: 1 of 1 lines .* an id and CUIs on each line"
     ):
         read_ctakes(file("some words\nof a note\n", "other.txt"))
-    with pytest.raises(DataError, match="lines of an id and CUIs"):
+    with pytest.raises(DataError, match="expected an id and CUIs on each line"):
         read_ctakes(file("", "empty.txt"))
 
 
@@ -676,7 +676,7 @@ def test_bags_of_ctakes_mentions() -> None:
         "mentions": 9,
         "unknown": 0,
         "left_out": 1,
-        "without": 2,
+        "without_features": 2,
     }
     patients, values, counts = bags_of_mentions(mentions, vocabulary, context="mark")
     assert values.vocabulary == 4
@@ -704,4 +704,4 @@ def test_codiesp_cases_with_the_disease_ontology(corpora: Path) -> None:
     distinct = np.bincount(inputs.values.counts()[0], minlength=len(inputs.values))
     assert inputs.counts["patients"] == 750
     assert distinct.mean() == pytest.approx(2.99, abs=0.01)
-    assert inputs.counts["without"] == 86
+    assert inputs.counts["without_features"] == 86

@@ -200,6 +200,10 @@ def test_the_column_of_patients_may_be_named(file: File) -> None:
         ("patient,gout,gout\n1,Y,N\n", "two columns are called 'gout'"),
         (",patient,gout\n0,1,Y\n", "f.txt:1: column 1 has no name"),
         (
+            f"patient,{'g' * 101}\n1,Y\n",
+            "f.txt:1: column 2: the name is longer than 100 characters: shorten it",
+        ),
+        (
             "patient,gout,Gout\n1,Y,N\n",
             "phenotypes 'Gout' and 'gout' differ only in case",
         ),
@@ -452,7 +456,7 @@ def test_missing_files_are_named(challenge: Path) -> None:
         read_obesity(challenge / "none")
     for path in challenge.glob("*annotations*"):
         path.write_text(_judged(intuitive={"Gout": {"1": "Y"}}))
-    with pytest.raises(DataError, match=r"there is no textual judgment"):
+    with pytest.raises(DataError, match=r"found no textual judgment"):
         read_obesity(challenge, "textual")
     for path in challenge.glob("*records*"):
         path.unlink()

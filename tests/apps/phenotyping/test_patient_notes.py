@@ -105,7 +105,7 @@ def test_bags_of_a_stream_are_those_of_all_texts_of_a_patient(
     assert list(concepts_by_patient.items()) == list(expected.items())
     assert inputs.counts["left_out"] == len(bags) - len(expected)
     assert ("a" in inputs.patients) == (max_concepts > 2)
-    assert inputs.counts["without"] == 2
+    assert inputs.counts["without_features"] == 2
 
     patient_features = features.make(texts)
     assert isinstance(patient_features.values, Bags)
@@ -160,7 +160,7 @@ def test_vectors_of_a_stream_are_the_means_of_all_notes_of_a_patient() -> None:
     assert inputs.patients == ("a", "b", "no word")
     assert isinstance(inputs.values, Vectors)
     np.testing.assert_array_equal(inputs.values.values, np.float32(expected))
-    assert inputs.counts == {"left_out": 0, "without": 1}
+    assert inputs.counts == {"left_out": 0, "without_features": 1}
     patient_features = features.make(texts_by_patient(notes))
     assert isinstance(patient_features.values, Vectors)
     np.testing.assert_array_equal(inputs.values.values, patient_features.values.values)

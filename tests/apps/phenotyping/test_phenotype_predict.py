@@ -168,7 +168,7 @@ def test_vectors_of_text_have_no_concepts(
         ) -> PatientInputs:
             names = tuple(dict.fromkeys([*patients, *(note.patient for note in notes)]))
             vectors = Vectors(np.ones((len(names), 2), np.float32))
-            return PatientInputs(names, vectors, {"left_out": 0, "without": 0})
+            return PatientInputs(names, vectors, {"left_out": 0, "without_features": 0})
 
     monkeypatch.setattr(
         "fednotes.apps.phenotyping.predict.load_features", lambda recipe, place: Stub()

@@ -405,7 +405,11 @@ def test_vectors_are_kept_and_named_by_their_encoder(
         [mean, 1, mean, 1], rel=1e-3
     )
     assert inputs.values.values[3].tolist() == [0] * 4
-    assert (inputs.counts["without"], inputs.counts["notes"], progress[-1]) == (
+    assert (
+        inputs.counts["without_features"],
+        inputs.counts["notes"],
+        progress[-1],
+    ) == (
         1,
         5,
         (4, 4),

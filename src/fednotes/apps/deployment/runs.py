@@ -375,7 +375,7 @@ class Follower:
         out: The run's folder.
         display: Shows rounds and their metrics.
         say: Shows one line to a person.
-        fresh: Whether the run was just submitted.
+        just_submitted: Whether the run was just submitted.
         now: Returns the current time, in seconds; tests replace it.
         sleep: Waits for a number of seconds; tests replace it.
     """
@@ -384,7 +384,7 @@ class Follower:
     out: Path
     display: ProgressListener
     say: Callable[[str], None]
-    fresh: bool = False
+    just_submitted: bool = False
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _job_id: str = ""  # the newest submission
@@ -468,8 +468,8 @@ class Follower:
             )
 
     def _show_progress(self, server: Admin) -> None:
-        if self.fresh:
-            self.fresh = False
+        if self.just_submitted:
+            self.just_submitted = False
             self.say(
                 "a site that has not approved the job must do so first; run there: "
                 "fednotes site approve KIT"

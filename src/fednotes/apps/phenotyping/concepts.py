@@ -294,8 +294,8 @@ class PatientInputs(NamedTuple):
         values: Their bags or vectors, in the same order.
         counts: Numbers of `patients`, `notes`, `characters` and `mentions`; of patients
             with too many concepts (`left_out`) and of those without any concept
-            (`without`); of CUIs outside the vocabulary (`unknown`). Not every source
-            counts all of these.
+            (`without_features`); of CUIs outside the vocabulary (`unknown`). Not every
+            source counts all of these.
     """
 
     patients: tuple[str, ...]
@@ -350,7 +350,14 @@ def report_progress(
 
 
 # Names of the counts, in the order of the numbers in a cache entry.
-_COUNTED: Final = ("patients", "notes", "characters", "mentions", "left_out", "without")
+_COUNTED: Final = (
+    "patients",
+    "notes",
+    "characters",
+    "mentions",
+    "left_out",
+    "without_features",
+)
 
 
 def bags(
@@ -413,7 +420,7 @@ def gather_bags(
         is_too_large = len(bag) > max_concepts
         counts["mentions"] += len(bag)
         counts["left_out"] += is_too_large
-        counts["without"] += not len(bag)
+        counts["without_features"] += not len(bag)
         if not is_too_large:
             rows.append(row)
             arrays.append(bag)

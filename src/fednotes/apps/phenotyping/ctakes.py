@@ -302,7 +302,7 @@ def bags_of_mentions(
     """
     index = {concept: at for at, concept in enumerate(concepts)}
     counts = Counter(
-        patients=len(mentions), mentions=0, unknown=0, left_out=0, without=0
+        patients=len(mentions), mentions=0, unknown=0, left_out=0, without_features=0
     )
 
     def bag(patient_mentions: Iterable[Mention]) -> np.ndarray:

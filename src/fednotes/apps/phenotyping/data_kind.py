@@ -274,7 +274,7 @@ def _split_site(
         DataError: No patient with codes has notes, or a part would be empty.
     """
     tables = tables_of(job)
-    messages = _count_messages(files, inputs, features)
+    messages = _describe_counts(files, inputs, features)
     phenotypes, labels = _labels_of(inputs.patients, config, files, tables=tables)
     cohort = Cohort(
         name, inputs.patients, bags=inputs.values, labels=labels, outputs=phenotypes
@@ -298,23 +298,28 @@ def _split_site(
     return site, messages + code_messages
 
 
-def _count_messages(
+def _describe_counts(
     files: SiteFiles, inputs: PatientInputs, features: Features
 ) -> list[str]:
     """Return messages about the patients used and left out at a site."""
     counts = inputs.counts
-    reads_concepts = isinstance(features, ConceptFeatures)
+    if isinstance(features, ConceptFeatures):
+        unit = "a concept of the dictionary"
+        limit = features.max_concepts
+    else:
+        unit = "a word"
+        limit = 0  # none
     notes = f" with {counts['notes']:,} notes" if "notes" in counts else ""
     messages = [f"{len(files.patients):,} patients{notes}"]
-    if counts["without"]:
-        unit = "a concept of the dictionary" if reads_concepts else "a word"
+    if counts["without_features"]:
         messages.append(
-            f"{counts['without']:,} patients without {unit} in their notes: kept"
+            f"{counts['without_features']:,} patients without {unit} in their notes: "
+            "kept"
         )
-    if counts["left_out"] and isinstance(features, ConceptFeatures):
+    if counts["left_out"] and limit:
         messages.append(
-            f"{counts['left_out']:,} patients with more than "
-            f"{features.max_concepts:,} concepts: left out"
+            f"{counts['left_out']:,} patients with more than {limit:,} concepts: "
+            "left out"
         )
     if counts.get("unknown"):
         messages.append(

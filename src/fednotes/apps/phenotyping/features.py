@@ -180,7 +180,7 @@ class ConceptFeatures:
 
         Returns:
             One bag per patient, in the order of their first notes. The counts are
-            `patients`, `left_out` and `without`.
+            `patients`, `left_out` and `without_features`.
         """
         concepts = {patient: array("i") for patient in patients}
         left_out: set[str] = set()
@@ -241,7 +241,7 @@ class TextFeatures:
         counts = {
             "notes": sum(map(len, notes.values())),
             "left_out": 0,
-            "without": int((~values.any(1)).sum()),
+            "without_features": int((~values.any(1)).sum()),
         }
         return PatientInputs(tuple(notes), Vectors(values), counts)
 
@@ -258,7 +258,7 @@ class TextFeatures:
 
         Returns:
             One vector per patient, in the order of their first notes. The counts are
-            `left_out` and `without`.
+            `left_out` and `without_features`.
         """
         means = {patient: _RunningMean() for patient in patients}
         for note in notes:
@@ -271,7 +271,7 @@ class TextFeatures:
         for row, mean in enumerate(means.values()):
             if mean.number:
                 values[row] = mean.value()
-        counts = {"left_out": 0, "without": int((~values.any(1)).sum())}
+        counts = {"left_out": 0, "without_features": int((~values.any(1)).sum())}
         return PatientInputs(tuple(means), Vectors(values), counts)
 
     def note_vector(self, text: str) -> np.ndarray | None:

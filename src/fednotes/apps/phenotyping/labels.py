@@ -371,9 +371,14 @@ def _phenotype_columns(table: Table, patient_column: int) -> dict[int, str]:
             "there is only a column of patients: add one for each phenotype"
         )
     for column, title in columns.items():
-        if not 0 < len(title) <= _LONGEST_NAME:
+        if not title:
             raise table.error(
                 f"column {column + 1} has no name: expected the name of a phenotype"
+            )
+        if len(title) > _LONGEST_NAME:
+            raise table.error(
+                f"column {column + 1}: the name is longer than {_LONGEST_NAME} "
+                "characters: shorten it"
             )
         if table.titles.count(title) > 1:
             raise table.error(f"two columns are called {title!r}: rename one")

@@ -91,7 +91,7 @@ class PatientReader:
                 f"note: {left_out} patient(s) left out: too many concepts",
                 file=sys.stderr,
             )
-        without = inputs.counts["without"]
+        without = inputs.counts["without_features"]
         if without:
             nothing = "no concepts of the dictionary"
             if self.model.space.dense:

@@ -585,13 +585,22 @@ class PhenotypeWithDP(AveragingWithDP):
         return self.units(site, unit)
 
     def count_unit(
-        self, site: Site, counted: np.ndarray
+        self, site: Site, items: np.ndarray
     ) -> tuple[Sequence[int] | np.ndarray, Sequence[float] | np.ndarray]:
-        """Return the positions and values of one patient's counts."""
+        """Count one patient's codes, concepts and labels.
+
+        Args:
+            site: The site.
+            items: The patient's training rows, an element of `counted_units`.
+
+        Returns:
+            The positions in the vector of noisy counts (length `count_size`) that the
+            patient adds to, and the amounts.
+        """
         return count_patient(
             site.data,
             site.config,
-            rows=counted,
+            rows=items,
             candidate_numbers=site.candidate_numbers,
         )
 

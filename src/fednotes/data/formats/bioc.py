@@ -436,12 +436,12 @@ def _add_annotations(
 ) -> set[str]:
     """Add the mentions of a document to its passages; return their ids."""
     annotations = list(read_annotations)
-    take_row = jsonl.rows_by_span(annotations)
+    next_stored_row = jsonl.rows_by_span(annotations)
     used_ids = {annotation.get("id") for annotation in annotations}
     new_ids = (f"T{number}" for number in count(1) if f"T{number}" not in used_ids)
     written_ids: set[str] = set()
     for span in document.spans:
-        row = take_row(span)
+        row = next_stored_row(span)
         id = row.get("id") or next(new_ids)
         written_ids.add(id)
         infons = {"type": span.label}

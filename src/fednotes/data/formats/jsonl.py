@@ -393,10 +393,10 @@ def rows_by_span(rows: Iterable[Any]) -> Callable[[Span], Mapping[str, Any]]:
         pieces = tuple((start, end) for start, end in raw.get("fragments", ()))
         by_span[Span(raw["start"], raw["end"], raw["label"], pieces)].append(row)
 
-    def take_row(span: Span) -> Mapping[str, Any]:
+    def next_stored_row(span: Span) -> Mapping[str, Any]:
         return by_span[span].pop() if by_span[span] else {}
 
-    return take_row
+    return next_stored_row
 
 
 # ---- writing -------------------------------------------------------------------------

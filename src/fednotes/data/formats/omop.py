@@ -15,7 +15,7 @@ import io
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from itertools import count
 from pathlib import Path
@@ -262,17 +262,24 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
         details = mapping(document.meta.get("omop"))
         note = _to_note(document, note_id, details)
         note_rows.append([note.get(name, "") for name in _NOTE_COLUMNS])
-        take_row = jsonl.rows_by_span(details.get("terms", ()))
+        next_stored_row = jsonl.rows_by_span(details.get("terms", ()))
         for span in document.spans:
-            term = _to_term(document.text, span, take_row(span).get("columns", {}))
-            term["note_nlp_id"] = str(len(nlp_rows))
+            term = _to_term(
+                document.text, span, next_stored_row(span).get("columns", {})
+            )
+            term["note_nlp_id"] = str(len(nlp_rows))  # row 0 is the header: ids from 1
             term["note_id"] = note_id
             nlp_rows.append([term.get(name, "") for name in _NLP_COLUMNS])
-    for name, rows in (("note", note_rows), ("note_nlp", nlp_rows)):
-        buffer = io.StringIO(newline="")
-        writer = csv.writer(buffer, quoting=csv.QUOTE_ALL, lineterminator="\n")
-        writer.writerows(rows)
-        write_out(folder / f"{name}.csv", buffer.getvalue())
+    _write_table(folder / "note.csv", note_rows)
+    _write_table(folder / "note_nlp.csv", nlp_rows)
+
+
+def _write_table(path: Path, rows: Iterable[Sequence[str]]) -> None:
+    """Write a table; the first row is the header."""
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerows(rows)
+    write_out(path, buffer.getvalue())
 
 
 def _to_note(

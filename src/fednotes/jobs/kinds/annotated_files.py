@@ -106,7 +106,7 @@ def read_annotated_files(job: Job, log: ReadingLog) -> dict[str, Parts]:
         ConfigError: A setting does not match the files.
     """
 
-    # Sites may share a file.
+    # Cached, because sites may share a file.
     @cache
     def read_file(path: Path, format: str, encoding: str) -> tuple[Documents, Problems]:
         return examine(path, format or None, encoding)
@@ -120,6 +120,7 @@ def read_annotated_files(job: Job, log: ReadingLog) -> dict[str, Parts]:
         except DataError as error:
             errors.append(error)
             problems += error.problems or (Problem("", 0, "site", str(error)),)
+    # A single problem keeps its own, more specific error.
     if len(problems) == 1:
         raise errors[0]
     if problems:

@@ -323,7 +323,7 @@ def run(
             _watch(_read_run(out, on), out)
         else:
             submitted = _submit(job, on, out, settings=settings, farewell=farewell)
-            _watch(submitted, out, fresh=True)
+            _watch(submitted, out, just_submitted=True)
 
 
 def _attach_hint(out: Path) -> str:
@@ -389,7 +389,8 @@ def _submit(
     return run
 
 
-def _watch(run: Run, out: Path, *, fresh: bool = False) -> None:
+def _watch(run: Run, out: Path, *, just_submitted: bool = False) -> None:
+    """Follow a run until it ends, reconnecting if necessary, and print its results."""
     from fednotes.apps.deployment.nvflare.server import connect
     from fednotes.apps.deployment.runs import (
         Follower,
@@ -401,7 +402,11 @@ def _watch(run: Run, out: Path, *, fresh: bool = False) -> None:
     kit, person = open_admin_kit(run.kit)
     with RichDisplay(console) as display:
         follower = Follower(
-            replace(run, kit=kit), out, display=display, say=say, fresh=fresh
+            replace(run, kit=kit),
+            out,
+            display=display,
+            say=say,
+            just_submitted=just_submitted,
         )
         result = follow_with_reconnects(follower, partial(connect, kit, person))
     _say_results(out, run.name, result)

@@ -5,9 +5,9 @@
                                 the epoch)
 
 A site's process records whether the server answers. The server admits no second process
-of a site. A copy of a kit has the site's key, and NVFlare would silently let it take
-the site's place: there would be two ledgers and two states, and the server's messages
-would go to whichever process connected last.
+of a site. A copy of a kit has the site's key, and NVFlare would silently let it
+impersonate the site: there would be two ledgers and two states, and the server's
+messages would go to whichever process connected last.
 
 The server's process also watches its runs (`watch.py`).
 """
@@ -52,7 +52,7 @@ from fednotes.core.store import write_json, write_text
 # Hashed with the kit's folder. Without it, the server could guess the folder.
 SALT_FILE = Path("state") / "place"
 _MACHINE = Path("/etc/machine-id")
-PLACE = "fednotes_place"  # header: hash of the location of the sender's kit
+KIT_LOCATION = "fednotes_place"  # header: hash of the location of the sender's kit
 # In the server's kit: the sites whose second process was refused, with the time.
 SECOND_FILE = Path("state") / "second.json"
 _SECOND_PROCESS = (
@@ -136,18 +136,18 @@ def call_repeatedly(function: Callable[[], object]) -> None:
     threading.Thread(target=loop, name="look", daemon=True).start()
 
 
-def hash_place(kit: Path) -> str:
+def hash_kit_location(kit: Path) -> str:
     """Return a hash of the machine and the folder of a kit.
 
-    A copy of the kit in another place has a different hash. The kit keeps its hash when
-    it is started again or renewed. The hash reveals nothing else.
+    A copy of the kit in another location has a different hash. The kit keeps its hash
+    when it is started again or renewed. The hash reveals nothing else.
     """
     machine = _MACHINE.read_text(encoding="ascii") if _MACHINE.exists() else ""
     if not (kit / SALT_FILE).exists():
         write_text(kit / SALT_FILE, secrets.token_hex(16))
     salt = (kit / SALT_FILE).read_text(encoding="ascii")
-    place = json.dumps([salt, os.uname().nodename, machine, str(kit.resolve())])
-    return hashlib.sha256(place.encode()).hexdigest()[:32]
+    location = json.dumps([salt, os.uname().nodename, machine, str(kit.resolve())])
+    return hashlib.sha256(location.encode()).hexdigest()[:32]
 
 
 @dataclass
@@ -156,8 +156,8 @@ class Liveness:
 
     Attributes:
         now: Returns a time in seconds; tests replace it.
-        contacts: For each site, the hash of its place and the time of its last
-            heartbeat.
+        contacts: For each site, the hash of its kit's location and the time of its
+            last heartbeat.
         silent: The sites whose silence was logged.
     """
 
@@ -165,12 +165,12 @@ class Liveness:
     contacts: dict[str, tuple[str, float]] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
 
-    def note_alive(self, site: str, place: str) -> None:
+    def note_alive(self, site: str, kit_location: str) -> None:
         """Record a heartbeat of a site that the server admitted."""
         if site not in self.contacts or site in self.silent:
             logger.info("site %r is connected", site)
         self.silent.discard(site)
-        self.contacts[site] = (place, self.now())
+        self.contacts[site] = (kit_location, self.now())
 
     def note_left(self, site: str) -> None:
         """Record that a site has left."""
@@ -186,13 +186,20 @@ class Liveness:
                     "site %r has not been heard of for %.0f s", site, LOST_SECONDS
                 )
 
-    def is_elsewhere(self, site: str, place: str) -> bool:
-        """Return whether a site has a running process in another place."""
+    def is_elsewhere(self, site: str, kit_location: str) -> bool:
+        """Return whether a process at another location was heard from recently.
+
+        That process of the site runs from a copy of the kit.
+
+        Args:
+            site: The site.
+            kit_location: Hash of the location of the kit that the message comes from.
+        """
         contact = self.contacts.get(site)
         if contact is None:
             return False
-        known_place, last = contact
-        return known_place != place and self.now() - last < LOST_SECONDS
+        known_location, last = contact
+        return known_location != kit_location and self.now() - last < LOST_SECONDS
 
 
 def _topic(message: Message) -> str:
@@ -236,20 +243,20 @@ class SitePresence(FLComponent):
             return
         kit = Path(fl_ctx.get_engine().args.workspace)
         self._contact = Contact(kit)
-        self._place = hash_place(kit)
+        self._kit_location = hash_kit_location(kit)
         self._courier = TrustCourier(kit)
         install_certificate_check(kit / "startup")
         core = fl_ctx.get_engine().get_cell().core_cell
         # These filters are for all channels, because a filter for one channel would
         # replace NVFlare's own.
-        core.add_outgoing_request_filter("*", "*", self.add_place)
+        core.add_outgoing_request_filter("*", "*", self.add_kit_location)
         core.add_incoming_reply_filter("*", "*", self.read_reply)
         call_repeatedly(self._contact.check_silence)
 
-    def add_place(self, message: Message) -> None:
-        """Add the place of this process to a request to the server."""
+    def add_kit_location(self, message: Message) -> None:
+        """Add the hash of the kit's location to a request to the server."""
         if _topic(message):
-            message.set_header(PLACE, self._place)
+            message.set_header(KIT_LOCATION, self._kit_location)
             self._courier.attach(message, "server")
 
     def read_reply(self, message: Message) -> None:
@@ -297,22 +304,22 @@ class ServerPresence(FLComponent):
     def admit(self, message: Message) -> Message | None:
         """Return a refusal for a second process of a site; None for other messages."""
         site = str(message.get_prop(cells.MessagePropKey.COMMON_NAME) or "")
-        place = str(message.get_header(PLACE) or "")
+        kit_location = str(message.get_header(KIT_LOCATION) or "")
         topic = _topic(message)
-        if not place:
+        if not kit_location:
             # The message comes from a local process or an earlier version.
             return None
         self._courier.receive(message, site)
-        is_elsewhere = self._liveness.is_elsewhere(site, place)
+        is_elsewhere = self._liveness.is_elsewhere(site, kit_location)
         if topic == _TOPICS.Register:
             if is_elsewhere:
                 self._note_refused(site)
                 return make_reply(
                     cells.ReturnCode.UNAUTHENTICATED, error=_SECOND_PROCESS
                 )
-            self._liveness.note_alive(site, place)
+            self._liveness.note_alive(site, kit_location)
         elif topic == _TOPICS.HEART_BEAT and not is_elsewhere:
-            self._liveness.note_alive(site, place)
+            self._liveness.note_alive(site, kit_location)
         elif topic == _TOPICS.Quit:
             self._liveness.note_left(site)
         return None

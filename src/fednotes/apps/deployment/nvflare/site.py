@@ -102,15 +102,19 @@ class FednotesExecutor(Executor):
         )
 
     def _record_reason(self, reason: str) -> dict[str, str]:
-        """Record why there is no reply, and return the headers that say it.
+        """Record in the ledger why there is no reply.
 
-        A reason that the ledger cannot record does not leave: there are no headers. A
-            reason that it has recorded often enough leaves without another line.
+        Returns:
+            The headers that tell the server. The reason is sent only if the ledger can
+            record it, or has already recorded it; otherwise there are no headers. After
+            SAME_REASON_LINES lines, a repeated reason is sent without another line.
         """
+        if self._kit is None:
+            return {}
         raw = reason.encode()
         digest = hashlib.sha256(raw).hexdigest()
-        is_new = digest not in self._reasons
-        if is_new and self._reasons.total() >= REASON_LINES:
+        is_full = self._reasons.total() >= REASON_LINES
+        if is_full and digest not in self._reasons:
             logger.error(
                 "the ledger already has %d refusals of this job; further ones are not "
                 "recorded",
@@ -129,10 +133,7 @@ class FednotesExecutor(Executor):
             refusal=True,
         )
         try:
-            if self._kit is None:
-                return {}
             ledger = ledger_of(self._kit)
-            is_full = self._reasons.total() >= REASON_LINES
             if is_full or self._reasons[digest] >= SAME_REASON_LINES:
                 ledger.head()  # raises for an edited ledger, whose content is unknown
             else:

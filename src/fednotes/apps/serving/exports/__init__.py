@@ -88,31 +88,33 @@ def export(
     if dictionary:
         options["dictionary"] = str(dictionary)
     if form == _CARD:
-        _require_options(options, (), form)
+        _refuse_other_options(options, (), form)
         write_out(target, render_card(folder))
         return target
 
     export_form = find_form(form)
-    _require_options(options, export_form.options, form)
-    _require_fitting(folder, form, export_form)
+    _refuse_other_options(options, export_form.options, form)
+    _require_matching_model(folder, form, export_form)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(
             f"{target}: already exists and is not an empty folder: give a new or empty "
             "one"
         )
-    fill = export_form.writer(folder, **options)
-    write_folder(target, fill, private=False)
+    write_into = export_form.writer(folder, **options)
+    write_folder(target, write_into, private=False)
     return target
 
 
-def _require_options(options: Iterable[str], known: tuple[str, ...], form: str) -> None:
+def _refuse_other_options(
+    options: Iterable[str], known: tuple[str, ...], form: str
+) -> None:
     """Raise ParameterError if an option does not belong to a form."""
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise ParameterError(f"`{unknown[0]}` does not apply to the form {form!r}")
 
 
-def _require_fitting(folder: Path, form: str, export_form: ExportForm) -> None:
+def _require_matching_model(folder: Path, form: str, export_form: ExportForm) -> None:
     """Raise ConfigError unless a form is for models like the one in a folder.
 
     Args:
