@@ -518,37 +518,49 @@ class _Recurrence(torch.autograd.Function):
     def forward(
         ctx: Any, ahead: Tensor, back: Tensor, across: Tensor, sizes: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
+        """Run both LSTM directions in packed order.
+
+        `back` has mirrored sentences, so both directions run forwards. The gates are
+        i, f, g, o.
+        """
         units = across.shape[2]
         tokens = ahead.shape[0]
-        # the gates after their activation
-        acts = [torch.empty_like(ahead), torch.empty_like(back)]
+        # the gates after their activation functions
+        activated = [torch.empty_like(ahead), torch.empty_like(back)]
         cells = torch.empty(2, tokens, units)
         tanhs = torch.empty(2, tokens, units)
         hidden = [torch.empty(tokens, units) for _ in range(2)]
-        act_arrays = [act.numpy() for act in acts]
+        activated_arrays = [act.numpy() for act in activated]
         cell_arrays = [cell.numpy() for cell in cells]
         start = 0
-        before = 0
+        previous_start = 0
         for step, size in enumerate(sizes):
             end = start + size
             for d, gates in enumerate((ahead, back)):
-                act = acts[d][start:end]
+                act = activated[d][start:end]
                 h = hidden[d]
                 if step == 0:
                     act.copy_(gates[:end])
                 else:
-                    previous = h[before : before + size]
+                    previous = h[previous_start : previous_start + size]
                     torch.addmm(gates[start:end], previous, across[d].T, out=act)
                 act[:, : 2 * units].sigmoid_()
                 act[:, 2 * units : 3 * units].tanh_()
                 act[:, 3 * units :].sigmoid_()
-                first_before = before if step else -1
-                _cell(act_arrays[d], cell_arrays[d], start, size, first_before)
+                # -1 at the first step, which has no previous one
+                previous_start_or_none = previous_start if step else -1
+                _cell(
+                    activated_arrays[d],
+                    cell_arrays[d],
+                    start,
+                    size,
+                    previous_start_or_none,
+                )
                 torch.tanh(cells[d, start:end], out=tanhs[d, start:end])
                 torch.mul(act[:, 3 * units :], tanhs[d, start:end], out=h[start:end])
-            before = start
+            previous_start = start
             start = end
-        ctx.save_for_backward(across, *acts, cells, tanhs, *hidden)
+        ctx.save_for_backward(across, *activated, cells, tanhs, *hidden)
         ctx.sizes = sizes
         return hidden[0], hidden[1]
 
@@ -575,8 +587,8 @@ class _Recurrence(torch.autograd.Function):
             for step in range(len(sizes) - 1, -1, -1):
                 size = sizes[step]
                 start -= size
-                before = start - sizes[step - 1] if step else -1
-                _cell_grad(*arrays, start, size, before)
+                previous_start_or_none = start - sizes[step - 1] if step else -1
+                _cell_grad(*arrays, start, size, previous_start_or_none)
                 if step:
                     torch.mm(out[start : start + size], weights, out=flowing[:size])
 
@@ -597,22 +609,22 @@ def _previous_rows(sizes: Sequence[int]) -> Tensor:
 
 
 @kernel("void(f4[:,::1], f4[:,::1], i8, i8, i8)")
-def _cell(act, cells, start, size, before):
+def _cell(act, cells, start, size, previous_start):
     units = cells.shape[1]
     for row in range(size):
         a, c = act[start + row], cells[start + row]
-        if before < 0:
+        if previous_start < 0:  # the first step
             for u in range(units):
                 c[u] = a[u] * a[2 * units + u]
         else:
-            previous = cells[before + row]
+            previous = cells[previous_start + row]
             for u in range(units):
                 c[u] = a[units + u] * previous[u] + a[u] * a[2 * units + u]
 
 
 @kernel("void(" + "f4[:,::1], " * 7 + "i8, i8, i8)")
 def _cell_grad(  # noqa: PLR0913 - the arrays of a compiled kernel
-    act, cells, tanhs, grad, out, flowing, cell_grad, start, size, before
+    act, cells, tanhs, grad, out, flowing, cell_grad, start, size, previous_start
 ):
     units = cells.shape[1]
     one = np.float32(1.0)
@@ -624,7 +636,11 @@ def _cell_grad(  # noqa: PLR0913 - the arrays of a compiled kernel
             t = tanhs[at, u]
             dh = grad[at, u] + flowing[row, u]
             dc = cell_grad[row, u] + dh * o * (one - t * t)
-            previous = cells[before + row, u] if before >= 0 else np.float32(0.0)
+            previous = (
+                cells[previous_start + row, u]
+                if previous_start >= 0
+                else np.float32(0.0)
+            )
             out[at, u] = dc * g * i * (one - i)
             out[at, units + u] = dc * previous * f * (one - f)
             out[at, 2 * units + u] = dc * i * (one - g * g)
