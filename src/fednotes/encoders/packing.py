@@ -140,18 +140,18 @@ def plan_full(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
     room = length - 2
     bounds, documents = _cut_sentences(tokens, room)
     order = rng_of(seed, "pack-full", epoch).permutation(len(documents) - 1)
-    cuts = bounds.tolist()
+    sentence_bounds = bounds.tolist()
     stretches: list[tuple[int, int]] = []
     sequences = [0]
     used = 1  # [CLS]
     for document in order.tolist():
-        start = cuts[documents[document]]
+        start = sentence_bounds[documents[document]]
         end = start
         if used + 2 > length:
             sequences.append(len(stretches))
             used = 1
         for piece in range(documents[document], documents[document + 1]):
-            after = cuts[piece + 1]
+            after = sentence_bounds[piece + 1]
             if used + after - start + 1 > length:
                 if end > start:
                     stretches.append((start, end))
@@ -195,11 +195,14 @@ def plan_pairs(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
     room = length - 3
     bounds, documents = _cut_sentences(tokens, (room + 1) // 2)
     rng = rng_of(seed, "pack-pairs", epoch)
-    cuts, docs = bounds.tolist(), documents.tolist()
+    sentence_bounds = bounds.tolist()
+    document_bounds = documents.tolist()
     pairs: list[tuple[int, int, int, int]] = []
     labels: list[bool] = []
-    for document in rng.permutation(len(docs) - 1).tolist():
-        for pair, random_next in _document_pairs(document, cuts, docs, room, rng):
+    for document in rng.permutation(len(document_bounds) - 1).tolist():
+        for pair, random_next in _document_pairs(
+            document, sentence_bounds, document_bounds, room, rng
+        ):
             pairs.append(pair)
             labels.append(random_next)
     order = rng.permutation(len(pairs))
@@ -210,8 +213,8 @@ def plan_pairs(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
 
 def _document_pairs(
     document: int,
-    cuts: list[int],
-    docs: list[int],
+    sentence_bounds: list[int],
+    document_bounds: list[int],
     room: int,
     rng: np.random.Generator,
 ) -> Iterator[tuple[tuple[int, int, int, int], bool]]:
@@ -219,36 +222,39 @@ def _document_pairs(
 
     Args:
         document: The index of the document.
-        cuts: Bounds of sentences in the ids.
-        docs: Bounds of documents in the sentences.
+        sentence_bounds: Positions in the ids at which sentences begin, and the end.
+        document_bounds: Indices of the sentences at which documents begin, and the end.
         room: The maximum number of tokens in a pair, without special ones.
         rng: The generator.
 
     Yields:
         Start and end of A and of B in the ids, and whether B is random.
     """
-    at, last = docs[document], docs[document + 1]
+    at, last = document_bounds[document], document_bounds[document + 1]
+    # As in BERT, about a tenth of the documents (SHORT) get short pairs.
     target = int(rng.integers(2, room + 1)) if rng.random() < SHORT else room
     while at < last:
         end = at + 1
-        while end < last and cuts[end] - cuts[at] < target:
+        while end < last and sentence_bounds[end] - sentence_bounds[at] < target:
             end += 1
         middle = at + (int(rng.integers(1, end - at)) if end - at >= 2 else 1)
-        a = (cuts[at], cuts[middle])
+        a = (sentence_bounds[at], sentence_bounds[middle])
         random_next = end - at == 1 or rng.random() < 0.5
         if random_next:
-            b = _elsewhere(document, cuts, docs, target - (a[1] - a[0]), rng)
-            end = middle
+            b = _elsewhere(
+                document, sentence_bounds, document_bounds, target - (a[1] - a[0]), rng
+            )
+            end = middle  # the unused second half starts the next pair
         else:
-            b = (cuts[middle], cuts[end])
+            b = (sentence_bounds[middle], sentence_bounds[end])
         yield _shorten(a, b, room, rng), random_next
         at = end
 
 
 def _elsewhere(
     document: int,
-    cuts: list[int],
-    docs: list[int],
+    sentence_bounds: list[int],
+    document_bounds: list[int],
     target: int,
     rng: np.random.Generator,
 ) -> tuple[int, int]:
@@ -258,14 +264,17 @@ def _elsewhere(
     """
     other = document
     for _ in range(_TRIES):
-        other = int(rng.integers(0, len(docs) - 1))
+        other = int(rng.integers(0, len(document_bounds) - 1))
         if other != document:
             break
-    start = int(rng.integers(docs[other], docs[other + 1]))
+    start = int(rng.integers(document_bounds[other], document_bounds[other + 1]))
     end = start + 1
-    while end < docs[other + 1] and cuts[end] - cuts[start] < target:
+    while (
+        end < document_bounds[other + 1]
+        and sentence_bounds[end] - sentence_bounds[start] < target
+    ):
         end += 1
-    return cuts[start], cuts[end]
+    return sentence_bounds[start], sentence_bounds[end]
 
 
 def _shorten(
