@@ -170,12 +170,13 @@ def _lowest_weights(model: Any) -> list[Tensor]:
 def _distances(
     library: Any, outside: Tensor, tokens: np.ndarray, places: int
 ) -> Tensor:
-    """Return (tokens, places) d of each token at each position."""
-    first = _lowest_layers(library)[:1]
+    """Return d of each token at each position, shape (tokens, places)."""
+    lowest_layer = _lowest_layers(library)[0]
     parts = []
     for ids in torch.from_numpy(tokens)[:, None].split(TOKENS_A_CALL):
-        rows = _inputs_of(library, first, ids.expand(-1, places))[0][1]
-        parts.append(distance(rows.double(), outside))
+        repeated = ids.expand(-1, places)
+        [(_, embeddings)] = _inputs_of(library, [lowest_layer], repeated)
+        parts.append(distance(embeddings.double(), outside))
     return torch.cat(parts)
 
 

@@ -245,7 +245,7 @@ class Watch:
         in_progress: Sequence[str],
         connected: frozenset[str],
     ) -> None:
-        """Record in the outcome of a run that has not begun what it waits for."""
+        """Write into a pending run's outcome what the run is waiting for."""
         watched = self.runs.setdefault(run, WatchedRun())
         job_id = str(job["job_id"])
         absent = ", ".join(sorted(_sites_of(job) - connected))
@@ -258,6 +258,7 @@ class Watch:
         if reason:
             watched.waits_since = None
         elif watched.waits_since is None:
+            # Unblocked since now; it is stuck if it still waits after STUCK_SECONDS.
             watched.waits_since = self.now()
         elif self.now() > watched.waits_since + STUCK_SECONDS:
             reason = (
