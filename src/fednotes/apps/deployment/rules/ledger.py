@@ -277,6 +277,7 @@ class Ledger:
             table = {"seq": before.lines + 1, **facts, **mended, "prev": before.hash}
             text = json.dumps(table, separators=(",", ":"), allow_nan=False)
             body = text.removesuffix("}").encode()
+            # The chain of hashes: each covers a line with the hash before it ("prev").
             digest = hashlib.sha256(body).hexdigest()
             line = body + f',"hash":"{digest}"}}\n'.encode()
             after = Head(before.lines + 1, before.bytes + len(line), hash=digest)
