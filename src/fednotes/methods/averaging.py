@@ -331,7 +331,7 @@ def run_cycles(federation: Federation, server: Server) -> State:
             server.require_returned(total, shapes_of(sent))
             mean = server.mean(total)  # [bert eq 1] Σ n_k/N Q_k^t
         else:
-            mean = _decode_mean(federation, server, sent, total)
+            mean = _collect_encoded_changes(federation, server, sent, total)
         server.step(mean, total)
 
         is_evaluated = server.is_evaluation_due
@@ -347,10 +347,10 @@ def run_cycles(federation: Federation, server: Server) -> State:
     return server.state()
 
 
-def _decode_mean(
-    federation: Federation, server: Server, sent: Tensors, total: Total
+def _collect_encoded_changes(
+    federation: Federation, server: Server, sent: Tensors, mean_squares: Total
 ) -> dict[str, Tensor]:
-    """Return the mean of the sites' parameters, from their encoded changes.
+    """Ask the sites for their encoded changes, and return their parameters' mean.
 
     Sites have reported the mean squares of their changes. The mean of these gives a
     step size for each tensor, and sites send their changes in whole steps.
@@ -359,16 +359,17 @@ def _decode_mean(
         federation: The sites.
         server: The server.
         sent: The parameters at the start of the cycle.
-        total: The sum of the mean squares.
+        mean_squares: The sum of the sites' mean squares.
     """
-    server.require_returned(total, dict.fromkeys(sent, (1,)))
-    means = server.mean(total)
+    server.require_returned(mean_squares, dict.fromkeys(sent, (1,)))
+    means = server.mean(mean_squares)
     server.require_finite(means)
     steps = step_sizes(means)
 
-    coded = federation.sum("send", steps, weight=total.weight, sites=total.sites)
-    server.require_returned(coded, encoded_shapes(sent, total.sites))
-    mean_levels = server.mean(unpack_total(coded, sent, total.sites))
+    sites = mean_squares.sites
+    coded = federation.sum("send", steps, weight=mean_squares.weight, sites=sites)
+    server.require_returned(coded, encoded_shapes(sent, sites))
+    mean_levels = server.mean(unpack_total(coded, sent, sites))
     change = decode(mean_levels, steps, sent)
     return {name: sent[name] + change[name] for name in sent}
 

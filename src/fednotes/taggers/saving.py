@@ -278,7 +278,7 @@ def load_model(
     config = _with_places(config, backbone, word_vectors)
     tensors = _read_tensors(file, facts)
     model = _build_described(path, file, config, tagset, tensors, device)
-    _require_same_tables(path, facts, model)
+    _require_same_frozen_parts(path, facts, model)
     parameters = model.trainable()
     _require_same_shapes(file, tensors, parameters)
     _require_finite(path, tensors)
@@ -481,35 +481,46 @@ def _require_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def _require_same_tables(path: Path, facts: dict[str, Any], model: Model) -> None:
+def _require_same_frozen_parts(path: Path, facts: dict[str, Any], model: Model) -> None:
     """Raise ModelError if word vectors or the encoder are not those of training."""
-    vectors = _word_vectors_of(model)
-    if vectors is not None:
-        trained = _subtable(facts, "word_vectors")
-        if vectors.sha256 != trained.get("sha256"):
-            raise ModelError(
-                f"{path}: trained with word vectors {trained.get('name')!r} (SHA-256 "
-                f"{str(trained.get('sha256'))[:12]}…), but {vectors.path} has other "
-                "content: put the right file there"
-            )
+    _require_same_vectors(path, facts, model)
+    _require_same_encoder(path, facts, model)
 
+
+def _require_same_vectors(path: Path, facts: dict[str, Any], model: Model) -> None:
+    """Raise ModelError if a model's word vectors are not those of training."""
+    vectors = _word_vectors_of(model)
+    if vectors is None:
+        return
+    trained = _subtable(facts, "word_vectors")
+    if vectors.sha256 != trained.get("sha256"):
+        raise ModelError(
+            f"{path}: trained with word vectors {trained.get('name')!r} (SHA-256 "
+            f"{str(trained.get('sha256'))[:12]}…), but {vectors.path} has other "
+            "content: put the right file there"
+        )
+
+
+def _require_same_encoder(path: Path, facts: dict[str, Any], model: Model) -> None:
+    """Raise MovedError if a model's encoder is not the one of training."""
     fingerprint = model.backbone_fingerprint
     trained = _subtable(facts, _backbone_key(model.config.kind))
     if not fingerprint or fingerprint == trained.get("fingerprint"):
         return
-    place = getattr(model.config, model.encoder_key)
+    encoder_path = getattr(model.config, model.encoder_key)
     if "reading" not in trained:
-        # An earlier version wrote it, whose fingerprints do not include the reading.
+        # Written by an earlier version, whose fingerprints did not cover how text is
+        # passed to the tokenizer.
         raise MovedError(
-            f"{path}: trained with another encoder than {place!r}, or by an earlier "
-            "version of fednotes, which passed words to the encoder's tokenizer one by "
-            "one, without the spaces between them: give the encoder's path with "
-            "`backbone`, or train the model again"
+            f"{path}: trained with another encoder than {encoder_path!r}, or by an "
+            "earlier version of fednotes, which passed words to the encoder's "
+            "tokenizer one by one, without the spaces between them: give the encoder's "
+            "path with `backbone`, or train the model again"
         )
     raise MovedError(
         f"{path}: trained with the encoder {trained.get('name')!r} (fingerprint "
-        f"{str(trained.get('fingerprint'))[:12]}…), but {place!r} is another one: give "
-        "the encoder's path with `backbone`"
+        f"{str(trained.get('fingerprint'))[:12]}…), but {encoder_path!r} is another "
+        "one: give the encoder's path with `backbone`"
     )
 
 
