@@ -74,32 +74,53 @@ class FednotesExecutor(Executor):
     ) -> Shareable:
         """Pass a frame to the host and return its reply.
 
-        If a frame fails, the reply says why, without quoting data.
+        If a frame fails, the reply says why, without quoting data. After a failed
+        start, the same reason is repeated until RETRY_SECONDS have passed.
         """
         frame = shareable.get(FRAME)
         if task_name != TASK or not isinstance(frame, bytes):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:
-            if self._host is None and time.monotonic() >= self._retry_at:
-                self._host = self._start(fl_ctx)
-            if self._host is not None:
-                return Shareable({FRAME: self._host.handle(frame)})
+            host = self._host_or_none(fl_ctx)
+            if host is not None:
+                return Shareable({FRAME: host.handle(frame)})
             reason = self._refusal
         except NoRoom as error:
             logger.error("%s", whole_line(error, self._site))
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
-        except FednotesError as error:
-            logger.error("%s", whole_line(error, self._site))
-            reason = without_folders(explained(error, self._site))
         except Exception as error:
-            reason = f"an error in the site's program: {launch.place_of(error)}"
-            logger.error("%s", reason)
-        if self._host is None and reason is not self._refusal:
-            self._refusal = reason
-            self._retry_at = time.monotonic() + RETRY_SECONDS
+            reason = self._log_failure(error)
         return make_reply(
             ReturnCode.EXECUTION_EXCEPTION, headers=self._record_reason(reason)
         )
+
+    def _host_or_none(self, fl_ctx: FLContext) -> Host | None:
+        """Return the job's host, which is started if there is none.
+
+        None after a failed start: `_refusal` then says why, and the host is started
+        again only after RETRY_SECONDS.
+
+        Raises:
+            NoRoom: The disk has no room. The next frame starts the host again.
+        """
+        if self._host is None and time.monotonic() >= self._retry_at:
+            try:
+                self._host = self._start(fl_ctx)
+            except NoRoom:
+                raise
+            except Exception as error:
+                self._refusal = self._log_failure(error)
+                self._retry_at = time.monotonic() + RETRY_SECONDS
+        return self._host
+
+    def _log_failure(self, error: Exception) -> str:
+        """Log why a frame failed, and return the reason in words that may leave."""
+        if isinstance(error, FednotesError):
+            logger.error("%s", whole_line(error, self._site))
+            return without_folders(explained(error, self._site))
+        reason = f"an error in the site's program: {launch.place_of(error)}"
+        logger.error("%s", reason)
+        return reason
 
     def _record_reason(self, reason: str) -> dict[str, str]:
         """Record in the ledger why there is no reply.
