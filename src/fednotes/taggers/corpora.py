@@ -115,7 +115,7 @@ class EncoderCorpus(PreparedCorpus):
         pooling: str = "mean",
         progress: Progress | None = None,
     ) -> EncoderCorpus:
-        """Split a corpus into sub-words, with every type known.
+        """Split a corpus into sub-words; all types of its tag set count as annotated.
 
         Args:
             encoded: The corpus.
@@ -124,19 +124,19 @@ class EncoderCorpus(PreparedCorpus):
             pooling: "mean" of a word's sub-words, or its "first" one.
             progress: Is called with the number of sentences done and their total.
         """
-        pieces: list[Pieces] = []
+        batches: list[Pieces] = []
         start = 0
         while start < encoded.sentences:
             if progress is not None:
                 progress(start, encoded.sentences)
-            end = _end_of_call(encoded.bounds, start)
+            end = _end_of_tokenizer_batch(encoded.bounds, start)
             passages = list(encoded.passages(start, end))
-            pieces.append(split_passages(tokenizer, passages))
+            batches.append(split_passages(tokenizer, passages))
             start = end
         if progress is not None:
             progress(encoded.sentences, encoded.sentences)
 
-        subwords = SubWords.of(Pieces.join(pieces), capacity, pooling)
+        subwords = SubWords.of(Pieces.join(batches), capacity, pooling)
         return cls(
             encoded=encoded,
             known=frozenset(encoded.tagset.types),
@@ -145,8 +145,8 @@ class EncoderCorpus(PreparedCorpus):
         )
 
 
-def _end_of_call(bounds: np.ndarray, start: int) -> int:
-    """Return the end of a tokenizer call, as the sentence after its last one."""
+def _end_of_tokenizer_batch(bounds: np.ndarray, start: int) -> int:
+    """Return the index after the last sentence of the tokenizer batch from `start`."""
     max_words = bounds[start] + TOKENIZER_WORDS
     fitting = int(np.searchsorted(bounds, max_words, side="right")) - 1
     return min(max(fitting, start + 1), start + TOKENIZER_SENTENCES)

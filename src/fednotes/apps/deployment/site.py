@@ -485,6 +485,10 @@ class AgreedSite:
     # The host calls tasks by name, and the method determines which tasks there are.
     def __getattr__(self, name: str) -> Any:
         """Return a task of the method's site."""
+        return self._task(name)
+
+    def _task(self, name: str) -> Any:
+        """Return a task of the method's site, which exists once the sites agree."""
         if name not in self.__dict__.get("tasks", ()):
             raise AttributeError(name)
         if self.site is None:
@@ -492,8 +496,9 @@ class AgreedSite:
         return getattr(self.site, name)
 
     def finish(self, tensors: Tensors, **options: Option) -> Update:
-        """Finish the method; write the site's scores, guarantee and model card."""
-        finish_method = self.__getattr__("finish")
+        """Finish the method; write the site's scores, privacy promise and card."""
+        # This method hides the task of the same name, so the task is looked up by name.
+        finish_method = self._task("finish")
         update: Update = finish_method(tensors, **options)
         if self.site.scores:
             write_json(self._results / SCORES_FILE, self.site.scores)

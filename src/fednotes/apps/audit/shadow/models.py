@@ -135,13 +135,16 @@ def _planted(secrets: list[Secret], repeats: int) -> list[Planted]:
 
 
 def _train_alone(scene: Scene, job: Job, data: Any, *, seed: int, cache: Path) -> Any:
-    """Return the audited site after a complete training alone on `data`."""
+    """Train a site alone on `data`.
+
+    Returns:
+        The method's site without its DP wrapper.
+    """
     settings: Any = replace(job.config, seed=seed)  # type: ignore[type-var]
-    (config,) = job.module.configure_alone(
-        job.module.configure(settings, (data,)), (data,)
-    )
+    configured = job.module.configure(settings, (data,))
+    (config,) = job.module.configure_alone(configured, (data,))
     part = Part("alone", (data,), config, scene.site)
-    site: Any = make_method_sites(job, part, [None], cache=cache)[0]
+    site: Any = make_method_sites(job, part, folders=[None], cache=cache)[0]
     job.module.train(InProcess([site]), config)
     require_gradients(site)
     return without_noise(site)

@@ -72,8 +72,8 @@ with needs("nvflare", "deploy"):
 NUMBER_HEADER = "fednotes_trust_number"
 TRUST_HEADER = "fednotes_trust"
 SUBMITTER = "project_admin"  # the role in a certificate whose signature a job needs
-# The orders that a site's main process obeys.
-ORDERS = frozenset(
+# The topics of the orders that a site's main process obeys.
+SITE_TOPICS = frozenset(
     {
         TrainingTopic.CHECK_STATUS,
         TrainingTopic.CHECK_RESOURCE,
@@ -84,8 +84,8 @@ ORDERS = frozenset(
         TrainingTopic.NOTIFY_JOB_STATUS,
     }
 )
-# The orders that a job's process obeys.
-JOB_ORDERS = frozenset({"check_status", "abort", "abort_task", "shutdown"})
+# The commands that a job's process obeys.
+JOB_COMMANDS = frozenset({"check_status", "abort", "abort_task", "shutdown"})
 MAX_LOGGED_STRANGERS = 100  # maximum number of strangers; each is logged once
 SOCKET = "socket"  # in the folder INSIDE of the kit
 _MAX_SOCKET_PATH = 100  # bytes; some systems refuse longer socket paths
@@ -379,15 +379,22 @@ class _JobIdCheck(RequestProcessor):
 
 
 def limit_orders() -> None:
-    """Make this process obey only the orders that a run needs, whoever sends them."""
+    """Make this process obey only the orders that a run needs, whoever sends them.
+
+    Replaces the contents of NVFlare's lists in place. A site's main process then checks
+    that an order which names a job gives a valid id. Calling this again changes
+    nothing.
+    """
     processors = ClientRequestProcessors.request_processors
-    permitted = [each for each in processors if ORDERS.issuperset(each.get_topics())]
+    permitted = [
+        each for each in processors if SITE_TOPICS.issuperset(each.get_topics())
+    ]
     processors[:] = [
         each if isinstance(each, _JobIdCheck) else _JobIdCheck(each)
         for each in permitted
     ]
     commands = AdminCommands.commands
-    commands[:] = [each for each in commands if each.get_command_name() in JOB_ORDERS]
+    commands[:] = [each for each in commands if each.get_command_name() in JOB_COMMANDS]
 
 
 class SiteGate(FLComponent):
