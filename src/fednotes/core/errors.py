@@ -22,10 +22,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,26 +213,32 @@ def within(
 
 
 @contextmanager
-def on_disk(
-    path: object, kind: type[FednotesError], then: str = "", what: str = "be written"
+def os_errors_as(
+    kind: type[FednotesError],
+    path: object,
+    *,
+    ending: str = "",
+    action: str = "be written",
 ) -> Iterator[None]:
     """Turn an OSError within the context into an error of class `kind`.
 
     Args:
-        path: The file, for the message.
         kind: The class of the new error.
-        then: The end of the message.
-        what: The action that failed, such as "be read".
+        path: The file, for the message.
+        ending: The end of the message.
+        action: The action that failed, such as "be read".
     """
     try:
         yield
     except OSError as error:
         raise kind(
-            f"{path}: cannot {what} ({error.strerror or error}){then}"
+            f"{path}: cannot {action} ({error.strerror or error}){ending}"
         ) from error
 
 
-readable = partial(on_disk, what="be read")
+def readable(path: object, kind: type[FednotesError]) -> AbstractContextManager[None]:
+    """Turn an OSError while a file is read into an error of class `kind`."""
+    return os_errors_as(kind, path, action="be read")
 
 
 def nearest(name: object, known: Iterable[str], none: str | None = None) -> str:

@@ -29,7 +29,7 @@ from typing import IO, Any
 from safetensors import SafetensorError
 
 from fednotes.core.cleaning import clean
-from fednotes.core.errors import BusyError, FednotesError, on_disk
+from fednotes.core.errors import BusyError, FednotesError, os_errors_as
 
 _UNCHANGED = "; the earlier content is unchanged"
 _KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a FIFO"}
@@ -253,7 +253,7 @@ def write_text(path: Path, text: str, *, private: bool = True) -> None:
     Raises:
         FednotesError: The file cannot be written.
     """
-    with on_disk(path, FednotesError, _UNCHANGED):
+    with os_errors_as(FednotesError, path, ending=_UNCHANGED):
         _make_folder(path.parent, private=private)
         replace_file(path, text.encode(), mode=0o600 if private else 0o666)
 
@@ -290,7 +290,7 @@ def write_folder(
     temporary = temporary_path(path)
     old = temporary_path(path, "old")
     try:
-        with on_disk(path, FednotesError, _UNCHANGED):
+        with os_errors_as(FednotesError, path, ending=_UNCHANGED):
             _make_folder(path.parent, private=private)
             with locked_folder(temporary, mode=0o700 if private else 0o777):
                 fill(temporary)
@@ -473,7 +473,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
         BusyError: Another process has locked it; the message names the process.
         FednotesError: The folder cannot be written.
     """
-    with on_disk(folder, FednotesError):
+    with os_errors_as(FednotesError, folder):
         is_new = not folder.exists()
         lock_descriptor, folder_descriptor = _acquire(folder)
     try:

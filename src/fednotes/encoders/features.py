@@ -37,7 +37,7 @@ from fednotes.core.errors import (
     FednotesError,
     ModelError,
     nearest,
-    on_disk,
+    os_errors_as,
     readable,
 )
 from fednotes.core.store import lock
@@ -225,7 +225,7 @@ def clear_cache(cache: Path) -> int:
         if file.suffix == ".part" and _is_locked(file):
             continue
         with (
-            on_disk(file, FednotesError, what="be removed"),
+            os_errors_as(FednotesError, file, action="be removed"),
             suppress(FileNotFoundError),
         ):
             size = file.stat().st_size
@@ -331,7 +331,9 @@ class _Store:
         """Make the folder private, and return the store of a key."""
         folder = cache / "features"
         remedy = "; set FEDNOTES_CACHE to a folder of your own"
-        with on_disk(folder, FednotesError, remedy, "be the feature cache"):
+        with os_errors_as(
+            FednotesError, folder, ending=remedy, action="be the feature cache"
+        ):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if stat.S_IMODE(folder.stat().st_mode) & 0o077:
                 folder.chmod(0o700)

@@ -29,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 from tokenizers import Tokenizer
 
-from fednotes.core.errors import DataError, ModelError, on_disk
+from fednotes.core.errors import DataError, ModelError, os_errors_as
 from fednotes.core.parsing import read_json
 from fednotes.core.store import try_lock_folder, write_folder
 from fednotes.data.clinical import RECIPE, sentences
@@ -154,7 +154,7 @@ def clear_tokens(folder: Path) -> int:
             if is_unfinished and not is_locked:
                 continue
             size = sum(file.stat().st_size for file in path.iterdir())
-            with on_disk(path, DataError, what="be removed"):
+            with os_errors_as(DataError, path, action="be removed"):
                 shutil.rmtree(path)
             freed += size
     return freed

@@ -36,7 +36,7 @@ from fednotes.core.errors import (
     FednotesError,
     ParameterError,
     TrainingError,
-    on_disk,
+    os_errors_as,
 )
 from fednotes.core.parsing import read_json, read_json_table
 from fednotes.core.store import make_private, open_private, private_folder, write_json
@@ -168,9 +168,10 @@ def claim_folder(run: Run, declared: Mapping[str, Any], out: Path) -> None:
     """Reserve a folder for a run, before anything is submitted.
 
     Raises:
-        ConfigError: Another run has the folder, or it cannot be written to.
+        ConfigError: The folder cannot be written to (ParameterError if another run has
+            it).
     """
-    with on_disk(out, ConfigError, "; nothing was submitted"):
+    with os_errors_as(ConfigError, out, ending="; nothing was submitted"):
         private_folder(out)
         out.chmod(0o700)
         try:

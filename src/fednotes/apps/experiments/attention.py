@@ -39,7 +39,7 @@ from fednotes.core.errors import (
     FednotesError,
     MissingExtra,
     ParameterError,
-    on_disk,
+    os_errors_as,
 )
 from fednotes.core.store import write_text
 from fednotes.data.notes import read_notes
@@ -106,7 +106,7 @@ def run_attention(  # noqa: PLR0913 - the options of a command
             reads.
     """
     models = parse_models(model)
-    with on_disk(out, FednotesError):
+    with os_errors_as(FednotesError, out):
         out.mkdir(parents=True, exist_ok=True)
     texts = draw_passages(_read_texts(notes, categories), sample, length, seed)
     if not texts:

@@ -48,7 +48,7 @@ from fednotes.apps.deployment.nvflare.kit import (
 )
 from fednotes.apps.deployment.nvflare.trust import drop_expired_roots
 from fednotes.core.cleaning import one_line
-from fednotes.core.errors import ConfigError, FednotesError, needs, on_disk
+from fednotes.core.errors import ConfigError, FednotesError, needs, os_errors_as
 from fednotes.core.parsing import read_json_table
 from fednotes.core.settings import build, checked
 from fednotes.core.store import lock, make_private, open_private, write_json
@@ -149,7 +149,7 @@ def start(
     """
     command, environment = _prepare(kit, check=check)
     kit = kit.resolve()
-    disk_errors = on_disk(kit, FednotesError, what="be started")
+    disk_errors = os_errors_as(FednotesError, kit, action="be started")
     with disk_errors, open(kit / OUTPUT_FILE, "wb", opener=open_private) as output:
         process = subprocess.Popen(
             command,

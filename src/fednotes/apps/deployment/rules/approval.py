@@ -38,7 +38,7 @@ from fednotes.core.errors import (
     ConfigError,
     FednotesError,
     RefusedError,
-    on_disk,
+    os_errors_as,
     readable,
 )
 from fednotes.core.parsing import open_regular, read_json
@@ -185,7 +185,7 @@ def make_key(path: Path, person: str, passphrase: str = "") -> str:
         serialization.PrivateFormat.PKCS8,
         encryption_algorithm=encryption,
     )
-    with on_disk(path, ConfigError):
+    with os_errors_as(ConfigError, path):
         replace_file(path, text, mode=0o600)
     return public_key_text(key)
 
@@ -374,7 +374,7 @@ class Approvals:
             text = approval.signed_text(self.quorum.site)
             approval = replace(approval, signature=signer.key.sign(text).hex())
 
-        with on_disk(self.path, FednotesError, "; nothing was decided"):
+        with os_errors_as(FednotesError, self.path, ending="; nothing was decided"):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             # Without a lock, one of two simultaneous decisions would be lost.
             with locked_file(self.path.with_name(f".{self.path.name}.lock")):

@@ -45,7 +45,7 @@ from fednotes.core.errors import (
     DataError,
     FednotesError,
     RefusedError,
-    on_disk,
+    os_errors_as,
     readable,
 )
 from fednotes.core.parsing import JsonError, open_regular, parse_json
@@ -271,7 +271,9 @@ class Ledger:
             FednotesError: Writing to disk failed. The message must not leave.
         """
         facts = _checked(entry)
-        disk_errors = on_disk(self.path, FednotesError, "; the message did not leave")
+        disk_errors = os_errors_as(
+            FednotesError, self.path, ending="; the message did not leave"
+        )
         with disk_errors, self._locked_files() as (file, head_file):
             before, mended = self._end(file, head_file)
             table = {"seq": before.lines + 1, **facts, **mended, "prev": before.hash}
