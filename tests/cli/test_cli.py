@@ -182,7 +182,7 @@ def folder(tmp_path: Path) -> Path:
         ),
         ("predict MODEL north.txt --text x", "give a path or --text, not both"),
         ("predict MODEL --text ", "--text is empty: give the text of a note"),
-        ("predict MODEL --text x --format brat", "name the folder in --out"),
+        ("predict MODEL --text x --format brat", "give the folder in --out"),
         ("predict MODEL --text x --format xml", "xml"),
         ("predict nomodel --text x", "no model here"),
         ("report .", "no summary.json"),
@@ -535,7 +535,7 @@ def test_evaluate_maps_what_is_there(
     for mapping, message in (
         (
             "Medicin=Drug",
-            "no label 'Medicin', it has Medicine, Time; did you mean 'Medicine'?",
+            "no label 'Medicin'; it has Medicine, Time; did you mean 'Medicine'?",
         ),
         ("Medicine=Drugg", "the model has no 'Drugg'; did you mean 'Drug'?"),
         ("Medicine=Drug --map Medicine=", "a different OLD each time"),

@@ -402,7 +402,7 @@ def test_refuses(saved: Callable[[str], Path], bart: Path, tmp_path: Path) -> No
         build_language_model(LanguageModelConfig(str(bert)), 0, "cuda:99")
     model = build(bert)
     (tmp_path / "mine").write_text("a file")
-    with pytest.raises(ModelError, match="the folder has files, but no model"):
+    with pytest.raises(ModelError, match="the folder has files but no model"):
         model.save(tmp_path)
     with torch.no_grad():
         next(iter(model.trainable().values())).fill_(float("nan"))

@@ -55,7 +55,7 @@ def test_a_model_of_mentions_refuses_what_only_patients_have(folder: Path) -> No
 
 
 def test_brat_needs_a_folder(folder: Path) -> None:
-    with pytest.raises(ParameterError, match="name the folder in `out`"):
+    with pytest.raises(ParameterError, match="give the folder in `out`"):
         predict(folder, NoteSource(text=NOTE), PredictionOutput(format="brat"))
 
 

@@ -286,7 +286,7 @@ def test_a_job_of_too_few_sites_is_refused(
     names = [f"s{k}" for k in range(least)]
     assert for_names(config, names).sites == least
     with pytest.raises(
-        ConfigError, match=f"needs {least} sites, and the job has {least - 1}"
+        ConfigError, match=f"needs {least} sites, but the job has only {least - 1}"
     ):
         for_names(config, names[1:])
     with pytest.raises(

@@ -249,7 +249,7 @@ def test_two_people_approve_by_their_keys(kit: Path, tmp_path: Path) -> None:
     (kit / SITE_FILE).write_text("\n".join(["[policy]", "approvals = 2", *lines[:2]]))
     policy = read_policy(kit)
     assert "not approved this job" in request_approval(kit, JOB, policy)
-    assert "2 of alice, bob to approve" in run_site_command(
+    assert "2 of these people: alice, bob" in run_site_command(
         "approve", kit, "--yes", code=2
     )
     outputs = run_site_command(

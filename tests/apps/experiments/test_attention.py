@@ -382,8 +382,8 @@ def test_bad_input_is_refused_before_anything_is_written(
     ruled.write_text("--------\n________\n")
     for error, message, model, path, options in (
         (ModelError, "no such directory", "base=absent", notes, {}),
-        (DataError, r"no note in .*empty.txt has text", base, empty, {}),
-        (DataError, r"no note in .*ruled.txt has text", base, ruled, {}),
+        (DataError, r"no note in .*empty.txt contains text", base, empty, {}),
+        (DataError, r"no note in .*ruled.txt contains text", base, ruled, {}),
         (DataError, "no such file", base, tmp_path / "absent", {}),
         (ConfigError, "`sample` 0", base, notes, {"sample": 0}),
         (ConfigError, "expected 1 to 24, the tokens", base, notes, {"length": 25}),

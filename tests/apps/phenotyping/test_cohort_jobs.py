@@ -369,7 +369,7 @@ def test_labels_of_the_obesity_challenge(place: Path) -> None:
               for r, p in enumerate(c.patients)}  # fmt: skip
     values = {0: 1, 1: 0, 2: 2}
     assert labels == {str(i): values[i % 3] if i != 8 else -1 for i in range(1, 13)}
-    assert "o: 1 patients have no label of any phenotype: unlabelled" in loaded.remarks
+    assert "o: 1 patients have no labels of any phenotype: unlabelled" in loaded.remarks
     assert any("Asthma (no label)" in line for line in loaded.remarks)
 
 

@@ -89,7 +89,7 @@ def test_a_test_part_with_labels_of_its_own(place: Path) -> None:
     (loaded_site,) = loaded.data
     assert loaded_site.test.patients == ("30", "31", "32", "33")
     assert loaded_site.test.labels.tolist() == [expected(30), [1, 0], [-1, 2], [-1, -1]]
-    assert "a: 1 patients have no label of any phenotype: unlabelled" in loaded.remarks
+    assert "a: 1 patients have no labels of any phenotype: unlabelled" in loaded.remarks
     table = {k: v for k, v in site.items() if k != "test_labels"}
     (alone,) = load(place, sites={"a": table}).data
     assert alone.test.labels.tolist() == [expected(i) for i in range(30, 34)]

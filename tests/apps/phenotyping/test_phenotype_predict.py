@@ -94,7 +94,7 @@ def test_notes_of_a_patient_are_one(run: Run, model: Path, table: Path) -> None:
         "p2": ["hypertension"],
         "p3": [],
     }
-    assert "1 of 3 patient(s) have no concept of the dictionary" in err
+    assert "1 of 3 patient(s) have no concepts of the dictionary" in err
     assert {each["patient"]: each["concepts"] for each in lines(out)} == {
         "p1": 2,
         "p2": 1,
@@ -295,7 +295,7 @@ def test_labels_are_renamed(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "gold.jsonl"
     path.write_text(json.dumps(row), encoding="utf-8")
     with pytest.raises(
-        DataError, match=r"labels GOUT, the model knows asthma.*`label_map`"
+        DataError, match=r"labels for GOUT, but the model knows asthma.*`label_map`"
     ):
         evaluate(model, path)
     evaluation = evaluate(model, path, label_map={"GOUT": "gout"})

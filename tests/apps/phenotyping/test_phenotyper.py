@@ -237,7 +237,7 @@ def test_a_changed_fact_is_damage(tmp_path: Path) -> None:
         ({"classes": [0, 1, 1, 1]}, "classes = 0: expected a list"),
         ({"classes": None}, "4 phenotypes, but 0 lists of classes"),
         ({"space": {"width": "9"}}, "space.width = '9'"),
-        ({"space": {"width": 7}}, "reads 9 concepts, and there are 7"),
+        ({"space": {"width": 7}}, "reads 9 concepts, but the input has 7"),
         ({"space": {"width": 9, "recipe": [1]}}, "space.recipe = .*expected a table"),
         ({"kind": "other"}, "kind = 'other'"),
         ({"more": 1}, "unknown key 'more'"),

@@ -113,5 +113,5 @@ def test_the_page_is_shown_from_a_notebook(run: Path) -> None:
         signal.signal(signal.SIGINT, before)
         loop.close()
     assert status == [403]
-    with pytest.raises(ConfigError, match="name a run"):
+    with pytest.raises(ConfigError, match="give a run"):
         fn.open_ui()

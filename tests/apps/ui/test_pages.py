@@ -509,7 +509,7 @@ def test_decisions_about_another_text_are_kept_and_have_no_effect(
         (4, "label-gold", " ", "the type is empty"),
         (4, "label-gold", "a\nb", "one line"),
         (4, "label-gold", "x" * 201, "at most 200"),
-        (4, "fly", "", "no such action"),
+        (4, "fly", "", "unknown action: reload the page"),
         (5, "gold", "", "there is no mention 5"),
         ("9" * 5000, "gold", "", "there is no mention 999"),
         ("-1", "gold", "", "there is no mention -1"),
