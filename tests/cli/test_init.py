@@ -103,7 +103,7 @@ def test_an_earlier_job_is_not_replaced(sites: Path, run: Run) -> None:
     Path("job.toml").write_text("mine\n", encoding="utf-8")
     _, err = run("init", "notes", code=2)
     assert err == (
-        "error: job.toml exists: name another --out, or set --overwrite to replace it\n"
+        "error: job.toml exists: choose another --out, or set --overwrite to replace it\n"
     )
     assert Path("job.toml").read_text("utf-8") == "mine\n"
 

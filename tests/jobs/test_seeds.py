@@ -185,7 +185,7 @@ def test_a_folder_of_another_job_or_of_other_files_is_refused(
     with pytest.raises(DataError, match=r"contains no seeds\.json"):
         read_seeds(tmp_path)
     for wrong in ([], [1, 1], [-1], [True], ["1"]):
-        with pytest.raises(ConfigError, match="^seeds"):
+        with pytest.raises(ConfigError, match=r"^seeds"):
             simulate_seeds(job(), tmp_path / "new", wrong)
 
 
