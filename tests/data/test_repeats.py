@@ -106,6 +106,7 @@ def test_places_are_those_of_later_values_in_the_order_of_the_stream() -> None:
         assert repeats.places(10) == expected[:10]
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_values() -> None:
     """1.4 million more hashes of 8 bytes take 11 MiB in an array, and more than twice
     of it while they are sorted. The database and its sort take a cache each."""

@@ -139,6 +139,7 @@ def outcome(resume: Callable[[], State | None]) -> tuple[int, str]:
     return (state.round if state else 0), ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["embedded", "deployed"])
 @LONG
 @given(damages())

@@ -163,6 +163,7 @@ def count_numbers(members: list[fedner.Site]) -> int:
     return sum(storages.values())
 
 
+@pytest.mark.slow
 def test_a_hundred_sites_train_and_grow_with_the_trainable_state_alone(
     tmp_path: Path,
 ) -> None:

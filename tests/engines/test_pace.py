@@ -115,6 +115,7 @@ def right_guesses(durations: dict[str, np.ndarray], rng: np.random.Generator) ->
     return tuple(order) == SITES
 
 
+@pytest.mark.slow
 def test_thirty_rounds_do_not_rank_three_sites_better_than_chance(
     tmp_path: Path,
 ) -> None:

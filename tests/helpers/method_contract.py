@@ -251,6 +251,7 @@ class MethodContract:
         ended, members = run_with_restarts(reference, way, tmp_path)
         reference.check(ended, members, tmp_path / "sites")
 
+    @slow_for_further
     @pytest.mark.parametrize("seed", SEEDS)
     def test_a_run_with_random_faults_has_the_bits_of_one_without(
         self, seed: int, reference: Reference, tmp_path: Path
@@ -263,6 +264,7 @@ class MethodContract:
         reference.check(ended, members, tmp_path / "sites")
         assert net.now > 0
 
+    @slow_for_further
     def test_a_killed_run_resumes_to_the_same_bits(
         self, reference: Reference, tmp_path: Path
     ) -> None:
@@ -270,6 +272,7 @@ class MethodContract:
         ended, members = run_and_resume(reference, tmp_path)
         reference.check(ended, members, tmp_path / "sites")
 
+    @slow_for_further
     @pytest.mark.parametrize("step", FAULTS)
     def test_wrong_messages_end_in_one_error_that_names_them(
         self,

@@ -387,6 +387,7 @@ def peak_of_check(path: Path) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     """Check 1,800 more notes of ten sentences.
 

@@ -113,6 +113,7 @@ def test_no_command_changes_a_run_in_progress(runs: Runs) -> None:
     assert not list(runs.folder.rglob(LOCK))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_prints_how_to_resume_it(
     runs: Runs, number: signal.Signals

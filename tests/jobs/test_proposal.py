@@ -436,6 +436,7 @@ def test_the_proposed_job_passes_check_and_simulate(
     assert len(result.sites) == number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("notes", "method"),
     [
@@ -454,6 +455,7 @@ def test_the_proposed_job_of_a_light_tagger_passes_too(
     run_as_it_is(proposed_job, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_other_methods_pass_too(tmp_path: Path, hospitals: Path, bert: Path) -> None:
     out = tmp_path / "job.toml"
     proposed_job = fn.init(

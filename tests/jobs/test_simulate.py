@@ -274,6 +274,7 @@ def as_toml(table: dict[str, Any], path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,6 +310,7 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_no_line_of_the_log_is_lost_or_written_twice(
     tmp_path: Path, monkeypatch
 ) -> None:

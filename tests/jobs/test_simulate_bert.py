@@ -91,6 +91,7 @@ def personal(bert: Path, **changes: Any) -> Job:
     return job(bert, "personal", model=model, **changes)
 
 
+@pytest.mark.slow
 def test_a_personal_run_shows_the_mix_of_two_own_models_beside(
     bert: Path, tmp_path: Path
 ) -> None:

@@ -600,6 +600,7 @@ def test_the_distribution_of_weights_is_written_at_the_site(
         assert high == pytest.approx(member.weights.max(), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_the_best_model_is_kept_where_asked(sites) -> None:
     """By F1 on the validation data, against the highest of the committed rounds."""
     settings = config(sites, rounds=8, weighting=False, select="best", **QUICK)

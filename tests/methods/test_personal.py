@@ -253,6 +253,7 @@ def test_the_own_model_is_the_one_alone(encoder: Path, changes: dict[str, Any]) 
         assert member.scores["parts"]["own"]["strict"] == alone.scores["strict"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", ["each", "shared"])
 def test_where_nothing_is_shared_a_site_has_two_models_of_its_own(
     encoder: Path, batch: str
@@ -448,6 +449,7 @@ def test_a_secure_sum_says_how_many_notes_are_behind_a_row(
     np.testing.assert_allclose(counted.numpy(), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("least", [2, 3])
 def test_a_site_that_drops_out_does_not_stop_the_others(
     encoder: Path, tmp_path: Path, least: int

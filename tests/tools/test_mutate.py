@@ -138,6 +138,7 @@ why = "the weight is one"
 """
 
 
+@pytest.mark.slow
 def test_named_mutants_and_endless_ones(
     make: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +265,7 @@ def test_which_statement_is_marked() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_projects_own_markers_and_list() -> None:
     """Every marker marks a statement that can be wrong, every named mutant's text is
     found, each test is one; reading all costs a second, running them is `make mutate`.

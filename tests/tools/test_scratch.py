@@ -69,6 +69,7 @@ def processes_in(place: Path) -> list[object]:
     return [*working_in(place), *place.iterdir()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "SIGKILL", "group", "nothing"])
 def test_nothing_is_left(place: Path, end: str) -> None:
     """Its children ignore signals, have children of their own and are in sessions of

@@ -28,6 +28,7 @@ def test_trap_weights_read_neighbours_of_words_through_a_secure_sum() -> None:
     assert honest <= 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["finetune, encoder", "finetune, low-rank, one step"])
 def test_trap_weights_of_an_encoder_read_a_sentence_through_a_secure_sum(
     job: str, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from acme import run_python, unpack_acme
 
 ATTACK = '''
@@ -29,6 +30,7 @@ print([attack.name for attack in all_attacks()][-1])
 """
 
 
+@pytest.mark.slow
 def test_an_attack_of_a_package_comes_after_the_built_in_ones(tmp_path: Path) -> None:
     environment = unpack_acme(tmp_path / "acme", ENTRY_POINTS, {"oracle": ATTACK})
     assert run_python(environment, "-c", PROGRAM) == "oracle\n"

@@ -87,6 +87,7 @@ def test_a_place_scores_higher_the_nearer_its_row_is_to_the_span() -> None:
             )
 
 
+@pytest.mark.slow
 def test_noise_hides_tokens_of_an_encoder(bert: Path) -> None:
     job = encoder_job(bert, {"train": "encoder"}, cycles=2, privacy=PRIVATE)
     assert_hidden(run_attack(job, "tokens from the lowest"))

@@ -205,6 +205,7 @@ def test_noise_makes_models_forget_patients(tables: dict[str, Any]) -> None:
                 assert leak.details["auc"] == pytest.approx(0.5, abs=0.1)
 
 
+@pytest.mark.slow
 def test_noise_hides_concepts_and_nothing_is_counted() -> None:
     """The mean of several trials: with fifteen decoys, a single one varies much."""
     assert attack_patients("classifiers of concepts", **PRIVATE).proven
@@ -219,6 +220,7 @@ def test_noise_hides_concepts_and_nothing_is_counted() -> None:
         assert not attack_patients(name, **PRIVATE).applies
 
 
+@pytest.mark.slow
 def test_counts_with_noise_are_attacked() -> None:
     """Much noise hides what occurs; with next to none, counts reveal it.
 

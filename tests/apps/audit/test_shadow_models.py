@@ -216,6 +216,7 @@ def test_losses_of_masked_words_are_those_of_transformers(tmp_path: Path) -> Non
             assert loss == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_models_without_noise_remember(few: None) -> None:
     """Only the control, with four models, to save time."""
     audited = scene()

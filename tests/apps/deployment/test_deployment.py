@@ -54,6 +54,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_bert(tmp_path_factory.mktemp("bert"), max_position_embeddings=512)
 
 
+@pytest.mark.slow
 def test_a_fine_tuned_bert_is_that_of_a_simulation(bert: Path, tmp_path: Path) -> None:
     """The sites' models are one, and the server has it too; here sites keep BERT
     elsewhere."""
@@ -72,6 +73,7 @@ def test_a_fine_tuned_bert_is_that_of_a_simulation(bert: Path, tmp_path: Path) -
         assert weights(folder / "model") == expected
 
 
+@pytest.mark.slow
 def test_a_phenotyping_model_is_that_of_a_simulation(tmp_path: Path) -> None:
     """Two stages, codes held out, calibration; the test part by the job's fractions.
     The sites allow as many rounds as it takes and no more."""

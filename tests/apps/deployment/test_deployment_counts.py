@@ -90,6 +90,7 @@ def test_a_tagger_job_in_steps(site_notes: Any, tmp_path: Path) -> None:
     assert all("refused by count_step" in reply.refusal for reply in score_replies)
 
 
+@pytest.mark.slow
 def test_a_phenotyping_job_in_steps(tmp_path: Path) -> None:
     needs_app("phenotyping")
     from patient_hospitals import PHENOTYPE, patients
@@ -106,6 +107,7 @@ def test_a_phenotyping_job_in_steps(tmp_path: Path) -> None:
     assert exact_counts(updates) == set()
 
 
+@pytest.mark.slow
 def test_it_goes_together_with_the_secure_sum(site_notes: Any, tmp_path: Path) -> None:
     """The server then sees sums of multiples alone, such as that of pseudo-annotated
     mentions."""

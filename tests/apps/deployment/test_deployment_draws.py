@@ -36,6 +36,7 @@ def secret_of(name: str) -> bytes:
     return name.encode().ljust(32, b"!")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [FEDNER, DISTILL], ids=["fedner", "distill"])
 def test_killed_parts_change_no_bit(job: str, site_notes: Any, tmp_path: Path) -> None:
     """A site is killed, and later the server."""
@@ -104,6 +105,7 @@ def round_of(hospitals: Hospitals) -> tuple[dict[str, Any], dict[str, Any]]:
     return start, updates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draws", ["job", "secret"])
 def test_two_approved_jobs_give_no_site_away(draws: str, tmp_path: Path) -> None:
     """The same with three sites and with four; the server adds what it knows by the

@@ -41,6 +41,7 @@ def test_every_frame_that_left_is_in_the_ledger(
     )
 
 
+@pytest.mark.slow
 def test_the_secure_sum_gives_the_same_model(site_notes: Any, tmp_path: Path) -> None:
     """That of the embedded engine under the secure sum, to the last bit."""
     pytest.importorskip("cryptography")

@@ -319,6 +319,7 @@ def test_outside_the_hours_a_run_waits(site_notes: Any, tmp_path: Path) -> None:
     assert hospitals.ends()
 
 
+@pytest.mark.slow
 def test_scores_stay_unless_the_policy_shares_them(
     site_notes: Any, tmp_path: Path
 ) -> None:
@@ -546,6 +547,7 @@ def test_how_two_sides_labels_differ(site_labels: dict[str, Any], message: str) 
 # few other notes than before
 
 
+@pytest.mark.slow
 def test_a_second_job_with_one_sentence_fewer_is_refused(
     site_notes: Any, tmp_path: Path
 ) -> None:

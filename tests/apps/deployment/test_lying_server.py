@@ -617,6 +617,7 @@ def test_a_server_that_may_go_back_anywhere_fills_no_disk(case: Case) -> None:
     assert used["c"] <= used[VICTIM]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["plain sum", "secure sum"])
 def test_a_server_that_lets_sites_forget_nothing_fills_no_disk(
     way: str, tmp_path: Path

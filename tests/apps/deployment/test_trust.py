@@ -279,6 +279,7 @@ def test_two_roots_overlap_and_the_old_one_ends(
     assert believes(of_new, h3, "h3")
 
 
+@pytest.mark.slow
 def test_only_the_old_root_can_introduce_a_new_one(kits: Kits, tmp_path: Path) -> None:
     """Lists of another authority with the same name are refused.
 

@@ -42,6 +42,7 @@ def test_a_built_in_job_names_its_variables(monkeypatch: pytest.MonkeyPatch) -> 
     assert "sites." in message
 
 
+@pytest.mark.slow
 @pytest.mark.corpora
 @pytest.mark.parametrize("name", ["gum", "maccrobat", "mapped"])
 def test_the_built_in_jobs_on_heterogeneous_tag_sets_load(
@@ -273,6 +274,7 @@ def test_the_sizes_of_the_papers_corpora_are_those_of_its_table(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.corpora
 def test_the_built_in_jobs_on_public_notes_load(corpora: Path) -> None:
     """They have 4,909 notes, and none shares a sentence with the annotated corpora."""

@@ -275,7 +275,10 @@ def test_a_job_of_the_user_has_its_own_note(tiny: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("base", "message"),
     [
-        (("{distill}",), "uses method 'distill', but .* needs a job of method 'fedner'"),
+        (
+            ("{distill}",),
+            "uses method 'distill', but .* needs a job of method 'fedner'",
+        ),
         (("{fedner}.no",), "no such job file, nor a built-in job"),
         (("other={fedner}",), "this experiment has no job 'other'"),
         (("{fedner}", "real={fedner}"), "mine.toml replaces 'real' already"),

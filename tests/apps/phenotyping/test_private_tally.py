@@ -300,6 +300,7 @@ def run(config: Any, directory: Path | None = None, **options: Any) -> dict[str,
     return dict(final.tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("representation", ["learn", "none"])
 def test_a_run_is_the_same_however_it_is_run(
     representation: str, tmp_path: Path

@@ -311,6 +311,7 @@ def _append_without_end(path: Path, rounds: Path) -> None:
             file.write(f"{number}\n")
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
     """A real kill -9, several times: every round that the process reported is in the
     ledger."""
@@ -523,6 +524,7 @@ def test_every_change_of_a_single_byte_is_found(
     assert judge(path, lines, head, None).ok
 
 
+@pytest.mark.slow
 def test_every_inserted_and_removed_byte_is_found(tmp_path: Path) -> None:
     path = tmp_path / "l"
     write_ledger(path, 2)
