@@ -37,7 +37,7 @@ _CHECKED = "the same file was opened with `open_regular` just before"
 OWN_FILES = {
     "apps/deployment/commands/site.py:site_rules": _CHECKED,
     "apps/deployment/nvflare/gate.py:socket_address": _KIT,
-    "apps/deployment/nvflare/presence.py:hash_place": _KIT,
+    "apps/deployment/nvflare/presence.py:hash_kit_location": _KIT,
     "apps/deployment/nvflare/processes.py:_rotate": _KIT,
     "apps/deployment/nvflare/renewal.py:install_renewal": _KIT,
     "apps/deployment/preflight.py:explain_other_listener": _KIT,
