@@ -184,7 +184,7 @@ def test_a_member_gives_no_orders_to_another(ward: Ward) -> None:
         == answers["order to another's job"]
         == "unauthenticated"
     )
-    assert "only the server gives orders" in log_of(ward.net.kits["h1"])
+    assert "only the server may send requests" in log_of(ward.net.kits["h1"])
 
 
 def test_a_member_gives_no_orders_in_the_servers_name(ward: Ward) -> None:
