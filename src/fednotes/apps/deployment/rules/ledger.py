@@ -474,6 +474,37 @@ class AnsweredQuestion(NamedTuple):
     model: str = ""
 
 
+class _NewLines:
+    """Reads the complete lines that were appended to a ledger since the last call.
+
+    Args:
+        path: The ledger.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def is_of_new_ledger(self) -> bool:
+        """Return whether the lines that were read are no longer there."""
+        return not self._path.exists() or self._path.stat().st_size < self._offset
+
+    def restart(self) -> None:
+        """Begin again at the first line."""
+        self._offset = 0
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the new lines; none if there is no ledger.
+
+        Raises:
+            OSError: The ledger cannot be read.
+        """
+        if self._path.exists():
+            for raw in _lines_after(self._path, self._offset):
+                self._offset += len(raw)
+                yield raw
+
+
 class Past:
     """The lines of one job.
 
@@ -497,9 +528,8 @@ class Past:
         self.refused: dict[str, set[str]] = {}
         self.models: dict[str, set[str]] = {}
         self.answers: dict[str, dict[str, Any]] = {}
-        self._path = path
+        self._lines = _NewLines(path)
         self._mark = f'"job":"{job}"'.encode("ascii")
-        self._offset = 0
         self._since = ""
 
     def read(self, since: str = "") -> None:
@@ -512,16 +542,13 @@ class Past:
         Raises:
             OSError: The ledger cannot be read.
         """
-        is_new = not self._path.exists() or self._path.stat().st_size < self._offset
-        if is_new or since != self._since:  # a new ledger, or a new approval
-            self._offset = 0
+        is_new_approval = since != self._since
+        if self._lines.is_of_new_ledger() or is_new_approval:
+            self._lines.restart()
             self._since = since
             self._forget_updates()
             self.answers = {}
-        if not self._path.exists():
-            return
-        for raw in _lines_after(self._path, self._offset):
-            self._offset += len(raw)
+        for raw in self._lines.read():
             self._read_line(raw)
 
     def _read_line(self, raw: bytes) -> None:
@@ -578,10 +605,9 @@ class SpentLines:
     def __init__(self, path: Path, job: str) -> None:
         self.jobs: dict[str, SpentBudget] = {}
         self.answers: dict[str, set[str]] = {}
-        self._path = path
+        self._lines = _NewLines(path)
         self._job = job
         self._marks = (f'"job":"{job}"'.encode("ascii"), b'"spent":{')
-        self._offset = 0
 
     def read(self) -> None:
         """Read the complete lines that were appended since the last call.
@@ -589,12 +615,9 @@ class SpentLines:
         Raises:
             OSError: The ledger cannot be read.
         """
-        if not self._path.exists() or self._path.stat().st_size < self._offset:
-            self._offset = 0  # a new ledger
-        if not self._path.exists():
-            return
-        for raw in _lines_after(self._path, self._offset):
-            self._offset += len(raw)
+        if self._lines.is_of_new_ledger():
+            self._lines.restart()
+        for raw in self._lines.read():
             line = parsed(raw) if any(mark in raw for mark in self._marks) else None
             if line is not None:
                 # Keys may be missing in a line that was edited by hand.
@@ -626,9 +649,8 @@ class RunLines:
     """
 
     def __init__(self, path: Path, run: str) -> None:
-        self._path = path
+        self._lines = _NewLines(path)
         self._mark = f'"run":"{plain(run)}"'.encode("ascii")
-        self._offset = 0
         self._size = 0
 
     def size(self) -> int:
@@ -637,13 +659,12 @@ class RunLines:
         Raises:
             OSError: The ledger cannot be read.
         """
-        if not self._path.exists() or self._path.stat().st_size < self._offset:
-            self._offset = 0  # a new ledger
+        if self._lines.is_of_new_ledger():
+            self._lines.restart()
             self._size = 0
-        if self._path.exists():
-            for raw in _lines_after(self._path, self._offset):
-                self._offset += len(raw)
-                self._size += len(raw) if self._mark in raw else 0
+        for raw in self._lines.read():
+            if self._mark in raw:
+                self._size += len(raw)
         return self._size
 
 
