@@ -41,9 +41,12 @@ from fednotes.cli.plain_help import use_plain_help
 from fednotes.cli.shared import (
     SKIP_REMEDY,
     Backbone,
+    ColumnOption,
     Device,
     Dictionary,
     EncodingOption,
+    FormatOption,
+    FromOption,
     LabelMap,
     OnError,
     OnErrorOption,
@@ -258,15 +261,8 @@ def predict(
         float,
         typer.Option(min=0, max=1, help="Leave out mentions below this confidence."),
     ] = 0.0,
-    of: Annotated[
-        str, typer.Option("--from", help="Format to read; recognised if not given.")
-    ] = "",
-    column: Annotated[
-        str,
-        typer.Option(
-            help="Column of a table, or key of JSON lines, that holds the text."
-        ),
-    ] = "",
+    of: FromOption = "",
+    column: ColumnOption = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
     device: Device = "cpu",
@@ -432,9 +428,7 @@ def check(
             metavar="PATH…|JOB", help="A corpus, its parts (train test), or a job."
         ),
     ],
-    format: Annotated[
-        str, typer.Option(help="Format of the files; recognised if not given.")
-    ] = "",
+    format: FormatOption = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
     settings: Settings = None,

@@ -13,6 +13,8 @@ from rich.text import Text
 from fednotes.cli.shared import (
     SKIP_REMEDY,
     EncodingOption,
+    FormatOption,
+    FromOption,
     OnError,
     OnErrorOption,
     Settings,
@@ -80,9 +82,7 @@ def corpus_stats(
     paths: Annotated[
         list[Path], typer.Argument(help="One corpus file or folder for each site.")
     ],
-    format: Annotated[
-        str, typer.Option(help="Format of the files; recognised if not given.")
-    ] = "",
+    format: FormatOption = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
     json_output: Annotated[
@@ -219,9 +219,7 @@ def convert(
     to: Annotated[
         str, typer.Option(help="Format to write; see `fednotes corpus formats`.")
     ],
-    of: Annotated[
-        str, typer.Option("--from", help="Format to read; recognised if not given.")
-    ] = "",
+    of: FromOption = "",
     allow_loss: Annotated[
         bool,
         typer.Option(

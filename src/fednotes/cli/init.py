@@ -10,7 +10,9 @@ import typer
 from rich.console import Console
 
 from fednotes.cli.shared import (
+    ColumnOption,
     EncodingOption,
+    FormatOption,
     OnError,
     OnErrorOption,
     can_ask,
@@ -61,15 +63,8 @@ def init(
     interactive: Annotated[
         bool, typer.Option("--interactive", help="Ask before each decision.")
     ] = False,
-    format: Annotated[
-        str, typer.Option(help="Format of the files; recognised if not given.")
-    ] = "",
-    column: Annotated[
-        str,
-        typer.Option(
-            help="Column of a table, or key of JSON lines, that holds the text."
-        ),
-    ] = "",
+    format: FormatOption = "",
+    column: ColumnOption = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
     json_output: Annotated[

@@ -56,6 +56,16 @@ EncodingOption = Annotated[
         show_default=False,
     ),
 ]
+FormatOption = Annotated[
+    str, typer.Option(help="Format of the files; recognised if not given.")
+]
+FromOption = Annotated[
+    str, typer.Option("--from", help="Format to read; recognised if not given.")
+]
+ColumnOption = Annotated[
+    str,
+    typer.Option(help="Column of a table, or key of JSON lines, that holds the text."),
+]
 Backbone = Annotated[
     str | None,
     typer.Option(help="Path of the frozen encoder, if it has moved since training."),
