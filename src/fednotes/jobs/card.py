@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ModelError
@@ -26,6 +26,7 @@ from fednotes.jobs.models import find_model_class, read_description
 from fednotes.jobs.results import CONDITIONS, PROMISED, SUMMARY, RunResult, read_result
 from fednotes.jobs.run_folder import JOB_RECORD
 from fednotes.jobs.score_layouts import SCORES
+from fednotes.jobs.text_templates import text_environment
 from fednotes.metrics.gap import Verdict
 
 CARD = "README.md"
@@ -141,13 +142,7 @@ def render_card(
 
 
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("fednotes.jobs"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = text_environment()
     environment.filters |= {
         "plain": _to_markdown,
         "quoted": _to_yaml,

@@ -1,4 +1,4 @@
-"""Write a proposed job as a commented file, using `templates/job.toml`."""
+"""Write a proposed job as a commented file, using `templates/first_job.toml`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from fednotes.core.cleaning import NAME, one_line
 from fednotes.core.errors import ConfigError
 from fednotes.core.wording import list_names
@@ -17,6 +15,7 @@ from fednotes.data.encodings import AUTO
 from fednotes.jobs.proposal.decisions import MINILM, Proposal
 from fednotes.jobs.proposal.facts import Facts, SiteFacts
 from fednotes.jobs.proposal.label_maps import LabelMap
+from fednotes.jobs.text_templates import text_environment
 from fednotes.jobs.toml_text import format_key, format_value
 
 _WIDTH = 88  # columns of a comment
@@ -32,17 +31,9 @@ def format_job(proposal: Proposal, folder: Path) -> str:
     Raises:
         ConfigError: A path cannot be written in a job.
     """
-    environment = Environment(
-        loader=PackageLoader("fednotes.jobs", "proposal/templates"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    environment.filters["comment"] = format_comment
-    environment.filters["toml"] = format_value
-    template = environment.get_template("job.toml")
+    environment = text_environment()
+    environment.filters |= {"comment": format_comment, "toml": format_value}
+    template = environment.get_template("first_job.toml")
     return template.render(
         proposal=proposal,
         method=proposal.method.value,
