@@ -43,7 +43,7 @@ def cut_parts(site: SiteOfJob, raw: Parts, types: Types | None) -> Parts:
         for part, documents in raw.items()
     }
     with within(f"site {site.name!r}", FednotesError):
-        parts = _split(site.config, flat, site.job.seed)
+        parts = split_parts(site.config, flat, site.job.seed)
     if site.config.train and site.config.repeats == "drop":
         _drop_leaks(site, parts)
     return parts
@@ -79,7 +79,7 @@ def _list_counts(counts: FlattenCounts) -> Iterator[tuple[str, int]]:
             yield what, number
 
 
-def _split(config: SiteConfig, flat: Mapping[str, Documents], seed: int) -> Parts:
+def split_parts(config: SiteConfig, flat: Mapping[str, Documents], seed: int) -> Parts:
     """Return train, valid and test; parts without files of their own are split off.
 
     Args:

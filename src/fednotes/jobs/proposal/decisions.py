@@ -26,7 +26,8 @@ from fednotes.jobs.proposal.label_maps import LabelMap, find_label_maps
 
 # Methods for annotated mentions that can be proposed.
 _MENTION_METHODS = ("finetune", "fedner", "distill", "personal")
-_HELD: tuple[Holds, ...] = ("mentions", "patients", "notes")  # what comes first counts
+# What a job learns from, if sites hold several of these: the first one.
+_PREFERENCE: tuple[Holds, ...] = ("mentions", "patients", "notes")
 _HOLDS_WORDS: Mapping[Holds, str] = {
     "mentions": "annotated mentions",
     "patients": "labels of patients",
@@ -136,8 +137,8 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
         ConfigError: A choice does not match the notes.
         DataError: One corpus has too few notes for several sites.
     """
-    held = {site.holds for site in facts.sites}
-    holds = next(each for each in _HELD if each in held)
+    available = {site.holds for site in facts.sites}
+    holds = next(each for each in _PREFERENCE if each in available)
     sites = tuple(site for site in facts.sites if site.holds == holds)
     _require_method(choices.method, sites)
     _require_same_labels(sites)
@@ -162,7 +163,7 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
 
 
 def list_methods(sites: Sequence[SiteFacts]) -> tuple[str, ...]:
-    """Return the methods that fit what sites hold."""
+    """Return the methods that can learn from what sites hold."""
     labels = sites[0].labels
     if labels is not None:
         return (labels.method,)
@@ -237,7 +238,7 @@ def _choose_method(
     encoder: str,
     chosen: str,
 ) -> Choice:
-    """Return the method, and why it fits the notes."""
+    """Return the method, and why it suits the notes."""
     if chosen:
         return Choice(chosen, "You chose it.")
     if sites[0].labels is not None:

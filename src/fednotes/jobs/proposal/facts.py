@@ -21,18 +21,19 @@ from fednotes.data.formats.folders import list_files
 from fednotes.data.formats.problems import OnError, Problems
 from fednotes.data.notes import FORMATS as NOTE_FORMATS
 from fednotes.data.notes import patient_of, read_notes
-from fednotes.data.split import split, unit_of
+from fednotes.data.split import unit_of
 from fednotes.data.tags import FlattenCounts, flatten
 from fednotes.data.text import tokenize
 from fednotes.jobs import kinds
 from fednotes.jobs.input_readers import find_note_format, guess_corpus_format
 from fednotes.jobs.job import FoundLabels, SiteConfig
+from fednotes.jobs.kinds.annotated_files import PARTS
+from fednotes.jobs.kinds.site_parts import split_parts
 from fednotes.jobs.proposal.places import Place
 
 Holds = Literal["mentions", "patients", "notes"]
 
 _SEED = 1  # seed of the proposed job, used for splitting
-_PARTS = ("train", "valid", "test")
 _SENTENCE = "sentence"
 _DEFAULTS = SiteConfig(path="any")
 
@@ -290,28 +291,20 @@ def _try_split(
     Raises:
         DataError: The site has too few sentences, even for that.
     """
-    if "path" in parts:
-        fractions = {
-            "train": 1 - _DEFAULTS.valid_fraction - _DEFAULTS.test_fraction,
-            "valid": _DEFAULTS.valid_fraction,
-            "test": _DEFAULTS.test_fraction,
-        }
-        undivided, ready = parts["path"], {}
-    elif "valid" in parts:
-        return "", {part: _count_units(parts[part]) for part in _PARTS}
-    else:
-        fractions = {
-            "train": 1 - _DEFAULTS.valid_fraction,
-            "valid": _DEFAULTS.valid_fraction,
-        }
-        undivided, ready = parts["train"], {"test": parts["test"]}
+    if "valid" in parts:
+        return "", {part: _count_units(parts[part]) for part in PARTS}
+    files = _DEFAULTS
+    if "train" in parts:
+        files = SiteConfig(train="any", test="any")
     for by in ("", _SENTENCE):
+        config = replace(files, split=by)
         try:
-            dealt = {**split(undivided, fractions, by, _SEED), **ready}
+            dealt = split_parts(config, parts, _SEED)
         except DataError:
             continue
         if any(document.spans for document in dealt["train"]):
-            return by, {part: _count_units(dealt[part]) for part in _PARTS}
+            return by, {part: _count_units(dealt[part]) for part in PARTS}
+    undivided = parts["path"] if "path" in parts else parts["train"]
     raise DataError(
         f"{place.root}: {len(undivided):,} notes are too few to be split into "
         "training, validation and test data: give more notes"
@@ -379,8 +372,11 @@ def _find_labels(path: Path) -> FoundLabels | None:
     """Return the labels of patients that lie beside notes."""
     if not path.is_dir():
         return None
-    found = (kind.find_labels(path) for kind in kinds.all_kinds())
-    return next((labels for labels in found if labels is not None), None)
+    for kind in kinds.all_kinds():
+        labels = kind.find_labels(path)
+        if labels is not None:
+            return labels
+    return None
 
 
 def _with_labels(site: SiteFacts, labels: FoundLabels) -> SiteFacts:
@@ -430,7 +426,7 @@ class _LengthCounter:
 
 def _list_encodings(paths: Iterable[Path], named: str) -> tuple[str, ...]:
     """Return the sorted encodings of those files that are texts."""
-    found: set[str] = set()
+    names: set[str] = set()
     for path in paths:
         files = list_files(path, recursive=True) if path.is_dir() else [path]
         for file in files:
@@ -442,5 +438,5 @@ def _list_encodings(paths: Iterable[Path], named: str) -> tuple[str, ...]:
                     )
             except (DataError, OSError):
                 continue  # not a text, such as a Parquet file
-            found.add(f"{codec} with byte-order mark" if mark else codec)
-    return tuple(sorted(found))
+            names.add(f"{codec} with byte-order mark" if mark else codec)
+    return tuple(sorted(names))
