@@ -69,18 +69,6 @@ def write_job(folder: Path, text: str = JOB) -> Path:
 
 
 @pytest.fixture
-def run(run_cli) -> Run:
-    """Return a function that runs a command and returns stdout and stderr."""
-
-    def run_command(*arguments: object, code: int = 0) -> tuple[str, str]:
-        ended, out, err = run_cli(*arguments)
-        assert ended == code, err
-        return out, err
-
-    return run_command
-
-
-@pytest.fixture
 def refused(run: Run) -> Refused:
     """Return a function that runs a command that must fail and returns its one line."""
 

@@ -32,18 +32,6 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "notes"
 
 
-@pytest.fixture
-def run(run_cli) -> Run:
-    """Return a function that runs a command and returns stdout and stderr."""
-
-    def run_command(*arguments: object, code: int = 0) -> tuple[str, str]:
-        ended, out, err = run_cli(*arguments)
-        assert ended == code, err
-        return out, err
-
-    return run_command
-
-
 def test_init_shows_the_notes_and_writes_a_job_that_passes_check(
     sites: Path, run: Run
 ) -> None:
