@@ -556,15 +556,15 @@ def find_labels(folder: Path) -> FoundLabels | None:
         The table, for a job that learns it from vectors of a frozen encoder, which
         needs no dictionary; None if there is no such table, or if there are several.
     """
-    found = []
+    tables = []
     for file in list_files(folder):
         if unpacked_name(file).suffix.lower() in (".csv", ".tsv"):
             labels = _read_table_of_labels(file)
             if labels is not None:
-                found.append((file, labels))
-    if len(found) != 1:
+                tables.append((file, labels))
+    if len(tables) != 1:
         return None
-    ((path, labels),) = found
+    ((path, labels),) = tables
     counts = dict.fromkeys(labels.phenotypes, 0)
     for patient in labels.values:
         for phenotype in labels.of(patient):

@@ -68,16 +68,20 @@ def _map_spellings(types: Mapping[str, Mapping[str, int]]) -> Iterator[LabelMap]
         labels = {name.label for name in names}
         if not key or len(labels) < 2:
             continue
-        new = _most_common(names)
+        common_label = _most_common(names)
         sites = Counter(name.site for name in names)
         for name in names:
-            if name.label == new:
+            if name.label == common_label:
                 continue
             is_only_one = sites[name.site] == 1
-            reason = f"differs from {new!r} in case, punctuation or plural only"
+            reason = (
+                f"differs from {common_label!r} in case, punctuation or plural only"
+            )
             if not is_only_one:
                 reason += ", but this site has several of these names"
-            yield LabelMap(name.site, name.label, new, reason, is_active=is_only_one)
+            yield LabelMap(
+                name.site, name.label, common_label, reason, is_active=is_only_one
+            )
 
 
 def _most_common(names: list[_Name]) -> str:
@@ -110,26 +114,29 @@ def _map_broader(
         mapped: The site and name of earlier proposals.
     """
     for site, counts in types.items():
-        others: Counter[str] = Counter()
-        for other, counts_of_other in types.items():
-            if other != site:
-                others.update(counts_of_other)
-        own_keys = {"".join(_words(label)) for label in counts}
+        labels_elsewhere: Counter[str] = Counter()
+        for other_site, other_counts in types.items():
+            if other_site != site:
+                labels_elsewhere.update(other_counts)
+        keys_here = {"".join(_words(label)) for label in counts}
         for label in counts:
-            if (site, label) in mapped or label in others:
+            if (site, label) in mapped or label in labels_elsewhere:
                 continue
             broader = [
-                other
-                for other in others
-                if _is_part(_words(other), _words(label))
-                and "".join(_words(other)) not in own_keys
+                candidate
+                for candidate in labels_elsewhere
+                if _is_part(_words(candidate), _words(label))
+                and "".join(_words(candidate)) not in keys_here
             ]
             if broader:
-                new = max(broader, key=lambda other: (others[other], other))
-                reason = (
-                    f"has all words of {new!r} and may be narrower, so decide yourself"
+                most_used = max(
+                    broader, key=lambda name: (labels_elsewhere[name], name)
                 )
-                yield LabelMap(site, label, new, reason, is_active=False)
+                reason = (
+                    f"has all words of {most_used!r} and may be narrower, so decide "
+                    "yourself"
+                )
+                yield LabelMap(site, label, most_used, reason, is_active=False)
 
 
 def _is_part(few: tuple[str, ...], many: tuple[str, ...]) -> bool:
