@@ -8,12 +8,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from papers import is_of_deleted_app
 
 import fednotes
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 # One-letter classes, or this file would find itself.
 MACHINE_PATH = re.compile(r"(?<![\w.<])/(?:[w]ork|[r]oot|tmp/[d]ev)(?:/|\b)")
 
@@ -49,6 +51,59 @@ def _make_targets() -> set[str]:
 def test_versions_agree() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["version"] == fednotes.__version__
+
+
+def test_the_citation_is_of_this_version_and_names_the_papers() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert citation["version"] == fednotes.__version__
+    papers = " ".join((ROOT / "docs" / "papers.md").read_text("utf-8").split())
+    assert len(citation["references"]) == 4
+    for paper in citation["references"]:
+        assert paper["title"] in papers
+        assert all(author["family-names"] in papers for author in paper["authors"])
+
+
+def test_the_workflow_runs_the_two_commands_on_every_named_python() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    versions = re.findall(
+        r"^Programming Language :: Python :: (3\.\d+)$",
+        "\n".join(project["classifiers"]),
+        re.MULTILINE,
+    )
+    workflow = yaml.safe_load(
+        (ROOT / ".github" / "workflows" / "test.yml").read_text("utf-8")
+    )
+    job = workflow["jobs"]["test"]
+    assert job["strategy"]["matrix"]["python"] == versions
+    assert project["requires-python"] == f">={versions[0]}"
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert commands == ["make demo PYTHON=python", "make test PYTHON=python"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_ask_for_little_and_pin_their_actions(path: Path) -> None:
+    """A token may read the code; a job that needs more says so itself."""
+    workflow = yaml.safe_load(path.read_text("utf-8"))
+    assert workflow["permissions"] == {"contents": "read"}
+    for job in workflow["jobs"].values():
+        assert job["timeout-minutes"] <= 90
+        used = [step["uses"] for step in job["steps"] if "uses" in step]
+        assert all(re.fullmatch(r"actions/[\w-]+@v\d+", action) for action in used)
+        commands = " ".join(step.get("run", "") for step in job["steps"])
+        assert set(re.findall(r"\bmake ([a-z]+)", commands)) <= _make_targets()
+        assert "${{ github.event" not in commands  # text of others is no command
+
+
+def test_every_issue_template_warns_of_the_text_of_notes() -> None:
+    folder = ROOT / ".github" / "ISSUE_TEMPLATE"
+    forms = [path for path in folder.glob("*.yml") if path.stem != "config"]
+    assert len(forms) == 2
+    for path in forms:
+        body = yaml.safe_load(path.read_text("utf-8"))["body"]
+        assert "no text of a real note" in body[0]["attributes"]["value"]
+        (promise,) = body[-1]["attributes"]["options"]
+        assert promise["required"]
+        assert "real note" in promise["label"]
 
 
 def test_every_extra_is_documented() -> None:

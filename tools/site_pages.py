@@ -1,8 +1,8 @@
 """What the site of the documents needs beyond docs/: a hook of mkdocs, named in
 mkdocs.yml.
 
-README.md is its first page, and CONTRIBUTING.md, CHANGELOG.md and the notebook are
-pages of it. A link to a file that is no page stays as its words. A built page that
+README.md is its first page, and CONTRIBUTING.md, CHANGELOG.md, SECURITY.md and the
+notebook are pages of it. A link to a file that is no page stays as its words. A built page that
 would ask another host ends the
 build: hospitals read it without a network.
 """
@@ -20,6 +20,8 @@ PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
+    # not SECURITY.md: on some file systems this is docs/security.md
+    "SECURITY.md": "security-policy.md",
 }
 LINK = re.compile(r"(?<!\!)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)]*)?\)")
 ASKS = re.compile(
@@ -31,16 +33,21 @@ ASKS = re.compile(
 
 def linked(text: str, folder: str) -> str:
     """A page's text with links as the site has them; `folder` is where the page lies."""
+    up = "../" * folder.removeprefix("docs").count(
+        "/"
+    )  # from the page to the site's top
 
     def link(match: re.Match[str]) -> str:
         words, target, anchor = match.groups()
         path = (ROOT / folder / target).resolve()
         name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
         if name.startswith("docs/"):
-            return f"[{words}]({name.removeprefix('docs/')}{anchor or ''})".replace(
-                ".ipynb", ".md"
-            )
-        return f"[{words}]({PAGES[name]}{anchor or ''})" if name in PAGES else words
+            page = name.removeprefix("docs/").replace(".ipynb", ".md")
+        elif name in PAGES:
+            page = PAGES[name]
+        else:
+            return words
+        return f"[{words}]({up}{page}{anchor or ''})"
 
     return LINK.sub(link, text).replace("](docs/figures/", "](figures/")
 
@@ -78,7 +85,9 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """mkdocs: a page of docs/ may lead out of it."""
-    return markdown if page.file.generated_by else linked(markdown, "docs")
+    if page.file.generated_by:
+        return markdown
+    return linked(markdown, (Path("docs") / page.file.src_uri).parent.as_posix())
 
 
 def on_post_build(config: Any) -> None:

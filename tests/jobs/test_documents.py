@@ -20,7 +20,11 @@ from fednotes.jobs.job_file import built_in_jobs, load_job
 from fednotes.jobs.reference import list_tables
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 # by the tests they name
 SHOWN = [ROOT / "docs" / name for name in ("privacy.md", "security.md")]
 # also in a list
@@ -258,8 +262,10 @@ def test_every_key_of_a_job_is_used_by_a_page_or_a_built_in_job() -> None:
 def test_every_page_is_in_the_menu() -> None:
     nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
     named = set(re.findall(r": (\S+\.md)$", nav, re.MULTILINE))
+    docs = ROOT / "docs"
     pages = {
-        path.with_suffix(".md").name for path in (ROOT / "docs").glob("*.[mi][dp]*")
+        path.relative_to(docs).with_suffix(".md").as_posix()
+        for path in docs.rglob("*.[mi][dp]*")
     }
-    outside = {"index.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+    outside = {"index.md", "CONTRIBUTING.md", "CHANGELOG.md", "security-policy.md"}
     assert named == pages | outside, "name the page in mkdocs.yml, nav"

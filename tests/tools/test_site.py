@@ -18,6 +18,12 @@ from site_pages import asking, linked, of_notebook
         ),
         ("", "![p](docs/figures/silos.png)", "![p](figures/silos.png)"),
         ("docs", "[c](../README.md) [d](privacy.md)", "[c](index.md) [d](privacy.md)"),
+        ("docs", "[s](../SECURITY.md)", "[s](security-policy.md)"),
+        (
+            "docs/how-to",
+            "[a](mapping.md) [b](../job.md) [c](../../README.md)",
+            "[a](../how-to/mapping.md) [b](../job.md) [c](../index.md)",
+        ),
         ("docs", "[code](../src/fednotes) [far](../../secret)", "code far"),
         (
             "docs",
