@@ -40,7 +40,7 @@ REQUEST = partial(
 )
 REPLY = partial(
     check_update, task="train", round=4, tensors=LSTM, covered=COVERED, size=5_000, secure=True,
-    scores=False, left=None,
+    scores=False, num_sent=None,
 )  # fmt: skip
 
 COUNTS = partial(check_counts, method="homely", rounds_counts=False)
@@ -76,7 +76,7 @@ CASES: list[tuple[str, dict[str, Any], Wish, dict[str, Any], str]] = [
      "does not say how many rounds"),
     ("max_rounds", {"max_rounds": 100}, partial(REQUEST, request=ASK[100]), {"request": ASK[99]},
      "round 100 was asked for; this site allows rounds 0 to 99"),
-    ("max_rounds", {"max_rounds": 100}, partial(REPLY, left=101), {"left": 100},
+    ("max_rounds", {"max_rounds": 100}, partial(REPLY, num_sent=101), {"num_sent": 100},
      "would be number 101 of this job; this site allows 100 rounds; a new approval starts the count again"),
     ("secure_sum", {"secure_sum": "required"}, partial(JOB, secure=False), {"secure": True},
      "the job is without a secure sum; this site allows only masked replies"),

@@ -1,22 +1,22 @@
-"""The jobs that a site approved, by the fingerprint of their table, and by whom.
+"""A site's decisions on jobs: which job, identified by its fingerprint, and by whom.
 
 A job is a table of JSON values and nothing else: no code comes over the wire, and a
-    table with any other value has no fingerprint. A site keeps its decisions, with the
-    tables that they concern, in one file that only its owner can read:
+table with any other value has no fingerprint. A site stores its decisions, with the
+tables that they concern, in one file that only its owner can read:
 
     <folder>/approvals.json   every decision in order, and each table once
 
-If a site requires more than one person, each has an Ed25519 key in a separate file, and
-the site's rules list the public keys:
+If several people must approve, each has an Ed25519 key in a separate file, and the
+site's rules list the public keys:
 
     [policy]
     approvals = 2
     approvers = { alice = "MCow…", bob = "9aXk…" }
 
-A signature covers the site, the job's fingerprint, the decision, the time, the account
-that made it and the person's name, so it is valid for nothing else. It shows that two
-people looked at the job. It does not protect against people who can write to the site's
-rules, because they can list other keys there.
+A signature covers the site, the job's fingerprint, the decision, its time, the account
+that made it and the person's name, so it is valid for nothing else. Two signatures show
+that two people looked at the job. They do not protect against people who can write to
+the site's rules, because such people can list other keys there.
 """
 
 from __future__ import annotations
@@ -68,12 +68,13 @@ class Quorum:
     Attributes:
         site: The site.
         needed: Number of people who must approve.
-        people: Name of each person who may approve to their public key (32 bytes in
-            base64). If it is empty, the person who runs the command approves, without a
+        people: Name of each person who may approve to the person's public key (32 bytes
+            in base64). If it is empty, whoever runs the command approves, without a
             key.
 
     Raises:
-        ConfigError: No decision could fulfil these rules.
+        ConfigError: A name or a key is not valid, two people have the same key, or
+            fewer people are listed than must approve.
     """
 
     site: str = ""
@@ -87,13 +88,13 @@ class Quorum:
                     f'approvers: {person!r} = {key!r}: expected NAME = "KEY", the line '
                     "that `fednotes site key NAME` shows"
                 )
-        different_keys = {_raw_key(key) for key in self.people.values()}
-        if len(different_keys) < len(self.people):
+        distinct_keys = {_raw_key(key) for key in self.people.values()}
+        if len(distinct_keys) < len(self.people):
             raise ConfigError(
                 "approvers: two names have the same key; each needs their own"
             )
-        is_listed = bool(self.people) or self.needed > 1
-        if is_listed and len(self.people) < self.needed:
+        needs_list = bool(self.people) or self.needed > 1
+        if needs_list and len(self.people) < self.needed:
             raise ConfigError(
                 f"approvals = {self.needed}, but approvers lists "
                 f"{len(self.people)}: list everyone who may approve, with the "
@@ -110,20 +111,20 @@ class Quorum:
         Raises:
             ConfigError: The key belongs to none of the listed people.
         """
-        public = public_key_text(key)
-        for person, known in self.people.items():
-            if _raw_key(known) == _raw_key(public):
+        public_key = public_key_text(key)
+        for person, listed_key in self.people.items():
+            if _raw_key(listed_key) == _raw_key(public_key):
                 return person
         raise ConfigError(
-            f"{path}: its public part, {public}, is not among the approvers of this "
-            f"site's rules ({', '.join(self.people) or 'none are listed'}); nothing "
-            "was decided"
+            f"{path}: its public part, {public_key}, is not among the approvers of "
+            f"this site's rules ({', '.join(self.people) or 'none are listed'}); "
+            "nothing was decided"
         )
 
     def has_signed(self, approval: Approval) -> bool:
-        """Return whether a listed person signed an approval.
+        """Return whether a listed person signed an approval; True if nobody is listed.
 
-        If nobody is listed, anybody may approve, and this is always true.
+        If nobody is listed, anybody may approve without a signature.
         """
         if not self.people:
             return True
@@ -145,7 +146,12 @@ class Quorum:
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """A person who approves with a key of their own."""
+    """A person who signs decisions.
+
+    Attributes:
+        person: The person's name.
+        key: The person's private key.
+    """
 
     person: str
     key: Ed25519PrivateKey = field(repr=False)
@@ -157,13 +163,14 @@ def make_key(path: Path, person: str, passphrase: str = "") -> str:
     Args:
         path: The file to create.
         person: The name of the key's owner.
-        passphrase: Encrypts the file; "" leaves it plain.
+        passphrase: Encrypts the file; "" leaves it unencrypted.
 
     Returns:
         The public key, as listed in the site's rules.
 
     Raises:
-        ConfigError: The file exists, or no list of approvers can hold the name.
+        ConfigError: The file exists, or the name has characters that a list of
+            approvers does not allow.
     """
     need_cryptography()
     from cryptography.hazmat.primitives import serialization
@@ -198,8 +205,8 @@ def read_key(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
         ask: Returns the passphrase; it is called only if the file is encrypted.
 
     Raises:
-        ConfigError: There is no such key, others can read it, or the passphrase is
-            wrong.
+        ConfigError: The file contains no key of an approver, other users can read it,
+            or the passphrase is wrong.
     """
     need_cryptography()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -234,10 +241,10 @@ def public_key_text(key: Ed25519PrivateKey) -> str:
     return base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
 
-def _raw_key(public: str) -> bytes | None:
-    """Return the bytes of a public key; None for a text that is not one."""
+def _raw_key(public_key: str) -> bytes | None:
+    """Return the bytes of a public key in base64; None if the text is not a key."""
     try:
-        raw = base64.b64decode(public, validate=True)
+        raw = base64.b64decode(public_key, validate=True)
     except (binascii.Error, ValueError):
         return None
     return raw if len(raw) == KEY_BYTES else None
@@ -256,10 +263,10 @@ class Approval:
         by: The account that made the decision.
         when: The time in UTC, as ISO text.
         table: The job.
-        person: Who approved with a key of their own; "" for nobody.
-        signature: Their signature, in hexadecimal.
-        ledger: Hash of the last line in the site's ledger at that time; "" if there was
-            none, or it is not known.
+        person: The person who signed the decision; "" without a signature.
+        signature: The person's signature, in hexadecimal; "" without one.
+        ledger: Hash of the last line in the site's ledger at that time; "" if the
+            ledger was empty, or the hash is not known.
     """
 
     fingerprint: str
@@ -296,15 +303,22 @@ class Standing:
     """The result of all decisions on one job.
 
     Attributes:
-        settled: The decision that settled it; None while too few have approved.
-        people: The required people who have approved since.
+        settled: The decision that settles the job; None while too few people have
+            approved it.
+        people: The people who have approved the job since it was last settled. They
+            are too few to settle it again.
     """
 
     settled: Approval | None = None
     people: frozenset[str] = frozenset()
 
     def after(self, decision: Approval, quorum: Quorum) -> Standing:
-        """Return the standing after another decision."""
+        """Return the standing after another decision.
+
+        Args:
+            decision: The decision.
+            quorum: Who must approve.
+        """
         if decision.decision == "rejected":
             return Standing(decision)
         if not quorum.has_signed(decision):
@@ -313,8 +327,8 @@ class Standing:
         if len(people) >= quorum.needed:
             return Standing(decision)
         # An approval stays valid while people approve again; a rejection does not.
-        is_rejected = self.settled is not None and self.settled.decision == "rejected"
-        return Standing(None if is_rejected else self.settled, people)
+        is_approved = self.settled is not None and self.settled.decision == "approved"
+        return Standing(self.settled if is_approved else None, people)
 
 
 class Approvals:
@@ -322,10 +336,14 @@ class Approvals:
 
     A person who approves twice counts once, and a rejection withdraws every approval
     before it. Methods raise ConfigError if the file cannot be read or was edited by
-    hand: a site that does not know what it approved approves nothing.
+    hand, so that a damaged file never counts as an approval.
 
     Args:
         folder: The folder of the file; it is created with the first decision.
+        quorum: How many people must approve, and with which keys.
+
+    Attributes:
+        path: The file.
         quorum: How many people must approve, and with which keys.
     """
 
@@ -349,8 +367,8 @@ class Approvals:
             table: The job.
             by: The account that makes the decision.
             when: The time, with a time zone.
-            signer: A person who signs the decision.
-            ledger: Hash of the last line of the site's ledger.
+            signer: The person who signs the decision; None leaves it unsigned.
+            ledger: Hash of the last line of the site's ledger; "" if it is empty.
 
         Returns:
             The job's fingerprint.
@@ -360,9 +378,9 @@ class Approvals:
         """
         if when.tzinfo is None:
             raise ValueError("the time of a decision needs a time zone")
-        key = table_fingerprint(table)
+        fingerprint = table_fingerprint(table)
         approval = Approval(
-            key,
+            fingerprint,
             decision,
             by=by,
             when=when.astimezone(UTC).isoformat(),
@@ -371,17 +389,19 @@ class Approvals:
         )
         if signer is not None:
             approval = replace(approval, person=signer.person)
-            text = approval.signed_text(self.quorum.site)
-            approval = replace(approval, signature=signer.key.sign(text).hex())
+            signed_text = approval.signed_text(self.quorum.site)
+            signature = signer.key.sign(signed_text).hex()
+            approval = replace(approval, signature=signature)
 
         with os_errors_as(FednotesError, self.path, ending="; nothing was decided"):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             # Without a lock, one of two simultaneous decisions would be lost.
             with locked_file(self.path.with_name(f".{self.path.name}.lock")):
                 self._write((*self.decisions(), approval))
-        return key
+        return fingerprint
 
     def _write(self, decisions: tuple[Approval, ...]) -> None:
+        """Replace the file by one with these decisions."""
         contents = {
             "format": FORMAT,
             "decisions": [decision.entry() for decision in decisions],
@@ -394,9 +414,9 @@ class Approvals:
         """Return the status of a job.
 
         Returns:
-            `approved` or `rejected`; `waiting` if some of the required people have
-            approved it; `changed` if nothing was decided on exactly this table, but
-            another table of the same name was approved; `unknown` otherwise.
+            `"approved"` or `"rejected"`; `"waiting"` if some, but too few people have
+            approved it; `"changed"` if nobody has decided on exactly this table, but
+            another table of the same name was approved; otherwise `"unknown"`.
         """
         standing = self.standing(table)
         if standing.settled is not None:
@@ -413,8 +433,8 @@ class Approvals:
     def approved_after(self, table: Table) -> str:
         """Return the hash of the ledger's last line when a job was last approved.
 
-        The hash does not depend on any clock. It is "" if the job is not approved or
-        the ledger was empty.
+        The hash marks the time of the approval without relying on a clock. It is "" if
+        the job is not approved, or if the ledger was empty.
         """
         settled = self.standing(table).settled
         if settled is None or settled.decision != "approved":
@@ -436,30 +456,35 @@ class Approvals:
         return None
 
     def approved(self) -> tuple[Approval, ...]:
-        """Return the newest approval of each job ever approved here, newest first.
+        """Return the newest approval of each job ever approved, newest first.
 
-        A job whose approval was withdrawn may have received sums before that, so it is
-        included.
+        Jobs whose approval was withdrawn are included, because their sums may have left
+        before that.
         """
-        newest: dict[str, Approval] = {}
+        newest_approvals: dict[str, Approval] = {}
         for decision in reversed(self.decisions()):
             if decision.decision == "approved":
-                newest.setdefault(decision.fingerprint, decision)
-        return tuple(newest.values())
+                newest_approvals.setdefault(decision.fingerprint, decision)
+        return tuple(newest_approvals.values())
 
     def _standings(self) -> dict[str, Standing]:
-        """Return each job's standing; the one that changed last comes last."""
+        """Return each job's standing by fingerprint, the last changed one last."""
         standings: dict[str, Standing] = {}
         for decision in self.decisions():
-            before = standings.get(decision.fingerprint, Standing())
-            after = before.after(decision, self.quorum)
-            if after != before:
+            old_standing = standings.get(decision.fingerprint, Standing())
+            new_standing = old_standing.after(decision, self.quorum)
+            if new_standing != old_standing:
+                # Removing the old standing first moves the job to the end.
                 standings.pop(decision.fingerprint, None)
-                standings[decision.fingerprint] = after
+                standings[decision.fingerprint] = new_standing
         return standings
 
     def decisions(self) -> tuple[Approval, ...]:
-        """Return every decision, oldest first."""
+        """Return every decision, oldest first.
+
+        Raises:
+            ConfigError: The file cannot be read, has another format, or was edited.
+        """
         try:
             contents = read_json(self.path)
         except FileNotFoundError:
@@ -471,11 +496,14 @@ class Approvals:
                 raise self._unusable(
                     f"has format {contents['format']}, this version reads {FORMAT}"
                 )
-            jobs = contents["jobs"]
-            if any(table_fingerprint(table) != key for key, table in jobs.items()):
-                raise self._unusable("was edited: a job does not have its fingerprint")
+            tables = contents["jobs"]
+            for fingerprint, table in tables.items():
+                if table_fingerprint(table) != fingerprint:
+                    raise self._unusable(
+                        "was edited: a job does not have its fingerprint"
+                    )
             return tuple(
-                Approval(**entry | {"table": jobs[entry["fingerprint"]]})
+                Approval(**entry | {"table": tables[entry["fingerprint"]]})
                 for entry in contents["decisions"]
             )
         except (
@@ -488,6 +516,7 @@ class Approvals:
             raise self._unusable("was edited, or is not a list of decisions") from error
 
     def _unusable(self, problem: str) -> ConfigError:
+        """Return the error for a file that cannot be used."""
         return ConfigError(
             f"{self.path}: {problem}; move it away and approve the site's jobs again"
         )
@@ -498,28 +527,30 @@ class Approvals:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How the notes that a job sums differ from those of an earlier job.
+    """The differences between the notes that two jobs train on.
 
-    The author of both jobs can subtract their sums. What remains are the sites that
-    only one of the jobs has, and the notes that a site reads for only one of them.
+    The author of both jobs can subtract their sums. The result depends only on the
+    sites of one of the two jobs, and on the notes that a site reads for only one of
+    them.
 
     Attributes:
         sites: The sites that only one of the two jobs has, sorted.
-        notes: How the two jobs differ in the notes of this site, one line per key.
+        notes: The differences in how the two jobs select the notes of this site, one
+            line per key.
     """
 
     sites: tuple[str, ...]
     notes: tuple[str, ...]
 
-    def warnings(self, least: int) -> tuple[str, ...]:
-        """Return what a person should know before approving the later job.
+    def warnings(self, min_sites: int) -> tuple[str, ...]:
+        """Return the warnings to show before a person approves the later job.
 
         Args:
-            least: The minimum number of sites that the difference of two sums may
-                cover, as for any sum.
+            min_sites: Minimum number of sites that the difference of two sums may
+                cover; the same as for a sum.
         """
         warnings = []
-        if 0 < len(self.sites) < least:
+        if 0 < len(self.sites) < min_sites:
             names = ", ".join(clean(site) for site in self.sites)
             warnings.append(
                 f"the sums of the two jobs differ only by a few sites ({names}): "
@@ -536,15 +567,15 @@ class Comparison:
 
 
 def compare(earlier: Table, later: Table, site: str) -> Comparison:
-    """Compare two jobs as a site approves them.
+    """Compare the notes of an approved job and of a job that waits for approval.
 
     The site's own file may also say which notes are read. It is not part of a job's
     table, so it is not compared.
 
     Args:
-        earlier: The table of the job that was approved before.
+        earlier: The table of the approved job.
         later: The table of the job that waits.
-        site: The name of the site that reads this.
+        site: The name of the site that compares them.
 
     Raises:
         RefusedError: A table contains values that no job has.
@@ -556,12 +587,15 @@ def compare(earlier: Table, later: Table, site: str) -> Comparison:
 
 
 def _selection(table: Table, site: str) -> dict[str, Any]:
-    """Return what a job says about the notes that a site reads.
+    """Return the settings of a job that select a site's notes.
 
-    This is the site's table, and the seed for splitting and subsampling notes.
+    These are the site's table, and the seed for splitting and subsampling notes.
     """
     job = table.get("job")
-    job = job if isinstance(job, Mapping) else {}
-    sites = job.get("sites")
-    site_table = sites.get(site) if isinstance(sites, Mapping) else None
-    return {"sites": {site: site_table or {}}, "seed": job.get("seed", 0)}
+    if not isinstance(job, Mapping):
+        job = {}
+    site_tables = job.get("sites")
+    if not isinstance(site_tables, Mapping):
+        site_tables = {}
+    site_table = site_tables.get(site) or {}
+    return {"sites": {site: site_table}, "seed": job.get("seed", 0)}

@@ -4,12 +4,12 @@ The kit's folder `rules` holds the approvals, the job that waits for one, and th
 (`ledger.jsonl`). All of them are read again for each message, so a person's decision
 takes effect immediately.
 
-`rules/privacy.json` records how much of the site's privacy budget all jobs have spent.
-An answer is recorded there before it leaves, so no answer has left without a record.
-The answer's line in the ledger records the same facts, so if an older copy of the
-record is restored, it is completed from the ledger. An answer that is sent again, or
-recomputed with the same noise, is the same answer and costs nothing. Any other answer
-counts, whatever round the server claims. ε and δ of different jobs add up (basic
+`rules/privacy.json`, the spending record, holds what each job has spent of the site's
+privacy budget. An answer is recorded there before it leaves, so no answer leaves
+without a record. The ledger holds the same amounts, so that an older copy of the
+spending record can be brought up to date from the ledger. An answer that is sent again,
+or recomputed with the same noise, is the same answer and costs nothing. Any other
+answer counts, whatever round the server claims. ε and δ of different jobs add up (basic
 composition).
 """
 
@@ -19,10 +19,10 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
@@ -80,26 +80,38 @@ NOT_APPROVED = "has not approved this job"
 APPROVED_OTHER_FORM = "has approved another form of this job"
 UNAPPROVED = (NOT_APPROVED, APPROVED_OTHER_FORM)
 
-SHOWN = 12  # characters of a fingerprint to display
+SHOWN = 12  # number of a fingerprint's characters that messages show
 SERVER = "server"  # the only receiver
-WORDS = "words"  # name of a masked update among the tensors of a reply
+WORDS = "words"  # name of the tensor that holds a masked update in a reply
 MAX_CLOCK_LAG = timedelta(minutes=5)  # how far a clock may lag behind the ledger
-# Number of updates above `max_rounds` for a task that trains nothing: after the last
-# round, a calibration asks up to 100 questions about one model.
+# A task that does not train may send this many updates more than `max_rounds`: after
+# the last round, a calibration asks up to 100 questions about one model.
 SPARE = 100
 # The part of `max_stored_bytes` that is reserved for the ledger, so that a site can
 # still say why it refuses; and the part of it that one line may take.
 LEDGER_BYTES = 2**20
 LINE_BYTES = 2**16
-SHORT = 16  # characters of an answer's hash in the record of the privacy budget
+SHORT = 16  # number of characters of an answer's hash in the spending record
 NOISY = "noisy"  # prefix of the names of tasks whose answers have noise
-# Names of the counts of training behind an update, in a line of the ledger.
+# The keys of a ledger line that say how much training is behind an update.
 COVERED = ("tokens", "steps", "patients")
 logger = logging.getLogger(__name__)
-# Returns the tokens, steps and patients behind an update of a task.
+# Takes a task; returns the tokens, steps and patients behind an update of it.
 Covered = Callable[[str], Mapping[str, int]]
-# Returns a digest of the model that a task's latest update is about, or "".
+# Takes a task; returns the digest of the model that its latest update is about, or "".
 Subject = Callable[[str], str]
+
+
+class RequestedJob(NamedTuple):
+    """A job that a server asked a site to run.
+
+    Attributes:
+        fingerprint: The job's complete fingerprint.
+        table: The job.
+    """
+
+    fingerprint: str
+    table: dict[str, Any]
 
 
 class NotApproved(RefusedError):
@@ -109,7 +121,7 @@ class NotApproved(RefusedError):
 
 
 class Withheld(RefusedError):
-    """Something at the site is damaged or wrong, so nothing may leave.
+    """A file or the clock of the site is damaged or wrong, so nothing may leave.
 
     Attributes:
         public: The message for the server.
@@ -123,11 +135,11 @@ class Withheld(RefusedError):
 
 
 class NoRoom(RefusedError):
-    """A run's space is used up, so not even a refusal can be recorded and sent."""
+    """A run's storage is used up, so not even a refusal can be recorded and sent."""
 
 
 def now() -> datetime:
-    """Return the time, with a time zone."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
@@ -150,37 +162,48 @@ def require_approved(
     message names no folder of the site.
     """
     approvals = open_approvals(kit, policy.quorum(site))
-    key = table_fingerprint(table)
-    short_key = key[:SHOWN]
+    fingerprint = table_fingerprint(table)
+    short_fingerprint = fingerprint[:SHOWN]
     status = approvals.status(table)
     if status == "approved":
         return
     if status == "rejected":
         raise NotApproved(
-            f"site {site!r} {REJECTED} ({short_key}); to take that back, there: "
-            f"fednotes site approve KIT {short_key}"
+            f"site {site!r} {REJECTED} ({short_fingerprint}); to take that back, "
+            f"there: fednotes site approve KIT {short_fingerprint}"
         )
 
-    if (read_pending_job(kit) or {}).get("fingerprint") != key:
-        pending = {"fingerprint": key, "when": now().isoformat(), "table": table}
+    if not _is_pending(kit, fingerprint):
+        pending = {
+            "fingerprint": fingerprint,
+            "when": now().isoformat(),
+            "table": table,
+        }
         write_json(_pending_path(kit), pending)
-    state = APPROVED_OTHER_FORM if status == "changed" else NOT_APPROVED
+    problem = APPROVED_OTHER_FORM if status == "changed" else NOT_APPROVED
     progress = ""
     if status == "waiting":
         people = approvals.standing(table).people
         progress = f" ({len(people)} of {policy.approvals} people have)"
     raise NotApproved(
-        f"site {site!r} {state} ({short_key}){progress}; there: fednotes site approve "
-        "KIT"
+        f"site {site!r} {problem} ({short_fingerprint}){progress}; there: fednotes "
+        "site approve KIT"
     )
 
 
 def _pending_path(kit: Path) -> Path:
+    """Return the file of the job that waits for a decision."""
     return kit / RULES / "pending.json"
 
 
+def _is_pending(kit: Path, fingerprint: str) -> bool:
+    """Return whether the job that waits for a decision has this fingerprint."""
+    pending = read_pending_job(kit)
+    return pending is not None and pending["fingerprint"] == fingerprint
+
+
 def read_pending_job(kit: Path) -> dict[str, Any] | None:
-    """Return the job that was requested last and waits for a decision.
+    """Return the newest requested job that waits for a decision.
 
     Returns:
         A table with `fingerprint`, `when` and `table`; None if no job waits.
@@ -202,30 +225,33 @@ def read_pending_job(kit: Path) -> dict[str, Any] | None:
     return pending
 
 
-def find_job(kit: Path, prefix: str) -> tuple[str, dict[str, Any]]:
+def find_job(kit: Path, prefix: str) -> RequestedJob:
     """Return a job that this site was asked to run, by a prefix of its fingerprint.
-
-    Returns:
-        The complete fingerprint, and the job.
 
     Raises:
         ConfigError: No job has this prefix, or more than one has it.
     """
     decisions = open_approvals(kit).decisions()
-    known = {decision.fingerprint: decision.table for decision in decisions}
+    tables = {decision.fingerprint: decision.table for decision in decisions}
     pending = read_pending_job(kit)
-    if pending:
-        known[pending["fingerprint"]] = pending["table"]
-    matching = [key for key in known if key.startswith(prefix.strip().lower())]
-    if len(matching) == 1:
-        return matching[0], known[matching[0]]
+    if pending is not None:
+        tables[pending["fingerprint"]] = pending["table"]
+    jobs = [RequestedJob(*item) for item in tables.items()]
+    begin = prefix.strip().lower()
+    matches = [job for job in jobs if job.fingerprint.startswith(begin)]
+    if len(matches) == 1:
+        (match,) = matches
+        return match
+
     problem = "no fingerprint begins"
-    if matching:
+    if matches:
         problem = "more than one fingerprint begins"
-    jobs = [f"{job_name(known[key])} ({key[:SHOWN]})" for key in matching or known]
+    labels = [
+        f"{job_name(job.table)} ({job.fingerprint[:SHOWN]})" for job in matches or jobs
+    ]
     raise ConfigError(
         f"{kit}: {problem} with {prefix!r}; jobs that this site was asked about: "
-        f"{', '.join(jobs) or 'none yet'}"
+        f"{', '.join(labels) or 'none yet'}"
     )
 
 
@@ -238,15 +264,15 @@ def settle_job(
     quorum: Quorum | None = None,
     signer: Signer | None = None,
 ) -> str:
-    """Decide on a job; it keeps waiting while too few people have approved it.
+    """Record a decision on a job. A job with too few approvals keeps waiting.
 
     Args:
         kit: The site's kit.
         table: The job.
         approve: Whether to approve it; False rejects it.
-        by: The account that decides.
+        by: The account that makes the decision.
         quorum: Who must approve.
-        signer: The person who approves with a key.
+        signer: The person who signs the decision with a key.
 
     Returns:
         The job's fingerprint.
@@ -254,13 +280,13 @@ def settle_job(
     approvals = open_approvals(kit, quorum)
     decision: Decision = "approved" if approve else "rejected"
     ledger_end = ledger_of(kit).head().hash if approve else ""
-    key = approvals.decide(
+    fingerprint = approvals.decide(
         decision, table, by=by, when=now(), signer=signer, ledger=ledger_end
     )
     is_settled = approvals.standing(table).settled is not None
-    if is_settled and (read_pending_job(kit) or {}).get("fingerprint") == key:
+    if is_settled and _is_pending(kit, fingerprint):
         _pending_path(kit).unlink(missing_ok=True)
-    return key
+    return fingerprint
 
 
 def job_name(table: Mapping[str, Any]) -> str:
@@ -269,43 +295,68 @@ def job_name(table: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class _SentUpdate:
-    """The update that a message holds, plain or masked.
+class _UpdateFacts:
+    """The facts of the update that a message holds, plain or masked.
 
     Attributes:
-        number: Number of the request that asked for it.
+        number: Number of the request that asked for the update.
         task: The task.
         round: The round, as the server numbers it.
-        tensors: Facts of its tensors.
-        covered: Known counts of training behind it.
-        answered: The pair that `max_rounds` counts; None without an update, or for an
-            empty one.
+        tensors: Facts of the update's tensors, before masking.
+        covered: Tokens, steps and patients behind the update, as far as they are known.
+        answered: The pair that `max_rounds` counts; None for an empty update, and for a
+            message without an update.
     """
 
     number: int
     task: str
     round: int
-    tensors: tuple[TensorFacts, ...]
-    covered: Mapping[str, int]
+    tensors: tuple[TensorFacts, ...] = ()
+    covered: Mapping[str, int] = field(default_factory=dict)
     answered: AnsweredQuestion | None = None
 
+    @property
+    def is_of_training(self) -> bool:
+        """Whether the task trains, so that each of its updates counts as a round."""
+        return "steps" in self.covered or self.task == TRAIN
 
-def _trains(about: _SentUpdate) -> bool:
-    """Return whether a task trains, so that each update of it is a round."""
-    return "steps" in about.covered or about.task == TRAIN
+
+def _facts_to_record(
+    facts: _UpdateFacts, message: Reply, question: bytes
+) -> _UpdateFacts:
+    """Return what the ledger's line says about the update in a message.
+
+    A line names a task's tensors and training only if the message holds tensors. A
+    refusal has the question that it leaves unanswered.
+
+    Args:
+        facts: The facts of the message's update; those of its request for a refusal.
+        message: The decoded message.
+        question: Digest of the question that a refusal leaves unanswered, or b"".
+    """
+    request = _UpdateFacts(facts.number, facts.task, facts.round)
+    if message.update is None:
+        answered = AnsweredQuestion(question.hex(), "")
+        return replace(request, answered=answered)
+    is_masked = WORDS in message.attached.tensors
+    if is_masked or message.update.tensors:
+        return facts
+    if message.update.is_empty:
+        return request
+    return replace(request, answered=facts.answered)
 
 
 # ---- the privacy budget --------------------------------------------------------------
 
 
 class Spent(BaseModel):
-    """What one job has spent of a site's privacy budget.
+    """What one job has spent of a site's privacy budget, as the record stores it.
 
     Attributes:
-        epsilon: Its ε.
-        delta: Its δ.
-        answers: Short hashes of the distinct answers that left.
-        counts: Short hashes of the distinct answers with counts.
+        epsilon: The ε of the answers that left.
+        delta: Their δ.
+        answers: Short hashes of the distinct answers to all tasks but `COUNTS`.
+        counts: Short hashes of the distinct answers to the task `COUNTS`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -321,7 +372,7 @@ class Budget:
     """One job's share of a site's privacy budget.
 
     Attributes:
-        path: The file that records what jobs have spent.
+        path: The spending record.
         job: The job's fingerprint.
         promise: The job's privacy guarantee; None if it has none.
     """
@@ -336,8 +387,8 @@ class Budget:
         policy: Policy,
         *,
         task: str = "",
-        before: Collection[str] = (),
-        noted: Mapping[str, SpentBudget] | None = None,
+        ledger_answers: Collection[str] = (),
+        ledger_spending: Mapping[str, SpentBudget] | None = None,
     ) -> SpentBudget | None:
         """Record that an answer to a task is about to leave.
 
@@ -345,76 +396,72 @@ class Budget:
             answer: The answer's hash.
             policy: The site's rules.
             task: The task.
-            before: Hashes of the job's answers in the ledger.
-            noted: What jobs have spent by the ledger.
+            ledger_answers: Hashes of the job's earlier answers to this task, as the
+                ledger records them.
+            ledger_spending: Job to what it has spent, as the ledger records it.
 
         Returns:
-            What the job has spent with this answer; None if it promises nothing.
+            What the job has spent including this answer; None if the job has no privacy
+            guarantee.
 
         Raises:
-            PolicyRefusal: The job's promise or the site's budget does not cover it.
-            ConfigError: The record is damaged.
+            PolicyRefusal: The job's promise or the site's budget does not cover the
+                answer.
+            ConfigError: The spending record is damaged.
         """
         if self.promise is None:
             self.require(policy)
             return None
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked_file(self.path.with_suffix(".lock")):
-            spent = read_spent(self.path)
-            stored = {key: each.model_copy(deep=True) for key, each in spent.items()}
-            _make_whole(spent, noted or {})
-            job = spent.setdefault(self.job, Spent())
-            known = job.answers
-            limit = self.promise.rounds
-            if task == COUNTS:
-                known = job.counts
-                limit = int(self.promise.privacy.counts > 0)
-            known[:] = sorted({*known, *(earlier[:SHORT] for earlier in before)})
-            is_new = answer[:SHORT] not in known
-            number = len(known) + is_new
-            if is_new and number > limit:
-                raise PolicyRefusal(
-                    "max_epsilon",
-                    f"refused: the job promises at most {limit:,} answers of this "
-                    f"site, and this would be number {number:,}; a new job can be "
-                    "approved, and its ε is added to this job's",
-                )
+            spending = read_spent(self.path)
+            old_spending = {
+                job: spent.model_copy(deep=True) for job, spent in spending.items()
+            }
+            _raise_to_ledger(spending, ledger_spending or {})
+            spent = spending.setdefault(self.job, Spent())
+            is_new = _add_answer(
+                spent,
+                answer,
+                task=task,
+                promise=self.promise,
+                ledger_answers=ledger_answers,
+            )
+            epsilon = self.promise.epsilon(max(1, len(spent.answers)))
+            spent.epsilon = max(epsilon, spent.epsilon)
+            spent.delta = self.promise.privacy.delta
             if is_new:
-                known.append(answer[:SHORT])
-            epsilon = self.promise.epsilon(max(1, len(job.answers)))
-            job.epsilon = max(epsilon, job.epsilon)
-            job.delta = self.promise.privacy.delta
-            if is_new:
-                _require_epsilon(policy, sum(each.epsilon for each in spent.values()))
-            if spent != stored:
-                write_json(
-                    self.path, {key: each.model_dump() for key, each in spent.items()}
-                )
-            return SpentBudget(job.epsilon, job.delta)
+                _require_epsilon(policy, sum(job.epsilon for job in spending.values()))
+            if spending != old_spending:
+                table = {job: spent.model_dump() for job, spent in spending.items()}
+                write_json(self.path, table)
+            return SpentBudget(spent.epsilon, spent.delta)
 
     def require(
-        self, policy: Policy, noted: Mapping[str, SpentBudget] | None = None
+        self,
+        policy: Policy,
+        ledger_spending: Mapping[str, SpentBudget] | None = None,
     ) -> None:
-        """Check that the budget suffices for a whole job, before the site joins.
+        """Check, before the site joins, that the budget suffices for a complete job.
 
         Args:
             policy: The site's rules.
-            noted: What jobs have spent by the ledger.
+            ledger_spending: Job to what it has spent, as the ledger records it.
 
         Raises:
-            PolicyRefusal: It does not, or the job promises less than the policy
-                requires.
-            ConfigError: The record is damaged.
+            PolicyRefusal: The budget does not suffice, or the job promises less than
+                the policy requires.
+            ConfigError: The spending record is damaged.
         """
-        if self.promise and policy.epsilon_unit:
-            least = policy.epsilon_unit
+        if self.promise is not None and policy.epsilon_unit:
+            units = get_args(Unit)  # from the one that promises most
             unit = self.promise.privacy.unit
-            units = get_args(Unit)
+            smallest_unit = policy.epsilon_unit
             policy.require(
-                units.index(unit) <= units.index(least),
+                units.index(unit) <= units.index(smallest_unit),
                 "epsilon_unit",
                 f"the job promises ε for each {unit}",
-                f"each {least}",
+                f"each {smallest_unit}",
             )
         if not policy.max_epsilon:
             return
@@ -426,32 +473,78 @@ class Budget:
         )
         if self.promise is None:
             return  # unreachable: the line above raises
-        spent = read_spent(self.path)
-        _make_whole(spent, noted or {})
-        others = sum(job.epsilon for key, job in spent.items() if key != self.job)
-        _require_epsilon(policy, others + self.promise.epsilon())
+        spending = read_spent(self.path)
+        _raise_to_ledger(spending, ledger_spending or {})
+        epsilon_of_others = sum(
+            spent.epsilon for job, spent in spending.items() if job != self.job
+        )
+        _require_epsilon(policy, epsilon_of_others + self.promise.epsilon())
 
 
-def _make_whole(spent: dict[str, Spent], noted: Mapping[str, SpentBudget]) -> None:
-    """Raise what jobs have spent to what the ledger says.
-
-    It says more if an older copy of the record was put back.
+def _add_answer(
+    spent: Spent,
+    answer: str,
+    *,
+    task: str,
+    promise: Promise,
+    ledger_answers: Collection[str],
+) -> bool:
+    """Add an answer to those of its job, and return whether it is new.
 
     Args:
-        spent: What each job has spent by the record; it is changed.
-        noted: What jobs have spent by the ledger.
+        spent: What the job has spent; it is changed.
+        answer: The answer's hash.
+        task: The task.
+        promise: The job's privacy guarantee.
+        ledger_answers: Hashes of the job's earlier answers to this task, as the ledger
+            records them.
+
+    Raises:
+        PolicyRefusal: The guarantee does not cover another answer.
     """
-    for key, least in noted.items():
-        job = spent.setdefault(key, Spent())
-        if job.epsilon < least.epsilon:
+    hashes = spent.answers
+    limit = promise.rounds
+    if task == COUNTS:
+        hashes = spent.counts
+        limit = int(promise.privacy.counts > 0)
+    hashes[:] = sorted({*hashes, *(earlier[:SHORT] for earlier in ledger_answers)})
+    if answer[:SHORT] in hashes:
+        return False
+
+    number = len(hashes) + 1
+    if number > limit:
+        raise PolicyRefusal(
+            "max_epsilon",
+            f"refused: the job promises at most {limit:,} answers of this site, and "
+            f"this would be number {number:,}; a new job can be approved, and its ε is "
+            "added to this job's",
+        )
+    hashes.append(answer[:SHORT])
+    return True
+
+
+def _raise_to_ledger(
+    spending: dict[str, Spent], ledger_spending: Mapping[str, SpentBudget]
+) -> None:
+    """Raise each job's recorded ε and δ to the ledger's values, if these are higher.
+
+    They are higher if someone restored an older copy of the spending record.
+
+    Args:
+        spending: Job to what it has spent, as the spending record says; it is changed.
+        ledger_spending: Job to what it has spent, as the ledger records it.
+    """
+    for job, by_ledger in ledger_spending.items():
+        spent = spending.setdefault(job, Spent())
+        if spent.epsilon < by_ledger.epsilon:
             logger.warning(
                 "the record of the privacy budget is older than the ledger: job %s has "
                 "spent ε = %.4g",
-                key[:SHOWN],
-                least.epsilon,
+                job[:SHOWN],
+                by_ledger.epsilon,
             )
-            job.epsilon = least.epsilon
-            job.delta = max(job.delta, least.delta)
+            spent.epsilon = by_ledger.epsilon
+            spent.delta = max(spent.delta, by_ledger.delta)
 
 
 def _require_epsilon(policy: Policy, epsilon: float) -> None:
@@ -465,11 +558,11 @@ def _require_epsilon(policy: Policy, epsilon: float) -> None:
 
 
 def read_spent(path: Path) -> dict[str, Spent]:
-    """Return what each job has spent of the privacy budget.
+    """Return what each job has spent of the privacy budget, by fingerprint.
 
     Raises:
-        ConfigError: The file is damaged, or it is missing although noisy answers are in
-            the ledger beside it. In this case, nothing may leave.
+        ConfigError: The spending record is damaged, or it is missing although the
+            ledger beside it has noisy answers. In this case, nothing may leave.
     """
     try:
         table: Mapping[str, Any] = read_json(path)
@@ -487,10 +580,11 @@ def read_spent(path: Path) -> dict[str, Spent]:
 def _has_noisy_answers(ledger: Path) -> bool:
     """Return whether the ledger records answers with noise."""
     with suppress(FileNotFoundError), open(ledger, "rb", opener=open_regular) as file:
-        updates = (
-            line for line in map(parsed, file) if line and line.get("refusal") is False
-        )
-        return any(str(line.get("task")).startswith(NOISY) for line in updates)
+        for raw in file:
+            line = parsed(raw) or {}
+            is_answer = line.get("refusal") is False
+            if is_answer and str(line.get("task")).startswith(NOISY):
+                return True
     return False
 
 
@@ -498,14 +592,15 @@ def _has_noisy_answers(ledger: Path) -> bool:
 
 
 class SiteGuard:
-    """The rules of one run at one site, which the site's host consults.
+    """Enforces the rules of one run at one site; the site's host consults it.
 
-    The facts of an update are known when it is made. They are kept in memory until a
-    secure sum masks it; if its reply is sent again, they come from the ledger.
+    The facts of an update are determined when it is computed. They are kept in memory
+    until a secure sum masks the update. If a reply is sent again, the facts of its
+    update are read from the ledger.
 
     Attributes:
-        covered: Returns counts of training behind an update of the running site.
-        subject: Returns the model that an update of the running site is about.
+        covered: Returns the tokens, steps and patients behind an update of a task.
+        subject: Returns the digest of the model that a task's latest update is about.
 
     Args:
         kit: The site's kit.
@@ -515,11 +610,11 @@ class SiteGuard:
         policy: Reads the current policy.
         secure: Whether sums are masked.
         threshold: Minimum number of sites with which a sum is opened.
-        promise: The job's guarantee of differential privacy, if it has one.
+        promise: The job's guarantee of differential privacy; None if it has none.
         folders: The folders in which the site stores the run's files.
     """
 
-    def __init__(  # noqa: PLR0913 - a run, its job and the ways to ask for its rules
+    def __init__(  # noqa: PLR0913 - a run, its job, and the sources of its rules
         self,
         kit: Path,
         site: str,
@@ -549,8 +644,8 @@ class SiteGuard:
         self._past = Past(self._ledger.path, self._job)
         self._spent = SpentLines(self._ledger.path, self._job)
         self._lines = RunLines(self._ledger.path, run)
-        self._newest_policy = Policy()  # until the site's own is read
-        self._newest: _SentUpdate | None = None  # of the newest task that was done
+        self._newest_policy = Policy()  # until the site's own policy is read
+        self._newest_update: _UpdateFacts | None = None  # that this process computed
 
     def check_job(
         self, method: str, sites: int, rounds: int | None, *, each: bool = False
@@ -560,8 +655,8 @@ class SiteGuard:
         Args:
             method: The job's method.
             sites: Number of its sites.
-            rounds: Number of its rounds; None if that is not known.
-            each: Whether the server looks at single updates.
+            rounds: Number of its rounds; None if unknown.
+            each: Whether the server inspects each site's update.
 
         Raises:
             PolicyRefusal: A rule forbids the job.
@@ -585,7 +680,7 @@ class SiteGuard:
         """Check how many patients later updates will cover, before the site joins.
 
         Args:
-            planned: The updates' coverage as computed from the site's own data.
+            planned: The coverage of each later update, computed from the site's data.
 
         Raises:
             PolicyRefusal: One of them would cover fewer patients than `min_patients`.
@@ -597,12 +692,12 @@ class SiteGuard:
     def check_examples(self, read: Callable[[], Views]) -> None:
         """Compare the site's training examples with earlier jobs, before it joins.
 
-        The examples are remembered for the comparison with later jobs, so this check
-        comes last.
+        Call this after all other checks: it also records the examples, with which later
+        jobs are compared.
 
         Args:
-            read: Returns the site's training examples, as `ExampleRecord.join` takes
-                them.
+            read: Returns the site's training examples in the form that
+                `ExampleRecord.join` takes.
 
         Raises:
             PolicyRefusal: Too few examples differ from those of an earlier job.
@@ -626,17 +721,17 @@ class SiteGuard:
         require_approved(self._kit, self._site, self._table, policy)
         is_of_engine = request.task.startswith(OURS) and request.task != BEGIN
         if is_of_engine:
-            # Its contents were checked together with the method's task.
+            # The values that it opens were checked with the method's own task.
             return
-        sites = set(request.counted)
+        sites_in_sum = set(request.counted)
         if self._sites:
-            sites &= self._sites
+            sites_in_sum &= self._sites
         if policy.hours:
             self._require_clock(time, policy)
         check_request(
             policy,
             request,
-            len(sites),
+            len(sites_in_sum),
             self._threshold,
             secure=self._secure,
             now=time,
@@ -658,7 +753,9 @@ class SiteGuard:
 
     def _require_room_for_line(self) -> None:
         """Raise NoRoom unless a line of the ledger may be written."""
-        with suppress(RefusedError):  # the line will record why it cannot be read
+        with suppress(RefusedError):
+            # If the policy cannot be read, this line may be about to record that. The
+            # newest policy that could be read then still limits the ledger.
             self._read_policy()
         policy = self._newest_policy
         if not policy.max_stored_bytes:
@@ -669,7 +766,7 @@ class SiteGuard:
             raise NoRoom(str(error)) from error
 
     def _stored_bytes(self) -> int:
-        """Return the bytes that the site stores for the run."""
+        """Return the size of everything that the site stores for the run, in bytes."""
         with self._readable_ledger():
             lines = self._lines.size()
         return lines + sum(map(disk_usage, self._folders))
@@ -677,8 +774,9 @@ class SiteGuard:
     def refusing(self, request: Request, question: bytes, error: Exception) -> None:
         """Check that the site may still refuse a task that has read its notes.
 
-        A server can choose parameters under which a task fails for some notes, so each
-        such question counts as a round.
+        A server can choose parameters under which a task fails for some notes and not
+        for others. Each question that is refused in this way therefore counts as a
+        round.
 
         Args:
             request: The request.
@@ -694,15 +792,14 @@ class SiteGuard:
         policy = self._read_policy()
         if not policy.max_rounds:
             return
-        about = _SentUpdate(
+        facts = _UpdateFacts(
             request.number,
             request.task,
             round=request.round,
-            tensors=(),
             covered=dict(self.covered(request.task)),
         )
-        num_sent = self._count_refusal(about, question.hex(), policy)
-        what = f"the reply to task '{clean(about.task, NAME)}' of round {about.round}"
+        num_sent = self._count_refusal(facts, question.hex(), policy)
+        what = f"the reply to task '{clean(facts.task, NAME)}' of round {facts.round}"
         check_rounds(policy, what, num_sent)
 
     def leaving(
@@ -717,68 +814,75 @@ class SiteGuard:
         """Check a reply against the policy, then write its line in the ledger.
 
         Args:
-            request: The request that it answers.
-            reply: The message.
-            update: The update, if it was just computed.
+            request: The request that the reply answers.
+            reply: The encoded reply.
+            update: The reply's update before masking, if it was just computed; None for
+                a reply that is sent again, a refusal, and a reply of the engine itself.
             reason: Why the reply is a refusal, in one word.
-            question: Digest of the question that this reply answers, or refuses after
-                the task has already read notes.
+            question: Digest of the question that the update answers. For a refusal, the
+                question of a task that had already read notes.
 
         Raises:
             PolicyRefusal: A rule forbids the reply.
             NoRoom: The ledger's line would exceed `max_stored_bytes`.
-            RefusedError: The content of the reply is not known.
+            RefusedError: It is unknown which update the reply contains.
             Withheld: The ledger or another file of the site cannot be read or written.
         """
-        if update is None:  # otherwise `require_room` was asked about the task
+        if update is None:  # for a new update, the host has called `require_room`
             self._require_room_for_line()
-        sent = decode_reply(reply, checked=True)
+        message = decode_reply(reply, checked=True)
         sha256 = hashlib.sha256(reply).hexdigest()
-        nothing = _SentUpdate(request.number, request.task, request.round, (), {})
-        known: _SentUpdate | None
         if update is not None:
-            known = self._note_update(request, update, question)
+            update_facts: _UpdateFacts | None = self._describe_update(
+                request, update, question
+            )
         else:
-            known = self._recall_update(request, sent, sha256)
-        about = known or nothing
-        is_masked = WORDS in sent.attached.tensors
+            update_facts = self._recall_update(request, message, sha256)
+        facts = update_facts or _UpdateFacts(
+            request.number, request.task, request.round
+        )
         spent = None
-        if sent.update is not None:
+        if message.update is not None:
             # A reply of the engine itself is in no sum, so nothing needs to hide it.
-            secure = self._secure or known is None
-            scores = not self._secure and bool(sent.update.metrics)
+            is_hidden = self._secure or update_facts is None
+            shows_scores = not self._secure and bool(message.update.metrics)
             spent = self._check_update(
-                about, size=len(reply), secure=secure, scores=scores
+                facts, size=len(reply), secure=is_hidden, scores=shows_scores
             )
 
-        if sent.update is None or (sent.update.is_empty and not is_masked):
-            about = nothing
-        elif not is_masked and not sent.update.tensors:
-            about = replace(nothing, answered=about.answered)
-        answered = about.answered or AnsweredQuestion("", "")
-        if sent.update is None:
-            answered = AnsweredQuestion(question.hex(), "")
-        entry = Entry(
-            time=now(),
-            run=plain(self._run),
-            round=about.round,
-            task=plain(about.task),
-            receiver=SERVER,
-            tensors=about.tensors + describe(sent.attached.tensors, norms=False),
-            bytes=len(reply),
-            sha256=sha256,
-            masked=is_masked,
-            job=self._job,
-            refusal=sent.update is None,
-            reason=plain(reason) if reason else "",
-            question=answered.question,
-            update=answered.update,
-            model=answered.model,
-            tokens=about.covered.get("tokens"),
-            steps=about.covered.get("steps"),
-            patients=about.covered.get("patients"),
-            spent=spent,
+        recorded = _facts_to_record(facts, message, question)
+        answered = recorded.answered or AnsweredQuestion("", "")
+        attached = describe(message.attached.tensors, norms=False)
+        self._append_to_ledger(
+            Entry(
+                time=now(),
+                run=plain(self._run),
+                round=recorded.round,
+                task=plain(recorded.task),
+                receiver=SERVER,
+                tensors=recorded.tensors + attached,
+                bytes=len(reply),
+                sha256=sha256,
+                masked=WORDS in message.attached.tensors,
+                job=self._job,
+                refusal=message.update is None,
+                reason=plain(reason) if reason else "",
+                question=answered.question,
+                update=answered.update,
+                model=answered.model,
+                tokens=recorded.covered.get("tokens"),
+                steps=recorded.covered.get("steps"),
+                patients=recorded.covered.get("patients"),
+                spent=spent,
+            )
         )
+
+    def _append_to_ledger(self, entry: Entry) -> None:
+        """Write a line of the ledger.
+
+        Raises:
+            Withheld: It cannot be written.
+        """
         try:
             self._ledger.append(entry)
         except FednotesError as error:
@@ -788,51 +892,58 @@ class SiteGuard:
             raise Withheld(str(error), public, later=may_retry) from error
 
     def _check_update(
-        self, about: _SentUpdate, *, size: int, secure: bool, scores: bool
+        self, facts: _UpdateFacts, *, size: int, secure: bool, scores: bool
     ) -> SpentBudget | None:
         """Check an update against the policy, and spend the privacy budget.
 
+        Args:
+            facts: The facts of the update.
+            size: Size of the message in bytes.
+            secure: Whether the update is masked, or in no sum.
+            scores: Whether the server will see the counts behind this site's scores.
+
         Returns:
-            What the job has spent of it with this update; None for nothing.
+            What the job has spent of the budget including this update; None if the
+            update has no tensors, or the job no privacy guarantee.
         """
         policy = self._read_policy()
         num_sent = None
-        if policy.max_rounds and about.answered:
-            num_sent = self._count_updates(about, about.answered, policy)
+        if policy.max_rounds and facts.answered is not None:
+            num_sent = self._count_updates(facts, facts.answered, policy)
         check_update(
             policy,
-            about.task,
-            about.round,
-            [tensor.name for tensor in about.tensors],
-            about.covered,
+            facts.task,
+            facts.round,
+            [tensor.name for tensor in facts.tensors],
+            facts.covered,
             size=size,
             secure=secure,
             scores=scores,
-            left=num_sent,
+            num_sent=num_sent,
         )
-        if not about.tensors:
+        if not facts.tensors:
             return None
         self._read_spent_lines()
         with self._withheld():
             return self._budget.spend(
-                hash_of(about.tensors),
+                hash_of(facts.tensors),
                 policy,
-                task=about.task,
-                before=self._spent.answers.get(about.task, ()),
-                noted=self._spent.jobs,
+                task=facts.task,
+                ledger_answers=self._spent.answers.get(facts.task, ()),
+                ledger_spending=self._spent.jobs,
             )
 
-    def _note_update(
+    def _describe_update(
         self, request: Request, update: Update, question: bytes
-    ) -> _SentUpdate:
-        """Return the facts of an update that was just computed, and keep them."""
+    ) -> _UpdateFacts:
+        """Return the facts of an update that was just computed, and remember them."""
         tensors = describe(update.tensors)
         digest = hash_of_update(update, tensors)
         answered = None
         if digest:
             model = self.subject(request.task)
             answered = AnsweredQuestion(question.hex(), digest, model)
-        self._newest = _SentUpdate(
+        self._newest_update = _UpdateFacts(
             request.number,
             request.task,
             round=request.round,
@@ -840,23 +951,30 @@ class SiteGuard:
             covered=dict(self.covered(request.task)),
             answered=answered,
         )
-        return self._newest
+        return self._newest_update
 
     def _recall_update(
-        self, request: Request, sent: Reply, sha256: str
-    ) -> _SentUpdate | None:
-        """Return the earlier update that a reply contains; None if it contains none.
+        self, request: Request, message: Reply, sha256: str
+    ) -> _UpdateFacts | None:
+        """Return the facts of the earlier update in a reply; None if it has none.
+
+        Args:
+            request: The request that the reply answers.
+            message: The decoded reply.
+            sha256: Hash of the encoded reply.
 
         Raises:
             RefusedError: The update is no longer known.
         """
-        is_of_engine = request.task.startswith(OURS)
-        is_masked = WORDS in sent.attached.tensors
-        if sent.update is None or (is_of_engine and not is_masked):
+        if message.update is None:
             return None
+        is_of_engine = request.task.startswith(OURS)
         if not is_of_engine:
             return self._look_up_update(request, sha256)
-        newest = self._newest
+        is_masked = WORDS in message.attached.tensors
+        if not is_masked:
+            return None
+        newest = self._newest_update
         if newest is None or newest.number != request.counted.get(self._site):
             raise RefusedError(
                 f"site {self._site!r}: cannot tell which update this masked message "
@@ -864,8 +982,8 @@ class SiteGuard:
             )
         return newest
 
-    def _look_up_update(self, request: Request, sha256: str) -> _SentUpdate:
-        """Return what the ledger says about a reply that was sent before."""
+    def _look_up_update(self, request: Request, sha256: str) -> _UpdateFacts:
+        """Return what the ledger says about the update in a repeated reply."""
         self._read_past(self._read_policy())
         line = self._past.answers.get(sha256)
         if line is None:
@@ -873,7 +991,7 @@ class SiteGuard:
                 f"site {self._site!r}: its ledger has no record of the requested "
                 "reply; start a new run"
             )
-        return _SentUpdate(
+        return _UpdateFacts(
             request.number,
             request.task,
             round=request.round,
@@ -883,15 +1001,16 @@ class SiteGuard:
         )
 
     def _count_updates(
-        self, update: _SentUpdate, answered: AnsweredQuestion, policy: Policy
+        self, update: _UpdateFacts, answered: AnsweredQuestion, policy: Policy
     ) -> int:
-        """Return how many updates of a task have left under the newest approval.
+        """Return the number of updates of a task that `max_rounds` limits.
 
-        The number is comparable with `max_rounds` and includes this update. The round
-        that the server claims does not matter: the same answer to the same question
-        counts once, and a different question counts even if its answer is the same
-        (`AnsweredQuestion`). A task that trains nothing has `SPARE` further updates. If
-        its updates are about models, each distinct model counts as a round as well.
+        These are the updates that left under the newest approval, and the one that is
+        about to leave. The round that the server claims does not matter: the same
+        answer to the same question counts once, and a different question counts even if
+        its answer is the same (`AnsweredQuestion`). A task that does not train may send
+        `SPARE` further updates, so these are subtracted. If its updates are about
+        models, the number is at least that of the distinct models.
 
         Args:
             update: The update that is about to leave.
@@ -902,37 +1021,43 @@ class SiteGuard:
         updates = self._past.updates.get(update.task, set()) | {answered}
         refused = self._refused_questions(update.task, updates)
         number = len(updates) + len(refused)
-        if update.tensors and _trains(update):
+        if update.tensors and update.is_of_training:
             return number
         if not answered.model:
             return number - SPARE
         models = self._past.models.get(update.task, set()) | {answered.model}
         return max(len(models) + len(refused), number - SPARE)
 
-    def _count_refusal(self, about: _SentUpdate, question: str, policy: Policy) -> int:
-        """Return what `_count_updates` would if a refused question had been answered.
+    def _count_refusal(self, facts: _UpdateFacts, question: str, policy: Policy) -> int:
+        """Return what `_count_updates` would return if a question were answered.
 
         Args:
-            about: The task.
-            question: The question.
+            facts: The task.
+            question: Digest of the question, which is about to be refused.
             policy: The site's rules.
         """
         self._read_past(policy)
-        updates = self._past.updates.get(about.task, set())
-        refused = self._refused_questions(about.task, updates, question)
+        updates = self._past.updates.get(facts.task, set())
+        refused = self._refused_questions(facts.task, updates, question)
         number = len(updates) + len(refused)
-        if _trains(about):
+        if facts.is_of_training:
             return number
-        models = self._past.models.get(about.task, set())
-        if not models and not self.subject(about.task):
+        models = self._past.models.get(facts.task, set())
+        if not models and not self.subject(facts.task):
             return number - SPARE
         return max(len(models) + len(refused), number - SPARE)
 
     def _refused_questions(
-        self, task: str, updates: Collection[AnsweredQuestion], *more: str
+        self, task: str, updates: Collection[AnsweredQuestion], *new_questions: str
     ) -> set[str]:
-        """Return the questions of a task that were refused and never answered."""
-        refused = self._past.refused.get(task, set()).union(more)
+        """Return the questions of a task that were refused and never answered.
+
+        Args:
+            task: The task.
+            updates: The answers to the task.
+            new_questions: Questions that are about to be refused.
+        """
+        refused = self._past.refused.get(task, set()).union(new_questions)
         return refused.difference(update.question for update in updates)
 
     def _require_clock(self, time: datetime, policy: Policy) -> None:
@@ -948,13 +1073,13 @@ class SiteGuard:
             )
 
     def _read_past(self, policy: Policy) -> None:
-        """Read the new lines of the ledger."""
+        """Read the ledger's new lines about this job."""
         approvals = open_approvals(self._kit, policy.quorum(self._site))
         with self._readable_ledger():
             self._past.read(approvals.approved_after(self._table))
 
     def _read_spent_lines(self) -> None:
-        """Read what the ledger's new lines say of the privacy budget."""
+        """Read the ledger's new lines about the privacy budget."""
         if self._budget.promise:
             with self._readable_ledger():
                 self._spent.read()

@@ -1,12 +1,12 @@
-"""A site's rules for what a federation may ask of it; they override the server.
+"""A site's rules for what a federation may ask of it; no server can override them.
 
 `check_job` checks a job's requirements before the site joins, `check_difference` its
 training examples, `check_request` each request, `check_storage` the stored files, and
-`check_update` the contents of a reply before it leaves. A request that breaks a rule
-raises `PolicyRefusal`. Its message names the rule, the request, the permitted values,
-and the file and key where only the site can change them. The server receives only the
-error's `public` text, which names the rule, because a site's number of patients and its
-limits are confidential. No value of a tensor is read here.
+`check_update` the contents of a reply before it leaves. Each raises `PolicyRefusal` if
+a rule is broken. The error's message names the rule, the request, the permitted values,
+and the file and key where the site can change the rule. The server receives only the
+error's `public` text, which names the rule alone, because a site's number of patients
+and its limits are confidential. No tensor's value is read here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 from annotated_types import Ge, MinLen
@@ -30,15 +30,15 @@ from fednotes.core.numbers import Fraction, NonNegativeInt, PositiveInt
 from fednotes.core.settings import build, checked
 from fednotes.core.word_tables import find_word_tables
 
-# What an update covers: the name in `min_NAME`, and its name in messages.
-_COVERED = {
+# What a policy limits as `min_KEY`, to how messages refer to it.
+_COVERAGE_WORDS = {
     "tokens": "tokens",
     "steps": "steps",
     "patients": "patients",
     "batch": "examples of a mini-batch",
 }
 _HOURS = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)")
-_MINUTES_A_DAY = 24 * 60
+_MINUTES_PER_DAY = 24 * 60
 _SECURE_SUM_REMEDY = (
     "; the job can sum securely: [federation] secure_sum = true, with three sites or "
     "more"
@@ -48,8 +48,33 @@ _SECURE_SUM_REMEDY = (
 NameTuple = tuple[Annotated[str, MinLen(1)], ...]
 
 
+class LocalTime(NamedTuple):
+    """A time as a site's opening hours see it.
+
+    Attributes:
+        is_open: Whether the site serves requests then.
+        clock: The time in the site's time zone.
+    """
+
+    is_open: bool
+    clock: datetime
+
+
+class _Hours(NamedTuple):
+    """The daily hours in which a site serves requests, in minutes since midnight.
+
+    Attributes:
+        start: The first minute.
+        end: The minute after the last one; smaller than `start` for hours that run past
+            midnight.
+    """
+
+    start: int
+    end: int
+
+
 class PolicyRefusal(RefusedError):
-    """A site's policy forbids what was asked.
+    """A site's policy forbids a request or a reply.
 
     Attributes:
         rule: The key of the policy that forbids it.
@@ -82,9 +107,8 @@ class Policy:
             `"lstm"` includes everything below it.
         denied_layers: Patterns of tensors that may not leave, even if they are allowed.
         freeze_embeddings: Whether tables with a row for each word stay.
-        min_tokens: Minimum number of tokens behind an update that holds tensors. An
-            update with an unknown number is refused; this also holds for the next three
-            limits.
+        min_tokens: Minimum number of tokens behind an update that holds tensors. For
+            this limit and the next three, an update with an unknown number is refused.
         min_steps: Minimum number of training steps behind an update with tensors.
         min_patients: Minimum number of patients behind an update with tensors.
         min_batch: Minimum number of examples in a mini-batch. The last of several
@@ -100,22 +124,24 @@ class Policy:
         max_epsilon: Privacy budget of all jobs together
             (`apps/deployment/rules/guard.py`); a job without [privacy] is then refused.
         epsilon_unit: Smallest unit for which a job may promise its ε.
-        hours: When requests are served, such as `"19:00-06:00"`, excluding the end. An
-            update that was requested in time may leave later.
-        timezone: `"local"`, `"UTC"` or a name.
+        hours: The daily hours in which requests are served, such as `"19:00-06:00"`,
+            excluding the end. An update that was requested in time may leave later.
+        timezone: The time zone of `hours`: `"local"`, `"UTC"` or a name such as
+            `"Europe/Berlin"`.
         draws: With `"secret"`, random draws are derived from a secret of the site that
             is new for each run. With `"job"`, they are derived from the job's seed, so
             a run is bit-identical to its simulation.
         audit: With `"required"`, a job can only be approved with an audit of it
             (`audit/`).
-        audit_bound: How far above chance the best attack of the audit may succeed.
-        count_step: The site's weight and counts leave as multiples of it
-            (`core/counts.py`).
+        audit_bound: How far above the success rate of guessing the best attack of the
+            audit may succeed.
+        count_step: Step in which the site's weight and counts are rounded before they
+            leave (`core/counts.py`); 1 sends them exactly.
         steady_replies: Whether replies under a secure sum leave at times that reveal
             little about the number of notes.
         share_scores: Whether the server may see this site's scores and, outside a
             secure sum, the counts behind them.
-        individual_updates: Whether the server may inspect this site's own update
+        individual_updates: Whether the server may inspect this site's update on its own
             (`aggregation` of a job), if `secure_sum` lets it leave unmasked.
         methods: Names of the permitted methods; empty for all.
         approvals: Number of people who must approve a job.
@@ -165,11 +191,14 @@ class Policy:
         """Return who must approve a job at this site, and how many of them."""
         return Quorum(site, self.approvals, self.approvers)
 
-    def open_at(self, now: datetime) -> tuple[bool, datetime]:
+    def open_at(self, now: datetime) -> LocalTime:
         """Return whether the site serves requests at `now`, and `now` in its time zone.
 
         Args:
             now: The time, with a time zone.
+
+        Raises:
+            ConfigError: `timezone` or `hours` is not valid.
         """
         try:
             zone = None if self.timezone == "local" else ZoneInfo(self.timezone)
@@ -180,50 +209,53 @@ class Policy:
                 'as "Europe/Berlin" that this machine knows'
             ) from error
         if not self.hours:
-            return True, clock
-        start, end = self._opening_minutes()
+            return LocalTime(is_open=True, clock=clock)
+        start, end = self._opening_hours()
         minute = 60 * clock.hour + clock.minute
         if start < end:
-            return start <= minute < end, clock
-        # The opening hours run past midnight, so the site is closed from `end` to
-        # `start`.
-        return not end <= minute < start, clock
+            return LocalTime(start <= minute < end, clock)
+        # The opening hours run past midnight.
+        return LocalTime(minute >= start or minute < end, clock)
 
-    def _opening_minutes(self) -> tuple[int, int]:
-        """Return the start and the end of `hours`, in minutes since midnight."""
-        expected = ConfigError(
+    def _opening_hours(self) -> _Hours:
+        """Parse and return `hours`.
+
+        Raises:
+            ConfigError: `hours` is not a span of time.
+        """
+        invalid_hours = ConfigError(
             f'hours = {self.hours!r}: expected a span such as "19:00-06:00"'
         )
         match = _HOURS.fullmatch(self.hours)
         if match is None:
-            raise expected
+            raise invalid_hours
         start_hour, start_minute, end_hour, end_minute = map(int, match.groups())
         start = 60 * start_hour + start_minute
         end = 60 * end_hour + end_minute
-        if max(start_minute, end_minute) > 59 or start >= _MINUTES_A_DAY:
-            raise expected
-        if end > _MINUTES_A_DAY:
-            raise expected
+        if start_minute > 59 or end_minute > 59:
+            raise invalid_hours
+        if start >= _MINUTES_PER_DAY or end > _MINUTES_PER_DAY:
+            raise invalid_hours
         if start == end:
             raise ConfigError(
                 f"hours = {self.hours!r}: begins when it ends; leave hours out to "
                 "allow any time"
             )
-        return start, end
+        return _Hours(start, end)
 
-    def require(self, holds: object, rule: str, asked: str, allowed: str) -> None:
+    def require(self, holds: object, rule: str, request: str, allowed: str) -> None:
         """Raise PolicyRefusal unless a rule holds.
 
         Args:
             holds: Whether the rule holds.
             rule: The key of the policy.
-            asked: The request, for the message.
+            request: What the job or the server requests, for the message.
             allowed: What this site permits, for the message.
         """
         if not holds:
             raise PolicyRefusal(
                 rule,
-                f"refused by the site's policy: {asked}; this site allows {allowed}. "
+                f"refused by the site's policy: {request}; this site allows {allowed}. "
                 f"Only the site can change this: {rule} in {self.source}",
             )
 
@@ -268,7 +300,6 @@ def check_job(
     Raises:
         PolicyRefusal: A rule forbids it; the message names the first such rule.
     """
-    limit = policy.max_rounds
     policy.require(
         not policy.methods or method in policy.methods,
         "methods",
@@ -276,13 +307,14 @@ def check_job(
         ", ".join(policy.methods),
     )
     _check_sites(policy, sites, threshold)
-    length = "does not say how many rounds it takes"
+    limit = policy.max_rounds
+    request = "the job does not say how many rounds it takes"
     if rounds is not None:
-        length = f"asks for {rounds:,} rounds"
+        request = f"the job asks for {rounds:,} rounds"
     policy.require(
         not limit or (rounds is not None and rounds <= limit),
         "max_rounds",
-        f"the job {length}",
+        request,
         f"at most {limit:,}",
     )
     _check_each(policy, "the job", each=each)
@@ -290,12 +322,13 @@ def check_job(
 
 
 def check_audit(policy: Policy, worst: float | None) -> None:
-    """Check whether a person may approve a job.
+    """Check that a job's audit permits a person to approve the job.
 
     Args:
         policy: The site's rules.
-        worst: How far above chance the best attack of the job's audit at this site
-            succeeds; None if there is no audit that tried every attack.
+        worst: How far above the success rate of guessing the best attack of the job's
+            audit at this site succeeds; None if there is no audit that tried every
+            attack.
 
     Raises:
         PolicyRefusal: An audit is missing, or an attack succeeds too often.
@@ -319,16 +352,16 @@ def check_audit(policy: Policy, worst: float | None) -> None:
 
 
 def check_counts(policy: Policy, method: str, *, rounds_counts: bool) -> None:
-    """Check that the sites of a method can send their counts as the policy requires.
+    """Check that a method's site class can round counts, if the policy requires it.
 
     Args:
         policy: The site's rules.
         method: The name of the job's method.
-        rounds_counts: `rounds_counts` of the method's site class.
+        rounds_counts: Attribute `rounds_counts` of the method's site class.
 
     Raises:
-        PolicyRefusal: Exact counts would leave, and the policy has a `count_step` above
-            1.
+        PolicyRefusal: Exact counts would leave although the policy's `count_step` is
+            above 1.
     """
     policy.require(
         policy.count_step == 1 or rounds_counts,
@@ -349,16 +382,16 @@ def check_difference(policy: Policy, number: int, view: str, earlier: str) -> No
         earlier: How messages refer to the earlier job.
 
     Raises:
-        PolicyRefusal: They differ, but by fewer examples than `min_difference`.
+        PolicyRefusal: The two jobs differ, but by fewer examples than `min_difference`.
     """
-    least = policy.min_difference
+    minimum = policy.min_difference
     policy.require(
-        number == 0 or number >= least,
+        number == 0 or number >= minimum,
         "min_difference",
         f"the site's training examples ({view}) differ by {number:,} from those of "
         f"{earlier}, so the sums of both jobs would reveal these few",
         "a job on the same examples as that one, or one that differs by "
-        f"{least:,} or more",
+        f"{minimum:,} or more",
     )
 
 
@@ -372,12 +405,12 @@ def check_coverage(policy: Policy, update: Coverage) -> None:
     Raises:
         PolicyRefusal: It would cover fewer patients than `min_patients`.
     """
-    least = policy.min_patients
+    minimum = policy.min_patients
     policy.require(
-        update.patients >= least,
+        update.patients >= minimum,
         "min_patients",
         f"{update.what} would cover {update.patients:,} {update.kind}",
-        f"{least:,} or more ({update.remedy})",
+        f"{minimum:,} or more ({update.remedy})",
     )
 
 
@@ -404,19 +437,19 @@ def check_request(
         PolicyRefusal: A rule forbids it.
     """
     what = f"task {_quote(request.task)} of round {request.round}"
-    limit = policy.max_rounds
     _check_sites(policy, sites, threshold)
+    limit = policy.max_rounds
     policy.require(
         not limit or request.round < limit,
         "max_rounds",
         f"{what} was asked for",
         f"rounds 0 to {limit - 1:,}",
     )
-    is_open, clock = policy.open_at(now)
+    local = policy.open_at(now)
     policy.require(
-        is_open,
+        local.is_open,
         "hours",
-        f"{what} was asked for at {clock:%H:%M}",
+        f"{what} was asked for at {local.clock:%H:%M}",
         f"{policy.hours} ({policy.timezone} time)",
     )
     _check_each(policy, what, each=request.each)
@@ -452,42 +485,43 @@ def check_update(  # noqa: PLR0913 - the facts of a reply, for each of which the
     size: int,
     secure: bool,
     scores: bool,
-    left: int | None,
+    num_sent: int | None,
 ) -> None:
     """Check whether a reply may leave.
 
     Args:
         policy: The site's rules.
-        task: The task that it answers.
+        task: The task that the reply answers.
         round: The round, as the server numbers it.
         tensors: The names of the tensors.
         covered: How much training produced them: "tokens", "steps", "patients" and
             "batch", the examples of a mini-batch. Unknown numbers are absent.
-        size: Bytes on the wire.
+        size: Size of the encoded reply, in bytes.
         secure: Whether the reply is masked.
         scores: Whether the server will see this site's own scores, or the counts behind
             them.
-        left: Number of updates of this task that have left in the job, including this
-            one, as counted by the site; None if it did not count them.
+        num_sent: Number of updates of this task in the job, including this one, as
+            counted by the site; None if it did not count them.
 
     Raises:
-        PolicyRefusal: A rule forbids it.
+        PolicyRefusal: A rule forbids the reply.
     """
     what = f"the reply to task {_quote(task)} of round {round}"
     word_tables = find_word_tables(tensors)
+    # An unknown number of steps counts as one.
+    is_of_one_step = bool(tensors) and covered.get("steps", 1) <= 1
     revealed = ""
     if word_tables:
         revealed = "a table of words"
-    # An unknown number of steps counts as one.
-    elif tensors and covered.get("steps", 1) <= 1:
+    elif is_of_one_step:
         revealed = "the gradient of one step"
     _check_sum(policy, what, secure=secure, scores=scores, revealed=revealed)
     _check_layers(policy, what, tensors=tensors, word_tables=word_tables)
-    if tensors:  # counts alone cover no training
+    if tensors:  # no training is behind a reply with counts alone
         _check_training(policy, what, covered)
 
-    if left is not None:
-        check_rounds(policy, what, left)
+    if num_sent is not None:
+        check_rounds(policy, what, num_sent)
     policy.require(
         not policy.max_bytes or size <= policy.max_bytes,
         "max_bytes",
@@ -496,22 +530,21 @@ def check_update(  # noqa: PLR0913 - the facts of a reply, for each of which the
     )
 
 
-def check_rounds(policy: Policy, what: str, left: int) -> None:
+def check_rounds(policy: Policy, what: str, num_sent: int) -> None:
     """Check whether a job has rounds left for one more reply.
 
     Args:
         policy: The site's rules.
         what: How messages refer to the reply.
-        left: Number of replies to this task that have left in the job, including this
-            one.
+        num_sent: Number of replies to this task in the job, including this one.
 
     Raises:
         PolicyRefusal: There are more replies than `max_rounds`.
     """
     policy.require(
-        not policy.max_rounds or left <= policy.max_rounds,
+        not policy.max_rounds or num_sent <= policy.max_rounds,
         "max_rounds",
-        f"{what} would be number {left:,} of this job",
+        f"{what} would be number {num_sent:,} of this job",
         f"{policy.max_rounds:,} rounds; a new approval starts the count again",
     )
 
@@ -528,44 +561,45 @@ def _check_layers(
         f"{what} holds {_summarize(denied)}",
         f"all except {', '.join(policy.denied_layers)}",
     )
-    others = [name for name in names if not _matches(name, policy.allowed_layers)]
+    unlisted = [name for name in names if not _matches(name, policy.allowed_layers)]
     policy.require(
-        not others,
+        not unlisted,
         "allowed_layers",
-        f"{what} holds {_summarize(others)}",
+        f"{what} holds {_summarize(unlisted)}",
         ", ".join(policy.allowed_layers) or "no tensor at all",
     )
-    frozen = list(word_tables) if policy.freeze_embeddings else []
+    frozen_tables = list(word_tables) if policy.freeze_embeddings else []
     policy.require(
-        not frozen,
+        not frozen_tables,
         "freeze_embeddings",
-        f"{what} holds a table of words, {_summarize(frozen)}",
+        f"{what} holds a table of words, {_summarize(frozen_tables)}",
         "no such table to leave",
     )
 
 
 def _check_training(policy: Policy, what: str, covered: Mapping[str, int]) -> None:
-    """Check how much training an update covers."""
-    for key, words in _COVERED.items():
-        least = getattr(policy, f"min_{key}")
+    """Check that enough training is behind an update."""
+    for key, words in _COVERAGE_WORDS.items():
+        minimum = getattr(policy, f"min_{key}")
         number = covered.get(key)
-        shown = "an unknown number of" if number is None else f"{number:,}"
+        number_text = "an unknown number of" if number is None else f"{number:,}"
         policy.require(
-            not least or (number is not None and number >= least),
+            not minimum or (number is not None and number >= minimum),
             f"min_{key}",
-            f"{what} covers {shown} {words}",
-            f"{least:,} or more",
+            f"{what} covers {number_text} {words}",
+            f"{minimum:,} or more",
         )
 
 
 def _check_sites(policy: Policy, sites: int, threshold: int) -> None:
-    asked = f"the sum may be opened with {threshold} of {sites} sites"
+    """Check that a sum covers enough sites, even if some drop out."""
+    request = f"the sum may be opened with {threshold} of {sites} sites"
     if sites < policy.min_sites:
-        asked = f"the sum would be over {sites} sites"
+        request = f"the sum would be over {sites} sites"
     policy.require(
         min(sites, threshold) >= policy.min_sites,
         "min_sites",
-        asked,
+        request,
         f"{policy.min_sites} sites or more",
     )
 
@@ -583,16 +617,16 @@ def _check_each(policy: Policy, what: str, *, each: bool) -> None:
 def _check_sum(
     policy: Policy, what: str, *, secure: bool, scores: bool, revealed: str = ""
 ) -> None:
-    """Check whether the server may see what it would see of this site alone.
+    """Check that the server may see this site's update and counts as they would arrive.
 
     Args:
         policy: The site's rules.
         what: How messages refer to the request or the reply.
         secure: Whether the sum is masked.
         scores: Whether the server would see the counts behind this site's scores.
-        revealed: What an update would reveal about single notes: the changed rows of a
-            word table are the words that occurred, and the gradient of one step can be
-            inverted. "" for nothing.
+        revealed: The part of an update that reveals single notes; "" for none. The
+            changed rows of a word table show which words occurred, and the gradient of
+            one step can be inverted.
     """
     policy.require(
         secure or policy.secure_sum != "required",
@@ -616,7 +650,7 @@ def _check_sum(
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a tensor matches one of the layer patterns, or is below one."""
+    """Return whether a tensor, or a layer that contains it, matches a pattern."""
     return any(
         fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
         for pattern in patterns
