@@ -34,8 +34,8 @@ from fednotes.jobs.progress import LARGE_BYTES, LONG_SECONDS, ProgressListener
 from fednotes.jobs.results import BASELINES, CONDITIONS, RunResult
 from fednotes.jobs.score_layouts import SCORES, Column
 from fednotes.jobs.simulate import site_metrics
-from fednotes.metrics.gap import ALPHA, Gap
-from fednotes.metrics.spans import OVERLAP_POINTS, overlap_differs
+from fednotes.metrics.gap import Gap
+from fednotes.metrics.spans import overlap_differs
 
 if TYPE_CHECKING:
     from fednotes.data.checks import Finding
@@ -652,13 +652,8 @@ def _patient_score_table(scores: Mapping[str, Any]) -> Table:
 def comparison_table(found: Comparison) -> Table:
     """Return the table that `fednotes compare` prints, in percent."""
     sides = (found.condition, found.against)
-    names = list(sides)
-    if found.runs:
-        pairs = zip(sides, found.runs, strict=True)
-        names = [f"{side} of {run}" for side, run in pairs]
-    title = f"{found.kind}: {' minus '.join(names)}, {found.samples:,} resamples"
     gaps = found.gaps if any(found.gaps.values()) else {}
-    table = compact_sheet("site", title=escape(title))
+    table = compact_sheet("site", title=escape(found.title))
     for place, side in enumerate(sides):
         heads = _side_by_side(_PRF, _PRF) if found.scores else ""
         lines = [*found.runs[place : place + 1], side]
@@ -669,7 +664,7 @@ def comparison_table(found: Comparison) -> Table:
         )
     for head in ("differ-\nence", "95 %", "p", *(["gap\nclosed"] if gaps else [])):
         table.add_column(head, justify="right", no_wrap=True)
-    table.caption = "\n".join(_comparison_notes(found)) or None
+    table.caption = escape("\n".join(found.remarks())) or None
     for site, test in found.tests.items():
         if found.scores:
             pair = (_precision_recall_f1(side) for side in found.scores[site])
@@ -689,31 +684,6 @@ def comparison_table(found: Comparison) -> Table:
 def _precision_recall_f1(scores: Mapping[str, float]) -> str:
     numbers = [number_of(scores[name]) for name in ("precision", "recall", "f1")]
     return _side_by_side(numbers, _PRF)
-
-
-def _comparison_notes(found: Comparison) -> Iterator[str]:
-    """Yield remarks for the reader of a comparison."""
-    if found.kind == "macro F1":
-        yield (
-            "a class counts if either model knows it; in reports, if the "
-            "model itself does"
-        )
-    for test in found.tests.values():
-        excludes_zero = test.low > 0 or test.high < 0
-        if excludes_zero != (test.p_value < ALPHA):
-            yield (
-                "if the interval and p disagree, as they can with few test "
-                "documents, claim no difference"
-            )
-            break
-    for site, (first, second) in found.one_to_one.items():
-        test = found.tests[site]
-        if max(abs(first - test.f1_a), abs(second - test.f1_b)) > OVERLAP_POINTS:
-            yield (
-                f"{escape(site)}: one to one, F1 is {number_of(first)} and "
-                f"{number_of(second)}: a long mention matches several; compare with "
-                "--metric relaxed_one_to_one"
-            )
 
 
 def audit_table(audit: Audit) -> Table:

@@ -15,9 +15,9 @@ from fednotes.core.settings import path_of
 from fednotes.jobs.job import Side, SiteKind, load_sites
 from fednotes.jobs.job_file import load_recorded_job
 from fednotes.jobs.results import CONDITIONS, read_result
-from fednotes.metrics.gap import Gap
+from fednotes.metrics.gap import ALPHA, Gap, shown_sign
 from fednotes.metrics.paired_tests import BOOTSTRAP_SAMPLES, Bootstrap
-from fednotes.metrics.spans import Scores
+from fednotes.metrics.spans import OVERLAP_POINTS, Scores
 
 
 class Comparison(NamedTuple):
@@ -47,6 +47,49 @@ class Comparison(NamedTuple):
     scores: dict[str, tuple[Scores, Scores]]
     one_to_one: dict[str, tuple[float, float]]
     runs: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """What is compared, in words."""
+        sides = [self.condition, self.against]
+        if self.runs:
+            pairs = zip(sides, self.runs, strict=True)
+            sides = [f"{side} of {run}" for side, run in pairs]
+        return f"{self.kind}: {' minus '.join(sides)}, {self.samples:,} resamples"
+
+    def sign(self, site: str) -> int:
+        """Return the sign of the difference at a site; 0 if none is shown."""
+        test = self.tests[site]
+        return shown_sign(test.low, test.high, test.p_value)
+
+    def remarks(self) -> list[str]:
+        """Return what a reader of the tests should know, in sentences without a dot."""
+        remarks = []
+        if self.kind == "macro F1":
+            remarks.append(
+                "a class counts if either model knows it; in reports, if the model "
+                "itself does"
+            )
+        if any(map(_disagrees, self.tests.values())):
+            remarks.append(
+                "if the interval and p disagree, as they can with few test documents, "
+                "claim no difference"
+            )
+        for site, (first, second) in self.one_to_one.items():
+            test = self.tests[site]
+            if max(abs(first - test.f1_a), abs(second - test.f1_b)) > OVERLAP_POINTS:
+                remarks.append(
+                    f"{site}: one to one, F1 is {first:.1%} and {second:.1%}: a long "
+                    "mention matches several; compare with the metric "
+                    "relaxed_one_to_one"
+                )
+        return remarks
+
+
+def _disagrees(test: Bootstrap) -> bool:
+    """Return whether the interval of a test and its p value do not agree."""
+    excludes_zero = test.low > 0 or test.high < 0
+    return excludes_zero != (test.p_value < ALPHA)
 
 
 def compare(
