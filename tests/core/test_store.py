@@ -18,7 +18,7 @@ import torch
 
 from fednotes.core import store, tensors
 from fednotes.core.errors import BusyError, FednotesError, ModelError
-from fednotes.core.store import hold_folder
+from fednotes.core.store import hold_folder, is_held
 from fednotes.core.types import Document
 from fednotes.data.formats import jsonl
 
@@ -501,6 +501,18 @@ def test_the_holder_of_a_folder_is_named_and_a_dead_holder_is_replaced(
         assert (folder / store.LOCK).read_text().startswith(f"process {os.getpid()} on")
         assert "longer" not in (folder / store.LOCK).read_text()
     assert os.listdir(folder) == []
+
+
+def test_a_folder_is_held_only_while_its_process_lives(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert not is_held(folder)
+    with holder(folder) as process:
+        assert is_held(folder)
+        process.kill()
+    assert (folder / store.LOCK).exists()
+    assert not is_held(folder)
+    with hold_folder(folder):  # the question has not locked it
+        assert is_held(folder)
 
 
 def test_a_folder_without_anything_goes_and_one_with_something_stays(

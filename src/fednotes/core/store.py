@@ -489,6 +489,24 @@ def hold_folder(folder: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
+def is_held(folder: Path) -> bool:
+    """Return whether another process holds a folder (`hold_folder`).
+
+    Only the lock file of a process that was killed is locked, for a moment: a process
+    that ends normally deletes its lock file.
+    """
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return not lock(descriptor, wait=False)
+    except OSError:  # the file system has no locks
+        return False
+    finally:
+        os.close(descriptor)
+
+
 def _acquire(folder: Path) -> tuple[int, int]:
     """Lock a folder.
 
