@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -60,6 +60,7 @@ _CLASSES = ("present", "absent", "questionable")
 _POOLED = "pooled"  # stands for all sites in lines of the pooled condition
 _MAX_PANELS = 24  # sites with curves of their own; the tables show all sites
 _MAX_POINTS = 300  # maximum number of points drawn for a curve
+_MAX_ROWS = 60  # maximum number of rows in a table of curves
 _MAX_MARKED = 24  # curves with more points have no markers
 _MAX_LABEL = 24  # maximum length of a row's label
 _STYLES = 6  # number of curve styles in the style sheet
@@ -290,6 +291,7 @@ class _Page:
             ),
             "short": _SHORT,
             "training": self._training(),
+            "curve_tables": self._curve_tables(),
             "undrawn": max(0, len(self.sites) - _MAX_PANELS),
             "phenotypes": self._phenotypes(),
             "types": list(self._types()),
@@ -493,22 +495,15 @@ class _Page:
 
     def _training(self) -> list[Chart]:
         """Return curves of validation scores and loss, over all sites and by site."""
-        names = [name for name in CURVES if any(name in line for line in self.lines)]
-        names = names or ["valid_f1"]
+        names = self._curve_names()
         captions = []
         for name in names:
             titles = CURVES[name].titles
             captions.append(titles.get(self.result.holds, titles["documents"]))
-
-        overall = {}
-        for name in names:
-            curve = CURVES[name]
-            title = f"{curve.short}, all sites"
-            overall[f"mean-{curve.site_measure}"] = (title, self.overall(name))
-        overall["mean-loss"] = ("Loss, all sites", self.overall("loss"))
         of_all_sites = ". ".join(all_sites for all_sites, _ in captions)
         shape = (460, 230) if len(names) < 2 else (340, 200)
-        figures = [self._curves(overall, f"{of_all_sites}, and training loss.", shape)]
+        caption = f"{of_all_sites}, and training loss."
+        figures = [self._curves(self._overall_curves(), caption, shape)]
 
         for name, (_, of_each_site) in zip(names, captions, strict=True):
             charts = self._by_site(CURVES[name].site_measure)
@@ -524,6 +519,48 @@ class _Page:
         losses = self._by_site("loss")
         figures.append(self._curves(losses, self.result.wording.loss_caption))
         return [figure for figure in figures if figure]
+
+    def _curve_names(self) -> list[str]:
+        """Return the names of the validation curves that the run has."""
+        names = [name for name in CURVES if any(name in line for line in self.lines)]
+        return names or ["valid_f1"]
+
+    def _overall_curves(self) -> dict[str, tuple[str, list[Series]]]:
+        """Return title and curves of each chart over all sites, by its id."""
+        charts = {}
+        for name in self._curve_names():
+            curve = CURVES[name]
+            title = f"{curve.short}, all sites"
+            charts[f"mean-{curve.site_measure}"] = (title, self.overall(name))
+        charts["mean-loss"] = ("Loss, all sites", self.overall("loss"))
+        return charts
+
+    def _curve_tables(self) -> list[CurveTable]:
+        """Return the curves as tables, for people who cannot see them.
+
+        The first tables are over all sites; then each site that has curves has one.
+        """
+        tables = [
+            _curve_table(title, series)
+            for title, series in self._overall_curves().values()
+            if series
+        ]
+        measures = {
+            CURVES[name].site_measure: CURVES[name].short
+            for name in self._curve_names()
+        }
+        measures["loss"] = "loss"
+        for site in self.sites[:_MAX_PANELS]:
+            series = [
+                (f"{short}, {condition}", style, points)
+                for measure, short in measures.items()
+                for condition, style, points in self._series(
+                    self.lines, "sites", site, measure
+                )
+            ]
+            if series:
+                tables.append(_curve_table(site, series))
+        return tables
 
     def _curves(
         self,
@@ -668,6 +705,33 @@ def _flatten(value: object, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 def _condition(line: Line) -> str:
     return str(line.get("condition", "federated"))
+
+
+# ---- tables of curves ----------------------------------------------------------------
+
+
+class CurveTable(NamedTuple):
+    """The points of some curves.
+
+    Attributes:
+        title: The title of their chart.
+        names: The name of each curve.
+        rows: Each round, with the value of each curve; None where it has no point.
+    """
+
+    title: str
+    names: list[str]
+    rows: list[tuple[str, list[float | None]]]
+
+
+def _curve_table(title: str, series: Sequence[Series]) -> CurveTable:
+    """Return curves as a table."""
+    points = [dict(points) for _, _, points in series]
+    rounds = sorted({x for curve in points for x in curve})
+    stride = math.ceil(len(rounds) / _MAX_ROWS)
+    shown = [*rounds[:-1:stride], rounds[-1]]
+    rows = [(tick(x), [curve.get(x) for curve in points]) for x in shown]
+    return CurveTable(title, [name for name, _, _ in series], rows)
 
 
 # ---- charts --------------------------------------------------------------------------
