@@ -20,6 +20,7 @@ from browser import TOOLS, Browser, chromium
 from tiny_jobs import TABLE
 
 from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.results import SUMMARY
 from fednotes.jobs.simulate import simulate
 
 pytestmark = pytest.mark.network
@@ -27,6 +28,7 @@ AXE = Path(__file__).parents[3] / "node_modules" / "axe-core" / "axe.min.js"
 PAGES = (
     "/runs",
     "/runs/0",
+    "/runs/2",
     "/compare",
     "/errors",
     "/errors/0?kind=all",
@@ -49,7 +51,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]
     corrections = folder / "kept.json"
     shutil.copytree(folder / "run", folder / "again")
     model = next((folder / "run" / "federated").rglob("model"))
-    command = [sys.executable, "-m", "fednotes", "ui", "run", "again", str(model)]
+    shutil.copytree(folder / "run", folder / "live")
+    (folder / "live" / SUMMARY).unlink()
+    runs = ["run", "again", "live"]
+    command = [sys.executable, "-m", "fednotes", "ui", *runs, str(model)]
     command += ["--corrections", str(corrections)]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
     try:
@@ -62,6 +67,12 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture(scope="module")
+def live(page: tuple[str, Path]) -> Path:
+    """The third run of the page, which has not finished."""
+    return page[1].parent / "live"
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +134,42 @@ def test_axe_finds_nothing_serious(
         assert [
             line for line in problems if line.startswith(("serious", "critical"))
         ] == [], path
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_no_page_scrolls_sideways(
+    browser: Browser, page: tuple[str, Path], width: int
+) -> None:
+    """Wide tables scroll by themselves, and the keyboard reaches them."""
+    root = page[0].split("/?")[0]
+    browser.resize(width)
+    for path in PAGES:
+        browser.go(root + path)
+        widths = browser.run(
+            "return [document.documentElement.scrollWidth, innerWidth]"
+        )
+        assert widths[0] <= widths[1], path
+        unreachable = browser.run(
+            "return [...document.querySelectorAll('.wide')].filter("
+            "box => box.scrollWidth > box.clientWidth && box.tabIndex < 0).length"
+        )
+        assert unreachable == 0, path
+    browser.resize(1280)
+
+
+def test_a_live_page_keeps_what_a_person_has_opened(
+    browser: Browser, page: tuple[str, Path], live: Path
+) -> None:
+    root = page[0].split("/?")[0]
+    browser.go(f"{root}/runs/2")
+    opened = "document.querySelector('main details').open"
+    browser.run(f"{opened} = true; document.querySelector('main summary').focus()")
+    line = '{"part": "federated", "condition": "federated", "round": 4321, "loss": 1}'
+    with (live / "metrics.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    browser.until("return document.querySelector('main').innerText.includes('4321')")
+    assert browser.run(f"return {opened}")
+    assert browser.run("return document.activeElement.tagName") == "SUMMARY"
 
 
 def test_the_browser_refuses_nothing_and_asks_nobody_else(

@@ -400,7 +400,7 @@ def test_a_page_waits_for_a_long_export(
         assert go.wait(10)
         return write_export(*args, **options)
 
-    monkeypatch.setattr("fednotes.apps.ui.pages._EXPORT_SECONDS", 0.01)
+    monkeypatch.setattr("fednotes.apps.ui.error_pages._EXPORT_SECONDS", 0.01)
     monkeypatch.setattr(review, "export", wait_and_export)
     browser = browse(review)
     assert 'data-poll="2"' in browser.get("/export/jsonl").text
@@ -411,7 +411,7 @@ def test_a_page_waits_for_a_long_export(
             break
     assert '"label": "ADR"' in answer.text
     review.decide(review.items[4], "label-gold", "Pain")
-    monkeypatch.setattr("fednotes.apps.ui.pages._EXPORT_SECONDS", 10.0)
+    monkeypatch.setattr("fednotes.apps.ui.error_pages._EXPORT_SECONDS", 10.0)
     assert '"label": "Pain"' in browser.get("/export/jsonl").text
 
 
@@ -428,7 +428,7 @@ def test_two_exports_at_a_time_are_each_written_once(
         time.sleep(0.1)
         return write_export(format, allow_loss=allow_loss)
 
-    monkeypatch.setattr("fednotes.apps.ui.pages._EXPORT_SECONDS", 0.01)
+    monkeypatch.setattr("fednotes.apps.ui.error_pages._EXPORT_SECONDS", 0.01)
     monkeypatch.setattr(review, "export", export_slowly)
     browser = browse(review)
     waiting = {"jsonl", "label-studio"}

@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from fednotes.apps.ui.access import Access
 from fednotes.apps.ui.content import Content, load_content
 from fednotes.apps.ui.pages import create_app
 from fednotes.core.errors import ConfigError
+from fednotes.core.store import LOCK, hold_folder
+from fednotes.core.wording import format_duration
+from fednotes.jobs.compare import compare
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import SUMMARY, read_result
 from fednotes.jobs.simulate import simulate
@@ -54,6 +58,12 @@ def browse(content: Content) -> TestClient:
     )
     assert browser.get(f"/?token={access.token}").status_code == 200
     return browser
+
+
+def rows_by_name(text: str) -> dict[str, list[str]]:
+    """Return the cells after the name of each run in the list, by its name."""
+    rows = [row for row in Tree(text).rows[1:] if row[-1].startswith("20")]
+    return {row[-8].removesuffix("Two sites"): row[-7:] for row in rows}
 
 
 def wait_for_page(browser: TestClient, path: str) -> str:
@@ -94,8 +104,122 @@ def test_the_page_of_an_unfinished_run_refreshes_itself(runs: Path) -> None:
     assert "<h1>Two sites</h1>" in text
     assert 'aria-labelledby="mean-f1-t' in text
     listed = browse(load_content([runs / "one", runs / "live"])).get("/runs").text
-    assert [row[0] for row in Tree(listed).rows[1:]] == ["one", "live"]
-    assert "in progress" in listed
+    names = [row[1].removesuffix("Two sites") for row in Tree(listed).rows[1:]]
+    assert names == ["live", "one"]  # the newest one first
+    assert "not finished" in listed
+
+
+def test_a_folder_of_runs_lists_each_with_its_facts(runs: Path, tmp_path: Path) -> None:
+    """Runs that appear later are listed too, and each keeps its address."""
+    folder = tmp_path / "runs"
+    shutil.copytree(runs / "one", folder / "seeds" / "seed-1")
+    shutil.copytree(runs / "live", folder / "live")
+    content = load_content([folder])
+    browser = browse(content)
+    rows = rows_by_name(browser.get("/runs").text)
+    result = read_result(runs / "one")
+    score = f"{result.mean['federated']['strict']['f1']:.3f}"
+    assert rows["seeds/seed-1"][:4] == [
+        "finished",
+        "fedner",
+        "2",
+        f"{score}strict F1, federated",
+    ]
+    assert result.seconds is not None
+    assert rows["seeds/seed-1"][4] == format_duration(result.seconds)
+    assert rows["live"][:3] == ["not finished", "fedner", "2"]
+    assert "validation F1" in rows["live"][3]
+    addresses = dict(content.runs)
+    shutil.copytree(runs / "one", folder / "another")
+    assert {*rows_by_name(browser.get("/runs").text)} == {*rows, "another"}
+    assert [*content.runs][:2] == [*addresses]
+    assert browser.get("/runs/2").status_code == 200
+
+
+def test_a_run_in_a_held_folder_is_in_progress(runs: Path, tmp_path: Path) -> None:
+    """A lock file that a killed process left behind is no lock."""
+    shutil.copytree(runs / "live", tmp_path / "runs" / "live")
+    run = tmp_path / "runs" / "live"
+    browser = browse(load_content([run.parent]))
+
+    def state() -> str:
+        return rows_by_name(browser.get("/runs").text)["live"][0]
+
+    assert state() == "not finished"
+    (run / LOCK).write_text("process 1 on another host")
+    assert state() == "not finished"
+    assert "No command is training it" in browser.get("/runs/0").text
+    with hold_folder(run):
+        assert state() == "in progress"
+        assert "No command is training it" not in browser.get("/runs/0").text
+
+
+def test_a_damaged_run_is_listed_with_its_problem(runs: Path, tmp_path: Path) -> None:
+    for name in ("good", "bad"):
+        shutil.copytree(runs / "one", tmp_path / name)
+    (tmp_path / "bad" / SUMMARY).write_text("{")
+    rows = rows_by_name(browse(load_content([tmp_path])).get("/runs").text)
+    assert rows["good"][0] == "finished"
+    assert rows["bad"][0].startswith("cannot be read")
+    assert SUMMARY in rows["bad"][0]
+
+
+def test_the_list_leads_to_the_comparison_of_two_runs(
+    runs: Path, tmp_path: Path
+) -> None:
+    for name in ("one", "two", "three"):
+        shutil.copytree(runs / "one", tmp_path / name)
+    browser = browse(load_content([tmp_path]))
+    text = browser.get("/compare?run=two&run=three").text
+    assert "<title>two and three</title>" in text
+    for query in ("run=two", "run=two&run=three&run=one", "run=two&run=%3Cb%3E"):
+        answer = browser.get(f"/compare?{query}")
+        assert answer.status_code == 400
+        assert "choose two runs in the list" in answer.text
+
+
+def test_a_comparison_says_what_the_command_says(
+    runs: Path, run_cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    browser = browse(load_content([runs / "one", runs / "two"]))
+    query = "/compare?a=one&b=two&metric=relaxed_one_to_one&test=1"
+    text = wait_for_page(browser, query)
+    code, printed, _ = run_cli(
+        "compare",
+        runs / "one",
+        runs / "two",
+        "--condition",
+        "federated",
+        "--against",
+        "federated",
+        "--metric",
+        "relaxed_one_to_one",
+    )
+    assert code == 0
+    comparison = compare(
+        runs / "one",
+        runs / "two",
+        condition="federated",
+        against="federated",
+        metric="relaxed_one_to_one",
+    )
+    assert comparison.title in text
+    assert comparison.title in " ".join(printed.split())
+    answer = browser.get("/compare?a=one&b=two&metric=fly&test=1")
+    assert "runs on documents are compared by" in answer.text
+
+
+def test_curves_are_also_tables(runs: Path) -> None:
+    """Each evaluation over all sites is a row, as in metrics.jsonl."""
+    rows = Tree(browse(load_content([runs / "one"])).get("/runs").text).rows
+    lines = [
+        json.loads(line)
+        for line in (runs / "one" / "metrics.jsonl").read_text("utf-8").splitlines()
+    ]
+    federated = [line for line in lines if line["condition"] == "federated"]
+    assert federated
+    for line in federated:
+        assert [str(line["round"]), f"{line['valid_f1']:.4g}"] in rows
 
 
 def test_two_runs_are_compared_and_their_difference_is_tested(runs: Path) -> None:
@@ -107,8 +231,9 @@ def test_two_runs_are_compared_and_their_difference_is_tested(runs: Path) -> Non
         f1 = f"{scores['federated']['strict']['f1']:.3f}"
         assert [site, "Strict F1", f1, f1, "+0.000"] in rows
     tested = Tree(wait_for_page(browser, "/compare?a=one&b=two&test=1")).rows
-    assert [row[3:] for row in tested if row[0] in result.sites and len(row) == 6] == [
-        ["+0.000", "+0.000 to +0.000", "1.0000"] for _ in result.sites
+    assert [row[3:] for row in tested if row[0] in result.sites and len(row) == 7] == [
+        ["+0.000", "+0.000 to +0.000", "1.0000", "no difference shown"]
+        for _ in result.sites
     ]
     assert browser.get("/compare?a=%3Cb%3E&b=none").status_code == 200
     assert browser.get("/runs/2").status_code == 400
@@ -190,11 +315,13 @@ def test_the_page_of_a_ledger_shows_whether_it_is_intact(
     assert "The newest 3 messages" in text
 
 
-def test_paths_that_do_not_fit_together_are_refused(runs: Path) -> None:
+def test_paths_that_do_not_fit_together_are_refused(runs: Path, tmp_path: Path) -> None:
     models = [
         next((runs / name / "federated").rglob("model")) for name in ("one", "two")
     ]
-    for paths in ([runs / "nothing"], [runs], models):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for paths in ([runs / "nothing"], [empty], models):
         with pytest.raises(ConfigError, match="fednotes ui MODEL NOTES"):
             load_content(paths)
 

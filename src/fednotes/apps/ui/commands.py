@@ -23,7 +23,8 @@ def ui(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN…|MODEL [NOTES…]", help="Runs; a model and notes; a site's kit."
+            metavar="RUN…|MODEL [NOTES…]",
+            help="Runs or a folder of runs; a model and notes; a site's kit.",
         ),
     ],
     port: Annotated[

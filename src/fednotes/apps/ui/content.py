@@ -13,6 +13,7 @@ from fednotes.api import read
 from fednotes.apps.ui.background import BackgroundWork
 from fednotes.apps.ui.corrections import require_writable
 from fednotes.apps.ui.review import Predict, Review, predict_notes, review_run
+from fednotes.apps.ui.run_list import find_runs
 from fednotes.core import plugins
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document
@@ -31,7 +32,8 @@ class Content:
 
     Attributes:
         about: The name of what is shown.
-        runs: The folders of runs by name.
+        runs: The folders of runs by name. A run keeps its place when others follow.
+        folders: Folders that are searched for runs.
         kits: The folders of site kits by name.
         review: The errors to review, or None.
         model: Finds mentions in documents, or None.
@@ -40,15 +42,29 @@ class Content:
 
     about: str = ""
     runs: dict[str, Path] = field(default_factory=dict)
+    folders: Sequence[Path] = ()
     kits: dict[str, Path] = field(default_factory=dict)
     review: BackgroundWork[Review] | None = None
     model: Predict | None = None
     confidence: str = ""
 
+    def look_for_runs(self) -> None:
+        """Add the runs that have appeared in the folders of runs."""
+        shown = {folder.resolve() for folder in self.runs.values()}
+        for folder in self.folders:
+            for run in find_runs(folder):
+                if run.resolve() not in shown:
+                    self.runs[self._name_run(folder, run)] = run
+
+    def _name_run(self, folder: Path, run: Path) -> str:
+        """Return an unused name for a run in a folder of runs."""
+        name = str(run.relative_to(folder))
+        return str(run) if name in self.runs else name
+
     def list_sections(self) -> list[tuple[str, str]]:
         """Return the address and name of each section that has content."""
         sections = []
-        if self.runs:
+        if self.runs or self.folders:
             sections.append(("/runs", "Runs"))
         if len(self.runs) > 1:
             sections.append(("/compare", "Compare"))
@@ -76,7 +92,7 @@ def load_content(
     Notes are read immediately. They are tagged when they are first requested.
 
     Args:
-        paths: Runs; a model, perhaps with notes; kits.
+        paths: Runs, or folders of runs; a model, perhaps with notes; kits.
         format: The format of the notes; recognised if None.
         corrections: The file of decisions; beside the notes or the run if None.
         on_error: As in `fednotes.read`.
@@ -93,10 +109,18 @@ def load_content(
     models = [path for path in folders if is_model(path)]
     runs = [path for path in folders if path not in models and is_run(path)]
     kits = [path for path in folders if ledger_reader(path) is not None]
-    notes = [path for path in paths if path not in (*models, *runs, *kits)]
+    known = (*models, *runs, *kits)
+    run_folders = [path for path in folders if path not in known and find_runs(path)]
+    notes = [path for path in paths if path not in (*known, *run_folders)]
     _require_one_model(models, notes)
 
-    content = Content(about=str(paths[0]), runs=name_paths(runs), kits=name_paths(kits))
+    content = Content(
+        about=str(paths[0]),
+        runs=name_paths(runs),
+        folders=run_folders,
+        kits=name_paths(kits),
+    )
+    content.look_for_runs()
     beside = (notes or runs or paths)[0].resolve()
     file = corrections or beside.with_name(f"{beside.name}.corrections.json")
     if corrections or notes:
@@ -126,8 +150,8 @@ def _require_one_model(models: Sequence[Path], notes: Sequence[Path]) -> None:
         raise ConfigError(f"the page shows one model at a time: {usage}")
     if notes and not models:
         raise ConfigError(
-            f"{notes[0]} is neither a model, nor a run, nor a kit; for notes, give a "
-            f"model too: {usage}"
+            f"{notes[0]} is neither a model, nor a run, nor a kit, nor a folder of "
+            f"runs; for notes, give a model too: {usage}"
         )
 
 

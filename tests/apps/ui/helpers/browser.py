@@ -76,6 +76,19 @@ class Browser:
         }
         self.ask("POST", "/goog/cdp/execute", **command)
 
+    def resize(self, width: int, height: int = 900) -> None:
+        """Set the size of the page, in CSS pixels."""
+        command = {
+            "cmd": "Emulation.setDeviceMetricsOverride",
+            "params": {
+                "width": width,
+                "height": height,
+                "deviceScaleFactor": 1,
+                "mobile": False,
+            },
+        }
+        self.ask("POST", "/goog/cdp/execute", **command)
+
     def messages(self) -> list[str]:
         """What the browser complained of since it was last asked."""
         return [each["message"] for each in self.ask("POST", "/se/log", type="browser")]

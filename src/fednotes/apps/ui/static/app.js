@@ -31,6 +31,43 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
+// A table that is too wide scrolls by itself; people who use a keyboard must reach it.
+function reachWideTables() {
+  for (const box of document.querySelectorAll(".wide")) {
+    if (box.scrollWidth > box.clientWidth) {
+      box.tabIndex = 0;
+      box.setAttribute("role", "region");
+      box.setAttribute("aria-label", "Table, scrolls sideways");
+    }
+  }
+}
+reachWideTables();
+window.addEventListener("resize", reachWideTables);
+
+// What a person has opened, ticked or focused, by a name that the next version has too.
+function nameOf(element) {
+  if (element.tagName === "DETAILS") return element.querySelector("summary").textContent;
+  return [element.tagName, element.id, element.name, element.value, element.href].join(" ");
+}
+
+function keepState(main) {
+  const open = new Map([...main.querySelectorAll("details")].map((d) => [nameOf(d), d.open]));
+  const boxes = main.querySelectorAll("input[type=checkbox]");
+  const ticked = new Map([...boxes].map((box) => [nameOf(box), box.checked]));
+  const focused = main.contains(document.activeElement) && nameOf(document.activeElement);
+  return () => {
+    for (const each of main.querySelectorAll("details")) {
+      if (open.has(nameOf(each))) each.open = open.get(nameOf(each));
+    }
+    for (const each of main.querySelectorAll("input[type=checkbox]")) {
+      if (ticked.has(nameOf(each))) each.checked = ticked.get(nameOf(each));
+    }
+    const places = main.querySelectorAll("a, button, input, select, summary, [tabindex]");
+    const place = focused && [...places].find((each) => nameOf(each) === focused);
+    if (place) place.focus({ preventScroll: true });
+  };
+}
+
 const seconds = Number(document.body.dataset.poll || 0);
 let shown = "";
 
@@ -49,9 +86,12 @@ async function refresh() {
     const main = page.querySelector("main");
     if (main && main.innerHTML !== shown) {
       shown = main.innerHTML;
+      const restore = keepState(document.querySelector("main"));
       for (const part of ["main", "nav"]) {
         document.querySelector(part).replaceChildren(...page.querySelector(part).childNodes);
       }
+      restore();
+      reachWideTables();
     }
     document.title = page.title;
     if (page.body.dataset.poll) setTimeout(refresh, 1000 * seconds);

@@ -1,0 +1,177 @@
+"""The pages of runs: the list, one run, and two runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fednotes.apps.ui.background import BackgroundWork
+from fednotes.apps.ui.content import Content
+from fednotes.apps.ui.run_list import (
+    FINISHED,
+    IN_PROGRESS,
+    UNREADABLE,
+    RunRow,
+    describe_run,
+    has_finished,
+    state_of,
+)
+from fednotes.apps.ui.views import Views, pick
+from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.core.wording import format_duration
+from fednotes.jobs.compare import Comparison, compare
+from fednotes.jobs.job_file import load_recorded_job
+from fednotes.jobs.metrics_file import read_metrics
+from fednotes.jobs.run_folder import read_progress
+from fednotes.report.html import compare_runs, parts_of_page
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+# Seconds after which a page reloads itself.
+_REFRESH_RUN = 5
+_REFRESH_WORK = 2
+
+
+class RunPages:
+    """Show runs and compare them.
+
+    Args:
+        content: The content of the pages.
+        views: Renders the pages.
+    """
+
+    def __init__(self, content: Content, views: Views) -> None:
+        self._content = content
+        self._views = views
+        # The rows of finished runs, which do not change.
+        self._finished: dict[str, RunRow] = {}
+        self._comparisons: dict[tuple[str, str, str], BackgroundWork[Comparison]] = {}
+
+    def show_runs(self, _request: Request) -> Response:
+        """List all runs, newest first; redirect to the run if there is only one."""
+        content = self._content
+        content.look_for_runs()
+        if len(content.runs) == 1 and not content.folders:
+            return self._views.redirect("/runs/0")
+        rows = [
+            (position, self._row(name)) for position, name in enumerate(content.runs)
+        ]
+        rows.sort(key=lambda entry: entry[1].sort_key, reverse=True)
+        is_live = any(row.state == IN_PROGRESS for _, row in rows)
+        return self._views.render(
+            "runs.html",
+            section="/runs",
+            rows=rows,
+            unreadable=UNREADABLE,
+            folders=[str(folder) for folder in content.folders],
+            format_duration=format_duration,
+            refresh=_REFRESH_RUN if is_live or content.folders else 0,
+        )
+
+    def _row(self, name: str) -> RunRow:
+        """Return the row of a run."""
+        row = self._finished.get(name)
+        if row is None or not has_finished(row.folder):
+            row = describe_run(name, self._content.runs[name])
+            if row.state == FINISHED:
+                self._finished[name] = row
+        return row
+
+    def show_run(self, request: Request) -> Response:
+        """Show the report of a run; the page of an unfinished run refreshes itself."""
+        folder = pick(list(self._content.runs.values()), request, "run")
+        lines = read_metrics(folder)
+        is_finished = has_finished(folder)
+        parts = parts_of_page(read_progress(folder), lines)
+        parts["title"] = parts["result"].title or folder.name
+        return self._views.render(
+            "run_page.html",
+            section="/runs",
+            refresh=0 if is_finished else _REFRESH_RUN,
+            refresh_seconds=_REFRESH_RUN,
+            ended=is_finished,
+            is_running=state_of(folder) == IN_PROGRESS,
+            last=lines[-1] if lines else {},
+            **parts,
+        )
+
+    def compare_runs(self, request: Request) -> Response:
+        """Show two runs side by side and, on demand, a test of their difference."""
+        self._content.look_for_runs()
+        names = list(self._content.runs)
+        if len(names) < 2:
+            raise ConfigError("name two runs: fednotes ui RUN RUN")
+        first, second = _choose_two(request, names)
+        results = {}
+        for name in (first, second):
+            folder = self._content.runs[name]
+            results[name] = (read_progress(folder), read_metrics(folder))
+
+        metric = request.query_params.get("metric", "strict")
+        comparison = None
+        refresh = 0
+        if request.query_params.get("test"):
+            comparison = self._compare(first, second, metric)
+            if comparison is None:
+                refresh = _REFRESH_WORK
+        return self._views.render(
+            "compare.html",
+            section="/compare",
+            refresh=refresh,
+            names=names,
+            first=first,
+            second=second,
+            metric=metric,
+            metrics=_metrics_of(self._content.runs[first]),
+            comparison=comparison,
+            **compare_runs(results),
+        )
+
+    def _compare(self, first: str, second: str, metric: str) -> Comparison | None:
+        """Return the test of two runs' difference; None while it is computed."""
+        key = (first, second, metric)
+        if key not in self._comparisons:
+            self._comparisons[key] = BackgroundWork(
+                partial(
+                    compare,
+                    self._content.runs[first],
+                    self._content.runs[second],
+                    condition="federated",
+                    against="federated",
+                    metric=metric,
+                )
+            )
+        return self._comparisons[key].get()
+
+
+def _metrics_of(run: Path) -> Mapping[str, str]:
+    """Return the display names of the metrics by which a run can be compared."""
+    with suppress(FednotesError):  # the test says what is wrong with the run
+        return load_recorded_job(run).kind.metrics
+    return {}
+
+
+def _choose_two(request: Request, names: list[str]) -> tuple[str, str]:
+    """Return the two runs that an address names, or the first two.
+
+    The list of runs sends `run` twice; the page of two runs sends `a` and `b`.
+
+    Raises:
+        ConfigError: The list of runs sends another number of runs.
+    """
+    query = request.query_params
+    if "run" in query:
+        chosen = [name for name in query.getlist("run") if name in names]
+        if len(chosen) != 2:
+            raise ConfigError("choose two runs in the list, then compare them")
+        return chosen[0], chosen[1]
+    first = query.get("a", "")
+    second = query.get("b", "")
+    first = first if first in names else names[0]
+    second = second if second in names else names[1]
+    return first, second
