@@ -24,6 +24,7 @@ from fednotes.cli import app
 from fednotes.core.types import Document
 from fednotes.data.formats import read
 from fednotes.encoders import features
+from fednotes.jobs.results import RunResult
 from fednotes.metrics.spans import SpanCounts
 from fednotes.taggers.saving import load_model
 
@@ -671,3 +672,21 @@ def test_help_waits_for_no_large_package() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert ran.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("holds", "step"),
+    [
+        ("notes", "next: in [model] of a job that fine-tunes, encoder = "),
+        ("documents", "next: fednotes predict "),
+    ],
+)
+def test_the_end_of_a_run_says_what_its_model_is_for(
+    holds: str, step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = RunResult(holds=holds, sites={"south": {}})
+    app._show_next_step(result, tmp_path)
+    assert capsys.readouterr().out == ""  # the run has no federated model
+    (tmp_path / "federated/model").mkdir(parents=True)
+    app._show_next_step(result, tmp_path)
+    assert capsys.readouterr().out.startswith(step)

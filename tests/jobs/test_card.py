@@ -41,7 +41,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     notes = ended.output.rindex("\nnote: ")
     report = ended.output.rindex("\nreport: ")
     table_end = ended.output.rindex("mean")
-    assert 0 < notes < report < table_end
+    model = folder / "run/federated/sites"
+    next_step = ended.output.rindex(f"\nnext: fednotes predict {model}")
+    assert 0 < notes < report < table_end < next_step
     return folder / "run"
 
 

@@ -201,8 +201,23 @@ def _show_run(result: RunResult, out: Path) -> None:
     if missing:
         say(f"note: {missing}")
     say(f"report: {write_report(out)}")
-    for table in result_tables(result):  # printed last, so that they stay in view
+    for table in result_tables(result):  # printed late, so that they stay in view
         console.print(table)
+    _show_next_step(result, out)
+
+
+def _show_next_step(result: RunResult, out: Path) -> None:
+    """Print what a run's federated model is used for, if the run has one."""
+    from fednotes.jobs.run_folder import find_model_folder
+
+    try:
+        model = find_model_folder(out, "federated", next(iter(result.sites), ""))
+    except DataError:
+        return  # the job trains alone or pooled only
+    if result.holds == "notes":  # a language model, which predicts no mentions
+        say(f'next: in [model] of a job that fine-tunes, encoder = "{model}"')
+    else:
+        say(f"next: fednotes predict {shlex.quote(str(model))} NOTES")
 
 
 def _show_seeds(result: SeedsResult, out: Path) -> None:
