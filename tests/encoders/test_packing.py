@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -124,6 +125,29 @@ def test_pairs_are_what_their_labels_say() -> None:
         )
     assert batch.random_next is not None
     assert batch.random_next.tolist() == plan.random_next[:8].astype(int).tolist()
+
+
+@pytest.mark.parametrize("plan_sequences", [plan_full, plan_pairs])
+@settings(max_examples=100, deadline=None)
+@given(lengths=shapes, length=st.integers(5, 30), seed=st.integers(0, 3))
+def test_sequences_count_no_token_twice(
+    plan_sequences: Callable[[Tokens, int, int, int], Plan],
+    lengths: list[list[int]],
+    length: int,
+    seed: int,
+) -> None:
+    """Brute force over the gathered batch, whose ids are unique in the corpus: of any
+    sequences, here every second one and all, as many different ones are read."""
+    tokens = _corpus(lengths)
+    plan = plan_sequences(tokens, length, seed, 0)
+    counted = plan.count_tokens()
+    assert len(counted) == len(plan)
+    for rows in (np.arange(0, len(plan), 2), np.arange(len(plan))):
+        ids = gather(tokens, plan, rows, SPECIALS).ids
+        read = np.unique(ids[ids >= 10])
+        assert counted[rows].sum() <= len(read)
+        if plan_sequences is plan_full:
+            assert counted[rows].sum() == len(read)
 
 
 def test_half_of_the_pairs_are_random() -> None:

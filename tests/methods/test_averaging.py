@@ -16,7 +16,7 @@ import torch
 from tiny_taggers import assert_same, plain_adamw, resumed, values
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
-from fednotes.core.tensors import unprefixed
+from fednotes.core.tensors import snapshot, unprefixed
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods.averaging import (
@@ -65,8 +65,15 @@ class Fit(AveragingSite):
     """A linear map fitted to random points."""
 
     def __init__(
-        self, number: int, config: Averaging, size: int = 12, **options: Any
+        self,
+        number: int,
+        config: Averaging,
+        size: int = 12,
+        lengths: Sequence[int] | None = None,
+        **options: Any,
     ) -> None:
+        self.lengths = lengths
+        self.read: list[np.ndarray] = []  # the mini-batches so far
         generator = torch.Generator().manual_seed(number)
         self.x = torch.randn(size, 5, generator=generator)
         self.y = torch.randn(size, 3, generator=generator)
@@ -85,8 +92,12 @@ class Fit(AveragingSite):
         order = np.random.default_rng(epoch).permutation(len(self.x))
         return [order[i : i + self.share] for i in range(0, len(order), self.share)]
 
+    def count_example_tokens(self) -> np.ndarray | None:
+        return None if self.lengths is None else np.array(self.lengths)
+
     def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
         for rows in self.batches(epoch)[first:]:
+            self.read.append(rows)
             parts = np.array_split(rows, self._averaging.accumulate)
             yield [Squares(self.model, self.x[p], self.y[p]) for p in parts]
 
@@ -390,11 +401,43 @@ def test_a_site_without_an_example_takes_no_step() -> None:
     assert site.trainer.steps_taken == 0
 
 
-def test_an_update_of_few_steps_covers_their_tokens() -> None:
-    """3 steps an epoch: one covers a third of the tokens, five all of them."""
-    for steps, tokens in ((1, 300), (3, 900), (5, 900)):
-        site = Fit(1, replace(CONFIG, local_epochs=steps / 3), tokens=900)
+def test_an_update_of_few_steps_covers_the_shortest_examples() -> None:
+    """12 examples of 1 to 12 tokens in 3 steps: one step may have the four shortest,
+    1 + 2 + 3 + 4 tokens; three and five steps have all 78."""
+    for steps, tokens in ((1, 10), (3, 78), (5, 78)):
+        config = replace(CONFIG, local_epochs=steps / 3)
+        site = Fit(1, config, lengths=range(12, 0, -1))
         assert site.covered("train")["tokens"] == tokens
+
+
+def test_two_steps_may_be_the_same_examples_of_two_epochs() -> None:
+    """Every second cycle of 2 of 3 steps has the last of an epoch and the first of the
+    next. 9 examples of 1 to 9 tokens in batches of 4 are 3 steps, the last of one: a
+    step may have that one alone, the shortest."""
+    config = replace(CONFIG, batch_size=4, local_epochs=2 / 3)
+    site = Fit(1, config, size=9, lengths=range(1, 10))
+    assert site.covered("train") == {"steps": 2, "batch": 4, "tokens": 1}
+
+
+@pytest.mark.parametrize("local", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12])
+@pytest.mark.parametrize("size", [11, 12, 18, 21])
+def test_an_update_never_covers_less_than_it_says(local: int, size: int) -> None:
+    """Brute force: the tokens of the different examples that each cycle has read."""
+    in_epoch = -(-size // 3)
+    config = replace(CONFIG, batch_size=3, cycles=8, local_epochs=local / in_epoch)
+    lengths = np.random.default_rng(size).integers(1, 30, size)
+    site = Fit(1, config, size, lengths=lengths.tolist())
+    promised = site.covered("train")
+    tensors = snapshot(site.shared)
+    for cycle in range(config.cycles):
+        before = len(site.read)
+        site.train(tensors, cycle=cycle)
+        batches = site.read[before:]
+        read = int(lengths[np.unique(np.concatenate(batches))].sum())
+        covered = site.covered("train")
+        assert promised["tokens"] <= covered["tokens"] <= read
+        assert promised["steps"] == covered["steps"] == len(batches) == local
+        assert covered["batch"] <= max(map(len, batches))
 
 
 def test_parts_of_a_batch_add_to_the_whole() -> None:

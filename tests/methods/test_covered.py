@@ -19,7 +19,7 @@ from fednotes.jobs.job_file import parse_job
 DISTILL = f'method = "distill"\n[training]\nunannotated = "pseudo"\n{SMALL}\n{SITES}'
 
 
-def member(job: str, epochs: int, data: dict[str, dict[str, Any]]) -> Any:
+def member(job: str, epochs: float, data: dict[str, dict[str, Any]]) -> Any:
     table = tomllib.loads(job)
     table["training"] = {**table.get("training", {}), "local_epochs": epochs}
     if table["method"] == "fedner":
@@ -68,3 +68,28 @@ def test_sub_words_of_a_fine_tuned_encoder(bert: Path, tmp_path: Path) -> None:
         for word in words_of(data)
     ]
     assert single_epoch["tokens"] == sum(map(len, pieces))
+
+
+def test_a_step_of_a_fine_tuned_encoder_may_have_the_shortest_sentences(
+    bert: Path, tmp_path: Path
+) -> None:
+    """A quarter of an epoch is the last, incomplete mini-batch, or a full one: at least
+    as many sub-words as the shortest sentences have, by the tokenizer itself."""
+    transformers = pytest.importorskip("transformers")
+    data = corpus(tmp_path / "notes")
+    job = f'method = "finetune"\n[training]\nbatch_size = 7\n[model]\nencoder = "{bert}"\n{SITES}'
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bert)
+    path = Path(next(iter(data.values()))["train"])
+    lengths = []
+    for block in path.read_text().split("\n\n"):
+        lines = [line for line in block.splitlines() if not line.startswith("#")]
+        words = [line.split("\t")[0] for line in lines if line]
+        pieces = [tokenizer(word, add_special_tokens=False) for word in words]
+        if pieces:
+            lengths.append(sum(len(each["input_ids"]) for each in pieces))
+    batches = -(-len(lengths) // 7)
+    site = member(job, 1 / batches, data)
+    assert site.num_examples == len(lengths)
+    fewest = len(lengths) - 7 * (batches - 1)
+    expected = sum(sorted(lengths)[:fewest])
+    assert site.covered("train")["tokens"] == expected < sum(lengths) / batches

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tiny_taggers import assert_same, plain_adamw, values
 
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.seeds import rng_of, seed_of
+from fednotes.core.tensors import snapshot
 from fednotes.data.clinical import sentences
 from fednotes.data.notes import Note
 from fednotes.data.notes.sites import SiteNotes
@@ -378,6 +380,53 @@ def test_a_small_update_of_the_embeddings_is_refused(
         Site(data, replace(fewer, min_steps=1000), cache=tmp_path)
     assert "which words" in pretrain.METHOD.list_warnings(settings)[0]
     assert pretrain.METHOD.list_warnings(config(bert)) == ()
+
+
+@pytest.mark.parametrize("objective", ["mlm", "mlm+nsp"])
+def test_a_part_of_an_epoch_covers_the_shortest_sequences(
+    bert: Path, tmp_path: Path, objective: str
+) -> None:
+    """Brute force: the places in the corpus that each cycle has read."""
+    settings = config(bert, model={"objective": objective}, cycles=3, local_epochs=0.4)
+    site = Site(site_notes("a", notes(1, 8, 8)), settings, cache=tmp_path)
+    read: list[int] = []
+    gathered = pretrain.gather
+
+    def gather(tokens: Any, plan: Any, rows: Any, specials: Any) -> Any:
+        for row in rows:
+            bounds = plan.stretches[plan.bounds[row] : plan.bounds[row + 1]]
+            read.extend(place for start, end in bounds for place in range(start, end))
+        return gathered(tokens, plan, rows, specials)
+
+    promised = site.covered("train")["tokens"]
+    tensors = snapshot(site.shared)
+    with mock.patch.object(pretrain, "gather", gather):
+        for cycle in range(settings.cycles):
+            read.clear()
+            site.train(tensors, cycle=cycle)
+            covered = site.covered("train")["tokens"]
+            assert 0 < promised <= len(set(read))
+            assert 0 < covered <= len(set(read))
+
+
+def test_longer_sequences_are_fewer_steps(bert: Path, tmp_path: Path) -> None:
+    """The steps of the long cycles are those that they take, and are checked first."""
+    longer: dict[str, Any] = {"long_cycles": 1, "long_length": 64}
+    settings = config(bert, model={"train": "all"}, min_tokens=0, min_steps=0, **longer)
+    data = site_notes("a", notes(1, 8, 8))
+    site = Site(data, settings, cache=tmp_path)
+    tensors = snapshot(site.shared)
+    steps = []
+    for cycle in range(2):
+        before = site.trainer.steps_taken
+        site.train(tensors, cycle=cycle)
+        steps.append(site.trainer.steps_taken - before)
+        assert site.covered("train")["steps"] == steps[-1]
+    few, many = steps[1], steps[0]
+    assert few < many
+    Site(data, replace(settings, min_steps=few), cache=tmp_path)
+    with pytest.raises(ConfigError, match=rf"in {few} steps; .*min_steps = {many}"):
+        Site(data, replace(settings, min_steps=many), cache=tmp_path)
 
 
 def test_the_sign_of_the_bias_gradient_tells_the_masked_words(

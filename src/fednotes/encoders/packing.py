@@ -80,6 +80,20 @@ class Plan:
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
+    def count_tokens(self) -> np.ndarray:
+        """Return the tokens that no other sequence has as its own, (sequences,).
+
+        Special tokens are not counted, and neither is a random B: it belongs to other
+        sequences as well.
+        """
+        counts = self.stretches[:, 1] - self.stretches[:, 0]
+        if self.random_next is not None:
+            counts = counts.reshape(-1, 2)
+            counts[self.random_next, 1] = 0
+            return np.asarray(counts.sum(1))
+        before = np.concatenate(([0], np.cumsum(counts)))
+        return np.diff(before[self.bounds])
+
 
 @dataclass(frozen=True, eq=False)
 class Sequences:

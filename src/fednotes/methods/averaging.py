@@ -28,6 +28,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+import numpy as np
 import torch
 from annotated_types import Len
 from torch import Tensor
@@ -519,6 +520,22 @@ class Server(RoundServer):
         self._optimizer.moments = moments
 
 
+def _fewest_batches(steps: int, in_epoch: int) -> int:
+    """Return the fewest different mini-batches of an epoch that a cycle will have.
+
+    A cycle begins where the last one ended. It may therefore have the end of one epoch
+    and the start of the next, which may read the same examples.
+
+    Args:
+        steps: Number of steps of each cycle.
+        in_epoch: Number of mini-batches of an epoch.
+    """
+    # Cycles begin at multiples of the greatest common divisor in an epoch.
+    unit = math.gcd(steps, in_epoch)
+    larger_part = unit * math.ceil(steps / (2 * unit))
+    return min(in_epoch, larger_part)
+
+
 class AveragingSite(SiteTasks):
     """A site whose parameters are averaged after local training.
 
@@ -531,7 +548,6 @@ class AveragingSite(SiteTasks):
         parameters: All trained parameters by name.
         weight: n_k.
         examples: Number of examples in an epoch.
-        tokens: Number of tokens in an epoch; None if unknown.
         private: Names of the parameters that stay at the site.
         before: Number of cycles of a warm-up, which trains only `warm_up`.
         warm_up: Names of the parameters that a warm-up trains.
@@ -563,7 +579,6 @@ class AveragingSite(SiteTasks):
         *,
         weight: float,
         examples: int,
-        tokens: int | None = None,
         private: Collection[str] = (),
         before: int = 0,
         warm_up: Collection[str] = (),
@@ -584,7 +599,6 @@ class AveragingSite(SiteTasks):
         self.device = torch.device(device)
         self.share = config.batch_size
         self._examples = examples
-        self._epoch_tokens = tokens
         self._before = before
         self._warm_up = tuple(warm_up)
         self.trainer = LocalTrainer(
@@ -647,6 +661,12 @@ class AveragingSite(SiteTasks):
         return max(1, round(self._averaging.local_epochs * steps_per_epoch))
 
     @property
+    def _has_whole_epochs(self) -> bool:
+        """Whether each cycle is a number of complete epochs."""
+        epochs = self._averaging.local_epochs
+        return not self._common_steps and epochs == int(epochs)
+
+    @property
     def _planned_steps(self) -> int:
         """Number of steps in all cycles, excluding a warm-up."""
         return self._averaging.cycles * self._steps_per_cycle
@@ -678,29 +698,56 @@ class AveragingSite(SiteTasks):
                 self._common_steps = math.ceil(all_examples / batch)
         return Update(metrics={"share": self.share})
 
+    def count_example_tokens(self) -> np.ndarray | None:
+        """Return the tokens of each example of the newest epoch, (examples,).
+
+        Examples have no tokens in common. None if they have no tokens.
+        """
+        return None
+
     def covered(self, task: str) -> dict[str, int]:
-        """Return the steps, mini-batch and tokens behind an update of this task."""
+        """Return the steps, mini-batch and tokens behind an update of this task.
+
+        They are lower bounds for the newest cycle; before the first one, for all.
+        """
         if task not in (TRAIN, "send"):
             return {}
+        lengths = self.count_example_tokens()
+        examples = self._examples if lengths is None else len(lengths)
+        in_epoch = math.ceil(examples / self.share)
         steps = self._steps_per_cycle
+        if self._has_whole_epochs:
+            steps = max(1, int(self._averaging.local_epochs) * in_epoch)
         # If a cycle is one step, it may be the epoch's last and smallest mini-batch.
-        left_over = self._examples % self.share if steps == 1 else 0
+        left_over = examples % self.share if steps == 1 else 0
         coverage = {
             "steps": steps,
-            "batch": left_over or min(self.share, self._examples or self.share),
+            "batch": left_over or min(self.share, examples or self.share),
         }
-        if self._epoch_tokens is not None:
-            # Later epochs read the same tokens again.
-            part_of_epoch = min(1.0, steps / max(1, self._steps_per_epoch))
-            coverage["tokens"] = int(part_of_epoch * self._epoch_tokens)
+        if lengths is not None:
+            batches_left_out = in_epoch - self._count_batches(steps, in_epoch)
+            fewest = max(0, examples - batches_left_out * self.share)
+            # A lower bound: the tokens of the shortest examples, each once.
+            coverage["tokens"] = int(np.sort(lengths)[:fewest].sum())
         return coverage
+
+    def _count_batches(self, steps: int, in_epoch: int) -> int:
+        """Return how many different mini-batches of one epoch a cycle has at least.
+
+        Args:
+            steps: Number of steps of the cycle.
+            in_epoch: Number of mini-batches of an epoch.
+        """
+        if not self._steps_in_epoch:
+            return _fewest_batches(steps, in_epoch)
+        of_this_epoch = min(steps, self._steps_in_epoch)
+        return min(in_epoch, max(of_this_epoch, steps - of_this_epoch))
 
     def require_covered(self) -> None:
         """Check that enough tokens and steps are behind an update of word embeddings.
 
         If an update of the embeddings or of the output bias covers few tokens, they can
-        be read off it. The tokens of one epoch count, because later epochs read the
-        same tokens.
+        be read off it.
 
         Raises:
             ConfigError: There are fewer than the settings require.
@@ -778,12 +825,8 @@ class AveragingSite(SiteTasks):
 
     def _batches(self, cycle: int) -> Iterator[list[Step]]:
         """Yield the mini-batches of a cycle."""
-        config = self._averaging
-        has_whole_epochs = not self._common_steps and (
-            config.local_epochs == int(config.local_epochs)
-        )
-        if has_whole_epochs:
-            epochs = int(config.local_epochs)
+        if self._has_whole_epochs:
+            epochs = int(self._averaging.local_epochs)
             for local in range(epochs):  # [bert cycle]
                 yield from self.steps(cycle * epochs + local)  # [bert cycle]
             return

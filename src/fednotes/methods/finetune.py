@@ -211,7 +211,6 @@ class Site(AveragingSite, MentionSite):
             parameters,
             weight=num_notes(data.train),  # n_k: the number of notes
             examples=self.num_examples,
-            tokens=len(self._read.pieces.ids),
             private=private,
             device=options.get("device", "cpu"),
             draws=self.draws,
@@ -225,6 +224,10 @@ class Site(AveragingSite, MentionSite):
         parameters = self.model.trainable()
         _, private = parted(parameters, self.config.private)
         return parameters, private
+
+    def count_example_tokens(self) -> np.ndarray:
+        """Return the number of sub-words of each sentence, (sentences,)."""
+        return np.asarray(self._read.pieces.lengths)
 
     def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
         """Yield the epoch's mini-batches of sentences of similar length."""

@@ -312,7 +312,6 @@ class Site(AveragingSite, MethodSite):
             shared.parameters,
             weight=max(1, self.train_set.patients),  # n_k: the number of patients
             examples=self.num_examples,
-            tokens=len(self.train_set.ids),
             before=config.warm_up_cycles(has_new_head=self.model.new_head),
             warm_up=shared.head,
             warm_up_rate=config.head_learning_rate,
@@ -322,6 +321,9 @@ class Site(AveragingSite, MethodSite):
         )
         if self.model.revealing:
             self.require_covered()
+            if config.long_cycles:  # they have fewer steps
+                self._plan(self._last_epoch)
+                self.require_covered()
 
     def described(self) -> str:
         """Describe how many parameters are trained and shared."""
@@ -357,6 +359,19 @@ class Site(AveragingSite, MethodSite):
         if cycle < warm_up + config.last_cycle - config.long_cycles:
             return config.length
         return min(config.long_length, self.model.positions)
+
+    @property
+    def _last_epoch(self) -> int:
+        """The number of the run's last epoch."""
+        warm_up = self.config.warm_up_cycles(has_new_head=self.model.new_head)
+        epochs_per_cycle = max(1, int(self.config.local_epochs))
+        return (warm_up + self.config.last_cycle) * epochs_per_cycle - 1
+
+    def count_example_tokens(self) -> np.ndarray:
+        """Return the number of tokens of each sequence, (sequences,)."""
+        assert self._planned_epoch is not None
+        _, plan = self._planned_epoch
+        return plan.count_tokens()
 
     def _plan(self, epoch: int) -> Plan:
         """Return the sequences of an epoch, caching the latest epoch."""
