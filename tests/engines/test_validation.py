@@ -15,6 +15,7 @@ from fednotes.core.update import Total, Update
 from fednotes.engines import summing
 from fednotes.engines.summing import (
     check_addable,
+    check_counts,
     check_received,
     expected_layout,
     mismatch,
@@ -88,6 +89,27 @@ def test_what_is_wrong_is_refused_with_the_site_and_the_reason(
 def test_what_looks_otherwise_is_named(update: Update, reason: str) -> None:
     check_addable(update, "mercy")
     assert mismatch(update, expected(GOOD.tensors)).endswith(reason)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64])
+def test_numbers_of_examples_are_whole_ones_from_zero(dtype: torch.dtype) -> None:
+    good = torch.tensor([0, 1, 999_999_999], dtype=dtype)
+    check_counts(Update({"present": good}, 1.0, {"patients": 3.0}), "mercy")
+    check_counts(Update({"present": torch.empty(0, 3)}), "mercy")
+    for wrong in (-1, 2 * 10**12):
+        value = torch.tensor([5, wrong, 5], dtype=dtype)
+        reason = "site 'mercy'.*tensor 'present' must have whole numbers from 0 to"
+        with pytest.raises(RefusedError, match=reason):
+            check_counts(Update({"present": value}), "mercy")
+
+
+@pytest.mark.parametrize("wrong", [-1.0, 0.5, math.nan, math.inf, 2e12])
+def test_other_numbers_of_examples_are_refused(wrong: float) -> None:
+    in_metric = Update({}, 1.0, {"patients": wrong})
+    in_tensor = Update({"present": torch.tensor([1.0, wrong])})
+    for update, name in ((in_metric, "patients"), (in_tensor, "present")):
+        with pytest.raises(RefusedError, match=f"site 'mercy'.*'{name}' must have"):
+            check_counts(update, "mercy")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -155,10 +155,13 @@ class MethodSite(SiteTasks, Protocol):
         read_only: The tasks that do not change the site. A site's policy counts
             different questions, and a question includes all earlier tasks of the site
             except these. A restarted server may repeat them at no cost.
+        counting: The tasks whose updates have only numbers of examples. A server that
+            sees a site's numbers refuses others than whole ones from zero.
     """
 
     rounds_counts: ClassVar[bool] = False
     read_only: ClassVar[frozenset[str]] = frozenset()
+    counting: ClassVar[frozenset[str]] = frozenset()
     num_examples: int
     scores: Mapping[str, Any]
 

@@ -69,6 +69,7 @@ class Deployed(Rounds):
         job: Fingerprint of the job's table.
         patience: What to do when sites do not answer.
         max_norm: Largest L2 norm of an update; 0 sets no limit.
+        counting: The tasks whose updates have only numbers of examples.
         summing: How updates are added; None adds them in the clear.
         observer: Called with each committed round.
         notify: Called with each fault.
@@ -90,6 +91,7 @@ class Deployed(Rounds):
         job: str,
         patience: Patience = PATIENCE,
         max_norm: float = 0.0,
+        counting: Collection[str] = (),
         summing: Summing | None = None,
         observer: Observer | None = None,
         notify: Callable[[Event], None] = lambda _: None,
@@ -128,6 +130,7 @@ class Deployed(Rounds):
             progress=progress,
             prologue=prologue,
             max_norm=max_norm,
+            counting=counting,
             clock=clock,
             sleep=sleep,
         )

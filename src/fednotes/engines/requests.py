@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Protocol
 
@@ -29,7 +29,7 @@ from fednotes.core.numbers import NonNegativeInt
 from fednotes.core.settings import checked
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors
-from fednotes.engines.summing import MOST_BYTES, check_addable
+from fednotes.engines.summing import MOST_BYTES, check_addable, check_counts
 
 
 class Transport(Protocol):
@@ -192,6 +192,7 @@ class Participants:
         progress: The progress of the run so far.
         prologue: The requests before the first round.
         max_norm: Largest L2 norm of an update; 0 sets no limit.
+        counting: The tasks whose updates have only numbers of examples.
         clock: Returns the time in seconds; tests replace it.
         sleep: Waits for a number of seconds; tests replace it.
 
@@ -220,12 +221,14 @@ class Participants:
         progress: RunState,
         prologue: Iterable[Earlier] = (),
         max_norm: float = 0.0,
+        counting: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._transport = transport
         self.patience = patience
         self._max_norm = max_norm
+        self._counting = frozenset(counting)
         self.notify = notify
         self.clock = clock
         self._sleep = sleep
@@ -339,7 +342,7 @@ class Participants:
         answers.missing.discard(site)
         if reply.update is not None:
             try:
-                self._check(reply, site)
+                self._check(reply, site, request.task)
                 answers.replies[site] = reply
                 return
             except RefusedError as error:
@@ -349,10 +352,12 @@ class Participants:
         answers.refused[site] = replace(reply, attached=Attached())
         self.notify(Event("refused", request.number, reply.refusal, site))
 
-    def _check(self, reply: Reply, site: str) -> None:
+    def _check(self, reply: Reply, site: str, task: str) -> None:
         """Raise RefusedError for an update that may not be summed."""
         assert reply.update is not None
         check_addable(reply.update, site, self._max_norm, quoting=True)
+        if task in self._counting:
+            check_counts(reply.update, site)
         size = nbytes(reply.attached.tensors)
         if size > MOST_BYTES:
             raise RefusedError(

@@ -87,6 +87,30 @@ def check_addable(
     raise _refusal(site, rule)
 
 
+def check_counts(update: Update, site: str) -> None:
+    """Check that an update has only numbers of examples: whole ones from zero.
+
+    Args:
+        update: The update.
+        site: Its site's name, for messages.
+
+    Raises:
+        RefusedError: A number is another one; the message names the site and the count.
+    """
+    for name, tensor in update.tensors.items():
+        counts = tensor.double()
+        is_count = (counts >= 0) & (counts <= MOST_WEIGHT) & (counts == counts.round())
+        if not bool(is_count.all()):
+            raise _refusal(site, _not_counts(f"tensor {name!r}"))
+    for name, number in update.metrics.items():
+        if not (0 <= number <= MOST_WEIGHT and float(number).is_integer()):
+            raise _refusal(site, _not_counts(f"the metric {name!r}"))
+
+
+def _not_counts(what: str) -> str:
+    return f"{what} must have whole numbers from 0 to {MOST_WEIGHT:g}"
+
+
 def check_received(tensors: Tensors, site: str, task: str) -> None:
     """Check tensors from the server before a site computes with them.
 

@@ -11,6 +11,9 @@ from unittest import mock
 
 import pytest
 import torch
+from applications import needs_app
+from hospital_jobs import NAMES
+from hospitals import OPEN, Hospitals
 from nvflare.apis.shareable import make_reply
 
 from fednotes.apps.deployment import agreement
@@ -26,7 +29,8 @@ from fednotes.apps.deployment.server import Progress, _fetch_shared_scores
 from fednotes.apps.deployment.site_file import job_of_site, read_site_file
 from fednotes.core import bounds
 from fednotes.core.cleaning import LINE
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.update import Tensors, Update
 from fednotes.engines import launch
 from fednotes.engines.requests import Event
 from fednotes.jobs.declaration import load_declared
@@ -127,6 +131,54 @@ def test_a_type_that_no_model_could_be_saved_with_is_refused() -> None:
     table = {**asdict(Description(types=("Drug",))), "types": ["\ud800"]}
     with pytest.raises(ConfigError, match="site 'c' describes itself in a way"):
         description_from_tensors("c", {"description": pack_json(table)})
+
+
+# numbers of patients
+
+WRONG_COUNTS = {"below zero": -50.0, "half a patient": 0.5, "too many": 1e15}
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("wrong", WRONG_COUNTS.values(), ids=WRONG_COUNTS.keys())
+@pytest.mark.parametrize("name", ["absent", "patients"])
+def test_wrong_numbers_of_patients_are_refused_with_the_site(
+    name: str, wrong: float, tmp_path: Path
+) -> None:
+    """A number below zero would make the weights of classes negative at every site, so
+    that all would learn the opposite of their labels."""
+    needs_app("phenotyping")
+    from patient_hospitals import PHENOTYPE, patients
+
+    from fednotes.apps.phenotyping.site import Site
+
+    data = {
+        site: patients(tmp_path / site, number) for number, site in enumerate(NAMES)
+    }
+    hospitals = Hospitals(tmp_path / "job", PHENOTYPE, data, policy=OPEN)
+    count = Site.count_labels
+    hostile = NAMES[1]
+
+    def count_wrongly(self: Site, tensors: Tensors) -> Update:
+        update = count(self, tensors)
+        if self.id != hostile:
+            return update
+        counts = {
+            key: torch.full_like(value, wrong) if key == name else value
+            for key, value in update.tensors.items()
+        }
+        metrics = {
+            key: wrong if key == name else value
+            for key, value in update.metrics.items()
+        }
+        return replace(update, tensors=counts, metrics=metrics)
+
+    with (
+        mock.patch.object(Site, "count_labels", count_wrongly),
+        pytest.raises(
+            TrainingError, match=rf"site '{hostile}'.*{name}.*whole numbers from 0 to"
+        ),
+    ):
+        hospitals.run()
 
 
 # reasons and events

@@ -887,6 +887,32 @@ def test_patients_of_all_sites_without_concepts() -> None:
     assert all("phenotypes" in member.scores for member in members)
 
 
+def test_a_negative_sum_of_labels_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a secure sum may have, which hides whose number is wrong."""
+    count = Site.count_labels
+
+    def count_wrongly(self: Site, tensors: Tensors) -> Update:
+        update = count(self, tensors)
+        absent = update.tensors["absent"] - 10_000
+        return replace(update, tensors={**update.tensors, "absent": absent})
+
+    monkeypatch.setattr(Site, "count_labels", count_wrongly)
+    with pytest.raises(TrainingError, match=r"counted -.* with the label 'absent'"):
+        trained(sites_of(2), config_of(classifier_cycles=1))
+
+
+def test_a_site_refuses_negative_weights_of_classes() -> None:
+    """With them, it would learn the opposite of its labels."""
+    site, _, prepared = calibrated_site()
+    weights = torch.ones(len(DISEASES), 2, dtype=torch.float64)
+    site.prepare({**prepared, "weights": weights})
+    weights[0, 1] = -1.0
+    with pytest.raises(RefusedError, match="negative weight of a class"):
+        site.prepare({**prepared, "weights": weights})
+
+
 @pytest.mark.parametrize("wrong", [-1.0, 1000.0])
 def test_frequencies_that_no_patients_have_are_refused(
     wrong: float, monkeypatch: pytest.MonkeyPatch

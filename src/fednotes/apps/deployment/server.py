@@ -300,6 +300,7 @@ def _create_engine(setup: Setup, job: Job, progress: Progress) -> _Engine:
         observer=progress.round,
         notify=progress.event,
         max_norm=settings.max_norm,
+        counting=job.module.site_class.counting,
         stop=progress.pipe.pause.is_set,
     )
     engine.progress = progress

@@ -105,6 +105,7 @@ class Site(MethodSite):
         "calibrate",
     }
     read_only = frozenset({"count_codes", "count_concepts", "count_labels"})
+    counting = read_only
 
     def __init__(  # noqa: PLR0913 - what every method's site takes
         self,
@@ -460,9 +461,7 @@ class Site(MethodSite):
             machines.steps[:] = self._steps
         weights = None
         if "weights" in tensors:
-            weights = require_tensor(
-                tensors, "weights", torch.float64, len(machines.machines), 2
-            ).numpy()
+            weights = self._read_weights(tensors, len(machines.machines))
         self.classifiers = Classifiers(
             self.data,
             self.config,
@@ -474,6 +473,22 @@ class Site(MethodSite):
         )
         self._prepared = {name: tensors[name] for name in _PREPARED if name in tensors}
         return Update()
+
+    def _read_weights(self, tensors: Tensors, machines: int) -> np.ndarray:
+        """Return (machines, 2) weights of negative and of positive patients.
+
+        Raises:
+            RefusedError: A weight is negative. With it, the classifier would learn the
+                opposite of a label.
+        """
+        weights = require_tensor(tensors, "weights", torch.float64, machines, 2)
+        if bool((weights < 0).any()):
+            raise RefusedError(
+                f"site {self.id!r}: the server sent a negative weight of a class: "
+                "start the run again, with the same version of fednotes at the server "
+                "and all sites"
+            )
+        return np.asarray(weights.numpy())
 
     def _make_model(self, tensors: Tensors) -> Phenotyper:
         """Return the model with its representation, and without classifiers."""

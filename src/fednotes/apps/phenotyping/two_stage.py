@@ -384,6 +384,7 @@ def _make_classifiers(
         shapes["frequencies"] = (config.space.width,)
     counted.require(shapes)
     counts = {name: counted.tensors[name].numpy() for name in LABEL_NAMES}
+    _require_label_counts(counts)
     if not any(of_label.any() for of_label in counts.values()):
         raise TrainingError(
             "no training patient is labelled for any phenotype at any site: give "
@@ -408,6 +409,24 @@ def _make_classifiers(
         table = np.stack([counts[name] for name in LABEL_NAMES], axis=1)
         prepared["weights"] = torch.from_numpy(machines.balance_classes(table))
     return machines, prepared
+
+
+def _require_label_counts(counts: Mapping[str, np.ndarray]) -> None:
+    """Check that no sum of label counts is negative.
+
+    A secure sum hides which site sent a negative count.
+
+    Raises:
+        TrainingError: A sum is negative.
+    """
+    for name, of_label in counts.items():
+        least = float(of_label.min(initial=0.0))
+        if least < 0:
+            raise TrainingError(
+                f"the sites counted {least:,.0f} patients with the label {name!r}: a "
+                "site sent a negative number; find out which one, and start the run "
+                "again without it"
+            )
 
 
 def _require_frequencies(frequencies: np.ndarray, patients: int) -> None:
