@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fednotes import methods
 from fednotes.core.errors import ConfigError
@@ -56,9 +56,19 @@ _SIMULATION_ONLY = {
 }
 
 
-def load_declared(
-    name: str | Path, settings: tuple[str, ...] = ()
-) -> tuple[Job, dict[str, Any]]:
+class DeclaredJob(NamedTuple):
+    """A job that real sites are to run.
+
+    Attributes:
+        job: The job, without the locations of notes.
+        declaration: Its declaration, a table with "name" and "job".
+    """
+
+    job: Job
+    declaration: dict[str, Any]
+
+
+def load_declared(name: str | Path, settings: tuple[str, ...] = ()) -> DeclaredJob:
     """Read a job file or built-in job that real sites are to run.
 
     Its sites need not say where their notes are. A job of three or more sites uses the
@@ -67,9 +77,6 @@ def load_declared(
     Args:
         name: The path of a job file, or the name of a built-in job.
         settings: Assignments such as "seed=2".
-
-    Returns:
-        The job, and its declaration: a table with "name" and "job".
 
     Raises:
         ConfigError: There is no such job, it is invalid, or real sites cannot run it.
@@ -83,9 +90,10 @@ def load_declared(
         if isinstance(federation, Mapping) and len(sites) >= MIN_SECURE_SITES:
             table = {**table, "federation": {"secure_sum": True, **federation}}
 
-    declared = {"name": path.stem, "job": table}
-    table_fingerprint(declared)  # raises RefusedError for values that are not JSON
-    return parse_declared(declared, path.resolve().parent, str(path)), declared
+    declaration = {"name": path.stem, "job": table}
+    table_fingerprint(declaration)  # raises RefusedError for values that are not JSON
+    job = parse_declared(declaration, path.resolve().parent, str(path))
+    return DeclaredJob(job, declaration)
 
 
 def parse_declared(declared: Mapping[str, Any], folder: Path, where: str) -> Job:

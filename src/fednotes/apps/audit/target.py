@@ -118,8 +118,9 @@ def _as_deployed(
 ) -> tuple[Job, Mapping[str, Any]]:
     """Return a job and its table as real sites would run it, if possible."""
     with suppress(ConfigError):  # real sites run no job that generates its notes
-        deployed, declared = load_declared(target, settings)
-        return replace(job, federation=deployed.federation), declared["job"]
+        deployed = load_declared(target, settings)
+        job_as_deployed = replace(job, federation=deployed.job.federation)
+        return job_as_deployed, deployed.declaration["job"]
     return job, job.table
 
 

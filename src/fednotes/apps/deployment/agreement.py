@@ -1,9 +1,9 @@
 """The agreement of the sites before round 1, without seeing each other's notes.
 
 Each site describes itself by public facts: the entity types that it annotates and how
-it maps labels to them, or the dictionary with which it reads notes and the phenotypes.
-The server collects all descriptions and sends all of them to every site. Each side then
-derives the method's configuration on its own, from stubs of sites that hold a
+it maps labels to them, or its phenotypes and the dictionary with which it reads notes.
+The server collects the descriptions and sends all of them to every site. The server and
+each site then derive the method's configuration independently, from stubs that have a
 description but no notes. A site that is described wrongly refuses (`site.AgreedSite`).
 """
 
@@ -42,18 +42,19 @@ class Description:
     """The public facts of one site.
 
     Attributes:
-        version: Version of fednotes.
-        encoder: Digest of the pretrained encoder that models start from.
-        types: Entity types, of a site with annotations.
+        version: Version of fednotes at the site.
+        encoder: Digest of the pretrained encoder that models start from; "" for none.
+        types: Entity types of a site with annotations.
         scheme: Tagging scheme of a site with annotations.
         label_map: How a site with annotations maps labels to entity types.
-        width: Number of features, of a site with patients.
+        width: Number of features of a site with patients.
         dense: Whether these features are dense.
         features: Source of these features, with the fingerprint of the dictionary or
             encoder.
-        phenotypes: The phenotypes of a site with patients.
-        coded: Whether codes of its patients are known.
-        vectors: Digest of the public word vectors that stage 1 starts from.
+        phenotypes: Phenotypes of a site with patients.
+        coded: Whether the site knows billing codes of its patients.
+        vectors: Digest of the public word vectors that stage 1 starts from; "" for
+            none.
     """
 
     version: str = fednotes.__version__
@@ -74,7 +75,7 @@ class Description:
         try:
             json.dumps(asdict(self), ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            # Nobody could save a model that has such a name.
+            # No model with this name in its files could be saved.
             raise ConfigError("describes itself with a lone surrogate") from error
 
 
@@ -84,20 +85,21 @@ Descriptions = Mapping[str, Description]
 def sum_threshold(job: Job, setup: Setup) -> int:
     """Return the minimum number of sites with which a sum is opened.
 
-    For a secure sum it is more than half of the sites.
+    For a secure sum, the number is more than half of the sites.
     """
-    sites = len(setup.sites)
     if not job.federation.secure_sum:
         return setup.min_sites
-    return max(job.federation.min_sites or sites, sites // 2 + 1)
+    num_sites = len(setup.sites)
+    min_sites = job.federation.min_sites or num_sites
+    return max(min_sites, num_sites // 2 + 1)
 
 
 def summed_job(fingerprint: str, run: str) -> str:
-    """Return the job name that distinguishes this submission's secure sums from others.
+    """Return the job name under which the sites of one submission exchange keys.
 
-    An approved job can be submitted more than once. A server that could mix sites of
-    two submissions in one sum could compute one site's update from the difference of
-    two sums.
+    An approved job can be submitted more than once. If sites of two submissions could
+    be in one sum, the server could compute one site's update from the difference of two
+    sums.
 
     Args:
         fingerprint: The approved job's fingerprint.
@@ -107,13 +109,12 @@ def summed_job(fingerprint: str, run: str) -> str:
 
 
 def planned_rounds(job: Job, config: Any) -> int | None:
-    """Return the number of rounds of a job.
-
-    The result is None if the number depends on how many notes the sites have.
-    """
-    few, _ = job.module.plan_rounds(config, [1])
-    many, _ = job.module.plan_rounds(config, [1_000_000])
-    return int(few) if few == many else None
+    """Return the number of rounds of a job; None if it depends on the sites' notes."""
+    rounds_of_one_note, _ = job.module.plan_rounds(config, [1])
+    rounds_of_many_notes, _ = job.module.plan_rounds(config, [1_000_000])
+    if rounds_of_one_note != rounds_of_many_notes:
+        return None
+    return int(rounds_of_one_note)
 
 
 def can_round_counts(job: Job) -> bool:
@@ -139,12 +140,13 @@ def encoder_of(job: Job) -> str:
 
     Raises:
         ModelError: This machine does not have the encoder.
-        MissingExtra: A package that reads it is missing.
+        MissingExtra: A package that reads the encoder is missing.
     """
     if job.kind.make_stub is not None:  # models of patients start from no encoder
         return ""
     model = job.config.model
-    spec = next(filter(None, (getattr(model, key) for key in encoder_keys(model))), "")
+    specs = [getattr(model, key) for key in encoder_keys(model)]
+    spec = next((spec for spec in specs if spec), "")
     if not spec:
         return ""
     is_folder = Path(spec).expanduser().is_dir()
@@ -162,14 +164,14 @@ def pack_json(value: Any) -> torch.Tensor:
 
 
 def unpack_json(tensor: torch.Tensor, **bounds: Any) -> Any:
-    """Return the JSON value of a tensor of bytes.
+    """Return the value whose JSON text a tensor of bytes holds.
 
     Args:
-        tensor: The bytes.
-        **bounds: Bounds of the value, as `parse_json` takes them.
+        tensor: The bytes, uint8.
+        **bounds: Bounds on the value, as `parse_json` takes them.
 
     Raises:
-        ValueError: The tensor contains no such value.
+        ValueError: The tensor holds no JSON text, or the value exceeds a bound.
     """
     if tensor.dtype != torch.uint8:
         raise ValueError("not bytes")
@@ -221,9 +223,9 @@ def description_from_tensors(site: str, tensors: Tensors) -> Description:
 
 
 def agreement_fingerprint(job: Job, descriptions: Descriptions) -> str:
-    """Return the fingerprint that server and sites must agree on before round 1.
+    """Return the fingerprint that must be equal at the server and all sites.
 
-    The order of the sites matters.
+    It depends on the order of the sites.
     """
     sites = [{"site": site, **asdict(facts)} for site, facts in descriptions.items()]
     return table_fingerprint({"method": job.method, "sites": sites})
@@ -253,6 +255,7 @@ def agreed_config(job: Job, descriptions: Descriptions) -> Any:
 
 
 def _require_same_version(descriptions: Descriptions) -> None:
+    """Raise ConfigError unless all sites run this version of fednotes."""
     version = fednotes.__version__
     if any(facts.version != version for facts in descriptions.values()):
         versions = ", ".join(
@@ -266,7 +269,7 @@ def _require_same_version(descriptions: Descriptions) -> None:
 
 
 def _require_encoder(descriptions: Descriptions, encoder: str) -> None:
-    """Raise ConfigError unless all sites have this encoder; "" is none."""
+    """Raise ConfigError unless all sites have the encoder with this digest, or none."""
     for site, facts in descriptions.items():
         if facts.encoder != encoder:
             raise ConfigError(
@@ -278,10 +281,12 @@ def _require_encoder(descriptions: Descriptions, encoder: str) -> None:
 
 
 def _require_annotated(types: Iterable[str], descriptions: Descriptions) -> None:
-    """Raise ConfigError if no site annotates one of these entity types."""
-    annotated = {label for facts in descriptions.values() for label in facts.types}
+    """Raise ConfigError unless each of these entity types is annotated at some site."""
+    annotated_types = {
+        label for facts in descriptions.values() for label in facts.types
+    }
     for label in types:
-        if label not in annotated:
+        if label not in annotated_types:
             site_types = "; ".join(
                 f"{site}: {clean(', '.join(facts.types), 10 * NAME)}"
                 for site, facts in descriptions.items()
@@ -293,17 +298,19 @@ def _require_annotated(types: Iterable[str], descriptions: Descriptions) -> None
 
 
 def _require_few_types(job: Job, descriptions: Descriptions) -> None:
-    """Raise ConfigError if sites bring too many entity types of their own.
+    """Raise ConfigError if sites add too many entity types that the job does not list.
 
-    Models have a number for each pair of types. One site could exhaust the memory of
-    all others, and of the server. Types that the job names were seen by whoever
-    approved it.
+    A model has a parameter for each pair of types, so one site could exhaust the memory
+    of all other sites and of the server. Types that the job lists do not count, because
+    a person at each site has approved them.
     """
-    if job.data != "documents" or (job.tags is not None and job.tags.types):
+    lists_all_types = job.tags is not None and bool(job.tags.types)
+    if job.data != "documents" or lists_all_types:
         return
     undeclared: set[str] = set()
     for site, facts in descriptions.items():
-        if site not in job.sites or not job.sites[site].types:
+        is_declared = site in job.sites and bool(job.sites[site].types)
+        if not is_declared:
             undeclared.update(facts.types)
         if len(undeclared) > MAX_TYPES:
             raise ConfigError(
@@ -314,7 +321,7 @@ def _require_few_types(job: Job, descriptions: Descriptions) -> None:
 
 
 def _stub(job: Job, site: str, facts: Description) -> Any:
-    """Return a site without notes, for `for_sites` of a method."""
+    """Return a site without notes, from which a method derives its configuration."""
     if job.kind.make_stub is not None:
         return job.kind.make_stub(site, facts)
     return SiteData(site, TagSet(facts.types, facts.scheme), (), (), ())
@@ -325,18 +332,21 @@ def require_as_declared(job: Job, descriptions: Descriptions) -> None:
 
     The message has the labels of both sides and the remedy.
     """
+    if job.data != "documents":
+        return
     problems = []
     for site, facts in descriptions.items():
         table = job.sites[site]
-        if job.data == "documents" and table.types:
-            declared = Description(
-                types=table.types,
-                scheme=table.scheme,
-                label_map=table.label_map or facts.label_map,
-            )
-            problem = mismatch(site, declared, facts, names=("the job", "the site"))
-            if problem:
-                problems.append(problem)
+        if not table.types:
+            continue
+        declared = Description(
+            types=table.types,
+            scheme=table.scheme,
+            label_map=table.label_map or facts.label_map,
+        )
+        problem = mismatch(site, declared, facts, names=("the job", "the site"))
+        if problem:
+            problems.append(problem)
     if problems:
         raise ConfigError("; ".join(problems))
 
@@ -356,43 +366,61 @@ def mismatch(
         The labels of both sides and the remedy; "" if the descriptions agree.
     """
     left_name, right_name = names
-    head = (
+    both_types = (
         f"site {_quote(site)}: {left_name} has {{{_list(left.types)}}}, {right_name} "
         f"has {{{_list(right.types)}}}"
     )
-    only = {
-        left_name: [label for label in left.types if label not in right.types],
-        right_name: [label for label in right.types if label not in left.types],
-    }
-    if any(only.values()):
-        differences = "; ".join(
-            f"only {name}: {_list(types)}" for name, types in only.items() if types
-        )
+    type_differences = _compare_types(left, right, names)
+    if type_differences:
         return (
-            f"{head} ({differences}): map the labels in label_map, or correct types, "
-            "on one side"
+            f"{both_types} ({type_differences}): map the labels in label_map, or "
+            "correct types, on one side"
         )
     if left.types != right.types:
         return (
-            f"{head}: the order differs, and a tag's id is its position: give "
+            f"{both_types}: the order differs, and a tag's id is its position: give "
             "types in the same order on both sides"
         )
     if left.scheme != right.scheme:
         return (
-            f"{head}, written as {left.scheme} and as {right.scheme}: set the same "
-            "scheme on both sides"
+            f"{both_types}, written as {left.scheme} and as {right.scheme}: set the "
+            "same scheme on both sides"
         )
+    map_differences = _compare_label_maps(left, right, names)
+    if map_differences:
+        return (
+            f"{both_types}, but label_map differs ({map_differences}): make it the "
+            "same on both sides"
+        )
+    return ""
+
+
+def _compare_types(
+    left: Description, right: Description, names: tuple[str, str]
+) -> str:
+    """Name the entity types that only one of two descriptions has; "" for none."""
+    left_name, right_name = names
+    only_left = [label for label in left.types if label not in right.types]
+    only_right = [label for label in right.types if label not in left.types]
+    differences = []
+    if only_left:
+        differences.append(f"only {left_name}: {_list(only_left)}")
+    if only_right:
+        differences.append(f"only {right_name}: {_list(only_right)}")
+    return "; ".join(differences)
+
+
+def _compare_label_maps(
+    left: Description, right: Description, names: tuple[str, str]
+) -> str:
+    """Name the labels that two descriptions map to different types; "" for none."""
+    left_name, right_name = names
     labels = sorted(left.label_map.keys() | right.label_map.keys())
-    differences = "; ".join(
+    return "; ".join(
         f"{_quote(label)} → {_target(left, label)} at {left_name}, "
         f"{_target(right, label)} at {right_name}"
         for label in labels
         if left.label_map.get(label) != right.label_map.get(label)
-    )
-    if not differences:
-        return ""
-    return (
-        f"{head}, but label_map differs ({differences}): make it the same on both sides"
     )
 
 
@@ -405,8 +433,10 @@ def _target(facts: Description, label: str) -> str:
 
 
 def _list(types: Iterable[str]) -> str:
+    """Return entity types from outside, sanitised and separated by commas."""
     return ", ".join(clean(label, NAME) for label in types)
 
 
 def _quote(value: str) -> str:
+    """Return a name from outside, sanitised and in quotes."""
     return clean(json.dumps(value, ensure_ascii=False), None)

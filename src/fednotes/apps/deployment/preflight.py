@@ -1,7 +1,7 @@
 """Checks of a kit before its use; each problem comes with its remedy.
 
-The only connection attempted is the one that the kit will use: to the server's one
-    port, with the kit's own certificate.
+The only connection that is attempted is the one that the kit will use: to the server's
+only port, with the kit's certificate.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from fednotes.apps.deployment.nvflare.certificates import (
@@ -35,6 +35,7 @@ from fednotes.apps.deployment.nvflare.kit import (
 from fednotes.apps.deployment.rules.guard import open_approvals
 from fednotes.apps.deployment.site_file import (
     SITE_FILE,
+    SiteFile,
     read_kit_site_file,
     read_site_file,
 )
@@ -57,13 +58,25 @@ class Check:
 
     Attributes:
         subject: What was checked, in a word or two.
-        ok: Whether it is in order; None if a person has to judge.
+        ok: Whether the check passed; None if a person has to judge.
         message: The result in words, with the remedy of a problem.
     """
 
     subject: str
     ok: bool | None
     message: str
+
+
+class Address(NamedTuple):
+    """A host and a port to connect to."""
+
+    host: str
+    port: int
+
+    @property
+    def text(self) -> str:
+        """The address as messages show it."""
+        return f"{self.host}:{self.port}"
 
 
 def preflight(kit: Path) -> list[Check]:
@@ -93,7 +106,7 @@ def problems_before_start(kit: Path, source: Path | None = None) -> list[Check]:
 
     Args:
         kit: The kit.
-        source: A site's file that is to be installed; None for the one in the kit.
+        source: A new site file to be installed; None for the one in the kit.
     """
     facts = read_kit(kit)
     checks = list(_check_folder(kit, facts))
@@ -103,7 +116,7 @@ def problems_before_start(kit: Path, source: Path | None = None) -> list[Check]:
 
 
 def _check_folder(kit: Path, facts: Kit) -> Iterator[Check]:
-    """Check all that a process of the kit needs, except the contents of its keys."""
+    """Check what a process of the kit needs, except the contents of keys."""
     for name in build_kit_files(facts, kit):
         is_needed = name.startswith("local/") and name not in REWRITTEN_FILES
         if is_needed and not (kit / name).is_file():
@@ -126,6 +139,7 @@ def _check_folder(kit: Path, facts: Kit) -> Iterator[Check]:
 
 
 def _check_nvflare() -> Check:
+    """Check the version of NVFlare."""
     try:
         version = importlib.metadata.version("nvflare")
     except importlib.metadata.PackageNotFoundError:
@@ -142,6 +156,7 @@ def _check_nvflare() -> Check:
 
 
 def _check_certificate(kit: Path) -> Iterator[Check]:
+    """Check that the kit's certificates are valid, and warn before they expire."""
     try:
         warnings = check_kit(kit)
         until = min(read_expiry_dates(kit).values())
@@ -155,11 +170,11 @@ def _check_certificate(kit: Path) -> Iterator[Check]:
 
 
 def check_site(kit: Path, source: Path | None = None) -> Iterator[Check]:
-    """Check a site's file, the files that it names, and the site's decisions.
+    """Check a site's file, the notes that it names, and the file of decisions.
 
     Args:
         kit: The site's kit.
-        source: A site's file that is to be installed; None for the one in the kit.
+        source: A new site file to be installed; None for the one in the kit.
     """
     if source is None and not (kit / SITE_FILE).exists():
         yield Check(
@@ -183,42 +198,51 @@ def check_site(kit: Path, source: Path | None = None) -> Iterator[Check]:
         ),
     )
 
-    missing = [
-        f"{key} = {path}"
-        for key, path in _named_paths(file.data, file.folder)
-        if not path.exists()
-    ]
-    if missing:
-        yield Check("data", ok=False, message=f"missing: {', '.join(missing)}")
-    else:
-        yield Check("data", ok=True, message="all files that it names exist")
+    yield _check_data(file)
     try:
         open_approvals(kit).decisions()
     except FednotesError as error:
         yield Check("approvals", ok=False, message=str(error))
 
 
-def _named_paths(
+def _check_data(file: SiteFile) -> Check:
+    """Check that the files exist that [data] of a site's file names."""
+    missing = [
+        f"{key} = {path}"
+        for key, path in _list_data_files(file.data, file.folder)
+        if not path.exists()
+    ]
+    if missing:
+        return Check("data", ok=False, message=f"missing: {', '.join(missing)}")
+    return Check("data", ok=True, message="all files that it names exist")
+
+
+def _list_data_files(
     data: Mapping[str, Any], folder: Path, prefix: str = ""
 ) -> Iterator[tuple[str, Path]]:
-    """Yield the files that a site's [data] names, each with its key."""
+    """Yield the files that [data] of a site's file names, each with its key.
+
+    Args:
+        data: The table [data], or a table in it.
+        folder: The folder to which paths are relative.
+        prefix: Prefix of the table's keys in messages.
+    """
     path_keys = site_path_keys()
     for key, value in data.items():
+        full_key = f"{prefix}{key}"
         if isinstance(value, dict):
-            yield from _named_paths(value, folder, f"{prefix}{key}.")
+            yield from _list_data_files(value, folder, f"{full_key}.")
         elif key in path_keys:
             names = value if isinstance(value, list) else [value]
-            for name in names:
-                if name:
-                    full_key = f"{prefix}{key}"
-                    yield full_key, folder / expand(str(name), full_key)
+            for name in filter(None, names):
+                yield full_key, folder / expand(str(name), full_key)
 
 
 # ---- a server's own port -------------------------------------------------------------
 
 
 def check_port(kit: Path) -> Check:
-    """Check whether the server can listen at its port, or does so already."""
+    """Check that the server can listen at its port, or already does."""
     port = read_kit(kit).port
     if asyncio.run(_is_free(port)):
         return Check("port", ok=True, message=f"{port} is free")
@@ -236,6 +260,7 @@ def check_port(kit: Path) -> Check:
 
 
 async def _is_free(port: int) -> bool:
+    """Return whether a process could listen at a port of this machine."""
     try:
         server = await asyncio.start_server(
             lambda _reader, _writer: None, "0.0.0.0", port
@@ -247,16 +272,16 @@ async def _is_free(port: int) -> bool:
 
 
 def explain_other_listener(kit: Path) -> str:
-    """Return why the listener at a server's port is not this server; empty if it is.
+    """Return why the listener at a server's port is not this server; "" if it is.
 
-    The check is made from the server's own machine, with the certificate that the
-    server has for that.
+    Call this on the server's machine. The connection uses the certificate in the kit's
+    folder for queries.
     """
     facts = read_kit(kit)
     startup = kit / WATCH / "startup"
     try:
-        shown = _fetch_certificate(
-            startup, ("127.0.0.1", facts.port), name=facts.server, proxy=None
+        certificate = _fetch_certificate(
+            startup, Address("127.0.0.1", facts.port), name=facts.server, proxy=None
         )
     except _ConnectionFailure as failure:
         explanations = {
@@ -267,14 +292,15 @@ def explain_other_listener(kit: Path) -> str:
         }
         return explanations[failure.kind]
     path = kit / "startup" / "server.crt"
-    is_this_server = path.exists() and shown == ssl.PEM_cert_to_DER_cert(
+    if path.exists() and certificate == ssl.PEM_cert_to_DER_cert(
         path.read_text("ascii")
-    )
-    return "" if is_this_server else "another server of this project answers"
+    ):
+        return ""
+    return "another server of this project answers"
 
 
 def await_server(kit: Path, seconds: float, is_alive: Callable[[], bool]) -> str:
-    """Wait until a server answers at its port; return the reason if it does not.
+    """Wait until a server answers at its port; return the problem if it does not.
 
     Args:
         kit: The server's kit.
@@ -282,7 +308,7 @@ def await_server(kit: Path, seconds: float, is_alive: Callable[[], bool]) -> str
         is_alive: Returns whether the server's process still runs.
 
     Returns:
-        The explanation of `explain_other_listener`; empty if the server answers.
+        The explanation of `explain_other_listener`; "" if the server answers.
     """
     end = time.monotonic() + seconds
     problem = explain_other_listener(kit)
@@ -296,51 +322,70 @@ def await_server(kit: Path, seconds: float, is_alive: Callable[[], bool]) -> str
 
 
 def check_server(kit: Path) -> Check:
-    """Check whether the server answers a kit of a site or the admin."""
+    """Check that the server answers a kit of a site or the admin."""
     facts = read_kit(kit)
-    host = facts.server
-    port = facts.port
-    proxy = proxy_of(host, os.environ)
-    through = f" through the proxy {proxy[0]}:{proxy[1]}" if proxy else ""
-    where = f"{host}:{port}{through}"
+    server = Address(facts.server, facts.port)
+    proxy = proxy_of(server.host, os.environ)
     try:
-        shown = _fetch_certificate(
-            kit / "startup", (host, port), name=host, proxy=proxy
+        certificate = _fetch_certificate(
+            kit / "startup", server, name=server.host, proxy=proxy
         )
     except _ConnectionFailure as failure:
-        reason = failure.reason
-        explanations = {
-            "certificate": f"{where} is not the server of this project: {reason}",
-            "plain": (
-                f"{where} answers, but not with TLS: another program uses that "
-                "port, or a proxy is in between"
-            ),
-            "TLS": f"{where} refuses this kit ({reason})",
-            "proxy": f"{host}:{port}: the proxy {reason}; to bypass it, set "
-            f"no_proxy = {host}",
-            "silent": (
-                f"{where} does not answer: check that the server is running, and that "
-                f"no firewall blocks connections to port {port}"
-            ),
-        }
-        return Check("server", ok=False, message=explanations[failure.kind])
-    problem = find_withdrawal_of_peer(kit, shown)
+        message = _explain_failure(failure, server, proxy)
+        return Check("server", ok=False, message=message)
+    through = _describe_proxy(proxy)
+    problem = find_withdrawal_of_peer(kit, certificate)
     if problem is not None:
         return Check(
-            "server", ok=False, message=f"{where} shows a certificate that {problem}"
+            "server",
+            ok=False,
+            message=f"{server.text}{through} shows a certificate that {problem}",
         )
     return Check(
         "server",
         ok=True,
-        message=f"{host}:{port} answers{through}, with this project's certificate",
+        message=f"{server.text} answers{through}, with this project's certificate",
     )
 
 
-def proxy_of(host: str, environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return the host and port of the proxy through which gRPC reaches a host, if any.
+def _explain_failure(
+    failure: _ConnectionFailure, server: Address, proxy: Address | None
+) -> str:
+    """Return why no certificate of a server was received, and the remedy."""
+    where = f"{server.text}{_describe_proxy(proxy)}"
+    explanations = {
+        "certificate": f"{where} is not the server of this project: {failure.reason}",
+        "plain": (
+            f"{where} answers, but not with TLS: another program uses that port, or a "
+            "proxy is in between"
+        ),
+        "TLS": f"{where} refuses this kit ({failure.reason})",
+        "proxy": (
+            f"{server.text}: the proxy {failure.reason}; to bypass it, set no_proxy = "
+            f"{server.host}"
+        ),
+        "silent": (
+            f"{where} does not answer: check that the server is running, and that no "
+            f"firewall blocks connections to port {server.port}"
+        ),
+    }
+    return explanations[failure.kind]
+
+
+def _describe_proxy(proxy: Address | None) -> str:
+    """Return the part of a message that names a proxy; "" for none."""
+    return "" if proxy is None else f" through the proxy {proxy.text}"
+
+
+def proxy_of(host: str, environment: Mapping[str, str]) -> Address | None:
+    """Return the proxy through which gRPC reaches a host; None if it uses none.
 
     gRPC reads these variables in this order and only in lower case. It uses no proxy if
     an entry of no_grpc_proxy or no_proxy is the end of the host's name.
+
+    Args:
+        host: The host.
+        environment: The environment variables.
     """
     exceptions = environment.get("no_grpc_proxy") or environment.get("no_proxy") or ""
     endings = [ending.strip() for ending in exceptions.split(",") if ending.strip()]
@@ -349,8 +394,9 @@ def proxy_of(host: str, environment: Mapping[str, str]) -> tuple[str, int] | Non
     for name in ("grpc_proxy", "https_proxy", "http_proxy"):
         value = environment.get(name)
         if value:
-            parts = urlsplit(value if "://" in value else f"http://{value}")
-            return (parts.hostname or "", parts.port or 80)
+            url = value if "://" in value else f"http://{value}"
+            parts = urlsplit(url)
+            return Address(parts.hostname or "", parts.port or 80)
     return None
 
 
@@ -358,8 +404,9 @@ class _ConnectionFailure(Exception):
     """No certificate was received.
 
     Attributes:
-        kind: `certificate`, `plain` (no TLS), `TLS`, `proxy` or `silent`.
-        reason: The other side's words, if any.
+        kind: `certificate` (not the expected one), `plain` (no TLS), `TLS`, `proxy` or
+            `silent`.
+        reason: The other side's words; "" for none.
     """
 
     def __init__(self, kind: str, reason: str = "") -> None:
@@ -369,23 +416,22 @@ class _ConnectionFailure(Exception):
 
 
 def _fetch_certificate(
-    startup: Path, where: tuple[str, int], *, name: str, proxy: tuple[str, int] | None
+    startup: Path, server: Address, *, name: str, proxy: Address | None
 ) -> bytes:
     """Return the certificate that the server shows, in DER.
 
     Args:
-        startup: The folder of the kit's own certificate.
-        where: Host and port.
+        startup: The folder of the kit's certificate.
+        server: The server's address.
         name: The name that the server's certificate must have.
-        proxy: Host and port of a proxy, if any.
+        proxy: The proxy to connect through; None for none.
 
     Raises:
         _ConnectionFailure: The server shows no suitable certificate.
     """
+    handshake = _shake_hands(startup, server, name, proxy)
     try:
-        return asyncio.run(
-            asyncio.wait_for(_shake_hands(startup, where, name, proxy), CONNECT_SECONDS)
-        )
+        return asyncio.run(asyncio.wait_for(handshake, CONNECT_SECONDS))
     except ssl.SSLCertVerificationError as error:
         raise _ConnectionFailure("certificate", error.verify_message) from error
     except ssl.SSLError as error:
@@ -393,7 +439,7 @@ def _fetch_certificate(
             raise _ConnectionFailure("plain") from error
         raise _ConnectionFailure("TLS", error.reason) from error
     except ConnectionRefusedError as error:
-        # Without a number, `_shake_hands` raised it with the proxy's words.
+        # An error without a number is from `_shake_hands`, with the proxy's words.
         if error.errno is None:
             raise _ConnectionFailure("proxy", str(error)) from error
         raise _ConnectionFailure("silent") from error
@@ -402,23 +448,30 @@ def _fetch_certificate(
 
 
 async def _shake_hands(
-    startup: Path, where: tuple[str, int], name: str, proxy: tuple[str, int] | None
+    startup: Path, server: Address, name: str, proxy: Address | None
 ) -> bytes:
+    """Connect with TLS and return the server's certificate; see `_fetch_certificate`.
+
+    Raises:
+        ConnectionRefusedError: The server or the proxy refuses the connection.
+        OSError: The connection or the handshake fails.
+    """
     context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
     context.load_cert_chain(startup / "client.crt", startup / "client.key")
     context.set_alpn_protocols(["h2"])
-    host, port = where
-    reader, writer = await asyncio.open_connection(*(proxy or where))
+    first_hop = proxy or server
+    reader, writer = await asyncio.open_connection(first_hop.host, first_hop.port)
     try:
-        if proxy:
-            request = f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n"
+        if proxy is not None:
+            request = f"CONNECT {server.text} HTTP/1.1\r\nHost: {server.text}\r\n\r\n"
             writer.write(request.encode())
-            answer = await reader.readuntil(b"\r\n\r\n")
-            status = answer.split(b"\r\n", 1)[0].decode("latin-1")
+            reply = await reader.readuntil(b"\r\n\r\n")
+            status_line, _, _ = reply.partition(b"\r\n")
+            status = status_line.decode("latin-1")
             if " 200 " not in f"{status} ":
-                raise ConnectionRefusedError(f"{proxy[0]}:{proxy[1]} says {status!r}")
+                raise ConnectionRefusedError(f"{proxy.text} says {status!r}")
         await writer.start_tls(context, server_hostname=name)
-        secured: ssl.SSLObject = writer.get_extra_info("ssl_object")
-        return secured.getpeercert(binary_form=True) or b""
+        tls: ssl.SSLObject = writer.get_extra_info("ssl_object")
+        return tls.getpeercert(binary_form=True) or b""
     finally:
         writer.transport.abort()

@@ -1,7 +1,7 @@
 """A site's part of a deployed job.
 
-The method's site runs behind its host, which applies the site's policy and writes its
-ledger. The site's model and its own scores are written to KIT/results/RUN/.
+The method's site class runs behind a host, which applies the site's policy and writes
+its ledger. The site's model and its own scores are written to KIT/results/RUN/.
 
 An error message for the server names the kind of problem, never a file, a line or a
 path, because the file name of a note may contain a patient's name or record number. The
@@ -76,8 +76,8 @@ from fednotes.jobs.run_folder import list_versions
 from fednotes.privacy.secure_sum.crypto import KEY_BYTES
 
 RESULTS = "results"
-NOISE_KEY_FILE = "noise.key"  # in the state of a run
-DRAWS_KEY_FILE = "draws.key"  # in the state of a run
+NOISE_KEY_FILE = "noise.key"  # in the folder of a run's state
+DRAWS_KEY_FILE = "draws.key"  # in the folder of a run's state
 logger = logging.getLogger("fednotes.apps.deployment.site")
 
 # Messages of these errors mention only rules, numbers and packages, so they may leave.
@@ -91,7 +91,7 @@ _SUMMARIES: tuple[tuple[type[FednotesError], str], ...] = (
 
 
 def site_main(setup: Setup) -> SiteHost:
-    """Join a job that was approved at this site, with the site's own notes.
+    """Join a job that was approved at this site, and return the host of its part.
 
     Raises:
         NotApproved: Nobody at the site has decided yet; the server asks again later.
@@ -103,41 +103,76 @@ def site_main(setup: Setup) -> SiteHost:
 
 
 def _open_host(setup: Setup) -> SiteHost:
-    kit = setup.kit
-    site = setup.site
-    file = read_kit_site_file(kit)
+    """Check the job, read the site's notes, and return the host; see `site_main`."""
+    file = read_kit_site_file(setup.kit)
     table = table_to_approve(setup.job, setup.sites, setup.min_sites)
-    require_approved(kit, site, table, file.policy)
+    require_approved(setup.kit, setup.site, table, file.policy)
 
-    job = job_of_site(setup.job, site, file)
-    least = sum_threshold(job, setup)
-    guard = _create_guard(setup, file, table, job=job, least=least)
+    job = job_of_site(setup.job, setup.site, file)
+    threshold = sum_threshold(job, setup)
+    guard = _create_guard(setup, file, table, job=job, threshold=threshold)
 
-    torch.set_num_threads(file.threads or job.threads)
-    torch.use_deterministic_algorithms(file.device == "cpu")
-    loaded = load_site_data(job, cache=file.cache)
-    for note in loaded.messages:
-        logger.info("%s", note)
-    data = loaded.data[0]
+    data = _load_notes(job, file)
     guard.check_coverage(job.module.list_coverage(job.config, data))
-    description = describe(job, data)
-    packed_description = pack_json(asdict(description))
     participation = _Participation(
         setup,
         file,
         job=job,
         table=table,
         data=data,
+        description=describe(job, data),
         draws=load_draws(job, file.policy, setup.state),
     )
+    sealer = None
+    if job.federation.secure_sum:
+        sealer = SecureSeal(
+            setup.site,
+            setup.sites,
+            job=summed_job(participation.fingerprint, setup.run),
+            threshold=threshold,
+            identity=setup.identity,
+            record=setup.state / "site" / OPENED,
+        )
+    guard.check_examples(lambda: job.kind.encode_examples(data))
+    return _create_host(participation, guard, sealer)
+
+
+def _load_notes(job: Job, file: SiteFile) -> Any:
+    """Return the site's notes as its kind of data has them; log what readers report.
+
+    Also set the number of threads, and whether torch may use nondeterministic
+    algorithms, for the whole process.
+    """
+    torch.set_num_threads(file.threads or job.threads)
+    torch.use_deterministic_algorithms(file.device == "cpu")
+    loaded = load_site_data(job, cache=file.cache)
+    for message in loaded.messages:
+        logger.info("%s", message)
+    (data,) = loaded.data
+    return data
+
+
+def _create_host(
+    participation: _Participation, guard: SiteGuard, sealer: SecureSeal | None
+) -> SiteHost:
+    """Return the host that answers the server's requests.
+
+    Args:
+        participation: The site's part in the run.
+        guard: The site's policy and ledger.
+        sealer: The site's part in a secure sum; None without one.
+    """
+    setup = participation.setup
+    job = participation.job
+    packed_description = pack_json(asdict(participation.description))
 
     def make_agreed_site() -> Any:
-        """Build the site in its initial state; its notes are read only once."""
+        """Build the site in its initial state; its notes are not read again."""
         agreed_site = AgreedSite(
-            data.id,
+            participation.data.id,
             job,
             setup.sites,
-            description=description,
+            description=participation.description,
             make=lambda config: participation.make_method_site(
                 config, lambda: host.question
             ),
@@ -148,30 +183,19 @@ def _open_host(setup: Setup) -> SiteHost:
         guard.subject = agreed_site.subject
         return agreed_site
 
-    sealer = None
-    if job.federation.secure_sum:
-        sealer = SecureSeal(
-            site,
-            setup.sites,
-            job=summed_job(participation.fingerprint, setup.run),
-            threshold=least,
-            identity=setup.identity,
-            record=setup.state / "site" / OPENED,
-        )
     pace = None
-    if file.policy.steady_replies:
+    if participation.file.policy.steady_replies:
         pace = AnswerTimes(longest=job.federation.timeout)
-    guard.check_examples(lambda: job.kind.encode_examples(data))
     host = SiteHost(
         make_agreed_site,
         setup.state / "site",
         job=participation.fingerprint,
-        name=site,
+        name=setup.site,
         guard=guard,
         sealer=sealer,
         public={
             DESCRIBE: lambda _: {"description": packed_description},
-            SCORES: partial(_share_scores, kit),
+            SCORES: partial(_share_scores, setup.kit),
         },
         read_only=job.module.site_class.read_only,
         max_norm=job.federation.max_norm,
@@ -188,9 +212,21 @@ def _create_guard(
     table: Mapping[str, Any],
     *,
     job: Job,
-    least: int,
+    threshold: int,
 ) -> SiteGuard:
-    """Create this run's guard, and let it check the job before notes are read."""
+    """Return this run's guard after it has checked the job; no notes are read yet.
+
+    Args:
+        setup: Start-up data of this side of the job.
+        file: The site's own file.
+        table: The table that was approved.
+        job: The job as this site reads it.
+        threshold: Minimum number of sites with which a sum is opened.
+
+    Raises:
+        PolicyRefusal: The site's policy does not permit the job.
+        Withheld: A file of the site is damaged.
+    """
     config: Any = job.config
     if job.privacy:
         config = replace(config, sites=len(setup.sites))
@@ -201,7 +237,7 @@ def _create_guard(
         table,
         lambda: _read_policy_during_run(setup.kit, file.policy.count_step),
         secure=job.federation.secure_sum,
-        threshold=least,
+        threshold=threshold,
         promise=job.module.make_promise(config),
         folders=(setup.state, setup.kit / RESULTS / setup.run),
     )
@@ -225,7 +261,9 @@ class _Participation:
         job: The job as this site reads it.
         table: The table that was approved.
         data: The site's notes.
-        draws: The site's secret draws; None if they follow from the job's seed.
+        description: The public facts of this site.
+        draws: The site's secret random draws; None if draws are derived from the job's
+            seed.
     """
 
     setup: Setup
@@ -233,6 +271,7 @@ class _Participation:
     job: Job
     table: Mapping[str, Any]
     data: Any
+    description: Description
     draws: Draws | None
 
     @property
@@ -246,7 +285,7 @@ class _Participation:
         return self.setup.kit / RESULTS / self.setup.run
 
     def make_method_site(self, config: Any, question: Callable[[], Any]) -> Any:
-        """Build the method's site.
+        """Return a new instance of the method's site class.
 
         Args:
             config: The configuration on which all sites agreed.
@@ -295,20 +334,21 @@ class _Participation:
 def load_draws(job: Job, policy: Policy, state: Path) -> Draws | None:
     """Return this site's random draws for a run, from a secret in the run's state.
 
-    A run that resumes after a restart has the same secret and therefore draws the same
-    bits. If the file is lost, the run resumes with new draws; only its bits change.
+    A run that resumes after a restart has the same secret and therefore the same draws.
+    If the file of the secret is lost, the run resumes with new draws. Its result is
+    then no longer bit-identical to that of an uninterrupted run.
 
     Args:
         job: The job as this site reads it.
-        policy: The site's rules; `draws = "job"` makes no secret.
+        policy: The site's rules; `draws = "job"` creates no secret.
         state: The folder of the run's state at this site.
 
     Returns:
-        The draws, or None if they follow from the job's seed.
+        The draws, or None if they are derived from the job's seed.
 
     Raises:
-        PolicyRefusal: The method's sites accept no draws, so they would draw by the
-            job's seed.
+        PolicyRefusal: The method's site class accepts no draws, so its draws would be
+            derived from the job's seed.
     """
     if policy.draws == "job":
         return None
@@ -333,8 +373,11 @@ def accepts_option(site: type[Any], option: str) -> bool:
 def load_or_create_secret(path: Path) -> bytes:
     """Return the secret of a run at a site, which is the same after a restart.
 
-    A file that is missing or incomplete is replaced by a new secret. The privacy budget
-    then counts the noise of the new secret anew.
+    A file that is missing or incomplete is replaced by one with a new secret. Answers
+    with noise of the new secret are new answers, so they cost privacy budget.
+
+    Args:
+        path: The file of the secret.
     """
     secret = path.read_bytes() if path.is_file() else b""
     if len(secret) != KEY_BYTES:
@@ -345,7 +388,7 @@ def load_or_create_secret(path: Path) -> bytes:
 
 
 def _read_policy(kit: Path) -> Policy:
-    """Return a site's current policy; refusals do not reveal the path of the kit."""
+    """Return a site's current policy, whose refusals do not name the kit's path."""
     return replace(read_kit_site_file(kit).policy, source=f"[policy] of {SITE_FILE}")
 
 
@@ -371,7 +414,14 @@ def _read_policy_during_run(kit: Path, count_step: int) -> Policy:
 
 
 def _share_scores(kit: Path, agreed_site: Any) -> Tensors:
-    """Return the site's own scores.
+    """Return the site's own scores as a reply to the server.
+
+    Args:
+        kit: The site's kit.
+        agreed_site: The running `AgreedSite`.
+
+    Returns:
+        The tensor "scores" with the scores' JSON text.
 
     Raises:
         PolicyRefusal: The site's policy does not let its scores leave.
@@ -399,17 +449,23 @@ def _share_scores(kit: Path, agreed_site: Any) -> Tensors:
 class AgreedSite:
     """A site that performs a method's tasks once all sites have agreed.
 
-    The method's site exists only after the agreement, because its configuration depends
-    on the descriptions of all sites.
+    The instance of the method's site class is created after the agreement, because its
+    configuration depends on the descriptions of all sites.
 
     Args:
         id: The site's name.
         job: The job as this site reads it.
         sites: The names of all sites of the job, in its order.
         description: The description of this site.
-        make: Builds the method's site from the configuration on which all agreed.
+        make: Returns the method's site, given the configuration on which all sites
+            agreed.
         results: The folder to which this site's own scores are written.
         write_card: Writes a model card beside the site's model.
+
+    Attributes:
+        id: The site's name.
+        tasks: The names of the tasks that the server may request.
+        site: The method's site; None before the agreement.
     """
 
     def __init__(
@@ -432,10 +488,10 @@ class AgreedSite:
         self._make = make
         self._results = results
         self._write_card = write_card
-        self._text = ""  # all descriptions, as the server sent them
+        self._descriptions_text = ""  # of all sites, as the server sent them
 
     def agree(self, tensors: Tensors, *, descriptions: str, agreed: str) -> Update:  # noqa: ARG002 - every task takes tensors
-        """Read all sites' descriptions, and build the method's site from them.
+        """Read all sites' descriptions, and create the method's site from them.
 
         Args:
             tensors: Unused.
@@ -443,46 +499,50 @@ class AgreedSite:
             agreed: The server's fingerprint of the agreement.
 
         Raises:
-            RefusedError: This side derives a different agreement from them than the
-                server.
+            RefusedError: This site derives a different agreement from the descriptions
+                than the server.
         """
         self._join(descriptions, agreed)
         return Update(metrics={"agreed": 1.0})
 
-    def _join(self, text: str, agreed: str) -> None:
-        descriptions = descriptions_from_text(text)
-        # The number of sites bounds a site's share of a mini-batch.
+    def _join(self, descriptions_text: str, server_fingerprint: str) -> None:
+        """Check an agreement, and create the method's site; see `agree`."""
+        descriptions = descriptions_from_text(descriptions_text)
+        # The number of sites determines a site's share of a mini-batch.
         if tuple(descriptions) != self._sites:
             raise RefusedError(
                 f"site {self.id!r}: the server lists {len(descriptions)} sites that "
                 f"agree, but the approved job is for {', '.join(self._sites)}, in this "
                 "order"
             )
-        described_here = descriptions[self.id]
-        if described_here != self._description:
-            problem = mismatch(
-                self.id,
-                self._description,
-                described_here,
-                names=("this site", "the agreement"),
-            )
-            raise RefusedError(
-                problem
-                or (
-                    f"site {self.id!r} was described with another dictionary, encoder "
-                    "or version than it has now: start the run again"
-                )
-            )
-        if agreement_fingerprint(self._job, descriptions) != agreed:
+        self._require_described(descriptions[self.id])
+        if agreement_fingerprint(self._job, descriptions) != server_fingerprint:
             raise RefusedError(
                 f"site {self.id!r} builds another configuration of this job than "
                 "the server: start both from the same job and the same version "
                 "of fednotes"
             )
         self.site = self._make(agreed_config(self._job, descriptions))
-        self._text = text
+        self._descriptions_text = descriptions_text
 
-    # The host calls tasks by name, and the method determines which tasks there are.
+    def _require_described(self, server_description: Description) -> None:
+        """Raise RefusedError unless the server describes this site correctly."""
+        if server_description == self._description:
+            return
+        problem = mismatch(
+            self.id,
+            self._description,
+            server_description,
+            names=("this site", "the agreement"),
+        )
+        if not problem:
+            problem = (
+                f"site {self.id!r} was described with another dictionary, encoder or "
+                "version than it has now: start the run again"
+            )
+        raise RefusedError(problem)
+
+    # The host looks tasks up by name, and the method determines which tasks exist.
     def __getattr__(self, name: str) -> Any:
         """Return a task of the method's site."""
         return self._task(name)
@@ -496,10 +556,15 @@ class AgreedSite:
         return getattr(self.site, name)
 
     def finish(self, tensors: Tensors, **options: Option) -> Update:
-        """Finish the method; write the site's scores, privacy promise and card."""
-        # This method hides the task of the same name, so the task is looked up by name.
-        finish_method = self._task("finish")
-        update: Update = finish_method(tensors, **options)
+        """Run the method's task "finish"; write scores, privacy promise and card.
+
+        Args:
+            tensors: The tensors that the server sends.
+            options: The task's options.
+        """
+        # The name `finish` refers to this method, so `__getattr__` does not apply.
+        finish_task = self._task("finish")
+        update: Update = finish_task(tensors, **options)
         if self.site.scores:
             write_json(self._results / SCORES_FILE, self.site.scores)
         promise = getattr(self.site, "promise", None)
@@ -512,7 +577,10 @@ class AgreedSite:
         return update
 
     def covered(self, task: str) -> Mapping[str, int]:
-        """Return the known counts behind a task's update: tokens, steps, patients."""
+        """Return the numbers of tokens, steps and patients behind a task's update.
+
+        Unknown numbers are absent.
+        """
         return {} if self.site is None else self.site.covered(task)
 
     def subject(self, task: str) -> str:
@@ -525,16 +593,15 @@ class AgreedSite:
     def state(self) -> State:
         """Return the agreement and the state of the method's site."""
         state: State = self.site.state() if self.site is not None else State(0)
-        facts = {"descriptions": self._text, "own": dict(state.facts)}
+        facts = {"descriptions": self._descriptions_text, "own": dict(state.facts)}
         return State(state.round, state.tensors, facts)
 
     def restore(self, state: State) -> None:
-        """Return to a saved state."""
+        """Return to a saved state, which may be one from before the agreement."""
         text = state.facts["descriptions"]
         if text:
-            self._join(
-                text, agreement_fingerprint(self._job, descriptions_from_text(text))
-            )
+            fingerprint = agreement_fingerprint(self._job, descriptions_from_text(text))
+            self._join(text, fingerprint)
             self.site.restore(State(state.round, state.tensors, state.facts["own"]))
 
 
@@ -542,9 +609,10 @@ class AgreedSite:
 
 
 def outward_message(error: Exception, site: str) -> str:
-    """Return one line about an error that may leave the site."""
+    """Return one line about an error; this line may leave the site."""
     if isinstance(error, _MAY_LEAVE) or not isinstance(error, FednotesError):
         return explained(error, site)
+    # The last class of _SUMMARIES is FednotesError, so there is always a summary.
     summary = next(text for kind, text in _SUMMARIES if isinstance(error, kind))
     cause = error.__cause__
     reason = ""
@@ -555,9 +623,10 @@ def outward_message(error: Exception, site: str) -> str:
 
 @contextmanager
 def redact_errors(site: str) -> Iterator[None]:
-    """Shorten errors to `outward_message`; the full message goes to the site's log.
+    """Replace an error's message by `outward_message`, and log the full message.
 
-    An error keeps its class.
+    The class of the error stays the same; a subclass of RefusedError becomes
+    RefusedError.
     """
     try:
         yield
@@ -566,5 +635,7 @@ def redact_errors(site: str) -> Iterator[None]:
         if message == str(error):
             raise
         logger.error("%s", error)
-        kind = RefusedError if isinstance(error, RefusedError) else type(error)
-        raise kind(message) from error
+        error_class = type(error)
+        if isinstance(error, RefusedError):
+            error_class = RefusedError  # its subclasses take other arguments
+        raise error_class(message) from error

@@ -1,14 +1,14 @@
-"""A job as sent between sites, and a site's own file, which takes precedence.
+"""A job as it is sent to sites, and a site's own file, which takes precedence.
 
-A job is sent as the table that `simulate` runs, as JSON without paths of notes and
+A job is sent as the table that `simulate` runs, in JSON, without paths of notes and
 without code. A site's own file says where its notes are and what its rules are:
 
     device = "cpu"            # device of the tensors
-    threads = 2               # of this site's process; the job's number by default
-    cache = "cache"           # frozen features and tokens; the user's cache by default
+    threads = 2               # of this site's process; default: the job's number
+    cache = "cache"           # frozen features and tokens; default: the user's cache
     [data]                    # keys of a job's [sites.NAME]; they override the job's
     path = "notes.jsonl"
-    [files]                   # where this machine keeps files that the job names:
+    [files]                   # paths on this machine of the files that a job names:
     dictionary = "terms.obo"  # word_vectors, contextual, encoder, backbone, …
     [policy]                  # apps/deployment/rules/policy.py
 
@@ -51,7 +51,7 @@ _BUILT_IN = ("", "none", "learn", "minilm", "synthetic")  # names that are not f
 
 @checked(frozen=True)
 class _Keys:
-    """The keys of the file.
+    """The keys of the file; see the module's docstring.
 
     Attributes:
         folder: In a copy of the file, the folder to which its paths are relative.
@@ -108,8 +108,8 @@ def read_site_file(path: Path) -> SiteFile:
     keys = build(_Keys, read_toml(path), str(path))
     folder = Path(keys.folder) if keys.folder else path.resolve().parent
     _check_data_keys(keys.data, path)
-    known = sorted(frozenset().union(*file_keys_by_table().values()))
-    _require_known(keys.files, known, f"{path} [files]")
+    file_keys = sorted(frozenset().union(*file_keys_by_table().values()))
+    _require_known(keys.files, file_keys, f"{path} [files]")
 
     files = {
         key: _existing_path(value, folder, f"[files] {key}")
@@ -129,9 +129,14 @@ def read_site_file(path: Path) -> SiteFile:
 
 
 def _existing_path(text: str, folder: Path, where: str) -> str:
-    """Return the path of an existing file or folder; return other names unchanged.
+    """Return the absolute path of an existing file or folder; keep other names.
 
-    Names such as `"minilm#layer=5"` are not files.
+    Other names, such as `"minilm#layer=5"`, are those of built-in encoders.
+
+    Args:
+        text: The value of a key in [files].
+        folder: The folder to which paths are relative.
+        where: How messages refer to the key.
     """
     name = expand(text, where)
     path = folder / name
@@ -139,6 +144,7 @@ def _existing_path(text: str, folder: Path, where: str) -> str:
 
 
 def _check_data_keys(data: Mapping[str, Any], path: Path) -> None:
+    """Raise ConfigError if [data] of a site's file has an unknown key."""
     keys_by_kind = _keys_by_kind()
     all_keys = sorted({key for keys in keys_by_kind.values() for key in keys})
     for key, value in data.items():
@@ -148,16 +154,23 @@ def _check_data_keys(data: Mapping[str, Any], path: Path) -> None:
             _require_known([key], all_keys, f"{path} [data]")
 
 
-def _require_known(keys: Iterable[str], known: Sequence[str], where: str) -> None:
+def _require_known(keys: Iterable[str], valid_keys: Sequence[str], where: str) -> None:
+    """Raise ConfigError if one of the keys is not valid."""
     for key in keys:
-        if key not in known:
-            raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, known)}")
+        if key not in valid_keys:
+            suggestion = nearest(key, valid_keys)
+            raise ConfigError(f"{where}: unknown key {key!r}; {suggestion}")
 
 
 def install(source: Path, kit: Path, name: str = SITE_FILE) -> SiteFile:
     """Check a site's file and copy it into its kit.
 
     The paths in the copy stay relative to the folder of the original.
+
+    Args:
+        source: The file.
+        kit: The site's kit.
+        name: The name of the copy.
 
     Raises:
         ConfigError: `source` is not a valid site file; the kit keeps its earlier file.
@@ -199,21 +212,27 @@ def read_policy(kit: Path) -> Policy:
 
 
 def with_local_files(file: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a job's table with this machine's paths for the files that it names."""
-    changed: dict[str, Any] = dict(table)
-    for name, keys in file_keys_by_table().items():
-        settings = changed.get(name)
+    """Return a job's table with this machine's paths for the files that it names.
+
+    Args:
+        file: The site's own file.
+        table: The table of the job.
+    """
+    local_table: dict[str, Any] = dict(table)
+    for name, file_keys in file_keys_by_table().items():
+        settings = table.get(name)
         if isinstance(settings, Mapping):
-            replaced = keys & settings.keys() & file.files.keys()
-            changed[name] = {**settings, **{key: file.files[key] for key in replaced}}
-    return changed
+            keys_with_path = file_keys & settings.keys() & file.files.keys()
+            local_paths = {key: file.files[key] for key in keys_with_path}
+            local_table[name] = {**settings, **local_paths}
+    return local_table
 
 
-# ---- a job as read by one site ------------------------------------------------------
+# ---- a job as one site reads it -----------------------------------------------------
 
 
 def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
-    """Return the job as read by one site: with its own notes and no other site.
+    """Return the job of one site, with the site's notes and without other sites.
 
     Args:
         declared: The job's declaration.
@@ -233,7 +252,8 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
         )
 
     data = _data_of_kind(file, job.data)
-    if not any(data.get(key) for key in job.kind.source_keys):
+    names_notes = any(data.get(key) for key in job.kind.source_keys)
+    if not names_notes:
         raise ConfigError(
             f"{file.path} [data] names no notes: for sites that hold "
             f"{job.data}, give {' or '.join(job.kind.source_keys)}"
@@ -250,12 +270,12 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
 
 
 def _data_of_kind(file: SiteFile, kind: str) -> Mapping[str, Any]:
-    """Return the keys of [data.KIND], or those of [data] itself if there is none."""
-    known_kinds = {known.name for known in kinds.all_kinds()}
+    """Return the table [data.KIND]; without it, the keys directly in [data]."""
+    kind_names = {each.name for each in kinds.all_kinds()}
     tables = {
         key: value
         for key, value in file.data.items()
-        if key in known_kinds and isinstance(value, Mapping)
+        if key in kind_names and isinstance(value, Mapping)
     }
     shared_keys = {key: value for key, value in file.data.items() if key not in tables}
     return tables.get(kind) or shared_keys
@@ -270,9 +290,8 @@ def job_at_home(
 ) -> Job:
     """Return a job that one site can load without the other sites' notes.
 
-    Stand-ins of equal size replace the other sites, so that settings that depend on the
-    whole federation, such as a site's share of a mini-batch, equal those of the real
-    run.
+    Stand-ins of equal size replace the other sites, so that settings that depend on all
+    sites, such as a site's share of a mini-batch, equal those of the real run.
 
     Args:
         name: The job's file.
@@ -282,7 +301,8 @@ def job_at_home(
         total: Training examples of all sites together: sentences, notes or patients.
 
     Raises:
-        ConfigError: The job has no such site, or `total` leaves nothing for the others.
+        ConfigError: The job has no such site, or `total` leaves no examples for the
+            other sites.
     """
     table, path = load_table(name, settings)
     sites = table.get("sites")
@@ -290,22 +310,26 @@ def job_at_home(
         raise ConfigError(
             f"site {site!r}: {path} has no [sites.{site}] with notes of its own"
         )
-    job = job_of_site(load_declared(name, settings)[1], site, read_site_file(site_file))
+    declaration = load_declared(name, settings).declaration
+    job = job_of_site(declaration, site, read_site_file(site_file))
     kind = job.kind
     other_names = [other for other in sites if other != site]
 
     def load(_job: Job, _progress: Progress | None, cache: Path | None) -> Sites:
+        """Load the site's notes, and make the stand-ins from them."""
         loaded = load_site_data(job, cache)
-        home = loaded.data[0]
-        home_size = kind.count_examples(home)
+        (home_data,) = loaded.data
+        home_size = kind.count_examples(home_data)
         size_each = (total - home_size) // max(1, len(other_names))
         if size_each < 1:
             raise ParameterError(
                 f"`total` = {total}: site {site!r} alone has {home_size}; give "
                 "the number of training examples of all sites together"
             )
-        others = [kind.make_stand_in(home, other, size_each) for other in other_names]
-        return replace(loaded, data=(home, *others))
+        stand_ins = [
+            kind.make_stand_in(home_data, other, size_each) for other in other_names
+        ]
+        return replace(loaded, data=(home_data, *stand_ins))
 
     return replace(job, kind=replace(kind, load=load))
 
@@ -313,11 +337,17 @@ def job_at_home(
 def _require_no_places(table: Any, file: SiteFile, where: str) -> None:
     """Refuse a job that names a file or a variable of the machine that reads it.
 
-    Opening the file would reveal to the server whether it exists, and an error might
-    quote its beginning.
+    Opening the file would reveal to the server whether the file exists, and an error
+    might quote its beginning.
+
+    Args:
+        table: The table of the job, which may have any content.
+        file: The site's own file.
+        where: How messages refer to the job.
 
     Raises:
-        ConfigError: The job names one.
+        ConfigError: The job names a file that [files] of the site's file does not list,
+            an environment variable or a home folder.
     """
     if not isinstance(table, Mapping):
         return
@@ -326,10 +356,12 @@ def _require_no_places(table: Any, file: SiteFile, where: str) -> None:
         if not isinstance(settings, Mapping):
             continue
         for key, value in settings.items():
-            is_replaced = key in file_keys and key in file.files
-            if not isinstance(value, str) or is_replaced:
+            if not isinstance(value, str):
                 continue
-            if key in file_keys and value.partition("#")[0] not in _BUILT_IN:
+            is_file_key = key in file_keys
+            if is_file_key and key in file.files:
+                continue  # the site's own path replaces the job's
+            if is_file_key and value.partition("#")[0] not in _BUILT_IN:
                 raise ConfigError(
                     f"{where} [{name}]: names a file, {key}: say where this machine "
                     f"keeps it, [files] {key} = … in {file.path}"
@@ -345,7 +377,7 @@ def load_site_data(job: Job, cache: Path | None = None) -> Sites:
     """Load the data of a single-site job as a simulation of all sites would.
 
     Args:
-        job: The job as read by one site.
+        job: The job of one site (`job_of_site`).
         cache: Folder of computed features; None for the user's default.
 
     Raises:
@@ -356,25 +388,23 @@ def load_site_data(job: Job, cache: Path | None = None) -> Sites:
         return load_sites(job, cache=cache)
 
     ((name, site),) = job.sites.items()
-    complete = job.tags.types
-    unknown = [
-        label for label in (*site.types, *site.test_types) if label not in complete
-    ]
-    if unknown:
-        raise ConfigError(
-            f"site {name!r} has the type {unknown[0]!r}, which is not in the job's "
-            f"[tags] types ({', '.join(complete)}): map it in label_map, or correct "
-            "types"
-        )
+    job_types = job.tags.types
+    for label in (*site.types, *site.test_types):
+        if label not in job_types:
+            raise ConfigError(
+                f"site {name!r} has the type {label!r}, which is not in the job's "
+                f"[tags] types ({', '.join(job_types)}): map it in label_map, or "
+                "correct types"
+            )
 
-    # The other types of the complete set belong to other sites; this site keeps the
-    # types that it annotates.
-    annotated = load_sites(replace(job, tags=None)).data[0].tags.types
-    site_types = site.types + site.test_types or annotated
-    types = tuple(label for label in complete if label in site_types)
+    # The job's other types belong to other sites, so they are left out here.
+    (data_with_all_labels,) = load_sites(replace(job, tags=None)).data
+    annotated_types = data_with_all_labels.tags.types
+    site_types = site.types + site.test_types or annotated_types
+    types = tuple(label for label in job_types if label in site_types)
     if not types:
         raise ConfigError(
-            f"site {name!r} annotates {', '.join(annotated)}; [tags] types of the job "
-            f"has {', '.join(complete)}: map its labels to these in label_map"
+            f"site {name!r} annotates {', '.join(annotated_types)}; [tags] types of "
+            f"the job has {', '.join(job_types)}: map its labels to these in label_map"
         )
     return load_sites(replace(job, tags=replace(job.tags, types=types)))

@@ -1,8 +1,8 @@
 """The facts that `site status` and `server status` show, and `site forget`.
 
-A site's process records whether the server answers, its ledger shows which run it
-serves, and its log shows what went wrong. The server itself is queried, with the
-certificate that it has for that.
+A site's process records whether the server answers, its ledger shows which run the site
+serves, and its log shows what went wrong. The server itself is queried with a
+certificate that its kit has for this purpose.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.kit import WATCH, order_submissions, read_kit
@@ -39,19 +39,22 @@ from fednotes.encoders.token_cache import clear_caches
 from fednotes.engines.launch import hold_state, read_outcome
 
 TAIL_BYTES = 200_000  # bytes to read at the end of a log or a ledger
-RECENT = timedelta(minutes=2)
-SEEN_SECONDS = 15.0  # a site that is up reports to the server every 5 s
+RECENT = timedelta(minutes=2)  # age up to which a logged problem is recent
+# A site counts as connected if it has reported to the server within this time; it
+# reports every 5 s.
+SEEN_SECONDS = 15.0
 MAX_FINISHED_RUNS = 5  # maximum number of finished runs to show
 STATE = "state"  # folder in a kit: states of runs
-_SECONDS_A_DAY = 86_400
+_SECONDS_PER_DAY = 86_400
 _LINE = re.compile(
     r"(?P<time>\S+ \S+?)(?:,\d+)? (?P<level>INFO|WARNING|ERROR|CRITICAL) "
     r"fednotes\.\S+: (?P<text>.*)"
 )
 
-# The status shows the current state of these on a separate line. A site that does not
-# share its scores is not a problem.
-_SHOWN_ELSEWHERE = re.compile(
+# Lines of a log that are no problem to show: another line of the status shows the
+# current state of a missing approval or a silent server, and a site need not share its
+# scores.
+_NOT_A_PROBLEM = re.compile(
     r"fednotes site approve|the server has not answered|has not been heard of"
     r"|refused @scores"
 )
@@ -87,9 +90,10 @@ def find_last_problem(log: Path) -> LoggedProblem | None:
     """Return the newest problem that fednotes itself wrote to the log of a kit."""
     for line in reversed(_read_tail(log)):
         match = _LINE.fullmatch(line)
-        if match is None or _SHOWN_ELSEWHERE.search(line):
+        if match is None or _NOT_A_PROBLEM.search(line):
             continue
-        if match["level"] == "INFO" and "refused " not in match["text"]:
+        is_problem = match["level"] != "INFO" or "refused " in match["text"]
+        if not is_problem:
             continue
         with suppress(ValueError):
             return LoggedProblem(datetime.fromisoformat(match["time"]), match["text"])
@@ -103,6 +107,7 @@ def read_last_words(kit: Path) -> str:
 
 
 def _read_tail(path: Path) -> list[str]:
+    """Return the last lines of a file; the first of them may be incomplete."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
@@ -114,26 +119,42 @@ def _read_tail(path: Path) -> list[str]:
 # ---- a site --------------------------------------------------------------------------
 
 
-def describe_connection(kit: Path, process: Status) -> tuple[bool, str]:
+class Connection(NamedTuple):
+    """The connection of a site's process to the server.
+
+    Attributes:
+        is_up: Whether the server answers.
+        text: A line about the connection.
+    """
+
+    is_up: bool
+    text: str
+
+
+def describe_connection(kit: Path, process: Status) -> Connection:
     """Return whether the server answers a site's process, and a line about it.
 
     Args:
         kit: The site's kit.
-        process: Its process.
+        process: The site's process.
     """
     facts = read_kit(kit)
     where = f"{facts.server}:{facts.port}"
     contact = read_contact(kit, process.pid)
+    problem = ""
     if not process.is_running:
-        return False, f"not connected to {where}"
-    if contact is not None and contact.refused:
-        return False, f"not connected: {where} refuses this site: {contact.refused}"
-    if contact is None or not contact.last:
-        return False, f"not connected to {where}: it has not answered yet"
-    if not is_connected(contact, time.time()):
+        problem = f"not connected to {where}"
+    elif contact is not None and contact.refused:
+        problem = f"not connected: {where} refuses this site: {contact.refused}"
+    elif contact is None or not contact.last:
+        problem = f"not connected to {where}: it has not answered yet"
+    elif not is_connected(contact, time.time()):
         since = _format_time(contact.last)
-        return False, f"not connected: {where} has not answered since {since}"
-    return True, f"connected to {where} since {_format_time(contact.since)}"
+        problem = f"not connected: {where} has not answered since {since}"
+    else:
+        since = _format_time(contact.since)
+        return Connection(is_up=True, text=f"connected to {where} since {since}")
+    return Connection(is_up=False, text=problem)
 
 
 def await_contact(kit: Path, pid: int | None, seconds: float) -> LastContact | None:
@@ -141,11 +162,12 @@ def await_contact(kit: Path, pid: int | None, seconds: float) -> LastContact | N
 
     Args:
         kit: The site's kit.
-        pid: The process.
+        pid: The number of the process.
         seconds: Maximum time to wait.
 
     Returns:
-        What the process knows about the server; None if it has not answered in time.
+        The process's record of the server's answers; None if the server has neither
+        answered nor refused in time.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -157,24 +179,27 @@ def await_contact(kit: Path, pid: int | None, seconds: float) -> LastContact | N
 
 
 def describe_served_runs(kit: Path, process: Status) -> list[str]:
-    """Return a line for each run that a site serves, with its newest message."""
+    """Return a line for each run that a site serves.
+
+    The last line is about the run of the site's newest message, which may have ended.
+    """
     runs = [read_run_name(kit, job) for job in process.jobs]
     states = dict.fromkeys(runs, "its process is running")
-    newest = _newest_message(kit)
-    if newest is not None:
-        run = str(newest.get("run"))
-        sent_at = datetime.fromisoformat(str(newest["time"])).timestamp()
-        round_number = int(newest.get("round", 0)) + 1
+    message = _read_newest_message(kit)
+    if message is not None:
+        run = str(message.get("run"))
+        sent_at = datetime.fromisoformat(str(message["time"])).timestamp()
+        round_number = int(message.get("round", 0)) + 1
         state = f"last message in round {round_number:,}, {_format_time(sent_at)}"
         if run in states:
-            # Show this run last.
+            # Removing the run first moves it to the end.
             state = f"{state}; {states.pop(run)}"
         states[run] = state
     return [f"run {run}: {state}" for run, state in states.items()]
 
 
-def _newest_message(kit: Path) -> dict[str, Any] | None:
-    """Return the newest readable line of a site's ledger."""
+def _read_newest_message(kit: Path) -> dict[str, Any] | None:
+    """Return the newest readable line of a site's ledger; None if there is none."""
     for line in reversed(_read_tail(ledger_of(kit).path)):
         message = parsed(line.encode() + b"\n")
         if message:
@@ -184,8 +209,9 @@ def _newest_message(kit: Path) -> dict[str, Any] | None:
 
 def read_run_name(kit: Path, job: str) -> str:
     """Return the name of the run to which a job of NVFlare belongs."""
-    declared = next((kit / job).glob("app*/config/job.json"), kit / job / "none")
-    return str(read_json_table(declared).get("run", f"of job {job}"))
+    no_such_file = kit / job / "none"  # `read_json_table` reads it as an empty table
+    job_file = next((kit / job).glob("app*/config/job.json"), no_such_file)
+    return str(read_json_table(job_file).get("run", f"of job {job}"))
 
 
 def _format_time(when: float) -> str:
@@ -237,45 +263,100 @@ def ask_server(kit: Path) -> Network:
     from fednotes.apps.deployment.nvflare.server import connect
 
     with connect(kit / WATCH, read_kit(kit).person) as server:
-        newest = {str(job["name"]): job for job in order_submissions(server.jobs())}
+        # Each run is shown by its newest submission.
+        submissions = {
+            str(submission["name"]): submission
+            for submission in order_submissions(server.jobs())
+        }
         sites = server.sites(within=SEEN_SECONDS)
-        finished = [
+        finished_runs = [
             run
-            for run, job in newest.items()
-            if str(job["status"]).startswith("FINISHED")
+            for run, submission in submissions.items()
+            if str(submission["status"]).startswith("FINISHED")
         ]
-        hidden = finished[:-MAX_FINISHED_RUNS]
+        hidden_runs = finished_runs[:-MAX_FINISHED_RUNS]
         lines = []
-        for run, job in newest.items():
-            if run in hidden:
+        for run, submission in submissions.items():
+            if run in hidden_runs:
                 continue
-            status = str(job["status"])
-            job_id = str(job["job_id"])
-            if status == "RUNNING":
+            job_id = str(submission["job_id"])
+            if submission["status"] == "RUNNING":
                 state = describe_progress(server.tell(job_id) or {})
             else:
-                otherwise = "starts"
-                if run in finished:
-                    otherwise = status.replace("FINISHED:ABORTED", "aborted")
-                outcome = read_outcome(kit / STATE / run, job_id)
-                state = _describe_outcome(outcome, otherwise)
+                state = _describe_idle_run(kit, run, submission)
             lines.append(f"run {run}: {state}")
-    return Network(sites, tuple(lines), is_busy=len(finished) < len(newest))
+    is_busy = len(finished_runs) < len(submissions)
+    return Network(sites, tuple(lines), is_busy=is_busy)
 
 
-def _describe_outcome(outcome: Mapping[str, Any], otherwise: str) -> str:
+def _describe_idle_run(kit: Path, run: str, submission: Mapping[str, Any]) -> str:
+    """Return the state of a run that is not in progress.
+
+    Args:
+        kit: The server's kit.
+        run: The run's name.
+        submission: What NVFlare says about the run's newest submission.
+    """
+    status = str(submission["status"])
+    default_state = "starts"
+    if status.startswith("FINISHED"):
+        default_state = status.replace("FINISHED:ABORTED", "aborted")
+    outcome = read_outcome(kit / STATE / run, str(submission["job_id"]))
+    return _describe_outcome(outcome, default_state)
+
+
+def _describe_outcome(outcome: Mapping[str, Any], default_state: str) -> str:
     """Return the state of a run that is not in progress, from its outcome file.
 
     Args:
         outcome: The outcome recorded by the run or the server's watch.
-        otherwise: The state of a run without such a file.
+        default_state: The state of a run without an outcome file.
     """
-    status = str(outcome.get("status", otherwise))
+    status = str(outcome.get("status", default_state))
     problem = outcome.get("problem")
     if not problem:
         return status
     separator = " " if status == "waits" else ": "  # "waits for h2", "failed: …"
     return f"{status}{separator}{problem}"
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a run is, by its lines of progress.
+
+    Attributes:
+        num_rounds: Number of planned rounds; 0 if unknown.
+        num_done: Number of rounds that have ended.
+        event: The newest event since the last round; "" for none.
+        waiting_since: Each site whose approval is missing, and since when.
+    """
+
+    num_rounds: int = 0
+    num_done: int = 0
+    event: str = ""
+    waiting_since: Mapping[str, float] = field(default_factory=dict)
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add a line of progress, as the run sends it."""
+        kind = line.get("kind")
+        if kind == "plan":
+            self.num_rounds = int(line.get("rounds") or 0)
+        elif kind == "round":
+            self.num_done = int(line["round"]) + 1
+            self.event = ""
+        elif kind == "event":
+            self.event = str(line.get("text", ""))
+        elif kind == "approvals":
+            self.waiting_since = line["since"]
+            self.event = ""
+
+    def describe_rounds(self) -> str:
+        """Return the number of the newest round in words."""
+        if not self.num_done:
+            return "before round 1"
+        if not self.num_rounds:
+            return f"round {self.num_done:,}"
+        return f"round {self.num_done:,}/{self.num_rounds:,}"
 
 
 def describe_progress(reply: Mapping[str, Any]) -> str:
@@ -287,39 +368,26 @@ def describe_progress(reply: Mapping[str, Any]) -> str:
     Args:
         reply: The lines of progress and the names of the sites, as the run sends them.
     """
-    planned = 0
-    done = 0
-    event = ""
-    unapproved: Mapping[str, float] = {}
+    progress = _Progress()
     for line in reply.get("lines", ()):
-        kind = line.get("kind")
-        if kind == "plan":
-            planned = int(line.get("rounds") or 0)
-        elif kind == "round":
-            done = int(line["round"]) + 1
-            event = ""
-        elif kind == "event":
-            event = str(line.get("text", ""))
-        elif kind == "approvals":
-            unapproved = line["since"]
-            event = ""
-
-    rounds = "before round 1"
-    if done:
-        rounds = f"round {done:,}/{planned:,}" if planned else f"round {done:,}"
-    present = ", ".join(reply.get("sites", ())) or "no site yet"
-    missing = waiting_text(unapproved, time.time())
-    return "; ".join(filter(None, (f"{rounds}, with {present}", missing, event)))
+        progress.add(line)
+    sites = ", ".join(reply.get("sites", ())) or "no site yet"
+    parts = (
+        f"{progress.describe_rounds()}, with {sites}",
+        waiting_text(progress.waiting_since, time.time()),
+        progress.event,
+    )
+    return "; ".join(part for part in parts if part)
 
 
 def describe_saved_runs(kit: Path) -> list[str]:
-    """Return one line per run: its status when the server last ran."""
+    """Return a line for each run with its status when the server last ran."""
     lines = []
     paths = sorted(
         (kit / STATE).glob("*/outcome.json"), key=lambda path: path.stat().st_mtime
     )
     for path in paths[-MAX_FINISHED_RUNS:]:
-        state = _describe_outcome(read_json_table(path), "")
+        state = _describe_outcome(read_json_table(path), default_state="")
         if state.startswith("running"):
             state = f"{state}, resumes when the server is started"
         if state:
@@ -334,7 +402,7 @@ def describe_refused_copies(kit: Path) -> list[str]:
         f"site {site!r}: a second process in its name was refused at "
         f"{_format_time(when)}: check whether its kit was copied"
         for site, when in refused_at.items()
-        if when > time.time() - _SECONDS_A_DAY
+        if when > time.time() - _SECONDS_PER_DAY
     ]
 
 
@@ -344,45 +412,49 @@ def describe_refused_copies(kit: Path) -> list[str]:
 def forget_run(kit: Path, run: str) -> dict[Path, int]:
     """Delete a run's journals, states, model and scores, and the site's cache.
 
-    The cache holds features precomputed from the site's notes.
+    The cache holds features that were computed from the site's notes.
 
     Returns:
-        Each deleted folder, with the freed bytes.
+        The number of bytes freed in each deleted folder.
 
     Raises:
-        ConfigError: The run is not known, or it is in progress.
+        ConfigError: The kit has no files of the run, or the run is in progress.
         FednotesError: A file cannot be deleted; another call deletes the remainder.
     """
-    known = _folders_of_runs(kit)
-    if run not in known:
-        names = ", ".join(sorted(known)) or "none"
+    runs = _find_folders_by_run(kit)
+    if run not in runs:
+        names = ", ".join(sorted(runs)) or "none"
         raise ConfigError(
             f"{kit}: has no files of a run {run!r}; its runs are: {names}"
         )
-    in_progress = ConfigError(
+    in_progress_error = ConfigError(
         f"{kit}: run {run} is in progress, and nothing was deleted: its admin can end "
         f"it (fednotes run --abort), or stop this site (fednotes site stop {kit})"
     )
-    if run in (read_run_name(kit, job) for job in processes.status(kit).jobs):
-        raise in_progress
+    served_runs = [read_run_name(kit, job) for job in processes.status(kit).jobs]
+    if run in served_runs:
+        raise in_progress_error
     try:
         with hold_state(kit / STATE / run):
-            freed = {folder: _delete(folder) for folder in _folders_of_runs(kit)[run]}
+            # Looked up again, because the run may just have ended.
+            folders = _find_folders_by_run(kit)[run]
+            freed_bytes = {folder: _delete(folder) for folder in folders}
     except TrainingError as error:
-        raise in_progress from error
+        raise in_progress_error from error
 
-    cache = None
+    cache = default_cache()
     if (kit / SITE_FILE).exists():
-        cache = read_kit_site_file(kit).cache
-    cache = cache or default_cache()
-    return freed | {cache: clear_caches(cache)}
+        cache = read_kit_site_file(kit).cache or cache
+    return freed_bytes | {cache: clear_caches(cache)}
 
 
-def _folders_of_runs(kit: Path) -> dict[str, list[Path]]:
-    """Return a kit's folders for each run."""
+def _find_folders_by_run(kit: Path) -> dict[str, list[Path]]:
+    """Return the folders in a kit that belong to each run."""
     folders: dict[str, list[Path]] = {}
-    for place in (kit / STATE, kit / RESULTS):
-        for folder in sorted(place.iterdir()) if place.is_dir() else []:
+    for parent in (kit / STATE, kit / RESULTS):
+        if not parent.is_dir():
+            continue
+        for folder in sorted(parent.iterdir()):
             if folder.is_dir() and not folder.is_symlink():
                 folders.setdefault(folder.name, []).append(folder)
     for folder in processes.job_folders(kit):

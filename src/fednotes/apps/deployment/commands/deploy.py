@@ -269,16 +269,15 @@ def _say_how_it_runs(kit: Path, role: str, process: Status) -> None:
     """Print whether a running process is connected, and what to do next."""
     from fednotes.apps.deployment.status import describe_connection
 
-    is_connected = True
-    message = ""
+    connection = None
     if role == "site":
-        is_connected, message = describe_connection(kit, process)
-    if is_connected:
+        connection = describe_connection(kit, process)
+    if connection is None or connection.is_up:
         say(f"connected; next: fednotes {role} status {kit}")
         return
     say(
-        f"{message}, although the server's port answers: the server is still starting, "
-        "or it has revoked this kit"
+        f"{connection.text}, although the server's port answers: the server is still "
+        "starting, or it has revoked this kit"
     )
     say(
         "next: if this does not change, ask the coordinator for the "

@@ -124,8 +124,7 @@ def _say_contact(kit: Path, process: Status) -> None:
         raise FednotesError(f"{kit}: the server refuses this site: {contact.refused}")
     if not processes.status(kit).is_running:
         raise FednotesError(f"{kit}: the process ended: {read_last_words(kit)}")
-    _, connection = describe_connection(kit, process)
-    say(connection)
+    say(describe_connection(kit, process).text)
     say(f"next: fednotes site status {kit} shows jobs that wait for approval")
 
 
@@ -190,9 +189,9 @@ def site_status(kit: Kit) -> None:
     )
 
     process = report_process(kit, "site")
-    is_connected, connection = describe_connection(kit, process)
+    connection = describe_connection(kit, process)
     if process.is_running:
-        say(connection)
+        say(connection.text)
     _say_decisions(kit)
     say(f"messages that left: {ledger_of(kit).head().lines:,}")
     say(*describe_served_runs(kit, process))
@@ -206,7 +205,7 @@ def site_status(kit: Kit) -> None:
         _say_waiting_job(kit, waiting)
     elif not process.is_running:
         say(f"next: fednotes site start {kit}")
-    elif not is_connected:
+    elif not connection.is_up:
         say(f"next: fednotes preflight {kit}")
     elif problem is not None and problem.is_recent:
         say(f"next: fix the last problem above; {process.log} has the details")
