@@ -78,7 +78,7 @@ def read(
     """
     if not path_of(path, "a file or folder of notes").exists():
         raise DataError(f"{path}: no such file or folder")
-    if format in formats.FORMATS and column is None:
+    if format and formats.name_of_format(format) in formats.FORMATS and column is None:
         return formats.read(path, format, on_error, encoding)
     inputs = open_inputs(
         str(path), None, on_error, format=format, column=column, encoding=encoding

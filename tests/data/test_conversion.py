@@ -57,6 +57,7 @@ MAY_LOSE = {
     "omop": ("x", "patient|codes|sentences|tokens|meta .*|labels"),
     "parquet": ("x.parquet", ""),
     "prodigy": ("x.jsonl", "mentions in pieces|tokens"),
+    "uima-xmi": ("x", f"{ALL}|texts|labels|mentions in pieces|bounds of mentions"),
 }  # fmt: skip
 
 # Every kind of character that offsets can be counted wrong in: astral, combining, line

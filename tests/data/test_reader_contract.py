@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import ClassVar
 
@@ -157,6 +158,25 @@ class TestPubtator(OneFile):
     format = "pubtator"
     name = "notes.txt"
     content = f"1|t|Took {SECRET}.\n1|a|\n1\t5\t13\t{SECRET}\tChemical\tD1\n\n"
+
+
+class TestUimaXmi(Written):
+    format = "uima-xmi"
+    name = "notes"
+
+
+class TestUimaXmiInAnArchive(ReaderContract):
+    format = "uima-xmi"
+
+    @staticmethod
+    def write(folder: Path) -> Path:
+        write(NOTES, folder / "notes", "uima-xmi", allow_loss=True)
+        path = folder / "corpus" / "notes.zip"
+        path.parent.mkdir()
+        with zipfile.ZipFile(path, "w") as archive:
+            for file in sorted((folder / "notes").iterdir()):
+                archive.write(file, file.name)
+        return path
 
 
 def test_every_format_is_held_to_the_contract() -> None:

@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 
 from fednotes.core import bounds
-from fednotes.core.errors import ConfigError, DataError, ParameterError, nearest
+from fednotes.core.errors import DataError, ParameterError
 from fednotes.core.types import Document
 from fednotes.data import encodings
 from fednotes.data.encodings import AUTO, encoding_of
-from fednotes.data.formats import FORMATS
+from fednotes.data.formats import FORMATS, require_format
 from fednotes.data.formats.problems import OnError, Problems, refuses
 from fednotes.data.notes import FORMATS as NOTE_FORMATS
 from fednotes.jobs.input_readers import Reader, choose_reader
@@ -126,9 +126,8 @@ def open_inputs(
         ConfigError: A parameter has an impossible value.
     """
     encoding = encoding_of(encoding)
-    if format is not None and format not in FORMATS and format not in NOTE_FORMATS:
-        known = {*FORMATS, *NOTE_FORMATS}
-        raise ConfigError(f"unknown format {format!r}: {nearest(format, known)}")
+    if format is not None:
+        require_format(format, {*FORMATS, *NOTE_FORMATS})
     source = find_source(name, text, encoding)
     if isinstance(source, Document):
         read = partial(_yield_document, source)

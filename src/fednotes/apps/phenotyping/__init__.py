@@ -4,7 +4,6 @@ From files to patients, in reading order for newcomers:
 
     cohort         patients as bags of concepts with labels, and their division
     tables         tables of hospitals, one row per line, and reports of damaged rows
-    xml_files      XML files, element by element
     codes          billing codes, their categories, and the outputs of stage 1
     code_tables    the codes of MIMIC-III, OMOP, CodiEsp and tables of a site's own
     labels         labels of phenotypes, from tables

@@ -26,9 +26,9 @@ from fednotes.apps.phenotyping.concepts import (
 )
 from fednotes.apps.phenotyping.context import Option
 from fednotes.apps.phenotyping.tables import Damaged, TableReport, read_lines
-from fednotes.apps.phenotyping.xml_files import read_elements
 from fednotes.core.errors import DataError
 from fednotes.data.formats.folders import find_corpus_files
+from fednotes.data.formats.xml_files import read_elements
 
 _CUI = re.compile(r"C\d{7}")
 _FLAT_ITEM = re.compile(r"(-?)(C\d{7})")

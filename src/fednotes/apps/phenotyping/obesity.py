@@ -28,9 +28,9 @@ from fednotes.apps.phenotyping.labels import (
     PatientLabels,
 )
 from fednotes.apps.phenotyping.tables import Damaged
-from fednotes.apps.phenotyping.xml_files import read_elements
 from fednotes.core.errors import DataError, nearest
 from fednotes.data.formats.folders import list_files
+from fednotes.data.formats.xml_files import read_elements
 from fednotes.data.notes import Note
 
 Judgment = Literal["intuitive", "textual"]
@@ -152,7 +152,7 @@ def _documents(path: Path) -> Iterator[tuple[int, str, str]]:
     begin = 0
     id = ""
     first_text = ""
-    for line, name, attributes, text in read_elements(path, text_of="text"):
+    for line, name, attributes, text in read_elements(path, text_of=("text",)):
         if name == "doc" and attributes is not None:
             begin = line
             id = attributes.get("id", "").strip()

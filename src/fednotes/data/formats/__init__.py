@@ -25,9 +25,11 @@ from fednotes.data.formats._registry import (
     discover,
     guess_format,
     known_corpora,
+    require_format,
     writable_formats,
 )
 from fednotes.data.formats._writing import LossyError, measure_loss, write
+from fednotes.data.formats.choices import name_of_format
 from fednotes.data.formats.problems import OnError, Problems
 
 __all__ = [
@@ -44,7 +46,9 @@ __all__ = [
     "guess_format",
     "known_corpora",
     "measure_loss",
+    "name_of_format",
     "read",
+    "require_format",
     "stream",
     "writable_formats",
     "write",

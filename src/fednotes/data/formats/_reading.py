@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO, reading_as
 from fednotes.data.formats import _registry
+from fednotes.data.formats.choices import choosing, name_of_format
 from fednotes.data.formats.gathering import DERIVED_ID, ReadDocument
 from fednotes.data.formats.problems import MAX_LISTED, OnError, Problems
 from fednotes.data.repeats import Repeats
@@ -25,7 +25,8 @@ def read(
 
     Args:
         path: The file or folder.
-        format: A key of `FORMATS`; None guesses it from the content.
+        format: A key of `FORMATS`, perhaps with a colon and a choice (`choices.py`);
+            None guesses it from the content.
         on_error: "skip" leaves out unusable parts; `examine` also counts them.
         encoding: Encoding of files without byte-order mark that are not UTF-8, such as
             "cp1252".
@@ -54,13 +55,13 @@ def examine(
         DataError: There is no such path, or no format matches.
         ConfigError: There is no such format.
     """
-    known = _registry.FORMATS
-    if format is not None and format not in known:
-        raise ConfigError(f"unknown format {format!r}: {nearest(format, known)}")
+    if format is not None:
+        _registry.require_format(format, _registry.FORMATS)
     problems = Problems()
     with reading_as(encoding):
         name = format or _registry.guess_format(path)
-        documents = known[name].read(Path(path), problems)
+        with choosing(name):
+            documents = _registry.find_format(name).read(Path(path), problems)
     return documents, problems
 
 
@@ -88,13 +89,14 @@ def stream(
     """
     with reading_as(encoding):
         name = format or _registry.guess_format(path)
-    module = _registry.FORMATS.get(name)
+    module = _registry.FORMATS.get(name_of_format(name))
     if module is None or not hasattr(module, "stream"):
         documents, problems_of_all = examine(path, name, encoding)
         problems.include(problems_of_all)
         yield from documents
         return
-    stream_of_format = module.stream(Path(path), problems)
+    with choosing(name):
+        stream_of_format = module.stream(Path(path), problems)
     files: dict[Path, int] = {}
     with Repeats() as ids:
         for document, file, line, _ in _with_encoding(stream_of_format, encoding):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import pkgutil
 from collections import Counter
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from fednotes.core import plugins
-from fednotes.core.errors import DataError
+from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.parsing import shipped
 from fednotes.data import formats
 from fednotes.data.formats import published
+from fednotes.data.formats.choices import choice_of_format, name_of_format
 from fednotes.data.formats.files import read_text
 from fednotes.data.formats.folders import list_files, mixed_formats
 
@@ -44,6 +46,35 @@ def _order_of_trial(item: tuple[str, ModuleType]) -> tuple[int, str]:
 
 
 FORMATS = discover()
+
+
+def find_format(format: str) -> ModuleType:
+    """Return the module of a format, whose name may be followed by a choice.
+
+    Raises:
+        ConfigError: There is no such format, or it offers no choice.
+    """
+    require_format(format, FORMATS)
+    return FORMATS[name_of_format(format)]
+
+
+def require_format(format: str, known: Collection[str]) -> None:
+    """Check the name of a format and the choice after it.
+
+    Args:
+        format: The format.
+        known: The names that are accepted.
+
+    Raises:
+        ConfigError: There is no such format, or it offers no choice.
+    """
+    name = name_of_format(format)
+    if name not in known:
+        raise ConfigError(f"unknown format {format!r}: {nearest(name, known)}")
+    if choice_of_format(format) and not hasattr(FORMATS.get(name), "CHOICE"):
+        raise ConfigError(
+            f"format {format!r}: {name} offers no choice: give the name alone"
+        )
 
 
 def writable_formats() -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from fednotes.core.types import Document
 from fednotes.data.formats import _registry
 from fednotes.data.formats._comparison import differences
 from fednotes.data.formats._reading import examine
+from fednotes.data.formats.choices import choosing, name_of_format
 
 
 class LossyError(DataError, NamesParameters):
@@ -110,15 +111,18 @@ def measure_loss(
         DataError: The meta of a document does not have the format's structure.
     """
     writable = _registry.writable_formats()
-    if format not in writable:
+    name = name_of_format(format)
+    if name not in writable:
         raise ConfigError(
-            f"format {format!r} cannot be written: {nearest(format, writable)}"
+            f"format {name!r} cannot be written: {nearest(name, writable)}"
         )
     if path is None:
         with TemporaryDirectory() as folder:
             return measure_loss(documents, format, Path(folder, "documents"))
+    module = _registry.find_format(format)
     try:
-        _registry.FORMATS[format].write(documents, path)
+        with choosing(format):
+            module.write(documents, path)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         raise DataError(
             f"a document's meta has a value that {format} cannot store under its name: "

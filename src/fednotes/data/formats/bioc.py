@@ -46,6 +46,7 @@ from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
 from fednotes.data.formats.json_files import parse_json_line, read_json, read_json_keys
 from fednotes.data.formats.mentions import require_short_mentions
 from fednotes.data.formats.problems import Problems
+from fednotes.data.formats.xml_files import FORBIDDEN
 
 LOOSE = 0
 _ACCEPT_LINES = 10  # a collection must begin within these lines
@@ -57,7 +58,6 @@ _LISTS = {
 _SINGULAR = {plural: name for name, plural in _LISTS.items()}
 _CHUNK = 1 << 16  # bytes that are parsed at a time
 _MAX_GAPS = 1 << 20  # total number of characters between the passages of a document
-_FORBIDDEN = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _OWN_INFON = "fednotes"
 
 
@@ -426,7 +426,7 @@ def _to_json_with(document: Document, details: Mapping[str, Any]) -> dict[str, A
 
 def _can_be_id(id: str) -> bool:
     """Return whether an id survives writing to XML and reading."""
-    return bool(id) and id == id.strip() and not _FORBIDDEN.search(id)
+    return bool(id) and id == id.strip() and not FORBIDDEN.search(id)
 
 
 def _add_annotations(
@@ -506,4 +506,4 @@ def _json_to_element(tag: str, value: Mapping[str, Any]) -> ElementTree.Element:
 
 
 def _xml_safe(text: object) -> str:
-    return _FORBIDDEN.sub("\ufffd", str(text))
+    return FORBIDDEN.sub("\ufffd", str(text))

@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from sys import intern
 from typing import NamedTuple
-from urllib.parse import quote, unquote
 
 from fednotes.core import bounds
 from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
+from fednotes.data.formats.file_names import file_of_id, id_of_file
 from fednotes.data.formats.files import read_head, read_text
 from fednotes.data.formats.folders import find_corpus_files, find_file, list_files
 from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
@@ -47,11 +47,6 @@ _TEXT_FOLDERS = ("text", "txt")  # in CADEC, next to the annotations' folder
 # If so many mentions, and more than half, do not match, the text is a different one.
 _MIN_MISFITS = 5
 _WORD = re.compile(r"[^\s:]+")
-# The %XX that `_file_name` writes. A % in an id is escaped only if it begins such a
-# code.
-_CODE = "%(?:[01][0-9A-F]|22|25|2A|2E|3A|3C|3E|3F|5C|7C|7F)"
-_ESCAPED = re.compile(_CODE)
-_UNSAFE = re.compile(rf'[\x00-\x1f\x7f\\:*?"<>|]|(?={_CODE})%')
 
 
 class _Mention(NamedTuple):
@@ -156,7 +151,7 @@ def _read_pair(base: Path, file: Path, problems: Problems) -> list[ReadDocument]
 
     remaining_lines = tuple(lines.values())
     document = Document(
-        id="/".join(_id_part(part) for part in stem.relative_to(base).parts),
+        id=id_of_file(stem.relative_to(base)),
         text=text,
         spans=tuple(mention.span for mention in mentions.values()),
         meta={"brat": remaining_lines} if any(remaining_lines) else {},
@@ -332,31 +327,10 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
         )
     for document in documents:
         require_short_mentions(document)
-        name = "/".join(_file_name(part) for part in document.id.split("/"))
+        name = file_of_id(document.id)
         lines = _annotation_lines(document)
         write_out(folder / f"{name}.txt", document.text)
         write_out(folder / f"{name}.ann", "".join(f"{line}\n" for line in lines))
-
-
-def _file_name(part: str) -> str:
-    """Return a file name for a part of an id.
-
-    The name is not empty, hidden or relative, and has no unusual characters.
-    """
-    if part == "":
-        return "%"
-    if part == "%":
-        return "%25"
-    bare = part.lstrip(".")
-    dots = "%2E" * (len(part) - len(bare))
-    return dots + _UNSAFE.sub(lambda match: quote(match.group(), safe=""), bare)
-
-
-def _id_part(name: str) -> str:
-    """Return the part of an id for a file name; the inverse of `_file_name`."""
-    if name == "%":
-        return ""
-    return _ESCAPED.sub(lambda match: unquote(match.group()), name)
 
 
 def _annotation_lines(document: Document) -> list[str]:

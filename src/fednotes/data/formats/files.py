@@ -397,16 +397,28 @@ def read_nonblank_lines(
 # ---- the start of a file -------------------------------------------------------------
 
 
-def read_head(path: Path) -> list[str]:
-    """Return the first lines that are not blank; [] if the file cannot be read."""
+def read_start(path: Path) -> str:
+    """Return the first 64 KiB of a text; "" if the file cannot be read."""
+    text, _ = _read_start(path)
+    return text
+
+
+def _read_start(path: Path) -> tuple[str, bool]:
+    """Return the first 64 KiB of a text, and whether there may be more."""
     try:
         with open_bytes(path) as file:
             data = file.read(_HEAD)
         codec, mark_length = encodings.codec_of(data, encodings.named_encoding())
     except (DataError, MissingExtra, *READ_ERRORS):
-        return []
-    lines = data[mark_length:].decode(codec, errors="replace").split("\n")
-    if len(data) == _HEAD and len(lines) > 1:
+        return "", False
+    return data[mark_length:].decode(codec, errors="replace"), len(data) == _HEAD
+
+
+def read_head(path: Path) -> list[str]:
+    """Return the first lines that are not blank; [] if the file cannot be read."""
+    text, has_more = _read_start(path)
+    lines = text.split("\n")
+    if has_more and len(lines) > 1:
         lines.pop()  # it may be incomplete
     return [line.rstrip("\r") for line in lines if line.strip()]
 

@@ -12,11 +12,9 @@ under "fednotes".
 from __future__ import annotations
 
 import os
-import re
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +28,9 @@ from fednotes.data.formats.gathering import ReadDocument, gather
 from fednotes.data.formats.json_files import read_json, read_json_keys
 from fednotes.data.formats.mentions import has_form, require_short_mentions
 from fednotes.data.formats.problems import Problems
+from fednotes.data.formats.utf16 import Utf16Units
 
 LOOSE = 0
-_OF_TWO_UNITS = re.compile("[\U00010000-\U0010ffff]")
 _TASK_KEYS = {"data", "annotations", "completions", "predictions"}
 
 
@@ -83,7 +81,7 @@ def _to_record(
     ignored["relations, and answers that are not mentions"] += len(results) - len(
         regions
     )
-    units = _Utf16Units(text)
+    units = Utf16Units(text)
     spans = []
     for region in regions:
         value = mapping(region.get("value"))
@@ -132,31 +130,7 @@ def _last_annotation(task: Any) -> tuple[dict[str, Any], int]:
     return {}, 0
 
 
-class _Utf16Units:
-    """Positions in a text in UTF-16 units, computed once for all regions of a task.
-
-    Args:
-        text: The text.
-    """
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    @cached_property
-    def _second_units(self) -> list[int]:
-        """The positions of the second units of all characters that have two."""
-        pairs = enumerate(_OF_TWO_UNITS.finditer(self._text))
-        return [match.start() + number + 1 for number, match in pairs]
-
-    def to_character(self, unit: int) -> int | None:
-        """Return the position of the character that begins with a unit, or None."""
-        before = bisect_left(self._second_units, unit)
-        if self._second_units[before : before + 1] == [unit]:
-            return None
-        return unit - before
-
-
-def _find_offsets(text: str, units: _Utf16Units, value: Any) -> tuple[Any, Any]:
+def _find_offsets(text: str, units: Utf16Units, value: Any) -> tuple[Any, Any]:
     """Return the offsets of a region, in characters.
 
     Older versions of Label Studio count in UTF-16 units.

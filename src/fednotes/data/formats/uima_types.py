@@ -1,0 +1,113 @@
+"""Type systems of UIMA, which declare the types and features of annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from fednotes.core import bounds
+from fednotes.core.errors import DataError
+from fednotes.data.formats.layers import Layer
+from fednotes.data.formats.xml_files import parse_elements
+
+STRING = "uima.cas.String"
+_MAX_DEPTH = 100  # types between an annotation and the root of all types
+_TEXTS = ("name", "supertypeName", "rangeTypeName")
+
+
+@dataclass
+class TypeSystem:
+    """The types of a file.
+
+    Attributes:
+        supertypes: The name of each type's supertype.
+        features: The range of each feature, by type and name.
+    """
+
+    supertypes: dict[str, str] = field(default_factory=dict)
+    features: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def ancestors(self, type: str) -> list[str]:
+        """Return a type and its supertypes, the nearest first."""
+        line = [type]
+        above = self.supertypes.get(type)
+        while above and len(line) < _MAX_DEPTH:
+            line.append(above)
+            above = self.supertypes.get(above)
+        return line
+
+    def is_of(self, type: str, ancestor: str) -> bool:
+        """Return whether a type is another one, or derived from it."""
+        return ancestor in self.ancestors(type)
+
+    def layer_of(self, type: str, feature: str) -> Layer | None:
+        """Return the layer that declares a feature of a type; None if none does."""
+        for ancestor in self.ancestors(type):
+            if feature in self.features.get(ancestor, {}):
+                return Layer(ancestor, feature)
+        return None
+
+    def has_string(self, layer: Layer) -> bool:
+        """Return whether a feature is a string, perhaps with a set of values."""
+        return self.is_of(self.features[layer.type][layer.feature], STRING)
+
+    def layers(self) -> list[Layer]:
+        """Return the annotation types that have a string feature, one for each."""
+        return [
+            layer
+            for type, features in self.features.items()
+            if self.is_of(type, "uima.tcas.Annotation")
+            for layer in (Layer(type, feature) for feature in features)
+            if self.has_string(layer)
+        ]
+
+
+def parse_type_system(file: BinaryIO, path: Path) -> TypeSystem:
+    """Return the type system of an XML file.
+
+    Args:
+        file: The open file.
+        path: Its path, for messages.
+
+    Raises:
+        DataError: It is not XML, is truncated or unsafe, or declares more types than
+            any program has.
+    """
+    types = TypeSystem()
+    description: dict[str, str] = {}
+    type = ""
+    for element in parse_elements(file, path, _TEXTS, can_have_doctype=False):
+        if element.attributes is not None:
+            if element.name in ("typeDescription", "featureDescription"):
+                description = {}
+            continue
+        if element.name in _TEXTS:
+            description[element.name] = element.text.strip()
+            if element.name == "supertypeName":
+                type = _add_type(types, description)
+        elif element.name == "featureDescription":
+            _add_feature(types, type, description)
+        largest = max(len(types.supertypes), len(types.features.get(type, ())))
+        if largest > bounds.ENTITY_TYPES:
+            raise DataError.at(
+                path,
+                element.line,
+                f"more than {bounds.ENTITY_TYPES:,} types, or features of a type: "
+                "check that the file is a type system of UIMA",
+            )
+    return types
+
+
+def _add_type(types: TypeSystem, description: Mapping[str, str]) -> str:
+    name = description.get("name", "")
+    types.supertypes[name] = description["supertypeName"]
+    types.features.setdefault(name, {})
+    return name
+
+
+def _add_feature(types: TypeSystem, type: str, description: Mapping[str, str]) -> None:
+    name = description.get("name", "")
+    if name and type in types.features:
+        types.features[type][name] = description.get("rangeTypeName", "")
