@@ -305,7 +305,7 @@ def test_calibrated_by_notes_of_ones_own(
         s["confidence"] for s in json.loads(prediction.stdout)["spans"]
     ] == pytest.approx([s.confidence for s in model(texts[0]).spans], abs=1e-6)
     check = runner.invoke(
-        app, ["calibrate", str(place), str(notes), "--check", "--json"]
+        app, ["calibrate", str(place), str(notes), "--report-only", "--json"]
     )
     assert json.loads(check.stdout)["ece"] == pytest.approx(after.ece)
     again = fn.calibrate(place, notes)

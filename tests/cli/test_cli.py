@@ -163,7 +163,7 @@ def folder(tmp_path: Path) -> Path:
         ),
         ("corpus stats nowhere.txt", "nowhere.txt"),
         ("evaluate MODEL nowhere.txt", "nowhere.txt: no such file"),
-        ("evaluate MODEL north.txt --types ,", "expected entity types"),
+        ("evaluate MODEL north.txt --type ,", "expected an entity type"),
         ("evaluate MODEL other.txt", "rename labels with --map"),
         (
             "predict MODEL nowhere.txt",
@@ -171,8 +171,8 @@ def folder(tmp_path: Path) -> Path:
         ),
         ("predict MODEL north.txt --text x", "give a path or --text, not both"),
         ("predict MODEL --text ", "--text is empty: give the text of a note"),
-        ("predict MODEL --text x --format brat", "give the folder in --out"),
-        ("predict MODEL --text x --format xml", "xml"),
+        ("predict MODEL --text x --to brat", "give the folder in --out"),
+        ("predict MODEL --text x --to xml", "xml"),
         ("predict nomodel --text x", "no model here"),
         ("report .", "no summary.json"),
         ("compare . .", "not the folder of a run"),
@@ -426,16 +426,12 @@ def test_predict_text(run: Run, model: Path, tmp_path: Path, monkeypatch) -> Non
 
 def test_predict_formats(run: Run, model: Path, tmp_path: Path) -> None:
     rows = (
-        run("predict", model, "--text", TEXT, "--format", "conll")[0]
-        .strip()
-        .splitlines()
+        run("predict", model, "--text", TEXT, "--to", "conll")[0].strip().splitlines()
     )
     tagged = [row.split() for row in rows if row and not row.startswith("#")]
     assert [(r[0], r[-1]) for r in tagged if r[-1] != "O"] == [("codeine", "B-Drug")]
     assert [r[0] for r in tagged] == TEXT.split()
-    run(
-        "predict", model, "--text", TEXT, "--format", "brat", "--out", tmp_path / "brat"
-    )
+    run("predict", model, "--text", TEXT, "--to", "brat", "--out", tmp_path / "brat")
     (ann,) = (tmp_path / "brat").glob("*.ann")
     start, end, label = EXPECTED_SPANS[0]
     assert ann.read_text(encoding="utf-8") == f"T1\t{label} {start} {end}\tcodeine\n"
@@ -476,11 +472,11 @@ def test_predictions_never_replace_what_is_read(
         (folder / "a.txt", folder / "a.txt", "jsonl"),
         (folder, folder / "a.ann", "conll"),
     ):
-        message = refused("predict", model, source, "--out", out, "--format", format)
+        message = refused("predict", model, source, "--out", out, "--to", format)
         assert "would replace files of" in message
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     for _ in range(2):  # its own again
-        run("predict", model, folder, "--out", tmp_path / "new", "--format", "brat")
+        run("predict", model, folder, "--out", tmp_path / "new", "--to", "brat")
 
 
 def test_evaluate(run: Run, trained: Path, model: Path) -> None:
@@ -529,8 +525,8 @@ def test_evaluate_maps_what_is_there(
         ("Medicine=Drugg", "the model has no 'Drugg'; did you mean 'Drug'?"),
         ("Medicine=Drug --map Medicine=", "a different OLD each time"),
         (
-            "Medicine=Drug --types Durg",
-            "--types: the model has no 'Durg'; did you mean 'Drug'?",
+            "Medicine=Drug --type Durg",
+            "--type: the model has no 'Durg'; did you mean 'Drug'?",
         ),
     ):
         assert message in refused("evaluate", model, path, "--map", *mapping.split(" "))
@@ -595,7 +591,7 @@ def test_corpus_synthesise(
         2,
         "--sentences",
         10,
-        "--format",
+        "--to",
         format,
     )
     assert "2 sites" in run(*arguments)[0]
@@ -624,7 +620,7 @@ def test_report_and_compare(
         "compare", trained, trained, "--condition", "pooled"
     )
     assert "did you mean 'alone'?" in refused(
-        "compare", trained, trained, "--against", "alon"
+        "compare", trained, trained, "--other-condition", "alon"
     )
     # Nothing that a run writes has a word of a note in it.
     for path in (*trained.rglob("*"), tmp_path / "page.html"):

@@ -71,7 +71,7 @@ def test_names_of_others_are_cleaned(sites: Path, run: Run) -> None:
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere: no such file or folder"),
-        (["notes", "--silos", "2"], "--silos 2: the notes are of 2 sites already"),
+        (["notes", "--sites", "2"], "--sites 2: the notes are of 2 sites already"),
         (["notes", "--method", "finetun"], "--method finetun: .*did you mean 'finetune'"),
         (["notes", "--encoder", "nowhere"], "--encoder nowhere: no such directory"),
         (["notes", "--format", "brut"], "unknown format 'brut': did you mean 'brat'"),

@@ -91,8 +91,8 @@ class SavedModelSuite:
         assert notes.read_bytes() == before
 
     def test_an_unknown_format_of_predictions_is_refused(self, folder: Path) -> None:
-        with pytest.raises(ParameterError, match=r"`format` = 'xml': .* choose one"):
-            predict(folder, NoteSource(text=NOTE), PredictionOutput(format="xml"))
+        with pytest.raises(ParameterError, match=r"`to` = 'xml': .* choose one"):
+            predict(folder, NoteSource(text=NOTE), PredictionOutput(to="xml"))
 
     def test_a_model_describes_itself_by_its_file(
         self, model: SavedModel, folder: Path

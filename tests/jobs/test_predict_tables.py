@@ -297,12 +297,10 @@ def test_predictions_for_a_table_are_written_as_brat_and_conll(
     path.write_bytes(
         table("id,text", [["x", TEXTS[0]], ["x", TEXTS[2]], ["x~2", "Third."]])
     )
-    predict(
-        model, NoteSource(str(path)), PredictionOutput(tmp_path / "out", format="brat")
-    )
+    predict(model, NoteSource(str(path)), PredictionOutput(tmp_path / "out", to="brat"))
     texts = {p.stem: p.read_text() for p in (tmp_path / "out").glob("*.txt")}
     assert texts == {"x": TEXTS[0], "x~2": TEXTS[2], "x~2~2": "Third."}
-    predict(model, NoteSource(str(path)), PredictionOutput(format="conll"))
+    predict(model, NoteSource(str(path)), PredictionOutput(to="conll"))
     printed = capsys.readouterr().out
     assert printed.count("# newdoc id = x\n") == 2
     tokens = [line.split("\t")[0] for line in printed.splitlines() if "\t" in line]

@@ -51,12 +51,12 @@ def test_a_model_of_mentions_refuses_what_only_patients_have(folder: Path) -> No
     with pytest.raises(ParameterError, match=r"`labels` applies only to phenotyping"):
         load(folder).evaluate("notes.csv", options)
     with pytest.raises(ParameterError, match="written as jsonl, brat or conll"):
-        predict(folder, NoteSource(text=NOTE), PredictionOutput(format="csv"))
+        predict(folder, NoteSource(text=NOTE), PredictionOutput(to="csv"))
 
 
 def test_brat_needs_a_folder(folder: Path) -> None:
     with pytest.raises(ParameterError, match="give the folder in `out`"):
-        predict(folder, NoteSource(text=NOTE), PredictionOutput(format="brat"))
+        predict(folder, NoteSource(text=NOTE), PredictionOutput(to="brat"))
 
 
 def test_a_value_that_is_neither_a_model_nor_a_path_is_refused() -> None:

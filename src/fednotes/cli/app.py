@@ -37,8 +37,11 @@ from fednotes.cli.all_commands import (
 )
 from fednotes.cli.groups import cache, convert, corpus, jobs, show_checked
 from fednotes.cli.init import init
-from fednotes.cli.plain_help import use_plain_help
+from fednotes.cli.plain_help import OldName, use_plain_help, used_old_names
 from fednotes.cli.shared import (
+    OUTPUT_FORMAT,
+    SEEDS,
+    SEEDS_HELP,
     SKIP_REMEDY,
     Backbone,
     ColumnOption,
@@ -46,10 +49,11 @@ from fednotes.cli.shared import (
     Dictionary,
     EncodingOption,
     FormatOption,
-    FromOption,
+    Json,
     LabelMap,
     OnError,
     OnErrorOption,
+    RenamedFormatOption,
     Settings,
     Yes,
     can_ask,
@@ -137,16 +141,13 @@ def simulate(
     out: Annotated[Path, typer.Option(help="Folder to write the run to.")],
     settings: Settings = None,
     seeds: Annotated[
-        str,
-        typer.Option(
-            metavar="1-5|1,2,7", help="Run the job once with each of these seeds."
-        ),
-    ] = "",
+        list[str] | None, typer.Option(metavar=SEEDS, help=SEEDS_HELP)
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume an interrupted run.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an earlier run.")
+        bool, typer.Option("--overwrite", help="Replace what an earlier call wrote.")
     ] = False,
     device: Device = "cpu",
     yes: Yes = False,
@@ -170,8 +171,8 @@ def simulate(
     words = ["fednotes", "simulate", job, "--out", str(out)]
     for setting in settings or ():
         words += ["--set", setting]
-    if seeds:
-        words += ["--seeds", seeds]
+    for seed in seeds or ():
+        words += ["--seeds", seed]
 
     with RichDisplay(console, ask=can_ask(yes)) as display:
         start: Callable[..., Any] = partial(
@@ -184,7 +185,7 @@ def simulate(
             progress=display,
             command=shlex.join(words),
         )
-        result = start(seeds=parse_seeds(seeds)) if seeds else start()
+        result = start(seeds=parse_seeds(",".join(seeds))) if seeds else start()
     if seeds:
         _show_seeds(result, out)
     else:
@@ -245,6 +246,17 @@ def _parse_label_map(label_map: list[str] | None) -> dict[str, str]:
     return new_names
 
 
+def _parse_types(values: Sequence[str]) -> tuple[str, ...]:
+    """Return entity types; a value may hold several, as --types once did."""
+    types: dict[str, None] = {}
+    for value in values:
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        if not names:
+            raise FednotesError(f"--type {value}: expected an entity type")
+        types |= dict.fromkeys(names)
+    return tuple(types)
+
+
 @contextmanager
 def _fast_imports() -> Iterator[None]:
     """Turn the garbage collector off while large modules are imported.
@@ -259,6 +271,7 @@ def _fast_imports() -> Iterator[None]:
 
 @app.command(rich_help_panel=USE)
 def predict(
+    context: typer.Context,
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     path: Annotated[
         str, typer.Argument(help="File or folder to read, or - for stdin.")
@@ -266,9 +279,7 @@ def predict(
     text: Annotated[
         str | None, typer.Option(help="Text to read in place of PATH.")
     ] = None,
-    format: Annotated[
-        Predictions, typer.Option(help="Format to write; csv is for phenotypes.")
-    ] = Predictions.jsonl,
+    to: Annotated[Predictions, typer.Option(help=OUTPUT_FORMAT)] = Predictions.jsonl,
     out: Annotated[
         Path | None, typer.Option(help="File or folder to write; stdout by default.")
     ] = None,
@@ -276,7 +287,7 @@ def predict(
         float,
         typer.Option(min=0, max=1, help="Leave out mentions below this confidence."),
     ] = 0.0,
-    of: FromOption = "",
+    format: RenamedFormatOption = "",
     column: ColumnOption = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
@@ -286,6 +297,7 @@ def predict(
 ) -> None:
     """Find mentions in text, or predict phenotypes of patients.
 
+    Mentions are written as jsonl, brat or conll, phenotypes as jsonl or csv.
     PATH is a table of notes (CSV, TSV, JSON lines or Parquet, also compressed as .gz or
     .zst; MIMIC, OMOP or FHIR), an annotated corpus, a text file that ends in .txt, or a
     folder of these.
@@ -294,16 +306,32 @@ def predict(
         from fednotes.jobs.predict import predict as run
         from fednotes.jobs.saved_models import LoadOptions, NoteSource, PredictionOutput
 
+    _require_clear_format(context, format)
     source = NoteSource(
         path,
         text,
-        format=of or None,
+        format=format or None,
         column=column or None,
         encoding=encoding,
         on_error=on_error.value,
     )
-    output = PredictionOutput(out, format.value, threshold)
+    output = PredictionOutput(out, to.value, threshold)
     run(model, source, output, LoadOptions(device, backbone, dictionary))
+
+
+def _require_clear_format(context: typer.Context, format: str) -> None:
+    """Refuse --format alone where it may be meant as what --to now is.
+
+    Once, --format named the format to write, and --from the format to read.
+    """
+    source = context.get_parameter_source("to")
+    is_alone = source is not None and source.name == "DEFAULT"
+    is_ambiguous = is_alone and format in [each.value for each in Predictions]
+    if is_ambiguous and "--from" not in used_old_names(context):
+        raise FednotesError(
+            f"--format {format}: this option now names the format of PATH, and --to "
+            "the format to write: give --to too"
+        )
 
 
 @app.command(rich_help_panel=USE)
@@ -313,22 +341,23 @@ def evaluate(
         Path,
         typer.Argument(help="Annotated file or folder, or notes of labelled patients."),
     ],
-    format: Annotated[
-        str, typer.Option(help="Format of the file; recognised if not given.")
-    ] = "",
+    format: FormatOption = "",
     label_map: LabelMap = None,
     labels: Annotated[
         Path | None,
         typer.Option(help="Table with the labels of the patients in PATH."),
     ] = None,
     types: Annotated[
-        str, typer.Option(metavar="A,B", help="Entity types to score; all by default.")
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            "--type",
+            OldName("--types"),
+            help="Entity type to score; all by default; may be repeated.",
+        ),
+    ] = None,
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print the scores as JSON.")
-    ] = False,
+    json_output: Json = False,
     device: Device = "cpu",
     backbone: Backbone = None,
     dictionary: Dictionary = None,
@@ -339,18 +368,12 @@ def evaluate(
     from fednotes.jobs.models import load
 
     new_names = _parse_label_map(label_map)
-    chosen_types = dict.fromkeys(
-        name.strip() for name in types.split(",") if name.strip()
-    )
-    if types and not chosen_types:
-        raise FednotesError(
-            f"--types {types}: expected entity types, separated by commas"
-        )
+    chosen_types = _parse_types(types or ())
     loaded = load(model, device, backbone, calibrated=False, dictionary=dictionary)
     evaluation = run(
         loaded,
         path,
-        types=tuple(chosen_types),
+        types=chosen_types,
         label_map=new_names,
         labels=labels,
         format=format or None,
@@ -373,18 +396,18 @@ def calibrate(
     ],
     label_map: LabelMap = None,
     encoding: EncodingOption = "auto",
-    check: Annotated[
+    report_only: Annotated[
         bool,
         typer.Option(
-            "--check", help="Report the calibration without changing the model."
+            "--report-only",
+            OldName("--check"),
+            help="Report the calibration without changing the model.",
         ),
     ] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Figure to write: .png, .svg or .pdf.")
     ] = None,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON.")
-    ] = False,
+    json_output: Json = False,
     device: Device = "cpu",
     backbone: Backbone = None,
 ) -> None:
@@ -401,7 +424,7 @@ def calibrate(
     if plot is not None:
         picture({}, plot)  # fail before any work if the plot cannot be written
     new_names = _parse_label_map(label_map)
-    if check:
+    if report_only:
         loaded = load(model, device, backbone)
         result: Any = api.reliability(
             loaded, notes, label_map=new_names, encoding=encoding
@@ -449,11 +472,13 @@ def check(
     settings: Settings = None,
     against: Annotated[
         Path | None,
-        typer.Option(help="Another annotation of the same documents to compare with."),
+        typer.Option(
+            "--other-annotation",
+            OldName("--against"),
+            help="Another annotation of the same documents to compare with.",
+        ),
     ] = None,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON.")
-    ] = False,
+    json_output: Json = False,
 ) -> None:
     """Check a corpus or a job and report problems before training.
 
@@ -503,8 +528,13 @@ def compare(
     condition: Annotated[
         str, typer.Option(help="Condition of the first run.")
     ] = "federated",
-    against: Annotated[
-        str, typer.Option(help="Condition of the second run.")
+    other_condition: Annotated[
+        str,
+        typer.Option(
+            "--other-condition",
+            OldName("--against"),
+            help="Condition of the second run.",
+        ),
     ] = "alone",
     metric: Annotated[
         str,
@@ -521,7 +551,8 @@ def compare(
     from fednotes.cli.display import comparison_table
     from fednotes.jobs.compare import compare as run
 
-    console.print(comparison_table(run(a, b, condition, against, metric, samples)))
+    comparison = run(a, b, condition, other_condition, metric, samples)
+    console.print(comparison_table(comparison))
 
 
 use_plain_help(app)

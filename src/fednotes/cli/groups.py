@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from fednotes.cli.plain_help import OldName
 from fednotes.cli.shared import (
+    OUTPUT_FORMAT,
     SKIP_REMEDY,
+    AsPage,
     EncodingOption,
     FormatOption,
-    FromOption,
+    Json,
+    Notes,
     OnError,
     OnErrorOption,
+    RenamedFormatOption,
+    Seed,
     Settings,
     console,
     say,
@@ -85,9 +91,7 @@ def corpus_stats(
     format: FormatOption = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print the counts as JSON.")
-    ] = False,
+    json_output: Json = False,
 ) -> None:
     """Count the sentences, types and mentions of each site.
 
@@ -120,15 +124,11 @@ def corpus_stats(
 
 @corpus.command("overlap")
 def corpus_overlap(
-    notes: Annotated[
-        list[Path], typer.Option(help="Notes for pre-training; may be repeated.")
-    ],
+    notes: Notes,
     documents: Annotated[
         list[Path], typer.Option(help="Annotated test corpus; may be repeated.")
     ],
-    format: Annotated[
-        str, typer.Option(help="Format of the notes; recognised if not given.")
-    ] = "",
+    format: FormatOption = "",
     encoding: EncodingOption = "auto",
     strict: Annotated[
         bool,
@@ -186,9 +186,7 @@ def corpus_overlap(
 
 @corpus.command("formats")
 def corpus_formats(
-    as_page: Annotated[
-        bool, typer.Option("--markdown", help="Print a Markdown table.")
-    ] = False,
+    as_page: AsPage = False,
 ) -> None:
     """List the formats, and what each keeps of a document."""
     from fednotes.cli.display import sheet
@@ -216,10 +214,8 @@ def convert(
         Path, typer.Argument(metavar="IN", help="A corpus file or folder.")
     ],
     out: Annotated[Path, typer.Argument(help="File or folder to create.")],
-    to: Annotated[
-        str, typer.Option(help="Format to write; see `fednotes corpus formats`.")
-    ],
-    of: FromOption = "",
+    to: Annotated[str, typer.Option(help=OUTPUT_FORMAT)],
+    format: RenamedFormatOption = "",
     allow_loss: Annotated[
         bool,
         typer.Option(
@@ -231,9 +227,9 @@ def convert(
 ) -> None:
     """Convert a corpus to another format; write all of it or nothing.
 
-    Reads the output back and compares it with the input before putting it in place.
-    Exit code: 0 written; 1 refused, because the format cannot represent everything
-    (lists what and how much); 2 another error.
+    `fednotes corpus formats` lists the formats. Reads the output back and compares it
+    with the input before putting it in place. Exit code: 0 written; 1 refused, because
+    the format cannot represent everything (lists what and how much); 2 another error.
     """
     from fednotes.data.formats import LossyError
     from fednotes.data.formats import convert as run
@@ -243,7 +239,7 @@ def convert(
             source,
             out,
             to,
-            of or None,
+            format or None,
             allow_loss=allow_loss,
             on_error=on_error.value,
             encoding=encoding,
@@ -280,8 +276,10 @@ def corpus_synthesise(
     sentences: Annotated[
         int, typer.Option(help="Approximate number of training sentences per site.")
     ] = 400,
-    seed: Annotated[int, typer.Option(help="Seed of the generated notes.")] = 1,
-    format: Annotated[Output, typer.Option(help="Format to write.")] = Output.conll,
+    seed: Seed = 1,
+    to: Annotated[
+        Output, typer.Option("--to", OldName("--format"), help=OUTPUT_FORMAT)
+    ] = Output.conll,
 ) -> None:
     """Generate annotated notes for several sites."""
     from fednotes.data.synthetic import generate, write_sites
@@ -289,7 +287,7 @@ def corpus_synthesise(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FednotesError(f"{out} is not an empty folder: give a new or empty one")
     generated = generate(num_sites=sites, sentences_per_site=sentences, seed=seed)
-    write_sites(generated, out, format.value)
+    write_sites(generated, out, to.value)
     say(f"{len(generated)} sites in {out}; next: fednotes corpus stats {out}/*/train*")
 
 
@@ -303,9 +301,7 @@ def job_keys(
     table: Annotated[
         str, typer.Argument(help="Show one table only, such as sites, training or top.")
     ] = "",
-    as_page: Annotated[
-        bool, typer.Option("--markdown", help="Print all keys as a Markdown page.")
-    ] = False,
+    as_page: AsPage = False,
 ) -> None:
     """List every key of a job file with its default and meaning."""
     from fednotes.jobs.reference_text import format_page, format_tables
@@ -326,9 +322,7 @@ def job_show(
             "--changed", help="Show only keys that differ from their default."
         ),
     ] = False,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print the job as JSON.")
-    ] = False,
+    json_output: Json = False,
 ) -> None:
     """Print a job as it will run, with the source of each value."""
     from fednotes.jobs.show import show_job

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from fednotes.cli.plain_help import OldName
 from fednotes.cli.shared import (
     ColumnOption,
     EncodingOption,
     FormatOption,
+    Json,
     OnError,
     OnErrorOption,
     can_ask,
@@ -38,7 +40,7 @@ def init(
     ],
     out: Annotated[Path, typer.Option(help="Job file to write.")] = _JOB,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an earlier job file.")
+        bool, typer.Option("--overwrite", help="Replace what an earlier call wrote.")
     ] = False,
     method: Annotated[
         str,
@@ -54,10 +56,13 @@ def init(
             help="Encoder, or none for a light tagger; proposed if not given.",
         ),
     ] = "",
-    silos: Annotated[
+    sites: Annotated[
         int,
         typer.Option(
-            min=0, help="Number of simulated sites of one corpus; 0 proposes it."
+            "--sites",
+            OldName("--silos"),
+            min=0,
+            help="Number of simulated sites; 0 proposes one.",
         ),
     ] = 0,
     interactive: Annotated[
@@ -67,9 +72,7 @@ def init(
     column: ColumnOption = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print the proposal as JSON.")
-    ] = False,
+    json_output: Json = False,
 ) -> None:
     """Write a first job file for the notes of several sites.
 
@@ -90,14 +93,14 @@ def init(
     if interactive and (json_output or not can_ask(yes=False)):
         raise FednotesError(
             "--interactive needs a terminal: leave it out, and use the proposals, "
-            "or the options --method, --encoder and --silos"
+            "or the options --method, --encoder and --sites"
         )
     require_free(out, overwrite=overwrite or interactive)
     options = ReadOptions(format, column, on_error.value, encoding)
     # The status appears only on terminals, not in piped output.
     with Console(stderr=True).status("reading"):
         facts = read_facts(find_places(paths, encoding), options)
-    choices = Choices(method=method, encoder=encoder, silos=silos)
+    choices = Choices(method=method, encoder=encoder, silos=sites)
     if not json_output:
         for table in facts_tables(facts):
             console.print(table)

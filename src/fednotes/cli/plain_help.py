@@ -6,13 +6,17 @@ and `N`.
 
 from __future__ import annotations
 
+import copy
 import re
+import sys
+from collections.abc import Set
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
 
 _TYPE = re.compile(r"<(?:list\[)?([^<>\]]+?)(?: range)?\]?>")  # of an option's value
+_USED = "fednotes.used_old_names"  # key of a context's `meta`
 _PLACEHOLDERS = {
     "path": "PATH",
     "file": "PATH",
@@ -22,14 +26,54 @@ _PLACEHOLDERS = {
 }
 
 
+class OldName(str):
+    """The name that an option had before; give it to `typer.Option` after the new one.
+
+    It still works for one version, is not shown in the help, and prints the new name.
+    """
+
+
 class PlainCommand(TyperCommand):
-    """A command whose help has arguments in capitals and plain placeholders."""
+    """A command whose help has arguments in capitals and plain placeholders.
+
+    Attributes:
+        old_names: The new name of each renamed option, by its old name.
+    """
 
     def __init__(self, name: str | None, **options: Any) -> None:
         super().__init__(name, **options)
+        self.old_names: dict[str, str] = {}
+        self._renamed: list[Any] = []  # a copy of each renamed option, under old names
         for parameter in self.params:
-            if _is_argument(parameter) and parameter.metavar is None:
-                parameter.metavar = str(parameter.name).upper()
+            if _is_argument(parameter):
+                if parameter.metavar is None:
+                    parameter.metavar = str(parameter.name).upper()
+                continue
+            new_names = [n for n in parameter.opts if not isinstance(n, OldName)]
+            if len(new_names) < len(parameter.opts):
+                renamed = copy.copy(parameter)
+                renamed.opts = [n for n in parameter.opts if isinstance(n, OldName)]
+                self._renamed.append(renamed)
+                parameter.opts = new_names
+                self.old_names |= dict.fromkeys(renamed.opts, new_names[0])
+
+    def make_parser(self, ctx: Any) -> Any:
+        """Return the parser of the command's words; it knows the old names too."""
+        parser = super().make_parser(ctx)
+        for option in self._renamed:
+            option.add_to_parser(parser, ctx)
+        return parser
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command's words; print the new name of each old one."""
+        used = self.old_names.keys() & _option_names(args)
+        ctx.meta[_USED] = used
+        rest = super().parse_args(ctx, args)
+        if not ctx.resilient_parsing:  # which completion uses
+            for old in sorted(used):
+                new = self.old_names[old]
+                print(f"note: {old} is now {new}: use that name", file=sys.stderr)
+        return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words of the usage line after the command's name."""
@@ -50,11 +94,17 @@ class PlainCommand(TyperCommand):
             if _is_argument(parameter):
                 arguments.append((_display_name(parameter), record[1]))
             else:
-                options.append((_TYPE.sub(_replace_type, record[0]), record[1]))
+                options.append((with_placeholders(record[0]), record[1]))
         for heading, rows in (("Arguments", arguments), ("Options", options)):
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
+
+
+def used_old_names(context: typer.Context) -> Set[str]:
+    """Return the old names of options that a command was called with."""
+    names: Set[str] = context.meta.get(_USED, frozenset())
+    return names
 
 
 def use_plain_help(program: typer.Typer) -> None:
@@ -64,6 +114,12 @@ def use_plain_help(program: typer.Typer) -> None:
     for group in program.registered_groups:
         if group.typer_instance is not None:
             use_plain_help(group.typer_instance)
+
+
+def _option_names(words: list[str]) -> set[str]:
+    """Return the names of the options in a command's words."""
+    end = words.index("--") if "--" in words else len(words)
+    return {word.partition("=")[0] for word in words[:end] if word.startswith("--")}
 
 
 def _is_argument(parameter: Any) -> bool:
@@ -76,6 +132,11 @@ def _display_name(argument: Any) -> str:
     if argument.nargs != 1 and "…" not in name:
         name += "..."
     return name
+
+
+def with_placeholders(option: str) -> str:
+    """Return an option as a person types it, such as "--seed N"."""
+    return _TYPE.sub(_replace_type, option)
 
 
 def _replace_type(match: re.Match[str]) -> str:

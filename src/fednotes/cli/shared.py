@@ -11,11 +11,13 @@ import re
 import sys
 from collections.abc import Iterable
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from fednotes.cli.plain_help import OldName
 from fednotes.core.cleaning import clean
 
 PIPED = 400  # columns of piped output, wide enough for the labels of all tables
@@ -56,12 +58,12 @@ EncodingOption = Annotated[
         show_default=False,
     ),
 ]
-FormatOption = Annotated[
-    str, typer.Option(help="Format of the files; recognised if not given.")
+INPUT_FORMAT = "Format of the files to read; recognised if not given."
+FormatOption = Annotated[str, typer.Option(help=INPUT_FORMAT)]
+RenamedFormatOption = Annotated[
+    str, typer.Option("--format", OldName("--from"), help=INPUT_FORMAT)
 ]
-FromOption = Annotated[
-    str, typer.Option("--from", help="Format to read; recognised if not given.")
-]
+OUTPUT_FORMAT = "Format to write."
 ColumnOption = Annotated[
     str,
     typer.Option(help="Column of a table, or key of JSON lines, that holds the text."),
@@ -80,8 +82,21 @@ LabelMap = Annotated[
         "--map", metavar="OLD=NEW", help="Rename a label of the file; may be repeated."
     ),
 ]
-Yes = Annotated[
-    bool, typer.Option("--yes", help="Do not ask before long runs or large transfers.")
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+AsPage = Annotated[
+    bool, typer.Option("--markdown", help="Print the result as Markdown.")
+]
+Notes = Annotated[list[Path], typer.Option(help="Notes to read; may be repeated.")]
+Seed = Annotated[int, typer.Option(help="Seed of the random choices.")]
+SEEDS = "N|N-M"
+SEEDS_HELP = "Run once with this seed, or with each of a range; may be repeated."
+Port = Annotated[
+    int,
+    typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free port."),
+]
+Protect = Annotated[
+    bool, typer.Option("--protect", help="Encrypt the key with a passphrase.")
 ]
 Device = Annotated[
     str, typer.Option(help="Device to compute on, such as cpu, cuda or cuda:1.")
@@ -110,7 +125,11 @@ def tell(notes: Iterable[str]) -> None:
 _OPTIONS = {
     "settings": "--set",
     "label_map": "--map",
-    "read_as": "--from",
+    "against": "--other-annotation",
+    "key": "--certificate-key",
+    "seed": "--seeds",
+    "silos": "--sites",
+    "types": "--type",
     "replace_root": "--new-root",
 }
 _PARAMETER = re.compile("`([a-z_]+)`")

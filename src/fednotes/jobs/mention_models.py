@@ -227,23 +227,23 @@ class MentionModel:
     ) -> None:
         """Write the mentions in notes; see `SavedModel.write_predictions`."""
         _require_threshold(output.threshold)
-        if output.format not in ("jsonl", "brat", "conll"):
+        if output.to not in ("jsonl", "brat", "conll"):
             raise ParameterError(
-                f"`format` = {output.format!r}: mentions are written as jsonl, brat or "
+                f"`to` = {output.to!r}: mentions are written as jsonl, brat or "
                 "conll; choose one of these"
             )
-        if output.format == "brat" and output.path is None:
+        if output.to == "brat" and output.path is None:
             raise ParameterError("brat is a folder of files: give the folder in `out`")
 
         inputs = _open_inputs(source)
         model = cls.load(folder, options)
         documents = model._find_in_stream(inputs, FILE_BATCH, output.threshold)
-        if output.format == "brat" and output.path is not None:
+        if output.to == "brat" and output.path is not None:
             write_brat(documents, output.path)
-        elif output.format == "conll" and inputs.is_held:
+        elif output.to == "conll" and inputs.is_held:
             write_conll(tuple(documents), output.path)
         else:
-            write_documents(documents, output.path, output.format)
+            write_documents(documents, output.path, output.to)
 
         skipped = str(inputs.problems)
         if skipped:

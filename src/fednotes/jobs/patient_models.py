@@ -255,9 +255,9 @@ class PatientModel(ABC):
 
         A note without a patient is a patient of its own, named by the note's id.
         """
-        if output.format not in ("jsonl", "csv"):
+        if output.to not in ("jsonl", "csv"):
             raise ParameterError(
-                f"`format` = {output.format!r}: phenotypes are written as jsonl or "
+                f"`to` = {output.to!r}: phenotypes are written as jsonl or "
                 "csv; choose one of these"
             )
         if output.threshold:
@@ -266,7 +266,7 @@ class PatientModel(ABC):
                 "phenotypes; leave it out"
             )
         notes = cls.read_notes(source)
-        text = cls.load(folder, options).format_findings(notes, output.format)
+        text = cls.load(folder, options).format_findings(notes, output.to)
         if output.path is None:
             sys.stdout.write(text)
         else:

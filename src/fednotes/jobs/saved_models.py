@@ -70,12 +70,13 @@ class PredictionOutput:
 
     Attributes:
         path: A file, or a folder of brat; None writes to stdout.
-        format: "jsonl", "brat" or "conll" for mentions; "jsonl" or "csv" for patients.
+        to: The format: "jsonl", "brat" or "conll" for mentions; "jsonl" or "csv" for
+            patients.
         threshold: Mentions with a lower confidence are left out.
     """
 
     path: Path | None = None
-    format: str = "jsonl"
+    to: str = "jsonl"
     threshold: float = 0.0
 
 

@@ -289,7 +289,7 @@ def test_a_key_is_asked_for_only_where_it_matters(kit: Path, tmp_path: Path) -> 
     pytest.importorskip("cryptography")
     typed = "pass word\npass word\n"
     assert "approvers.alice" in run_site_command(
-        "key", "alice", "--out", tmp_path / "a", "--passphrase", typed=typed
+        "key", "alice", "--out", tmp_path / "a", "--protect", typed=typed
     )
     request_approval(kit, JOB)
     message = run_site_command("approve", kit, "--yes", "--key", tmp_path / "a", code=2)

@@ -242,7 +242,7 @@ def test_a_file_that_the_server_lacks_is_reported_before_sites_are_asked(
     with pytest.raises(ModelError) as stopped:
         server_main(hospitals.setups[""], hospitals.network)
     assert str(stopped.value).startswith("at the server: word_vectors '")
-    assert "fednotes server start KIT --files FILE" in str(stopped.value)
+    assert "fednotes server start KIT --server-file FILE" in str(stopped.value)
     assert problem(hospitals)["again"] is False
     assert hospitals.network.frames == []
     (tmp_path / "here.txt").write_text("a 1 2\nb 3 4\n")

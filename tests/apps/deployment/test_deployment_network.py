@@ -89,7 +89,7 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
     place.give("server", "start", "kits/server")
     for name in NAMES:
         behind = {"https_proxy": hospital.url} if name == "reports" else {}
-        words = ("site", "start", f"kits/sites/{name}", "--site", f"{name}.toml")
+        words = ("site", "start", f"kits/sites/{name}", "--site-file", f"{name}.toml")
         assert f"{name} is running" in Place(base, **behind).give(*words)
     until(lambda: "answers" in place.give("preflight", "kits/sites/posts"))
     run = place.begin("run", "job.toml", "--on", "kits/admin", "--out", "run")
@@ -222,7 +222,7 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
         ]
         files = f"[files]\nencoder = '{bert}'\n"
         (base / f"{name}.toml").write_text(files + "".join(data_tables) + POLICY)
-        place.give("site", "start", f"kits/sites/{name}", "--site", f"{name}.toml")
+        place.give("site", "start", f"kits/sites/{name}", "--site-file", f"{name}.toml")
     until(lambda: "answers" in place.give("preflight", "kits/sites/posts"))
     yield Ward(place, bert, data)
     stopped(place)

@@ -47,7 +47,7 @@ def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
     with it. What ends by itself has failed, so that systemd starts it again."""
     server, h1 = place.folder / "kits/server", place.folder / "kits/sites/h1"
     running = place.begin("server", "run", "kits/server")
-    site = place.begin("site", "run", "kits/sites/h1", "--site", "h1.toml")
+    site = place.begin("site", "run", "kits/sites/h1", "--site-file", "h1.toml")
     log = h1 / "fednotes.log"
     until(lambda: log.exists() and "connected to the server" in log.read_text(), 60)
     assert processes.status(server).pid == running.pid

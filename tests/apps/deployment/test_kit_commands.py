@@ -177,7 +177,9 @@ def test_a_command_on_another_users_kit_does_nothing(
     "words", ["start", "stop", "status", "approve", "reject", "rules"]
 )
 def test_a_folder_that_is_no_kit_gets_no_file(tmp_path: Path, words: str) -> None:
-    options = ("--site", site_file(tmp_path)) if words in ("start", "rules") else ()
+    options = (
+        ("--site-file", site_file(tmp_path)) if words in ("start", "rules") else ()
+    )
     assert "not a kit" in run_command("site", words, tmp_path / "new", *options)
     assert not (tmp_path / "new").exists()
 
@@ -188,7 +190,7 @@ def test_a_wrong_file_is_refused_before_it_is_taken_over(
     kit, good = kits["h1"], site_file(tmp_path)
 
     def start(file: Path) -> str:
-        return run_command("site", "start", kit, "--site", file)
+        return run_command("site", "start", kit, "--site-file", file)
 
     assert "missing: train = " in start(site_file(tmp_path, train="trian.conll"))
     if has_app("phenotyping"):
@@ -215,21 +217,23 @@ def test_a_running_site_s_rules_change_by_a_command_of_their_own(
         site_file(tmp_path, f"[policy]\nmin_sites = {n}\n") for n in (3, 5)
     )
     assert "+ policy.min_sites = 3" in run_command(
-        "site", "rules", kit, "--site", first
+        "site", "rules", kit, "--site-file", first
     )
-    output = run_command("site", "start", kit, "--site", second)
+    output = run_command("site", "start", kit, "--site-file", second)
     assert (
         f"is already running (process 7); to change its rules: fednotes site rules {kit}"
         in output
     )
     assert read_site_file(kit / SITE_FILE).policy.min_sites == 3
-    output = run_command("site", "rules", kit, "--site", second)
+    output = run_command("site", "rules", kit, "--site-file", second)
     assert "~ policy.min_sites: 3 → 5" in output
     assert "[policy] applies now" in output
     assert read_site_file(kit / SITE_FILE).policy.min_sites == 5
-    assert "nothing has changed" in run_command("site", "rules", kit, "--site", second)
+    assert "nothing has changed" in run_command(
+        "site", "rules", kit, "--site-file", second
+    )
     broken = site_file(tmp_path, "[policy]\nmin_sites = 'no'\n")
-    assert run_command("site", "rules", kit, "--site", broken).startswith("error:")
+    assert run_command("site", "rules", kit, "--site-file", broken).startswith("error:")
     assert "min_sites = 5" in run_command("site", "rules", kit)
 
 

@@ -595,7 +595,7 @@ def test_the_command_says_once_that_it_plans(
     """Output that is no terminal has one line for all of the planning."""
     tiny.write(GRID)
     tiny.summary = of_sites
-    options = ["--out", str(tiny.place / "out"), "--workers", "1", "--seed", "1"]
+    options = ["--out", str(tiny.place / "out"), "--workers", "1", "--seeds", "1"]
     result = CliRunner().invoke(app, ["reproduce", tiny.name, *options])
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()

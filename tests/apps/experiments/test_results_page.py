@@ -55,7 +55,7 @@ def commands() -> Iterator[Command]:
                 words = shlex.split(line, comments=True)
                 if words[:2] != ["fednotes", "reproduce"]:
                     continue
-                seeds = [words[at + 1] for at, w in enumerate(words) if w == "--seed"]
+                seeds = [words[at + 1] for at, w in enumerate(words) if w == "--seeds"]
                 base = [words[at + 1] for at, w in enumerate(words) if w == "--base"]
                 yield Command(words[2], tuple(map(int, seeds)), tuple(base), section)
 

@@ -128,7 +128,7 @@ def test_text_stdin_files_and_folders(
 def test_csv_has_a_row_for_each_patient_and_phenotype(
     run: Run, model: Path, table: Path, tmp_path: Path
 ) -> None:
-    run("predict", model, table, "--format", "csv", "--out", tmp_path / "out.csv")
+    run("predict", model, table, "--to", "csv", "--out", tmp_path / "out.csv")
     rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text("utf-8"))))
     expected = [
         (
@@ -179,7 +179,7 @@ def test_vectors_of_text_have_no_concepts(
     predict(
         tmp_path / "m",
         NoteSource("-", text="Known gout."),
-        PredictionOutput(format="csv"),
+        PredictionOutput(to="csv"),
     )
     assert capsys.readouterr().out.startswith("patient,phenotype,probability,label\n")
 
@@ -203,9 +203,7 @@ def test_wrong_options_are_one_line(run: Run, model: Path, tmp_path: Path) -> No
     message = "phenotypes are written as jsonl or csv"
     assert (
         message
-        in run("predict", model, "--text", "Known asthma.", "--format", "brat", code=2)[
-            1
-        ]
+        in run("predict", model, "--text", "Known asthma.", "--to", "brat", code=2)[1]
     )
     assert (
         "nowhere.txt: no such file" in run("predict", model, "nowhere.txt", code=2)[1]

@@ -54,6 +54,6 @@ def test_a_model_of_patients_refuses_what_only_mentions_have(folder: Path) -> No
     with pytest.raises(ParameterError, match="`threshold` applies only to mentions"):
         predict(folder, NoteSource(text=NOTE), PredictionOutput(threshold=0.5))
     with pytest.raises(ParameterError, match="written as jsonl or csv"):
-        predict(folder, NoteSource(text=NOTE), PredictionOutput(format="brat"))
+        predict(folder, NoteSource(text=NOTE), PredictionOutput(to="brat"))
     with pytest.raises(ConfigError, match="give one that finds mentions"):
         load_mention_model(folder)

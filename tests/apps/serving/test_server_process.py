@@ -215,7 +215,14 @@ def test_a_token_and_tls(place: Place, model: Path) -> None:
     token.write_text(TOKEN)
     token.chmod(0o600)
     certificate, key = _certificate(place.folder)
-    words = ("--token-file", token, "--certificate", certificate, "--key", key)
+    words = (
+        "--token-file",
+        token,
+        "--certificate",
+        certificate,
+        "--certificate-key",
+        key,
+    )
     served = Process(place, model, "--host", "0.0.0.0", *words)
     port = served.address.rpartition(":")[2]
     with httpx2.Client(

@@ -190,7 +190,7 @@ def test_a_comparison_says_what_the_command_says(
         runs / "two",
         "--condition",
         "federated",
-        "--against",
+        "--other-condition",
         "federated",
         "--metric",
         "relaxed_one_to_one",

@@ -23,11 +23,11 @@ def audit(
     ] = None,
     settings: Settings = None,
     site: Annotated[
-        str, typer.Option(help="Site to audit; by default the job's first.")
+        str, typer.Option(help="Name of the site; by default the job's first.")
     ] = "",
     site_file: Annotated[
         Path | None,
-        typer.Option(help="The site's own file, to audit with its notes only."),
+        typer.Option(help="The site's file; by default the notes are the job's."),
     ] = None,
     total: Annotated[
         int,

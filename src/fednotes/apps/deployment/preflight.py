@@ -180,7 +180,9 @@ def check_site(kit: Path, source: Path | None = None) -> Iterator[Check]:
         yield Check(
             "site file",
             ok=None,
-            message=f"none yet: `fednotes site start {kit} --site FILE` installs one",
+            message=(
+                f"none yet: `fednotes site start {kit} --site-file FILE` installs one"
+            ),
         )
         return
     try:

@@ -89,7 +89,7 @@ MAX_ALL_SCORES_BYTES = bounds.FILE // 4
 MAX_SCORES_DEPTH = 16
 MAX_REFUSALS = 100  # maximum number of refusals remembered while sites agree
 MAX_EVENTS = 10_000  # maximum number of events published for one site
-_REMEDY = "fednotes server stop KIT; fednotes server start KIT --files FILE"
+_REMEDY = "fednotes server stop KIT; fednotes server start KIT --server-file FILE"
 # These errors concern files of the server; errors of sites have other classes.
 _SERVER_ERRORS = (ModelError, MissingExtra)
 _PUBLISHED_EVENTS = ("waiting", "missing", "joined", "refused")

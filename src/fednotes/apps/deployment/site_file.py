@@ -198,8 +198,8 @@ def read_kit_site_file(kit: Path) -> SiteFile:
     path = kit / SITE_FILE
     if not path.exists():
         raise ConfigError(
-            f"{path}: no such file: `fednotes site start {kit} --site FILE` puts one "
-            "there"
+            f"{path}: no such file: `fednotes site start {kit} --site-file FILE` puts "
+            "one there"
         )
     return read_site_file(path)
 

@@ -11,8 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from fednotes.cli.all_commands import TRAIN, in_panel
+from fednotes.cli.plain_help import OldName
 from fednotes.cli.shared import (
+    SEEDS,
+    SEEDS_HELP,
     Device,
+    Notes,
+    Seed,
     Settings,
     Yes,
     can_ask,
@@ -52,11 +57,9 @@ def reproduce(
         ),
     ] = None,
     settings: Settings = None,
-    seed: Annotated[
-        list[int] | None,
-        typer.Option(
-            help="Seed to use instead of the experiment's own; may be repeated."
-        ),
+    seeds: Annotated[
+        list[str] | None,
+        typer.Option("--seeds", OldName("--seed"), metavar=SEEDS, help=SEEDS_HELP),
     ] = None,
     workers: Annotated[
         int, typer.Option(min=1, help="Number of concurrent runs, one thread each.")
@@ -73,6 +76,7 @@ def reproduce(
     from fednotes.apps.experiments.reproduce import reproduce as run
     from fednotes.apps.experiments.tables import results_page
     from fednotes.cli.display import runs_bar
+    from fednotes.jobs.seeds import parse_seeds
 
     if not name:
         console.print(_experiments_table(list_experiments()))
@@ -84,7 +88,7 @@ def reproduce(
             out,
             full=not budget,
             settings=tuple(settings or ()),
-            seed=seed or (),
+            seed=parse_seeds(",".join(seeds)) if seeds else (),
             base=base or (),
             workers=workers,
             device=device,
@@ -121,15 +125,20 @@ def attention(
         list[str],
         typer.Option(metavar="NAME=DIR", help="Model to compare; may be repeated."),
     ],
-    notes: Annotated[list[Path], typer.Option(help="Notes to read; may be repeated.")],
+    notes: Notes,
     out: Annotated[Path, typer.Option(help="Folder for the results.")],
     category: Annotated[
         list[str] | None,
         typer.Option(help="Read only notes of this category; may be repeated."),
     ] = None,
-    sample: Annotated[int, typer.Option(min=1, help="Number of passages.")] = 200,
+    passages: Annotated[
+        int,
+        typer.Option(
+            "--passages", OldName("--sample"), min=1, help="Number of passages."
+        ),
+    ] = 200,
     length: Annotated[int, typer.Option(min=3, help="Tokens per passage.")] = 128,
-    seed: Annotated[int, typer.Option(help="Random seed for drawing passages.")] = 1,
+    seed: Seed = 1,
 ) -> None:
     """Write tables comparing the attention heads of several encoders."""
     from rich.markdown import Markdown
@@ -142,7 +151,7 @@ def attention(
             model,
             notes,
             out,
-            sample=sample,
+            sample=passages,
             length=length,
             seed=seed,
             categories=category or (),

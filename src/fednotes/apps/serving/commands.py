@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from fednotes.cli.all_commands import USE, in_panel
-from fednotes.cli.shared import Backbone, Device, Dictionary, say
+from fednotes.cli.plain_help import OldName
+from fednotes.cli.shared import Backbone, Device, Dictionary, Port, say
 from fednotes.core import plugins
 
 export = typer.Typer(
@@ -95,12 +96,7 @@ def serve(
             "--token-file."
         ),
     ] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(
-            min=0, max=65535, help="Port to listen on; 0 chooses a free port."
-        ),
-    ] = 8000,
+    port: Port = 8000,
     token_file: Annotated[
         Path | None, typer.Option(help="File with the token that requests must send.")
     ] = None,
@@ -109,7 +105,12 @@ def serve(
         typer.Option(help="PEM file with the server's certificate chain, for TLS."),
     ] = None,
     key: Annotated[
-        Path | None, typer.Option(help="PEM file with the certificate's private key.")
+        Path | None,
+        typer.Option(
+            "--certificate-key",
+            OldName("--key"),
+            help="PEM file with the certificate's private key.",
+        ),
     ] = None,
     max_requests: Annotated[
         int, typer.Option(min=1, help="Maximum number of concurrent requests.")

@@ -12,8 +12,10 @@ from fednotes.cli.shared import (
     Backbone,
     Device,
     EncodingOption,
+    FormatOption,
     OnError,
     OnErrorOption,
+    Port,
     say,
 )
 
@@ -27,15 +29,8 @@ def ui(
             help="Runs or a folder of runs; a model and notes; a site's kit.",
         ),
     ],
-    port: Annotated[
-        int,
-        typer.Option(
-            min=0, max=65535, help="Port to listen on; 0 chooses a free port."
-        ),
-    ] = 0,
-    format: Annotated[
-        str, typer.Option(help="Format of the notes; recognised by default.")
-    ] = "",
+    port: Port = 0,
+    format: FormatOption = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
     corrections: Annotated[

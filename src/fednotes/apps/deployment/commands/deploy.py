@@ -18,7 +18,7 @@ from rich.text import Text
 
 from fednotes.apps.deployment.commands.server import Kit
 from fednotes.cli.all_commands import DEPLOY, in_panel
-from fednotes.cli.shared import Settings, console, say
+from fednotes.cli.shared import Protect, Settings, console, say
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
 
@@ -62,12 +62,7 @@ def provision(
             metavar="DAYS", min=1, help="Days for which the replaced root stays valid."
         ),
     ] = 90,
-    protect: Annotated[
-        bool,
-        typer.Option(
-            "--protect", help="Encrypt the authority's key with a passphrase."
-        ),
-    ] = False,
+    protect: Protect = False,
     passphrase: Annotated[
         Path | None,
         typer.Option(
@@ -259,7 +254,7 @@ def preflight(kit: Kit) -> None:
         return
     next_commands = {
         "server": f"fednotes server start {kit}",
-        "site": f"fednotes site start {kit} --site FILE",
+        "site": f"fednotes site start {kit} --site-file FILE",
         "admin": f"fednotes run JOB --on {kit} --out RUN",
     }
     say(f"next: {next_commands[role]}")

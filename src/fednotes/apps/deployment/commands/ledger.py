@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fednotes.apps.deployment.commands.server import Kit
 from fednotes.cli.all_commands import INSPECT
-from fednotes.cli.shared import console, say
+from fednotes.cli.shared import Json, console, say
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import FednotesError
 
@@ -77,9 +77,7 @@ def ledger_show(
         int,
         typer.Option(min=0, help="Show only this many of the last lines; 0 shows all."),
     ] = 20,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print the lines as JSON.")
-    ] = False,
+    json_output: Json = False,
 ) -> None:
     """List what left the site: time, round, task, tensors, bytes, hash.
 

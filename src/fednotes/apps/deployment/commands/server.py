@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fednotes.cli.all_commands import DEPLOY
+from fednotes.cli.plain_help import OldName
 from fednotes.cli.shared import say
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 
@@ -160,10 +161,10 @@ def report_process(kit: Path, role: str) -> Status:
 Files = Annotated[
     Path | None,
     typer.Option(
-        help=(
-            "TOML file whose [files] table gives the paths of word vectors and "
-            "encoders on this machine."
-        )
+        "--server-file",
+        OldName("--files"),
+        help="The server's file: its [files] table gives the paths of word vectors "
+        "and encoders on this machine.",
     ),
 ]
 
@@ -257,7 +258,7 @@ def _say_network(kit: Path, network: Network) -> None:
     if not network.sites:
         say(
             "next: start the sites, each with its own kit: fednotes site start KIT "
-            "--site FILE"
+            "--site-file FILE"
         )
     elif network.is_busy:
         say("next: no action needed")

@@ -26,7 +26,8 @@ from fednotes.apps.deployment.commands.server import (
     stop_process,
 )
 from fednotes.cli.all_commands import DEPLOY
-from fednotes.cli.shared import console, say
+from fednotes.cli.plain_help import OldName
+from fednotes.cli.shared import Yes, console, say
 from fednotes.core import plugins
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError
@@ -56,7 +57,11 @@ Job = Annotated[
 
 SiteFileOption = Annotated[
     Path | None,
-    typer.Option("--site", help="The site's file; by default the one in the kit."),
+    typer.Option(
+        "--site-file",
+        OldName("--site"),
+        help="The site's file; by default the one in the kit.",
+    ),
 ]
 
 
@@ -70,7 +75,7 @@ def _prepare(kit: Path, file: Path | None) -> None:
 
     remedy = ""
     if file is not None:
-        remedy = f"to change its rules: fednotes site rules {kit} --site FILE"
+        remedy = f"to change its rules: fednotes site rules {kit} --site-file FILE"
     require_ready(kit, "site", source=file, remedy=remedy)
     if file is not None:
         install(file, kit)
@@ -131,14 +136,12 @@ def _say_contact(kit: Path, process: Status) -> None:
 @site.command("rules")
 def site_rules(
     kit: Kit,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--site", help="A new site file to install; without it, show the rules."
-        ),
-    ] = None,
+    file: SiteFileOption = None,
 ) -> None:
-    """Show or replace a site's rules, even while it is running."""
+    """Show or replace a site's rules, even while it is running.
+
+    Shows the rules in the kit; with --site-file, installs those of a new file.
+    """
     from fednotes.apps.deployment.nvflare import processes
     from fednotes.apps.deployment.site_file import (
         SITE_FILE,
@@ -150,7 +153,7 @@ def site_rules(
     require_role(kit, "site")
     if file is None:
         say(*read_kit_site_file(kit).path.read_text(encoding="utf-8").splitlines())
-        say(f"next: to replace the rules: fednotes site rules {kit} --site FILE")
+        say(f"next: to replace the rules: fednotes site rules {kit} --site-file FILE")
         return
 
     require_sound(kit, file)
@@ -295,19 +298,24 @@ def site_key(
     out: Annotated[
         Path | None, typer.Option(help="File to create; NAME.key by default.")
     ] = None,
-    passphrase: Annotated[
+    protect: Annotated[
         bool,
         typer.Option(
-            "--passphrase", help="Ask for a passphrase and encrypt the file with it."
+            "--protect",
+            OldName("--passphrase"),
+            help="Encrypt the key with a passphrase.",
         ),
     ] = False,
 ) -> None:
-    """Create a key with which a person approves jobs."""
+    """Create a key with which a person approves jobs.
+
+    --protect asks for the passphrase.
+    """
     from fednotes.apps.deployment.rules.approval import make_key
 
     path = out or Path(f"{person}.key")
     secret = ""
-    if passphrase:
+    if protect:
         secret = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True)
     public = make_key(path, person, secret)
     say(f"{path}: the key of {person}; keep it where nobody else can read it")
@@ -323,7 +331,7 @@ def site_key(
 def site_approve(
     kit: Kit,
     job: Job = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Approve without asking.")] = False,
+    yes: Yes = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until a job asks for approval.")
     ] = False,
