@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from site_facts import facts_of
 from tiny_jobs import corpus
 from tiny_models import save_bert
 
@@ -18,9 +19,6 @@ from fednotes.data.formats import FORMATS
 from fednotes.data.synthetic import generate, write_sites
 from fednotes.jobs.proposal import (
     Choices,
-    Facts,
-    ReadOptions,
-    SiteFacts,
     find_label_maps,
     find_places,
     first_job,
@@ -28,7 +26,6 @@ from fednotes.jobs.proposal import (
     propose,
 )
 from fednotes.jobs.proposal.decisions import Silos
-from fednotes.jobs.proposal.facts import Lengths
 
 ENCODINGS = "auto"
 
@@ -162,29 +159,6 @@ def test_names_that_mean_something_else_are_left_alone(
 
 
 # ---- decisions -----------------------------------------------------------------------
-
-
-def facts_of(
-    sites: Mapping[str, Mapping[str, int]], *, patients: int = 0, units: int = 40
-) -> Facts:
-    """Facts of sites whose mentions are counted; a site without any has notes alone."""
-    facts = [
-        SiteFacts(
-            name=name,
-            root=Path(name),
-            parts={"path": Path(name)},
-            holds="mentions" if types else "notes",
-            format="conll",
-            notes=100,
-            patients=patients,
-            words=Lengths(1000, 10, 20),
-            characters=Lengths(5000, 50, 100),
-            types=types,
-            units={"train": units, "valid": units, "test": units},
-        )
-        for name, types in sites.items()
-    ]
-    return Facts(tuple(facts), ReadOptions())
 
 
 @pytest.mark.parametrize(

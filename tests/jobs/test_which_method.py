@@ -1,0 +1,96 @@
+"""The page that chooses a method agrees with `fednotes init` and with what was measured."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from site_facts import facts_of, facts_of_patients
+
+from fednotes.jobs.proposal import Choices, Facts, propose
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "which-method.md"
+RESULTS = (ROOT / "docs" / "results.md").read_text("utf-8")
+# The notes of each row of the page's first table, and whether `minilm` is installed.
+SAME = {"a": {"Drug": 50}, "b": {"Drug": 70}}
+DIFFERENT = {"a": {"Drug": 50}, "b": {"Disease": 70}}
+NOTES: dict[str, tuple[Facts, bool]] = {
+    "annotated with the same entity types": (facts_of(SAME), True),
+    "annotated with the same entity types; the extra `transformers` is not installed": (
+        facts_of(SAME),
+        False,
+    ),
+    "annotated with different entity types": (facts_of(DIFFERENT), True),
+    "annotated with different entity types; the extra `transformers` is not installed": (
+        facts_of(DIFFERENT),
+        False,
+    ),
+    "not annotated, with a table of labels of patients": (
+        facts_of_patients("a", "b"),
+        True,
+    ),
+    "not annotated": (facts_of({"a": {}, "b": {}}), True),
+}
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """Return the cells of each row of a page's tables, without headings."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    rules = [at for at, row in enumerate(rows) if set("".join(row)) <= set("-:")]
+    return [
+        row for at, row in enumerate(rows) if at not in rules and at + 1 not in rules
+    ]
+
+
+def section(anchor: str) -> str:
+    """Return the section of docs/results.md with an anchor, with the sections below it."""
+    lines = RESULTS.splitlines()
+    for first, line in enumerate(lines):
+        heading = re.fullmatch(r"(#+) (.+)", line)
+        if heading is None:
+            continue
+        slug = re.sub(r"[^\w -]", "", heading[2].lower()).replace(" ", "-")
+        if slug == anchor:
+            level = len(heading[1])
+            end = re.compile(rf"#{{1,{level}}} ")
+            last = next(
+                (n for n in range(first + 1, len(lines)) if end.match(lines[n])),
+                len(lines),
+            )
+            return "\n".join(lines[first:last])
+    raise AssertionError(f"docs/results.md has no section #{anchor}")
+
+
+def test_the_page_and_the_proposal_agree() -> None:
+    rows = {row[0]: row[1:] for row in table_rows(PAGE.read_text("utf-8"))}
+    for words, (facts, has_minilm) in NOTES.items():
+        proposal = propose(facts, Choices(), has_minilm=has_minilm)
+        method, model = rows[words]
+        assert method == f"`{proposal.method.value}`", words
+        assert model.strip("`") == proposal.model.value, words
+
+
+def test_every_row_of_the_proposal_s_table_is_tried() -> None:
+    table = PAGE.read_text("utf-8").partition("\n## ")[0]
+    assert [row[0] for row in table_rows(table)] == list(NOTES)
+
+
+@pytest.mark.parametrize("path", [PAGE], ids=lambda path: path.stem)
+def test_numbers_stand_in_the_section_that_their_row_links(path: Path) -> None:
+    """A number of a table is in docs/results.md, where a reader finds how it was measured."""
+    checked = 0
+    for row in table_rows(path.read_text("utf-8")):
+        anchors = re.findall(r"results\.md#([\w-]+)\)", " ".join(row))
+        if not anchors:
+            continue
+        source = "\n".join(map(section, anchors))
+        known = set(re.findall(r"\d+\.\d+", source))
+        numbers = {
+            number for cell in row for number in re.findall(r"\b\d+\.\d+\b", cell)
+        }
+        assert numbers - known == set(), row
+        checked += len(numbers)
+    assert checked > 10
