@@ -32,6 +32,8 @@ PAGES = (
     "/compare",
     "/errors",
     "/errors/0?kind=all",
+    "/confusion",
+    "/calibration",
     "/try",
     "/nowhere",
 )

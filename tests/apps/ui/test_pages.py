@@ -218,6 +218,60 @@ def test_errors_are_counted_filtered_and_linked_to_their_neighbours(
     assert "predicted Drug:" in page
 
 
+def test_confusion_counts_each_pair_of_types(corrections: Path) -> None:
+    """By hand: one mention of each kind; boundaries do not matter."""
+    browser = browse(make_review(corrections))
+    rows = Tree(browser.get("/confusion").text).rows
+    assert rows[2:] == [
+        ["ADR", "0", "150 %", "150 %"],  # a number, and its share of the row
+        ["Drug", "0", "2100 %", "0"],
+        ["Nothing annotated", "0", "1", ""],
+    ]
+    text = browser.get("/confusion").text
+    assert re.search(r'ADR" class="chip g|chip g">ADR', text)
+    (address,) = re.findall(r'href="/[\w-]{22}(/errors\?[^"]*gold=ADR[^"]*)"', text)
+    page = browser.get(address.replace("&amp;", "&")).text
+    assert '<h2 id="list">1 mention</h2>' in page
+    assert "Only mentions annotated as" in page
+    review = make_review(corrections)
+    assert [item.number for item in review.select(Filter("all", gold="Drug"))] == [1, 2]
+    both = Filter("all", gold="ADR", predicted="Drug")
+    assert [item.number for item in review.select(both)] == [3]
+
+
+def test_confidence_is_judged_as_by_calibrate(corrections: Path) -> None:
+    """One of four predictions is correct; bins and error are computed by hand."""
+    confidences = (0.9, 0.9, 0.3, 0.3)
+    predicted = [
+        replace(span, confidence=confidence)
+        for span, confidence in zip(PREDICTED, confidences, strict=True)
+    ]
+    text = (
+        browse(make_review(corrections, predicted=predicted)).get("/calibration").text
+    )
+    rows = Tree(text).rows
+    assert [row[:4] for row in rows if row[0].startswith(("27", "87"))] == [
+        ["27 to 33 %", "2", "30.0 %", "0.0 %"],
+        ["87 to 93 %", "2", "90.0 %", "50.0 %"],
+    ]
+    error = (2 * 0.3 + 2 * 0.4) / 4
+    assert f"<dd>{error:.3f}<small>0 is best" in text
+    assert "25 % of the predictions are correct: the model is too confident" in text
+    assert ["Drug", "4", "60.0 %", "25.0 %", f"{error:.3f}"] in rows
+
+
+def test_confidence_without_annotations_or_predictions_is_not_judged(
+    corrections: Path,
+) -> None:
+    for documents, predicted in (
+        ([Document("note", TEXT)], PREDICTED),
+        ([Document("note", TEXT, GOLD)], ()),
+    ):
+        browser = browse(make_review(corrections, documents, predicted))
+        assert "There is nothing to judge" in browser.get("/calibration").text
+        assert browser.get("/confusion").status_code == 200
+
+
 def test_a_filter_bounds_the_confidence_and_orders_by_it(corrections: Path) -> None:
     predicted = [
         replace(span, confidence=c)
@@ -290,10 +344,12 @@ def test_no_content_of_notes_or_names_becomes_markup(
                 "/errors", params={"label": words, "site": words, "kind": words}
             )
         )
+        pages.append(browser.get("/confusion", params={"site": words}))
+        pages.append(browser.get("/calibration", params={"site": words}))
         pages.append(browser.post("/try", data={"text": text}))
         pages.append(browser.get("/export/" + "x" * 5 + "<b>"))
         review.decide(review.items[0], "undo")
-        assert [page.status_code for page in pages] == [200] * 4 + [400]
+        assert [page.status_code for page in pages] == [200] * 6 + [400]
         return [
             ([each[:2] for each in Tree(page.text).attributes], page.text)
             for page in pages

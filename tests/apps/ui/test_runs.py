@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections import Counter
@@ -258,6 +259,30 @@ def test_errors_of_a_run_agree_with_its_counts(runs: Path) -> None:
         assert sum(item.predicted is not None for item in items) == counts["predicted"]
     assert review.file == runs / "one.corrections.json"
     assert browser.get("/errors?site=none").text.count("<li>") == 0
+
+
+def test_each_run_of_a_folder_has_errors_of_its_own(runs: Path, tmp_path: Path) -> None:
+    """Decisions about a run are saved beside it."""
+    folder = tmp_path / "runs"
+    for name in ("one", "two"):
+        shutil.copytree(runs / "one", folder / name)
+    browser = browse(load_content([folder]))
+    (address,) = re.findall(
+        r'href="/[\w-]{22}(/errors\?run=two)"', browser.get("/runs/1").text
+    )
+    text = wait_for_page(browser, address)
+    assert "Errors in two, federated" in text
+    assert '<input type="hidden" name="run" value="two">' in text
+    addresses = re.findall(r'href="/[\w-]{22}(/errors[^"]*|/export[^"]*)"', text)
+    assert addresses
+    assert all("run=two" in address for address in addresses)
+    for path in ("/confusion", "/calibration"):
+        assert "in two, federated" in browser.get(f"{path}?run=two").text
+    browser.post("/errors/0?kind=all&run=two", data={"action": "delete"})
+    assert [path.name for path in folder.glob("*.json")] == ["two.corrections.json"]
+    assert browser.get("/export/jsonl?run=two").status_code == 200
+    assert browser.get("/errors?run=three").status_code == 400
+    assert browser.get("/errors").status_code == 400
 
 
 def test_a_run_without_models_is_named_and_read_again_on_request(

@@ -36,6 +36,7 @@ class Content:
         folders: Folders that are searched for runs.
         kits: The folders of site kits by name.
         review: The errors to review, or None.
+        reviews: The errors of further runs, by name.
         model: Finds mentions in documents, or None.
         confidence: A sentence that describes the model's confidences.
     """
@@ -45,6 +46,7 @@ class Content:
     folders: Sequence[Path] = ()
     kits: dict[str, Path] = field(default_factory=dict)
     review: BackgroundWork[Review] | None = None
+    reviews: dict[str, BackgroundWork[Review]] = field(default_factory=dict)
     model: Predict | None = None
     confidence: str = ""
 
@@ -60,6 +62,26 @@ class Content:
         """Return an unused name for a run in a folder of runs."""
         name = str(run.relative_to(folder))
         return str(run) if name in self.runs else name
+
+    def find_review(self, run: str = "") -> BackgroundWork[Review] | None:
+        """Return the errors of a run of the list, or those of the pages.
+
+        Args:
+            run: The name of a run whose errors have an address of their own; "" for the
+                model and notes, or the run, with which the pages were opened.
+
+        Returns:
+            None if there is no such run, or it finds no mentions.
+        """
+        if not run:
+            return self.review
+        if run not in self.reviews:
+            folder = self.runs.get(run)
+            if folder is None or not _finds_mentions(folder):
+                return None
+            work = partial(review_run, folder, _corrections_beside(folder))
+            self.reviews[run] = BackgroundWork(work)
+        return self.reviews[run]
 
     def list_sections(self) -> list[tuple[str, str]]:
         """Return the address and name of each section that has content."""
@@ -121,8 +143,7 @@ def load_content(
         kits=name_paths(kits),
     )
     content.look_for_runs()
-    beside = (notes or runs or paths)[0].resolve()
-    file = corrections or beside.with_name(f"{beside.name}.corrections.json")
+    file = corrections or _corrections_beside((notes or runs or paths)[0])
     if corrections or notes:
         require_writable(file)
     if models:
@@ -141,6 +162,12 @@ def load_content(
     if content.review is None and runs and _finds_mentions(runs[0]):
         content.review = BackgroundWork(partial(review_run, runs[0], file))
     return content
+
+
+def _corrections_beside(path: Path) -> Path:
+    """Return the file of decisions about notes or a run."""
+    place = path.resolve()
+    return place.with_name(f"{place.name}.corrections.json")
 
 
 def _require_one_model(models: Sequence[Path], notes: Sequence[Path]) -> None:

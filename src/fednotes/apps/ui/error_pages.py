@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fednotes.apps.ui.background import BackgroundWork
+from fednotes.apps.ui.confusion import count_confusions
 from fednotes.apps.ui.content import Content
 from fednotes.apps.ui.corrections import Decision, MentionKey
 from fednotes.apps.ui.marked_text import cut_at_mentions
+from fednotes.apps.ui.reliability import (
+    describe_confidence,
+    draw_bins,
+    judge_confidences,
+    list_bins,
+    measure_types,
+)
 from fednotes.apps.ui.review import UNDO, Filter, Item, Review, parse_filter
 from fednotes.apps.ui.views import Form, NotReady, Views, page_number, pick
 from fednotes.core.errors import ConfigError
 from fednotes.data.formats import LossyError
+from fednotes.metrics.calibration import Reliability
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -56,20 +65,20 @@ class ErrorPages:
     def __init__(self, content: Content, views: Views) -> None:
         self._content = content
         self._views = views
-        # By format, and whether it may leave out what it cannot represent.
-        self._exports: dict[tuple[str, bool], _Export] = {}
+        # By run, format, and whether it may leave out what it cannot represent.
+        self._exports: dict[tuple[str, str, bool], _Export] = {}
 
     def show_errors(self, request: Request) -> Response:
         """Show counts by type and kind, and the mentions that a filter selects."""
-        review = self._review()
         filters = parse_filter(request.query_params)
+        review = self._review(filters.run)
         items = review.select(filters)
         pages = max(1, ceil(len(items) / _ERRORS_PER_PAGE))
         page = min(pages, page_number(request.query_params.get("page", "")))
         first = (page - 1) * _ERRORS_PER_PAGE
         return self._views.render(
             "errors.html",
-            section="/errors",
+            section=self._section(),
             review=review,
             filters=filters,
             counts=review.count_kinds(),
@@ -81,6 +90,52 @@ class ErrorPages:
             order_names=_ORDER_NAMES,
             export_names=_EXPORT_NAMES,
         )
+
+    def show_confusion(self, request: Request) -> Response:
+        """Show which types the model confuses, as a matrix."""
+        filters = parse_filter(request.query_params)
+        review = self._review(filters.run)
+        items = review.select(Filter("all", site=filters.site))
+        return self._views.render(
+            "confusion.html",
+            section=self._section(),
+            review=review,
+            filters=filters,
+            confusion=count_confusions(items, review.labels),
+        )
+
+    def show_calibration(self, request: Request) -> Response:
+        """Show how reliable the model's confidences are."""
+        filters = parse_filter(request.query_params)
+        review = self._review(filters.run)
+        sources = [
+            source for source in review.sources if filters.site in ("", source.name)
+        ]
+        judged = judge_confidences(sources, review.labels)
+        values: dict[str, Any] = {}
+        if judged is not None:
+            documents = sum(len(source.gold) for source in sources)
+            reliability = Reliability.of(*judged, documents)
+            bins = list_bins(reliability)
+            values = {
+                "reliability": reliability,
+                "summary": describe_confidence(judged),
+                "bins": bins,
+                "diagram": draw_bins(bins),
+                "types": measure_types(sources, review.labels),
+            }
+        return self._views.render(
+            "calibration.html",
+            section=self._section(),
+            review=review,
+            filters=filters,
+            judged=judged,
+            **values,
+        )
+
+    def _section(self) -> str:
+        """Return the section of these pages; errors of a run in the list are in it."""
+        return "/errors" if self._content.review is not None else "/runs"
 
     def show_item(self, request: Request) -> Response:
         """Show one mention in its note with the possible decisions."""
@@ -96,7 +151,7 @@ class ErrorPages:
         before, after = review.neighbours(item, filters)
         return self._views.render(
             "item.html",
-            section="/errors",
+            section=self._section(),
             review=review,
             filters=filters,
             item=item,
@@ -124,16 +179,16 @@ class ErrorPages:
         """Return the corrected notes as a download."""
         from starlette.responses import Response
 
-        review = self._review()
+        filters = parse_filter(request.query_params)
         format = request.path_params["format"]
         if format not in _EXPORT_NAMES:
             known = ", ".join(_EXPORT_NAMES)
             raise ConfigError(f"unknown format {format!r}; known: {known}")
         allow_loss = bool(request.query_params.get("anyway"))
         try:
-            file = self._export_file(review, format, allow_loss=allow_loss)
+            file = self._export_file(filters.run, format, allow_loss=allow_loss)
         except LossyError as error:
-            return self._show_loss(request, format, error)
+            return self._show_loss(filters.run, format, error)
         if file is None:
             raise NotReady("The export is being written")
         name, data = file
@@ -141,14 +196,15 @@ class ErrorPages:
         return Response(data, media_type="application/octet-stream", headers=headers)
 
     def _export_file(
-        self, review: Review, format: str, *, allow_loss: bool
+        self, run: str, format: str, *, allow_loss: bool
     ) -> tuple[str, bytes] | None:
         """Return the name and content of an export; None while it is written.
 
         Raises:
             LossyError: The format cannot represent everything.
         """
-        key = (format, allow_loss)
+        key = (run, format, allow_loss)
+        review = self._review(run)
         decisions = review.decisions
         export = self._exports.get(key)
         if export is None or export.decisions != decisions:
@@ -157,7 +213,7 @@ class ErrorPages:
             self._exports[key] = export
         return export.file.get(_EXPORT_SECONDS)
 
-    def _show_loss(self, request: Request, format: str, error: LossyError) -> Response:
+    def _show_loss(self, run: str, format: str, error: LossyError) -> Response:
         """Ask whether to export what a format can represent."""
         losses = ", ".join(f"{kind} ({count:,})" for kind, count in error.lost.items())
         return self._views.render(
@@ -165,19 +221,22 @@ class ErrorPages:
             status=409,
             message=f"{_EXPORT_NAMES[format]} cannot represent everything in these "
             f"notes: {losses}. The notes themselves are not changed.",
-            anyway=request.url.path,
+            anyway=self._views.link(f"/export/{format}", Filter(run=run), anyway=1),
         )
 
-    def _review(self) -> Review:
-        if self._content.review is None:
+    def _review(self, run: str) -> Review:
+        """Return the errors of a run, or those of the pages if it has no name."""
+        work = self._content.find_review(run)
+        if work is None:
             raise ConfigError("there are no notes here: fednotes ui MODEL NOTES")
-        review = self._content.review.get()
+        review = work.get()
         if review is None:
             raise NotReady("The model is reading the notes")
         return review
 
     def _item(self, request: Request) -> tuple[Review, Filter, Item]:
         """Return the review, filter and mention that an address names."""
-        review = self._review()
+        filters = parse_filter(request.query_params)
+        review = self._review(filters.run)
         item = pick(review.items, request, "mention")
-        return review, parse_filter(request.query_params), item
+        return review, filters, item

@@ -137,6 +137,8 @@ def create_app(content: Content, access: Access) -> Callable[..., Any]:
         page("/ledger", sites.show_ledgers),
         page("/errors", errors.show_errors),
         page("/errors/{number}", errors.show_item),
+        page("/confusion", errors.show_confusion),
+        page("/calibration", errors.show_calibration),
         form("/errors/{number}", errors.decide),
         page("/export/{format}", errors.export),
         page("/try", trial.show_trial),

@@ -174,6 +174,9 @@ class Filter:
         order: "place" (as in the notes), "certain" (most confident first) or
             "uncertain" (least confident first).
         undecided: Whether to leave out items with a decision.
+        gold: An annotated type; "" for all items, annotated or not.
+        predicted: A predicted type; "" for all items, predicted or not.
+        run: The run whose errors are shown; "" for the first one.
     """
 
     kind: Annotated[str, Field(pattern=_KIND_PATTERN)] = "errors"
@@ -183,6 +186,9 @@ class Filter:
     max_confidence: Percent = 100.0
     order: Literal["place", "certain", "uncertain"] = "place"
     undecided: bool = False
+    gold: str = ""
+    predicted: str = ""
+    run: str = ""
 
     def accepts(self, item: Item, *, site: str, is_decided: bool) -> bool:
         """Return whether the list shows an item.
@@ -195,6 +201,8 @@ class Filter:
         return (
             self._accepts_kind(item.kind)
             and self.label in ("", *item.labels)
+            and _has_type(item.gold, self.gold)
+            and _has_type(item.predicted, self.predicted)
             and self.site in ("", site)
             and not (self.undecided and is_decided)
             and self._accepts_confidence(item.confidence)
@@ -223,6 +231,11 @@ class Filter:
         if self.order == "certain":
             return -item.confidence, item.number
         return item.confidence, item.number
+
+
+def _has_type(span: Span | None, label: str) -> bool:
+    """Return whether a mention has a type; "" accepts anything."""
+    return not label or (span is not None and span.label == label)
 
 
 _FILTER = TypeAdapter(Filter)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fednotes.apps.ui.background import BackgroundWork
 from fednotes.apps.ui.content import Content
+from fednotes.apps.ui.review import Filter
 from fednotes.apps.ui.run_list import (
     FINISHED,
     IN_PROGRESS,
@@ -84,7 +85,7 @@ class RunPages:
 
     def show_run(self, request: Request) -> Response:
         """Show the report of a run; the page of an unfinished run refreshes itself."""
-        folder = pick(list(self._content.runs.values()), request, "run")
+        name, folder = pick(list(self._content.runs.items()), request, "run")
         lines = read_metrics(folder)
         is_finished = has_finished(folder)
         parts = parts_of_page(read_progress(folder), lines)
@@ -97,8 +98,15 @@ class RunPages:
             ended=is_finished,
             is_running=state_of(folder) == IN_PROGRESS,
             last=lines[-1] if lines else {},
+            errors=self._errors_address(name) if is_finished else "",
             **parts,
         )
+
+    def _errors_address(self, name: str) -> str:
+        """Return the address of the errors of a run; "" if it finds no mentions."""
+        if self._content.find_review(name) is None:
+            return ""
+        return self._views.link("/errors", Filter(run=name))
 
     def compare_runs(self, request: Request) -> Response:
         """Show two runs side by side and, on demand, a test of their difference."""
