@@ -57,6 +57,7 @@ MAY_LOSE = {
     "omop": ("x", "patient|codes|sentences|tokens|meta .*|labels"),
     "parquet": ("x.parquet", ""),
     "prodigy": ("x.jsonl", "mentions in pieces|tokens"),
+    "webanno-tsv": ("x", f"{ALL}|texts|spacing|labels|mentions in pieces|.* mentions|bounds of mentions"),
     "uima-xmi": ("x", f"{ALL}|texts|labels|mentions in pieces|bounds of mentions"),
 }  # fmt: skip
 

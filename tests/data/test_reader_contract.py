@@ -179,6 +179,11 @@ class TestUimaXmiInAnArchive(ReaderContract):
         return path
 
 
+class TestWebannoTsv(Written):
+    format = "webanno-tsv"
+    name = "notes"
+
+
 def test_every_format_is_held_to_the_contract() -> None:
     classes = [
         value
