@@ -37,7 +37,12 @@ from fednotes.cli.all_commands import (
 )
 from fednotes.cli.groups import cache, convert, corpus, jobs, show_checked
 from fednotes.cli.init import init
-from fednotes.cli.plain_help import OldName, use_plain_help, used_old_names
+from fednotes.cli.plain_help import (
+    OldName,
+    use_plain_help,
+    used_old_names,
+    with_examples,
+)
 from fednotes.cli.shared import (
     OUTPUT_FORMAT,
     SEEDS,
@@ -131,6 +136,11 @@ class Predictions(StrEnum):
 
 
 @app.command(rich_help_panel=START)
+@with_examples(
+    "fednotes simulate demo --out runs/demo",
+    "fednotes simulate job.toml --out runs/first --set seed=2",
+    "fednotes simulate job.toml --out runs/seeds --seeds 1-5",
+)
 def simulate(
     job: Annotated[
         str,
@@ -270,6 +280,11 @@ def _fast_imports() -> Iterator[None]:
 
 
 @app.command(rich_help_panel=USE)
+@with_examples(
+    "fednotes predict runs/first/federated/model --text 'She took aspirin.'",
+    "fednotes predict runs/first/federated/model notes.csv --out found.jsonl",
+    "fednotes predict runs/first/federated/model notes/ --to brat --out found",
+)
 def predict(
     context: typer.Context,
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
@@ -335,6 +350,10 @@ def _require_clear_format(context: typer.Context, format: str) -> None:
 
 
 @app.command(rich_help_panel=USE)
+@with_examples(
+    "fednotes evaluate runs/first/federated/model test.jsonl",
+    "fednotes evaluate runs/first/federated/model test/ --map ADR=ADE --type ADE",
+)
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     path: Annotated[
@@ -389,6 +408,10 @@ def evaluate(
 
 
 @app.command(rich_help_panel=USE)
+@with_examples(
+    "fednotes calibrate runs/first/federated/model devel.jsonl --plot sure.png",
+    "fednotes calibrate runs/first/federated/model test.jsonl --report-only",
+)
 def calibrate(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     notes: Annotated[
@@ -459,6 +482,11 @@ def calibrate(
 
 
 @app.command(rich_help_panel=START)
+@with_examples(
+    "fednotes check job.toml",
+    "fednotes check siteA/train siteA/test --format brat",
+    "fednotes check anna/ --other-annotation ben/",
+)
 def check(
     targets: Annotated[
         list[str],
@@ -507,6 +535,9 @@ def check(
 
 
 @app.command(rich_help_panel=INSPECT)
+@with_examples(
+    "fednotes report runs/first",
+)
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     out: Annotated[
@@ -520,6 +551,10 @@ def report(
 
 
 @app.command(rich_help_panel=INSPECT)
+@with_examples(
+    "fednotes compare runs/first runs/first",
+    "fednotes compare runs/second runs/first --other-condition federated",
+)
 def compare(
     a: Annotated[Path, typer.Argument(help="Folder of a run.")],
     b: Annotated[

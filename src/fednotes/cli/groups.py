@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from fednotes.cli.plain_help import OldName
+from fednotes.cli.plain_help import OldName, with_examples
 from fednotes.cli.shared import (
     OUTPUT_FORMAT,
     SKIP_REMEDY,
@@ -84,6 +84,9 @@ def show_checked(checked: Checked) -> None:
 
 
 @corpus.command("stats")
+@with_examples(
+    "fednotes corpus stats siteA/notes siteB/notes",
+)
 def corpus_stats(
     paths: Annotated[
         list[Path], typer.Argument(help="One corpus file or folder for each site.")
@@ -123,6 +126,9 @@ def corpus_stats(
 
 
 @corpus.command("overlap")
+@with_examples(
+    "fednotes corpus overlap --notes notes.csv --documents test/ --strict",
+)
 def corpus_overlap(
     notes: Notes,
     documents: Annotated[
@@ -185,6 +191,9 @@ def corpus_overlap(
 
 
 @corpus.command("formats")
+@with_examples(
+    "fednotes corpus formats",
+)
 def corpus_formats(
     as_page: AsPage = False,
 ) -> None:
@@ -209,6 +218,10 @@ def corpus_formats(
     console.print(table)
 
 
+@with_examples(
+    "fednotes convert notes/ notes.xml --to bioc",
+    "fednotes convert export.json notes --format label-studio --to brat",
+)
 def convert(
     source: Annotated[
         Path, typer.Argument(metavar="IN", help="A corpus file or folder.")
@@ -255,6 +268,9 @@ def convert(
 
 
 @corpus.command("list")
+@with_examples(
+    "fednotes corpus list",
+)
 def corpus_list() -> None:
     """List the corpora of built-in jobs and where to get them."""
     from fednotes.data.formats import known_corpora
@@ -268,6 +284,9 @@ def corpus_list() -> None:
 
 
 @corpus.command("synthesise")
+@with_examples(
+    "fednotes corpus synthesise hospitals --sites 3 --to brat",
+)
 def corpus_synthesise(
     out: Annotated[
         Path, typer.Argument(help="Folder to create, with a folder for each site.")
@@ -297,6 +316,10 @@ def _group() -> None:
 
 
 @jobs.command("keys")
+@with_examples(
+    "fednotes job keys",
+    "fednotes job keys training",
+)
 def job_keys(
     table: Annotated[
         str, typer.Argument(help="Show one table only, such as sites, training or top.")
@@ -311,6 +334,10 @@ def job_keys(
 
 
 @jobs.command("show")
+@with_examples(
+    "fednotes job show job.toml --changed",
+    "fednotes job show demo --set seed=2",
+)
 def job_show(
     job: Annotated[
         str, typer.Argument(help="A job file, or a built-in job such as `demo`.")
@@ -335,6 +362,9 @@ def job_show(
 
 
 @jobs.command("schema")
+@with_examples(
+    "fednotes job schema > job.schema.json",
+)
 def job_schema() -> None:
     """Print the JSON schema of a job file, for editors."""
     from fednotes.jobs.schema import make_schema
@@ -343,6 +373,9 @@ def job_schema() -> None:
 
 
 @cache.command("clear")
+@with_examples(
+    "fednotes cache clear",
+)
 def cache_clear() -> None:
     """Delete all cached features, tokens and concepts."""
     from fednotes.encoders.features import default_cache

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fednotes.cli.plain_help import OldName
+from fednotes.cli.plain_help import OldName, with_examples
 from fednotes.cli.shared import (
     ColumnOption,
     EncodingOption,
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _JOB = Path("job.toml")
 
 
+@with_examples(
+    "fednotes init hospitals/",
+    "fednotes init north=siteA/notes south=siteB/notes.jsonl --out job.toml",
+)
 def init(
     paths: Annotated[
         list[str],

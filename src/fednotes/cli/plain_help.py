@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import re
 import sys
-from collections.abc import Set
-from typing import Any
+from collections.abc import Callable, Set
+from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
@@ -26,6 +26,26 @@ _PLACEHOLDERS = {
 }
 
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def with_examples(*lines: str) -> Callable[[Command], Command]:
+    """Mark a function as a command whose help ends with examples.
+
+    Packages use this for the functions that they register.
+
+    Args:
+        lines: Lines that a person types, of at most 76 characters. A command that needs
+            several ends each but its last with a backslash.
+    """
+
+    def mark(function: Command) -> Command:
+        vars(function)["examples"] = lines
+        return function
+
+    return mark
+
+
 class OldName(str):
     """The name that an option had before; give it to `typer.Option` after the new one.
 
@@ -37,11 +57,14 @@ class PlainCommand(TyperCommand):
     """A command whose help has arguments in capitals and plain placeholders.
 
     Attributes:
+        examples: Lines of the examples in the help; see `with_examples`.
         old_names: The new name of each renamed option, by its old name.
     """
 
     def __init__(self, name: str | None, **options: Any) -> None:
         super().__init__(name, **options)
+        # typer wraps the function and copies its attributes
+        self.examples: tuple[str, ...] = getattr(self.callback, "examples", ())
         self.old_names: dict[str, str] = {}
         self._renamed: list[Any] = []  # a copy of each renamed option, under old names
         for parameter in self.params:
@@ -99,6 +122,14 @@ class PlainCommand(TyperCommand):
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples, each on a line of its own."""
+        super().format_epilog(ctx, formatter)
+        if self.examples:
+            with formatter.section("Examples"):
+                for line in self.examples:
+                    formatter.write(f"  {line}\n")
 
 
 def used_old_names(context: typer.Context) -> Set[str]:

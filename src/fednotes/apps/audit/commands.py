@@ -10,10 +10,15 @@ from typing import Annotated
 import typer
 
 from fednotes.cli.all_commands import TRAIN, in_panel
+from fednotes.cli.plain_help import with_examples
 from fednotes.cli.shared import Settings, console, say
 
 
 @in_panel(TRAIN)
+@with_examples(
+    "fednotes audit job.toml --site mercy --out audits/job",
+    "fednotes audit runs/first",
+)
 def audit(
     target: Annotated[
         str, typer.Argument(metavar="RUN|JOB", help="A run's folder, or a job.")

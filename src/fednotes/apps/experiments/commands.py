@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fednotes.cli.all_commands import TRAIN, in_panel
-from fednotes.cli.plain_help import OldName
+from fednotes.cli.plain_help import OldName, with_examples
 from fednotes.cli.shared import (
     SEEDS,
     SEEDS_HELP,
@@ -29,6 +29,10 @@ from fednotes.core.stopping import resumable
 
 
 @in_panel(TRAIN)
+@with_examples(
+    "fednotes reproduce",
+    "fednotes reproduce fedner-table2 --seeds 1-2",
+)
 def reproduce(
     name: Annotated[
         str,
@@ -120,6 +124,10 @@ def _experiments_table(titles: Mapping[str, str]) -> Table:
 
 
 @in_panel(TRAIN)
+@with_examples(
+    "fednotes attention --model a=encoders/a --model b=encoders/b \\",
+    "    --notes notes.csv --out runs/attention",
+)
 def attention(
     model: Annotated[
         list[str],

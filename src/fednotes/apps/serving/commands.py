@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fednotes.cli.all_commands import USE, in_panel
-from fednotes.cli.plain_help import OldName
+from fednotes.cli.plain_help import OldName, with_examples
 from fednotes.cli.shared import Backbone, Device, Dictionary, Port, say
 from fednotes.core import plugins
 
@@ -27,6 +27,9 @@ New = Annotated[
 
 
 @export.command("hf")
+@with_examples(
+    "fednotes export hf runs/first/federated/model out/",
+)
 def export_hf(model: Saved, out: New) -> None:
     """Export a token classifier as a Hugging Face directory."""
     from fednotes.apps.serving import exports
@@ -39,6 +42,9 @@ def export_hf(model: Saved, out: New) -> None:
 
 
 @export.command("onnx")
+@with_examples(
+    "fednotes export onnx runs/first/federated/model out/ --int8",
+)
 def export_onnx(
     model: Saved,
     out: New,
@@ -53,6 +59,9 @@ def export_onnx(
     say(f"{out}: model.onnx and its data; docs/use.md has a program that reads them")
 
 
+@with_examples(
+    "fednotes export sklearn runs/first/federated/model out/",
+)
 def export_sklearn(
     model: Saved,
     out: New,
@@ -70,6 +79,9 @@ if "sklearn" in plugins.registered("exports"):  # a format of another applicatio
 
 
 @export.command("card")
+@with_examples(
+    "fednotes export card runs/first/federated/model README.md",
+)
 def export_card(
     model: Saved,
     out: Annotated[
@@ -87,6 +99,11 @@ def export_card(
 
 
 @in_panel(USE)
+@with_examples(
+    "fednotes serve runs/first/federated/model --port 8000",
+    "fednotes serve runs/first/federated/model --host 0.0.0.0 \\",
+    "    --token-file token --certificate tls.pem --certificate-key tls.key",
+)
 def serve(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     host: Annotated[

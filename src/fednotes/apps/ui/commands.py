@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fednotes.cli.all_commands import USE, in_panel
+from fednotes.cli.plain_help import with_examples
 from fednotes.cli.shared import (
     Backbone,
     Device,
@@ -21,6 +22,10 @@ from fednotes.cli.shared import (
 
 
 @in_panel(USE)
+@with_examples(
+    "fednotes ui runs/first runs/second",
+    "fednotes ui runs/first/federated/model notes/",
+)
 def ui(
     paths: Annotated[
         list[Path],

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from fednotes.apps.deployment.commands.server import Kit
 from fednotes.cli.all_commands import DEPLOY, in_panel
+from fednotes.cli.plain_help import with_examples
 from fednotes.cli.shared import Protect, Settings, console, say
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 
 @in_panel(DEPLOY)
+@with_examples(
+    "fednotes provision project.toml --out kits",
+    "fednotes provision project.toml --out kits --again mercy",
+)
 def provision(
     project: Annotated[
         Path, typer.Argument(help="The project's TOML file: name, server, sites.")
@@ -222,6 +227,9 @@ def _passphrase_reader(path: Path | None) -> AskPassphrase:
 
 
 @in_panel(DEPLOY)
+@with_examples(
+    "fednotes preflight kits/sites/mercy",
+)
 def preflight(kit: Kit) -> None:
     """Check whether a kit can run; show a remedy for each problem."""
     from fednotes.apps.deployment.nvflare.kit import read_kit
@@ -281,6 +289,10 @@ def _say_how_it_runs(kit: Path, role: str, process: Status) -> None:
 
 
 @in_panel(DEPLOY)
+@with_examples(
+    "fednotes run job.toml --on kits/admin --out run",
+    "fednotes run --attach --out run",
+)
 def run(
     job: Annotated[
         str, typer.Argument(help="A job file, or the name of a built-in job.")

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fednotes.apps.deployment.commands.server import Kit
 from fednotes.cli.all_commands import INSPECT
+from fednotes.cli.plain_help import with_examples
 from fednotes.cli.shared import Json, console, say
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import FednotesError
@@ -33,6 +34,9 @@ def _ledger_path(kit: Path) -> Path:
 
 
 @ledger.command("verify")
+@with_examples(
+    "fednotes ledger verify kits/sites/mercy",
+)
 def ledger_verify(
     kit: Kit,
     noted: Annotated[
@@ -64,6 +68,9 @@ def ledger_verify(
 
 
 @ledger.command("show")
+@with_examples(
+    "fednotes ledger show kits/sites/mercy --tail 5",
+)
 def ledger_show(
     kit: Kit,
     run: Annotated[str | None, typer.Option(help="Show this run only.")] = None,

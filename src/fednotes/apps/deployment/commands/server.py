@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fednotes.cli.all_commands import DEPLOY
-from fednotes.cli.plain_help import OldName
+from fednotes.cli.plain_help import OldName, with_examples
 from fednotes.cli.shared import say
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 
@@ -188,6 +188,9 @@ def _prepare(kit: Path, files: Path | None) -> None:
 
 
 @server.command("run")
+@with_examples(
+    "fednotes server run kits/server",
+)
 def server_run(kit: Kit, files: Files = None) -> None:
     """Run the server in the foreground, for systemd and containers."""
     from fednotes.apps.deployment.nvflare import processes
@@ -197,6 +200,9 @@ def server_run(kit: Kit, files: Files = None) -> None:
 
 
 @server.command("start")
+@with_examples(
+    "fednotes server start kits/server",
+)
 def server_start(kit: Kit, files: Files = None) -> None:
     """Start the server in the background and resume its runs."""
     from fednotes.apps.deployment.nvflare import processes
@@ -221,12 +227,18 @@ def server_start(kit: Kit, files: Files = None) -> None:
 
 
 @server.command("stop")
+@with_examples(
+    "fednotes server stop kits/server",
+)
 def server_stop(kit: Kit, kill: Kill = False) -> None:
     """Stop the server; its runs resume when it is started again."""
     stop_process(kit, "server", kill=kill)
 
 
 @server.command("status")
+@with_examples(
+    "fednotes server status kits/server",
+)
 def server_status(kit: Kit) -> None:
     """Show whether the server answers, its connected sites and its runs."""
     from fednotes.apps.deployment.status import ask_server, describe_saved_runs
@@ -273,6 +285,10 @@ def _say_network(kit: Path, network: Network) -> None:
 
 
 @certificates.command("renew")
+@with_examples(
+    "fednotes kit renew kits/sites/mercy",
+    "fednotes kit renew kits/sites/mercy --take mercy.request.signed.pem",
+)
 def renew(
     kit: Kit,
     out: Annotated[
@@ -324,6 +340,9 @@ def renew(
 
 
 @certificates.command("trust")
+@with_examples(
+    "fednotes kit trust kits/sites/mercy trust.pem",
+)
 def trust(
     kit: Kit,
     file: Annotated[

@@ -26,7 +26,7 @@ from fednotes.apps.deployment.commands.server import (
     stop_process,
 )
 from fednotes.cli.all_commands import DEPLOY
-from fednotes.cli.plain_help import OldName
+from fednotes.cli.plain_help import OldName, with_examples
 from fednotes.cli.shared import Yes, console, say
 from fednotes.core import plugins
 from fednotes.core.cleaning import clean
@@ -87,6 +87,9 @@ def _prepare(kit: Path, file: Path | None) -> None:
 
 
 @site.command("run")
+@with_examples(
+    "fednotes site run kits/sites/mercy --site-file mercy.toml",
+)
 def site_run(kit: Kit, file: SiteFileOption = None) -> None:
     """Run the site in the foreground, for systemd and containers."""
     from fednotes.apps.deployment.nvflare import processes
@@ -96,6 +99,9 @@ def site_run(kit: Kit, file: SiteFileOption = None) -> None:
 
 
 @site.command("start")
+@with_examples(
+    "fednotes site start kits/sites/mercy --site-file mercy.toml",
+)
 def site_start(kit: Kit, file: SiteFileOption = None) -> None:
     """Install the site's file in the kit and start the site."""
     _prepare(kit, file)
@@ -134,6 +140,9 @@ def _say_contact(kit: Path, process: Status) -> None:
 
 
 @site.command("rules")
+@with_examples(
+    "fednotes site rules kits/sites/mercy --site-file mercy.toml",
+)
 def site_rules(
     kit: Kit,
     file: SiteFileOption = None,
@@ -175,12 +184,18 @@ def site_rules(
 
 
 @site.command("stop")
+@with_examples(
+    "fednotes site stop kits/sites/mercy",
+)
 def site_stop(kit: Kit, kill: Kill = False) -> None:
     """Stop the site; its runs resume when it is started again."""
     stop_process(kit, "site", kill=kill)
 
 
 @site.command("status")
+@with_examples(
+    "fednotes site status kits/sites/mercy",
+)
 def site_status(kit: Kit) -> None:
     """Show the site's state, runs, waiting approvals and scores."""
     from fednotes.apps.deployment.rules.guard import read_pending_job
@@ -259,6 +274,9 @@ def _say_waiting_job(kit: Path, waiting: dict[str, Any]) -> None:
 
 
 @site.command("forget")
+@with_examples(
+    "fednotes site forget kits/sites/mercy ner-20261128-101500",
+)
 def site_forget(
     kit: Kit,
     run: Annotated[
@@ -291,6 +309,9 @@ def site_forget(
 
 
 @site.command("key")
+@with_examples(
+    "fednotes site key alice --out alice.key",
+)
 def site_key(
     person: Annotated[
         str, typer.Argument(metavar="NAME", help="Name of the person whose key it is.")
@@ -328,6 +349,10 @@ def site_key(
 
 
 @site.command("approve")
+@with_examples(
+    "fednotes site approve kits/sites/mercy --wait",
+    "fednotes site approve kits/sites/mercy 3f2a9c --key alice.key",
+)
 def site_approve(
     kit: Kit,
     job: Job = "",
@@ -486,6 +511,9 @@ def _has_request(kit: Path, job: str, known: Sequence[str]) -> bool:
 
 
 @site.command("reject")
+@with_examples(
+    "fednotes site reject kits/sites/mercy",
+)
 def site_reject(kit: Kit, job: Job = "") -> None:
     """Reject the waiting job, or withdraw the last approval.
 
