@@ -19,6 +19,7 @@ from fednotes.apps.deployment.commands import site as kit_cli
 from fednotes.apps.deployment.rules.guard import (
     RULES,
     NotApproved,
+    RequestedJob,
     open_approvals,
     read_pending_job,
     require_approved,
@@ -168,9 +169,8 @@ def test_a_job_s_words_cannot_show_another_job(
         monkeypatch.setattr(module, "console", console)
     kit_cli._show_job(
         kit,
-        forged,
-        key=table_fingerprint(forged),
-        quorum=read_policy(kit).quorum("h1"),
+        RequestedJob(table_fingerprint(forged), dict(forged)),
+        read_policy(kit).quorum("h1"),
     )
     rows = screen.getvalue().split("\n")
     assert rows[0] == f"fingerprint {table_fingerprint(forged)}"

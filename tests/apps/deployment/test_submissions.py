@@ -229,11 +229,11 @@ def test_a_folder_is_taken_before_anything_is_handed_in(
     ):
         server.refuses = error
         with pytest.raises(type(error), match=match):
-            submit_run(server, run, declared, least=least, out=out)  # type: ignore[arg-type]
+            submit_run(server, run, declared, min_sites=least, out=out)  # type: ignore[arg-type]
         # nobody knows whether the server has it; --attach asks
         assert read_run(out) == run
     server.refuses = None
-    submit_run(server, run, declared, least=least, out=out)  # type: ignore[arg-type]
+    submit_run(server, run, declared, min_sites=least, out=out)  # type: ignore[arg-type]
     assert server.orders == [("submit", run.name)]
     assert "submitting" not in json.loads((out / "run.json").read_text())
     assert read_run(out) == run

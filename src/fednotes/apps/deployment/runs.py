@@ -2,11 +2,12 @@
 
     OUT/run.json        the run that this folder belongs to, and the admin's kit; it is
                         written before submission, so that every submitted run has one
-    OUT/job.json        the declared job
+    OUT/job.json        the job's declaration
     OUT/metrics.jsonl, OUT/summary.json, OUT/model/     fetched when the run is done
 
-The run does not need this process, which may exit and reattach. The server's watch
-resubmits a job that failed or was paused; the code here follows the newest submission.
+The run continues without the admin's process, which may exit and reattach. The server's
+watch resubmits a job that failed or was paused; this module follows the newest
+submission.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from fednotes.apps.deployment.nvflare.kit import (
     ADMIN,
@@ -51,10 +52,12 @@ from fednotes.jobs.results import SUMMARY, RunResult, read_result
 if TYPE_CHECKING:
     from fednotes.apps.deployment.nvflare.server import Admin
 
-POLL_SECONDS = 1.0
-# NVFlare gives the processes of a job ten seconds to end; a busy server takes longer.
+POLL_SECONDS = 1.0  # between two queries of the server
+# Time limit for aborting a run. NVFlare gives the processes of a job ten seconds to
+# end, but a busy server takes longer.
 ABORT_SECONDS = 120.0
-PATIENCE_SECONDS = 900.0  # the watch waits up to 300 s before it resubmits a run
+# Time after which a stopped run counts as not resubmitted; the watch waits up to 300 s.
+PATIENCE_SECONDS = 900.0
 ABORTED = "FINISHED:ABORTED"
 QUEUED = ("SUBMITTED", "APPROVED", "DISPATCHED")
 # Keys of a round's line that are not metrics.
@@ -92,11 +95,35 @@ class Run:
     fingerprint: str
 
 
-def open_admin_kit(path: Path) -> tuple[Path, str]:
-    """Return the path of an admin's kit and the person to whom it belongs.
+class AdminKit(NamedTuple):
+    """An admin's kit.
+
+    Attributes:
+        path: Its absolute path.
+        person: The person to whom it belongs.
+    """
+
+    path: Path
+    person: str
+
+
+class PreparedRun(NamedTuple):
+    """A run that can be submitted.
+
+    Attributes:
+        run: The run.
+        min_sites: Minimum number of sites that it needs.
+    """
+
+    run: Run
+    min_sites: int
+
+
+def open_admin_kit(path: Path) -> AdminKit:
+    """Return an admin's kit after checking that it is safe to use.
 
     Raises:
-        ConfigError: The kit is another participant's, or others can read its key.
+        ConfigError: The kit is another participant's, or other users can read its key.
     """
     facts = read_kit(path)
     if facts.role != ADMIN:
@@ -104,32 +131,28 @@ def open_admin_kit(path: Path) -> tuple[Path, str]:
             f"{path} is the kit of {facts.name} ({facts.role}): use the kit "
             "`admin` to submit a run"
         )
-    loose = find_loose_keys(path)
-    if loose:
+    for key in find_loose_keys(path):
         raise ConfigError(
-            f"{loose[0]}: other users can read this file; run: chmod -R go-rwx {path}; "
-            "if other people use this machine, ask for another kit"
+            f"{key}: other users can read this file; run: chmod -R go-rwx {path}; if "
+            "other people use this machine, ask for another kit"
         )
-    return path.resolve(), facts.person
+    return AdminKit(path.resolve(), facts.person)
 
 
 def prepare_run(
     job: Job, declared: Mapping[str, Any], kit: Path, *, out: Path, when: float
-) -> tuple[Run, int]:
+) -> PreparedRun:
     """Name a new run and check that it can be submitted.
 
     Args:
         job: The job.
         declared: The job's declaration.
         kit: The admin's kit.
-        out: The folder for the run's files; it must be free.
+        out: The folder for the run's files; it must be empty or not exist.
         when: The current time, in seconds since the epoch.
 
-    Returns:
-        The run, and the minimum number of sites that it needs.
-
     Raises:
-        ConfigError: `out` is not free, or the job has too few sites.
+        ConfigError: `out` is not empty, or the job has too few sites.
     """
     if (out / "run.json").exists():
         raise ParameterError(
@@ -140,10 +163,10 @@ def prepare_run(
         raise ParameterError(f"{out} is not empty: choose another `out`")
 
     sites = tuple(job.sites)
-    least = job.federation.min_sites or len(sites)
-    if least > len(sites):
+    min_sites = job.federation.min_sites or len(sites)
+    if min_sites > len(sites):
         raise ConfigError(
-            f"[federation] min_sites = {least}, but the job has only {len(sites)} "
+            f"[federation] min_sites = {min_sites}, but the job has only {len(sites)} "
             "sites: lower min_sites, or leave it out"
         )
     if job.federation.secure_sum and len(sites) < MIN_SECURE_SITES:
@@ -152,24 +175,30 @@ def prepare_run(
             f"job has only {len(sites)}: add sites, or leave secure_sum out"
         )
 
-    stem = re.sub(r"[^A-Za-z0-9_.-]", "-", job.name).lstrip("-._")[:32] or "job"
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(when))
+    plain_name = re.sub(r"[^A-Za-z0-9_.-]", "-", job.name).lstrip("-._")[:32] or "job"
+    timestamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(when))
+    table = table_to_approve(declared, sites, min_sites)
     run = Run(
-        name=f"{stem}-{stamp}",
+        name=f"{plain_name}-{timestamp}",
         kit=kit.resolve(),
         title=job.title,
         sites=sites,
-        fingerprint=table_fingerprint(table_to_approve(declared, sites, least)),
+        fingerprint=table_fingerprint(table),
     )
-    return run, least
+    return PreparedRun(run, min_sites)
 
 
 def claim_folder(run: Run, declared: Mapping[str, Any], out: Path) -> None:
-    """Reserve a folder for a run, before anything is submitted.
+    """Reserve a folder for a run, before its job is submitted.
+
+    Args:
+        run: The run.
+        declared: The job's declaration.
+        out: The folder.
 
     Raises:
-        ConfigError: The folder cannot be written to (ParameterError if another run has
-            it).
+        ParameterError: Another run has reserved the folder.
+        ConfigError: The folder cannot be written to.
     """
     with os_errors_as(ConfigError, out, ending="; nothing was submitted"):
         private_folder(out)
@@ -189,7 +218,7 @@ def claim_folder(run: Run, declared: Mapping[str, Any], out: Path) -> None:
 
 
 def release_folder(out: Path) -> None:
-    """Undo `claim_folder` if nothing was submitted."""
+    """Undo `claim_folder`, for a run that was not submitted."""
     with suppress(OSError):
         for name in ("job.json", "run.json"):
             (out / name).unlink(missing_ok=True)
@@ -197,7 +226,7 @@ def release_folder(out: Path) -> None:
 
 
 def submit_run(
-    server: Admin, run: Run, declared: Mapping[str, Any], *, least: int, out: Path
+    server: Admin, run: Run, declared: Mapping[str, Any], *, min_sites: int, out: Path
 ) -> None:
     """Submit the job of a run that has claimed its folder.
 
@@ -205,20 +234,20 @@ def submit_run(
         server: A session with the server.
         run: The run.
         declared: The job's declaration.
-        least: The minimum number of sites that the run needs.
+        min_sites: Minimum number of sites that the run needs.
         out: The folder that the run has claimed.
 
     Raises:
-        TrainingError: The connection was lost, and the server may or may not have the
-            job.
+        TrainingError: The connection was lost, so it is unknown whether the server has
+            the job.
         RefusedError: The server refused the job.
     """
     with tempfile.TemporaryDirectory() as folder:
-        packed = write_job_folder(
-            Path(folder), declared, run=run.name, sites=run.sites, min_sites=least
+        job_folder = write_job_folder(
+            Path(folder), declared, run=run.name, sites=run.sites, min_sites=min_sites
         )
         try:
-            server.submit(packed)
+            server.submit(job_folder)
         except TrainingError as error:
             raise TrainingError(
                 f"{error}; it is unknown whether the server received run "
@@ -232,7 +261,7 @@ def run_facts(run: Run, *, submitting: bool = False) -> dict[str, Any]:
 
     Args:
         run: The run.
-        submitting: Whether the server may not have received the run yet.
+        submitting: Whether it is unknown if the server has received the run.
     """
     facts: dict[str, Any] = {
         "run": run.name,
@@ -291,9 +320,10 @@ def abort_run(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Abort a run permanently: its submissions end, and none follows.
+    """Abort a run permanently: end its submissions, and prevent further ones.
 
-    NVFlare keeps the mark of the abort on the server, even across restarts.
+    NVFlare records at the server that a submission was aborted. The record survives
+    restarts, and the server's watch does not resubmit a run that has one.
 
     Args:
         server: A session with the server.
@@ -307,12 +337,13 @@ def abort_run(
         TrainingError: The run did not end in time.
     """
     deadline = now() + ABORT_SECONDS
-    running: dict[str, bool] = {}  # submission -> whether it had a process to abort
+    # Each submission that was aborted, and whether it had a process that must end.
+    had_process: dict[str, bool] = {}
     while now() < deadline:
         submissions = [
-            job
-            for job in order_submissions(server.jobs())
-            if job.get("name") == run.name
+            submission
+            for submission in order_submissions(server.jobs())
+            if submission.get("name") == run.name
         ]
         if not submissions:
             _raise_unknown(run, out)
@@ -320,17 +351,24 @@ def abort_run(
         _require_unfinished(server, newest, out)
 
         unfinished = [
-            job for job in submissions if not str(job["status"]).startswith("FINISHED")
+            submission
+            for submission in submissions
+            if not str(submission["status"]).startswith("FINISHED")
         ]
-        for job in unfinished:
-            if job["status"] != "DISPATCHED" and job["job_id"] not in running:
-                running[job["job_id"]] = _abort_submission(server, str(job["job_id"]))
-        is_ending = any(running.get(job["job_id"], True) for job in unfinished)
+        for submission in unfinished:
+            job_id = str(submission["job_id"])
+            # A submission that is being dispatched has no process to abort yet.
+            if submission["status"] != "DISPATCHED" and job_id not in had_process:
+                had_process[job_id] = _abort_submission(server, job_id)
+        is_ending = any(
+            had_process.get(str(submission["job_id"]), True)
+            for submission in unfinished
+        )
         if not is_ending:
-            if any(job["status"] == ABORTED for job in submissions):
+            if any(submission["status"] == ABORTED for submission in submissions):
                 return
             # The run is between two submissions, or its process was killed. Only a
-            # submission can carry the mark of the abort, so make one.
+            # submission can be marked as aborted, so submit the run once more.
             server.abort(server.resubmit(str(newest["job_id"])))
         sleep(POLL_SECONDS)
     raise TrainingError(
@@ -340,12 +378,18 @@ def abort_run(
 
 
 def _require_unfinished(server: Admin, newest: Mapping[str, Any], out: Path) -> None:
-    """Raise ConfigError if a run is done."""
+    """Raise ConfigError if a run is done.
+
+    Args:
+        server: A session with the server.
+        newest: The newest submission of the run.
+        out: The run's folder.
+    """
     is_done = (out / "summary.json").exists()
     if not is_done and newest["status"] == "FINISHED:COMPLETED":
         with tempfile.TemporaryDirectory() as folder, suppress(TrainingError):
-            fetched = server.fetch(str(newest["job_id"]), Path(folder))
-            is_done = (fetched / "fednotes" / "summary.json").exists()
+            files = server.fetch(str(newest["job_id"]), Path(folder))
+            is_done = (files / "fednotes" / "summary.json").exists()
     if is_done:
         raise ConfigError(
             f"run {newest['name']} is done, so there is nothing to abort; to "
@@ -375,7 +419,7 @@ class Follower:
         run: The run.
         out: The run's folder.
         display: Shows rounds and their metrics.
-        say: Shows one line to a person.
+        say: Prints one line.
         just_submitted: Whether the run was just submitted.
         now: Returns the current time, in seconds; tests replace it.
         sleep: Waits for a number of seconds; tests replace it.
@@ -388,15 +432,15 @@ class Follower:
     just_submitted: bool = False
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    _job_id: str = ""  # the newest submission
-    _lines: int = 0  # number of lines read from that submission
-    _status: str = ""
-    _changed_at: float = 0.0
-    _examined: set[str] = field(default_factory=set)  # finished submissions
-    _plan: tuple[int, int] | None = None
+    _job_id: str = ""  # of the newest submission
+    _num_lines: int = 0  # number of lines read from the newest submission
+    _status: str = ""  # of the newest submission
+    _status_time: float = 0.0  # when the status last changed
+    _fetched_jobs: set[str] = field(default_factory=set)  # finished submissions
+    _plan: tuple[int, int] | None = None  # rounds and examples
     _rounds_shown: int = 0
     _is_resumed: bool = False  # a new submission of a run whose rounds were shown
-    _blocked_by: str = ""  # the run that this one waits for
+    _run_ahead: str = ""  # the run that this one waits for
 
     def follow(self, server: Admin) -> RunResult:
         """Show the run until it is done, and return its results.
@@ -405,36 +449,41 @@ class Follower:
             TrainingError: The connection was lost.
             FednotesError: The run was aborted or stays stopped.
         """
-        self._changed_at = self.now()
+        self._status_time = self.now()
         while True:
-            newest = {str(job["name"]): job for job in order_submissions(server.jobs())}
-            job = newest.pop(self.run.name, None)
-            if job is None:
+            newest_submissions = {
+                str(submission["name"]): submission
+                for submission in order_submissions(server.jobs())
+            }
+            submission = newest_submissions.pop(self.run.name, None)
+            if submission is None:
                 _raise_unknown(self.run, self.out)
             if read_json_table(self.out / "run.json").get("submitting"):
+                # The server has received the run.
                 write_json(self.out / "run.json", run_facts(self.run))
 
-            status = str(job["status"])
-            self._note_status(server, str(job["job_id"]), status)
+            status = str(submission["status"])
+            self._update_status(server, str(submission["job_id"]), status)
             if status == "SUBMITTED":
-                self._say_who_is_ahead(server, newest)
+                self._say_who_is_ahead(server, newest_submissions)
             if status == "RUNNING":
                 self._show_progress(server)
             elif status.startswith("FINISHED"):
-                result = self._examine_finished(server, job)
+                result = self._examine_finished(server, submission)
                 if result is not None:
                     return result
             self.sleep(POLL_SECONDS)
 
-    def _note_status(self, server: Admin, job_id: str, status: str) -> None:
+    def _update_status(self, server: Admin, job_id: str, status: str) -> None:
+        """Record the newest submission's status; name absent sites if it waits."""
         if job_id != self._job_id:
             self._job_id = job_id
-            self._lines = 0
+            self._num_lines = 0
             self._status = ""
             self._is_resumed = self._rounds_shown > 0
         if status != self._status:
             self._status = status
-            self._changed_at = self.now()
+            self._status_time = self.now()
             if status in QUEUED:
                 self._say_who_is_absent(server)
 
@@ -445,15 +494,18 @@ class Follower:
 
         Args:
             server: A session with the server.
-            others: Newest submission of each other run, by the run's name.
+            others: Name of each other run to its newest submission.
         """
-        for name, job in others.items():
-            if job["status"] not in ("RUNNING", "DISPATCHED"):
+        for name, submission in others.items():
+            if submission["status"] not in ("RUNNING", "DISPATCHED"):
                 continue
-            # A job that does not answer was killed; the watch resubmits it later, so it
-            # blocks nobody for now.
-            if name != self._blocked_by and server.tell(str(job["job_id"])) is not None:
-                self._blocked_by = name
+            if name == self._run_ahead:
+                return
+            # A job that does not answer was killed. The watch resubmits it later, so
+            # for now it blocks no other run.
+            is_alive = server.tell(str(submission["job_id"])) is not None
+            if is_alive:
+                self._run_ahead = name
                 self.say(
                     f"waits until run {name} has ended (to abort that run: fednotes "
                     "run --abort --out its folder)"
@@ -461,26 +513,29 @@ class Follower:
             return
 
     def _say_who_is_absent(self, server: Admin) -> None:
-        absent = [site for site in self.run.sites if site not in server.sites()]
-        if absent:
+        """Name the sites of the run that are not connected."""
+        absent_sites = [site for site in self.run.sites if site not in server.sites()]
+        if absent_sites:
             self.say(
-                f"waiting for {', '.join(absent)}: not connected; at each of these "
-                "sites, run: fednotes site start KIT"
+                f"waiting for {', '.join(absent_sites)}: not connected; at each of "
+                "these sites, run: fednotes site start KIT"
             )
 
     def _show_progress(self, server: Admin) -> None:
+        """Show the lines of progress that the run has published since the last call."""
         if self.just_submitted:
             self.just_submitted = False
             self.say(
                 "a site that has not approved the job must do so first; run there: "
                 "fednotes site approve KIT"
             )
-        reply = server.tell(self._job_id, since=self._lines) or {}
+        reply = server.tell(self._job_id, since=self._num_lines) or {}
         for line in reply.get("lines", ()):
-            self._lines += 1
+            self._num_lines += 1
             self._show(line)
 
     def _show(self, line: Mapping[str, Any]) -> None:
+        """Show one line of progress."""
         kind = line.get("kind")
         if kind == "plan":
             self._show_plan(line)
@@ -490,23 +545,23 @@ class Follower:
             self.say(str(line["text"]))
 
     def _show_plan(self, line: Mapping[str, Any]) -> None:
+        """Show how many rounds a submission will take, and where it resumes."""
         if self._is_resumed:
             self._is_resumed = False
-            done = int(line.get("done", 0))
-            if done:
-                self.say(f"resumes from round {done}")
+            num_done = int(line.get("done", 0))
+            if num_done:
+                self.say(f"resumes from round {num_done}")
             else:
                 self.say("starts again from the beginning: there is no checkpoint yet")
-        plan = int(line["rounds"]), int(line["examples"])
-        if plan != self._plan:
-            self._plan = plan
-            rounds, examples = plan
-            self.display.begin(
-                Part("federated", self.run.sites, None), rounds, examples
-            )
+        rounds = int(line["rounds"])
+        examples = int(line["examples"])
+        if (rounds, examples) != self._plan:
+            self._plan = (rounds, examples)
+            part = Part("federated", self.run.sites, None)
+            self.display.begin(part, rounds, examples)
 
     def _show_round(self, line: Mapping[str, Any]) -> None:
-        """Show a round that was not shown by an earlier submission."""
+        """Show a round, unless an earlier submission has already shown it."""
         number = int(line["round"])
         if self._plan is None or number < self._rounds_shown:
             return
@@ -525,7 +580,7 @@ class Follower:
         )
 
     def _examine_finished(
-        self, server: Admin, job: Mapping[str, Any]
+        self, server: Admin, submission: Mapping[str, Any]
     ) -> RunResult | None:
         """Return the results of a finished submission; None if another one follows.
 
@@ -535,20 +590,20 @@ class Follower:
         """
         if self._status == ABORTED:
             raise FednotesError(f"run {self.run.name} was aborted by a person")
-        if self._job_id not in self._examined:
-            result = self._fetch(server, job)
-            self._examined.add(self._job_id)
+        if self._job_id not in self._fetched_jobs:
+            result = self._fetch(server, submission)
+            self._fetched_jobs.add(self._job_id)
             if result is not None:
                 self.display.end()
                 return result
-        if self.now() - self._changed_at > PATIENCE_SECONDS:
+        if self.now() - self._status_time > PATIENCE_SECONDS:
             raise FednotesError(
                 f"run {self.run.name}: {self._status}, but the server does not "
                 "resubmit it: look at `fednotes server status KIT` and its log"
             )
         return None
 
-    def _fetch(self, server: Admin, job: Mapping[str, Any]) -> RunResult | None:
+    def _fetch(self, server: Admin, submission: Mapping[str, Any]) -> RunResult | None:
         """Fetch a submission's files; return the run's results if it has any.
 
         Raises:
@@ -556,28 +611,31 @@ class Follower:
         """
         with tempfile.TemporaryDirectory(dir=self.out) as folder:
             try:
-                fetched = server.fetch(self._job_id, Path(folder)) / "fednotes"
+                files = server.fetch(self._job_id, Path(folder)) / "fednotes"
             except TrainingError:
-                details = "; ".join(map(str, job.get("job_deploy_detail") or ()))
+                details = "; ".join(map(str, submission.get("job_deploy_detail") or ()))
                 self.say(f"{self._status} ({details or 'nothing to fetch'})")
                 return None
-            problem = read_json_table(fetched / PROBLEM)
+            problem = read_json_table(files / PROBLEM)
             if problem and not problem.get("again"):
                 raise FednotesError(
                     f"run {self.run.name} stays stopped: {problem['problem']}"
                 )
             if problem:
                 self.say(f"stopped: {problem['problem']}; the server resubmits it")
-            if not (fetched / SUMMARY).exists():
+            if not (files / SUMMARY).exists():
                 return None
-
-            make_private(fetched)
-            for path in sorted(fetched.iterdir()):
-                target = self.out / path.name
-                if target.is_dir():
-                    shutil.rmtree(target)
-                shutil.move(path, target)
+            self._move_into_folder(files)
             return read_result(self.out)
+
+    def _move_into_folder(self, files: Path) -> None:
+        """Move fetched files into the run's folder, in place of earlier ones."""
+        make_private(files)
+        for path in sorted(files.iterdir()):
+            target = self.out / path.name
+            if target.is_dir():
+                shutil.rmtree(target)
+            shutil.move(path, target)
 
 
 def follow_with_reconnects(follower: Follower, connect: Callable[[], Any]) -> RunResult:
@@ -587,18 +645,18 @@ def follow_with_reconnects(follower: Follower, connect: Callable[[], Any]) -> Ru
         follower: Shows the run.
         connect: Opens a session with the server, as a context manager.
     """
-    is_lost = False
+    is_disconnected = False
     while True:
         try:
             with connect() as server:
-                if is_lost:
+                if is_disconnected:
                     follower.say("connected again")
-                is_lost = False
+                is_disconnected = False
                 return follower.follow(server)
         except TrainingError as error:
-            if not is_lost:
+            if not is_disconnected:
                 follower.say(
                     f"{error}; trying again (Ctrl-C stops watching, not the run)"
                 )
-            is_lost = True
+            is_disconnected = True
             follower.sleep(5 * POLL_SECONDS)

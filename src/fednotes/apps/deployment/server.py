@@ -22,7 +22,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,12 +74,13 @@ from fednotes.jobs.metrics_file import METRICS, append_entry, make_entry, rewind
 from fednotes.jobs.results import RunResult
 from fednotes.jobs.run_files import VERSION
 from fednotes.jobs.run_folder import list_versions
+from fednotes.privacy.promise import Promise
 
 # In the server's kit: [files] of this machine, if the job names files.
 SERVER_FILE = "server.toml"
 PROBLEM = "problem.json"  # why a run failed, in the folder that the admin fetches
 _PART = "federated"
-MAX_ATTEMPTS = 3  # identical failures after one round before a run stays stopped
+MAX_ATTEMPTS = 3  # a run stays stopped after failing this often in the same round
 # Limits on the scores that one site shares, and on those of all sites together. They
 # keep summary.json readable, whatever a site sends.
 MAX_SCORES = 2**17  # maximum number of values from one site
@@ -89,8 +90,8 @@ MAX_ALL_SCORES_BYTES = bounds.FILE // 4
 MAX_SCORES_DEPTH = 16
 MAX_REFUSALS = 100  # maximum number of refusals remembered while sites agree
 MAX_EVENTS = 10_000  # maximum number of events published for one site
-_REMEDY = "fednotes server stop KIT; fednotes server start KIT --server-file FILE"
-# These errors concern files of the server; errors of sites have other classes.
+_FILES_REMEDY = "fednotes server stop KIT; fednotes server start KIT --server-file FILE"
+# Errors about files of the server; errors of sites have other classes.
 _SERVER_ERRORS = (ModelError, MissingExtra)
 _PUBLISHED_EVENTS = ("waiting", "missing", "joined", "refused")
 logger = logging.getLogger("fednotes.apps.deployment.site")
@@ -127,29 +128,28 @@ def server_main(setup: Setup, transport: Pipe) -> None:
         _run(setup, job, progress)
     except Paused:
         logger.info("paused; the run resumes from its last checkpoint")
-    except FednotesError as original:
-        error = original
-        if isinstance(original, _SERVER_ERRORS):
-            error = ModelError(f"at the server: {original}")
+    except FednotesError as original_error:
+        error = original_error
+        if isinstance(original_error, _SERVER_ERRORS):
+            error = ModelError(f"at the server: {original_error}")
         rounds = progress.rounds if progress else 0
-        is_final = _is_final(setup.state, rounds, error)
-        write_json(
-            setup.folder / PROBLEM, {"problem": str(error), "again": not is_final}
-        )
+        is_final = _count_failure(setup.state, rounds, error)
+        problem = {"problem": str(error), "again": not is_final}
+        write_json(setup.folder / PROBLEM, problem)
         if is_final and isinstance(error, TrainingError):
             raise ConfigError(
                 f"{error} (failed {MAX_ATTEMPTS} times in the same way: the run stays "
                 "stopped)"
-            ) from original
-        raise error from original.__cause__
+            ) from original_error
+        raise error from original_error.__cause__
 
 
 def job_of_server(setup: Setup) -> Job:
-    """Return the job, with this machine's paths for the files that it names.
+    """Return the job, with this machine's paths for the files that the job names.
 
     Raises:
-        ModelError: One of the files does not exist; no site has been asked yet.
-        ConfigError: The job was submitted for different sites than it names.
+        ModelError: One of the files does not exist.
+        ConfigError: The job was submitted for other sites than it names.
     """
     path = setup.kit / SERVER_FILE
     declared: Mapping[str, Any] = setup.job
@@ -167,7 +167,7 @@ def job_of_server(setup: Setup) -> Job:
         _require_files(job.config.model)
     except ModelError as error:
         raise ModelError(
-            f"{error}. [files] of a TOML file says where it is: {_REMEDY}"
+            f"{error}. [files] of a TOML file says where it is: {_FILES_REMEDY}"
         ) from error
     return job
 
@@ -175,34 +175,48 @@ def job_of_server(setup: Setup) -> Job:
 def _require_files(model: Any) -> None:
     """Raise ModelError if a file from which the server builds the model is missing.
 
-    Only the sites need dictionaries and text encoders.
+    Dictionaries and text encoders are not checked, because only the sites need them.
     """
     for key in ("word_vectors", "backbone", "representation"):
         name = getattr(model, key, "")
-        if name not in ("", "learn", "none") and not Path(name).expanduser().exists():
+        is_file = name not in ("", "learn", "none")
+        if is_file and not Path(name).expanduser().exists():
             raise ModelError(f"{key} {name!r}: no such file or folder")
 
 
-def _is_final(state: Path, rounds: int, error: FednotesError) -> bool:
-    """Return whether the run should not be submitted again, and count the failure.
+def _count_failure(state: Path, rounds: int, error: FednotesError) -> bool:
+    """Count a failure of the run, and return whether it is final.
 
-    A failure is final if resubmitting cannot help, or if it occurred `MAX_ATTEMPTS`
-    times after the same round.
+    A failure is final if another submission cannot help, or if the same failure has
+    occurred `MAX_ATTEMPTS` times after the same round.
+
+    Args:
+        state: The folder of the run's state.
+        rounds: Number of committed rounds.
+        error: The failure.
     """
     if not isinstance(error, TrainingError):
         return True
     path = state / "failure.json"
     failure = {"rounds": rounds, "problem": str(error)}
-    previous = read_json_table(path)
+    last_failure = read_json_table(path)
+    is_same_failure = all(
+        key in last_failure and last_failure[key] == value
+        for key, value in failure.items()
+    )
     times = 1
-    if {**previous, **failure} == previous:
-        times += int(previous.get("times", 0))
+    if is_same_failure:
+        times += int(last_failure.get("times", 0))
     write_json(path, {**failure, "times": times})
     return times >= MAX_ATTEMPTS
 
 
 class _Engine(Deployed):
-    """Announces the run's length once a sum shows how many examples the sites have."""
+    """A federation that publishes the run's length once sites have counted examples.
+
+    Attributes:
+        progress: Publishes the progress of the run.
+    """
 
     progress: Progress
 
@@ -217,25 +231,63 @@ class _Engine(Deployed):
 
 
 def _run(setup: Setup, job: Job, progress: Progress) -> None:
+    """Train, and write the run's model, results and metrics."""
     engine = _create_engine(setup, job, progress)
     config = _agree(setup, job, engine, progress)
 
-    # The server does not know the sites' sizes.
-    warnings = job.module.list_size_warnings(config, [1] * len(setup.sites))
-    for text in warnings:
-        progress.warn(text)
+    # The server does not know how many notes each site has.
+    unknown_sizes = [1] * len(setup.sites)
+    warnings = job.module.list_size_warnings(config, unknown_sizes)
+    for warning in warnings:
+        progress.warn(warning)
     progress.begin(config, engine.resume())
-    final = job.module.train(engine, config)
+    final_state = job.module.train(engine, config)
     progress.is_trained = True
 
+    result = _make_result(
+        setup,
+        job,
+        engine,
+        promise=job.module.make_promise(config),
+        warnings=warnings,
+        metrics=progress.metrics,
+        rounds=final_state.round,
+    )
+    job.module.save_model(config, final_state, setup.folder / "model")
+    result.write(setup.folder)
+    write_text(setup.folder / METRICS, progress.path.read_text(encoding="utf-8"))
+    engine.end()
+    progress.pipe.publish({"kind": "end", "rounds": progress.rounds})
+
+
+def _make_result(
+    setup: Setup,
+    job: Job,
+    engine: Deployed,
+    *,
+    promise: Promise | None,
+    warnings: Iterable[str],
+    metrics: Mapping[str, float],
+    rounds: int,
+) -> RunResult:
+    """Return the result of a run, with the scores of the sites that share them.
+
+    Args:
+        setup: Start-up data of this side of the job.
+        job: The job.
+        engine: The federation, after training.
+        promise: The job's guarantee of differential privacy; None if it has none.
+        warnings: The warnings about the sites' sizes.
+        metrics: Metrics of the last round.
+        rounds: Number of rounds.
+    """
     shared_scores = _fetch_shared_scores(engine)
-    promise = job.module.make_promise(config)
     notes = list(warnings)
     privacy = {}
     if promise is not None:
         notes.append(str(promise))
         privacy["federated"] = promise.told()
-    result = RunResult(
+    return RunResult(
         version=VERSION,
         title=job.title,
         method=job.method,
@@ -245,40 +297,36 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
         seconds=engine.seconds,
         bytes_up=engine.bytes_up,
         bytes_down=engine.bytes_down,
-        # Only scores of sites whose policy shares them.
         sites={
             site: {"federated": shared_scores[site]} if site in shared_scores else {}
             for site in setup.sites
         },
         privacy=privacy,
-        metrics=dict(progress.metrics),
+        metrics=dict(metrics),
         conditions={
             "federated": {
                 "seconds": engine.seconds,
                 "bytes_up": engine.bytes_up,
                 "bytes_down": engine.bytes_down,
-                "rounds": final.round,
+                "rounds": rounds,
             }
         },
         config=dict(setup.job["job"]),
         versions=list_versions(),
         notes=notes,
     )
-    job.module.save_model(config, final, setup.folder / "model")
-    result.write(setup.folder)
-    write_text(setup.folder / METRICS, progress.path.read_text(encoding="utf-8"))
-    engine.end()
-    progress.pipe.publish({"kind": "end", "rounds": progress.rounds})
 
 
 def _create_engine(setup: Setup, job: Job, progress: Progress) -> _Engine:
+    """Return the federation whose sites answer over `progress`."""
     settings = job.federation
-    key = table_fingerprint(table_to_approve(setup.job, setup.sites, setup.min_sites))
+    table = table_to_approve(setup.job, setup.sites, setup.min_sites)
+    fingerprint = table_fingerprint(table)
     summing = None
     if settings.secure_sum:
         summing = SecureSum(
             setup.sites,
-            job=summed_job(key, setup.run),
+            job=summed_job(fingerprint, setup.run),
             threshold=sum_threshold(job, setup),
             record=setup.state / OPENED,
         )
@@ -286,7 +334,7 @@ def _create_engine(setup: Setup, job: Job, progress: Progress) -> _Engine:
         progress,
         setup.sites,
         setup.state / "server",
-        job=key,
+        job=fingerprint,
         patience=Patience(
             min_sites=setup.min_sites,
             timeout=settings.timeout,
@@ -311,14 +359,13 @@ def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:
     """Return the method's configuration that all sites agreed on.
 
     Raises:
-        ConfigError: A site differs from the job, or refuses the others' agreement.
+        ConfigError: A site differs from the job, or refuses the agreement.
     """
     path = setup.state / "agreement.json"
     if engine.resume() is not None:
         with readable(path, ConfigError):
-            return agreed_config(
-                job, descriptions_from_text(path.read_text(encoding="utf-8"))
-            )
+            saved_text = path.read_text(encoding="utf-8")
+            return agreed_config(job, descriptions_from_text(saved_text))
 
     descriptions = {
         site: description_from_tensors(site, tensors)
@@ -326,14 +373,13 @@ def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:
     }
     require_as_declared(job, descriptions)
     config = agreed_config(job, descriptions)
+    fingerprint = agreement_fingerprint(job, descriptions)
     text = descriptions_to_text(descriptions)
     write_text(path, text)
 
     progress.refusals.clear()
     try:
-        total = engine.sum(
-            AGREE, descriptions=text, agreed=agreement_fingerprint(job, descriptions)
-        )
+        total = engine.sum(AGREE, descriptions=text, agreed=fingerprint)
     except TrainingError as error:
         if progress.refusals:
             raise ConfigError(str(error)) from error
@@ -366,11 +412,11 @@ def _read_scores(tensors: Tensors, sites: int) -> dict[str, Any]:
         KeyError: The answer has no scores.
         ValueError: The scores are malformed or too large.
     """
-    packed = tensors["scores"]
-    if packed.numel() > min(MAX_SCORES_BYTES, MAX_ALL_SCORES_BYTES // sites):
+    packed_scores = tensors["scores"]
+    if packed_scores.numel() > min(MAX_SCORES_BYTES, MAX_ALL_SCORES_BYTES // sites):
         raise ValueError("too many bytes")
     scores = unpack_json(
-        packed,
+        packed_scores,
         most_values=min(MAX_SCORES, MAX_ALL_SCORES // sites),
         most_depth=MAX_SCORES_DEPTH,
         strict=False,
@@ -382,13 +428,13 @@ def _read_scores(tensors: Tensors, sites: int) -> dict[str, Any]:
 
 
 class Progress:
-    """Publishes the progress of a run, and is the transport of its engine.
+    """Publishes the progress of a run, and serves as the transport of its engine.
 
-    The engine sees only replies; this class wraps the pipe to record why sites do not
-    answer.
+    The engine sees only replies. This class wraps the pipe, and also records why sites
+    do not answer.
 
     Attributes:
-        path: The file of metrics, in the run's state.
+        path: The file of metrics, in the folder of the run's state.
         pipe: The underlying transport.
         metrics: Metrics of the latest round.
         rounds: Number of committed rounds.
@@ -405,15 +451,15 @@ class Progress:
         self.refusals: list[str] = []
         self.is_trained = False
         self._job = job
-        self._sites = len(setup.sites)
-        # The number of sites needed to continue. The agreement needs all of them, and
-        # until then there is no configuration.
-        self._least = max(sum_threshold(job, setup), setup.min_sites)
-        self._config: Any = None
-        self._published: dict[tuple[str, str], str] = {}  # (site, kind) -> newest text
-        self._events: Counter[str] = Counter()  # published events by site
-        self._silent: dict[str, str] = {}  # site -> why it gave no answer
-        self._rejected: dict[str, str] = {}  # site -> the text of its rejection
+        self._num_sites = len(setup.sites)
+        # Minimum number of sites after the agreement.
+        self._min_sites = max(sum_threshold(job, setup), setup.min_sites)
+        self._config: Any = None  # the method's configuration, after the agreement
+        # Site and kind of event to the newest text that was published.
+        self._published_texts: dict[tuple[str, str], str] = {}
+        self._num_events: Counter[str] = Counter()  # published events by site
+        self._silence_reasons: dict[str, str] = {}  # site -> why it did not answer
+        self._rejections: dict[str, str] = {}  # site -> the text of its rejection
         self._approvals = PendingApprovals(setup.state / APPROVALS_FILE, setup.sites)
 
     def exchange(
@@ -426,40 +472,56 @@ class Progress:
                 only return with a new submission.
             ConfigError: Too few sites remain, because others rejected the job.
         """
-        silent = dict.fromkeys(frames, "not connected, or still busy")
+        reasons = dict.fromkeys(frames, "not connected, or still busy")
         replies = self.pipe.exchange(
             frames, timeout=timeout, grace=grace, enough=enough
         )
         for site, reply in replies:
-            silent.pop(site, None)
-            # If the reply is a refusal, `event` notes it again.
-            self._rejected.pop(site, None)
+            reasons.pop(site, None)
+            # If the reply is a refusal, `event` records the decision again.
+            self._rejections.pop(site, None)
             self._approvals.remove(site)
             yield site, reply
-        if len(frames) - len(silent) < enough and self.pipe.pause.is_set():
+        num_replies = len(frames) - len(reasons)
+        if num_replies < enough and self.pipe.pause.is_set():
             raise Paused
 
-        before = self._silent
-        self._silent = silent | dict(getattr(self.pipe, "failed", {}))
-        for site, reason in self._silent.items():
-            self._note_decision(site, reason)
-            if before.get(site) != reason:  # each reason is published once
-                text = f"no answer from site {site!r}: {reason}"
-                if reason.startswith(f"site {site!r}"):
-                    text = reason
-                logger.info("%s", text)
-                self._publish_event(site, "silent", text)
+        reasons |= dict(getattr(self.pipe, "failed", {}))
+        self._publish_silence(reasons)
         self._publish_approvals()
         self._require_willing_sites()
 
-    def begin(self, config: Any, resumed: State | None) -> None:
-        """Publish the plan, and the earlier rounds of a run that resumes."""
+    def _publish_silence(self, reasons: dict[str, str]) -> None:
+        """Record and publish why sites did not answer, unless it was published before.
+
+        Args:
+            reasons: Each site that did not answer, and why.
+        """
+        earlier_reasons = self._silence_reasons
+        self._silence_reasons = reasons
+        for site, reason in reasons.items():
+            self._record_decision(site, reason)
+            if earlier_reasons.get(site) == reason:
+                continue
+            text = reason
+            if not reason.startswith(f"site {site!r}"):
+                text = f"no answer from site {site!r}: {reason}"
+            logger.info("%s", text)
+            self._publish_event(site, "silent", text)
+
+    def begin(self, config: Any, state: State | None) -> None:
+        """Publish the plan, and the earlier rounds of a run that resumes.
+
+        Args:
+            config: The method's configuration.
+            state: The state from which the run resumes; None for a new run.
+        """
         self._config = config
-        self.rounds = resumed.round if resumed else 0
-        earlier = rewind_metrics(self.path, _PART, self.rounds)
-        examples = resumed.facts.get("examples", 0) if resumed else 0
+        self.rounds = state.round if state else 0
+        earlier_rounds = rewind_metrics(self.path, _PART, self.rounds)
+        examples = state.facts.get("examples", 0) if state else 0
         self.plan([examples] if examples else [])
-        for entry in earlier:
+        for entry in earlier_rounds:
             self.pipe.publish({"kind": "round", "evaluated": True, **entry})
 
     def warn(self, text: str) -> None:
@@ -468,7 +530,7 @@ class Progress:
         self.pipe.publish({"kind": "event", "text": f"warning: {text}", "site": ""})
 
     def plan(self, sizes: list[int]) -> None:
-        """Publish how many rounds and examples the run will take.
+        """Publish the number of the run's rounds, and of examples in each.
 
         Args:
             sizes: Number of examples of each site, or of all sites together; empty if
@@ -493,7 +555,7 @@ class Progress:
         """Publish a committed round, and write its metrics if it was evaluated."""
         self.rounds = result.round + 1
         self.metrics = dict(result.metrics)
-        self._published.pop(("", "waiting"), None)
+        self._published_texts.pop(("", "waiting"), None)
         entry = make_entry(result, _PART, _PART, {"took_part": result.sites})
         if result.evaluated:
             append_entry(self.path, entry)
@@ -506,32 +568,34 @@ class Progress:
         if event.site and repr(event.site) not in text:
             text = f"site {event.site!r}: {text}"
         if event.kind == "refused":
-            if text not in self.refusals and len(self.refusals) < MAX_REFUSALS:
-                self.refusals.append(text)
-            self._note_decision(event.site, text)
-        if event.kind == "waiting" and self._approvals.text:
+            self._record_refusal(event.site, text)
+        elif event.kind == "waiting" and self._approvals.text:
             text = f"{text}; {self._approvals.text}"
-        if event.kind == "joined":  # its next refusal is news, even with the same text
-            self._published.pop((event.site, "refused"), None)
+        elif event.kind == "joined":
+            # The site's next refusal is news, even with the same text.
+            self._published_texts.pop((event.site, "refused"), None)
 
         is_withheld_score = self.is_trained and event.kind == "refused"
         if event.kind in _PUBLISHED_EVENTS and not is_withheld_score:
             self._publish_event(event.site, event.kind, text)
         logger.info("%s", text if event.kind == "waiting" else event.text)
 
-    def _note_decision(self, site: str, text: str) -> None:
-        """Record from a site's message whether people there rejected the job.
+    def _record_refusal(self, site: str, text: str) -> None:
+        """Record a site's refusal, and the decision behind it."""
+        if text not in self.refusals and len(self.refusals) < MAX_REFUSALS:
+            self.refusals.append(text)
+        self._record_decision(site, text)
 
-        If nobody there has decided yet, the site's approval is recorded as missing.
-        """
+    def _record_decision(self, site: str, text: str) -> None:
+        """Record a rejection or a missing approval of the job, if a message has one."""
         if f"site {site!r} {REJECTED}" in text:
-            self._rejected[site] = text.removesuffix("; asked again")
+            self._rejections[site] = text.removesuffix("; asked again")
             self._approvals.remove(site)
         elif any(f"site {site!r} {words}" in text for words in UNAPPROVED):
             self._approvals.add(site)
 
     def _publish_approvals(self) -> None:
-        """Log and publish which approvals are missing, if the list is new."""
+        """Log and publish which approvals are missing, if this has changed."""
         line = self._approvals.news()
         if line is not None:
             logger.info("%s", line["text"])
@@ -539,13 +603,19 @@ class Progress:
 
     def _require_willing_sites(self) -> None:
         """Raise ConfigError if sites rejected the job and too few others remain."""
-        needed = self._sites if self._config is None else self._least
-        if self._rejected and self._sites - len(self._rejected) < needed:
-            rejections = "; ".join(text for _, text in sorted(self._rejected.items()))
-            purpose = " to begin" if self._config is None else ""
+        # The agreement needs all sites, and only then there is a configuration.
+        min_sites = self._num_sites
+        purpose = " to begin"
+        if self._config is not None:
+            min_sites = self._min_sites
+            purpose = ""
+        num_willing = self._num_sites - len(self._rejections)
+        if self._rejections and num_willing < min_sites:
+            rejections = "; ".join(text for _, text in sorted(self._rejections.items()))
             raise ConfigError(
-                f"{rejections}. {needed} of {self._sites} sites are needed{purpose}, "
-                "so this run is over; once the job is approved, submit it again"
+                f"{rejections}. {min_sites} of {self._num_sites} sites are "
+                f"needed{purpose}, so this run is over; once the job is approved, "
+                "submit it again"
             )
 
     def _publish_event(self, site: str, kind: str, text: str) -> None:
@@ -554,8 +624,8 @@ class Progress:
         After `MAX_EVENTS`, a site's events are only logged, so that a site whose
         messages keep changing cannot exhaust memory.
         """
-        is_news = text != self._published.get((site, kind))
-        if is_news and self._events[site] < MAX_EVENTS:
-            self._published[site, kind] = text
-            self._events[site] += 1
+        is_news = text != self._published_texts.get((site, kind))
+        if is_news and self._num_events[site] < MAX_EVENTS:
+            self._published_texts[site, kind] = text
+            self._num_events[site] += 1
             self.pipe.publish({"kind": "event", "text": text, "site": site})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from fednotes.core.errors import ConfigError, FednotesError, RefusedError, Train
 if TYPE_CHECKING:
     from fednotes.apps.deployment.nvflare.authority import AskPassphrase, ProjectConfig
     from fednotes.apps.deployment.nvflare.processes import Status
+    from fednotes.apps.deployment.preflight import Check
     from fednotes.apps.deployment.runs import Run
     from fednotes.core.stopping import Interrupt
     from fednotes.jobs.results import RunResult
@@ -102,7 +104,7 @@ def provision(
         if not (revoke or again):
             return
 
-    existing = {
+    old_kits = {
         name for name, folder in kit_folders(network, out).items() if folder.exists()
     }
     kits = create_kits(
@@ -112,17 +114,10 @@ def provision(
         revoke=revoke or (),
         ask_passphrase=ask_passphrase,
     )
-    for name, folder in kits.items():
-        if not folder.exists():
-            state = f"handed over earlier; to replace it: --again {name}"
-        elif name in existing:
-            state = "kept"
-        else:
-            state = "new"
-        say(f"{name}: {folder} ({state})")
-    if revoke or again:
-        names = ", ".join([*(revoke or ()), *(again or ())])
-        say(f"{names}: every earlier kit of this name is revoked")
+    _say_kits(kits, old_kits)
+    revoked_kits = [*(revoke or ()), *(again or ())]
+    if revoked_kits:
+        say(f"{', '.join(revoked_kits)}: every earlier kit of this name is revoked")
         say(
             f"next: give {out / TRUST_FILE} to the server, and to sites that are "
             "offline; run there: fednotes kit trust KIT FILE"
@@ -132,6 +127,23 @@ def provision(
         "next: give each participant its folder over a channel you trust; run there: "
         "fednotes preflight KIT"
     )
+
+
+def _say_kits(kits: Mapping[str, Path], old_kits: Collection[str]) -> None:
+    """Print the folder of each kit, and whether the kit is new.
+
+    Args:
+        kits: Name of each kit to its folder.
+        old_kits: Names of the kits whose folders existed before.
+    """
+    for name, folder in kits.items():
+        if not folder.exists():
+            state = f"handed over earlier; to replace it: --again {name}"
+        elif name in old_kits:
+            state = "kept"
+        else:
+            state = "new"
+        say(f"{name}: {folder} ({state})")
 
 
 def _change_authority(
@@ -173,11 +185,11 @@ def _change_authority(
     authority.save()
 
     if request is not None:
-        path = request.with_suffix(".signed.pem")
-        write_out(path, certificates.decode())
+        answer = request.with_suffix(".signed.pem")
+        write_out(answer, certificates.decode())
         say(
-            f"next: give {path} to the kit's owner; run there: fednotes kit renew KIT "
-            "--take FILE"
+            f"next: give {answer} to the kit's owner; run there: fednotes kit renew "
+            "KIT --take FILE"
         )
     if protect:
         say("the authority's key now has a passphrase; without it nobody can sign kits")
@@ -191,7 +203,7 @@ def _change_authority(
 
 
 def _passphrase_reader(path: Path | None) -> AskPassphrase:
-    """Return a function that asks for a passphrase once and then remembers it.
+    """Return a function that asks for each passphrase once and then remembers it.
 
     Args:
         path: A file with a passphrase on each line; None to ask in the terminal.
@@ -235,24 +247,14 @@ def preflight(kit: Kit) -> None:
     from fednotes.apps.deployment.nvflare.kit import read_kit
     from fednotes.apps.deployment.nvflare.processes import status
     from fednotes.apps.deployment.preflight import preflight as check_kit
-    from fednotes.cli.display import sheet
 
     checks = check_kit(kit)
-    table = sheet("check", "", "finding", left=3)
-    marks = {True: ("ok", ""), False: ("wrong", "bold red"), None: ("look", "yellow")}
-    for check in checks:
-        mark, style = marks[check.ok]
-        table.add_row(
-            check.subject,
-            mark,
-            Text(clean(check.message), overflow="fold"),
-            style=style,
-        )
-    console.print(table)
-    failures = sum(check.ok is False for check in checks)
-    if failures:
+    _show_checks(checks)
+    num_failures = sum(check.ok is False for check in checks)
+    if num_failures:
         raise FednotesError(
-            f"{kit}: {failures} of the checks above failed: fix what they name first"
+            f"{kit}: {num_failures} of the checks above failed: fix what they name "
+            "first"
         )
 
     role = read_kit(kit).role
@@ -268,8 +270,31 @@ def preflight(kit: Kit) -> None:
     say(f"next: {next_commands[role]}")
 
 
+def _show_checks(checks: Sequence[Check]) -> None:
+    """Print the results of checks as a table."""
+    from fednotes.cli.display import sheet
+
+    table = sheet("check", "", "finding", left=3)
+    marks = {True: "ok", False: "wrong", None: "look"}
+    styles = {True: "", False: "bold red", None: "yellow"}
+    for check in checks:
+        table.add_row(
+            check.subject,
+            marks[check.ok],
+            Text(clean(check.message), overflow="fold"),
+            style=styles[check.ok],
+        )
+    console.print(table)
+
+
 def _say_how_it_runs(kit: Path, role: str, process: Status) -> None:
-    """Print whether a running process is connected, and what to do next."""
+    """Print whether a running process is connected, and what to do next.
+
+    Args:
+        kit: The kit of a server or a site.
+        role: "server" or "site".
+        process: The running process.
+    """
     from fednotes.apps.deployment.status import describe_connection
 
     connection = None
@@ -312,7 +337,8 @@ def run(
     """Run a job at the sites of a network, and fetch its results."""
     from fednotes.core.stopping import end_at_once
 
-    if attach + abort + bool(job) != 1:
+    num_actions = attach + abort + bool(job)
+    if num_actions != 1:
         raise ConfigError(
             "give a job to submit, --attach --out RUN to watch a run again, or --abort "
             "--out RUN to abort one"
@@ -333,15 +359,23 @@ def run(
 
 
 def _attach_hint(out: Path) -> str:
+    """Return the command with which a person can watch the run again."""
     return f"the run continues; to watch it again: fednotes run --attach --out {out}"
 
 
 def _read_run(out: Path, on: Path | None) -> Run:
-    """Return a folder's run, with the kit that the command names, if any."""
+    """Return the run of a folder.
+
+    Args:
+        out: The run's folder.
+        on: The admin's kit; None for the kit with which the run was submitted.
+    """
     from fednotes.apps.deployment.runs import read_run
 
     run = read_run(out)
-    return run if on is None else replace(run, kit=on.resolve())
+    if on is not None:
+        run = replace(run, kit=on.resolve())
+    return run
 
 
 def _submit(
@@ -355,6 +389,13 @@ def _submit(
     """Submit a job as a new run.
 
     The run claims its folder first, so that every run at the server has a folder.
+
+    Args:
+        job: A job file, or the name of a built-in job.
+        on: The admin's kit; None if the command names none.
+        out: The folder to create for the run.
+        settings: Assignments such as "seed=2".
+        farewell: What to print and to undo if a person stops the command.
     """
     from fednotes.apps.deployment.runs import (
         claim_folder,
@@ -367,28 +408,31 @@ def _submit(
 
     if on is None:
         raise ConfigError("the admin's kit is missing: give it with --on KIT")
-    kit, person = open_admin_kit(on)
-    parsed, declared = load_declared(job, tuple(settings or ()))
-    run, least = prepare_run(parsed, declared, kit, out=out, when=time.time())
-    for text in parsed.module.list_warnings(parsed.config):
-        say(f"warning: {text}")
+    kit = open_admin_kit(on)
+    parsed_job, declaration = load_declared(job, tuple(settings or ()))
+    run, min_sites = prepare_run(
+        parsed_job, declaration, kit.path, out=out, when=time.time()
+    )
+    for warning in parsed_job.module.list_warnings(parsed_job.config):
+        say(f"warning: {warning}")
     from fednotes.apps.deployment.nvflare.server import connect
 
-    claim_folder(run, declared, out)
+    claim_folder(run, declaration, out)
     farewell.undo = lambda: release_folder(out)
     is_submitting = False
     try:
-        with connect(kit, person) as session:
+        with connect(kit.path, kit.person) as session:
             is_submitting = True
             farewell.undo = None
             farewell.line = (
                 "stopped while the job was submitted; to see whether the server has "
                 f"it: fednotes run --attach --out {out}"
             )
-            submit_run(session, run, declared, least=least, out=out)
+            submit_run(session, run, declaration, min_sites=min_sites, out=out)
     except BaseException as error:
-        if not is_submitting or not isinstance(error, TrainingError):
-            release_folder(out)  # the server does not have the job
+        may_have_arrived = is_submitting and isinstance(error, TrainingError)
+        if not may_have_arrived:
+            release_folder(out)
         raise
     farewell.line = _attach_hint(out)
     say(f"submitted as run {run.name}, job {run.fingerprint[:12]}")
@@ -405,26 +449,29 @@ def _watch(run: Run, out: Path, *, just_submitted: bool = False) -> None:
     )
     from fednotes.cli.display import RichDisplay
 
-    kit, person = open_admin_kit(run.kit)
+    kit = open_admin_kit(run.kit)
     with RichDisplay(console) as display:
         follower = Follower(
-            replace(run, kit=kit),
+            replace(run, kit=kit.path),
             out,
             display=display,
             say=say,
             just_submitted=just_submitted,
         )
-        result = follow_with_reconnects(follower, partial(connect, kit, person))
+        result = follow_with_reconnects(
+            follower, partial(connect, kit.path, kit.person)
+        )
     _say_results(out, run.name, result)
 
 
 def _abort(out: Path, on: Path | None) -> None:
+    """Abort the run of a folder; see `_read_run`."""
     from fednotes.apps.deployment.nvflare.server import connect
     from fednotes.apps.deployment.runs import abort_run, open_admin_kit
 
     run = _read_run(out, on)
-    kit, person = open_admin_kit(run.kit)
-    with connect(kit, person) as session:
+    kit = open_admin_kit(run.kit)
+    with connect(kit.path, kit.person) as session:
         abort_run(session, run, out)
     say(f"run {run.name} was aborted; the server does not resubmit it")
     say(
@@ -440,7 +487,9 @@ def _say_results(out: Path, name: str, result: RunResult) -> None:
     from fednotes.report.html import write_report
 
     f1 = result.metrics.get("valid_f1")
-    score = f", F1 {f1:.3f} on all sites' validation data" if f1 is not None else ""
+    score = ""
+    if f1 is not None:
+        score = f", F1 {f1:.3f} on all sites' validation data"
     rounds = result.conditions.get("federated", {}).get("rounds")
     say(f"done: {rounds} rounds in {result.seconds or 0:.0f} s{score}")
     say(*result.notes)
@@ -452,9 +501,11 @@ def _say_results(out: Path, name: str, result: RunResult) -> None:
     say(f"each site has its model and its own scores in KIT/results/{name}")
 
     model = out / "model"
-    place = ""
+    where = ""
     if not model.exists():
         model = Path("KIT") / "results" / name / "model"
-        place = "at a site: "
-    first, *more = (line.format(place=model) for line in result.wording.next_lines)
-    say(f"next: {place}{first}", *(f"      {line}" for line in more))
+        where = "at a site: "
+    first_line, *other_lines = (
+        line.format(place=model) for line in result.wording.next_lines
+    )
+    say(f"next: {where}{first_line}", *(f"      {line}" for line in other_lines))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -36,10 +36,12 @@ from fednotes.core.tables import table_differences, table_fingerprint
 if TYPE_CHECKING:
     from fednotes.apps.deployment.nvflare.processes import Status
     from fednotes.apps.deployment.rules.approval import Quorum, Signer
+    from fednotes.apps.deployment.rules.guard import RequestedJob
     from fednotes.jobs.audit_result import Audit
 
 POLL_SECONDS = 0.5  # between two checks for a job that asks for approval
-_SHOWN_DECISIONS = 5
+_SHOWN_DECISIONS = 5  # maximum number of decisions in a site's status
+_SHOWN_CHARACTERS = 12  # of a fingerprint
 
 site = typer.Typer(
     help="Start, stop and inspect a site; manage its rules and approvals.",
@@ -68,8 +70,12 @@ SiteFileOption = Annotated[
 def _prepare(kit: Path, file: Path | None) -> None:
     """Check that a site's kit can start, and install its file.
 
+    Args:
+        kit: The site's kit.
+        file: The file to install; None for the one in the kit.
+
     Raises:
-        ConfigError: Something prevents the start.
+        ConfigError: A problem of the kit or the file prevents the start.
     """
     from fednotes.apps.deployment.site_file import install, read_kit_site_file
 
@@ -233,14 +239,14 @@ def site_status(kit: Kit) -> None:
 
 def _say_decisions(kit: Path) -> None:
     """Print the newest decisions on jobs, and who made them."""
-    from fednotes.apps.deployment.rules.guard import job_name, open_approvals
+    from fednotes.apps.deployment.rules.guard import open_approvals
 
     for decision in open_approvals(kit).decisions()[-_SHOWN_DECISIONS:]:
         person = clean(decision.by)
         if decision.person:
             person = f"{person}, with the key of {decision.person}"
-        key = decision.fingerprint[:12]
-        say(f"job {job_name(decision.table)} ({key}): {decision.decision} by {person}")
+        label = _label_job(decision.table, decision.fingerprint)
+        say(f"job {label}: {decision.decision} by {person}")
 
 
 def _say_scores(kit: Path) -> None:
@@ -260,12 +266,12 @@ def _say_scores(kit: Path) -> None:
 
 def _say_waiting_job(kit: Path, waiting: dict[str, Any]) -> None:
     """Print which job waits for a decision, and who has already approved it."""
-    from fednotes.apps.deployment.rules.guard import job_name, open_approvals
+    from fednotes.apps.deployment.rules.guard import open_approvals
 
     quorum = _read_quorum(kit)
     people = open_approvals(kit, quorum).standing(waiting["table"]).people
-    key = waiting["fingerprint"][:12]
-    line = f"job {job_name(waiting['table'])} ({key}) waits for a decision"
+    label = _label_job(waiting["table"], waiting["fingerprint"])
+    line = f"job {label} waits for a decision"
     if people:
         line = f"{line}: {_describe_partial_approval(quorum, people)}"
     say(line)
@@ -386,6 +392,7 @@ def site_approve(
     site for approval.
     """
     from fednotes.apps.deployment.rules.guard import (
+        RequestedJob,
         find_job,
         open_approvals,
         read_pending_job,
@@ -398,63 +405,61 @@ def site_approve(
         _await_request(kit, job, timeout)
     waiting = read_pending_job(kit)
     if job:
-        key, table = find_job(kit, job)
-    elif waiting is None:
-        raise ConfigError(_explain_no_job(kit))
+        requested = find_job(kit, job)
+    elif waiting is not None:
+        requested = RequestedJob(waiting["fingerprint"], waiting["table"])
     else:
-        key = str(waiting["fingerprint"])
-        table = dict(waiting["table"])
+        raise ConfigError(_explain_no_job(kit))
+    table = requested.table
 
     signer = _load_signer(kit, quorum, key_file)
-    _show_job(kit, table, key=key, quorum=quorum)
+    _show_job(kit, requested, quorum)
     _check_counts(kit, table)
-    _check_audit(kit, table, key=key, folder=audit)
+    _check_audit(kit, requested, audit)
     people = open_approvals(kit, quorum).standing(table).people
     if signer is not None and signer.person in people:
         partial_approval = _describe_partial_approval(quorum, people)
         say(f"{signer.person} has approved this job before: {partial_approval}")
         return
     if not yes and not typer.confirm("Approve this job at this site?"):
+        prefix = requested.fingerprint[:_SHOWN_CHARACTERS]
         say(
             f"nothing was decided; to reject the job: fednotes site reject {kit} "
-            f"{key[:12]}"
+            f"{prefix}"
         )
         return
     settle_job(kit, table, approve=True, by=account(), quorum=quorum, signer=signer)
-    is_waiting = waiting is not None and waiting["fingerprint"] == key
-    _say_approved(kit, table, key=key, quorum=quorum, is_waiting=is_waiting)
+    is_waiting = waiting is not None and waiting["fingerprint"] == requested.fingerprint
+    _say_approved(kit, requested, quorum, is_waiting=is_waiting)
 
 
 def _say_approved(
-    kit: Path, table: dict[str, Any], *, key: str, quorum: Quorum, is_waiting: bool
+    kit: Path, job: RequestedJob, quorum: Quorum, *, is_waiting: bool
 ) -> None:
     """Print the effect of an approval.
 
     Args:
         kit: The site's kit.
-        table: The job.
-        key: Its fingerprint.
+        job: The job.
         quorum: The people who must approve jobs at this site.
-        is_waiting: Whether a run has asked for this approval.
+        is_waiting: Whether a run waits for this approval.
     """
-    from fednotes.apps.deployment.rules.guard import job_name, open_approvals
+    from fednotes.apps.deployment.rules.guard import open_approvals
 
-    job = f"{job_name(table)} ({key[:12]})"
-    people = open_approvals(kit, quorum).standing(table).people
+    label = _label_job(job.table, job.fingerprint)
+    prefix = job.fingerprint[:_SHOWN_CHARACTERS]
+    people = open_approvals(kit, quorum).standing(job.table).people
     if people:
-        say(f"{job}: {_describe_partial_approval(quorum, people)}")
-        say(
-            f"next: each of them runs: fednotes site approve {kit} {key[:12]} --key "
-            "FILE"
-        )
+        say(f"{label}: {_describe_partial_approval(quorum, people)}")
+        say(f"next: each of them runs: fednotes site approve {kit} {prefix} --key FILE")
         return
     if is_waiting:
-        say(f"approved: {job}; this site joins within seconds")
+        say(f"approved: {label}; this site joins within seconds")
     else:
-        say(f"approved: {job}; this site joins when the server asks for this job")
+        say(f"approved: {label}; this site joins when the server asks for this job")
     say(
         f"next: fednotes site status {kit}; to withdraw the approval: "
-        f"fednotes site reject {kit} {key[:12]}"
+        f"fednotes site reject {kit} {prefix}"
     )
 
 
@@ -463,7 +468,8 @@ def _await_request(kit: Path, job: str, timeout: float) -> None:
 
     Args:
         kit: The site's kit.
-        job: Prefix of the fingerprint of the job to wait for; "" for any job.
+        job: Prefix of the fingerprint of the job to wait for; "" for any job. A job
+            that was decided on before need not ask again.
         timeout: Maximum time to wait, in seconds.
 
     Raises:
@@ -480,34 +486,43 @@ def _await_request(kit: Path, job: str, timeout: float) -> None:
         )
     if not console.is_terminal:
         say(f"waiting up to {timeout:g} s for a job that asks for approval")
-    known = (
-        [past.fingerprint for past in open_approvals(kit).decisions()] if job else []
-    )
-    with console.status("waiting for a job that asks for approval") as shown:
-        while not _has_request(kit, job, known):
+    decided_jobs: list[str] = []
+    if job:
+        decisions = open_approvals(kit).decisions()
+        decided_jobs = [decision.fingerprint for decision in decisions]
+    with console.status("waiting for a job that asks for approval") as spinner:
+        while not _has_request(kit, job, decided_jobs):
             seconds = time.monotonic() - begin
             if seconds >= timeout:
-                which = f" whose fingerprint begins with {job!r}" if job else ""
+                condition = f" whose fingerprint begins with {job!r}" if job else ""
                 raise ConfigError(
-                    f"{kit}: no job{which} has asked for approval within {timeout:g} "
-                    f"s. Check that the site is connected (fednotes site status {kit}) "
-                    "and that the job was submitted (fednotes run), or wait longer "
-                    "with --timeout SECONDS"
+                    f"{kit}: no job{condition} has asked for approval within "
+                    f"{timeout:g} s. Check that the site is connected (fednotes site "
+                    f"status {kit}) and that the job was submitted (fednotes run), or "
+                    "wait longer with --timeout SECONDS"
                 )
-            shown.update(f"waiting for a job that asks for approval ({seconds:.0f} s)")
+            spinner.update(
+                f"waiting for a job that asks for approval ({seconds:.0f} s)"
+            )
             time.sleep(min(POLL_SECONDS, timeout - seconds))
 
 
-def _has_request(kit: Path, job: str, known: Sequence[str]) -> bool:
-    """Return whether a job with this prefix waits for a decision, or is known."""
+def _has_request(kit: Path, prefix: str, decided_jobs: Sequence[str]) -> bool:
+    """Return whether a job with this prefix waits for a decision, or was decided on.
+
+    Args:
+        kit: The site's kit.
+        prefix: Prefix of the job's fingerprint.
+        decided_jobs: Fingerprints of the jobs that were decided on.
+    """
     from fednotes.apps.deployment.rules.guard import read_pending_job
 
+    fingerprints = list(decided_jobs)
     request = read_pending_job(kit)
-    fingerprints = list(known)
-    if request:
+    if request is not None:
         fingerprints.append(str(request["fingerprint"]))
-    prefix = job.strip().lower()
-    return any(fingerprint.startswith(prefix) for fingerprint in fingerprints)
+    begin = prefix.strip().lower()
+    return any(fingerprint.startswith(begin) for fingerprint in fingerprints)
 
 
 @site.command("reject")
@@ -522,7 +537,6 @@ def site_reject(kit: Kit, job: Job = "") -> None:
     """
     from fednotes.apps.deployment.rules.guard import (
         find_job,
-        job_name,
         open_approvals,
         read_pending_job,
         settle_job,
@@ -532,35 +546,39 @@ def site_reject(kit: Kit, job: Job = "") -> None:
     quorum = _read_quorum(kit)
     waiting = read_pending_job(kit)
     approvals = open_approvals(kit, quorum)
-    last = approvals.last_approved()
+    last_approval = approvals.last_approved()
     if job:
-        _, table = find_job(kit, job)
+        table = find_job(kit, job).table
     elif waiting is not None:
         table = waiting["table"]
-    elif last is not None:
-        table = dict(last.table)
+    elif last_approval is not None:
+        table = dict(last_approval.table)
     else:
         raise ConfigError(f"{kit}: no job waits for a decision, and none is approved")
 
-    was_approved = approvals.status(table) == "approved"
-    key = settle_job(kit, table, approve=False, by=account(), quorum=quorum)
-    what = (
-        "its approval is withdrawn" if was_approved else "a job that was not approved"
-    )
-    say(
-        f"rejected: {job_name(table)} ({key[:12]}), {what}; this site "
-        "refuses all its requests"
-    )
-    if last is not None and last.fingerprint != key:
-        say(f"still approved: {job_name(last.table)} ({last.fingerprint[:12]})")
+    effect = "a job that was not approved"
+    if approvals.status(table) == "approved":
+        effect = "its approval is withdrawn"
+    fingerprint = settle_job(kit, table, approve=False, by=account(), quorum=quorum)
+    label = _label_job(table, fingerprint)
+    say(f"rejected: {label}, {effect}; this site refuses all its requests")
+    if last_approval is not None and last_approval.fingerprint != fingerprint:
+        say(
+            "still approved: "
+            f"{_label_job(last_approval.table, last_approval.fingerprint)}"
+        )
     say(
         f"next: fednotes site status {kit}; to undo this: fednotes site approve {kit} "
-        f"{key[:12]}"
+        f"{fingerprint[:_SHOWN_CHARACTERS]}"
     )
 
 
 def _check_counts(kit: Path, table: dict[str, Any]) -> None:
     """Check that a job's sites can round their counts, if the policy requires it.
+
+    Args:
+        kit: The site's kit.
+        table: The job.
 
     Raises:
         PolicyRefusal: Exact counts would leave the site.
@@ -582,17 +600,14 @@ def _check_counts(kit: Path, table: dict[str, Any]) -> None:
     say(f"weights and counts of this site leave in multiples of {policy.count_step:,}")
 
 
-def _check_audit(
-    kit: Path, table: dict[str, Any], *, key: str, folder: Path | None
-) -> None:
-    """Show the audit of a job, keep a copy, and check it against the policy.
+def _check_audit(kit: Path, job: RequestedJob, folder: Path | None) -> None:
+    """Show the audit of a job, copy it into the kit, and check it against the policy.
 
     Args:
         kit: The site's kit.
-        table: The job.
-        key: Its fingerprint.
-        folder: A folder of `fednotes audit`; None for the copy that the kit has, if
-            any.
+        job: The job.
+        folder: A folder of `fednotes audit`; None for the copy in the kit, if there is
+            one.
 
     Raises:
         ConfigError: The audit is missing, or belongs to another job, site or
@@ -605,44 +620,56 @@ def _check_audit(
     from fednotes.core.store import private_folder, write_json
     from fednotes.jobs.audit_result import AUDIT, read_audit
 
-    copy = kit / RULES / "audits" / key
-    place = folder or copy
-    report = read_audit(place)
+    copy_folder = kit / RULES / "audits" / job.fingerprint
+    audit_folder = folder or copy_folder
+    report = read_audit(audit_folder)
     if folder is not None and report is None:
         raise ConfigError(
             f"{folder} contains no {AUDIT}: give the folder that `fednotes audit` wrote"
         )
     worst = None
     if report is not None:
-        _require_same_job(kit, table, report=report, place=place)
+        _require_same_job(kit, job.table, report=report, folder=audit_folder)
         if folder is not None:
-            private_folder(copy)
-            write_json(copy / AUDIT, report.model_dump())
+            private_folder(copy_folder)
+            write_json(copy_folder / AUDIT, report.model_dump())
         say(f"audit: {clean(report.summary, None)}")
-
-        attacks = chain(*plugins.load_all("attacks", (tuple, list)).values())
-        known = {attack.name for attack in attacks}
-        tried = {leak.attack for leak in report.attacks}
-        is_complete = known <= tried and not report.untried
-        worst = report.worst if is_complete else None
+        if _has_tried_every_attack(report):
+            worst = report.worst
     check_audit(read_policy(kit), worst)
 
 
+def _has_tried_every_attack(report: Audit) -> bool:
+    """Return whether an audit tried all attacks that are installed here."""
+    attacks = chain(*plugins.load_all("attacks", (tuple, list)).values())
+    installed_attacks = {attack.name for attack in attacks}
+    tried_attacks = {leak.attack for leak in report.attacks}
+    return installed_attacks <= tried_attacks and not report.untried
+
+
 def _require_same_job(
-    kit: Path, table: dict[str, Any], *, report: Audit, place: Path
+    kit: Path, table: dict[str, Any], *, report: Audit, folder: Path
 ) -> None:
-    """Raise ConfigError unless an audit belongs to this job and this site."""
+    """Raise ConfigError unless an audit belongs to this job and this site.
+
+    Args:
+        kit: The site's kit.
+        table: The job.
+        report: The audit.
+        folder: The folder of the audit.
+    """
     from fednotes.apps.deployment.nvflare.kit import read_kit
     from fednotes.core.parsing import mapping
 
-    name = read_kit(kit).name
-    declared = table_fingerprint(table.get("job", {}))
-    if (report.fingerprint, report.site) != (declared, name):
+    site_name = read_kit(kit).name
+    job_fingerprint = table_fingerprint(table.get("job", {}))
+    if (report.fingerprint, report.site) != (job_fingerprint, site_name):
+        audited_job = clean(report.fingerprint)[:_SHOWN_CHARACTERS]
         raise ConfigError(
-            f"{place} is an audit of site {clean(report.site)!r} and job "
-            f"table {clean(report.fingerprint)[:12]!r}, but site {name!r} and "
-            f"job table {declared[:12]!r} are needed: run fednotes audit JOB "
-            f"--site {name} with the submitted job file"
+            f"{folder} is an audit of site {clean(report.site)!r} and job table "
+            f"{audited_job!r}, but site {site_name!r} and job table "
+            f"{job_fingerprint[:_SHOWN_CHARACTERS]!r} are needed: run fednotes audit "
+            f"JOB --site {site_name} with the submitted job file"
         )
     audited_sites = {*mapping(mapping(table.get("job")).get("sites"))}
     if {*table.get("sites", ())} != audited_sites:
@@ -653,16 +680,17 @@ def _require_same_job(
 
 
 def _explain_no_job(kit: Path) -> str:
-    """Return why there is nothing to approve, and what the person may have meant."""
+    """Return why there is nothing to approve, and the likely remedy."""
     from fednotes.apps.deployment.rules.guard import job_name, open_approvals
 
-    past = open_approvals(kit).decisions()
-    if past and past[-1].decision == "rejected":
-        name = job_name(past[-1].table)
-        key = past[-1].fingerprint[:12]
+    decisions = open_approvals(kit).decisions()
+    if decisions and decisions[-1].decision == "rejected":
+        last_decision = decisions[-1]
+        name = job_name(last_decision.table)
+        prefix = last_decision.fingerprint[:_SHOWN_CHARACTERS]
         return (
             f"{kit}: no job waits for a decision; {name} was rejected; to "
-            f"approve it after all: fednotes site approve {kit} {key}"
+            f"approve it after all: fednotes site approve {kit} {prefix}"
         )
     return (
         f"{kit}: no job waits for a decision; one arrives when the admin submits it "
@@ -670,64 +698,80 @@ def _explain_no_job(kit: Path) -> str:
     )
 
 
-def _show_job(kit: Path, table: dict[str, Any], *, key: str, quorum: Quorum) -> None:
+def _label_job(table: Mapping[str, Any], fingerprint: str) -> str:
+    """Return a job's name and the beginning of its fingerprint."""
+    from fednotes.apps.deployment.rules.guard import job_name
+
+    return f"{job_name(table)} ({fingerprint[:_SHOWN_CHARACTERS]})"
+
+
+def _show_job(kit: Path, job: RequestedJob, quorum: Quorum) -> None:
     """Show the fingerprint to approve, then its job.
 
-    No row begins with text from the job, so a job cannot imitate our lines.
+    No row begins with text from the job, so a job cannot imitate a line of fednotes.
+
+    Args:
+        kit: The site's kit.
+        job: The job.
+        quorum: The people who must approve jobs at this site.
     """
     from fednotes.apps.deployment.rules.guard import job_name, open_approvals
-    from fednotes.jobs.declaration import parse_declared
 
     approvals = open_approvals(kit, quorum)
-    last = approvals.last_approved(str(table.get("name"))) or approvals.last_approved()
-    say(f"fingerprint {key}")
-    _say_rows(f"job {job_name(table)}")
-    for line in table_differences({}, table):
-        _say_rows(f"  {line[2:]}")
-    with suppress(FednotesError):  # an invalid job is refused when it begins
-        job = parse_declared(table, kit, "job")
-        config: Any = job.config
-        sites = len(table.get("sites", ()))
-        promise = job.module.make_promise(replace(config, sites=sites))
-        if promise:
-            say(f"promises {promise}")
+    last_of_name = approvals.last_approved(str(job.table.get("name")))
+    last = last_of_name or approvals.last_approved()
+    say(f"fingerprint {job.fingerprint}")
+    _say_rows(f"job {job_name(job.table)}")
+    for difference in table_differences({}, job.table):
+        setting = difference[2:]  # without the sign of an addition
+        _say_rows(f"  {setting}")
+    _show_promise(kit, job.table)
 
     if last is None:
         say("no job was approved here before")
         return
     _say_rows(
-        f"changes since {job_name(last.table)} ({last.fingerprint[:12]}), approved "
+        f"changes since {_label_job(last.table, last.fingerprint)}, approved "
         f"{last.when}:"
     )
-    for line in table_differences(last.table, table) or ("none",):
-        _say_rows(f"  {line}")
-    _show_earlier_jobs(kit, table, key=key, quorum=quorum)
+    for difference in table_differences(last.table, job.table) or ("none",):
+        _say_rows(f"  {difference}")
+    _show_earlier_jobs(kit, job, quorum)
 
 
-def _show_earlier_jobs(
-    kit: Path, table: dict[str, Any], *, key: str, quorum: Quorum
-) -> None:
-    """Show how a job differs in its sites and notes from each one approved before."""
+def _show_promise(kit: Path, table: dict[str, Any]) -> None:
+    """Show a job's guarantee of differential privacy, if it has one."""
+    from fednotes.jobs.declaration import parse_declared
+
+    with suppress(FednotesError):  # an invalid job is refused when it begins
+        job = parse_declared(table, kit, "job")
+        config: Any = job.config
+        num_sites = len(table.get("sites", ()))
+        promise = job.module.make_promise(replace(config, sites=num_sites))
+        if promise:
+            say(f"promises {promise}")
+
+
+def _show_earlier_jobs(kit: Path, job: RequestedJob, quorum: Quorum) -> None:
+    """Show how a job differs in sites and notes from each job approved before."""
     from fednotes.apps.deployment.rules.approval import compare
-    from fednotes.apps.deployment.rules.guard import job_name, open_approvals
+    from fednotes.apps.deployment.rules.guard import open_approvals
     from fednotes.apps.deployment.site_file import read_policy
 
-    least = read_policy(kit).min_sites
-    for past in open_approvals(kit, quorum).approved():
-        if past.fingerprint == key:
+    min_sites = read_policy(kit).min_sites
+    for earlier in open_approvals(kit, quorum).approved():
+        if earlier.fingerprint == job.fingerprint:
             continue
-        difference = compare(past.table, table, quorum.site)
+        difference = compare(earlier.table, job.table, quorum.site)
         sites = "its sites"
         if difference.sites:
             sites = f"other sites ({', '.join(map(clean, difference.sites))})"
         notes = "other notes here" if difference.notes else "its notes here"
-        _say_rows(
-            f"compared with {job_name(past.table)} ({past.fingerprint[:12]}): {sites}, "
-            f"{notes}"
-        )
-        for line in difference.notes:
-            _say_rows(f"  {line}")
-        for warning in difference.warnings(least):
+        label = _label_job(earlier.table, earlier.fingerprint)
+        _say_rows(f"compared with {label}: {sites}, {notes}")
+        for note in difference.notes:
+            _say_rows(f"  {note}")
+        for warning in difference.warnings(min_sites):
             _say_rows(f"  warning: {warning}")
 
 
@@ -735,7 +779,7 @@ def _say_rows(line: str) -> None:
     """Print a line that contains text from a job.
 
     The continuation of a wrapped line begins with a mark. Otherwise the end of a long
-    name could look like a line of ours.
+    name could look like a line of fednotes.
     """
     width = max(20, console.width - 8) if console.is_terminal else 10**6
     for number, row in enumerate(chop_cells(clean(line, None), width)):
@@ -751,7 +795,12 @@ def _read_quorum(kit: Path) -> Quorum:
 
 
 def _load_signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:
-    """Return the approving person with their key; None if no key is needed.
+    """Return the person who approves, with the person's key; None if none is needed.
+
+    Args:
+        kit: The site's kit.
+        quorum: The people who must approve jobs at this site.
+        file: The file of the key; None without one.
 
     Raises:
         ConfigError: A key is missing, or the site's rules list no keys.
@@ -773,11 +822,11 @@ def _load_signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:
 
 
 def _describe_partial_approval(quorum: Quorum, people: frozenset[str]) -> str:
-    """Return who has approved a job, and how many more must.
+    """Return who has approved a job, and how many more must; "" if nobody has.
 
     Args:
         quorum: Who must approve.
-        people: Those who have approved; "" is returned if there are none.
+        people: The people who have approved.
     """
     if not people:
         return ""
@@ -789,10 +838,10 @@ def _describe_partial_approval(quorum: Quorum, people: frozenset[str]) -> str:
 
 
 def account() -> str:
-    """Return the system account that runs this process, for the record.
+    """Return the system account that runs this process, to record who decided.
 
-    No environment variable can change it. The user name that sudo sets in a variable is
-    appended.
+    No environment variable can change the account. The user who called sudo, which sets
+    a variable, is appended.
     """
     name = _user_name(os.getuid())
     sudo = os.environ.get("SUDO_UID", "")
@@ -802,6 +851,7 @@ def account() -> str:
 
 
 def _user_name(number: int) -> str:
+    """Return the name and the number of an account."""
     import pwd  # missing on Windows, where no kit runs
 
     try:
