@@ -132,6 +132,11 @@ class TestLabelStudio(Written):
     name = "notes.json"
 
 
+class TestMedcattrainer(Written):
+    format = "medcattrainer"
+    name = "notes.json"
+
+
 class TestOmop(Written):
     format = "omop"
     name = "notes"

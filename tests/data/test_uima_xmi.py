@@ -26,6 +26,7 @@ from fednotes.data.formats import (
     read,
     write,
 )
+from fednotes.jobs.inputs import open_inputs
 
 File = Callable[..., Path]
 
@@ -218,6 +219,8 @@ def test_commands_take_the_choice_after_the_format(tmp_path: Path) -> None:
     format = "uima-xmi:webanno.custom.Drug/name"
     checked = CliRunner().invoke(app, ["check", str(folder), "--format", format])
     assert checked.exit_code == 0, checked.output
+    (note,) = open_inputs(str(folder), format=format)  # as `predict` reads it
+    assert forms(note) == [("aspirin", "ASA")]
     lost = convert(folder, tmp_path / "a.jsonl", "jsonl", format, allow_loss=True).lost
     assert lost == {"annotations of other layers": 1}
     (line,) = (tmp_path / "a.jsonl").read_text().splitlines()
