@@ -70,7 +70,7 @@ def test_what_a_run_needs(
     status: str, alive: bool, outcome: dict[str, Any], back: str, step: str
 ) -> None:
     returned = frozenset(filter(None, [back]))
-    assert choose_step(status, outcome, alive=alive, back=returned) == step
+    assert choose_step(status, outcome, alive=alive, returned_sites=returned) == step
 
 
 class Server:

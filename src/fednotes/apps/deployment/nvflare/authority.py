@@ -6,7 +6,7 @@
     OUT/trust.pem                            the newest trust list (`trust.py`)
 
 A kit is a folder to hand over to its owner. It holds a private key, its certificate,
-the server's address, and the rules of its owner's machine: no job carries code, a job
+the server's address, and the rules for the owner's machine: no job carries code, a job
 may name only one class, there is no remote shell, and no log leaves the machine.
 
 The authority's folder stays with the person who provisions the network. Its key may be
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 
@@ -90,7 +90,7 @@ AUTHORITY_FOLDER = "authority"  # beside the kits
 STATE_FILE = "cert.json"
 CERTIFICATE_DAYS = 360  # validity of a kit's certificate
 ROOT_DAYS = 3650  # validity of a root
-# Returns a passphrase; receives its purpose.
+# Takes the purpose of a passphrase, and returns the passphrase.
 AskPassphrase = Callable[[str], bytes]
 _RECORD_FILE = "project.json"  # in the authority's folder
 _RESERVED_NAMES = frozenset({"server", "admin", "watch", "authority"})
@@ -137,7 +137,8 @@ class _State(BaseModel):
         root_pri_key: The root's private key, in PEM, possibly encrypted.
         former: The roots that were replaced, in PEM.
         trust: The newest trust list, in PEM.
-        serials: The serial numbers of each kit's certificates, in hexadecimal.
+        serials: Name of each kit to the serial numbers of its certificates, in
+            hexadecimal.
     """
 
     root_cert: str
@@ -156,7 +157,7 @@ def refuse_passphrase(what: str) -> bytes:
 class Authority:
     """The certificate authority of one project.
 
-    Changes are on disk after `save`.
+    Changes are in memory until `save` writes them to disk.
 
     Attributes:
         folder: The authority's folder.
@@ -166,7 +167,8 @@ class Authority:
         stored_key: The root's private key as stored on disk, in PEM.
         former_roots: The roots that this one replaced.
         trust_list: The newest trust list.
-        serials: The serial numbers of each kit's certificates, in hexadecimal.
+        serials: Name of each kit to the serial numbers of its certificates, in
+            hexadecimal.
     """
 
     folder: Path
@@ -258,9 +260,9 @@ class Authority:
 
         A root that is being replaced comes first, as NVFlare requires.
         """
-        known = Trust((*self.former_roots, self.root), self.trust_list.bridges)
+        trust = Trust((*self.former_roots, self.root), self.trust_list.bridges)
         now = datetime.now(UTC)
-        return tuple(root for root in known.roots if now < known.expiry_of_root(root))
+        return tuple(root for root in trust.roots if now < trust.expiry_of_root(root))
 
     def load_key(self) -> Any:
         """Return the root's private key; ask for its passphrase if it has one.
@@ -284,6 +286,7 @@ class Authority:
         return self._key
 
     def _is_encrypted(self) -> bool:
+        """Return whether the key on disk has a passphrase."""
         return "ENCRYPTED" in self.stored_key
 
     def protect(self) -> None:
@@ -345,7 +348,10 @@ class Authority:
         public_key: Any,
         host_names: x509.SubjectAlternativeName,
     ) -> bytes:
-        """Return a kit's new certificate and the bridges to it; record its number."""
+        """Return a kit's new certificate and the bridges to it, in PEM.
+
+        The serial number of the certificate is recorded.
+        """
         end = min(
             datetime.now(UTC) + timedelta(days=CERTIFICATE_DAYS),
             self.root.not_valid_after_utc,
@@ -370,16 +376,16 @@ class Authority:
         extensions: Iterable[_Extension],
         key: Any = None,
     ) -> x509.Certificate:
-        """Return a new certificate in the name of this project's root.
+        """Return a new certificate whose issuer is this project's root.
 
-        It is valid from some minutes ago, because the clocks of machines differ.
+        Its validity begins a few minutes ago, because the clocks of machines differ.
 
         Args:
             subject: The owner.
             public_key: The owner's public key.
             end: When the certificate expires.
             extensions: Further extensions.
-            key: The private key that signs; None for the root's.
+            key: The private key that signs; None for the root's key.
         """
         signing_key = key or self.load_key()
         issuer = self.root.subject if self.root else subject
@@ -421,11 +427,11 @@ class Authority:
             overlap: Days for which the kits of the old root stay valid.
 
         Raises:
-            ConfigError: An earlier replacement is still under way.
+            ConfigError: An earlier replacement has not ended yet.
         """
         if len(self.valid_roots()) > 1:
-            known = Trust(self.former_roots, self.trust_list.bridges)
-            end = known.expiry_of_root(self.former_roots[-1])
+            former_trust = Trust(self.former_roots, self.trust_list.bridges)
+            end = former_trust.expiry_of_root(self.former_roots[-1])
             raise ConfigError(
                 f"{self.folder}: its root is being replaced until {end:%Y-%m-%d}; wait "
                 "until then"
@@ -433,15 +439,15 @@ class Authority:
         old_root = self.root
         old_key = self.load_key()
         was_encrypted = self._is_encrypted()
-        end = min(
-            datetime.now(UTC) + timedelta(days=overlap), old_root.not_valid_after_utc
-        )
+        end_of_overlap = datetime.now(UTC) + timedelta(days=overlap)
 
         self._create_root()
+        # The bridge certifies the new key with the old one. While it is valid, kits
+        # that trust the old root also trust certificates of the new root.
         bridge = self._sign(
             old_root.subject,
             self.load_key().public_key(),
-            end=end,
+            end=min(end_of_overlap, old_root.not_valid_after_utc),
             extensions=_AUTHORITY_EXTENSIONS,
             key=old_key,
         )
@@ -456,69 +462,65 @@ class Authority:
         """Revoke kits.
 
         Args:
-            kits: The name of each kit, with the kit's folder, which need not exist.
+            kits: Name of each kit to its folder, which need not exist.
 
         Raises:
-            ConfigError: The certificate of a kit is not known.
+            ConfigError: The serial number of a kit's certificate is unknown.
         """
-        revoked: list[int] = []
+        revoked_serials: list[int] = []
         for kit, folder in kits.items():
-            serials = {int(text, 16) for text in self.serials.get(kit, ())}
-            # Only these folders, because a job's folder in the kit holds the
-            # certificate of the admin who submitted the job.
-            for startup in (folder / "startup", folder / WATCH / "startup"):
-                for path in startup.glob("*.crt"):
-                    certificate = read_certificate(path.with_suffix(""))
-                    serials.add(certificate.serial_number)
-            if not serials:
+            kit_serials = self._find_serials(kit, folder)
+            if not kit_serials:
                 raise ParameterError(
                     f"{kit}: its certificate is not on record, because an earlier "
                     "version created it; use `replace_root` instead, and renew the "
                     "other kits"
                 )
-            revoked += sorted(serials)
-        self._update_trust_list(revoked)
+            revoked_serials += sorted(kit_serials)
+        self._update_trust_list(revoked_serials)
+
+    def _find_serials(self, kit: str, folder: Path) -> set[int]:
+        """Return the known serial numbers of a kit's certificates.
+
+        They are those on record, and those of the certificates in the kit's folder.
+
+        Args:
+            kit: The kit's name.
+            folder: The kit's folder, which need not exist.
+        """
+        serials = {int(text, 16) for text in self.serials.get(kit, ())}
+        # No other folders are searched: that of a job in the kit holds the certificate
+        # of the admin who submitted the job.
+        for startup in (folder / "startup", folder / WATCH / "startup"):
+            for path in startup.glob("*.crt"):
+                certificate = read_certificate(path.with_suffix(""))
+                serials.add(certificate.serial_number)
+        return serials
 
     def _update_trust_list(
         self, serials: Iterable[int] = (), bridges: tuple[Any, ...] | None = None
     ) -> None:
-        """Create a new trust list.
+        """Replace the trust list by a new one.
 
-        It also revokes the unexpired certificates that the current list revokes.
+        The new list also revokes the unexpired certificates that the current list
+        revokes.
 
         Args:
             serials: Serial numbers of further certificates to revoke.
-            bridges: The bridges to the current root; None for those in the current
-                list.
+            bridges: The bridges to the current root; None for the valid ones of the
+                current list.
 
         Raises:
             ConfigError: The list would be too long.
         """
-        now = datetime.now(UTC)
-        builder = (
-            x509.CertificateRevocationListBuilder(self.root.subject)
-            .last_update(now - CLOCK_TOLERANCE)
-            .next_update(self.root.not_valid_after_utc)
-            .add_extension(x509.CRLNumber(self.trust_list.number + 1), critical=False)
-        )
-        earlier = {
-            entry.serial_number: entry.revocation_date_utc
-            for entry in self.trust_list.revocations or ()
-        }
-        dates = dict.fromkeys(serials, now) | earlier
-        for serial, date in dates.items():
-            # After this time, the certificate has expired anyway.
-            if now - date < timedelta(days=CERTIFICATE_DAYS + 1):
-                entry = x509.RevokedCertificateBuilder(serial, date).build()
-                builder = builder.add_revoked_certificate(entry)
-        revocations = builder.sign(self.load_key(), hashes.SHA256())
-
         if bridges is None:
+            now = datetime.now(UTC)
             bridges = tuple(
                 bridge
                 for bridge in self.trust_list.bridges
                 if now < bridge.not_valid_after_utc
             )
+        revocations = self._sign_revocations(serials)
         trust_list = Trust((self.root,), bridges, revocations)
         if len(trust_list.encode()) > MAX_BYTES:
             raise ParameterError(
@@ -527,6 +529,33 @@ class Authority:
             )
         self.trust_list = trust_list
 
+    def _sign_revocations(
+        self, serials: Iterable[int]
+    ) -> x509.CertificateRevocationList:
+        """Return a new list of revoked certificates, signed by the root's key.
+
+        Args:
+            serials: Serial numbers of certificates that the current list may not have.
+        """
+        now = datetime.now(UTC)
+        builder = (
+            x509.CertificateRevocationListBuilder(self.root.subject)
+            .last_update(now - CLOCK_TOLERANCE)
+            .next_update(self.root.not_valid_after_utc)
+            .add_extension(x509.CRLNumber(self.trust_list.number + 1), critical=False)
+        )
+        current_dates = {
+            entry.serial_number: entry.revocation_date_utc
+            for entry in self.trust_list.revocations or ()
+        }
+        dates = dict.fromkeys(serials, now) | current_dates
+        for serial, date in dates.items():
+            # Later than this, the certificate has expired anyway.
+            if now - date < timedelta(days=CERTIFICATE_DAYS + 1):
+                entry = x509.RevokedCertificateBuilder(serial, date).build()
+                builder = builder.add_revoked_certificate(entry)
+        return builder.sign(self.load_key(), hashes.SHA256())
+
     # ---- renewal ---------------------------------------------------------------------
 
     def sign_requests(self, data: bytes, kit_of: Callable[[str], str]) -> bytes:
@@ -534,7 +563,8 @@ class Authority:
 
         Args:
             data: The requests, in PEM.
-            kit_of: Returns the kit, given the name in its certificate.
+            kit_of: Takes the owner's name in a certificate, and returns the name of the
+                kit.
 
         Returns:
             The new certificates, and the newest trust list, in PEM.
@@ -555,29 +585,40 @@ class Authority:
         if not requests:
             raise RefusedError("not a readable request of `fednotes kit renew`")
 
-        answer = b""
-        for certificate, public_key in requests:
+        new_certificates = b""
+        for request in requests:
+            certificate = request.certificate
             host_names = certificate.extensions.get_extension_for_class(
                 x509.SubjectAlternativeName
             ).value
-            answer += self._issue(
-                kit_of(names_of(certificate)[0]),
+            owner, *_ = names_of(certificate)
+            new_certificates += self._issue(
+                kit_of(owner),
                 certificate.subject,
-                public_key=public_key,
+                public_key=request.public_key,
                 host_names=host_names,
             )
-        return answer + self.trust_list.encode()
+        return new_certificates + self.trust_list.encode()
 
 
-def _verify_request(block: bytes, trust: Trust) -> tuple[x509.Certificate, Any]:
+class _RenewalRequest(NamedTuple):
+    """A verified request for a new certificate.
+
+    Attributes:
+        certificate: The current certificate of the kit's holder.
+        public_key: The public key to certify.
+    """
+
+    certificate: x509.Certificate
+    public_key: Any
+
+
+def _verify_request(block: bytes, trust: Trust) -> _RenewalRequest:
     """Verify a request for a new certificate.
 
     Args:
         block: The request, in PEM.
-        trust: What the authority trusts.
-
-    Returns:
-        The current certificate of the kit's holder, and the public key of the request.
+        trust: The roots, bridges and revocations of the authority.
 
     Raises:
         RefusedError: The request is not signed by a key whose certificate is valid.
@@ -600,11 +641,11 @@ def _verify_request(block: bytes, trust: Trust) -> tuple[x509.Certificate, Any]:
         or not request.is_signature_valid
     ):
         raise RefusedError("the request is not signed by a currently valid kit")
-    return certificate, public_key
+    return _RenewalRequest(certificate, public_key)
 
 
 def _host_name(name: str) -> x509.GeneralName:
-    """Return a host name or an IP address as a certificate has it."""
+    """Return a host name or an IP address in the form that a certificate contains."""
     try:
         return x509.IPAddress(ip_address(name))
     except ValueError:
@@ -629,10 +670,10 @@ class ProjectConfig:
         server: The host name by which sites reach the server.
         sites: The names of the sites, in any order.
         port: The server's only port.
-        hosts: Further names of the server.
+        hosts: Further host names or addresses of the server.
         admin: The e-mail address of the person who submits jobs.
-        organisations: The organisation of each site; "server" names that of the server
-            and the admin.
+        organisations: Name of a site to its organisation; "server" to the organisation
+            of the server and the admin.
     """
 
     name: str
@@ -662,15 +703,19 @@ class ProjectConfig:
                 )
         if not self.sites:
             raise ConfigError("sites are missing: give at least one")
-        # Each participant has a certificate and is known by the name in it.
-        used = _RESERVED_NAMES | {self.server, self.name}
-        unusable = sorted(
-            {site for site in self.sites if site in used or self.sites.count(site) > 1}
+        # The name in a certificate identifies a participant, so each name is unique.
+        other_names = _RESERVED_NAMES | {self.server, self.name}
+        repeated_names = sorted(
+            {
+                site
+                for site in self.sites
+                if site in other_names or self.sites.count(site) > 1
+            }
         )
-        if unusable:
+        if repeated_names:
             raise ConfigError(
-                f"sites {unusable}: these names are used twice in the project: choose "
-                "a different name for each site"
+                f"sites {repeated_names}: these names are used twice in the project: "
+                "choose a different name for each site"
             )
         _require_distinguishable(self.sites)
 
@@ -690,15 +735,15 @@ class ProjectConfig:
 
     def _check_organisations(self) -> None:
         """Raise ConfigError unless each organisation belongs to a participant."""
-        known = (*self.sites, SERVER)
-        for place, organisation in (self.organisations or {}).items():
-            if place not in known:
+        owners = (*self.sites, SERVER)
+        for owner, organisation in (self.organisations or {}).items():
+            if owner not in owners:
                 raise ConfigError(
-                    f"organisations: unknown site {place!r}; {nearest(place, known)}"
+                    f"organisations: unknown site {owner!r}; {nearest(owner, owners)}"
                 )
             if not re.fullmatch(r"[A-Za-z0-9_]+", organisation):
                 raise ConfigError(
-                    f"organisations: {place} = {organisation!r}: use letters, digits "
+                    f"organisations: {owner} = {organisation!r}: use letters, digits "
                     "and '_' only"
                 )
 
@@ -708,19 +753,23 @@ class ProjectConfig:
         return "watch@" + self.admin.partition("@")[2]
 
     def kit_of(self, owner: str) -> str:
-        """Return the kit whose certificate has this owner's name."""
+        """Return the name of the kit whose certificate has this owner's name."""
         kits = {self.server: SERVER, self.watch: SERVER, self.admin: ADMIN}
         return kits.get(owner, owner)
 
     def organisation_of(self, kit: str) -> str:
         """Return the organisation of a kit's owner.
 
-        The server and the admin have one organisation; by default it is the project.
+        The server and the admin share one, by default named after the project. The
+        default of a site is named after the site.
         """
-        place = kit if kit in self.sites else SERVER
-        default = kit if kit in self.sites else self.name
+        key = SERVER
+        default_name = self.name
+        if kit in self.sites:
+            key = kit
+            default_name = kit
         organisations = self.organisations or {}
-        return organisations.get(place, re.sub(r"\W", "_", default))
+        return organisations.get(key, re.sub(r"\W", "_", default_name))
 
 
 def _require_distinguishable(sites: Iterable[str]) -> None:
@@ -793,44 +842,48 @@ def provision(
     kits = kit_folders(project, out)
     folder = out / AUTHORITY_FOLDER
     record = _read_record(project, folder)
-    recorded = set(record["kits"])
-    _require_distinguishable(sorted({*project.sites, *recorded} - {SERVER, ADMIN}))
+    recorded_kits = set(record["kits"])
+    site_names = {*project.sites, *recorded_kits} - {SERVER, ADMIN}
+    _require_distinguishable(sorted(site_names))
     _require_can_make_again(again, kits)
-    _require_known(set(revoke) - set(again), recorded)
-    existing = {name for name, kit in kits.items() if (kit / KIT_FILE).exists()}
-    new = [
-        name
-        for name in kits
-        if name not in existing and (name not in recorded or name in again)
-    ]
+    _require_known(set(revoke) - set(again), recorded_kits)
+    kits_on_disk = {name for name, kit in kits.items() if (kit / KIT_FILE).exists()}
+    new_kits = []
+    for name in kits:
+        is_wanted = name not in recorded_kits or name in again
+        if is_wanted and name not in kits_on_disk:
+            new_kits.append(name)
 
     private_folder(folder)
     _make_authority_private(folder)
     authority = Authority.open(folder, project.name, ask_passphrase)
-    lost = [name for name in again if authority.serials.get(name)]
-    for name in set(again) - set(lost):
+    kits_to_revoke = [*revoke, *_find_revocable(again, authority)]
+    if kits_to_revoke:
+        authority.revoke(
+            {name: kits.get(name, out / "sites" / name) for name in kits_to_revoke}
+        )
+    authority.save()  # a lost kit is revoked before it is recreated
+    old_kits = {*recorded_kits, *kits_on_disk}
+    write_json(folder / _RECORD_FILE, {**record, "kits": sorted(old_kits)})
+    for name in new_kits:
+        _make_kit(project, name, kits[name], authority=authority)
+        authority.save()
+    make_private(folder)
+    all_kits = sorted({*old_kits, *new_kits})
+    write_json(folder / _RECORD_FILE, {**record, "kits": all_kits})
+    return kits
+
+
+def _find_revocable(lost_kits: Sequence[str], authority: Authority) -> list[str]:
+    """Return the lost kits whose certificates are on record; warn about the others."""
+    revocable_kits = [name for name in lost_kits if authority.serials.get(name)]
+    for name in set(lost_kits) - set(revocable_kits):
         logger.warning(
             "%s: its earlier certificate is not on record, so it stays valid "
             "until the root certificate is replaced",
             name,
         )
-    if revoke or lost:
-        to_revoke = {
-            name: kits.get(name, out / "sites" / name) for name in (*revoke, *lost)
-        }
-        authority.revoke(to_revoke)
-    authority.save()  # a lost kit is revoked before it is recreated
-    write_json(
-        folder / _RECORD_FILE, {**record, "kits": sorted({*recorded, *existing})}
-    )
-    for name in new:
-        _make_kit(project, name, kits[name], authority=authority)
-        authority.save()
-    make_private(folder)
-    write_json(
-        folder / _RECORD_FILE, {**record, "kits": sorted({*recorded, *existing, *new})}
-    )
-    return kits
+    return revocable_kits
 
 
 def _require_can_make_again(again: Iterable[str], kits: Mapping[str, Path]) -> None:
@@ -845,24 +898,24 @@ def _require_can_make_again(again: Iterable[str], kits: Mapping[str, Path]) -> N
 
 def _require_known(names: Iterable[str], kits: Iterable[str]) -> None:
     """Raise ConfigError if a name is not the name of a kit."""
-    known = set(kits)
+    kit_names = set(kits)
     for name in names:
-        if name not in known:
+        if name not in kit_names:
             raise ConfigError(
-                f"{name!r} is not a kit of this project; {nearest(name, known)}"
+                f"{name!r} is not a kit of this project; {nearest(name, kit_names)}"
             )
 
 
 def _make_authority_private(folder: Path) -> None:
     """Make the authority's folder private; warn if it was not."""
-    closed = make_private(folder)
-    if closed:
+    earlier_modes = make_private(folder)
+    if earlier_modes:
         logger.warning(
             "%s: other users of this machine could open %d files and folders "
             "until now; the key that signs kits is here, so if there are "
             "such users, create all kits again in another folder",
             folder,
-            len(closed),
+            len(earlier_modes),
         )
 
 
@@ -910,8 +963,8 @@ def _read_record(project: ProjectConfig, folder: Path) -> dict[str, Any]:
         The kits' common settings, and their names under "kits".
 
     Raises:
-        ConfigError: The record cannot be read, or its kits were made with other
-            settings than the project's.
+        ConfigError: The record cannot be read, or its kits were created with settings
+            other than the project's.
     """
     record: dict[str, Any] = {}
     try:
@@ -947,12 +1000,12 @@ def _require_equal(
     recorded: Mapping[str, Any],
     present: Mapping[str, Any],
 ) -> None:
-    """Require that settings have the values with which kits were created.
+    """Check that settings still have the values with which kits were created.
 
     Args:
         out: The folder of the kits.
         prefix: Prefix of the settings' names in messages.
-        recorded: The settings with which the kits were made.
+        recorded: The settings with which the kits were created.
         present: The settings of the project.
 
     Raises:
@@ -969,9 +1022,13 @@ def _require_equal(
 
 
 def _kits_of_earlier_version(project: ProjectConfig, folder: Path) -> list[str]:
-    """Return the kits of an authority that an earlier version made.
+    """Return the names of the kits of an authority that an earlier version created.
 
-    Its state holds a table for each participant.
+    The state of this authority holds a table for each participant.
+
+    Args:
+        project: The project.
+        folder: The authority's folder.
     """
     state_file = folder / project.name / "state" / STATE_FILE
     participants = {
@@ -990,7 +1047,7 @@ def _kits_of_earlier_version(project: ProjectConfig, folder: Path) -> list[str]:
 def _make_kit(
     project: ProjectConfig, name: str, kit: Path, *, authority: Authority
 ) -> None:
-    """Create a kit with keys that exist nowhere else.
+    """Create a kit with new keys, of which no copy exists elsewhere.
 
     Args:
         project: The project.
@@ -1015,30 +1072,50 @@ def _make_kit(
         person=person,
         org=project.organisation_of(name),
     )
-    rights = {project.admin: "project_admin", project.watch: "lead"}
 
     def fill(folder: Path) -> None:
+        """Write the files of the kit."""
         for path, table in build_kit_files(facts, kit.resolve()).items():
             write_json(folder / path, table)
         write_json(folder / KIT_FILE, facts.model_dump())
         for stem, owner in find_stems(folder).items():
-            key = create_key_pem()
-            hosts = (owner, *project.hosts) if stem.name == SERVER else (owner,)
-            certificate = authority.certify(
-                name,
-                key,
-                name=owner,
-                org=facts.org,
-                right=rights.get(owner),
-                hosts=hosts,
+            _write_identity(
+                stem, owner, project=project, facts=facts, authority=authority
             )
-            stem.with_suffix(".key").write_bytes(key)
-            stem.with_suffix(".crt").write_bytes(certificate)
-            stem.with_name(ROOTS_FILE).write_bytes(encode_pem(authority.valid_roots()))
-            stem.with_name(TRUST_FILE).write_bytes(authority.trust_list.encode())
         # NVFlare's folder for uploads and downloads.
         (folder / "transfer").mkdir()
         if role == SERVER:
             (folder / WATCH / "transfer").mkdir()
 
     write_folder(kit, fill)
+
+
+def _write_identity(
+    stem: Path, owner: str, *, project: ProjectConfig, facts: Kit, authority: Authority
+) -> None:
+    """Write a new key with its certificate, and the roots and the trust list.
+
+    Args:
+        stem: Path of the key and the certificate, without a suffix.
+        owner: The name of the certificate's owner.
+        project: The project.
+        facts: The facts of the kit.
+        authority: The authority that signs the certificate.
+    """
+    rights = {project.admin: "project_admin", project.watch: "lead"}
+    hosts: tuple[str, ...] = (owner,)
+    if stem.name == SERVER:
+        hosts = (owner, *project.hosts)
+    key = create_key_pem()
+    certificate = authority.certify(
+        facts.name,
+        key,
+        name=owner,
+        org=facts.org,
+        right=rights.get(owner),
+        hosts=hosts,
+    )
+    stem.with_suffix(".key").write_bytes(key)
+    stem.with_suffix(".crt").write_bytes(certificate)
+    stem.with_name(ROOTS_FILE).write_bytes(encode_pem(authority.valid_roots()))
+    stem.with_name(TRUST_FILE).write_bytes(authority.trust_list.encode())

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import re
 import shutil
@@ -33,7 +34,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from fednotes.apps.deployment.nvflare.certificates import check_kit
 from fednotes.apps.deployment.nvflare.kit import (
@@ -43,6 +44,7 @@ from fednotes.apps.deployment.nvflare.kit import (
     REWRITTEN_FILES,
     SERVER,
     SITE,
+    Kit,
     build_kit_files,
     read_kit,
 )
@@ -60,27 +62,28 @@ UNWATCHED = "FEDNOTES_UNWATCHED"
 # If this is set, the log is also printed.
 ECHO_VARIABLE = "FEDNOTES_ECHO"
 
-# The parts in which log lines of one kind may differ: ids and numbers.
-_CHANGING = re.compile(
+# Log lines of one kind may differ in ids and numbers.
+_IDS_AND_NUMBERS = re.compile(
     r"[0-9a-f]{4,}(-[0-9a-f]{4,})+|(?<![a-z_-])[0-9]+", re.IGNORECASE
 )
 _MAX_KINDS = 256  # maximum number of kinds of log lines to remember
-_REPEAT_SECONDS = 60.0  # after which a line of the same kind is logged again
-# NVFlare logs these lines at each start and whenever a peer is away; `presence.py` logs
-# an absence once.
-_AWAY = re.compile(r"no connection to |target_unreachable|no path\b")
+_REPEAT_SECONDS = 60.0  # minimum time between two logged lines of one kind
+# NVFlare logs these lines at each start and whenever a peer is absent. They are not
+# needed, because `presence.py` logs each absence once.
+_ABSENCE = re.compile(r"no connection to |target_unreachable|no path\b")
 _CELLS = "nvflare.fuel.f3.cellnet."
 # The id of a job, as NVFlare forms it; also the name of the job's folder in a kit.
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-MAX_JOB_FOLDERS = 3  # the newest ones, which a start keeps; states are elsewhere
+# Number of NVFlare's newest job folders that a start keeps; states are elsewhere.
+MAX_JOB_FOLDERS = 3
 OUTPUT_FILE = "console.log"  # the processes' output since the last start
 MODULE = "fednotes.apps.deployment.nvflare.processes"
 # Beginnings of the modules that a kit's main process and its job processes run.
 FEDNOTES_MODULES = "fednotes.apps.deployment."
 JOB_MODULES = "nvflare.private.fed.app."
 INTERRUPTED = 130  # as shells report a program that SIGINT ended
-FAILED = 1  # NVFlare ended without being asked to
-# Seconds in which job processes must end. A container is killed ten seconds after
+FAILED = 1  # exit status if NVFlare ends on its own
+# Seconds that job processes have to end. A container is killed ten seconds after
 # SIGTERM.
 PATIENCE = 5.0
 _PROGRAMS = {
@@ -98,8 +101,8 @@ _ENVIRONMENT = {
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.processes")
 CONTACT_FILE = Path("state") / "contact.json"
 LOST_SECONDS = 20.0  # a site contacts the server every 5 s
-# Processes that this one started. They may outlive it; ended ones are reaped.
-_started: list[subprocess.Popen[bytes]] = []
+# Processes that this process started; they may outlive it.
+_children: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,62 +150,69 @@ def start(
             certificates are not valid (`check_kit`).
         FednotesError: A file of the kit cannot be written.
     """
-    command, environment = _prepare(kit, check=check)
+    program = _prepare(kit, check=check)
     kit = kit.resolve()
     disk_errors = os_errors_as(FednotesError, kit, action="be started")
     with disk_errors, open(kit / OUTPUT_FILE, "wb", opener=open_private) as output:
         process = subprocess.Popen(
-            command,
+            program.command,
             cwd=kit,
-            env={**environment, **(variables or {})},
+            env={**program.environment, **(variables or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             umask=0o077,  # applies to files of NVFlare and torch too
         )
-    _started.append(process)
+    _children.append(process)
     return status(kit)
 
 
 def run(kit: Path) -> NoReturn:
-    """Become the process of a kit, which also prints its log.
+    """Replace this process by the process of a kit, which also prints its log.
 
     Raises:
         ConfigError: As for `start`.
     """
-    command, environment = _prepare(kit)
+    program = _prepare(kit)
     os.chdir(kit.resolve())
-    os.execve(command[0], command, {**environment, ECHO_VARIABLE: "1"})
+    environment = {**program.environment, ECHO_VARIABLE: "1"}
+    os.execve(sys.executable, program.command, environment)
 
 
-def _prepare(kit: Path, *, check: bool = True) -> tuple[list[str], dict[str, str]]:
-    """Prepare a kit for its process; return the command and the environment.
+class _Program(NamedTuple):
+    """The program of a kit's process.
 
-    Some of NVFlare's files are rewritten with the kit's current folder and the current
-    names of our classes. Kits that were moved, or that an earlier version created,
-    therefore still work.
+    Attributes:
+        command: The words of its command line.
+        environment: Its environment variables.
+    """
+
+    command: list[str]
+    environment: dict[str, str]
+
+
+def _prepare(kit: Path, *, check: bool = True) -> _Program:
+    """Check and prepare a kit for its process, and return the program to run.
+
+    Args:
+        kit: The kit's folder.
+        check: Whether to check the kit's certificates.
+
+    Raises:
+        ConfigError: As for `start`.
     """
     if check:
         for warning in check_kit(kit):
             logger.warning("%s", warning)
     kit = kit.resolve()
     facts = read_kit(kit)
-    if facts.role == ADMIN:
-        raise ConfigError(f"{kit} is the kit of {facts.role!r}, which runs no process")
-    before = status(kit)
-    if before.is_running or before.jobs:
-        raise ConfigError(
-            f"{kit}: {facts.name} is already running (process {before.pid})"
-        )
-    if any(letter.isspace() for letter in str(kit)):
-        raise ConfigError(
-            f"{kit}: NVFlare cannot run in a folder with a space in its path; move the "
-            "kit"
-        )
+    _require_can_run(kit, facts)
 
     (kit / "transfer").mkdir(exist_ok=True)
     drop_expired_roots(kit)
+    # These files have the kit's folder and names of classes. Writing them again makes
+    # kits work that were moved, or that an earlier version created.
     files = build_kit_files(facts, kit)
     for name in REWRITTEN_FILES:
         write_json(kit / name, files[name])
@@ -213,30 +223,47 @@ def _prepare(kit: Path, *, check: bool = True) -> tuple[list[str], dict[str, str
     environment = {**_ENVIRONMENT, **os.environ, KIT_VARIABLE: str(kit)}
     if facts.role == SERVER:
         environment = {**_SERVER_ENVIRONMENT, **environment}
-    return [sys.executable, "-m", MODULE, str(kit)], environment
+    return _Program([sys.executable, "-m", MODULE, str(kit)], environment)
+
+
+def _require_can_run(kit: Path, facts: Kit) -> None:
+    """Raise ConfigError if a kit has no process, or its process cannot start now."""
+    if facts.role == ADMIN:
+        raise ConfigError(f"{kit} is the kit of {facts.role!r}, which runs no process")
+    current = status(kit)
+    if current.is_running or current.jobs:
+        raise ConfigError(
+            f"{kit}: {facts.name} is already running (process {current.pid})"
+        )
+    if any(letter.isspace() for letter in str(kit)):
+        raise ConfigError(
+            f"{kit}: NVFlare cannot run in a folder with a space in its path; move the "
+            "kit"
+        )
 
 
 def _make_kit_private(kit: Path) -> None:
     """Remove the permissions of other users from a kit.
 
-    A kit that came from an archive or an earlier version may have such permissions.
-    Others may have changed files that they could write to, so a warning gives the
-    number of these files.
+    A kit from an archive or an earlier version may have such permissions. Other users
+    may then have changed files, so a warning gives the number of files that they could
+    write to.
     """
     earlier_modes = make_private(kit)
-    changeable = [path for path, mode in earlier_modes.items() if mode & 0o022]
-    if not changeable:
+    writable_paths = [path for path, mode in earlier_modes.items() if mode & 0o022]
+    if not writable_paths:
         return
 
-    can_all_change = any(mode & 0o002 for mode in earlier_modes.values())
-    who = "other users of this machine" if can_all_change else "members of its group"
+    users = "members of its group"
+    if any(mode & 0o002 for mode in earlier_modes.values()):
+        users = "other users of this machine"
     logger.warning(
         "%s: %s could change %d files and folders, such as %s, until now; look at the "
         "site's file and its decisions, or ask for another kit",
         kit,
-        who,
-        len(changeable),
-        changeable[-1],
+        users,
+        len(writable_paths),
+        writable_paths[-1],
     )
 
 
@@ -254,13 +281,14 @@ def status(kit: Path) -> Status:
     facts = read_kit(kit)
     main_pid = None
     jobs = []
-    for pid, words in list_processes(kit):
+    for process in list_processes(kit):
+        words = process.words
         if any(word.startswith(FEDNOTES_MODULES) for word in words):
-            main_pid = pid
+            main_pid = process.pid
         elif "-n" in words:  # NVFlare's option that names the job
             jobs.append(words[words.index("-n") + 1])
         else:
-            jobs.append(str(pid))
+            jobs.append(str(process.pid))
     return Status(
         name=facts.name,
         role=facts.role,
@@ -287,37 +315,52 @@ def stop(kit: Path, patience: float = 10.0, *, kill: bool = False) -> Status:
     kit = kit.resolve()
     read_kit(kit)
 
-    def other_processes() -> list[int]:
-        return [pid for pid, _ in list_processes(kit) if pid != os.getpid()]
+    def list_other_pids() -> list[int]:
+        """Return the ids of the kit's processes without the calling one."""
+        pids = [process.pid for process in list_processes(kit)]
+        return [pid for pid in pids if pid != os.getpid()]
 
+    # Signals to send, each with the seconds to wait until the processes have ended.
     steps = [(signal.SIGTERM, patience), (signal.SIGKILL, 5.0)]
     if kill:
-        steps = steps[1:]
-    for sign, seconds in steps:
+        steps = [(signal.SIGKILL, 5.0)]
+    for signal_number, seconds in steps:
         end = time.monotonic() + seconds
-        for pid in other_processes():
+        for pid in list_other_pids():
             with suppress(ProcessLookupError):
-                os.kill(pid, sign)
+                os.kill(pid, signal_number)
         while time.monotonic() < end:
-            if not other_processes():
+            if not list_other_pids():
                 return status(kit)
             time.sleep(0.1)
     raise FednotesError(
-        f"{kit}: process {other_processes()[0]} does not end: stop it with kill -9"
+        f"{kit}: process {list_other_pids()[0]} does not end: stop it with kill -9"
     )
 
 
-def list_processes(kit: Path) -> list[tuple[int, list[str]]]:
-    """Return the id and the command-line words of each process of a kit.
+class RunningProcess(NamedTuple):
+    """A running process.
 
-    Only processes of the kit's owner and of this account count, because every user can
-    start a process with any command line.
+    Attributes:
+        pid: Its id.
+        words: The words of its command line.
+    """
+
+    pid: int
+    words: list[str]
+
+
+def list_processes(kit: Path) -> list[RunningProcess]:
+    """Return the running processes of a kit.
+
+    Processes of accounts other than this one and the kit's owner are ignored, because
+    every user can start a process with any command line.
 
     Args:
         kit: The kit's absolute path.
     """
-    # Reap the processes that this one started and that have ended.
-    _started[:] = [process for process in _started if process.poll() is None]
+    # `poll` also reaps children that have ended.
+    _children[:] = [child for child in _children if child.poll() is None]
     listing = subprocess.run(
         ["ps", "-A", "-ww", "-o", "pid=,ruid=,stat=,command="],
         capture_output=True,
@@ -329,21 +372,23 @@ def list_processes(kit: Path) -> list[tuple[int, list[str]]]:
     processes = []
     for line in listing.stdout.splitlines():
         pid, owner, state, *words = line.split()
-        is_of_kit = str(kit) in words and any(
+        if str(kit) not in words or int(owner) not in owners:
+            continue
+        runs_kit = any(
             word.startswith((FEDNOTES_MODULES, JOB_MODULES)) for word in words
         )
         is_zombie = state.startswith("Z")
-        if is_of_kit and int(owner) in owners and not is_zombie:
-            processes.append((int(pid), words))
+        if runs_kit and not is_zombie:
+            processes.append(RunningProcess(int(pid), words))
     return processes
 
 
-# ---- what a site's process knows about the server ------------------------------------
+# ---- a site's record of the server's answers -----------------------------------------
 
 
 @checked(frozen=True)
 class LastContact:
-    """What a site's process knows about the server; times in seconds since the epoch.
+    """A site's record of the server's answers; times in seconds since the epoch.
 
     Attributes:
         pid: Id of the process.
@@ -359,19 +404,18 @@ class LastContact:
 
 
 def read_contact(kit: Path, pid: int | None) -> LastContact | None:
-    """Return what a site's running process knows about the server.
+    """Return the record of the server's answers by a site's running process.
 
     Args:
         kit: The site's kit.
         pid: Id of the process.
 
     Returns:
-        What the process wrote; None if it has not written anything yet.
+        The record; None if this process has not written one yet.
     """
+    table = read_json_table(kit / CONTACT_FILE)
     try:
-        contact = build(
-            LastContact, read_json_table(kit / CONTACT_FILE), CONTACT_FILE.name
-        )
+        contact = build(LastContact, table, CONTACT_FILE.name)
     except ConfigError:
         return None
     return contact if contact.pid == pid else None
@@ -380,7 +424,11 @@ def read_contact(kit: Path, pid: int | None) -> LastContact | None:
 def is_connected(contact: LastContact | None, now: float) -> bool:
     """Return whether the server has answered within the last seconds.
 
-    An answer in the future does not count, because the clock was set back since then.
+    An answer with a time in the future does not count: the clock was set back since.
+
+    Args:
+        contact: The site's record of the server's answers.
+        now: The time, in seconds since the epoch.
     """
     return contact is not None and abs(now - contact.last) <= LOST_SECONDS
 
@@ -391,8 +439,8 @@ def is_connected(contact: LastContact | None, now: float) -> bool:
 class KitLog(WatchedFileHandler):
     """The log of a kit, to which its process and those of its jobs append.
 
-    The process that notices that the file is too long renames it, and the others open
-    the new one. If $FEDNOTES_ECHO is set, the lines are printed too.
+    The first process that notices that the file is too long renames it, and the others
+    continue with the new file. If $FEDNOTES_ECHO is set, the lines are printed too.
 
     Args:
         file: The name of the file in the kit. `local/log_config.json` of each kit names
@@ -418,11 +466,12 @@ class KitLog(WatchedFileHandler):
                 print(self.format(record), file=sys.stderr, flush=True)
 
     def _rotate(self) -> None:
+        """Rename the file and the older ones, and delete the oldest."""
         folder = os.open(Path(self.baseFilename).parent, os.O_RDONLY)
         try:
             lock(folder)
             if os.stat(self.baseFilename).st_size <= self.max_bytes:
-                return  # another process has already done so
+                return  # another process has already renamed the files
             older_names = [
                 f"{self.baseFilename}.{number}"
                 for number in range(1, self.max_older_files + 1)
@@ -435,17 +484,30 @@ class KitLog(WatchedFileHandler):
             os.close(folder)
 
 
+@dataclass(slots=True)
+class _KindOfLines:
+    """Log lines of one kind.
+
+    Attributes:
+        last_time: When a line of this kind was last logged.
+        num_left_out: Number of lines that were left out since.
+    """
+
+    last_time: float
+    num_left_out: int = 0
+
+
 class RateLimit(logging.Filter):
     """Lets one line of each kind pass per minute.
 
-    The next line that passes says how many were left out. Without this filter, NVFlare
-    would log 13 KB a second while a server is down: it asks every 50 ms and logs two
-    warnings each time.
+    The next line that passes gives the number of lines that were left out. Without this
+    filter, NVFlare would log 13 KB a second while a server is down: it tries to connect
+    every 50 ms and logs two warnings each time.
 
-    Lines are of one kind if they differ only in numbers and ids. Lines of fednotes must
-    be equal, because the names of sites may differ only in digits. Each record becomes
-    a single line of plain characters, so that another party's text cannot imitate a
-    second line.
+    Lines of NVFlare are of one kind if they differ only in numbers and ids. Lines of
+    fednotes are of one kind only if they are equal, because the names of sites may
+    differ only in digits. Each record becomes a single line of plain characters, so
+    that another party's text cannot imitate a second line.
 
     Args:
         now: Returns the current time, in seconds.
@@ -454,30 +516,32 @@ class RateLimit(logging.Filter):
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self.now = now
-        # kind -> (when a line passed, how many were left out since)
-        self._kinds: OrderedDict[tuple[str, int, str], tuple[float, int]] = (
-            OrderedDict()
-        )
+        # Logger, level and pattern of each kind of lines; the newest kind is last.
+        self._kinds: OrderedDict[tuple[str, int, str], _KindOfLines] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record is written; called under the handler's lock."""
         text = one_line(record.getMessage(), 4000)
-        if record.name.startswith(_CELLS) and _AWAY.search(text):
+        if record.name.startswith(_CELLS) and _ABSENCE.search(text):
             return False
+        pattern = text
         is_of_fednotes = record.name.split(".", 1)[0] == "fednotes"
-        pattern = text if is_of_fednotes else _CHANGING.sub("#", text)
+        if not is_of_fednotes:
+            pattern = _IDS_AND_NUMBERS.sub("#", text)
         kind = (record.name, record.levelno, pattern)
         now = self.now()
-        passed_at, left_out = self._kinds.get(kind, (-float("inf"), 0))
-        if now - passed_at < _REPEAT_SECONDS:
-            self._kinds[kind] = (passed_at, left_out + 1)
+        last = self._kinds.get(kind, _KindOfLines(last_time=-math.inf))
+        if now - last.last_time < _REPEAT_SECONDS:
+            last.num_left_out += 1
             return False
-        self._kinds[kind] = (now, 0)
+
+        self._kinds[kind] = _KindOfLines(last_time=now)
         self._kinds.move_to_end(kind)
         if len(self._kinds) > _MAX_KINDS:
             self._kinds.popitem(last=False)
-        more = f" ({left_out} more like this left out)" if left_out else ""
-        record.msg = text + more
+        record.msg = text
+        if last.num_left_out:
+            record.msg = f"{text} ({last.num_left_out} more like this left out)"
         record.args = None
         return True
 
@@ -492,14 +556,15 @@ def main(kit: Path) -> NoReturn:
         kit: The kit's absolute path.
     """
 
-    def end(number: int, _frame: object) -> None:
-        for sign in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(sign, signal.SIG_IGN)
+    def end(signal_number: int, _frame: object) -> None:
+        """Stop the kit's processes and exit."""
+        for ignored_signal in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(ignored_signal, signal.SIG_IGN)
         # Processes that do not end now are left to systemd or the container.
         with suppress(Exception):
             stop(kit, PATIENCE)
         os.write(2, b"stopped; its runs resume when it is started again\n")
-        os._exit(0 if number == signal.SIGTERM else INTERRUPTED)
+        os._exit(0 if signal_number == signal.SIGTERM else INTERRUPTED)
 
     signal.signal(signal.SIGTERM, end)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -515,9 +580,12 @@ def main(kit: Path) -> NoReturn:
 
 
 def _run(module: str) -> int:
-    """Run a program of NVFlare as its `__main__` does; return the exit status.
+    """Run a program of NVFlare as its `__main__` does, and return the exit status.
 
     A program that ends on its own counts as failed.
+
+    Args:
+        module: The name of the program's module.
     """
     with needs("nvflare", "deploy"):
         from nvflare.fuel.f3.mpm import MainProcessMonitor

@@ -36,11 +36,13 @@ from fednotes.apps.deployment.nvflare.server import PAUSE, PROGRESS, TELL_SECOND
 from fednotes.core.store import write_json
 from fednotes.engines.launch import OUTCOME_FILE, read_outcome
 
-LOOK_SECONDS = 5.0
+LOOK_SECONDS = 5.0  # between two looks
 # Maximum seconds between two submissions. The first wait is LOOK_SECONDS, and each
-# further wait doubles.
+# further wait is twice as long as the one before.
 LONGEST_WAIT = 300.0
-RECENT_SECONDS = 15.0  # a site that is up sends a heartbeat every 5 s
+# A site counts as connected if its last heartbeat is this recent; sites send one every
+# 5 s.
+RECENT_SECONDS = 15.0
 PATIENCE_SECONDS = 20.0  # how long a run waits for absent sites before it resumes
 ATTEMPTS = 8  # consecutive submissions that may end without a committed round
 # How long a run may wait although no run is in progress and its sites are connected.
@@ -117,7 +119,7 @@ def choose_step(
     outcome: Mapping[str, Any],
     *,
     alive: bool,
-    back: frozenset[str],
+    returned_sites: frozenset[str],
 ) -> Step:
     """Return the next step for a run.
 
@@ -125,7 +127,8 @@ def choose_step(
         status: NVFlare's status of the run's newest submission.
         outcome: The last outcome that the submission recorded.
         alive: Whether the submission has a process.
-        back: Sites that have returned and could take part, but do not.
+        returned_sites: Sites that were lost and have reconnected, but do not take part
+            in the submission.
     """
     if status == ABORTED or outcome.get("status") == "done":
         # NVFlare may still report RUNNING for a run that is done.
@@ -134,40 +137,41 @@ def choose_step(
         if not alive:
             # The server was killed; NVFlare still reports RUNNING for the job.
             return "resubmit"
-        return "pause" if back else "wait"
+        return "pause" if returned_sites else "wait"
     if not status.startswith("FINISHED"):
         return "wait"
     has_failed = outcome.get("status") == "failed"
-    return "give up" if has_failed and not outcome.get("retry") else "resubmit"
+    may_retry = bool(outcome.get("retry"))
+    return "give up" if has_failed and not may_retry else "resubmit"
 
 
 @dataclass(slots=True)
 class WatchedRun:
-    """What the watch remembers about one run.
+    """The watch's memory of one run.
 
     Attributes:
-        step: The step that was chosen at the last look. A step is taken only if two
-            consecutive looks choose it.
+        step: The step that the last look chose. A step is taken only if two consecutive
+            looks choose it.
         attempts: Number of consecutive submissions that committed no round.
         pauses: How often the run was told to pause.
-        changed_at: When the chosen step changed, in seconds.
+        step_time: When the chosen step changed, in seconds.
         next_pause: The earliest time of the next pause, in seconds.
         next_submission: The earliest time of the next submission, in seconds.
         job_id: Id of the newest submission.
-        logged: The last line about the run in the log.
-        waits_since: When the run began to wait although nothing blocks it, in seconds;
-            None if something does.
+        last_line: The last line about the run in the log.
+        unblocked_since: When the run began to wait although nothing blocks it, in
+            seconds; None while another run or an absent site blocks it.
     """
 
     step: Step = "wait"
     attempts: int = 0
     pauses: int = 0
-    changed_at: float = 0.0
+    step_time: float = 0.0
     next_pause: float = 0.0
     next_submission: float = 0.0
     job_id: str = ""
-    logged: str = ""
-    waits_since: float | None = None
+    last_line: str = ""
+    unblocked_since: float | None = None
 
 
 @dataclass(slots=True)
@@ -177,7 +181,7 @@ class Watch:
     Attributes:
         state: The folder of the runs' states.
         now: Returns a time in seconds; tests replace it.
-        runs: What the watch remembers about each run, by the run's name.
+        runs: Name of each run to the watch's memory of it.
     """
 
     state: Path
@@ -191,37 +195,40 @@ class Watch:
             server: The server's jobs and sites.
 
         Returns:
-            The step that was taken for each run, by the run's name.
+            Name of each run to the step that was taken for it.
         """
-        newest: dict[str, dict[str, Any]] = {}
-        aborted: dict[str, str] = {}  # run -> the submission that was aborted
+        newest_jobs: dict[str, dict[str, Any]] = {}
+        aborted_job_ids: dict[str, str] = {}
         for job in order_submissions(server.jobs()):
-            newest[str(job["name"])] = job
+            run = str(job["name"])
+            newest_jobs[run] = job
             if job["status"] == ABORTED:
-                aborted[str(job["name"])] = str(job["job_id"])
-        connected = server.sites()
-        in_progress = [
+                aborted_job_ids[run] = str(job["job_id"])
+        connected_sites = server.sites()
+        active_runs = [
             run
-            for run, job in newest.items()
+            for run, job in newest_jobs.items()
             if job["status"] in ("RUNNING", "DISPATCHED")
         ]
         steps: dict[str, Step] = {}
-        for run, job in newest.items():
-            if run in aborted:
-                self._end_aborted(server, run, job=job, job_id=aborted[run])
+        for run, job in newest_jobs.items():
+            if run in aborted_job_ids:
+                self._end_aborted(server, run, job=job, job_id=aborted_job_ids[run])
                 steps[run] = "done"
                 continue
             if job["status"] == "SUBMITTED":
                 self._explain_wait(
-                    run, job, in_progress=in_progress, connected=connected
+                    run, job, active_runs=active_runs, connected_sites=connected_sites
                 )
-            steps[run] = self._advance(server, run, job=job, connected=connected)
+            steps[run] = self._advance(
+                server, run, job=job, connected_sites=connected_sites
+            )
         return steps
 
     def _end_aborted(
         self, server: ServerJobs, run: str, *, job: Mapping[str, Any], job_id: str
     ) -> None:
-        """End a run that a person aborted, with any submission that arrived just then.
+        """End a run that a person aborted, including a submission that came later.
 
         Args:
             server: The server's jobs and sites.
@@ -242,31 +249,40 @@ class Watch:
         run: str,
         job: Mapping[str, Any],
         *,
-        in_progress: Sequence[str],
-        connected: frozenset[str],
+        active_runs: Sequence[str],
+        connected_sites: frozenset[str],
     ) -> None:
-        """Write into a pending run's outcome what the run is waiting for."""
+        """Write into a pending run's outcome what the run is waiting for.
+
+        Args:
+            run: The run's name.
+            job: Its newest submission.
+            active_runs: The runs that are in progress.
+            connected_sites: The sites that are connected to the server.
+        """
         watched = self.runs.setdefault(run, WatchedRun())
         job_id = str(job["job_id"])
-        absent = ", ".join(sorted(_sites_of(job) - connected))
+        absent_sites = ", ".join(sorted(_sites_of(job) - connected_sites))
         reason = ""
-        if in_progress:
-            reason = f"behind run {in_progress[0]}"
-        elif absent:
-            reason = f"for {absent}"
+        if active_runs:
+            first_run, *_ = active_runs
+            reason = f"behind run {first_run}"
+        elif absent_sites:
+            reason = f"for {absent_sites}"
 
         if reason:
-            watched.waits_since = None
-        elif watched.waits_since is None:
-            # Unblocked since now; it is stuck if it still waits after STUCK_SECONDS.
-            watched.waits_since = self.now()
-        elif self.now() > watched.waits_since + STUCK_SECONDS:
+            watched.unblocked_since = None
+        elif watched.unblocked_since is None:
+            # The run is stuck if it still waits after STUCK_SECONDS.
+            watched.unblocked_since = self.now()
+        elif self.now() > watched.unblocked_since + STUCK_SECONDS:
             reason = (
                 "although nothing blocks it: the server no longer starts jobs; "
                 "restart it: fednotes server stop KIT, then start"
             )
             _log_once(watched, f"{run}: waits {reason}")
-        if reason != read_outcome(self.state / run, job_id).get("problem", ""):
+        recorded_reason = read_outcome(self.state / run, job_id).get("problem", "")
+        if reason != recorded_reason:
             outcome = {
                 "job_id": job_id,
                 "status": "waits",
@@ -281,9 +297,19 @@ class Watch:
         run: str,
         *,
         job: Mapping[str, Any],
-        connected: frozenset[str],
+        connected_sites: frozenset[str],
     ) -> Step:
-        """Take the next step for a run, if the last look chose the same step."""
+        """Take the next step for a run, if the last look chose the same step.
+
+        Args:
+            server: The server's jobs and sites.
+            run: The run's name.
+            job: Its newest submission.
+            connected_sites: The sites that are connected to the server.
+
+        Returns:
+            The step that was taken, or "wait" if the chosen step is not due yet.
+        """
         watched = self.runs.setdefault(run, WatchedRun())
         job_id = str(job["job_id"])
         status = str(job["status"])
@@ -293,38 +319,50 @@ class Watch:
         reply = server.tell(job_id) if status == "RUNNING" else None
         outcome = read_outcome(self.state / run, job_id)
         sites = _sites_of(job)
-        present = frozenset((reply or {}).get("sites", ()))
-        back: frozenset[str] = frozenset()
-        if present:
-            back = (sites & connected) - present
+        participants = frozenset((reply or {}).get("sites", ()))
+        returned_sites: frozenset[str] = frozenset()
+        if participants:
+            returned_sites = (sites & connected_sites) - participants
 
-        step = choose_step(status, outcome, alive=reply is not None, back=back)
-        has_changed = step != watched.step
-        watched.step = step
-        if has_changed:
-            watched.changed_at = self.now()
+        step = choose_step(
+            status, outcome, alive=reply is not None, returned_sites=returned_sites
+        )
+        is_confirmed = step == watched.step
+        if not is_confirmed:
+            watched.step = step
+            watched.step_time = self.now()
         if step in ("wait", "done"):
             return step
-        if has_changed:
+        if not is_confirmed:
             return "wait"
         if step == "pause":
-            return self._pause(server, run, job_id=job_id, back=back)
+            return self._pause(server, run, job_id=job_id, sites=returned_sites)
         if self.now() < watched.next_submission:
             return "wait"
         # After a server restart, the sites reconnect one by one.
-        is_patient = self.now() < watched.changed_at + PATIENCE_SECONDS
-        if step == "resubmit" and sites - connected and is_patient:
+        waits_for_sites = bool(sites - connected_sites) and step == "resubmit"
+        if waits_for_sites and self.now() < watched.step_time + PATIENCE_SECONDS:
             return "wait"
         return self._resubmit(server, run, job=job, step=step, outcome=outcome)
 
     def _pause(
-        self, server: ServerJobs, run: str, *, job_id: str, back: frozenset[str]
+        self, server: ServerJobs, run: str, *, job_id: str, sites: frozenset[str]
     ) -> Step:
-        """Tell a job to pause, so that sites that returned can take part."""
+        """Tell a job to pause, so that sites that have returned can take part.
+
+        Args:
+            server: The server's jobs and sites.
+            run: The run's name.
+            job_id: Its newest submission.
+            sites: The sites that have returned.
+
+        Returns:
+            "pause", or "wait" if the last pause was too recent.
+        """
         watched = self.runs[run]
         if self.now() < watched.next_pause:
             return "wait"
-        names = ", ".join(sorted(back))
+        names = ", ".join(sorted(sites))
         _log_once(watched, f"{run}: {names} can take part again: pausing")
         server.tell(job_id, PAUSE)
         watched.pauses += 1
@@ -342,8 +380,15 @@ class Watch:
     ) -> Step:
         """Resubmit a job, unless it has failed permanently or too often.
 
+        Args:
+            server: The server's jobs and sites.
+            run: The run's name.
+            job: Its newest submission.
+            step: The step that was chosen, "resubmit" or "give up".
+            outcome: The last outcome that the submission recorded.
+
         Returns:
-            "resubmit" or "give up": what was done.
+            The step that was taken, "resubmit" or "give up".
         """
         watched = self.runs[run]
         has_committed_rounds = bool(outcome.get("lines"))
@@ -358,17 +403,17 @@ class Watch:
         server.resubmit(job)
         state = outcome.get("status", "not begun")
         line = f"{run}: {job['status']} ({state}): resubmitted"
-        logger.info("%s", line)  # every time, even if the line was logged before
-        watched.logged = line
+        logger.info("%s", line)  # unlike `_log_once`, even if it repeats the last line
+        watched.last_line = line
         watched.next_submission = self.now() + _delay(watched.attempts)
         return "resubmit"
 
 
 def _log_once(watched: WatchedRun, line: str) -> None:
     """Log a line about a run unless it repeats the last one."""
-    if line != watched.logged:
+    if line != watched.last_line:
         logger.info("%s", line)
-    watched.logged = line
+    watched.last_line = line
 
 
 def _sites_of(job: Mapping[str, Any]) -> frozenset[str]:
