@@ -19,13 +19,14 @@ from fednotes.data import formats
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.gathering import with_unique_ids
 from fednotes.data.formats.problems import OnError, refuses
+from fednotes.jobs.built_in_jobs import built_in_jobs
 from fednotes.jobs.card import write_cards
 from fednotes.jobs.checking import Checked, check_against, check_files
 from fednotes.jobs.evaluation import Evaluation
 from fednotes.jobs.inputs import open_inputs
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_check import check_job
-from fednotes.jobs.job_file import built_in_jobs, load_table, parse_job
+from fednotes.jobs.job_file import load_table, parse_job
 from fednotes.jobs.models import folder_of, load, open_model
 from fednotes.jobs.progress import AnyListener
 from fednotes.jobs.proposal import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Any
 
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from fednotes.cli.app import app
 from fednotes.cli.options_page import list_commands
 from fednotes.cli.plain_help import used_old_names
-from fednotes.jobs.job_file import built_in_jobs
+from fednotes.jobs.built_in_jobs import built_in_jobs
 
 LISTED = dict(list_commands(get_group(app)))
 # A word that names something built in, by the words of the command before it.
@@ -23,7 +24,7 @@ BUILT_IN = {"simulate": built_in_jobs, "job show": built_in_jobs}
 def examples_of(command: Any) -> list[list[str]]:
     """Return the words after "fednotes" of each example of a command."""
     lines = "\n".join(command.examples).replace("\\\n", " ").splitlines()
-    words = [shlex.split(line.partition(" > ")[0]) for line in lines]
+    words = [shlex.split(re.split(" >>? ", line)[0]) for line in lines]
     assert all(each[0] == "fednotes" for each in words), command.examples
     return [each[1:] for each in words]
 

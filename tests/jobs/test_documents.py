@@ -16,7 +16,8 @@ from typer.main import get_command
 
 from fednotes.cli.app import app
 from fednotes.core.errors import FednotesError
-from fednotes.jobs.job_file import built_in_jobs, load_job
+from fednotes.jobs.built_in_jobs import built_in_jobs
+from fednotes.jobs.job_file import load_job
 from fednotes.jobs.reference import list_tables
 
 ROOT = Path(__file__).parents[2]

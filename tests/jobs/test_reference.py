@@ -22,9 +22,10 @@ from filled_in import FILLED_IN
 from fednotes import methods
 from fednotes.core.settings import read_toml
 from fednotes.jobs import kinds
+from fednotes.jobs.built_in_jobs import built_in_jobs
 from fednotes.jobs.field_docs import read_docstring
 from fednotes.jobs.job import Job
-from fednotes.jobs.job_file import TopConfig, built_in_jobs, load_job, parse_job
+from fednotes.jobs.job_file import TopConfig, load_job, parse_job
 from fednotes.jobs.reference import Key, Table, is_known_key, list_tables
 from fednotes.jobs.reference_text import format_tables
 from fednotes.jobs.schema import make_schema

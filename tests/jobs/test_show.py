@@ -13,7 +13,8 @@ from applications import loadable
 
 import fednotes as fn
 from fednotes.core.errors import ConfigError
-from fednotes.jobs.job_file import built_in_jobs, load_job, parse_job
+from fednotes.jobs.built_in_jobs import built_in_jobs
+from fednotes.jobs.job_file import load_job, parse_job
 from fednotes.jobs.show import ShownJob, ShownSetting, show_job
 
 JOB = '''\

@@ -20,7 +20,8 @@ from applications import needs_app
 
 from fednotes import methods
 from fednotes.core.settings import read_toml
-from fednotes.jobs.job_file import built_in_jobs, load_job, parse_job
+from fednotes.jobs.built_in_jobs import built_in_jobs
+from fednotes.jobs.job_file import load_job, parse_job
 
 TEXT = (Path(__file__).parents[2] / "docs" / "papers.md").read_text("utf-8")
 # by the section of docs/papers.md; a section that is not here has a test of its own

@@ -74,6 +74,19 @@ class AllCommands(TyperGroup):
         table.update(registered)
         self.commands = table
 
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - of typer
+        """Return the names of all commands, without importing any."""
+        return list(self.commands)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None if there is none, or a shell asks for a broken one."""
+        try:
+            return super().get_command(ctx, cmd_name)
+        except ConfigError:
+            if ctx.resilient_parsing:  # a shell has no place for its error
+                return None
+            raise
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - of typer
         """Write the help of all commands, panel by panel."""
         panels = self._panels()

@@ -35,6 +35,8 @@ from fednotes.cli.all_commands import (
     USE,
     AllCommands,
 )
+from fednotes.cli.completers import complete_job
+from fednotes.cli.completion import answer_shell, completion
 from fednotes.cli.groups import cache, convert, corpus, jobs, show_checked
 from fednotes.cli.init import init
 from fednotes.cli.plain_help import (
@@ -54,6 +56,7 @@ from fednotes.cli.shared import (
     Dictionary,
     EncodingOption,
     FormatOption,
+    JobArgument,
     Json,
     LabelMap,
     OnError,
@@ -97,6 +100,7 @@ app.add_typer(cache, name="cache", rich_help_panel=DATA)
 app.add_typer(jobs, name="job", rich_help_panel=TRAIN)
 app.command(rich_help_panel=DATA)(convert)
 app.command(rich_help_panel=START)(init)
+app.command(rich_help_panel=START)(completion)
 
 
 def _show_version(is_given: bool) -> None:
@@ -142,12 +146,7 @@ class Predictions(StrEnum):
     "fednotes simulate job.toml --out runs/seeds --seeds 1-5",
 )
 def simulate(
-    job: Annotated[
-        str,
-        typer.Argument(
-            help="A job file, or the name of a built-in job such as `demo`."
-        ),
-    ],
+    job: JobArgument,
     out: Annotated[Path, typer.Option(help="Folder to write the run to.")],
     settings: Settings = None,
     seeds: Annotated[
@@ -491,7 +490,9 @@ def check(
     targets: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH…|JOB", help="A corpus, its parts (train test), or a job."
+            metavar="PATH…|JOB",
+            help="A corpus, its parts (train test), or a job.",
+            autocompletion=complete_job,
         ),
     ],
     format: FormatOption = "",
@@ -630,6 +631,7 @@ def _fail_unexpected(error: Exception) -> None:
 
 
 def _run() -> None:
+    answer_shell()
     try:
         app(standalone_mode=False)
     except Exception as error:

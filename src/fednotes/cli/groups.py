@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from fednotes.cli.completers import complete_output_format
 from fednotes.cli.plain_help import OldName, with_examples
 from fednotes.cli.shared import (
     OUTPUT_FORMAT,
@@ -17,6 +18,7 @@ from fednotes.cli.shared import (
     AsPage,
     EncodingOption,
     FormatOption,
+    JobArgument,
     Json,
     Notes,
     OnError,
@@ -227,7 +229,9 @@ def convert(
         Path, typer.Argument(metavar="IN", help="A corpus file or folder.")
     ],
     out: Annotated[Path, typer.Argument(help="File or folder to create.")],
-    to: Annotated[str, typer.Option(help=OUTPUT_FORMAT)],
+    to: Annotated[
+        str, typer.Option(help=OUTPUT_FORMAT, autocompletion=complete_output_format)
+    ],
     format: RenamedFormatOption = "",
     allow_loss: Annotated[
         bool,
@@ -339,9 +343,7 @@ def job_keys(
     "fednotes job show demo --set seed=2",
 )
 def job_show(
-    job: Annotated[
-        str, typer.Argument(help="A job file, or a built-in job such as `demo`.")
-    ],
+    job: JobArgument,
     settings: Settings = None,
     changed: Annotated[
         bool,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from fednotes.cli.completers import complete_one_of
 from fednotes.cli.plain_help import OldName, with_examples
 from fednotes.cli.shared import (
     ColumnOption,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fednotes.jobs.proposal import Choices, Facts, FirstJob
 
 _JOB = Path("job.toml")
+_METHODS = "finetune|fedner|distill|personal|pretrain"
 
 
 @with_examples(
@@ -49,7 +51,8 @@ def init(
     method: Annotated[
         str,
         typer.Option(
-            metavar="finetune|fedner|distill|personal|pretrain",
+            metavar=_METHODS,
+            autocompletion=complete_one_of(_METHODS),
             help="Method to train with; proposed if not given.",
         ),
     ] = "",
@@ -57,6 +60,7 @@ def init(
         str,
         typer.Option(
             metavar="minilm|none|DIR",
+            autocompletion=complete_one_of("minilm|none"),
             help="Encoder, or none for a light tagger; proposed if not given.",
         ),
     ] = "",

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fednotes.cli.completers import complete_format, complete_job
 from fednotes.cli.plain_help import OldName
 from fednotes.core.cleaning import clean
 
@@ -59,9 +60,24 @@ EncodingOption = Annotated[
     ),
 ]
 INPUT_FORMAT = "Format of the files to read; recognised if not given."
-FormatOption = Annotated[str, typer.Option(help=INPUT_FORMAT)]
+FormatOption = Annotated[
+    str, typer.Option(help=INPUT_FORMAT, autocompletion=complete_format)
+]
 RenamedFormatOption = Annotated[
-    str, typer.Option("--format", OldName("--from"), help=INPUT_FORMAT)
+    str,
+    typer.Option(
+        "--format",
+        OldName("--from"),
+        help=INPUT_FORMAT,
+        autocompletion=complete_format,
+    ),
+]
+JobArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A job file, or the name of a built-in job such as `demo`.",
+        autocompletion=complete_job,
+    ),
 ]
 OUTPUT_FORMAT = "Format to write."
 ColumnOption = Annotated[

@@ -15,14 +15,10 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
-from importlib import resources
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from fednotes import methods
-from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, nearest, within
 from fednotes.core.settings import (
     Mark,
@@ -39,6 +35,7 @@ from fednotes.core.settings import (
 )
 from fednotes.core.types import POOLED
 from fednotes.jobs import kinds
+from fednotes.jobs.built_in_jobs import built_in_jobs
 from fednotes.jobs.job import (
     FederationConfig,
     Job,
@@ -107,35 +104,6 @@ class TopConfig:
 
 
 # ---- files and records ---------------------------------------------------------------
-
-
-@lru_cache(maxsize=1)
-def built_in_jobs() -> Mapping[str, Path]:
-    """Return the built-in job files by name, such as "fedner/paper".
-
-    `demo` belongs to the core. Applications and other packages add jobs by entry points
-    of the group `fednotes.jobs`. An entry point names a package whose folder holds job
-    files, and a job's name is its path in that folder without the suffix.
-
-    Raises:
-        ConfigError: A package cannot be imported, or two packages have jobs of the same
-            name.
-    """
-    jobs = {"demo": Path(str(resources.files("fednotes") / "jobs" / "demo.toml"))}
-    for entry in plugins.registered("jobs").values():
-        folder = Path(str(resources.files(plugins.load(entry, ModuleType))))
-        for path in folder.rglob("*.toml"):
-            # A file with "base" is a grid over a job, not a job itself.
-            if "base" in read_toml(path):
-                continue
-            name = path.relative_to(folder).with_suffix("").as_posix()
-            if name in jobs:
-                raise ConfigError(
-                    f"{path}: another package has a job {name!r} ({jobs[name]}); "
-                    "uninstall one of the packages"
-                )
-            jobs[name] = path
-    return dict(sorted(jobs.items()))
 
 
 def load_job(name: str | Path, settings: tuple[str, ...] = ()) -> Job:

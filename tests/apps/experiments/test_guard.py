@@ -20,10 +20,10 @@ from paper_corpora import PAPERS, write_all
 
 from fednotes.apps.experiments import reproduce as module
 from fednotes.apps.experiments import work
+from fednotes.apps.experiments.grid_files import grid_files
 from fednotes.apps.experiments.grids import (
     Grid,
     choose_jobs,
-    grid_files,
     load_grid,
     select_rows,
 )

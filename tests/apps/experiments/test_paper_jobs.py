@@ -12,8 +12,9 @@ import pytest
 from fednotes.core.errors import ConfigError
 from fednotes.core.settings import read_toml
 from fednotes.data.tags import types_of
+from fednotes.jobs.built_in_jobs import built_in_jobs
 from fednotes.jobs.job import Sites, load_sites
-from fednotes.jobs.job_file import built_in_jobs, load_job, parse_job
+from fednotes.jobs.job_file import load_job, parse_job
 
 
 def load_built_in(name: str) -> Sites:

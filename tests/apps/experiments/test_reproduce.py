@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from fednotes.apps.experiments import reproduce as module
 from fednotes.apps.experiments.figures import plot_results
+from fednotes.apps.experiments.grid_files import grid_files
 from fednotes.apps.experiments.grids import (
     Jobs,
-    grid_files,
     load_grid,
     select_rows,
 )

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from fednotes.apps.experiments import reproduce as module
 from fednotes.apps.experiments import work
+from fednotes.apps.experiments.grid_files import grid_files
 from fednotes.apps.experiments.grids import (
     Row,
-    grid_files,
     list_experiments,
     load_grid,
 )

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import pytest
 
+from fednotes.apps.experiments.grid_files import grid_files
 from fednotes.apps.experiments.grids import (
     Grid,
     choose_jobs,
-    grid_files,
     load_grid,
     select_rows,
 )

@@ -22,8 +22,9 @@ from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.settings import read_toml
 from fednotes.data.text import Passage
+from fednotes.jobs.built_in_jobs import built_in_jobs
 from fednotes.jobs.job import Job, Sites, load_sites
-from fednotes.jobs.job_file import built_in_jobs, load_job, parse_job
+from fednotes.jobs.job_file import load_job, parse_job
 from fednotes.jobs.run_folder import claim, read_job_record
 
 TERMS = ("asthma", "gout", "cough", "fever")  # concepts C0000000 …, in this order

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fednotes.cli.all_commands import TRAIN, in_panel
+from fednotes.cli.completers import complete_job
 from fednotes.cli.plain_help import with_examples
 from fednotes.cli.shared import Settings, console, say
 
@@ -21,7 +22,12 @@ from fednotes.cli.shared import Settings, console, say
 )
 def audit(
     target: Annotated[
-        str, typer.Argument(metavar="RUN|JOB", help="A run's folder, or a job.")
+        str,
+        typer.Argument(
+            metavar="RUN|JOB",
+            help="A run's folder, or a job.",
+            autocompletion=complete_job,
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to; by default the run's.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fednotes.cli.all_commands import TRAIN, in_panel
+from fednotes.cli.completers import complete_from
 from fednotes.cli.plain_help import OldName, with_examples
 from fednotes.cli.shared import (
     SEEDS,
@@ -28,6 +29,13 @@ from fednotes.cli.shared import (
 from fednotes.core.stopping import resumable
 
 
+def _list_names() -> Iterable[str]:
+    """Return the names of the experiments."""
+    from fednotes.apps.experiments.grid_files import grid_files
+
+    return grid_files()
+
+
 @in_panel(TRAIN)
 @with_examples(
     "fednotes reproduce",
@@ -37,7 +45,8 @@ def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            help="An experiment, such as fedner-table2; without it, list them all."
+            help="An experiment, such as fedner-table2; without it, list them all.",
+            autocompletion=complete_from(_list_names),
         ),
     ] = "",
     out: Annotated[

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Len
 
+from fednotes.apps.experiments.grid_files import grid_files
 from fednotes.core.errors import ConfigError, ParameterError, nearest
 from fednotes.core.settings import build, checked, read_toml
 from fednotes.jobs.job_file import load_table
@@ -206,18 +205,6 @@ class Grid:
 
 
 # ---- the available grids -------------------------------------------------------------
-
-
-@lru_cache(maxsize=1)
-def grid_files() -> Mapping[str, Path]:
-    """Return the grid files by the name of the experiment, such as "fedner-table2"."""
-    root = Path(str(resources.files("fednotes") / "apps" / "experiments"))
-    files = {}
-    for path in sorted(root.glob("*/*.toml")):
-        # A file without "base" is a job.
-        if "base" in read_toml(path):
-            files[f"{path.parent.name}-{path.stem}"] = path
-    return files
 
 
 def load_grid(name: str) -> tuple[Grid, Path]:

@@ -10,8 +10,9 @@ from pathlib import Path
 from fednotes.apps.experiments.grids import Jobs, ModelRun, Row, Settings, Size
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import POOLED
+from fednotes.jobs.built_in_jobs import built_in_jobs
 from fednotes.jobs.job import Job, SiteConfig
-from fednotes.jobs.job_file import built_in_jobs, load_job, load_table
+from fednotes.jobs.job_file import load_job, load_table
 from fednotes.jobs.reference import is_known_key
 
 # Share of the training sentences that a search holds out if the job holds out none.

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from fednotes.apps.deployment.commands.server import Kit
 from fednotes.cli.all_commands import DEPLOY, in_panel
+from fednotes.cli.completers import complete_job
 from fednotes.cli.plain_help import with_examples
 from fednotes.cli.shared import Protect, Settings, console, say
 from fednotes.core.cleaning import clean
@@ -320,7 +321,11 @@ def _say_how_it_runs(kit: Path, role: str, process: Status) -> None:
 )
 def run(
     job: Annotated[
-        str, typer.Argument(help="A job file, or the name of a built-in job.")
+        str,
+        typer.Argument(
+            help="A job file, or the name of a built-in job.",
+            autocompletion=complete_job,
+        ),
     ] = "",
     on: Annotated[Path | None, typer.Option(help="Folder of the admin's kit.")] = None,
     out: Annotated[Path, typer.Option(help="Folder to create for the run.")] = Path(

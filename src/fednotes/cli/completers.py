@@ -1,0 +1,60 @@
+"""What a shell offers after Tab for the values of arguments and options.
+
+Each function receives the beginning of a value and returns the values that begin so; if
+there are none, the shell offers files. Completion starts a process at each Tab, so the
+functions import what they need when they are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from fednotes.core.errors import FednotesError
+
+Completer = Callable[[str], list[str]]
+
+
+def complete_from(list_values: Callable[[], Iterable[str]]) -> Completer:
+    """Return a function that completes the values which another function lists."""
+
+    def complete(incomplete: str) -> list[str]:
+        try:
+            values = list_values()
+        except FednotesError:  # of a package that cannot be imported
+            return []
+        return [value for value in values if value.startswith(incomplete)]
+
+    return complete
+
+
+def complete_one_of(values: str) -> Completer:
+    """Return a function that completes values that are separated by "|"."""
+    return complete_from(lambda: values.split("|"))
+
+
+def _list_jobs() -> list[str]:
+    """Return the job files in the working folder, and the built-in jobs."""
+    from fednotes.jobs.built_in_jobs import built_in_jobs
+
+    return [*sorted(str(path) for path in Path().glob("*.toml")), *built_in_jobs()]
+
+
+def _list_formats() -> list[str]:
+    """Return the formats that can be read."""
+    from fednotes.data.formats import FORMATS
+    from fednotes.data.notes import FORMATS as NOTE_FORMATS
+
+    return sorted({*FORMATS, *NOTE_FORMATS})
+
+
+def _list_output_formats() -> Iterable[str]:
+    """Return the formats that can be written."""
+    from fednotes.data.formats import writable_formats
+
+    return writable_formats()
+
+
+complete_job = complete_from(_list_jobs)
+complete_format = complete_from(_list_formats)
+complete_output_format = complete_from(_list_output_formats)
