@@ -557,7 +557,7 @@ def test_the_page_of_the_keys_is_up_to_date() -> None:
         ("sites", '  on_error = "refuse"  ("refuse" or "skip")'),
         (
             "sites",
-            "      Largest number of training sentences, chosen at random; 0 uses all.",
+            "      Maximum number of training sentences, chosen at random; 0 uses all.",
         ),
         ("training", "  learning_rate = 0.001  (number, more than 0)"),
         ("top", "  method = (required)  (text)"),

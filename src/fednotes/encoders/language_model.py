@@ -289,23 +289,26 @@ class LanguageModelConfig:
         encoder: "minilm" or a Hugging Face directory: BERT, RoBERTa, DistilBERT or
             another encoder with a masked-language-model head; BART for objective =
             "denoise".
-        objective: What is learnt: masked tokens ("mlm"), also whether one text follows
-            the other ("mlm+nsp"), or infilled spans of BART ("denoise").
+        objective: Training objective: predict masked tokens ("mlm"), predict also
+            whether one text follows the other ("mlm+nsp"), or reconstruct infilled
+            spans with BART ("denoise").
         fresh: Whether the model starts from random weights, with the directory's
             tokenizer and configuration.
-        layers: Number of layers of a fresh model; 0 leaves the directory's.
-        width: Width of a fresh model; 0 leaves the directory's.
-        heads: Number of attention heads of a fresh model; 0 leaves the directory's.
-        feed_forward: Width of the feed-forward layers of a fresh model; 0 leaves the
-            directory's.
-        train: What is trained: "encoder" is all but the word embeddings (which are also
-            the output matrix) and the output bias; "all" is the paper's setting; "top"
-            the last layers; "lora" low-rank changes. The head's transform is always
-            trained.
-        top: Number of layers that train = "top" trains.
-        rank: Rank of the changes of train = "lora": W + alpha / rank · B A.
-        alpha: Scale of these changes; see `rank`.
-        maps: Maps of the layers that train = "lora" changes: "all", or those of the
+        layers: Number of layers of a fresh model; 0 uses the directory's number.
+        width: Width of a fresh model; 0 uses the directory's width.
+        heads: Number of attention heads of a fresh model; 0 uses the directory's
+            number.
+        feed_forward: Width of the feed-forward layers of a fresh model; 0 uses the
+            directory's width.
+        train: Parameters to train: "encoder" all except the word embeddings (which are
+            also the output matrix) and the output bias; "all" every parameter, as in
+            the paper; "top" the last layers; "lora" low-rank changes. The head's
+            transform is always trained.
+        top: Number of layers to train with train = "top".
+        rank: Rank of the low-rank changes with train = "lora": W + alpha / rank · B A.
+            A higher rank can learn more and sends more bytes.
+        alpha: Scale of the low-rank changes; see `rank`.
+        maps: Matrices of each layer that train = "lora" changes: "all", or those of
             queries and values ("attention").
     """
 

@@ -75,41 +75,45 @@ class SiteConfig:
         on_error: What happens to data that cannot be read: "refuse" refuses the whole
             corpus; "skip" leaves out each line, mention or document that cannot be
             used, and counts them.
-        encoding: Encoding of the files that have no byte-order mark and are not UTF-8,
-            such as "cp1252"; "auto" refuses such files.
-        where: Keeps only the documents whose metadata has a value, such as "genre=nw".
+        encoding: Encoding of files that are not UTF-8 and have no byte-order mark, such
+            as "cp1252"; "auto" refuses such files.
+        where: Keeps only documents whose metadata has this value, such as "genre=nw";
+            empty keeps all.
         share: Part of `path` that the site gets, for sites that divide one corpus:
             "2/3" is the second of three random, disjoint parts. It is drawn after
             `where`, by `split` and the job's seed.
-        types: Entity types that are kept, after `label_map`; all if empty.
-        test_types: Entity types that are kept in the test data, if these are annotated
-            more completely.
+        types: Entity types to keep, named as after `label_map`; empty keeps all. Set it
+            if the files annotate more types than the model is to learn.
+        test_types: Entity types to keep in the test data, if the test data are
+            annotated with more types than `types`; empty keeps those of `types`.
         label_map: New names for labels of the files, such as {Drug = "Chemical"}; ""
             drops a label.
         scheme: Tagging scheme in which the model learns.
-        split: What is never divided when `path` is split: "patient", "document",
-            "sentence" or a key of the documents' metadata. If empty: the patient where
-            the corpus names patients, else the document. "sentence" puts sentences of
-            one note into several parts.
-        valid_fraction: Fraction of the sentences that is held out for validation.
-        test_fraction: Fraction of the sentences of `path` that is held out for testing.
-        fraction: Fraction of the training sentences that is used.
-        mask_overlap: Fraction of the surface forms annotated at another site too that
-            is masked in training (`data/split.py`).
-        max_sentences: Largest number of training sentences, chosen at random; 0 uses
+        split: Unit that is never divided when `path` is split into parts: "patient",
+            "document", "sentence" or a key of the documents' metadata. If empty: the
+            patient where the corpus names patients, else the document. "sentence" puts
+            sentences of one note into several parts, so scores may be too high.
+        valid_fraction: Fraction of the sentences to hold out for validation.
+        test_fraction: Fraction of the sentences of `path` to hold out for testing.
+        fraction: Fraction of the training sentences to use. Lower it to measure how a
+            result depends on the amount of data.
+        mask_overlap: Fraction of the mention texts shared with another site to mask in
+            training (`data/split.py`). Set it to make the sites' data more different in
+            an experiment.
+        max_sentences: Maximum number of training sentences, chosen at random; 0 uses
             all.
-        max_valid_sentences: Largest number of validation sentences, chosen at random; 0
+        max_valid_sentences: Maximum number of validation sentences, chosen at random; 0
             uses all.
-        max_test_sentences: Largest number of test sentences, chosen at random; 0 uses
+        max_test_sentences: Maximum number of test sentences, chosen at random; 0 uses
             all.
         flatten: What happens to overlapping and discontinuous mentions: the outermost
             or the first fragment is kept, or they are dropped.
-        hold_out: Fraction of the training sentences that becomes validation data where
-            the other keys leave none. It is taken after the split, so the test data
-            stay the same.
-        expected_sentences: Number of sentences that a publication counts in the corpus.
-            `check` and every run say by how much the files differ from it; 0 compares
-            nothing.
+        hold_out: Fraction of the training sentences to hold out for validation if the
+            other keys leave no validation data. They are taken after the split, so the
+            test data stay the same.
+        expected_sentences: Number of sentences in the corpus according to a
+            publication. `check` and every run report how much the files differ from it;
+            0 compares nothing.
         repeats: What happens to training sentences that also occur in `valid` or
             `test`: "drop" leaves them out; "keep" keeps a published division as it is.
     """
@@ -201,21 +205,23 @@ class NotesConfig:
         path: A file or folder of notes. Relative paths are relative to the job file;
             `$NAME` stands for an environment variable. Give either `path` or `paths`.
         paths: Several files or folders, read one after the other.
-        format: One of `data.notes.FORMATS`; guessed from the content if empty.
+        format: Format of the notes, one of `data.notes.FORMATS`; guessed from the
+            content if empty.
         categories: Keeps only notes of these categories, such as "Discharge summary";
             all if empty.
         column: The column of a table, or the JSON key, that holds the text; guessed if
             empty.
-        encoding: Encoding of the files that have no byte-order mark and are not UTF-8,
-            such as "cp1252"; "auto" refuses such files.
-        valid_fraction: Fraction of the patients that is held out for validation, drawn
-            by the job's seed; at least one patient where there are two.
-        max_notes: Largest number of training notes; 0 uses all. Those with the lowest
+        encoding: Encoding of files that are not UTF-8 and have no byte-order mark, such
+            as "cp1252"; "auto" refuses such files.
+        valid_fraction: Fraction of the patients to hold out for validation, drawn with
+            the job's seed; at least one patient if there are two or more.
+        max_notes: Maximum number of training notes; 0 uses all. Notes with the lowest
             hash of seed, patient and note are kept, so the notes of a smaller number
-            are among those of a larger one. With [silos] it limits what all silos get
-            from this table.
-        exclude: Annotated corpora: a note that shares a sentence with one of them is
-            left out (`data/overlap.py`).
+            are among those of a larger one. With [silos], it limits the notes that all
+            silos together get from this table.
+        exclude: Annotated corpora; a note that shares a sentence with one of them is
+            left out (`data/overlap.py`). Name the corpora on which the pre-trained
+            model will be tested.
     """
 
     path: LocalFile = ""
@@ -257,13 +263,15 @@ class TagsConfig:
             "appendix-d" gives each site one type of its own and every other type to one
             or two sites (`data/tags.py`). Training and validation data then keep the
             site's sampled types; test data keep all.
-        types: The complete tag set; if empty, the union of the sites' types, sorted.
-        per_site: Number of types of each site in "disjoint"; 0 deals out all, as evenly
-            as possible.
-        min_mentions: Draw again until the data of every site mention each of its types
-            this often, because a site cannot teach a type that its text does not have.
+        types: The complete tag set; if empty, the sorted union of the sites' types.
+            Give it if a site could otherwise add types that nobody wants to learn.
+        per_site: Number of types of each site with design = "disjoint"; 0 distributes
+            all types as evenly as possible.
+        min_mentions: Minimum number of mentions of each of its types that every site
+            must have; types are drawn again until this holds. Without it, a site may be
+            given a type that its text does not have.
         runs_per_sampling: Number of consecutive seeds that share one sampling: with 3,
-            seeds 1 to 3 are three splits of the first sampling.
+            the seeds 1 to 3 are three splits of the first sampling.
     """
 
     design: Literal["given", "disjoint", "appendix-d"] = "given"
@@ -306,8 +314,8 @@ class SyntheticConfig:
 
     Attributes:
         sites: Number of sites.
-        sentences: Approximate number of training sentences of the first site; other
-            sites differ.
+        sentences: Approximate number of training sentences at the first site; the other
+            sites have other numbers.
     """
 
     sites: PositiveInt = 3
@@ -324,10 +332,10 @@ class SilosConfig:
 
     Attributes:
         number: Number of sites.
-        by: What is never divided between sites: "patient" or "document" (a note). A
-            document without a patient counts by itself. If it is not given: "patient"
-            for a method that reads notes without annotations, "document" for other
-            methods, as in Liu and Miller 2020.
+        by: Unit that is never divided between sites: "patient" or "document" (a note).
+            A document without a patient counts by itself. Default: "patient" for a
+            method that reads notes without annotations, "document" for other methods,
+            as in Liu and Miller 2020.
     """
 
     number: PositiveInt = 5
@@ -339,19 +347,24 @@ class FederationConfig:
     """How the server gathers the sites' answers. A simulation needs only `secure_sum`.
 
     Attributes:
-        min_sites: Smallest number of sites that must answer a request; with fewer, the
-            request waits. 0 means all sites.
-        timeout: Seconds after which a request continues with the sites that have
-            answered, if they are enough.
-        grace: Seconds that the other sites get once enough have answered; 0 waits until
-            the timeout.
-        pause: Seconds between two attempts of something that a site could not do.
-        knock_every: Seconds between two questions to an absent site whether it is back.
-        checkpoint_seconds: Longest time between two checkpoints, in seconds.
-        max_norm: Updates whose floating-point tensors together have a larger L2 norm
-            are left out; 0 disables the limit.
-        secure_sum: Whether the server sees only sums (`docs/privacy.md`). It needs
-            three sites.
+        min_sites: Minimum number of sites that must answer a request; 0 means all
+            sites. With fewer, the server waits. Lower it if the run may continue
+            without some sites.
+        timeout: Seconds after which the server continues without the missing sites, if
+            at least `min_sites` have answered. Raise it if a round takes longer at the
+            slowest site.
+        grace: Seconds to wait for further sites once `min_sites` have answered; 0 waits
+            until the timeout.
+        pause: Seconds before the server repeats a request that a site could not answer.
+        knock_every: Seconds between two attempts to reach an absent site. Lower it if
+            sites are often absent for a short time.
+        checkpoint_seconds: Maximum seconds between two checkpoints. Lower it if a
+            restart should repeat less work, raise it if checkpoints are large.
+        max_norm: Maximum L2 norm of an update over all of its floating-point tensors;
+            larger updates are left out. 0 disables the limit. Set it to limit the
+            influence of a single site.
+        secure_sum: Whether the server sees only sums of updates (`docs/privacy.md`). It
+            needs at least three sites.
     """
 
     min_sites: NonNegativeInt = 0
@@ -665,7 +678,8 @@ class Job:
         method: Name of the method.
         seed: Seed of all random numbers.
         conditions: Conditions to train, in their fixed order.
-        threads: Number of threads that this process computes with.
+        threads: Number of CPU threads. Results may differ in their last bits between
+            numbers of threads.
         config: The method's config.
         kind: Kind of data that the sites hold.
         sites: [sites.NAME] tables by site name, as instances of `kind.site_config`;

@@ -75,7 +75,8 @@ class TopConfig:
             "pooled" (all notes in one place). With method "personal", "own-mix" too:
             each site mixes two models of its own, without partners. It is part of the
             default there, and takes as long as "federated".
-        threads: Number of threads that this process computes with.
+        threads: Number of CPU threads. Results may differ in their last bits between
+            numbers of threads.
     """
 
     method: str

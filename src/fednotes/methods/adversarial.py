@@ -76,12 +76,12 @@ class Config(distill.Config):
     Attributes:
         weighting: Only false is accepted, because the baselines have no instance
             weights.
-        variant: Whose baseline is run.
+        variant: Authors of the baseline to run.
         strength: Final strength of the reversed gradient. It grows from 0 in the first
             round by the schedule of Ganin et al., who end at 1; small taggers did not
             converge at 1.
-        entropy: Weight of the entropy of Hong et al., and of the disentanglement of
-            Peng et al.
+        entropy: Weight of the entropy loss (Hong et al.) or of the disentanglement loss
+            (Peng et al.).
         platforms: The sites' names. A job fills them in.
     """
 

@@ -91,50 +91,58 @@ class Averaging(Aggregation):
     Attributes:
         cycles: T, the number of cycles. In each, every site trains, and then the mean
             of the models is taken.
-        keep_cycle: The cycle whose model is the result: 0 is the last, -1 the best on
-            held-out data. No cycle is run after a numbered one, though the learning
-            rate is still scheduled over all `cycles`.
-        local_epochs: Epochs of training at every site in each cycle. A fractional part
-            is that part of an epoch's steps, and at least one step.
-        batch: Whose step `batch_size` counts: "each" site's, or that of all sites
-            together ("shared"). Shared batches are divided by the sites' numbers of
-            examples, each site getting at least one example and a quarter of an equal
-            part, so that a site takes about as many steps as one place with all notes
-            would. Where there are more sites than examples in a batch, sites of average
-            size take one example a step and read their notes more than once in an
-            epoch, and small sites take fewer steps.
+        keep_cycle: Cycle whose model is the result: 0 is the last one, -1 the best one
+            on held-out data. No cycle is run after the cycle with this number, but the
+            learning rate is still scheduled over all `cycles`.
+        local_epochs: Number of epochs at every site in a cycle. A fractional part
+            stands for that part of an epoch's steps, and at least one step. More epochs
+            need fewer cycles, but let the sites' models drift apart.
+        batch: Meaning of `batch_size`: examples of "each" site's step, or of all sites'
+            steps together ("shared"). Shared batches are divided in proportion to the
+            sites' numbers of examples, with at least one example and a quarter of an
+            equal share for each site, so that a site takes about as many steps as one
+            place with all notes would. If there are more sites than examples in a
+            batch, sites of average size take one example per step and read their notes
+            more than once in an epoch, and small sites take fewer steps.
         batch_size: Number of examples in a step; see `batch`.
-        accumulate: Number of smaller batches that a step is made of, where memory is
-            short.
+        accumulate: Number of smaller batches into which each step is divided. Raise it
+            if memory is short.
         learning_rate: Learning rate of AdamW at the sites. Its moments and schedule
             continue from cycle to cycle.
-        lora_learning_rate: Learning rate of low-rank changes; 0 takes `learning_rate`.
+        lora_learning_rate: Learning rate of the low-rank (LoRA) matrices; 0 uses
+            `learning_rate`. Set it if these matrices need larger steps than the layers
+            that are trained completely.
         warmup: Fraction of a site's steps over which the learning rate rises.
-        decay: Learning rate after the warm-up: "linear" falls to zero at the last step,
-            "constant" stays.
+        decay: Learning rate after the warm-up: with "linear" it falls to zero at the
+            last step, with "constant" it stays.
         weight_decay: Weight decay of AdamW.
-        clip: Largest norm of a step's gradient; 0 does not clip. The norm is taken over
-            shared and private parameters together, after the term of FedProx was added.
+        clip: Maximum L2 norm of a step's gradient; larger gradients are scaled down,
+            and 0 does not clip. The norm is taken over shared and private parameters
+            together, after the term of FedProx was added.
         precision: Precision of the matrix products in training; "auto" is "bfloat16"
             where the processor has instructions for it (about twice as fast there),
             else "float32".
-        proximal: μ of FedProx (Li et al. 2020), the pull towards the parameters at the
-            cycle's start.
-        server: "average" is Eq. 1; "nesterov" adds momentum; "adam" and "yogi" are
-            FedAdam and FedYogi, with `betas` and `adaptivity` (`server_steps.py`).
-        server_learning_rate: Learning rate of the server; 0 means 1, and 1e-3 for
-            "adam" and "yogi", whose steps have about that size for each number.
+        proximal: μ of FedProx (Li et al. 2020): weight of the penalty on the distance
+            to the parameters at the cycle's start. Raise it if the sites' models drift
+            apart.
+        server: Optimizer of the server: "average" is Eq. 1; "nesterov" adds momentum;
+            "adam" and "yogi" are FedAdam and FedYogi, with `betas` and `adaptivity`
+            (`server_steps.py`).
+        server_learning_rate: Learning rate of the server. 0 uses 1, or 1e-3 with server
+            = "adam" and "yogi", whose steps have about this size for each parameter.
         momentum: Momentum of server = "nesterov".
         betas: The two decay rates of server = "adam" and "yogi".
         adaptivity: τ of server = "adam" and "yogi": their second moments start at its
             square.
-        compression: How sites encode what they send: "packed" uses a few bits a number,
-            "none" sends float32 (under the secure sum it takes twice as many bytes).
+        compression: Encoding of the tensors that sites send: "packed" uses a few bits
+            per number; "none" sends float32, or twice as many bytes with the secure
+            sum.
         evaluate_every: Number of cycles between two evaluations and checkpoints.
-        min_tokens: Smallest number of tokens behind an update of word embeddings or of
-            an output bias, since such an update tells which words it was made of.
-        min_steps: Smallest number of steps behind an update of word embeddings or of an
-            output bias.
+        min_tokens: Minimum number of tokens behind an update of the word embeddings or
+            the output bias. Such an update reveals which words occurred, so a site
+            refuses to send one of fewer tokens. Lower it only for public notes.
+        min_steps: Minimum number of training steps behind an update of the word
+            embeddings or the output bias, for the same reason as `min_tokens`.
         seed: The job's seed. A job fills it in.
     """
 

@@ -94,32 +94,37 @@ class Config:
 
     Attributes:
         model: The model that every site trains; only its trainable parameters travel.
-        unannotated: What a token may be that the site's own annotation leaves open.
-            "pseudo": what θ_t predicts of the other types (the paper's distillation);
-            "soft": θ_t's posterior given the site's annotation (models with a CRF);
-            "marginal": anything, summed over (models with a CRF; no distillation);
-            "outside": no entity (the paper's ablation without distillation).
-        warmup: Number of rounds before θ_t is asked; until then "marginal" is used, or
-            "outside" where the model has no CRF.
-        weighting: Whether the source loss has instance weights; this needs unannotated
-            = "pseudo" and three or more sites.
+        unannotated: Treatment of tokens without an annotation of the site. "pseudo":
+            they have the other types that θ_t predicts (the paper's distillation).
+            "soft": θ_t's posterior, given the site's annotation (models with a CRF).
+            "marginal": the likelihood is summed over all types that the site does not
+            annotate (models with a CRF; no distillation). "outside": they are no
+            entities (the paper's ablation without distillation).
+        warmup: Number of rounds before predictions of θ_t are used. Until then, tokens
+            without an annotation are treated as with "marginal", or as with "outside"
+            if the model has no CRF.
+        weighting: Whether sentences have instance weights in the source loss. This
+            needs unannotated = "pseudo" and at least three sites.
         momentum: α, the momentum of the instance weights.
-        clip_weights: Whether negative instance weights count as 0.
-        normalise_weights: Whether the weights are divided by their mean, so that it
-            becomes 1. This needs clip_weights, because the mean of weights of both
-            signs may be zero or negative.
-        target_gradient: "mean" over a site's sentences (Eq. 7), or "sum" (Algorithm 2).
-        aggregation: m_k: "uniform", or in proportion to the sites' "size".
+        clip_weights: Whether negative instance weights are set to 0.
+        normalise_weights: Whether the instance weights are divided by their mean, so
+            that their mean is 1. It needs clip_weights, because the mean of weights of
+            both signs may be zero or negative.
+        target_gradient: Whether a site's target gradient is the "mean" over its
+            sentences (Eq. 7) or their "sum" (Algorithm 2).
+        aggregation: m_k, the sites' weights in the mean: "uniform", or in proportion to
+            their "size".
         rounds: Number of rounds.
-        local_epochs: E_loc, the epochs at each site in a round. A fractional part is
-            that part of an epoch's mini-batches.
+        local_epochs: E_loc, the number of epochs at each site in a round. A fractional
+            part stands for that part of an epoch's mini-batches. More epochs need fewer
+            rounds, but let the sites' models drift apart.
         batch_size: Number of sentences in a mini-batch of a site.
-        learning_rate: Learning rate of Adam, which starts anew in each round.
+        learning_rate: Learning rate of Adam; its moments start at zero in each round.
         evaluate_every: Number of rounds between two evaluations and checkpoints.
-        trace: Whether the test data are scored too at every evaluation, to draw F1
-            against bytes or seconds. Nothing is chosen by these scores.
-        select: Which model is kept: that of the "last" round, or that of the "best"
-            evaluation by F1 on what the sites' validation data annotate.
+        trace: Whether every evaluation also scores the test data, to plot F1 against
+            bytes or seconds. These scores choose nothing.
+        select: Model to keep: that of the "last" round, or that of the "best"
+            evaluation by F1 on the validation data, as the sites annotate them.
         seed: The job's seed. A job fills it in.
         tags: The complete tag set, the union over the sites. A job fills it in.
         privacy, sites, min_sites: As in the job's tables. A job fills them in.

@@ -95,30 +95,31 @@ class Config(Aggregation):
 
     Attributes:
         model: The tagger that every site runs.
-        private: Layers that never leave a site, of words, characters, context, cnn,
+        private: Layers that never leave a site, from words, characters, context, cnn,
             lstm and crf. `[]` shares all; the output layer of every site then has the
             complete tag set. A layer that the tagger lacks may be named.
-        exchange: "gradients" is Algorithm 1: a round is one mini-batch. With "weights"
-            a round is `local_epochs` epochs at each site, then the mean of the shared
-            layers.
+        exchange: Tensors that sites send. "gradients" is Algorithm 1: a round is one
+            mini-batch. With "weights", a round is `local_epochs` epochs at each site,
+            followed by the mean of the shared layers, which needs far fewer messages.
         local_epochs: Epochs at each site in a round of exchange = "weights".
         batch_size: N, the number of sentences in a batch of all sites together.
-        least_share: Smallest number of a batch's sentences that a site contributes,
-            regardless of what the server reports about the others; 0 is a quarter of an
-            equal share.
+        least_share: Minimum number of a batch's sentences that a site contributes,
+            regardless of what the server reports about the other sites; 0 uses a
+            quarter of an equal share. Raise it to hide single sentences of a small site
+            better.
         learning_rate: α of Adam, at the server and at the sites.
-        epochs: Largest number of passes over the training data.
-        rounds: Largest number of rounds, regardless of `epochs`; 0 disables the limit.
+        epochs: Maximum number of passes over the training data.
+        rounds: Maximum number of rounds, regardless of `epochs`; 0 disables the limit.
         evaluate_every: Number of epochs (with exchange = "weights": of rounds) between
             two evaluations and checkpoints.
         select: "best": each site ends with the tagger of its own best validation F1,
             and the run stops early (`patience`). "last": all rounds are run, and the
             last tagger is the result.
-        patience: With select = "best": number of evaluations without a better F1 on all
+        patience: With select = "best": number of evaluations without a higher F1 on all
             validation data after which the run stops.
-        personal_epochs: Epochs in which each site trains its whole tagger alone after
-            the federation ends; with select = "best" the result is kept only where the
-            site's own validation F1 rises.
+        personal_epochs: Number of epochs in which each site trains its complete tagger
+            alone after the last round. With select = "best", a site keeps the result
+            only if its own validation F1 rises.
         seed: The job's seed. A job fills it in.
         tags: The complete tag set, the union over the sites. A job fills it in.
         privacy, min_sites: As in the job's tables. A job fills them in.

@@ -91,18 +91,17 @@ class Config(Averaging):
 
     Attributes:
         model: The token classifier that every site trains, with train = "lora".
-        share_outputs: Tags for which sites share the classifier's row: "common" are
-            those that two or more sites have ("O" only where all sites annotate the
-            same types, because it otherwise means different things), "none" shares no
-            row.
-        share_change: Whether the low-rank change is shared. Without it, and with
-            share_outputs = "none", a site mixes two models of its own, which is the
-            control that a federation has to beat.
+        share_outputs: Tags whose rows of the classifier are shared: "common" shares
+            tags that two or more sites have ("O" only if all sites annotate the same
+            types, because it otherwise means different things); "none" shares no row.
+        share_change: Whether the low-rank change of the encoder is shared. If not, and
+            with share_outputs = "none", a site mixes two models of its own: the control
+            that a federation has to beat.
         mix: Weight of the federated model in the mix; the site's own model has the
             rest.
-        distil_epochs: Epochs in which the federated model learns from the mix, at a
-            tenth of the learning rates; with 0 it is saved unchanged, regardless of
-            `mix`.
+        distil_epochs: Number of epochs in which the federated model is trained on the
+            mix's predictions, at a tenth of the learning rates. With 0, the federated
+            model is saved unchanged, regardless of `mix`.
         tags: The complete tag set, the union over the sites. A job fills it in.
         shared_tags: Tags whose row is shared. A job fills it in.
         privacy, min_sites: As in the job's tables. A job fills them in.

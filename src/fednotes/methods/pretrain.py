@@ -86,19 +86,19 @@ class Config(Averaging):
 
     Attributes:
         model: The language model.
-        length: Number of tokens of a sequence.
-        long_length: Number of tokens of a sequence in the long cycles, or as many as
-            the model reads.
-        long_cycles: Number of cycles, the last ones up to the one that is kept, with
-            sequences of `long_length`. The original BERT trains nine tenths of its
-            steps on 128 tokens and the rest on 512; a cycle of the latter has a quarter
-            of the steps, so 3 of 10 cycles are a tenth of the steps.
-        masked: Fraction of the tokens that are guessed.
+        length: Number of tokens in a training sequence.
+        long_length: Number of tokens in a sequence of the long cycles; at most as many
+            as the model can read.
+        long_cycles: Number of cycles with sequences of `long_length`; they are the last
+            ones up to the cycle that is kept. The original BERT trains nine tenths of
+            its steps on 128 tokens and the rest on 512. A cycle with 512 tokens has a
+            quarter of the steps, so 3 of 10 cycles are a tenth of the steps.
+        masked: Fraction of the tokens to predict.
         whole_words: Whether the sub-words of a word are masked together.
         infilled: Fraction of the words that lie in infilled spans, for model.objective
             = "denoise".
-        head_cycles: Number of cycles before the first one that train only the
-            prediction head, where the directory has none and it starts from random
+        head_cycles: Number of cycles before the first one in which only the prediction
+            head is trained, if the directory has none and the head starts from random
             numbers.
         head_learning_rate: Learning rate of the prediction head in these cycles.
         privacy, min_sites: As in the job's tables. A job fills them in.

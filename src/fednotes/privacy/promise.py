@@ -44,27 +44,33 @@ class Privacy:
     """Differential privacy of training, and what it promises (`docs/privacy.md`).
 
     Attributes:
-        unit: Whose presence is hidden: everything a site holds of a "patient", of a
-            "document", or one "sentence".
-        epsilon: ε after all rounds; the noise is computed from it. Give either
-            `epsilon` or `noise`.
-        noise: The noise multiplier σ itself.
-        delta: δ; it should be far below 1 divided by the number of units of a site.
-        clip: C, the largest L2 norm of one unit's gradient, over shared and private
-            layers together.
-        rate: q, the probability that a unit takes part in a round; an epoch has 1 / q
-            rounds.
-        where: Who adds the noise: with "sum", each site adds a part, which protects it
-            as long as the server sees only sums (secure_sum); with "site", each site
-            adds all of it and needs to trust nobody.
-        colluding: With where = "sum": number of sites whose noise is not counted,
-            because sites that collude know their own.
-        counts: σ of the counts that all sites together publish once: mentions in the
-            validation notes found rightly and wrongly by the last model; in
-            phenotyping, before it begins, training patients by code, concept and label.
+        unit: Unit whose presence in the training data is hidden: all notes of a
+            "patient", a "document", or a "sentence". A larger unit needs more noise for
+            the same ε.
+        epsilon: ε after all rounds, from which the noise is computed. A smaller ε
+            protects more and costs accuracy. Give either `epsilon` or `noise`.
+        noise: Noise multiplier σ: the standard deviation of the noise, divided by
+            `clip`. ε is computed from it. Give either `noise` or `epsilon`.
+        delta: δ, the probability with which the bound ε may fail. It should be far
+            below 1 divided by the number of units at a site.
+        clip: C, the maximum L2 norm of one unit's gradient over shared and private
+            layers together; larger gradients are scaled down. The noise is proportional
+            to it.
+        rate: q, the probability with which a unit is drawn in a round. An epoch has 1 /
+            q rounds, so a larger q means fewer rounds with more units each.
+        where: Where the noise is added. "sum": each site adds a part of it, which
+            protects the site as long as the server sees only sums (secure_sum). "site":
+            each site adds all of it, and need not trust the server or other sites, at
+            the cost of accuracy.
+        colluding: With where = "sum": number of sites that may collude. Their noise is
+            not counted, because they know it.
+        counts: Noise multiplier σ of the counts that all sites together publish once:
+            the standard deviation of their noise, divided by `counted`. They are
+            correctly and wrongly predicted mentions in the validation notes by the last
+            model; in phenotyping, before training, patients by code, concept and label.
             0 publishes no counts. ε includes them.
-        counted: Largest L2 norm of one unit's counts: the square root of the number of
-            things that it has.
+        counted: Maximum L2 norm of one unit's counts: the square root of the number of
+            different things that are counted for a unit.
     """
 
     unit: Unit = "patient"

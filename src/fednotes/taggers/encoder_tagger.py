@@ -71,17 +71,18 @@ class EncoderTaggerConfig(ModelConfig):
     Attributes:
         kind: The encoder-tagger.
         encoder: "minilm" or a Hugging Face directory.
-        layer: The last of the encoder's layers that is run; 0 runs all. If it is not
-            given: 5 of "minilm", whose sixth layer carries less information about
+        layer: Last layer of the encoder to run; 0 runs all. Default: 5 for "minilm",
+            whose sixth layer carries less information about words; otherwise all.
                 words, else all.
         tuning: How the encoder is tuned.
         rank: Rank of low-rank changes: W + alpha / rank · B A.
         alpha: Scale of low-rank changes; see `rank`.
         prompts: Number of prompts for each layer; 0 for none.
-        prompt_hidden: Width of the layer that makes the prompts.
+        prompt_hidden: Width of the layer that computes the prompts.
         dropout: Dropout rate of the words' vectors.
-        max_tokens: Longer sentences are cut between entities. A sentence longer than
-            the encoder's positions is read in overlapping windows.
+        max_tokens: Maximum number of tokens in a sentence; longer sentences are cut
+            between entities. A sentence longer than the encoder's positions is read in
+            overlapping windows.
     """
 
     encodes: ClassVar[bool] = True

@@ -79,15 +79,15 @@ class PromptBartConfig(ModelConfig):
         kind: The pointer network.
         backbone: A Hugging Face BART directory.
         prompts: N_q of Eq. 15, the number of prompts.
-        prompt_hidden: h of Eq. 15, the width of the layer that makes the prompts.
+        prompt_hidden: h of Eq. 15, the width of the layer that computes the prompts.
         tune_cross_attention: Whether the decoder's cross-attentions are trained too.
-        label_words: Words whose embedding stands for a type, by type. A type that is
-            not named stands for the words of its own name, divided at "_" and capitals:
-            "Sign_symptom" is "sign symptom".
-        max_entities: Largest number of entities of a sentence; 0 is what the backbone's
-            positions allow.
-        max_subwords: Largest number of sub-words of a sentence; longer ones are cut. 0
-            is what the backbone's positions allow.
+        label_words: Entity type to the words whose embedding represents it. A type that
+            is not listed is represented by the words of its name, divided at "_" and
+            capitals: "Sign_symptom" by "sign symptom".
+        max_entities: Maximum number of entities in a sentence; 0 uses the limit of the
+            backbone's positions.
+        max_subwords: Maximum number of sub-words in a sentence; longer sentences are
+            cut. 0 uses the limit of the backbone's positions.
         dropout: Dropout rate of the backbone in training, on its states, attentions and
             feed-forward layers (bart-base was trained with 0.1).
     """

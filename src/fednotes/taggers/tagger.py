@@ -66,21 +66,21 @@ class TaggerConfig(ModelConfig):
         kind: The light tagger.
         tagger: Name of the architecture that the other keys start from.
         word_vectors: Path of a GloVe or word2vec text file; "" for none.
-        train_words: Whether the word vectors are trained too, as in the paper; they
-            then travel.
-        max_words: Largest number of word vectors that are read; 0 reads all.
+        train_words: Whether the word vectors are trained too, as in the paper. The
+            sites then send updates of them.
+        max_words: Maximum number of word vectors to read; 0 reads all.
         hashed_words: Number of rows of a trainable word table that is addressed by a
             hash of the lower-cased word; 0 for none.
         word_dim: Number of columns of the hashed word table.
         characters: Whether the tagger has a character CNN.
         char_dim: Width of a character's vector.
         char_filters: Number of filters of the character CNN.
-        char_width: Width of these filters, in characters.
-        char_max: Number of characters of a word that are read, with the markers of
-            begin and end.
+        char_width: Width of the character CNN's filters, in characters.
+        char_max: Maximum number of characters read from a word, including the markers
+            of its begin and end.
         contextual: A frozen encoder: "minilm" or a directory; "" for none.
-        project: Number of columns to which a trainable projection takes the encoder's
-            features; 0 leaves them as they are.
+        project: Number of columns of a trainable projection of the encoder's features;
+            0 uses the features without a projection.
         cnn_filters: Number of filters of the word CNN for each of `cnn_widths`; 0 for
             no CNN.
         cnn_widths: Widths of the word CNN's filters, in words.
@@ -88,7 +88,7 @@ class TaggerConfig(ModelConfig):
         lstm_layers: Number of BiLSTM layers.
         dropout: Dropout rate of the word representation, and after the CNN and each
             LSTM.
-        max_tokens: Longer sentences are cut.
+        max_tokens: Maximum number of tokens in a sentence; longer sentences are cut.
     """
 
     tagger: str = "elmoner"

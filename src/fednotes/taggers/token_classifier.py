@@ -96,20 +96,23 @@ class TokenClassifierConfig(ModelConfig):
         encoder: "minilm" or a Hugging Face directory: an encoder, what pre-training
             saved, or an earlier token classifier, whose encoder is taken with its
             outputs for the types that both have.
-        context: What is read together.
-        train: What is trained: "encoder" is all but the word embeddings, "all"
-            everything, "top" the uppermost layers and the classifier, "lora" low-rank
-            changes and the classifier.
-        top: Number of layers that train = "top" trains.
-        rank: Rank of the changes of train = "lora": W + alpha / rank · B A.
-        alpha: Scale of these changes; see `rank`.
-        maps: Maps of the layers that train = "lora" changes: "all", or those of the
+        context: Text that the encoder reads at once.
+        train: Parameters to train: "encoder" all except the word embeddings; "all"
+            every parameter; "top" the uppermost layers and the classifier; "lora"
+            low-rank changes and the classifier. Fewer parameters need less memory and
+            fewer bytes.
+        top: Number of layers to train with train = "top".
+        rank: Rank of the low-rank changes with train = "lora": W + alpha / rank · B A.
+            A higher rank can learn more and sends more bytes.
+        alpha: Scale of the low-rank changes; see `rank`.
+        maps: Matrices of each layer that train = "lora" changes: "all", or those of
             queries and values ("attention").
-        window: Number of sub-words that are read at once, marks included; 0 is as many
-            as the model has positions.
-        dropout: Every dropout rate of the encoder; if it is not given, the encoder's
-            own.
-        max_tokens: Number of words; longer units are cut between entities in training.
+        window: Number of sub-words that are read at once, including special tokens; 0
+            uses all positions of the model.
+        dropout: Dropout rate in all places of the encoder; default: the encoder's own
+            rates.
+        max_tokens: Maximum number of words in a training unit; longer units are cut
+            between entities.
     """
 
     encodes: ClassVar[bool] = True

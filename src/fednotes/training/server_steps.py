@@ -61,16 +61,18 @@ class Aggregation:
     """How the sites' updates are combined into one.
 
     Attributes:
-        aggregation: "mean" is the mean weighted by the sites' sizes, a sum that hides
-            the single updates. Every other rule looks at each site's update and counts
-            each site once (`server_steps.py`; docs/privacy.md, "Poisoning"): it needs
+        aggregation: Rule that combines the sites' updates. "mean" is the mean weighted
+            by the sites' sizes, a sum that hides single updates. Every other rule
+            inspects each site's update, counts each site once, and limits the influence
+            of hostile sites (`server_steps.py`; docs/privacy.md, "Poisoning"): it needs
             secure_sum = false, and `[policy] individual_updates = true` at each site.
-        hostile: f, the number of hostile sites that "trimmed-mean", "krum" and
-            "multi-krum" assume.
-        norm_bound: B of "norm-bound"; 0 takes the median length of a round's changes.
-        reference: The site of "reference": other updates are compared with its update,
-            which is not added. It should hold public or generated notes, as the
-            server's own staff may run it.
+        hostile: f, the number of hostile sites that aggregation = "trimmed-mean",
+            "krum" and "multi-krum" can tolerate.
+        norm_bound: B, the maximum L2 norm of a site's change with aggregation =
+            "norm-bound"; 0 uses the median norm of a round's changes.
+        reference: With aggregation = "reference": the site with whose update the others
+            are compared. Its own update is not added. It should hold public or
+            generated notes, because the server's staff may run it.
         sites: Number of sites; 0 if it is not known. A job fills it in.
     """
 

@@ -59,20 +59,24 @@ class SvmConfig:
     """The classifiers; names and defaults are those of scikit-learn's SGDClassifier.
 
     Attributes:
-        loss: "hinge" is the paper's SVM; "log" is logistic regression ("log_loss" in
-            scikit-learn).
-        learning_rate: Step t of a machine is eta0 ("constant"), eta0 / t^power_t
-            ("invscaling"), or 1 / (alpha (t0 + t - 1)) with the t0 of Bottou
-            ("optimal"). t counts the machine's own labelled patients and continues from
-            epoch to epoch. The paper names none.
-        eta0: See `learning_rate`.
-        power_t: See `learning_rate`.
-        alpha: Weight of the penalty.
-        class_weights: "balanced" weighs a class of a disease by n / (classes · its n).
-        solver: "sgd" takes the steps of the epochs, as the paper does; "converged"
-            trains logistic regression with a penalty to convergence (`fit`).
-        C: Weight of the patients against the penalty in solver = "converged"; 0 lets
-            held-out patients choose.
+        loss: Loss of the classifiers: "hinge" is the paper's SVM; "log" is logistic
+            regression ("log_loss" in scikit-learn).
+        learning_rate: Schedule of the learning rate: step t of a classifier has the
+            rate eta0 ("constant"), eta0 / t^power_t ("invscaling"), or 1 / (alpha (t0 +
+            t - 1)) with the t0 of Bottou ("optimal"). t counts the classifier's
+            labelled patients and continues from epoch to epoch. The paper gives no
+            schedule.
+        eta0: Initial learning rate of "constant" and "invscaling"; see `learning_rate`.
+        power_t: Exponent of "invscaling"; see `learning_rate`.
+        alpha: Weight of the penalty on the size of the parameters. Raise it if the
+            classifiers overfit.
+        class_weights: Weights of a disease's classes: "balanced" weights a class by n /
+            (number of classes · n of the class), which favours rare classes.
+        solver: Training of the classifiers: "sgd" takes a step per patient and epoch,
+            as the paper does; "converged" trains logistic regression with a penalty to
+            convergence (`fit`).
+        C: Weight of the patients' loss relative to the penalty with solver =
+            "converged"; 0 chooses the weight on held-out patients.
     """
 
     loss: Literal["hinge", "log"] = "hinge"

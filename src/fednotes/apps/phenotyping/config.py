@@ -34,31 +34,31 @@ class Config(Averaging):
 
     Attributes:
         classifier_cycles: T', the number of cycles of stage 2.
-        classifier_epochs: Epochs of every classifier at each site in a cycle of stage
-            2.
+        classifier_epochs: Number of epochs of every classifier at each site in a cycle
+            of stage 2.
         systems: Coding systems whose categories are candidates for the outputs of stage
             1.
-        outputs: Categories of codes that are the outputs of stage 1, in place of
-            `systems` and `minimum`. OMOP concepts need it, because they have no public
-            list.
-        minimum: Number of patients over all sites from which a category of codes
-            becomes an output.
+        outputs: Categories of codes that stage 1 predicts, in place of `systems` and
+            `minimum`. OMOP concepts need it, because there is no public list of them.
+        minimum: Minimum number of patients over all sites with a category of codes for
+            the category to become an output of stage 1.
         whole_causes: Whether categories of ICD-9 external causes have four characters,
-            as in the code book, in place of three (`apps/phenotyping/codes.py`).
-        least_questionable: Number of patients over all sites from which "questionable"
-            is a class of a disease.
+            as in the code book, instead of three (`apps/phenotyping/codes.py`).
+        least_questionable: Minimum number of patients over all sites with the label
+            "questionable" for it to become a class of a disease.
         calibrate: Whether probabilities are fitted to held-out patients (Platt scaling,
             by sums alone).
-        least_occurrences: Number of occurrences in the training notes of all sites from
-            which a concept has a vector of its own; all other concepts share one. 0
-            gives each concept of the dictionary its own. Under [privacy] it counts
-            patients who have the concept, with noise.
+        least_occurrences: Minimum number of occurrences in the training notes of all
+            sites for a concept to get its own vector; all rarer concepts share one. 0
+            gives every concept of the dictionary its own vector. Under [privacy],
+            patients who have the concept are counted instead, with noise.
         require_output: Whether patients without any output are left out of stage 1.
         optimizer: Optimizer of stage 1 at the sites; "rmsprop" is that of Keras and
             needs model.network.updates = "dense".
-        min_patients: Smallest number of patients behind an update of the concepts'
-            vectors, or of classifiers of the concepts themselves, since such an update
-            tells which concepts the patients have.
+        min_patients: Minimum number of patients behind an update of the concepts'
+            vectors, or of classifiers that use the concepts themselves as features.
+            Such an update reveals which concepts the patients have, so a site refuses
+            to send one of fewer patients. Lower it only for public notes.
         model: The model's settings.
         space, phenotypes: What the sites hold. A job fills them in.
         questionable: Phenotypes for which the sites together make "questionable" a

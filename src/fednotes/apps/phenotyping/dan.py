@@ -68,18 +68,18 @@ class DanConfig:
     Attributes:
         embedding: Width of a concept's vector.
         hidden: Width of the dense layer, which is a patient's representation.
-        dropout: Dropout rate of the dense layer's values in training; neither paper has
-            it.
-        mean: What the mean is over: all "occurrences" of concepts; or "concepts", each
-            once however often it occurs, as the program of 2018 read them.
-        length: Number of entries that the mean is over. Patients with fewer are filled
-            up with the vector of unknown concepts, as that program's padding does; a
-            patient with more has a mean over all of their own. 0 takes every patient's
-            own number.
-        layer: What of the dense layer represents a patient: its values after the ReLU
-            ("rectified"), or before it ("linear"), as in that program.
-        updates: Gradients of the concepts' vectors: "rows" of the batch's concepts
-            alone, which is three to four times as fast, or "dense".
+        dropout: Dropout rate of the dense layer's values in training; neither paper
+            uses dropout.
+        mean: Items that the mean is taken over: all "occurrences" of concepts; or
+            "concepts", each once however often it occurs, as in the program of 2018.
+        length: Number of entries that the mean is taken over. Patients with fewer are
+            filled up with the vector of unknown concepts, as the padding of the program
+            of 2018 does; the mean of a patient with more is taken over all of the
+            patient's entries. 0 uses each patient's number of entries.
+        layer: Values of the dense layer that represent a patient: those after the ReLU
+            ("rectified"), or those before it ("linear"), as in the program of 2018.
+        updates: Gradients of the concepts' vectors: only the "rows" of the batch's
+            concepts, which is three to four times as fast, or all rows ("dense").
     """
 
     embedding: PositiveInt = 300

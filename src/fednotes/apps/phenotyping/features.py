@@ -65,25 +65,26 @@ class ConceptsConfig:
             environment variable. "synthetic" is the dictionary of the generated
             patients.
         format: Format of the dictionary; guessed from the name of the file if empty.
-        context: What happens to negated, hypothetical and family mentions.
-        most: Patients with more concepts are left out, and counted.
-        processes: Number of processes that read notes.
+        context: Treatment of negated and hypothetical mentions, and of those about the
+            family.
+        most: Maximum number of concepts of a patient; patients with more are left out
+            and counted. Lower it if memory is short.
+        processes: Number of processes that extract concepts from notes at the same
+            time.
         vectors: File of public word2vec vectors (text or .bin) whose words are the
             dictionary's ids; stage 1 starts from them. Every site reads the same file.
             If it is empty, stage 1 starts from random numbers.
-        language: Language of the terms that are read from the UMLS; "ENG" if it is not
-            given.
-        sources: Source vocabularies (SAB) that are read from the UMLS; those of cTAKES'
-            fast dictionary if they are not given.
-        types: Semantic types (TUI) that are read from the UMLS. If they are not given:
-            those of cTAKES where MRSTY.RRF lies beside MRCONSO.RRF, else all. `[]`
-            reads all.
-        left_out_kinds: Term types (TTY) that are not read from the UMLS; if they are
-            not given, those that cTAKES leaves out.
-        scopes: Scopes of the synonyms that are read from an ontology, of EXACT,
-            RELATED, NARROW and BROAD; ["EXACT"] if they are not given.
-        ids: How concepts of an ontology are named: by its "own" ids, which is the
-            default, or by a kind of cross-reference such as "UMLS_CUI".
+        language: Language of the UMLS terms to read; default "ENG".
+        sources: Source vocabularies (SAB) of the UMLS to read; default: those of
+            cTAKES' fast dictionary.
+        types: Semantic types (TUI) of the UMLS to read. Default: those of cTAKES if
+            MRSTY.RRF lies beside MRCONSO.RRF, otherwise all. `[]` reads all.
+        left_out_kinds: Term types (TTY) of the UMLS to leave out; default: those that
+            cTAKES leaves out.
+        scopes: Scopes of an ontology's synonyms to read, from EXACT, RELATED, NARROW
+            and BROAD; default ["EXACT"].
+        ids: Names of an ontology's concepts: its "own" ids (the default), or a kind of
+            cross-reference such as "UMLS_CUI".
     """
 
     dictionary: LocalFile = ""
@@ -140,7 +141,8 @@ class ConceptFeatures:
         matcher: Finds the concepts.
         space: The meaning of the bags.
         max_concepts: Patients with more concepts are left out.
-        processes: Number of processes that read notes.
+        processes: Number of processes that extract concepts from notes at the same
+            time.
     """
 
     matcher: Matcher

@@ -46,8 +46,8 @@ class HoldOutConfig:
     """Codes that stage 1 never sees, besides those of [phenotypes].
 
     Attributes:
-        codes: Codes as `<system>:<code>`. Every code that begins with one is taken out;
-            an OMOP concept stands only for itself.
+        codes: Codes to hold out, written `<system>:<code>`. Every code that begins with
+            one of them is removed; an OMOP concept stands only for itself.
     """
 
     codes: tuple[str, ...] = ()
@@ -65,47 +65,52 @@ class PatientsConfig:
         notes: A file or folder of notes, or a list of them. Relative paths are relative
             to the job file; `$NAME` stands for an environment variable. A note without
             a patient is a patient of its own, named by its id.
-        concepts: The output of cTAKES, in place of `notes`
-            (`apps/phenotyping/ctakes.py`).
+        concepts: A file or folder with the output of cTAKES, in place of `notes`
+            (`apps/phenotyping/ctakes.py`). Give it if the site has already extracted
+            its concepts.
         format: Format of the notes; guessed from the content if empty.
         categories: Keeps only notes of these categories; all if empty.
         column: The column of a table, or the JSON key, that holds the text of a note;
             guessed if empty.
-        encoding: Encoding of files of notes that have no byte-order mark and are not
-            UTF-8, such as "cp1252"; "auto" refuses such files.
-        codes: A file or folder of billed codes, or a list of them; `codes_format` says
-            what they are.
-        codes_format: What `codes` is: "table", any CSV or tab-separated table with a
-            patient and a code in each row (`apps/phenotyping/code_tables.py`); or a
-            folder of tables: "mimic" (MIMIC-III), "omop" or "codiesp".
-        system: Coding system of a table whose rows name none, such as "icd10".
-        patient_column: Name of the column of patients in a table of codes or labels;
-            guessed if empty.
-        code_column: Name of the column of codes in a table of codes; guessed if empty.
-        tables: Tables of MIMIC-III that are read; all if empty.
-        kinds: Codes of CodiEsp that are read: diagnoses (D), procedures (P) or both
-            (DP).
+        encoding: Encoding of files of notes that are not UTF-8 and have no byte-order
+            mark, such as "cp1252"; "auto" refuses such files.
+        codes: A file or folder of billing codes, or a list of them, in the format
+            `codes_format`.
+        codes_format: Format of `codes`: "table" is a CSV or tab-separated table with a
+            patient and a code in each row (`apps/phenotyping/code_tables.py`). The
+            others are folders of tables: "mimic" (MIMIC-III), "omop" and "codiesp".
+        system: Coding system of the codes in a table without a column for it, such as
+            "icd10".
+        patient_column: Name of the column with the patients in a table of codes or
+            labels; guessed if empty.
+        code_column: Name of the column with the codes in a table of codes; guessed if
+            empty.
+        tables: Names of the MIMIC-III tables to read; empty reads all.
+        kinds: Kinds of CodiEsp codes to read: diagnoses ("D"), procedures ("P") or both
+            ("DP").
         conditions: Coding system of the OMOP table of conditions; "" leaves the table
             out.
         procedures: Coding system of the OMOP table of procedures; "" leaves the table
             out.
-        labels: A table of judged phenotypes, with a row for each pair or a column for
-            each phenotype (`apps/phenotyping/labels.py`). Or a folder of the i2b2 2008
-            obesity challenge: its texts are the notes unless `notes` is given, and its
-            test part is the test data.
-        judgment: Which of the obesity challenge's two judgments is read: what a reader
-            concludes, or what the text states.
-        unmentioned: What a label U ("unmentioned") counts as.
-        test: Notes of a separate test part; with `concepts`, its cTAKES output. If it
-            is empty, `test_fraction` of the patients is held out.
-        test_codes: Billed codes of the test part, if `codes` does not contain them.
+        labels: A table of phenotype labels, with a row for each patient and phenotype,
+            or a column for each phenotype (`apps/phenotyping/labels.py`). Or a folder
+            of the i2b2 2008 obesity challenge: its texts are the notes unless `notes`
+            is given, and its test part is the test data.
+        judgment: Judgment of the obesity challenge to read: "intuitive" is what a
+            reader concludes, "textual" what the text states.
+        unmentioned: Meaning of the obesity challenge's label U ("unmentioned"): no
+            label, or that the disease is absent.
+        test: Notes of a separate test part; with `concepts`, its cTAKES output. If
+            empty, `test_fraction` of the patients is held out.
+        test_codes: Billing codes of the test part, if `codes` does not contain them.
         test_labels: Labels of the test part, if `labels` does not contain them.
-        valid_fraction: Fraction of the patients that is held out for validation.
-        test_fraction: Fraction of the patients that is held out for testing, where
-            `test` is empty.
+        valid_fraction: Fraction of the patients to hold out for validation.
+        test_fraction: Fraction of the patients to hold out for testing, if `test` is
+            empty.
         labelled: Fraction of the training patients whose phenotype labels are used,
-            drawn by the job's seed and a hash of the patient. The patients of a smaller
-            fraction are among those of a larger one.
+            drawn with the job's seed and a hash of the patient. The patients of a
+            smaller fraction are among those of a larger one. Lower it to measure how
+            many labels a result needs.
     """
 
     notes: LocalFiles = ()
@@ -221,7 +226,8 @@ class SyntheticPatientsConfig:
 
     Attributes:
         sites: Number of sites.
-        patients: Approximate number of patients of a site; sites differ.
+        patients: Approximate number of patients at a site; the numbers differ between
+            sites.
         labelled: Fraction of the training patients whose phenotype labels are used.
     """
 

@@ -46,12 +46,13 @@ class PhenotypeConfig:
     """The model of a phenotyping job.
 
     Attributes:
-        representation: "learn" represents patients by stage 1; "none" by TF-IDF of
-            their concepts (or by the vectors of a text encoder as they are); anything
-            else is the folder of a model whose trained network is used.
-        scale: Scale of a learnt representation for the classifiers: "l2" gives each
-            patient length 1, as TF-IDF has it; "none" takes the dense layer's values,
-            as the paper does.
+        representation: Representation of patients for the classifiers: "learn" trains
+            stage 1; "none" uses TF-IDF of the concepts (or the vectors of a text
+            encoder as they are); anything else is the folder of a model whose trained
+            network is used.
+        scale: Scaling of a learnt representation for the classifiers: "l2" scales each
+            patient's vector to length 1, as with TF-IDF; "none" uses the values of the
+            dense layer, as the paper does.
         network: The network of stage 1.
         classifier: The classifiers of stage 2.
     """
