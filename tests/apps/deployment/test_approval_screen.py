@@ -15,6 +15,7 @@ from kits import run_site_command, site_kit
 from rich.cells import cell_len
 from rich.console import Console
 
+from fednotes.apps.deployment.approval_requests import account
 from fednotes.apps.deployment.commands import site as kit_cli
 from fednotes.apps.deployment.rules.guard import (
     RULES,
@@ -218,16 +219,11 @@ def test_sudo_and_accounts_without_a_name(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(os, "getuid", lambda: 4_000_123)
     monkeypatch.setenv("SUDO_UID", "0")
     root = pwd.getpwuid(0).pw_name
-    assert (
-        kit_cli.account()
-        == f"no name (uid 4000123); SUDO_UID belongs to {root} (uid 0)"
-    )
+    assert account() == f"no name (uid 4000123); SUDO_UID belongs to {root} (uid 0)"
     monkeypatch.setenv("SUDO_UID", "99999999999999999999")
-    assert kit_cli.account().endswith(
-        "SUDO_UID belongs to no name (uid 99999999999999999999)"
-    )
+    assert account().endswith("SUDO_UID belongs to no name (uid 99999999999999999999)")
     monkeypatch.setenv("SUDO_UID", "root")
-    assert kit_cli.account() == "no name (uid 4000123)"
+    assert account() == "no name (uid 4000123)"
 
 
 # two people

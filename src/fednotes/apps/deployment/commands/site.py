@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,16 +24,14 @@ from fednotes.apps.deployment.commands.server import (
 from fednotes.cli.all_commands import DEPLOY
 from fednotes.cli.plain_help import OldName, with_examples
 from fednotes.cli.shared import Yes, console, say
-from fednotes.core import plugins
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError
-from fednotes.core.tables import table_differences, table_fingerprint
+from fednotes.core.tables import table_differences
 
 if TYPE_CHECKING:
     from fednotes.apps.deployment.nvflare.processes import Status
     from fednotes.apps.deployment.rules.approval import Quorum, Signer
     from fednotes.apps.deployment.rules.guard import RequestedJob
-    from fednotes.jobs.audit_result import Audit
 
 POLL_SECONDS = 0.5  # between two checks for a job that asks for approval
 _SHOWN_DECISIONS = 5  # maximum number of decisions in a site's status
@@ -239,13 +233,14 @@ def site_status(kit: Kit) -> None:
 
 def _say_decisions(kit: Path) -> None:
     """Print the newest decisions on jobs, and who made them."""
+    from fednotes.apps.deployment.approval_requests import label_job
     from fednotes.apps.deployment.rules.guard import open_approvals
 
     for decision in open_approvals(kit).decisions()[-_SHOWN_DECISIONS:]:
         person = clean(decision.by)
         if decision.person:
             person = f"{person}, with the key of {decision.person}"
-        label = _label_job(decision.table, decision.fingerprint)
+        label = label_job(decision.table, decision.fingerprint)
         say(f"job {label}: {decision.decision} by {person}")
 
 
@@ -266,14 +261,19 @@ def _say_scores(kit: Path) -> None:
 
 def _say_waiting_job(kit: Path, waiting: dict[str, Any]) -> None:
     """Print which job waits for a decision, and who has already approved it."""
+    from fednotes.apps.deployment.approval_requests import (
+        describe_partial_approval,
+        label_job,
+        read_quorum,
+    )
     from fednotes.apps.deployment.rules.guard import open_approvals
 
-    quorum = _read_quorum(kit)
+    quorum = read_quorum(kit)
     people = open_approvals(kit, quorum).standing(waiting["table"]).people
-    label = _label_job(waiting["table"], waiting["fingerprint"])
+    label = label_job(waiting["table"], waiting["fingerprint"])
     line = f"job {label} waits for a decision"
     if people:
-        line = f"{line}: {_describe_partial_approval(quorum, people)}"
+        line = f"{line}: {describe_partial_approval(quorum, people)}"
     say(line)
     key_option = " --key FILE" if quorum.people else ""
     say(f"next: fednotes site approve {kit}{key_option}")
@@ -391,6 +391,11 @@ def site_approve(
     job, even if it was rejected before. With --wait, wait until the server asks this
     site for approval.
     """
+    from fednotes.apps.deployment.approval_requests import (
+        account,
+        describe_partial_approval,
+        read_quorum,
+    )
     from fednotes.apps.deployment.rules.guard import (
         RequestedJob,
         find_job,
@@ -400,7 +405,7 @@ def site_approve(
     )
 
     require_role(kit, "site")
-    quorum = _read_quorum(kit)
+    quorum = read_quorum(kit)
     if wait:
         _await_request(kit, job, timeout)
     waiting = read_pending_job(kit)
@@ -414,11 +419,10 @@ def site_approve(
 
     signer = _load_signer(kit, quorum, key_file)
     _show_job(kit, requested, quorum)
-    _check_counts(kit, table)
-    _check_audit(kit, requested, audit)
+    _check_job(kit, requested, audit)
     people = open_approvals(kit, quorum).standing(table).people
     if signer is not None and signer.person in people:
-        partial_approval = _describe_partial_approval(quorum, people)
+        partial_approval = describe_partial_approval(quorum, people)
         say(f"{signer.person} has approved this job before: {partial_approval}")
         return
     if not yes and not typer.confirm("Approve this job at this site?"):
@@ -444,13 +448,17 @@ def _say_approved(
         quorum: The people who must approve jobs at this site.
         is_waiting: Whether a run waits for this approval.
     """
+    from fednotes.apps.deployment.approval_requests import (
+        describe_partial_approval,
+        label_job,
+    )
     from fednotes.apps.deployment.rules.guard import open_approvals
 
-    label = _label_job(job.table, job.fingerprint)
+    label = label_job(job.table, job.fingerprint)
     prefix = job.fingerprint[:_SHOWN_CHARACTERS]
     people = open_approvals(kit, quorum).standing(job.table).people
     if people:
-        say(f"{label}: {_describe_partial_approval(quorum, people)}")
+        say(f"{label}: {describe_partial_approval(quorum, people)}")
         say(f"next: each of them runs: fednotes site approve {kit} {prefix} --key FILE")
         return
     if is_waiting:
@@ -535,6 +543,11 @@ def site_reject(kit: Kit, job: Job = "") -> None:
     The approval is withdrawn if no job waits. With a fingerprint, reject that job. One
     person's rejection is enough and needs no key.
     """
+    from fednotes.apps.deployment.approval_requests import (
+        account,
+        label_job,
+        read_quorum,
+    )
     from fednotes.apps.deployment.rules.guard import (
         find_job,
         open_approvals,
@@ -543,7 +556,7 @@ def site_reject(kit: Kit, job: Job = "") -> None:
     )
 
     require_role(kit, "site")
-    quorum = _read_quorum(kit)
+    quorum = read_quorum(kit)
     waiting = read_pending_job(kit)
     approvals = open_approvals(kit, quorum)
     last_approval = approvals.last_approved()
@@ -560,123 +573,17 @@ def site_reject(kit: Kit, job: Job = "") -> None:
     if approvals.status(table) == "approved":
         effect = "its approval is withdrawn"
     fingerprint = settle_job(kit, table, approve=False, by=account(), quorum=quorum)
-    label = _label_job(table, fingerprint)
+    label = label_job(table, fingerprint)
     say(f"rejected: {label}, {effect}; this site refuses all its requests")
     if last_approval is not None and last_approval.fingerprint != fingerprint:
         say(
             "still approved: "
-            f"{_label_job(last_approval.table, last_approval.fingerprint)}"
+            f"{label_job(last_approval.table, last_approval.fingerprint)}"
         )
     say(
         f"next: fednotes site status {kit}; to undo this: fednotes site approve {kit} "
         f"{fingerprint[:_SHOWN_CHARACTERS]}"
     )
-
-
-def _check_counts(kit: Path, table: dict[str, Any]) -> None:
-    """Check that a job's sites can round their counts, if the policy requires it.
-
-    Args:
-        kit: The site's kit.
-        table: The job.
-
-    Raises:
-        PolicyRefusal: Exact counts would leave the site.
-    """
-    from fednotes.apps.deployment.agreement import can_round_counts
-    from fednotes.apps.deployment.rules.policy import check_counts
-    from fednotes.apps.deployment.site_file import read_policy
-    from fednotes.jobs.declaration import parse_declared
-
-    policy = read_policy(kit)
-    if policy.count_step == 1:
-        return
-
-    try:
-        job = parse_declared(table, kit, "job")
-    except FednotesError:
-        return  # an invalid job is refused when it begins
-    check_counts(policy, job.method, rounds_counts=can_round_counts(job))
-    say(f"weights and counts of this site leave in multiples of {policy.count_step:,}")
-
-
-def _check_audit(kit: Path, job: RequestedJob, folder: Path | None) -> None:
-    """Show the audit of a job, copy it into the kit, and check it against the policy.
-
-    Args:
-        kit: The site's kit.
-        job: The job.
-        folder: A folder of `fednotes audit`; None for the copy in the kit, if there is
-            one.
-
-    Raises:
-        ConfigError: The audit is missing, or belongs to another job, site or
-            federation.
-        PolicyRefusal: The policy requires an audit, or a better result.
-    """
-    from fednotes.apps.deployment.rules.guard import RULES
-    from fednotes.apps.deployment.rules.policy import check_audit
-    from fednotes.apps.deployment.site_file import read_policy
-    from fednotes.core.store import private_folder, write_json
-    from fednotes.jobs.audit_result import AUDIT, read_audit
-
-    copy_folder = kit / RULES / "audits" / job.fingerprint
-    audit_folder = folder or copy_folder
-    report = read_audit(audit_folder)
-    if folder is not None and report is None:
-        raise ConfigError(
-            f"{folder} contains no {AUDIT}: give the folder that `fednotes audit` wrote"
-        )
-    worst = None
-    if report is not None:
-        _require_same_job(kit, job.table, report=report, folder=audit_folder)
-        if folder is not None:
-            private_folder(copy_folder)
-            write_json(copy_folder / AUDIT, report.model_dump())
-        say(f"audit: {clean(report.summary, None)}")
-        if _has_tried_every_attack(report):
-            worst = report.worst
-    check_audit(read_policy(kit), worst)
-
-
-def _has_tried_every_attack(report: Audit) -> bool:
-    """Return whether an audit tried all attacks that are installed here."""
-    attacks = chain(*plugins.load_all("attacks", (tuple, list)).values())
-    installed_attacks = {attack.name for attack in attacks}
-    tried_attacks = {leak.attack for leak in report.attacks}
-    return installed_attacks <= tried_attacks and not report.untried
-
-
-def _require_same_job(
-    kit: Path, table: dict[str, Any], *, report: Audit, folder: Path
-) -> None:
-    """Raise ConfigError unless an audit belongs to this job and this site.
-
-    Args:
-        kit: The site's kit.
-        table: The job.
-        report: The audit.
-        folder: The folder of the audit.
-    """
-    from fednotes.apps.deployment.nvflare.kit import read_kit
-    from fednotes.core.parsing import mapping
-
-    site_name = read_kit(kit).name
-    job_fingerprint = table_fingerprint(table.get("job", {}))
-    if (report.fingerprint, report.site) != (job_fingerprint, site_name):
-        audited_job = clean(report.fingerprint)[:_SHOWN_CHARACTERS]
-        raise ConfigError(
-            f"{folder} is an audit of site {clean(report.site)!r} and job table "
-            f"{audited_job!r}, but site {site_name!r} and job table "
-            f"{job_fingerprint[:_SHOWN_CHARACTERS]!r} are needed: run fednotes audit "
-            f"JOB --site {site_name} with the submitted job file"
-        )
-    audited_sites = {*mapping(mapping(table.get("job")).get("sites"))}
-    if {*table.get("sites", ())} != audited_sites:
-        raise ConfigError(
-            "the run has other sites than the job's table, which was "
-            "audited: reject the job"
-        )
 
 
 def _explain_no_job(kit: Path) -> str:
@@ -698,81 +605,50 @@ def _explain_no_job(kit: Path) -> str:
     )
 
 
-def _label_job(table: Mapping[str, Any], fingerprint: str) -> str:
-    """Return a job's name and the beginning of its fingerprint."""
-    from fednotes.apps.deployment.rules.guard import job_name
-
-    return f"{job_name(table)} ({fingerprint[:_SHOWN_CHARACTERS]})"
-
-
 def _show_job(kit: Path, job: RequestedJob, quorum: Quorum) -> None:
     """Show the fingerprint to approve, then its job.
-
-    No row begins with text from the job, so a job cannot imitate a line of fednotes.
 
     Args:
         kit: The site's kit.
         job: The job.
         quorum: The people who must approve jobs at this site.
     """
-    from fednotes.apps.deployment.rules.guard import job_name, open_approvals
+    from fednotes.apps.deployment.approval_requests import describe_job
 
-    approvals = open_approvals(kit, quorum)
-    last_of_name = approvals.last_approved(str(job.table.get("name")))
-    last = last_of_name or approvals.last_approved()
-    say(f"fingerprint {job.fingerprint}")
-    _say_rows(f"job {job_name(job.table)}")
-    for difference in table_differences({}, job.table):
-        setting = difference[2:]  # without the sign of an addition
-        _say_rows(f"  {setting}")
-    _show_promise(kit, job.table)
+    for line in describe_job(kit, job, quorum):
+        if line.is_from_job:
+            _say_rows(line.text)
+        else:
+            say(line.text)
 
-    if last is None:
-        say("no job was approved here before")
-        return
-    _say_rows(
-        f"changes since {_label_job(last.table, last.fingerprint)}, approved "
-        f"{last.when}:"
+
+def _check_job(kit: Path, job: RequestedJob, audit_folder: Path | None) -> None:
+    """Check a job against the policy, and show its audit.
+
+    Args:
+        kit: The site's kit.
+        job: The job.
+        audit_folder: The folder of its audit; None for the copy in the kit, if there is
+            one.
+
+    Raises:
+        ConfigError: The audit is missing, or belongs to another job, site or
+            federation.
+        PolicyRefusal: The policy forbids the job.
+    """
+    from fednotes.apps.deployment.approval_requests import (
+        read_job_audit,
+        require_audit,
+        require_rounded_counts,
     )
-    for difference in table_differences(last.table, job.table) or ("none",):
-        _say_rows(f"  {difference}")
-    _show_earlier_jobs(kit, job, quorum)
 
-
-def _show_promise(kit: Path, table: dict[str, Any]) -> None:
-    """Show a job's guarantee of differential privacy, if it has one."""
-    from fednotes.jobs.declaration import parse_declared
-
-    with suppress(FednotesError):  # an invalid job is refused when it begins
-        job = parse_declared(table, kit, "job")
-        config: Any = job.config
-        num_sites = len(table.get("sites", ()))
-        promise = job.module.make_promise(replace(config, sites=num_sites))
-        if promise:
-            say(f"promises {promise}")
-
-
-def _show_earlier_jobs(kit: Path, job: RequestedJob, quorum: Quorum) -> None:
-    """Show how a job differs in sites and notes from each job approved before."""
-    from fednotes.apps.deployment.rules.approval import compare
-    from fednotes.apps.deployment.rules.guard import open_approvals
-    from fednotes.apps.deployment.site_file import read_policy
-
-    min_sites = read_policy(kit).min_sites
-    for earlier in open_approvals(kit, quorum).approved():
-        if earlier.fingerprint == job.fingerprint:
-            continue
-        difference = compare(earlier.table, job.table, quorum.site)
-        sites = "its sites"
-        if difference.sites:
-            sites = f"other sites ({', '.join(map(clean, difference.sites))})"
-        notes = "other notes here" if difference.notes else "its notes here"
-        label = _label_job(earlier.table, earlier.fingerprint)
-        _say_rows(f"compared with {label}: {sites}, {notes}")
-        for note in difference.notes:
-            _say_rows(f"  {note}")
-        for warning in difference.warnings(min_sites):
-            _say_rows(f"  warning: {warning}")
+    rounding = require_rounded_counts(kit, job.table)
+    if rounding:
+        say(rounding)
+    report = read_job_audit(kit, job, audit_folder)
+    if report is not None:
+        say(f"audit: {clean(report.summary, None)}")
+    require_audit(kit, report)
 
 
 def _say_rows(line: str) -> None:
@@ -784,14 +660,6 @@ def _say_rows(line: str) -> None:
     width = max(20, console.width - 8) if console.is_terminal else 10**6
     for number, row in enumerate(chop_cells(clean(line, None), width)):
         say(f"      … {row}" if number else row)
-
-
-def _read_quorum(kit: Path) -> Quorum:
-    """Return who must approve jobs at a site."""
-    from fednotes.apps.deployment.nvflare.kit import read_kit
-    from fednotes.apps.deployment.site_file import read_policy
-
-    return read_policy(kit).quorum(read_kit(kit).name)
 
 
 def _load_signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:
@@ -819,43 +687,3 @@ def _load_signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:
         raise ConfigError(f"{kit}: its rules list no approvers: approve without --key")
     key = read_key(file, lambda: str(typer.prompt("Passphrase", hide_input=True)))
     return Signer(quorum.person_of(key, file), key)
-
-
-def _describe_partial_approval(quorum: Quorum, people: frozenset[str]) -> str:
-    """Return who has approved a job, and how many more must; "" if nobody has.
-
-    Args:
-        quorum: Who must approve.
-        people: The people who have approved.
-    """
-    if not people:
-        return ""
-    missing = [person for person in quorum.people if person not in people]
-    return (
-        f"approved by {', '.join(sorted(people))}; {quorum.needed - len(people)} more "
-        f"of {', '.join(missing)} must"
-    )
-
-
-def account() -> str:
-    """Return the system account that runs this process, to record who decided.
-
-    No environment variable can change the account. The user who called sudo, which sets
-    a variable, is appended.
-    """
-    name = _user_name(os.getuid())
-    sudo = os.environ.get("SUDO_UID", "")
-    if sudo.isdecimal():
-        return f"{name}; SUDO_UID belongs to {_user_name(int(sudo))}"
-    return name
-
-
-def _user_name(number: int) -> str:
-    """Return the name and the number of an account."""
-    import pwd  # missing on Windows, where no kit runs
-
-    try:
-        name = pwd.getpwuid(number).pw_name
-    except (KeyError, OverflowError):  # accounts in containers often have no name
-        name = "no name"
-    return f"{name} (uid {number})"

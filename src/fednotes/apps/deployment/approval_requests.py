@@ -1,0 +1,275 @@
+"""What a person must see, and what must hold, before a site approves a job.
+
+The command `fednotes site approve` and the local page both use this module, so that
+they show the same lines and make the same checks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fednotes.apps.deployment.agreement import can_round_counts
+from fednotes.apps.deployment.nvflare.kit import read_kit
+from fednotes.apps.deployment.rules.approval import Quorum, compare
+from fednotes.apps.deployment.rules.guard import (
+    RULES,
+    SHOWN,
+    RequestedJob,
+    job_name,
+    open_approvals,
+)
+from fednotes.apps.deployment.rules.policy import check_audit, check_counts
+from fednotes.apps.deployment.site_file import read_policy
+from fednotes.core import plugins
+from fednotes.core.cleaning import clean
+from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.core.parsing import mapping
+from fednotes.core.store import private_folder, write_json
+from fednotes.core.tables import table_differences, table_fingerprint
+from fednotes.jobs.audit_result import AUDIT, Audit, read_audit
+from fednotes.jobs.declaration import parse_declared
+
+
+class JobLine(NamedTuple):
+    """A line that describes a job to the person who decides on it.
+
+    Attributes:
+        text: The line.
+        is_from_job: Whether it contains text that the job's author chose. Such a line
+            may be long, and must not look like lines of ours where it is wrapped.
+    """
+
+    text: str
+    is_from_job: bool = False
+
+
+def read_quorum(kit: Path) -> Quorum:
+    """Return who must approve jobs at a site."""
+    return read_policy(kit).quorum(read_kit(kit).name)
+
+
+# ---- what the person sees ------------------------------------------------------------
+
+
+def label_job(table: Mapping[str, Any], fingerprint: str) -> str:
+    """Return a job's name and the beginning of its fingerprint."""
+    return f"{job_name(table)} ({fingerprint[:SHOWN]})"
+
+
+def describe_job(kit: Path, job: RequestedJob, quorum: Quorum) -> Iterator[JobLine]:
+    """Yield the fingerprint to approve, its job, and its changes since earlier jobs.
+
+    No line begins with text from the job, so a job cannot imitate a line of fednotes.
+
+    Args:
+        kit: The site's kit.
+        job: The job.
+        quorum: The people who must approve jobs at this site.
+    """
+    approvals = open_approvals(kit, quorum)
+    last_of_name = approvals.last_approved(str(job.table.get("name")))
+    last = last_of_name or approvals.last_approved()
+    yield JobLine(f"fingerprint {job.fingerprint}")
+    yield JobLine(f"job {job_name(job.table)}", is_from_job=True)
+    for difference in table_differences({}, job.table):
+        setting = difference[2:]  # without the sign of an addition
+        yield JobLine(f"  {setting}", is_from_job=True)
+    promise = _describe_promise(kit, job.table)
+    if promise:
+        yield JobLine(f"promises {promise}")
+
+    if last is None:
+        yield JobLine("no job was approved here before")
+        return
+    label = label_job(last.table, last.fingerprint)
+    yield JobLine(f"changes since {label}, approved {last.when}:", is_from_job=True)
+    for difference in table_differences(last.table, job.table) or ("none",):
+        yield JobLine(f"  {difference}", is_from_job=True)
+    yield from _describe_earlier_jobs(kit, job, quorum)
+
+
+def _describe_promise(kit: Path, table: dict[str, Any]) -> str:
+    """Return a job's guarantee of differential privacy; "" if it has none."""
+    with suppress(FednotesError):  # an invalid job is refused when it begins
+        job = parse_declared(table, kit, "job")
+        config: Any = job.config
+        num_sites = len(table.get("sites", ()))
+        return str(job.module.make_promise(replace(config, sites=num_sites)) or "")
+    return ""
+
+
+def _describe_earlier_jobs(
+    kit: Path, job: RequestedJob, quorum: Quorum
+) -> Iterator[JobLine]:
+    """Yield how a job differs in sites and notes from each job approved before."""
+    min_sites = read_policy(kit).min_sites
+    for earlier in open_approvals(kit, quorum).approved():
+        if earlier.fingerprint == job.fingerprint:
+            continue
+        difference = compare(earlier.table, job.table, quorum.site)
+        sites = "its sites"
+        if difference.sites:
+            sites = f"other sites ({', '.join(map(clean, difference.sites))})"
+        notes = "other notes here" if difference.notes else "its notes here"
+        label = label_job(earlier.table, earlier.fingerprint)
+        yield JobLine(f"compared with {label}: {sites}, {notes}", is_from_job=True)
+        for note in difference.notes:
+            yield JobLine(f"  {note}", is_from_job=True)
+        for warning in difference.warnings(min_sites):
+            yield JobLine(f"  warning: {warning}", is_from_job=True)
+
+
+def describe_partial_approval(quorum: Quorum, people: frozenset[str]) -> str:
+    """Return who has approved a job, and how many more must; "" if nobody has.
+
+    Args:
+        quorum: Who must approve.
+        people: The people who have approved.
+    """
+    if not people:
+        return ""
+    missing = [person for person in quorum.people if person not in people]
+    return (
+        f"approved by {', '.join(sorted(people))}; {quorum.needed - len(people)} more "
+        f"of {', '.join(missing)} must"
+    )
+
+
+# ---- what must hold ------------------------------------------------------------------
+
+
+def require_rounded_counts(kit: Path, table: dict[str, Any]) -> str:
+    """Check that a job's sites can round their counts, if the policy requires it.
+
+    Args:
+        kit: The site's kit.
+        table: The job.
+
+    Returns:
+        What rounding does, for the person; "" without it.
+
+    Raises:
+        PolicyRefusal: Exact counts would leave the site.
+    """
+    policy = read_policy(kit)
+    if policy.count_step == 1:
+        return ""
+    try:
+        job = parse_declared(table, kit, "job")
+    except FednotesError:
+        return ""  # an invalid job is refused when it begins
+    check_counts(policy, job.method, rounds_counts=can_round_counts(job))
+    return (
+        f"weights and counts of this site leave in multiples of {policy.count_step:,}"
+    )
+
+
+def read_job_audit(kit: Path, job: RequestedJob, folder: Path | None) -> Audit | None:
+    """Return the audit of a job, and copy it into the kit.
+
+    Args:
+        kit: The site's kit.
+        job: The job.
+        folder: A folder of `fednotes audit`; None for the copy in the kit, if there is
+            one.
+
+    Raises:
+        ConfigError: The audit is missing, or belongs to another job, site or
+            federation.
+    """
+    copy_folder = kit / RULES / "audits" / job.fingerprint
+    audit_folder = folder or copy_folder
+    report = read_audit(audit_folder)
+    if folder is not None and report is None:
+        raise ConfigError(
+            f"{folder} contains no {AUDIT}: give the folder that `fednotes audit` wrote"
+        )
+    if report is not None:
+        _require_same_job(kit, job.table, report=report, folder=audit_folder)
+        if folder is not None:
+            private_folder(copy_folder)
+            write_json(copy_folder / AUDIT, report.model_dump())
+    return report
+
+
+def require_audit(kit: Path, report: Audit | None) -> None:
+    """Raise PolicyRefusal if the policy requires an audit, or a better result.
+
+    Args:
+        kit: The site's kit.
+        report: The job's audit, if there is one.
+    """
+    worst = None
+    if report is not None and _has_tried_every_attack(report):
+        worst = report.worst
+    check_audit(read_policy(kit), worst)
+
+
+def _has_tried_every_attack(report: Audit) -> bool:
+    """Return whether an audit tried all attacks that are installed here."""
+    attacks = chain(*plugins.load_all("attacks", (tuple, list)).values())
+    installed_attacks = {attack.name for attack in attacks}
+    tried_attacks = {leak.attack for leak in report.attacks}
+    return installed_attacks <= tried_attacks and not report.untried
+
+
+def _require_same_job(
+    kit: Path, table: dict[str, Any], *, report: Audit, folder: Path
+) -> None:
+    """Raise ConfigError unless an audit belongs to this job and this site.
+
+    Args:
+        kit: The site's kit.
+        table: The job.
+        report: The audit.
+        folder: The folder of the audit.
+    """
+    site_name = read_kit(kit).name
+    job_fingerprint = table_fingerprint(table.get("job", {}))
+    if (report.fingerprint, report.site) != (job_fingerprint, site_name):
+        audited_job = clean(report.fingerprint)[:SHOWN]
+        raise ConfigError(
+            f"{folder} is an audit of site {clean(report.site)!r} and job table "
+            f"{audited_job!r}, but site {site_name!r} and job table "
+            f"{job_fingerprint[:SHOWN]!r} are needed: run fednotes audit "
+            f"JOB --site {site_name} with the submitted job file"
+        )
+    audited_sites = {*mapping(mapping(table.get("job")).get("sites"))}
+    if {*table.get("sites", ())} != audited_sites:
+        raise ConfigError(
+            "the run has other sites than the job's table, which was "
+            "audited: reject the job"
+        )
+
+
+# ---- who decides ---------------------------------------------------------------------
+
+
+def account() -> str:
+    """Return the system account that runs this process, to record who decided.
+
+    No environment variable can change the account. The user who called sudo, which sets
+    a variable, is appended.
+    """
+    name = _user_name(os.getuid())
+    sudo = os.environ.get("SUDO_UID", "")
+    if sudo.isdecimal():
+        return f"{name}; SUDO_UID belongs to {_user_name(int(sudo))}"
+    return name
+
+
+def _user_name(number: int) -> str:
+    """Return the name and the number of an account."""
+    import pwd  # missing on Windows, where no kit runs
+
+    try:
+        name = pwd.getpwuid(number).pw_name
+    except (KeyError, OverflowError):  # accounts in containers often have no name
+        name = "no name"
+    return f"{name} (uid {number})"
