@@ -22,6 +22,8 @@ A package registers an object under a name in one of these groups of its
     fednotes.jobs          a package whose folder contains job files
     fednotes.ledgers       a module with `is_kit(folder)` and `read_ledger(kit)`, which
                            shows everything that left a site
+    fednotes.approvals     an `ApprovalDesk` of jobs/site_approvals.py, where the people
+                           of a site decide on jobs
     fednotes.api           a function, available as `fednotes.NAME`
 
 The applications of fednotes itself (`fednotes.apps`) register their extensions in the
@@ -50,6 +52,7 @@ Group = Literal[
     "commands",
     "jobs",
     "ledgers",
+    "approvals",
     "api",
 ]
 
@@ -59,6 +62,7 @@ _CONSTANTS = {
     "fednotes.taggers": "KIND",
     "fednotes.site_kinds": "KIND",
     "fednotes.exports": "FORM",
+    "fednotes.approvals": "DESK",
 }
 
 

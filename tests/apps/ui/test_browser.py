@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from applications import has_app, needs_app
 from browser import TOOLS, Browser, chromium
 from tiny_jobs import TABLE
 
@@ -35,12 +36,29 @@ PAGES = (
     "/confusion",
     "/calibration",
     "/try",
+    "/ledger",
+    "/approvals",
     "/nowhere",
 )
 RUN_AXE = """
 return axe.run(document, {resultTypes: ["violations"]}).then(found => found.violations.map(
     one => one.impact + " " + one.id + ": " + one.nodes.map(node => node.html).join(" | ")))
 """
+
+
+def make_kit(folder: Path) -> Path:
+    """Return the kit of a site where a job waits for approval."""
+    needs_app("deployment")
+    from kits import site_kit
+
+    from fednotes.apps.deployment.rules.guard import NotApproved, require_approved
+    from fednotes.apps.deployment.rules.policy import Policy
+
+    kit = site_kit(folder / "north")
+    job = {"name": "ner", "method": "fedner", "sites": ["north", "south", "east"]}
+    with pytest.raises(NotApproved):
+        require_approved(kit, "north", job, Policy())
+    return kit
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +74,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]
     shutil.copytree(folder / "run", folder / "live")
     (folder / "live" / SUMMARY).unlink()
     runs = ["run", "again", "live"]
-    command = [sys.executable, "-m", "fednotes", "ui", *runs, str(model)]
+    kits = [str(make_kit(folder))] if has_app("deployment") else []
+    command = [sys.executable, "-m", "fednotes", "ui", *runs, *kits, str(model)]
     command += ["--corrections", str(corrections)]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
     try:

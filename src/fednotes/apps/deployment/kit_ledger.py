@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.apps.deployment.nvflare.kit import KIT_FILE
-from fednotes.apps.deployment.rules.ledger import LedgerReport, ledger_of, show, verify
+from fednotes.apps.deployment.rules.ledger import (
+    LedgerReport,
+    head_path,
+    ledger_of,
+    show,
+    verify,
+)
 from fednotes.core.errors import DataError
 
 
@@ -22,12 +28,15 @@ def is_kit(folder: Path) -> bool:
 def read_ledger(kit: Path) -> tuple[LedgerReport, list[dict[str, Any]]]:
     """Return the verdict on a kit's ledger, and its lines, oldest first.
 
-    If the ledger was altered, the lines end before the first line that is invalid.
+    If the ledger was altered, the lines end before the first line that is invalid. A
+    site that has sent nothing has no ledger yet, and no lines.
 
     Raises:
         DataError: The ledger cannot be read, or a line is invalid.
     """
     path = ledger_of(kit).path
+    if not path.exists() and not head_path(path).exists():
+        return LedgerReport(path, 0, faults=(), notes=(), head=None), []
     report = verify(path)
     lines: list[dict[str, Any]] = []
     try:

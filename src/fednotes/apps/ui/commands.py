@@ -45,7 +45,7 @@ def ui(
     device: Device = "cpu",
     backbone: Backbone = None,
 ) -> None:
-    """Show runs, a model's errors or a ledger in the browser."""
+    """Show runs, a model's errors, or a site's ledger and approvals in the browser."""
     from fednotes.apps.ui.pages import open_ui
 
     open_ui(

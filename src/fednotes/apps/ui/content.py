@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from fednotes.api import read
 from fednotes.apps.ui.background import BackgroundWork
@@ -23,6 +23,7 @@ from fednotes.data.formats.problems import OnError
 from fednotes.jobs.mention_models import MentionModel
 from fednotes.jobs.models import load_mention_model
 from fednotes.jobs.run_folder import is_run, read_progress
+from fednotes.jobs.site_approvals import ApprovalDesk
 from fednotes.taggers.saving import is_model
 
 
@@ -35,6 +36,7 @@ class Content:
         runs: The folders of runs by name. A run keeps its place when others follow.
         folders: Folders that are searched for runs.
         kits: The folders of site kits by name.
+        desks: Where the people of a site decide on jobs, by the name of its kit.
         review: The errors to review, or None.
         reviews: The errors of further runs, by name.
         model: Finds mentions in documents, or None.
@@ -45,6 +47,7 @@ class Content:
     runs: dict[str, Path] = field(default_factory=dict)
     folders: Sequence[Path] = ()
     kits: dict[str, Path] = field(default_factory=dict)
+    desks: dict[str, ApprovalDesk] = field(default_factory=dict)
     review: BackgroundWork[Review] | None = None
     reviews: dict[str, BackgroundWork[Review]] = field(default_factory=dict)
     model: Predict | None = None
@@ -92,6 +95,8 @@ class Content:
             sections.append(("/compare", "Compare"))
         if self.kits:
             sections.append(("/ledger", "Ledger"))
+        if self.desks:
+            sections.append(("/approvals", "Approvals"))
         if self.review is not None:
             sections.append(("/errors", "Errors"))
         if self.model is not None:
@@ -143,6 +148,10 @@ def load_content(
         kits=name_paths(kits),
     )
     content.look_for_runs()
+    for name, kit in content.kits.items():
+        desk = find_desk(kit)
+        if desk is not None:
+            content.desks[name] = desk
     file = corrections or _corrections_beside((notes or runs or paths)[0])
     if corrections or notes:
         require_writable(file)
@@ -204,6 +213,14 @@ def _review_notes(
 def _finds_mentions(run: Path) -> bool:
     """Return whether a run's models find mentions, according to its files."""
     return read_progress(run).holds in ("", "documents")
+
+
+def find_desk(kit: Path) -> ApprovalDesk | None:
+    """Return where the people of a site decide on jobs; None without such a place."""
+    for desk in plugins.load_all("approvals", ApprovalDesk).values():
+        if desk.is_site(kit):
+            return cast(ApprovalDesk, desk)
+    return None
 
 
 def ledger_reader(folder: Path) -> Any:

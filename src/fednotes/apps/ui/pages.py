@@ -135,6 +135,8 @@ def create_app(content: Content, access: Access) -> Callable[..., Any]:
         page("/runs/{number}", runs.show_run),
         page("/compare", runs.compare_runs),
         page("/ledger", sites.show_ledgers),
+        page("/approvals", sites.show_approvals),
+        form("/approvals/{number}", sites.decide),
         page("/errors", errors.show_errors),
         page("/errors/{number}", errors.show_item),
         page("/confusion", errors.show_confusion),

@@ -1,22 +1,59 @@
-"""The pages of a site: what left it."""
+"""The pages of a site: what left it, and the jobs that wait for its approval."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fednotes.apps.ui.content import Content, ledger_reader
-from fednotes.apps.ui.views import Views
+from fednotes.apps.ui.views import Form, Views, pick
+from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.core.wording import format_size
+from fednotes.jobs.site_approvals import (
+    ApprovalDesk,
+    ApprovalRequest,
+    Decision,
+    PastDecision,
+)
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
 _LEDGER_LINES = 100  # newest lines of a ledger that are shown
+_DECISIONS = 50  # newest decisions that are shown
+_REFRESH_WAITING = 5  # seconds after which a page without a request reloads itself
+
+
+@dataclass(frozen=True)
+class SiteApprovals:
+    """What the page shows of a site's approvals.
+
+    Attributes:
+        name: The name of the kit.
+        number: Its place among the kits with approvals.
+        request: The job that waits, if there is one.
+        token: Proves that the page showed this request; "" without a request.
+        decisions: The newest decisions, newest first.
+        problem: Why the records of the site cannot be read; "" if they can.
+    """
+
+    name: str
+    number: int
+    request: ApprovalRequest | None = None
+    token: str = ""
+    decisions: tuple[PastDecision, ...] = ()
+    problem: str = ""
 
 
 class SitePages:
-    """Show what left a site.
+    """Show what left a site, and let a person decide on the job that waits.
 
     Args:
         content: The content of the pages.
@@ -26,6 +63,7 @@ class SitePages:
     def __init__(self, content: Content, views: Views) -> None:
         self._content = content
         self._views = views
+        self._secret = secrets.token_bytes(32)
 
     def show_ledgers(self, _request: Request) -> Response:
         """Show what left each site according to its ledger."""
@@ -40,3 +78,118 @@ class SitePages:
         return self._views.render(
             "ledger.html", section="/ledger", ledgers=ledgers, format_size=format_size
         )
+
+    # ---- approvals
+
+    def show_approvals(self, _request: Request) -> Response:
+        """Show the job that waits at each site, and the decisions so far."""
+        if not self._content.desks:
+            raise ConfigError(
+                "there is no site here whose jobs need approval: fednotes ui KIT"
+            )
+        return self._render_approvals("")
+
+    def _render_approvals(self, effect: str) -> Response:
+        """Return the page of approvals.
+
+        A page with a request does not reload itself: a person is reading it.
+
+        Args:
+            effect: What a decision has just changed; "" for nothing.
+        """
+        sites = [
+            self._describe(number, name)
+            for number, name in enumerate(self._content.desks)
+        ]
+        is_waiting = any(site.request is not None for site in sites)
+        return self._views.render(
+            "approvals.html",
+            section="/approvals",
+            sites=sites,
+            effect=effect,
+            group_lines=group_lines,
+            refresh=0 if is_waiting or effect else _REFRESH_WAITING,
+        )
+
+    def _describe(self, number: int, name: str) -> SiteApprovals:
+        """Return what the page shows of a site."""
+        desk = self._content.desks[name]
+        kit = self._content.kits[name]
+        try:
+            request = desk.read_request(kit)
+            decisions = tuple(desk.read_decisions(kit))[: -_DECISIONS - 1 : -1]
+        except FednotesError as error:
+            return SiteApprovals(name, number, problem=str(error))
+        token = "" if request is None else self._sign(kit, request)
+        return SiteApprovals(name, number, request, token, decisions)
+
+    def _sign(self, kit: Path, request: ApprovalRequest) -> str:
+        """Return a token for all that the page shows of a request.
+
+        A decision needs this token, so that no one decides on a job or on changes that
+        the page has not shown.
+        """
+        shown = json.dumps([str(kit), request.fingerprint, request.lines])
+        return hmac.new(self._secret, shown.encode(), hashlib.sha256).hexdigest()
+
+    def decide(self, request: Request, form: Form) -> Response:
+        """Approve or reject the job that a page showed.
+
+        Raises:
+            ConfigError: The form is incomplete, or the job has changed since.
+        """
+        name, desk = pick(list(self._content.desks.items()), request, "site")
+        kit = self._content.kits[name]
+        waiting = self._require_shown(desk, kit, form.get("token", ""))
+        decision = _parse_decision(form)
+        effect = desk.decide(kit, waiting.fingerprint, decision)
+        return self._render_approvals(effect)
+
+    def _require_shown(
+        self, desk: ApprovalDesk, kit: Path, token: str
+    ) -> ApprovalRequest:
+        """Return the waiting job if the page showed it as it is now.
+
+        Raises:
+            ConfigError: Another job waits, none does, or what a person must see has
+                changed.
+        """
+        waiting = desk.read_request(kit)
+        if waiting is not None and hmac.compare_digest(
+            token.encode(), self._sign(kit, waiting).encode()
+        ):
+            return waiting
+        raise ConfigError(
+            "what waits for a decision is not what the page showed; nothing was "
+            "decided: open the approvals again and read what has changed"
+        )
+
+
+def group_lines(lines: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return each line of ours with the indented lines below it.
+
+    Indented lines contain text of the job. The page nests them, so that a job cannot
+    imitate a line of ours, for people who see the page and for those who hear it.
+    """
+    groups: list[tuple[str, list[str]]] = []
+    for line in lines:
+        if line.startswith("  ") and groups:
+            groups[-1][1].append(line.strip())
+        else:
+            groups.append((line, []))
+    return groups
+
+
+def _parse_decision(form: Form) -> Decision:
+    """Return the decision of a form, or raise ConfigError."""
+    action = form.get("decision", "")
+    if action == "reject":
+        return "reject"
+    if action != "approve":
+        raise ConfigError("unknown decision; nothing was decided: reload the page")
+    if form.get("read") != "yes":
+        raise ConfigError(
+            "nothing was decided: to approve a job, tick that you have read what it "
+            "asks of this site"
+        )
+    return "approve"

@@ -1,0 +1,159 @@
+"""The approvals of a site's kit, as the local page shows and makes them.
+
+This module is registered as an entry point of the group `fednotes.approvals`. It makes
+the same checks as `fednotes site approve` and records decisions in the same way.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from fednotes.apps.deployment.approval_requests import (
+    account,
+    describe_job,
+    describe_partial_approval,
+    label_job,
+    read_job_audit,
+    read_quorum,
+    require_audit,
+    require_rounded_counts,
+)
+from fednotes.apps.deployment.nvflare.kit import read_kit
+from fednotes.apps.deployment.rules.approval import Quorum
+from fednotes.apps.deployment.rules.guard import (
+    SHOWN,
+    RequestedJob,
+    job_name,
+    open_approvals,
+    read_pending_job,
+    settle_job,
+)
+from fednotes.core.cleaning import clean
+from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.jobs.site_approvals import (
+    ApprovalDesk,
+    ApprovalRequest,
+    Decision,
+    PastDecision,
+)
+
+
+def is_site(folder: Path) -> bool:
+    """Return whether a folder is the kit of a site, with facts that can be read."""
+    with suppress(ConfigError):
+        return read_kit(folder).role == "site"
+    return False
+
+
+def read_request(kit: Path) -> ApprovalRequest | None:
+    """Return the job that waits for a decision at a site, or None.
+
+    Raises:
+        FednotesError: The site's rules or records cannot be read.
+    """
+    waiting = read_pending_job(kit)
+    if waiting is None:
+        return None
+    job = RequestedJob(str(waiting["fingerprint"]), dict(waiting["table"]))
+    quorum = read_quorum(kit)
+    lines = [line.text for line in describe_job(kit, job, quorum)]
+    problem = _describe_required_keys(quorum)
+    try:
+        lines += _check_job(kit, job)
+    except FednotesError as error:
+        problem = problem or str(error)
+    people = open_approvals(kit, quorum).standing(job.table).people
+    if people:
+        lines.append(describe_partial_approval(quorum, people))
+    key_option = " --key FILE" if quorum.people else ""
+    return ApprovalRequest(
+        fingerprint=job.fingerprint,
+        name=job_name(job.table),
+        when=str(waiting.get("when", "")),
+        lines=tuple(clean(line, None) for line in lines),
+        problem=problem,
+        command=f"fednotes site approve {kit} {job.fingerprint[:SHOWN]}{key_option}",
+    )
+
+
+def _describe_required_keys(quorum: Quorum) -> str:
+    """Return why only the command can approve; "" if no keys are required."""
+    if not quorum.people:
+        return ""
+    return (
+        f"a job needs the approval of {quorum.needed} of these people: "
+        f"{', '.join(quorum.people)}; each uses their own key, so each approves with "
+        "the command"
+    )
+
+
+def _check_job(kit: Path, job: RequestedJob) -> list[str]:
+    """Check a job against the site's policy, as `fednotes site approve` does.
+
+    Returns:
+        What the command shows of these checks.
+
+    Raises:
+        ConfigError: The audit of the job is damaged, or belongs to another job.
+        PolicyRefusal: The policy forbids the job.
+    """
+    lines = []
+    rounding = require_rounded_counts(kit, job.table)
+    if rounding:
+        lines.append(rounding)
+    report = read_job_audit(kit, job, folder=None)
+    if report is not None:
+        lines.append(f"audit: {report.summary}")
+    require_audit(kit, report)
+    return lines
+
+
+def read_decisions(kit: Path) -> list[PastDecision]:
+    """Return the decisions at a site, oldest first."""
+    decisions = []
+    for each in open_approvals(kit).decisions():
+        person = clean(each.by)
+        if each.person:
+            person = f"{person}, with the key of {each.person}"
+        decisions.append(
+            PastDecision(
+                each.when,
+                job_name(each.table),
+                each.fingerprint,
+                decision=each.decision,
+                by=person,
+            )
+        )
+    return decisions
+
+
+def decide(kit: Path, fingerprint: str, decision: Decision) -> str:
+    """Approve or reject the job that waits at a site; return the effect in words.
+
+    Raises:
+        ConfigError: The job does not wait any more, or its approval needs keys.
+        PolicyRefusal: The policy forbids the job.
+    """
+    waiting = read_pending_job(kit)
+    if waiting is None or waiting["fingerprint"] != fingerprint:
+        raise ConfigError(
+            "this job no longer waits for a decision; nothing was decided: look at "
+            "the page again"
+        )
+    job = RequestedJob(fingerprint, dict(waiting["table"]))
+    quorum = read_quorum(kit)
+    label = label_job(job.table, fingerprint)
+    if decision == "reject":
+        settle_job(kit, job.table, approve=False, by=account(), quorum=quorum)
+        return f"rejected: {label}; this site refuses all its requests"
+
+    problem = _describe_required_keys(quorum)
+    if problem:
+        raise ConfigError(f"{problem}; nothing was decided")
+    _check_job(kit, job)
+    settle_job(kit, job.table, approve=True, by=account(), quorum=quorum)
+    return f"approved: {label}; this site joins within seconds"
+
+
+DESK = ApprovalDesk(is_site, read_request, read_decisions, decide)
