@@ -29,7 +29,12 @@ from fednotes.data.repeats import Repeats, SharedValues
 from fednotes.data.split import MIN_WORDS, sentence_keys
 from fednotes.data.stats import overlapping_forms
 from fednotes.data.tags import Alignment, FlattenCounts, encode, flatten, types_of
-from fednotes.data.text import Bounds, normalise, split_sentences, tokenize
+from fednotes.data.text import (
+    normalise,
+    sentence_lengths,
+    split_sentences,
+    tokenize,
+)
 
 Level = Literal["info", "warning", "error"]
 
@@ -211,7 +216,7 @@ class CorpusCheck:
             self._texts.add(["\n".join(keys)])
 
         tokens = tokenize(document.text)
-        self._lengths.update(_sentence_lengths(bounds, tokens))
+        self._lengths.update(sentence_lengths(bounds, tokens))
         self._count_mentions(document, tokens)
 
     def _count_mentions(self, document: Document, tokens: np.ndarray) -> None:
@@ -336,19 +341,6 @@ class CorpusCheck:
         if repeated_sentences:
             counts = {"sentences": repeated_sentences, "of": self._sentences.total}
             yield _finding(self.name, "repeated_sentences", counts)
-
-
-def _sentence_lengths(bounds: Sequence[Bounds], tokens: np.ndarray) -> list[int]:
-    """Return the number of tokens of each sentence.
-
-    Args:
-        bounds: Half-open character offsets of the sentences.
-        tokens: (tokens, 2) half-open character offsets of all tokens, in order.
-    """
-    edges = np.array(bounds, dtype=np.int64).reshape(-1, 2)
-    first_and_next_token = np.searchsorted(tokens[:, 0], edges)
-    lengths: list[int] = np.diff(first_and_next_token, axis=1)[:, 0].tolist()
-    return lengths
 
 
 def _percentile(counts: Mapping[int, int], percent: float) -> float:

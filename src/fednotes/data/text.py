@@ -178,6 +178,19 @@ def merge_overlapping(stretches: Iterable[Bounds]) -> list[Bounds]:
     return merged
 
 
+def sentence_lengths(bounds: Sequence[Bounds], tokens: np.ndarray) -> list[int]:
+    """Return the number of tokens of each sentence.
+
+    Args:
+        bounds: Half-open character offsets of the sentences.
+        tokens: (tokens, 2) half-open character offsets of all tokens, in order.
+    """
+    edges = np.array(bounds, dtype=np.int64).reshape(-1, 2)
+    first_and_next_token = np.searchsorted(tokens[:, 0], edges)
+    lengths: list[int] = np.diff(first_and_next_token, axis=1)[:, 0].tolist()
+    return lengths
+
+
 def _find_paragraphs(text: str) -> list[Bounds]:
     """Return lines, with wrapped lines joined."""
     paragraphs: list[Bounds] = []

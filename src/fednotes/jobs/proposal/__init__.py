@@ -2,12 +2,12 @@
 
 places        which of the paths are sites, and which files are their parts
 facts         what the notes of each site hold: counts, never text
-label_maps    names of entity types that seem to mean the same
 decisions     a method, a model and the sites' tables: a function of the facts
 writing       the job's file, with a reason for each choice
 first_job     the proposal with its file
 """
 
+from fednotes.jobs.label_maps import LabelMap, find_label_maps
 from fednotes.jobs.proposal.decisions import Choices, Proposal, list_methods, propose
 from fednotes.jobs.proposal.facts import Facts, ReadOptions, SiteFacts, read_facts
 from fednotes.jobs.proposal.first_job import (
@@ -16,7 +16,6 @@ from fednotes.jobs.proposal.first_job import (
     make_first_job,
     require_free,
 )
-from fednotes.jobs.proposal.label_maps import LabelMap, find_label_maps
 from fednotes.jobs.proposal.places import Place, find_places
 from fednotes.jobs.proposal.writing import format_job
 

@@ -21,8 +21,8 @@ from typing import NamedTuple
 from fednotes.core.cleaning import NAME, one_line
 from fednotes.core.errors import DataError, ParameterError, nearest
 from fednotes.core.wording import list_names
+from fednotes.jobs.label_maps import LabelMap, find_label_maps
 from fednotes.jobs.proposal.facts import Facts, Holds, SiteFacts
-from fednotes.jobs.proposal.label_maps import LabelMap, find_label_maps
 
 # Methods for annotated mentions that can be proposed.
 _MENTION_METHODS = ("finetune", "fedner", "distill", "personal")

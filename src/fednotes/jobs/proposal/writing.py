@@ -12,9 +12,9 @@ from fednotes.core.cleaning import NAME, one_line
 from fednotes.core.errors import ConfigError
 from fednotes.core.wording import list_names
 from fednotes.data.encodings import AUTO
+from fednotes.jobs.label_maps import LabelMap
 from fednotes.jobs.proposal.decisions import MINILM, Proposal
 from fednotes.jobs.proposal.facts import Facts, SiteFacts
-from fednotes.jobs.proposal.label_maps import LabelMap
 from fednotes.jobs.text_templates import text_environment
 from fednotes.jobs.toml_text import format_key, format_value
 
