@@ -9,7 +9,8 @@
     │   └── MovedError        a file that a saved model needs has moved
     ├── BusyError        another process works in the same folder
     ├── TrainingError    training cannot continue
-    │   └── LossError    a site's loss is not finite
+    │   └── DivergedError     a parameter or a loss is no longer finite
+    │       └── LossError     a site's loss is not finite
     ├── RefusedError     a site's policy or the protocol forbids a request
     └── MissingExtra     an optional dependency is not installed
 
@@ -146,7 +147,11 @@ class TrainingError(FednotesError):
     """Training cannot continue."""
 
 
-class LossError(TrainingError):
+class DivergedError(TrainingError):
+    """Training diverged: a parameter or a loss is no longer finite."""
+
+
+class LossError(DivergedError):
     """A site's loss is not finite.
 
     The server must not learn at which mini-batch it happened: it could choose

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fednotes.core.errors import ModelError, TrainingError
+from fednotes.core.errors import DivergedError, ModelError
 from fednotes.core.federation import State
 from fednotes.core.parsing import read_json
 from fednotes.core.tensors import is_finite, load_state, restoring, save_state
@@ -64,7 +64,7 @@ class CommittedRound:
         """End the round; see `federation.Round`.
 
         Raises:
-            TrainingError: The state contains a number that is not finite. The round is
+            DivergedError: The state contains a number that is not finite. The round is
                 then neither reported nor saved.
         """
         _require_finite(state)
@@ -72,10 +72,10 @@ class CommittedRound:
 
 
 def _require_finite(state: State) -> None:
-    """Raise TrainingError for a state from which no round can continue."""
+    """Raise DivergedError for a state from which no round can continue."""
     for name, value in state.tensors.items():
         if not is_finite(value):
-            raise TrainingError(
+            raise DivergedError(
                 f"round {state.round}: {name!r} of the server's state is not finite "
                 "(NaN or infinity), so it was not saved: resume from the last "
                 "checkpoint with a lower learning_rate; max_norm in [federation] "
