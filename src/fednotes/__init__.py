@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fednotes.api import (
         calibrate,
         check,
+        doctor,
         evaluate,
         init,
         job,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from fednotes.data.formats import convert
     from fednotes.engines.inprocess import InProcess
     from fednotes.jobs.compare import compare
+    from fednotes.jobs.diagnosis import Diagnosis
     from fednotes.jobs.job import Job
     from fednotes.jobs.models import MentionModel, PatientModel, load
     from fednotes.jobs.proposal import FirstJob
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from fednotes.report.html import write_report
 
 __all__ = [
+    "Diagnosis",
     "Document",
     "FednotesError",
     "FirstJob",
@@ -62,6 +65,7 @@ __all__ = [
     "check",
     "compare",
     "convert",
+    "doctor",
     "evaluate",
     "init",
     "job",
@@ -80,12 +84,14 @@ _PLACES = {
     "data.formats": ("convert",),
     "engines.inprocess": ("InProcess",),
     "jobs.compare": ("compare",),
+    "jobs.diagnosis": ("Diagnosis",),
     "jobs.job": ("Job",),
     "jobs.results": ("RunResult",),
     "jobs.show": ("ShownJob", "show_job"),
     "api": (
         "calibrate",
         "check",
+        "doctor",
         "evaluate",
         "init",
         "job",

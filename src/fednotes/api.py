@@ -1,4 +1,4 @@
-"""The functions of the Python API: read, check, init, simulate, evaluate, calibrate.
+"""The functions of the Python API: read, check, init, simulate, doctor and others.
 
 `fednotes` exports them by name. The command line uses the same functions.
 """
@@ -22,6 +22,7 @@ from fednotes.data.formats.problems import OnError, refuses
 from fednotes.jobs.built_in_jobs import built_in_jobs
 from fednotes.jobs.card import write_cards
 from fednotes.jobs.checking import Checked, check_against, check_files
+from fednotes.jobs.diagnosis import Diagnosis, diagnose
 from fednotes.jobs.evaluation import Evaluation
 from fednotes.jobs.inputs import open_inputs
 from fednotes.jobs.job import Job
@@ -151,6 +152,32 @@ def check(
         raise ParameterError("`against` compares two corpora: give only one beside it")
     other = path_of(against, "a corpus to compare with")
     return check_against(Path(names[0]), other, format or None, on_error, encoding)
+
+
+def doctor(
+    target: Job | PathLike | Mapping[str, Any], *, settings: Sequence[str] = ()
+) -> Diagnosis:
+    """Explain why a run learned little or a federation does not pay.
+
+    The result has counts, scores and names of entity types, never text.
+
+    Args:
+        target: The folder of a run, or of the runs of several seeds; or a job that has
+            not run yet, as `job` accepts it, whose data are read.
+        settings: Assignments over a job, such as "training.epochs=3".
+
+    Returns:
+        The likely causes by importance, each with its evidence and settings to try.
+
+    Raises:
+        DataError: A file of the run or the job cannot be used.
+        ConfigError: There is no such run or job, or it has a mistake.
+    """
+    if isinstance(target, Mapping):
+        return diagnose(job(target))
+    if isinstance(target, Job):
+        return diagnose(target)
+    return diagnose(path_of(target, "the folder of a run, or a job"), settings)
 
 
 def init(

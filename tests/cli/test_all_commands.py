@@ -25,8 +25,8 @@ from fednotes.core.errors import ConfigError
 ROOT = Path(__file__).parents[2]
 # The verbs in the imperative that the help of a command begins with.
 VERBS = set(
-    "Calibrate Check Compare Convert Count Create Delete Estimate Export Find Generate "
-    "Inspect Install List Manage Print Reject Renew Reproduce Request Run Score Serve "
+    "Calibrate Check Compare Convert Count Create Delete Estimate Explain Export Find "
+    "Generate Inspect Install List Manage Print Reject Renew Reproduce Request Run Score Serve "
     "Show Start Stop Train Verify Write".split()
 )
 

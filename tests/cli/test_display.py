@@ -30,9 +30,9 @@ from fednotes.cli.display import RichDisplay, runs_bar
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.compare import Comparison
-from fednotes.jobs.job import Sites
+from fednotes.jobs.job import Sites, count_data
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.kinds.missed_types import find_missed_types
+from fednotes.jobs.kinds.mention_causes import find_missed_types
 from fednotes.jobs.parts import Part, Traffic, list_parts
 from fednotes.jobs.progress import LARGE_BYTES
 from fednotes.jobs.remarks import (
@@ -210,7 +210,9 @@ def test_a_pooled_model_below_the_sites_own_is_remarked_on(
         Part("alone", (1,), None, personal_epochs=personal),
         Part("pooled", sites, None),
     ]
-    (line,) = remark_on_pooled(mean(0.7, 0.65), rounds, parts, 3)
+    job = parse_job(TABLE, "tiny", Path(), "tiny.toml")
+    (cause,) = remark_on_pooled(job, mean(0.7, 0.65), rounds, parts, 3)
+    line = str(cause)
     assert "mean F1 65.0 against 70.0" in line
     assert f"{rounds['pooled']['rounds']} rounds against 20 at a site" in line
     every = ["an output layer", "one model serves", "personal epochs", "fewer rounds"]
@@ -220,7 +222,7 @@ def test_a_pooled_model_below_the_sites_own_is_remarked_on(
         if any(remark in each or each in remark for each in expected_remarks)
     ]
     for scores in (mean(0.7, 0.7), {"alone": {}, "pooled": {}}, {}):  # it is not below
-        assert list(remark_on_pooled(scores, ROUNDS, [], 3)) == []
+        assert list(remark_on_pooled(job, scores, ROUNDS, [], 3)) == []
 
 
 def site(name: str, *labels: str) -> SiteData:
@@ -228,6 +230,13 @@ def site(name: str, *labels: str) -> SiteData:
     return SiteData(
         name, TagSet(("ADE", "Drug", "Dose")), (Document("d", "text", spans),), (), ()
     )
+
+
+def missed_types(scores: dict[str, Any], *sites: SiteData) -> list[str]:
+    """Return the notes of a run with these scores about types that are not found."""
+    job = parse_job(TABLE, "tiny", Path(), "tiny.toml")
+    causes = find_missed_types(job, scores, count_data(job, sites))
+    return list(map(str, causes))
 
 
 def scored(f1: float, support: int, predicted: int) -> dict[str, Any]:
@@ -244,8 +253,7 @@ def test_types_that_score_0_are_listed_with_their_training_mentions() -> None:
         "Form": scored(0.0, 1, 0),
     }
     scores = {"a": {"federated": {"relaxed": {"f1": 0.5}, "by_type": by_type}}}
-    sites = [site("a", "ADE", "Dose"), site("b", "ADE", "ADE")]
-    (remark,) = find_missed_types(scores, sites)
+    (remark,) = missed_types(scores, site("a", "ADE", "Dose"), site("b", "ADE", "ADE"))
     assert remark == (
         "a, federated: 3 of 4 types score 0 (training mentions here of those at all "
         "sites): ADE (1 of 3, never predicted), Dose (1 of 1), Form (0 of 0, never "
@@ -258,7 +266,7 @@ def test_types_that_score_0_are_listed_with_their_training_mentions() -> None:
 def test_a_site_where_no_mention_is_found_has_another_remark() -> None:
     by_type = {"ADE": scored(0.0, 4, 0)}
     scores = {"a": {"federated": {"relaxed": {"f1": 0.0}, "by_type": by_type}}}
-    assert list(find_missed_types(scores, [site("a", "ADE")])) == []
+    assert missed_types(scores, site("a", "ADE")) == []
 
 
 def test_of_many_types_that_score_nothing_six_are_named() -> None:
@@ -266,7 +274,7 @@ def test_of_many_types_that_score_nothing_six_are_named() -> None:
         "Drug": scored(1.0, 1, 1)
     }
     scores = {"a": {"federated": {"relaxed": {"f1": 0.5}, "by_type": by_type}}}
-    (remark,) = find_missed_types(scores, [site("a", *by_type)])
+    (remark,) = missed_types(scores, site("a", *by_type))
     assert "13 of 14 types" in remark
     assert "T05 (1 of 1) and 7 more: train longer" in remark
     assert "T06" not in remark

@@ -128,7 +128,7 @@ def test_a_run_leaves_the_documented_files(finished_run) -> None:
 def test_the_summary_has_the_documented_keys(finished_run) -> None:
     out, summary = finished_run
     saved = json.loads((out / "summary.json").read_text())
-    assert saved == summary.model_dump(exclude_defaults=True)
+    assert saved == summary.model_dump(mode="json", exclude_defaults=True)
     assert read_result(out) == summary
     assert {"version", "method", "seed", "seconds", "bytes_up", "sites", "mean"} <= set(
         saved

@@ -37,6 +37,7 @@ from fednotes.cli.all_commands import (
 )
 from fednotes.cli.completers import complete_job
 from fednotes.cli.completion import answer_shell, completion
+from fednotes.cli.doctor import doctor
 from fednotes.cli.groups import cache, convert, corpus, jobs, show_checked
 from fednotes.cli.init import init
 from fednotes.cli.plain_help import (
@@ -101,6 +102,7 @@ app.add_typer(jobs, name="job", rich_help_panel=TRAIN)
 app.command(rich_help_panel=DATA)(convert)
 app.command(rich_help_panel=START)(init)
 app.command(rich_help_panel=START)(completion)
+app.command(rich_help_panel=INSPECT)(doctor)
 
 
 def _show_version(is_given: bool) -> None:

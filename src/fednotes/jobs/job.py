@@ -47,6 +47,7 @@ from fednotes.core.settings import (
 from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding
 from fednotes.data.encodings import AUTO, encoding_of
+from fednotes.jobs.causes import Cause
 from fednotes.methods.base import Method
 from fednotes.methods.private import DPMethod
 from fednotes.metrics.paired_tests import Bootstrap
@@ -491,7 +492,13 @@ def _rename_site(site: Any, name: str, _examples: int) -> Any:
     return replace(site, id=name)
 
 
-def _find_no_hints(_scores: Mapping[str, Any], _sites: Sequence[Any]) -> Iterator[str]:
+def _find_no_score_causes(
+    _job: Job, _scores: Mapping[str, Any], _facts: Mapping[str, Any]
+) -> Iterator[Cause]:
+    return iter(())
+
+
+def _find_no_data_causes(_job: Job, _facts: Mapping[str, Any]) -> Iterator[Cause]:
     return iter(())
 
 
@@ -567,8 +574,12 @@ class SiteKind:
         make_stand_in: Copies a site under another name, to represent a site whose data
             are elsewhere. Takes the site, the name and the number of training examples;
             the copy keeps the site's own number where no example can occur twice.
-        find_hints: Yields remarks about the scores of a run. Takes the scores and the
-            sites.
+        count_training: Returns counts of a site's data as JSON values, which a run
+            records and a diagnosis reads. Takes the job and the site.
+        find_score_causes: Yields causes of low scores of a run. Takes the job, the
+            scores of each site by condition, and the counts of each site's data.
+        find_data_causes: Yields causes of poor results that the counts show, also
+            before training. Takes the job and the counts of each site's data.
         check: Returns what the user should know before training. Takes the job and its
             sites.
         iterate_notes: Yields the texts of a site's training and validation notes, to
@@ -611,8 +622,12 @@ class SiteKind:
     count_examples: Callable[[Any], int] = _count_one_example
     example_name: str = "sent"
     make_stand_in: Callable[[Any, str, int], Any] = _rename_site
-    find_hints: Callable[[Mapping[str, Any], Sequence[Any]], Iterator[str]] = (
-        _find_no_hints
+    count_training: Callable[[Job, Any], Mapping[str, Any]] = _describe_nothing
+    find_score_causes: Callable[
+        [Job, Mapping[str, Any], Mapping[str, Any]], Iterator[Cause]
+    ] = _find_no_score_causes
+    find_data_causes: Callable[[Job, Mapping[str, Any]], Iterator[Cause]] = (
+        _find_no_data_causes
     )
     check: Callable[[Job, Sites], tuple[Finding, ...]] = _check_nothing
     iterate_notes: Callable[[Any], Iterator[str]] = _iterate_no_notes
@@ -779,6 +794,27 @@ class Sites:
     def messages(self) -> tuple[str, ...]:
         """Return a run's remarks about its data: `warnings`, then `remarks`."""
         return (*(f"warning: {text}" for text in self.warnings), *self.remarks)
+
+
+def count_data(job: Job, sites: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Return the counts of each site's data, which a run records and a diagnosis reads.
+
+    Args:
+        job: The job.
+        sites: The data of its sites.
+
+    Returns:
+        Site → name of a count → JSON value; "examples" is the number of training
+        examples.
+    """
+    kind = job.kind
+    return {
+        site.id: {
+            "examples": kind.count_examples(site),
+            **kind.count_training(job, site),
+        }
+        for site in sites
+    }
 
 
 def load_sites(

@@ -1,4 +1,4 @@
-"""Remarks about the scores of a run: why a number may be low, and what to try."""
+"""Causes that the scores of a run show, whatever its sites hold."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fednotes.core.parsing import number
+from fednotes.jobs.causes import Cause, Evidence
+from fednotes.jobs.job import Job
 from fednotes.jobs.parts import Part
 from fednotes.jobs.results import Scores
+from fednotes.jobs.settings_to_try import list_longer_training
 
 
 def mark_conditions(parts: Sequence[Part]) -> dict[str, str]:
@@ -36,14 +39,16 @@ def mark_conditions(parts: Sequence[Part]) -> dict[str, str]:
 
 
 def remark_on_pooled(
+    job: Job,
     mean: Mapping[str, Any],
     conditions: Mapping[str, Mapping[str, float]],
     parts: Sequence[Part],
     sites: int,
-) -> Iterator[str]:
-    """Yield a remark if the pooled model scores below the sites' own models.
+) -> Iterator[Cause]:
+    """Yield a cause if the pooled model scores below the sites' own models.
 
     Args:
+        job: The job.
         mean: Mean scores of each condition, as in the result.
         conditions: Rounds and costs of each condition, as in the result.
         parts: Parts of the run.
@@ -75,11 +80,23 @@ def remark_on_pooled(
         )
     if pooled_rounds < alone_rounds:
         reasons.append("pooled took fewer rounds: raise epochs or patience")
-    yield (
+    reasons.append("a single seed cannot tell a small difference from chance")
+    yield Cause(
+        "pooled_below_alone",
+        "medium",
+        "",
         f"pooled is below alone (mean F1 {100 * pooled_f1:.1f} against "
         f"{100 * alone_f1:.1f}, {pooled_rounds:,.0f} rounds against "
-        f"{alone_rounds:,.0f} at a site): {'; '.join(reasons)}; a single seed cannot "
-        "tell a small difference from chance"
+        f"{alone_rounds:,.0f} at a site)",
+        "; ".join(reasons),
+        evidence=(
+            Evidence(
+                f"mean F1: pooled {100 * pooled_f1:.1f}, alone {100 * alone_f1:.1f}",
+                "summary.json",
+                {"pooled_f1": pooled_f1, "alone_f1": alone_f1},
+            ),
+        ),
+        settings=list_longer_training(job),
     )
 
 
@@ -92,29 +109,55 @@ def _mean_f1(mean: Mapping[str, Any], condition: str) -> float | None:
 
 
 def remark_on_empty_scores(
-    scores: Mapping[str, Mapping[str, Scores]],
-) -> Iterator[str]:
-    """Yield a remark for each site without test data, mentions or correct predictions.
+    job: Job, scores: Mapping[str, Mapping[str, Scores]]
+) -> Iterator[Cause]:
+    """Yield a cause for each site without test data, mentions or correct predictions.
 
     Args:
+        job: The job.
         scores: Site → condition → scores on the site's test data.
     """
     for site, by_condition in scores.items():
         for condition, score in by_condition.items():
             if not score:
-                yield (
-                    f"{site}: no data are held out there, so it has no score and does "
-                    "not count in the means"
+                yield Cause(
+                    "no_test_data",
+                    "medium",
+                    site,
+                    "no data are held out there, so it has no score and does not count "
+                    "in the means",
+                    evidence=(Evidence("no scores of this site", "summary.json"),),
                 )
                 break
             # Scores on patients have no mentions.
             if "by_type" not in score:
                 continue
             if not any(of_type["support"] for of_type in score["by_type"].values()):
-                yield f"{site}: no mentions in its test data, so its scores say nothing"
+                yield Cause(
+                    "no_test_mentions",
+                    "medium",
+                    site,
+                    "no mentions in its test data, so its scores say nothing",
+                    evidence=(
+                        Evidence("0 test mentions of each type", "summary.json"),
+                    ),
+                )
                 break
             if score["relaxed"]["f1"] == 0:
-                yield (
-                    f"{site}, {condition}: found no mentions: train longer (epochs or "
-                    "rounds of [training]) or raise training.learning_rate"
+                support = sum(each["support"] for each in score["by_type"].values())
+                yield Cause(
+                    "nothing_found",
+                    "high",
+                    f"{site}, {condition}",
+                    "found no mentions",
+                    "train longer (epochs or rounds of [training]) or raise "
+                    "training.learning_rate",
+                    evidence=(
+                        Evidence(
+                            f"0 of {support:,} test mentions overlap a prediction",
+                            "summary.json",
+                            {"test_mentions": support},
+                        ),
+                    ),
+                    settings=list_longer_training(job),
                 )

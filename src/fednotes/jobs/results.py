@@ -21,6 +21,7 @@ from fednotes.core.numbers import Fraction
 from fednotes.core.parsing import mapping, number
 from fednotes.core.store import write_json
 from fednotes.core.wording import format_duration, format_size
+from fednotes.jobs.causes import Cause
 from fednotes.jobs.run_files import OptionalNumber, read_versioned
 from fednotes.jobs.score_layouts import SCORES, WORDINGS, DataWording
 from fednotes.metrics.gap import Gap, Verdict, main_score, verdict
@@ -100,6 +101,8 @@ class RunResult(BaseModel):
         config: Tables of the job.
         versions: Versions of the software, and the machine.
         notes: Remarks on the data and the scores.
+        causes: What the scores show about causes of poor results, for a diagnosis; the
+            notes have the same in words.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -129,6 +132,7 @@ class RunResult(BaseModel):
     config: dict[str, Any] = {}
     versions: dict[str, Any] = {}
     notes: list[str] = []
+    causes: list[Cause] = []
 
     @model_validator(mode="before")
     @classmethod

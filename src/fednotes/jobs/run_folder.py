@@ -1,6 +1,7 @@
 """The folder of a run: which job owns it, whether it is free, and its contents.
 
 OUT/job.json           the job's tables, the versions and the machine
+OUT/failure.json       why training ended early, if it failed
 OUT/metrics.jsonl      a line for each evaluation
 OUT/alone/SITE/ …      a folder for each part, with checkpoints/ (until the part is
                        done), done.json and sites/SITE/model; or a single model/ where
@@ -13,14 +14,21 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import fednotes
-from fednotes.core.errors import ConfigError, DataError, ParameterError
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    ParameterError,
+    TrainingError,
+)
 from fednotes.core.parsing import mapping, read_json
 from fednotes.core.store import LOCK, make_private, private_folder, write_json
 from fednotes.core.types import POOLED
@@ -29,6 +37,7 @@ from fednotes.jobs.metrics_file import METRICS
 from fednotes.jobs.results import SUMMARY, Outcome, RunResult, read_result
 
 JOB_RECORD = "job.json"
+FAILURE = "failure.json"
 
 
 # ---- before a run: may the job use the folder? ---------------------------------------
@@ -104,7 +113,14 @@ def set_aside(out: Path) -> bool:
     return True
 
 
-def claim(job: Job, out: Path, sites: Sites, *, resume: bool) -> None:
+def claim(
+    job: Job,
+    out: Path,
+    sites: Sites,
+    facts: Mapping[str, Any] | None = None,
+    *,
+    resume: bool,
+) -> None:
     """Record in `out` the job and the notes of its run.
 
     Only the owner can read the folder, because its files derive from notes.
@@ -113,6 +129,7 @@ def claim(job: Job, out: Path, sites: Sites, *, resume: bool) -> None:
         job: The job.
         out: Folder of the run.
         sites: Data of the job's sites.
+        facts: Counts of each site's data, for a diagnosis.
         resume: Whether the job resumes its own run.
 
     Raises:
@@ -136,8 +153,32 @@ def claim(job: Job, out: Path, sites: Sites, *, resume: bool) -> None:
         "table": job.table,
         "versions": list_versions(),
         "notes": notes,
+        "data": dict(facts or {}),
     }
     write_json(out / JOB_RECORD, record)
+
+
+@contextmanager
+def recorded_failure(out: Path, part: str) -> Iterator[None]:
+    """Record in a run's folder if training fails within the context.
+
+    Args:
+        out: Folder of the run.
+        part: Name of the part that is trained.
+
+    Raises:
+        TrainingError: The training failed; the same error is raised again.
+    """
+    try:
+        yield
+    except TrainingError as error:
+        failure = {
+            "part": part,
+            "problem": str(error),
+            "diverged": isinstance(error, DivergedError),
+        }
+        write_json(out / FAILURE, failure)
+        raise
 
 
 def list_versions() -> dict[str, str]:

@@ -237,7 +237,7 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
     _require_seeds_folder(out)
     with ExitStack() as locks:
         locks.enter_context(hold_folder(out))
-        has_runs = _holds_runs(out)
+        has_runs = holds_runs(out)
         if has_runs and not (resume or overwrite):
             raise ParameterError(
                 f"{out} holds runs of several seeds already: give another `out`, "
@@ -288,7 +288,7 @@ def _require_seeds_folder(out: Path) -> None:
         return
     if out.is_dir():
         is_empty = all(path.name == LOCK for path in out.iterdir())
-        if is_empty or _holds_runs(out):
+        if is_empty or holds_runs(out):
             return
     raise ParameterError(
         f"{out} is neither a folder of runs of several seeds nor empty: give another "
@@ -296,14 +296,21 @@ def _require_seeds_folder(out: Path) -> None:
     )
 
 
-def _holds_runs(out: Path) -> bool:
+def holds_runs(out: Path) -> bool:
     """Return whether a folder holds runs of seeds."""
     if (out / SEEDS_FILE).is_file():
         return True
-    folders = out.glob(f"{_FOLDER_PREFIX}*")
-    return any(
-        folder.name.removeprefix(_FOLDER_PREFIX).isdecimal() for folder in folders
-    )
+    return bool(list_seed_folders(out))
+
+
+def list_seed_folders(out: Path) -> dict[int, Path]:
+    """Return the folders of the runs of seeds by seed, in ascending order."""
+    folders = {
+        int(seed): folder
+        for folder in out.glob(f"{_FOLDER_PREFIX}*")
+        if (seed := folder.name.removeprefix(_FOLDER_PREFIX)).isdecimal()
+    }
+    return dict(sorted(folders.items()))
 
 
 def _set_aside(out: Path) -> None:
@@ -314,7 +321,7 @@ def _set_aside(out: Path) -> None:
     """
     previous = out.with_name(out.name + ".previous")
     if previous.exists():
-        if not _holds_runs(previous):
+        if not holds_runs(previous):
             raise ParameterError(
                 f"{previous} is in the way: move it, or give another `out`"
             )

@@ -25,7 +25,7 @@ from fednotes.core.tensors import device_of
 from fednotes.core.types import POOLED, SiteData
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import RoundResult
-from fednotes.jobs.job import Job, Sites
+from fednotes.jobs.job import Job, Sites, count_data
 from fednotes.jobs.metrics_file import METRICS, append_entry, make_entry, rewind_metrics
 from fednotes.jobs.parts import (
     Part,
@@ -43,9 +43,11 @@ from fednotes.jobs.remarks import (
 from fednotes.jobs.results import BASELINES, Outcome, PairedDifference, RunResult
 from fednotes.jobs.run_files import VERSION
 from fednotes.jobs.run_folder import (
+    FAILURE,
     claim,
     list_versions,
     read_outcome,
+    recorded_failure,
     require_run_folder,
     require_usable,
     set_aside,
@@ -110,11 +112,12 @@ def simulate(
         if replaces_run and set_aside(out):
             # The lock moved away with the earlier run, so lock the new folder too.
             locks.enter_context(hold_folder(out))
-        claim(job, out, sites, resume=resume)
+        facts = count_data(job, sites.data)
+        claim(job, out, sites, facts, resume=resume)
         with resumable(f"{command} --resume"):
             run = _Run(job, out, resume, device, events)
             outcomes = run.train_parts(parts, sites.data)
-            result = _make_result(job, sites, parts, outcomes, command)
+            result = _make_result(job, sites, facts, parts, outcomes, command)
             result.write(out)
     return result
 
@@ -142,6 +145,7 @@ class _Run:
         torch.use_deterministic_algorithms(self.device == "cpu")
         if not (self.resume and (self.out / METRICS).exists()):
             write_text(self.out / METRICS, "")
+        (self.out / FAILURE).unlink(missing_ok=True)
         self.listener.plan(self._plan_work(parts))
 
         outcomes = {}
@@ -149,7 +153,8 @@ class _Run:
             folder = self.out / part.name
             outcome = read_outcome(folder / "done.json") if self.resume else None
             if outcome is None:
-                outcome = self._train_part(part, folder, sites)
+                with recorded_failure(self.out, part.name):
+                    outcome = self._train_part(part, folder, sites)
                 write_json(folder / "done.json", outcome.model_dump())
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             outcomes[part.name] = outcome
@@ -281,6 +286,7 @@ def site_metrics(result: RoundResult, part: Part) -> dict[str, dict[str, float]]
 def _make_result(
     job: Job,
     sites: Sites,
+    facts: Mapping[str, Any],
     parts: Sequence[Part],
     outcomes: Mapping[str, Outcome],
     command: str,
@@ -312,9 +318,12 @@ def _make_result(
     notes = [*sites.messages]
     if federated is not None and federated.described:
         notes.append(f"federated: {federated.described}")
-    notes += remark_on_empty_scores(scores)
-    notes += job.kind.find_hints(scores, sites.data)
-    notes += remark_on_pooled(mean, costs, parts, len(ids))
+    causes = [
+        *remark_on_empty_scores(job, scores),
+        *job.kind.find_score_causes(job, scores, facts),
+        *remark_on_pooled(job, mean, costs, parts, len(ids)),
+    ]
+    notes += map(str, causes)
     return RunResult(
         version=VERSION,
         title=job.title,
@@ -345,6 +354,7 @@ def _make_result(
         config=dict(job.table),
         versions=list_versions(),
         notes=notes,
+        causes=causes,
     )
 
 

@@ -34,7 +34,12 @@ from annotated_types import Len
 from torch import Tensor
 
 from fednotes.core.counts import round_count, scale_sum
-from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.errors import (
+    ConfigError,
+    DivergedError,
+    RefusedError,
+    TrainingError,
+)
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, SiteTasks, State
 from fednotes.core.numbers import (
     FractionBelowOne,
@@ -200,6 +205,9 @@ class Averaging(Aggregation):
         return self.keep_cycle if self.keep_cycle > 0 else self.cycles
 
 
+# The settings with which the best cycle is the result, for `Method.keep_best`.
+KEEP_BEST: Mapping[str, Any] = MappingProxyType({"keep_cycle": BEST})
+
 C = TypeVar("C", bound=Averaging)
 
 
@@ -312,6 +320,19 @@ def examples_of(config: Averaging, sizes: Sequence[int]) -> int:
     # With more sites than examples in a batch, an epoch reads notes more than once.
     times_read = sites / batch if is_shared and sites > batch else 1.0
     return math.ceil(sum(sizes) * config.local_epochs * times_read)
+
+
+def count_steps(config: Averaging, sizes: Sequence[int]) -> int:
+    """Return the steps of a site in all cycles, as the mean over the sites.
+
+    Args:
+        config: The settings of the run.
+        sizes: Number of training examples of each site.
+    """
+    batch = config.batch_size
+    if config.batch == "each":
+        batch *= max(1, len(sizes))
+    return math.ceil(config.last_cycle * examples_of(config, sizes) / batch)
 
 
 def run_cycles(federation: Federation, server: Server) -> State:
@@ -482,11 +503,11 @@ class Server(RoundServer):
         """Check the numbers that sites sent in this cycle.
 
         Raises:
-            TrainingError: A number is not finite, because training diverged.
+            DivergedError: A number is not finite, because training diverged.
         """
         for name, value in mean.items():
             if not bool(torch.isfinite(value).all()):
-                raise TrainingError(
+                raise DivergedError(
                     f"cycle {self.round + 1}: parameter {name!r} is no longer finite "
                     "at one of the sites: lower learning_rate"
                 )

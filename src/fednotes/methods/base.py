@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fednotes.core.federation import (
@@ -39,6 +40,12 @@ class Method(ABC):
         training_tasks: The tasks whose metrics are a "loss" summed over "examples".
         dp: Support for training with differential privacy; None if there is none.
         no_dp_reason: Why `dp` is None.
+        length_key: The key of [training] that limits the length of training; "" if
+            there is none.
+        keep_best: The values of [training] with which the model of the best evaluation
+            is the result.
+        personal: Values of [training] that leave more of the model to each site, which
+            helps if sites annotate differently.
     """
 
     config_class: type[Any]
@@ -49,6 +56,9 @@ class Method(ABC):
     training_tasks: tuple[str, ...] = (TRAIN,)
     dp: DPSupport | None = None
     no_dp_reason: str = "it does not define how"
+    length_key: str = ""
+    keep_best: Mapping[str, Any] = MappingProxyType({})
+    personal: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def inner_site_class(self) -> type[Any]:
@@ -162,6 +172,32 @@ class Method(ABC):
         """Return the epochs that each site trains by itself after the last round."""
         del config
         return 0
+
+    def name_length_key(self, config: Any, measure: str) -> str:
+        """Return the key of [training] that limits the length of training.
+
+        Args:
+            config: The settings of the run.
+            measure: The measure that sites evaluate in this training, such as
+                "valid_f1", because a method may train in several stages.
+        """
+        del config, measure
+        return self.length_key
+
+    def count_steps(self, config: Any, sizes: Sequence[int]) -> int | None:
+        """Return the maximum number of optimizer steps on the shared model.
+
+        If sites take their own steps, the result is the mean over the sites.
+
+        Args:
+            config: The settings of the run.
+            sizes: Number of training examples of each site.
+
+        Returns:
+            The number; None if the method does not know it.
+        """
+        del config, sizes
+        return None
 
     def list_warnings(self, config: Any) -> tuple[str, ...]:
         """Return the warnings to show before training."""

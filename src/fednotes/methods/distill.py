@@ -901,6 +901,8 @@ class Distill(Method):
     site_class: type[Any] = Site
     presets = presets("distill")
     dp: DPSupport | None = DistillWithDP()
+    length_key = "rounds"
+    keep_best = MappingProxyType({"select": "best"})
 
     def train(self, federation: Federation, config: Any) -> State:
         """Run Algorithm 1."""
@@ -964,6 +966,11 @@ class Distill(Method):
     def plan_rounds(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the number of rounds and the sentences per round."""
         return config.rounds, math.ceil(sum(sizes) * config.local_epochs)
+
+    def count_steps(self, config: Config, sizes: Sequence[int]) -> int:
+        """Return the steps of a site in all rounds, as the mean over the sites."""
+        rounds, examples = self.plan_rounds(config, sizes)
+        return math.ceil(rounds * examples / (config.batch_size * max(1, len(sizes))))
 
     def estimate_traffic(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the bytes that a site sends and receives.

@@ -635,6 +635,8 @@ class FedNER(Method):
     presets = presets("fedner")
     training_tasks = (GRADIENTS, TRAIN)
     dp = FedNERWithDP()
+    keep_best = MappingProxyType({"select": "best"})
+    personal = MappingProxyType({"personal_epochs": 5})
 
     def train(self, federation: Federation, config: Config) -> State:
         """Run Algorithm 1."""
@@ -710,6 +712,16 @@ class FedNER(Method):
         if config.exchange == "gradients":
             return rounds, batch
         return rounds, sum(sizes) * config.local_epochs
+
+    def name_length_key(self, config: Config, measure: str) -> str:
+        """Return the key that limits the length: `rounds`, if it is set."""
+        del measure
+        return "rounds" if config.rounds else "epochs"
+
+    def count_steps(self, config: Config, sizes: Sequence[int]) -> int:
+        """Return the maximum number of steps; each is of one batch of all sites."""
+        rounds, examples = self.plan_rounds(config, sizes)
+        return math.ceil(rounds * examples / max(1, _sum_shares(config, sizes)))
 
     def count_personal_epochs(self, config: Config) -> int:
         """Return the epochs that each site trains by itself after the last round."""

@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -34,11 +35,13 @@ from fednotes.data.batches import buckets, encode_corpus
 from fednotes.data.split import pool
 from fednotes.methods import presets
 from fednotes.methods.averaging import (
+    KEEP_BEST,
     Averaging,
     AveragingSite,
     AveragingWithDP,
     Server,
     central,
+    count_steps,
     examples_of,
     parts,
     run_cycles,
@@ -285,6 +288,9 @@ class Finetune(Method):
     config_class: type[Any] = Config
     site_class: type[Any] = Site
     presets = presets("finetune")
+    length_key = "cycles"
+    keep_best = KEEP_BEST
+    personal: Mapping[str, Any] = MappingProxyType({"private": ["classifier"]})
     dp: DPSupport | None = FinetuneWithDP()
 
     def train(self, federation: Federation, config: Any) -> State:
@@ -352,6 +358,10 @@ class Finetune(Method):
     def plan_rounds(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the number of cycles, and of sentences per cycle over all sites."""
         return config.last_cycle, examples_of(config, sizes)
+
+    def count_steps(self, config: Any, sizes: Sequence[int]) -> int:
+        """Return the steps of a site in all cycles, as the mean over the sites."""
+        return count_steps(config, sizes)
 
     def sends_integers(self, config: Any) -> bool:
         """Return whether updates are packed into integers."""

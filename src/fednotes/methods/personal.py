@@ -559,6 +559,7 @@ class Personal(finetune.Finetune):
     site_class = Site
     presets = presets("personal")
     dp = PersonalWithDP()
+    personal: Mapping[str, Any] = MappingProxyType({"share_outputs": "none"})
 
     def train(self, federation: Federation, config: Config | finetune.Config) -> State:
         """Run the global cycles; at their end, each site distils."""

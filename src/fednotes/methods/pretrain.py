@@ -59,11 +59,13 @@ from fednotes.encoders.packing import (
 from fednotes.encoders.token_cache import Tokens, cached_tokens
 from fednotes.methods import presets
 from fednotes.methods.averaging import (
+    KEEP_BEST,
     Averaging,
     AveragingSite,
     AveragingWithDP,
     Server,
     central,
+    count_steps,
     examples_of,
     parts,
     run_cycles,
@@ -624,6 +626,8 @@ class Pretrain(Method):
     presets = presets("pretrain")
     holds = "notes"
     dp = PretrainWithDP()
+    length_key = "cycles"
+    keep_best = KEEP_BEST
 
     def train(self, federation: Federation, config: Config) -> State:
         """Run the global cycles of section 3.2."""
@@ -666,6 +670,10 @@ class Pretrain(Method):
         new_head = shared_model(config.model, config.seed, "cpu").model.new_head
         cycles = config.warm_up_cycles(has_new_head=new_head) + config.last_cycle
         return cycles, examples_of(config, sizes)
+
+    def count_steps(self, config: Config, sizes: Sequence[int]) -> int:
+        """Return the steps of a site in all cycles, as the mean over the sites."""
+        return count_steps(config, sizes)
 
     def sends_integers(self, config: Config) -> bool:
         """Return whether updates are packed into integers."""

@@ -45,6 +45,7 @@ class DPMethod(Method):
         self.presets = method.presets
         self.holds = method.holds
         self.dp = method.dp
+        self.personal = method.personal
 
     @property
     def inner_site_class(self) -> type[Any]:
@@ -86,6 +87,14 @@ class DPMethod(Method):
         """Return the promised number of rounds and the expected examples per round."""
         rounds = self._support.make_promise(config).rounds
         return rounds, math.ceil(config.privacy.rate * sum(sizes))
+
+    def name_length_key(self, config: Any, measure: str) -> str:
+        """Return the key of [training] that limits the length of training."""
+        return self._method.name_length_key(config, measure)
+
+    def count_steps(self, config: Any, sizes: Sequence[int]) -> int:
+        """Return the promised number of rounds, each of which is a step."""
+        return self.plan_rounds(config, sizes)[0]
 
     def estimate_traffic(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the bytes that a site sends and receives in all rounds."""

@@ -20,11 +20,14 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from fednotes.core.cleaning import one_line
+from fednotes.core.errors import FednotesError
 from fednotes.core.parsing import mapping, number
 from fednotes.core.settings import path_of
 from fednotes.core.store import write_out, write_text
 from fednotes.core.wording import format_duration, format_size
 from fednotes.jobs.audit_result import read_audit
+from fednotes.jobs.causes import Cause
+from fednotes.jobs.diagnosis import diagnose_run
 from fednotes.jobs.metrics_file import read_metrics
 from fednotes.jobs.results import (
     CONDITIONS,
@@ -94,8 +97,19 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
         result = read_result(folder)
     parts = parts_of_page(result, read_metrics(folder))
     parts["audit"] = audit
+    parts["causes"] = _find_causes(folder)
     page = environment().get_template("report.html").render(parts)
     return _write_page(page, folder, out)
+
+
+def _find_causes(folder: Path) -> tuple[Cause, ...]:
+    """Return what a diagnosis finds; nothing if the run's job cannot be read here."""
+    if not (folder / SUMMARY).is_file():
+        return ()
+    try:
+        return diagnose_run(folder).causes
+    except FednotesError:  # such as a variable that is not set, or a package's method
+        return ()
 
 
 def _write_seeds_report(folder: Path, out: str | Path | None) -> Path:
@@ -296,6 +310,7 @@ class _Page:
             "phenotypes": self._phenotypes(),
             "types": list(self._types()),
             "bytes": self._bytes_sent(),
+            "causes": (),
             "settings": [
                 ("Configuration", list(_flatten(result.config))),
                 ("Versions", list(_flatten(result.versions))),

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from phenotype_patients import DISEASES, SPACE, VOCABULARY, sites_of
 from phenotype_scores import codes_alone, site_score
 from shown_tables import cells_of, row_of
 
+from fednotes.apps.phenotyping.causes import find_score_causes
 from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
 from fednotes.apps.phenotyping.data_kind import KIND
-from fednotes.apps.phenotyping.hints import score_hints
 from fednotes.cli.display import count_tables
+from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.remarks import remark_on_empty_scores
+
+JOB = parse_job({"method": "phenotype", "synthetic": {}}, "tiny", Path(), "tiny.toml")
+
+
+def score_notes(scores: dict[str, Any]) -> list[str]:
+    """Return the notes of a run with these scores."""
+    return list(map(str, find_score_causes(JOB, scores, {})))
 
 
 def test_hints_name_what_was_never_found() -> None:
     score = site_score(1)
     score["by_output"]["asthma"]["present"]["predicted"] = 0
-    (never, lone) = score_hints({"north": {"federated": score}}, ())
+    never, lone = score_notes({"north": {"federated": score}})
     assert never.startswith("north, federated: predicts asthma for no patient:")
     assert "all test patients are present, or all absent, for gout" in lone
-    assert list(remark_on_empty_scores({"north": {"federated": score}})) == []
-    assert list(score_hints({"north": {"federated": codes_alone(1)}}, ())) == []
+    assert list(remark_on_empty_scores(JOB, {"north": {"federated": score}})) == []
+    assert score_notes({"north": {"federated": codes_alone(1)}}) == []
 
 
 def test_patients_are_counted_by_part() -> None:

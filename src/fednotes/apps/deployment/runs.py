@@ -69,6 +69,7 @@ _NOT_METRICS = frozenset(
         "round",
         "evaluated",
         "took_part",
+        "absent",
         "bytes_up",
         "bytes_down",
         "seconds",

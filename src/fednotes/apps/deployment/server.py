@@ -459,6 +459,8 @@ class Progress:
         self._published_texts: dict[tuple[str, str], str] = {}
         self._num_events: Counter[str] = Counter()  # published events by site
         self._silence_reasons: dict[str, str] = {}  # site -> why it did not answer
+        # Rounds that each site has missed since the last evaluation.
+        self._missed_rounds: Counter[str] = Counter()
         self._rejections: dict[str, str] = {}  # site -> the text of its rejection
         self._approvals = PendingApprovals(setup.state / APPROVALS_FILE, setup.sites)
 
@@ -556,9 +558,15 @@ class Progress:
         self.rounds = result.round + 1
         self.metrics = dict(result.metrics)
         self._published_texts.pop(("", "waiting"), None)
-        entry = make_entry(result, _PART, _PART, {"took_part": result.sites})
+        if result.sites < self._num_sites:
+            self._missed_rounds.update(self._silence_reasons.keys())
+        details: dict[str, object] = {"took_part": result.sites}
+        if result.evaluated and self._missed_rounds:
+            details["absent"] = dict(self._missed_rounds)
+        entry = make_entry(result, _PART, _PART, details)
         if result.evaluated:
             append_entry(self.path, entry)
+            self._missed_rounds.clear()
         self.pipe.publish({"kind": "round", "evaluated": result.evaluated, **entry})
 
     def event(self, event: Event) -> None:

@@ -20,6 +20,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fednotes.apps.phenotyping.agreement import described, stub, training_examples
+from fednotes.apps.phenotyping.causes import (
+    count_training,
+    find_data_causes,
+    find_score_causes,
+)
 from fednotes.apps.phenotyping.codes import hold_out, phenotype_labels
 from fednotes.apps.phenotyping.cohort import (
     UNLABELLED,
@@ -40,7 +45,6 @@ from fednotes.apps.phenotyping.features import (
     Features,
     features_for,
 )
-from fednotes.apps.phenotyping.hints import score_hints
 from fednotes.apps.phenotyping.job_tables import (
     TABLES,
     PatientsConfig,
@@ -610,7 +614,9 @@ KIND = SiteKind(
     count_examples=lambda site: len(site.train),
     example_name="patients",
     make_stand_in=_stand_in,
-    find_hints=score_hints,
+    count_training=count_training,
+    find_score_causes=find_score_causes,
+    find_data_causes=find_data_causes,
     make_audit_subject=audit_subject,
     compare=compare_runs,
     describe=described,

@@ -71,7 +71,13 @@ from fednotes.core.tensors import (
     unprefixed,
 )
 from fednotes.core.update import Tensors, Total, require_metrics
-from fednotes.methods.averaging import BEST, AveragingWithDP, Server, run_cycles
+from fednotes.methods.averaging import (
+    BEST,
+    KEEP_BEST,
+    AveragingWithDP,
+    Server,
+    run_cycles,
+)
 from fednotes.methods.base import Method
 from fednotes.metrics.classification import ClassCounts
 from fednotes.metrics.platt import PLATT_SUMS, fit_platt
@@ -639,6 +645,7 @@ class Phenotype(Method):
     presets = PRESETS
     holds = "patients"
     dp = PhenotypeWithDP()
+    keep_best = KEEP_BEST
 
     def train(self, federation: Federation, config: Config) -> State:
         """Run Algorithm 1."""
@@ -727,6 +734,11 @@ class Phenotype(Method):
         """Return the cycles of both stages, and the patients of each at all sites."""
         classifier_cycles = config.classifier_cycles if config.has_stage_2 else 0
         return config.stage_1_cycles + classifier_cycles, sum(sizes)
+
+    def name_length_key(self, config: Config, measure: str) -> str:
+        """Return the key that limits the cycles of stage 1, or those of stage 2."""
+        del config
+        return "cycles" if measure == "valid_loss" else "classifier_cycles"
 
     def list_warnings(self, config: Config) -> tuple[str, ...]:
         """Return warnings about unused settings and about what updates reveal."""

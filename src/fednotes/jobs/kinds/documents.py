@@ -40,7 +40,11 @@ from fednotes.jobs.kinds.annotated_files import (
     read_annotated_files,
 )
 from fednotes.jobs.kinds.compare_documents import compare_documents
-from fednotes.jobs.kinds.missed_types import find_missed_types
+from fednotes.jobs.kinds.mention_causes import (
+    count_training,
+    find_data_causes,
+    find_missed_types,
+)
 from fednotes.jobs.kinds.silos import deal_into_silos
 from fednotes.jobs.kinds.site_parts import cut_parts, reduce_parts
 from fednotes.jobs.kinds.tag_sets import (
@@ -267,7 +271,9 @@ KIND = SiteKind(
     collect_tables=_collect_tables,
     count_examples=_count_sentences,
     make_stand_in=_make_stand_in,
-    find_hints=find_missed_types,
+    count_training=count_training,
+    find_score_causes=find_missed_types,
+    find_data_causes=find_data_causes,
     check=_check,
     iterate_notes=_iterate_notes,
     compare=compare_documents,

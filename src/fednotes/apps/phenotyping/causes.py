@@ -1,0 +1,199 @@
+"""Causes of poor results on patients, from scores and from counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fednotes.apps.phenotyping.cohort import SitePatients
+from fednotes.core.parsing import mapping
+from fednotes.core.wording import list_names
+from fednotes.jobs.causes import Cause, Evidence, Setting
+from fednotes.jobs.job import Job
+from fednotes.jobs.settings_to_try import list_longer_training
+
+# With fewer training patients of a class at all sites, a classifier has hardly seen it.
+RARE_PATIENTS = 10
+# Fewer than one patient in ten: without weights, "absent" is nearly always the better
+# answer.
+RARE_SHARE = 0.1
+
+
+def count_training(job: Job, site: SitePatients) -> dict[str, Any]:
+    """Return the counts of a site's patients from which causes are found.
+
+    Args:
+        job: The job.
+        site: The site's patients.
+    """
+    counts: dict[str, Any] = {
+        "patients": len(site.train),
+        "coded": len(site.coded(site.train)),
+        "labels": {
+            phenotype: {
+                "present": int((labels == 1).sum()),
+                "labelled": int((labels >= 0).sum()),
+            }
+            for phenotype, labels in zip(
+                site.phenotypes, site.train.labels.T, strict=True
+            )
+        },
+    }
+    if job.privacy is not None:
+        counts["units"] = len(site.train)
+    return counts
+
+
+def find_score_causes(
+    job: Job,
+    scores: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, Any],  # noqa: ARG001 - part of the interface of SiteKind
+) -> Iterator[Cause]:
+    """Yield a cause for each model that misses diseases or lacks test patients.
+
+    Args:
+        job: The job.
+        scores: The scores of each site by condition.
+        facts: The counts of each site's patients.
+    """
+    for site, by_condition in scores.items():
+        for condition, score in by_condition.items():
+            by_disease = score.get("by_output", {}) if score else {}
+            missed = _never_predicted(by_disease)
+            if missed:
+                support = {
+                    disease: _support(by_disease[disease], "present")
+                    for disease in missed
+                }
+                yield Cause(
+                    "types_missed",
+                    "high" if 2 * len(missed) >= len(by_disease) else "medium",
+                    f"{site}, {condition}",
+                    f"predicts {list_names(missed)} for no patient",
+                    "train longer, or give rare classes more weight",
+                    evidence=(
+                        Evidence(
+                            "test patients who have it: "
+                            + list_names([f"{d} {n:,}" for d, n in support.items()]),
+                            "summary.json",
+                            {"test_patients": support},
+                        ),
+                    ),
+                    settings=(*_weight_settings(job), *list_longer_training(job)),
+                )
+            alike = _without_both_classes(by_disease)
+            if alike:
+                yield Cause(
+                    "no_auroc",
+                    "low",
+                    f"{site}, {condition}",
+                    f"all test patients are present, or all absent, for "
+                    f"{list_names(alike)}",
+                    "these have no AUROC",
+                    evidence=(
+                        Evidence(
+                            f"{len(alike)} of {len(by_disease)} phenotypes",
+                            "summary.json",
+                            {"phenotypes": alike},
+                        ),
+                    ),
+                )
+
+
+def _weight_settings(job: Job) -> tuple[Setting, ...]:
+    """Return the setting that weights rare classes, if the job has no weights."""
+    current = job.config.model.classifier.class_weights
+    if current == "balanced":
+        return ()
+    return (
+        Setting.of(
+            "model", "classifier", "class_weights", value="balanced", current=current
+        ),
+    )
+
+
+def find_data_causes(job: Job, facts: Mapping[str, Any]) -> Iterator[Cause]:
+    """Yield what the counts of the sites' patients show about learning.
+
+    Args:
+        job: The job.
+        facts: The counts of each site's patients; empty if they are unknown.
+    """
+    present: dict[str, int] = {}
+    labelled: dict[str, int] = {}
+    for of_site in facts.values():
+        for phenotype, counts in mapping(of_site.get("labels")).items():
+            present[phenotype] = present.get(phenotype, 0) + counts["present"]
+            labelled[phenotype] = labelled.get(phenotype, 0) + counts["labelled"]
+    rare = {
+        phenotype: number
+        for phenotype, number in present.items()
+        if labelled[phenotype]
+        and (number < RARE_PATIENTS or number < RARE_SHARE * labelled[phenotype])
+    }
+    if rare:
+        yield Cause(
+            "types_rare",
+            "medium",
+            "all sites",
+            f"{len(rare)} of {len(present)} phenotypes are present in fewer than "
+            f"{RARE_PATIENTS} training patients, or in under {RARE_SHARE:.0%}",
+            "label more patients who have them, or give rare classes more weight",
+            evidence=(
+                Evidence(
+                    "training patients: "
+                    + list_names(
+                        [f"{p} {n:,} of {labelled[p]:,}" for p, n in rare.items()]
+                    ),
+                    "job.json",
+                    {"present": rare, "labelled": {p: labelled[p] for p in rare}},
+                ),
+            ),
+            settings=_weight_settings(job),
+        )
+    unlabelled = [
+        site
+        for site, of_site in facts.items()
+        if present
+        and not any(each["labelled"] for each in mapping(of_site["labels"]).values())
+    ]
+    if unlabelled:
+        yield Cause(
+            "sites_unlabelled",
+            "medium",
+            list_names(unlabelled),
+            "no training patient has a label, so these sites add nothing to stage 2",
+            "give their labels, or check that patient ids match those of the notes",
+            evidence=tuple(
+                Evidence(
+                    f"{site}: 0 of {facts[site]['patients']:,} training patients",
+                    "job.json",
+                    {"patients": facts[site]["patients"]},
+                )
+                for site in unlabelled
+            ),
+        )
+
+
+def _never_predicted(by_disease: Mapping[str, Any]) -> list[str]:
+    """Return the diseases of test patients that the model never predicts."""
+    return [
+        disease
+        for disease, score in by_disease.items()
+        if _support(score, "present") and not score["present"].get("predicted", 1)
+    ]
+
+
+def _without_both_classes(by_disease: Mapping[str, Any]) -> list[str]:
+    """Return the diseases that all test patients have, or none."""
+    return [
+        disease
+        for disease, score in by_disease.items()
+        if not (_support(score, "present") and _support(score, "absent"))
+    ]
+
+
+def _support(score: Mapping[str, Any], label: str) -> int:
+    """Return the number of test patients with a label."""
+    number: int = score.get(label, {}).get("support", 0)
+    return number

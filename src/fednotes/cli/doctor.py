@@ -1,0 +1,105 @@
+"""The command `fednotes doctor`: why a run learned little, and what to try."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from fednotes.cli.completers import complete_job
+from fednotes.cli.plain_help import with_examples
+from fednotes.cli.shared import Json, Settings, console, say
+from fednotes.core.cleaning import one_line
+
+if TYPE_CHECKING:
+    from fednotes.jobs.causes import Cause
+    from fednotes.jobs.diagnosis import Diagnosis
+
+_STYLES = {"high": "bold red", "medium": "yellow", "low": "dim"}
+_INDENT = 3  # columns before the lines of a cause
+_MAX_EVIDENCE = 6  # lines of evidence of a cause; --json has all
+
+
+@with_examples(
+    "fednotes doctor runs/first",
+    "fednotes doctor job.toml --set training.epochs=2",
+)
+def doctor(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|JOB",
+            autocompletion=complete_job,
+            help="The folder of a run, or a job.",
+        ),
+    ],
+    settings: Settings = None,
+    json_output: Json = False,
+) -> None:
+    """Explain why a run learned little or a federation does not pay.
+
+    Lists likely causes by importance, each with its evidence and settings to try. For a
+    job that has not run yet, reads its data and shows what it will suffer from. Shows
+    counts and scores, never text.
+    """
+    from fednotes.jobs.diagnosis import diagnose
+
+    # The status appears only on terminals, not in piped output.
+    with Console(stderr=True).status("examining"):
+        diagnosis = diagnose(target, settings or ())
+    if json_output:
+        console.print_json(data=diagnosis.to_dict())
+    else:
+        _show(diagnosis)
+
+
+def _show(diagnosis: Diagnosis) -> None:
+    """Print the causes, what was checked, and how to try a setting."""
+    for place, cause in enumerate(diagnosis.causes, 1):
+        _show_cause(place, cause)
+    if not diagnosis.causes:
+        say("nothing found")
+    _print(Text.assemble(("checked: ", "bold"), ", ".join(diagnosis.checked)))
+    for text in diagnosis.unchecked:
+        _print(Text.assemble(("not checked: ", "bold"), one_line(text)))
+    if any(cause.settings for cause in diagnosis.causes):
+        job = "JOB" if diagnosis.state != "job" else diagnosis.subject
+        say(
+            "try one setting at a time, from the top:",
+            f"  fednotes simulate {job} --out runs/next --set KEY=VALUE",
+        )
+
+
+def _show_cause(place: int, cause: Cause) -> None:
+    """Print a cause: what was seen and where, the evidence, and what to try."""
+    where = f"{cause.where}: " if cause.where else ""
+    _print(
+        Text.assemble(
+            f"{place}. ",
+            (cause.importance, _STYLES[cause.importance]),
+            "  ",
+            (one_line(f"{where}{cause.message}"), "bold"),
+        )
+    )
+    for evidence in cause.evidence[:_MAX_EVIDENCE]:
+        source = f" ({evidence.file})" if evidence.file else ""
+        _print(Text(one_line(f"{evidence.text}{source}")), indent=_INDENT)
+    unshown = len(cause.evidence) - _MAX_EVIDENCE
+    if unshown > 0:
+        _print(Text(f"and {unshown} more; --json shows all"), indent=_INDENT)
+    if cause.advice:
+        text = Text.assemble(("advice: ", "bold"), one_line(cause.advice))
+        _print(text, indent=_INDENT)
+    for setting in cause.settings:
+        current = "" if setting.current is None else f"  (now {setting.current})"
+        text = Text.assemble(("try: ", "bold green"), one_line(f"{setting}{current}"))
+        _print(text, indent=_INDENT)
+    console.print()
+
+
+def _print(text: Text, indent: int = 0) -> None:
+    """Print a text, indented and wrapped to the terminal."""
+    console.print(Padding(text, (0, 0, 0, indent)), highlight=False)

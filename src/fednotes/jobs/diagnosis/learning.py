@@ -1,0 +1,224 @@
+"""Causes that the learning curves of a run show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import ceil
+from statistics import fmean
+
+from fednotes.core.wording import list_names
+from fednotes.jobs.causes import Cause, Evidence, Importance, Setting
+from fednotes.jobs.diagnosis.plan import find_rates, list_lower_rates
+from fednotes.jobs.diagnosis.runs import Curve, RunEvidence
+from fednotes.jobs.job import Job
+from fednotes.jobs.settings_to_try import list_keep_best, list_longer_training
+
+# The last quarter of the evaluations: long enough to average out noise, short enough to
+# be about the end of training.
+TAIL = 0.25
+# Validation F1 that rises by one point in the tail has not settled.
+RISE = 0.01
+# A rise of ten points means that training has only begun, so it is to be much longer.
+STEEP_RISE = 0.1
+# Held-out losses have no common scale; two percent are visible in any of them.
+LOSS_FALL = 0.02
+# If nothing is found yet, a training loss that falls by a tenth in the tail still
+# approaches the first correct prediction.
+EARLY_FALL = 0.1
+# The loss of a mini-batch varies by a factor of two with the lengths of its sentences;
+# one that ends at three times its first value has exploded.
+EXPLODED = 3.0
+# A score that ends at less than half of its best has collapsed.
+COLLAPSED = 0.5
+# Smaller F1 is that of a model that has learned nothing, whose loss says more.
+NOTHING = 0.02
+# Two points of F1 are more than the noise of a usual validation set.
+PAST_BEST = 0.02
+# Curves of fewer evaluations have no tail.
+FEWEST_EVALUATIONS = 3
+_SHOWN = 6  # number of values of a curve that evidence shows
+
+
+def find_learning_causes(run: RunEvidence) -> Iterator[Cause]:
+    """Yield the causes that the learning curves of a run show."""
+    curves = run.curves
+    diverged = [curve for curve in curves if _has_diverged(curve)]
+    if diverged or run.failure.get("diverged"):
+        yield _describe_divergence(run, diverged)
+    others = [curve for curve in curves if curve not in diverged]
+    for measure in dict.fromkeys(curve.measure for curve in others):
+        alike = [curve for curve in others if curve.measure == measure]
+        rising = [curve for curve in alike if _is_rising(curve)]
+        # A federation with a slow part may have settled itself.
+        if any(curve.condition == "federated" for curve in rising) or (
+            rising and not any(curve.condition == "federated" for curve in alike)
+        ):
+            yield _describe_rise(run.job, measure, rising)
+        past = [curve for curve in alike if _is_past_its_best(run.job, curve)]
+        if past:
+            yield _describe_past_best(run.job, past)
+
+
+# ---- diverged ------------------------------------------------------------------------
+
+
+def _has_diverged(curve: Curve) -> bool:
+    """Return whether the loss rose again, or the score collapsed."""
+    losses = curve.losses
+    if len(losses) >= FEWEST_EVALUATIONS:
+        end = fmean(losses[-max(2, _tail_length(losses)) :])
+        if end > EXPLODED * losses[0] > 0:
+            return True
+    scores = curve.scores
+    if curve.measure != "valid_f1" or len(scores) < FEWEST_EVALUATIONS:
+        return False
+    best = max(scores)
+    # Untrained models may find mentions by chance, until they have learned that most
+    # words are outside; the loss falls meanwhile.
+    place = scores.index(best)
+    still_learns = len(losses) == len(scores) and losses[-1] < losses[place]
+    has_collapsed = best > STEEP_RISE and scores[-1] < COLLAPSED * best
+    return has_collapsed and not still_learns
+
+
+def _describe_divergence(run: RunEvidence, curves: Sequence[Curve]) -> Cause:
+    """Return the cause that training diverged."""
+    evidence = [evidence for curve in curves for evidence in _show(curve)]
+    places = [curve.part for curve in curves]
+    if run.failure.get("diverged"):
+        part = str(run.failure.get("part", ""))
+        places.insert(0, part)
+        problem = str(run.failure.get("problem", ""))
+        evidence.insert(0, Evidence(f"{part}: {problem}", "failure.json"))
+    rates = find_rates(run.job)
+    if rates is not None:
+        evidence.append(rates.show(run.job.method))
+    return Cause(
+        "diverged",
+        "high",
+        list_names(list(dict.fromkeys(places))),
+        "training diverged: it lost what it had learned",
+        "lower the learning rate",
+        evidence=tuple(evidence),
+        settings=list_lower_rates(run.job),
+    )
+
+
+# ---- still learning ------------------------------------------------------------------
+
+
+def _is_rising(curve: Curve) -> bool:
+    """Return whether a curve still improves at its end."""
+    scores = curve.scores
+    if len(scores) < FEWEST_EVALUATIONS:
+        return _is_falling(curve.losses, LOSS_FALL) if not curve.measure else False
+    tail = _tail_length(scores)
+    best_before, best_in_tail = max(scores[:-tail]), max(scores[-tail:])
+    if curve.measure == "valid_loss":
+        return best_in_tail - best_before > LOSS_FALL * abs(best_before)
+    if best_in_tail <= NOTHING:
+        return _is_falling(curve.losses, EARLY_FALL)
+    return best_in_tail - best_before >= RISE
+
+
+def _is_falling(losses: Sequence[float], share: float) -> bool:
+    """Return whether a training loss falls by a share of its value in its tail."""
+    if len(losses) < FEWEST_EVALUATIONS:
+        return False
+    tail = _tail_length(losses)
+    before = min(losses[:-tail])
+    return before - fmean(losses[-tail:]) > share * abs(before)
+
+
+def _describe_rise(job: Job, measure: str, curves: Sequence[Curve]) -> Cause:
+    """Return the cause that training ended too early."""
+    first = curves[0]
+    scores = first.scores
+    rise = 0.0
+    if measure == "valid_f1" and len(scores) >= FEWEST_EVALUATIONS:
+        tail = _tail_length(scores)
+        rise = max(scores[-tail:]) - max(scores[:-tail])
+    is_early = rise >= STEEP_RISE or (measure == "valid_f1" and max(scores) <= NOTHING)
+    importance: Importance = "high" if is_early or rise >= 2 * RISE else "medium"
+    settings = list_longer_training(job, measure, factor=4 if is_early else 2)
+    rates = find_rates(job)
+    advice = "train longer"
+    if rates is not None and rates.is_low:
+        advice = "raise the learning rate, which is far below those of the presets"
+        rate = Setting.of(
+            "training", "learning_rate", value=rates.low, current=rates.rate
+        )
+        settings = (rate, *settings)
+    return Cause(
+        "undertrained",
+        importance,
+        list_names([curve.part for curve in curves]),
+        "training ended while the model still improved",
+        advice,
+        evidence=tuple(each for curve in curves[:3] for each in _show(curve)),
+        settings=settings,
+    )
+
+
+# ---- past its best -------------------------------------------------------------------
+
+
+def _is_past_its_best(job: Job, curve: Curve) -> bool:
+    """Return whether a better model than the kept one was evaluated."""
+    scores = curve.scores
+    if curve.measure != "valid_f1" or len(scores) < FEWEST_EVALUATIONS:
+        return False
+    keeps_last = bool(list_keep_best(job))
+    return keeps_last and max(scores) - scores[-1] >= PAST_BEST
+
+
+def _describe_past_best(job: Job, curves: Sequence[Curve]) -> Cause:
+    """Return the cause that the last model is kept and not the best."""
+    lost = max(max(curve.scores) - curve.scores[-1] for curve in curves)
+    importance: Importance = "medium" if lost >= STEEP_RISE / 2 else "low"
+    return Cause(
+        "past_best",
+        importance,
+        list_names([curve.part for curve in curves]),
+        "the last model is kept, but an earlier one was better",
+        "keep the model of the best evaluation",
+        evidence=tuple(each for curve in curves[:3] for each in _show(curve)),
+        settings=list_keep_best(job),
+    )
+
+
+# ---- evidence ------------------------------------------------------------------------
+
+
+def _tail_length(values: Sequence[float]) -> int:
+    return ceil(TAIL * len(values))
+
+
+def _show(curve: Curve) -> list[Evidence]:
+    """Return the last values of a curve's score and training loss."""
+    shown = []
+    if curve.measure == "valid_f1":
+        points = ", ".join(f"{100 * score:.1f}" for score in curve.scores[-_SHOWN:])
+        shown.append(f"validation F1 {points}")
+    elif curve.measure == "valid_loss":
+        points = ", ".join(f"{-score:.3g}" for score in curve.scores[-_SHOWN:])
+        shown.append(f"held-out loss {points}")
+    losses = curve.losses
+    if losses:
+        points = ", ".join(f"{loss:.3g}" for loss in losses[-_SHOWN:])
+        shown.append(f"training loss {points}")
+    if not shown:
+        return []
+    rounds = [int(entry["round"]) + 1 for entry in curve.entries if "round" in entry]
+    return [
+        Evidence(
+            f"{curve.part}, up to round {rounds[-1]:,}: {'; '.join(shown)}",
+            "metrics.jsonl",
+            {
+                "part": curve.part,
+                "rounds": rounds,
+                curve.measure or "score": curve.scores,
+                "loss": losses,
+            },
+        )
+    ]

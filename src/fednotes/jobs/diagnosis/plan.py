@@ -1,0 +1,273 @@
+"""Causes that the settings of a job and the sizes of its sites show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from fednotes import methods
+from fednotes.core.errors import ConfigError
+from fednotes.core.wording import list_names
+from fednotes.jobs.causes import Cause, Evidence, Importance, Setting
+from fednotes.jobs.job import Job
+from fednotes.jobs.settings_to_try import list_longer_training
+
+# Presets were chosen for real corpora; in the experiments of docs/results.md, rates
+# within a factor of five of one learned too.
+FAR = 5.0
+# An output layer starts at random, and Adam moves a number by about the learning rate
+# in a step: fewer than a hundred steps rarely suffice.
+FEW_STEPS = 100
+# The sum of a round has a signal of at most (number of units) · C and noise of σ · C in
+# each number. Below ten units for each σ, few rounds point in the right direction.
+LEAST_SIGNAL = 10.0
+# A site of which fewer than one unit is drawn in a round mostly adds noise.
+LEAST_UNITS = 1.0
+LOW_RANK = "lora"  # value of `train` in [model]
+
+
+class Rates(NamedTuple):
+    """A job's learning rate beside those of presets for the same kind of model.
+
+    Attributes:
+        rate: The job's learning rate.
+        low: The lowest one of the presets.
+        high: The highest one of the presets.
+    """
+
+    rate: float
+    low: float
+    high: float
+
+    @property
+    def is_low(self) -> bool:
+        """Whether the rate is far below those of all presets."""
+        return self.rate * FAR < self.low
+
+    @property
+    def is_high(self) -> bool:
+        """Whether the rate is far above those of all presets."""
+        return self.rate > FAR * self.high
+
+    def show(self, method: str) -> Evidence:
+        """Return the rates as evidence.
+
+        Args:
+            method: Name of the method.
+        """
+        of_presets = f"{self.low:g}"
+        if self.low != self.high:
+            of_presets += f" to {self.high:g}"
+        return Evidence(
+            f"learning_rate {self.rate:g}; presets of {method}: {of_presets}",
+            "job.json",
+            {"learning_rate": self.rate, "lowest": self.low, "highest": self.high},
+        )
+
+
+# ---- the learning rate ---------------------------------------------------------------
+
+
+def find_rates(job: Job) -> Rates | None:
+    """Return a job's learning rate beside those of the presets that train alike.
+
+    A preset trains alike if it has the job's kind of model, and trains low-rank changes
+    if the job does.
+
+    Returns:
+        The rates; None if the method has no learning rate, or no preset trains alike.
+    """
+    rate = _learning_rate(job)
+    if rate is None or job.privacy is not None:
+        return None  # no preset is for noisy gradients
+    rates = []
+    for preset in methods.find(job.method).presets.values():
+        training = preset.get("training", {})
+        model = preset.get("model", {})
+        if "learning_rate" in training and _trains_alike(job, model):
+            rates.append(float(training["learning_rate"]))
+    return Rates(rate, min(rates), max(rates)) if rates else None
+
+
+def _learning_rate(job: Job) -> float | None:
+    """Return the learning rate; None for a method that has none."""
+    return getattr(job.config, "learning_rate", None)
+
+
+def _trains_alike(job: Job, model: Mapping[str, Any]) -> bool:
+    """Return whether a preset's [model] table trains what a job trains.
+
+    Low-rank changes need much larger rates than all parameters of the same model.
+    """
+    try:
+        preset = methods.find(job.method).read_model_config(model)
+    except ConfigError:  # the preset leaves a required key to the job
+        return True
+    config = job.config.model
+    is_same_kind = getattr(config, "kind", "") == getattr(preset, "kind", "")
+    is_low_rank = [getattr(each, "train", "") == LOW_RANK for each in (config, preset)]
+    return is_same_kind and is_low_rank[0] == is_low_rank[1]
+
+
+def list_lower_rates(job: Job) -> tuple[Setting, ...]:
+    """Return a learning rate that is less likely to diverge; () without any rate."""
+    rate = _learning_rate(job)
+    if rate is None:
+        return ()
+    rates = find_rates(job)
+    value = rate / FAR
+    if rates is not None and rates.is_high:
+        value = rates.high
+    value = float(f"{value:.2g}")
+    return (Setting.of("training", "learning_rate", value=value, current=rate),)
+
+
+def find_rate_causes(job: Job) -> Iterator[Cause]:
+    """Yield a cause if the learning rate is far from those of the presets."""
+    rates = find_rates(job)
+    if rates is None or not (rates.is_low or rates.is_high):
+        return
+    if rates.is_high:
+        factor, value, side = rates.rate / rates.high, rates.high, "above"
+        advice = "lower it, or training may diverge"
+    else:
+        factor, value, side = rates.low / rates.rate, rates.low, "below"
+        advice = "raise it, or training hardly moves the model"
+    yield Cause(
+        "rate_high" if rates.is_high else "rate_low",
+        "high",
+        "training",
+        f"the learning rate is {factor:,.0f} times {side} those of the presets that "
+        "train the same parts of this kind of model",
+        advice,
+        evidence=(rates.show(job.method),),
+        settings=(
+            Setting.of("training", "learning_rate", value=value, current=rates.rate),
+        ),
+    )
+
+
+# ---- the number of steps -------------------------------------------------------------
+
+
+def find_step_causes(
+    job: Job, facts: Mapping[str, Mapping[str, Any]], config: Any
+) -> Iterator[Cause]:
+    """Yield a cause if the shared model takes few optimizer steps.
+
+    Args:
+        job: The job.
+        facts: Counts of each site's data; empty if they are unknown.
+        config: The method's config, completed with the facts of all sites as far as
+            they are known.
+    """
+    sizes = [int(of_site["examples"]) for of_site in facts.values() if of_site]
+    if not sizes or not sum(sizes):
+        return
+    steps = job.module.count_steps(config, sizes)
+    if steps is None or steps >= FEW_STEPS:
+        return
+    factor = min(20, math.ceil(2 * FEW_STEPS / max(1, steps)))
+    importance: Importance = "high" if steps < FEW_STEPS / 2 else "medium"
+    yield Cause(
+        "few_steps",
+        importance,
+        "training",
+        f"the shared model takes at most {steps:,} optimizer steps",
+        "train longer, or with smaller batches",
+        evidence=(
+            Evidence(
+                f"{sum(sizes):,} training examples at {len(sizes)} sites, "
+                f"batch_size {config.batch_size:,}",
+                "job.json",
+                {"steps": steps, "examples": sum(sizes), "batch": config.batch_size},
+            ),
+        ),
+        settings=list_longer_training(job, factor=factor),
+    )
+
+
+# ---- differential privacy ------------------------------------------------------------
+
+
+def find_noise_causes(
+    job: Job,
+    facts: Mapping[str, Mapping[str, Any]],
+    promise: Mapping[str, Any],
+) -> Iterator[Cause]:
+    """Yield the causes that the noise of differential privacy shows.
+
+    Args:
+        job: The job.
+        facts: Counts of each site's data; empty if they are unknown.
+        promise: The promise of the federated training, as `Promise.told` returns it.
+    """
+    privacy = job.privacy
+    units = {
+        site: int(each["units"]) for site, each in facts.items() if "units" in each
+    }
+    if privacy is None or not units or "noise" not in promise:
+        return
+    expected = privacy.rate * sum(units.values())
+    noise = float(promise["noise"])
+    if privacy.where == "site":
+        noise *= math.sqrt(len(units))
+    signal = expected / noise
+    evidence = (
+        Evidence(
+            f"σ = {noise:.3g} in the sum of a round, of about {expected:,.0f} "
+            f"{privacy.unit}s of {sum(units.values()):,} (rate {privacy.rate:g}), over "
+            f"{int(promise.get('rounds', 0)):,} rounds",
+            "summary.json",
+            {"noise": noise, "units": sum(units.values()), "drawn": expected},
+        ),
+    )
+    if signal < LEAST_SIGNAL:
+        rate = min(1.0, float(f"{privacy.rate * LEAST_SIGNAL / signal:.1g}"))
+        settings = [
+            Setting.of("privacy", "rate", value=rate, current=privacy.rate),
+        ]
+        if privacy.epsilon:
+            settings.append(
+                Setting.of(
+                    "privacy",
+                    "epsilon",
+                    value=2 * privacy.epsilon,
+                    current=privacy.epsilon,
+                )
+            )
+        yield Cause(
+            "noise_large",
+            "high",
+            "privacy",
+            f"the noise of a round hides its signal: {signal:.1f} {privacy.unit}s for "
+            f"each σ, and {LEAST_SIGNAL:g} are needed",
+            "draw more of them into each round, allow a larger ε, or protect smaller "
+            "units",
+            evidence=evidence,
+            settings=tuple(settings),
+        )
+    alone = [site for site, n in units.items() if privacy.rate * n < LEAST_UNITS]
+    if alone:
+        smallest = min(units[site] for site in alone)
+        value = min(1.0, float(f"{2 * LEAST_UNITS / max(1, smallest):.1g}"))
+        yield Cause(
+            "units_few",
+            "medium",
+            list_names(alone),
+            f"fewer than one {privacy.unit} is drawn in a round, so these sites mostly "
+            "add noise",
+            "raise the rate, or leave these sites out",
+            evidence=tuple(
+                Evidence(
+                    f"{site}: {units[site]:,} {privacy.unit}s at rate {privacy.rate:g}",
+                    "job.json",
+                    {"units": units[site]},
+                )
+                for site in alone
+            ),
+            settings=(
+                Setting.of("privacy", "rate", value=value, current=privacy.rate),
+            ),
+        )

@@ -1,0 +1,579 @@
+"""`fednotes doctor`: each cause in a run or job that has it, and none in a good run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_jobs import TAGGER
+
+import fednotes as fn
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.jobs.causes import Cause, Setting
+from fednotes.jobs.diagnosis.runs import read_run
+
+DRUGS = ("zebulol", "zebumab", "zebutin", "zebupril")
+SENTENCES = 120
+TRAINING = {
+    "epochs": 20,
+    "batch_size": 24,
+    "learning_rate": 0.01,
+    "patience": 99,
+    "personal_epochs": 0,
+}
+
+
+def write_site(
+    folder: Path,
+    labels: Sequence[str] = ("Drug",),
+    *,
+    words: Sequence[str] = DRUGS,
+    every: int = 1,
+    sentences: int = SENTENCES,
+    first: int = 0,
+) -> Path:
+    """Write sentences with one mention each; return the file.
+
+    Args:
+        folder: The folder.
+        labels: Labels of the mentions, in turn.
+        words: The mentions' words, in turn.
+        every: Only every n-th mention is annotated.
+        sentences: Number of sentences.
+        first: Number of the first one, so that sites have different sentences.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for n in range(first, first + sentences):
+        tag = f"B-{labels[n % len(labels)]}" if n % every == 0 else "O"
+        rows.append(f"Case O\nn{n} O\ntook O\n{words[n % len(words)]} {tag}\n. O\n\n")
+    path = folder / "notes.conll"
+    path.write_text("".join(rows), encoding="utf-8")
+    return path
+
+
+def make_job(north: Path, south: Path, **changes: Any) -> dict[str, Any]:
+    """Return the tables of a job of two sites."""
+    table: dict[str, Any] = {
+        "method": "fedner",
+        "seed": 1,
+        "conditions": ["alone", "federated"],
+        "sites": {"north": {"path": str(north)}, "south": {"path": str(south)}},
+        "training": TRAINING,
+        "model": TAGGER,
+    }
+    for key, value in changes.items():
+        is_table = isinstance(value, dict) and isinstance(table.get(key), dict)
+        table[key] = {**table[key], **value} if is_table else value
+    return table
+
+
+def find(diagnosis: fn.Diagnosis, code: str) -> Cause:
+    """Return the cause with this code."""
+    by_code = {cause.code: cause for cause in diagnosis.causes}
+    assert code in by_code, list(by_code)
+    return by_code[code]
+
+
+def codes(diagnosis: fn.Diagnosis) -> set[str]:
+    return {cause.code for cause in diagnosis.causes}
+
+
+def numbers(cause: Cause) -> dict[str, Any]:
+    """Return the numbers of the first evidence."""
+    return dict(cause.evidence[0].numbers)
+
+
+def values(cause: Cause) -> dict[str, Any]:
+    """Return the settings to try, by key."""
+    return {setting.key: setting.value for setting in cause.settings}
+
+
+Paths = tuple[Path, Path]
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Paths:
+    """Return the files of two sites that annotate alike."""
+    folder = tmp_path_factory.mktemp("notes")
+    return write_site(folder / "a"), write_site(folder / "b", first=500)
+
+
+@pytest.fixture(scope="module")
+def good_run(notes: Paths, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run that learned everything."""
+    out = tmp_path_factory.mktemp("good") / "run"
+    result = fn.simulate(make_job(*notes), out)
+    assert result.mean["federated"]["strict"]["f1"] > 0.95
+    return out
+
+
+@pytest.fixture
+def changed(good_run: Path, tmp_path: Path) -> Callable[..., fn.Diagnosis]:
+    """Return a function that diagnoses a copy of the good run with other files."""
+
+    def diagnose(
+        curve: Sequence[float] = (),
+        loss: Sequence[float] = (),
+        job: dict[str, Any] | None = None,
+        **values: Any,
+    ) -> fn.Diagnosis:
+        out = tmp_path / "changed"
+        shutil.copytree(good_run, out)
+        if curve or loss or values:
+            length = len(curve) or len(loss) or 4
+            lines = [
+                {
+                    "part": "federated",
+                    "condition": "federated",
+                    "round": place,
+                    "loss": loss[place] if loss else 1.0,
+                    "valid_f1": curve[place] if curve else 0.9,
+                    **values,
+                }
+                for place in range(length)
+            ]
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            (out / "metrics.jsonl").write_text(text, encoding="utf-8")
+        if job:
+            record = json.loads((out / "job.json").read_text("utf-8"))
+            for table, of_table in job.items():
+                record["table"][table] = record["table"].get(table, {}) | of_table
+            (out / "job.json").write_text(json.dumps(record), encoding="utf-8")
+        return fn.doctor(out)
+
+    return diagnose
+
+
+# ---- a good run ----------------------------------------------------------------------
+
+
+def test_a_good_run_shows_nothing_but_that_alone_is_as_good(good_run: Path) -> None:
+    diagnosis = fn.doctor(good_run)
+    assert codes(diagnosis) <= {"no_gain", "few_steps"}
+    assert {cause.importance for cause in diagnosis.causes} <= {"low", "medium"}
+    for checked in ("scores by type", "federated against alone", "rare types"):
+        assert checked in diagnosis.checked
+    assert diagnosis.unchecked == ()
+
+
+def test_no_gain_of_the_federation_is_reported_with_its_test(good_run: Path) -> None:
+    cause = find(fn.doctor(good_run), "no_gain")
+    verdict = fn.doctor(good_run)
+    assert verdict.state == "finished"
+    assert numbers(cause)["p_value"] == 1.0
+
+
+def test_a_job_without_problems_says_what_was_checked(notes: Paths) -> None:
+    diagnosis = fn.doctor(make_job(*notes, training={"epochs": 60}))
+    assert diagnosis.causes == ()
+    assert str(diagnosis).startswith("nothing found; checked: learning rate")
+    assert "only training shows" in diagnosis.unchecked[0]
+
+
+# ---- learning curves -----------------------------------------------------------------
+
+
+def test_a_run_that_ends_too_early_is_undertrained_and_longer_training_helps(
+    notes: Paths, tmp_path: Path
+) -> None:
+    training = {"epochs": 10, "learning_rate": 3e-3}
+    job = make_job(*notes, training=training, conditions=["federated"])
+    short = fn.simulate(job, tmp_path / "short")
+    cause = find(fn.doctor(tmp_path / "short"), "undertrained")
+    assert cause.importance == "high"
+    assert cause.evidence[0].file == "metrics.jsonl"
+    epochs = values(cause)["training.epochs"]
+    assert epochs > 10
+    longer = fn.simulate(
+        make_job(
+            *notes, training={**training, "epochs": epochs}, conditions=["federated"]
+        ),
+        tmp_path / "longer",
+    )
+    assert f1(longer) > f1(short) + 0.1
+    assert "undertrained" not in codes(fn.doctor(tmp_path / "longer"))
+
+
+def f1(result: fn.RunResult) -> float:
+    score: float = result.mean["federated"]["strict"]["f1"]
+    return score
+
+
+@pytest.mark.parametrize(
+    ("curve", "loss", "is_rising"),
+    [
+        ((0.1, 0.2, 0.3, 0.4), (), True),
+        ((0.5, 0.6, 0.7, 0.705), (), False),  # settled within a point
+        ((0.1, 0.6, 0.7, 0.6), (), False),  # past its best
+        ((0, 0, 0, 0), (9, 8, 6, 4), True),  # finds nothing yet, but its loss falls
+        ((0, 0, 0, 0), (9, 9, 9, 9), False),
+        ((0.1, 0.9), (), False),  # two evaluations are no curve
+    ],
+)
+def test_a_curve_rises_if_its_last_quarter_is_better(
+    changed: Callable[..., fn.Diagnosis],
+    curve: Sequence[float],
+    loss: Sequence[float],
+    is_rising: bool,
+) -> None:
+    diagnosis = changed(curve, loss or [1.0] * len(curve))
+    assert ("undertrained" in codes(diagnosis)) == is_rising
+
+
+def test_a_run_that_diverged_names_a_lower_rate(notes: Paths, tmp_path: Path) -> None:
+    """The learning rate is so high that a loss is infinite, or the score collapses."""
+    job = make_job(*notes, training={"learning_rate": 1e18}, conditions=["federated"])
+    with pytest.raises(TrainingError, match="learning_rate"):
+        fn.simulate(job, tmp_path / "run")
+    diagnosis = fn.doctor(tmp_path / "run")
+    assert diagnosis.state == "failed"
+    cause = find(diagnosis, "diverged")
+    assert cause.importance == "high"
+    assert cause.evidence[0].file == "failure.json"
+    assert values(cause) == {"training.learning_rate": 0.003}
+    assert any("which is failed" in text for text in diagnosis.unchecked)
+
+
+@pytest.mark.parametrize(
+    ("curve", "loss", "has_diverged"),
+    [
+        ((0.5, 0.6, 0.1, 0.0), (), True),  # collapsed
+        ((0.5, 0.6, 0.5, 0.5), (), False),
+        ((0.6, 0, 0, 0), (9, 7, 5, 4), False),  # found mentions by chance at first
+        ((0.3, 0.3, 0.3, 0.3), (2, 4, 9, 9), True),  # exploded
+        ((0.3, 0.3, 0.3, 0.3), (2, 1, 2, 3), False),
+    ],
+)
+def test_a_curve_has_diverged_if_the_score_collapses_or_the_loss_explodes(
+    changed: Callable[..., fn.Diagnosis],
+    curve: Sequence[float],
+    loss: Sequence[float],
+    has_diverged: bool,
+) -> None:
+    assert ("diverged" in codes(changed(curve, loss))) == has_diverged
+
+
+@pytest.mark.parametrize(("select", "is_past"), [("last", True), ("best", False)])
+def test_a_kept_last_model_behind_the_best_one_is_reported(
+    changed: Callable[..., fn.Diagnosis], select: str, is_past: bool
+) -> None:
+    diagnosis = changed((0.5, 0.8, 0.7, 0.7), job={"training": {"select": select}})
+    assert ("past_best" in codes(diagnosis)) == is_past
+    if is_past:
+        assert values(find(diagnosis, "past_best")) == {"training.select": "best"}
+
+
+# ---- scores --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def untrained_run(notes: Paths, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run that found nothing."""
+    out = tmp_path_factory.mktemp("untrained") / "run"
+    fn.simulate(
+        make_job(
+            *notes, training={"epochs": 4, "learning_rate": 3e-3, "select": "last"}
+        ),
+        out,
+    )
+    return out
+
+
+def test_models_that_find_nothing_are_one_cause(untrained_run: Path) -> None:
+    diagnosis = fn.doctor(untrained_run)
+    cause = find(diagnosis, "nothing_found")
+    assert cause.importance == "high"
+    assert cause.where.startswith("north, federated")
+    assert values(cause) == {"training.epochs": 8}
+    assert find(diagnosis, "few_steps").importance == "high"
+
+
+def test_a_type_that_is_never_found_is_listed_with_its_training_mentions(
+    notes: Paths, tmp_path: Path
+) -> None:
+    rare = write_site(tmp_path / "rare", sentences=300)
+    lines = rare.read_text("utf-8").split("\n\n")
+    for place in range(0, 300, 30):
+        lines[place] = lines[place].replace("B-Drug", "B-Dose")
+    rare.write_text("\n\n".join(lines), encoding="utf-8")
+    job = make_job(rare, notes[1], training={"epochs": 6})
+    fn.simulate(job, tmp_path / "run")
+    diagnosis = fn.doctor(tmp_path / "run")
+    missed = find(diagnosis, "types_missed")
+    assert "Dose (" in str(missed.message) + str(missed.evidence)
+    assert "never predicted" in str(missed.message) + str(missed.evidence)
+    rare_types = find(diagnosis, "types_rare")
+    assert list(numbers(rare_types)["mentions"]) == ["Dose"]
+    assert values(rare_types) == {"tags.types": ["Drug"]}
+
+
+# ---- data ----------------------------------------------------------------------------
+
+
+def test_names_that_differ_in_spelling_get_a_label_map(
+    notes: Paths, tmp_path: Path
+) -> None:
+    other = write_site(tmp_path / "b", ("DRUGS",))
+    cause = find(fn.doctor(make_job(notes[0], other)), "names_alike")
+    assert cause.importance == "high"
+    assert values(cause) == {"sites.south.label_map": {"DRUGS": "Drug"}}
+    mapped = make_job(notes[0], other)
+    mapped["sites"]["south"]["label_map"] = {"DRUGS": "Drug"}
+    assert "names_alike" not in codes(fn.doctor(mapped))
+
+
+def test_a_label_map_to_try_keeps_the_names_that_the_job_maps(
+    notes: Paths, tmp_path: Path
+) -> None:
+    job = make_job(notes[0], write_site(tmp_path / "b", ("x",)))
+    job["sites"]["south"]["label_map"] = {"x": "drugs"}
+    cause = find(fn.doctor(job), "names_alike")
+    label_map = values(cause)["sites.south.label_map"]
+    assert label_map["x"] == "Drug"
+
+
+def test_a_narrower_name_is_left_to_a_person(notes: Paths, tmp_path: Path) -> None:
+    other = write_site(tmp_path / "b", ("Drug_name",))
+    cause = find(fn.doctor(make_job(notes[0], other)), "names_related")
+    assert cause.importance == "medium"
+    assert values(cause) == {"sites.south.label_map": {"Drug_name": "Drug"}}
+
+
+def test_types_that_a_label_map_leaves_out_are_named(
+    notes: Paths, tmp_path: Path
+) -> None:
+    job = make_job(notes[0], write_site(tmp_path / "b", ("med", "Frequency")))
+    assert "types_unmapped" not in codes(fn.doctor(job))
+    job["sites"]["south"]["label_map"] = {"med": "Drug"}
+    cause = find(fn.doctor(job), "types_unmapped")
+    assert list(numbers(cause)["mentions"]) == ["Frequency"]
+    assert values(cause) == {"sites.south.label_map": {"med": "Drug", "Frequency": ""}}
+
+
+def test_types_of_the_test_data_without_training_mentions_are_named(
+    notes: Paths, tmp_path: Path
+) -> None:
+    job = make_job(*notes)
+    tested = write_site(tmp_path / "t", ("DRUG",), first=900)
+    job["sites"]["south"] = {"train": str(notes[1]), "test": str(tested)}
+    cause = find(fn.doctor(job), "types_untrained")
+    assert numbers(cause)["test_mentions"] == {"DRUG": SENTENCES}
+    assert values(cause) == {"sites.south.label_map": {"DRUG": "Drug"}}
+
+
+def test_a_type_that_one_site_annotates_far_less_often_is_reported(
+    notes: Paths, tmp_path: Path
+) -> None:
+    sparse = write_site(tmp_path / "b", every=10, sentences=400)
+    cause = find(fn.doctor(make_job(notes[0], sparse)), "densities_differ")
+    density = numbers(cause)["per_1000_words"]
+    assert density["north"] == pytest.approx(200)  # one word of five
+    assert density["south"] == pytest.approx(20, rel=0.5)
+    assert values(cause) == {"training.personal_epochs": 5}
+    assert "densities_differ" not in codes(fn.doctor(make_job(*notes)))
+
+
+def test_sentences_longer_than_the_model_reads_are_counted(notes: Paths) -> None:
+    short = make_job(*notes, model={**TAGGER, "max_tokens": 4})
+    cause = find(fn.doctor(short), "sentences_cut")
+    assert numbers(cause) == {"share": 1.0, "longest": 5}
+    assert values(cause) == {"model.max_tokens": 64}
+
+
+def test_a_site_with_few_mentions_is_small(notes: Paths, tmp_path: Path) -> None:
+    small = write_site(tmp_path / "b", sentences=30)
+    cause = find(fn.doctor(make_job(notes[0], small)), "sites_small")
+    assert cause.where == "south"
+    assert numbers(cause)["mentions"] < 30
+
+
+# ---- settings ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rate", "code", "better"),
+    [(1.0, "rate_high", 0.003), (1e-6, "rate_low", 0.001)],
+)
+def test_a_rate_far_from_those_of_the_presets_is_reported(
+    notes: Paths, rate: float, code: str, better: float
+) -> None:
+    cause = find(fn.doctor(make_job(*notes, training={"learning_rate": rate})), code)
+    assert values(cause) == {"training.learning_rate": better}
+
+
+def test_rates_of_low_rank_changes_do_not_judge_full_fine_tuning(bert: Path) -> None:
+    """Only the preset "paper" trains all parameters, at 2e-5."""
+    from fednotes.jobs.diagnosis.plan import find_rates
+
+    def rates(train: str) -> tuple[float, float]:
+        model = {"encoder": str(bert), "train": train}
+        job = fn.job(method="finetune", synthetic={}, model=model)
+        found = find_rates(job)
+        assert found is not None
+        return found.low, found.high
+
+    assert rates("lora") == (1e-3, 1e-3)
+    assert rates("all") == rates("encoder") == (2e-5, 2e-5)
+
+
+def test_few_optimizer_steps_are_counted_as_a_run_takes_them(
+    notes: Paths, good_run: Path
+) -> None:
+    job = make_job(*notes, training={"epochs": 1})
+    cause = find(fn.doctor(job), "few_steps")
+    per_epoch = read_run(good_run).result.conditions["federated"]["rounds"] / 20
+    assert numbers(cause)["steps"] == per_epoch
+    assert values(cause)["training.epochs"] > 10
+
+
+def test_noise_that_hides_the_signal_is_reported(notes: Paths) -> None:
+    pytest.importorskip("dp_accounting")
+    privacy = {"unit": "sentence", "epsilon": 0.5, "rate": 0.01, "where": "site"}
+    diagnosis = fn.doctor(make_job(*notes, privacy=privacy))
+    cause = find(diagnosis, "noise_large")
+    assert cause.importance == "high"
+    assert values(cause)["privacy.rate"] > 0.01
+    assert values(cause)["privacy.epsilon"] == 1.0
+    few = find(diagnosis, "units_few")
+    assert few.where == "north, south"
+    generous = {"unit": "sentence", "epsilon": 90.0, "rate": 0.5, "where": "site"}
+    assert not {"noise_large", "units_few"} & codes(
+        fn.doctor(make_job(*notes, privacy=generous))
+    )
+
+
+# ---- the federation ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def contradicting_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the run of three sites, of which one names the same words otherwise."""
+    folder = tmp_path_factory.mktemp("contradicting")
+    north = write_site(folder / "a", ("Drug", "Test"), words=DRUGS[:2], sentences=220)
+    south = write_site(
+        folder / "b", ("Test", "Drug"), words=DRUGS[:2], sentences=220, first=1000
+    )
+    job = make_job(north, south, training={"private": []})
+    fn.simulate(job, folder / "run")
+    return folder / "run"
+
+
+def test_sites_that_contradict_each_other_lose_by_the_federation(
+    contradicting_run: Path,
+) -> None:
+    diagnosis = fn.doctor(contradicting_run)
+    below = find(diagnosis, "below_alone")
+    assert below.importance == "high"
+    assert numbers(below)["high"] < 0
+    assert numbers(below)["p_value"] < 0.05
+    assert values(below) == {"training.personal_epochs": 5}
+    lost = find(diagnosis, "types_lost")
+    assert numbers(lost)["alone"] > numbers(lost)["federated"] + 0.1
+
+
+@pytest.mark.parametrize(("loss", "is_odd"), [(9.0, True), (3.0, False)])
+def test_a_site_whose_loss_stays_far_above_the_others_is_odd(
+    changed: Callable[..., fn.Diagnosis], loss: float, is_odd: bool
+) -> None:
+    sites = {"a": {"loss": 2.0}, "b": {"loss": 2.5}, "c": {"loss": loss}}
+    diagnosis = changed(sites=sites)
+    assert ("sites_odd" in codes(diagnosis)) == is_odd
+    if is_odd:
+        cause = find(diagnosis, "sites_odd")
+        assert cause.where == "c"
+        assert values(cause)["training.aggregation"] == "median"
+
+
+@pytest.mark.parametrize(("sites", "is_absent"), [(1, True), (2, False)])
+def test_sites_that_miss_rounds_are_named(
+    changed: Callable[..., fn.Diagnosis], sites: int, is_absent: bool
+) -> None:
+    diagnosis = changed(took_part=sites, absent={"south": 3} if is_absent else {})
+    assert ("sites_absent" in codes(diagnosis)) == is_absent
+    if is_absent:
+        cause = find(diagnosis, "sites_absent")
+        assert (cause.where, cause.importance) == ("south", "high")
+        assert cause.evidence[1].numbers == {"absent": 12}
+        assert values(cause) == {"federation.timeout": 1200.0}
+
+
+# ---- interrupted runs, seeds, and other targets --------------------------------------
+
+
+def test_an_interrupted_run_is_diagnosed_by_what_it_has(
+    untrained_run: Path, tmp_path: Path
+) -> None:
+    """Without a summary, the scores of the finished parts are in their done.json."""
+    out = tmp_path / "run"
+    shutil.copytree(untrained_run, out)
+    (out / "summary.json").unlink()
+    shutil.rmtree(out / "federated")
+    diagnosis = fn.doctor(out)
+    assert diagnosis.state == "unfinished"
+    assert find(diagnosis, "nothing_found").where == "north, alone; south, alone"
+    assert any("resume it" in text for text in diagnosis.unchecked)
+
+
+def test_an_older_run_without_counts_says_so(
+    untrained_run: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(untrained_run, out)
+    record = json.loads((out / "job.json").read_text("utf-8"))
+    del record["data"]
+    (out / "job.json").write_text(json.dumps(record), encoding="utf-8")
+    summary = json.loads((out / "summary.json").read_text("utf-8"))
+    del summary["causes"]
+    (out / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    diagnosis = fn.doctor(out)
+    assert "nothing_found" in codes(diagnosis)
+    assert "few_steps" not in codes(diagnosis)
+    assert any("did not count" in text for text in diagnosis.unchecked)
+
+
+def test_seeds_share_the_causes_of_most_of_them(notes: Paths, tmp_path: Path) -> None:
+    job = make_job(
+        *notes, training={"epochs": 4, "learning_rate": 3e-3, "select": "last"}
+    )
+    fn.simulate(job, tmp_path / "seeds", seeds=(1, 2, 3))
+    diagnosis = fn.doctor(tmp_path / "seeds")
+    cause = find(diagnosis, "nothing_found")
+    assert cause.evidence[0].numbers == {"seeds": [1, 2, 3]}
+    assert cause.evidence[1].file == "seed-1/summary.json"
+    assert find(diagnosis, "no_gain").evidence[0].file == "seeds.json"
+    (tmp_path / "seeds" / "seeds.json").unlink()
+    shutil.rmtree(tmp_path / "seeds" / "seed-3")
+    interrupted = fn.doctor(tmp_path / "seeds")
+    assert interrupted.state == "unfinished"
+    assert "nothing_found" in codes(interrupted)
+
+
+@pytest.mark.parametrize("target", ["nowhere", "folder"])
+def test_other_targets_are_refused(tmp_path: Path, target: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigError):
+        fn.doctor(tmp_path / target)
+
+
+def test_settings_do_not_go_with_a_run(good_run: Path) -> None:
+    with pytest.raises(ConfigError, match="a run, whose job does not change"):
+        fn.doctor(good_run, settings=["seed=2"])
+
+
+def test_a_run_records_counts_and_causes_without_words(untrained_run: Path) -> None:
+    record = json.loads((untrained_run / "job.json").read_text("utf-8"))
+    assert record["data"]["north"]["mentions"]["Drug"] > 50
+    result = read_run(untrained_run).result
+    assert set(map(str, result.causes)) <= set(result.notes)
+    printed = json.dumps(fn.doctor(untrained_run).to_dict())
+    assert not any(word in printed for word in DRUGS)
+
+
+def test_a_key_with_special_characters_is_quoted() -> None:
+    setting = Setting.of("sites", "St. Mary", "label_map", value={"a b": "c"})
+    assert str(setting) == 'sites."St. Mary".label_map = { "a b" = "c" }'
