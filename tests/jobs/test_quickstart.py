@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import fednotes as fn
+from fednotes.cli.app import app
 
 BOOK = Path(__file__).parents[2] / "docs" / "quickstart.ipynb"
+README = BOOK.parents[1] / "README.md"
 
 
 def test_the_notebook_is_stored_without_outputs() -> None:
@@ -64,8 +68,8 @@ MENTIONS = [("lisinopril", "Drug"), ("10 mg daily", "Dosage"), ("atenolol", "Dru
 
 def readme_example() -> tuple[str, str]:
     """Return the model and the sentence of the command in README."""
-    readme = (BOOK.parents[1] / "README.md").read_text("utf-8")
-    (example,) = re.findall(r'fednotes predict runs/demo/(\S+) --text "(.+)"', readme)
+    readme = README.read_text("utf-8").replace("\\\n", " ")
+    (example,) = re.findall(r'fednotes predict runs/demo/(\S+) +--text "(.+)"', readme)
     model, text = example
     return model, text
 
@@ -95,3 +99,25 @@ def test_the_demo_reads_the_sentence_of_the_readme(tmp_path: Path) -> None:
         ]
         known = [mention for mention in MENTIONS if mention[1] in model.types]
         assert mentions == known, folder.parent.name
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On notes that the command named beside it generates, fewer than it would by itself."""
+    (block,) = re.findall(
+        r"^```python\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    monkeypatch.chdir(tmp_path)
+    command = ["corpus", "synthesise", "hospitals", "--sentences", "60"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    space: dict[str, Any] = {}
+    exec(compile(block, str(README), "exec"), space)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("discharge federated 0.") for line in lines)
+    document = space["model"]("Patient was on lisinopril 10 mg daily.")
+    mentions = {
+        document.text[span.start : span.end]: span.label for span in document.spans
+    }
+    assert mentions["lisinopril"] == "Drug"

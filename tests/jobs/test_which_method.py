@@ -1,4 +1,4 @@
-"""The page that chooses a method agrees with `fednotes init` and with what was measured."""
+"""The page that chooses a method agrees with `fednotes init` and with the results."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_every_row_of_the_proposal_s_table_is_tried() -> None:
     assert [row[0] for row in table_rows(table)] == list(NOTES)
 
 
-@pytest.mark.parametrize("path", [PAGE], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [PAGE, ROOT / "README.md"], ids=lambda path: path.stem)
 def test_numbers_stand_in_the_section_that_their_row_links(path: Path) -> None:
     """A number of a table is in docs/results.md, where a reader finds how it was measured."""
     checked = 0
