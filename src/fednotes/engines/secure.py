@@ -55,7 +55,7 @@ from fednotes.privacy.secure_sum import messages as wire
 from fednotes.privacy.secure_sum.crypto import Identity, digest, joined
 from fednotes.privacy.secure_sum.fixed_point import BITS, SumLayout, limits_after
 from fednotes.privacy.secure_sum.server import ServerChain
-from fednotes.privacy.secure_sum.site import REFUSALS, LaidOut, SiteChain
+from fednotes.privacy.secure_sum.site import REFUSALS, LayoutOptions, SiteChain
 
 MOST_NAMES = MOST_METRICS + CLASSES  # maximum number of one site's counts
 # Maximum length of all their names: the names that sites agree on must fit into one
@@ -309,7 +309,9 @@ class SecureSeal:
         tried, grid = self._count_try(pending, limits)
         try:
             boxes = wire.boxes_in(attached, terms.roster, self._site)
-            layout = LaidOut(purpose=pending.purpose, limits=limits, metrics=metrics)
+            layout = LayoutOptions(
+                purpose=pending.purpose, limits=limits, metrics=metrics
+            )
             message = self._chain.masked(terms.number, boxes, pending.update, **layout)
         except RefusedError as error:
             return wire.packed(replace(answer, again=str(error)))

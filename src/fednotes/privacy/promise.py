@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from annotated_types import Ge, Gt, Interval
 
@@ -107,6 +107,18 @@ class Privacy:
             )
 
 
+class Grids(NamedTuple):
+    """The grid spacings on which gradients are integers.
+
+    Attributes:
+        shared: That of shared layers, for a site's share of the noise.
+        private: That of private layers, for the full noise.
+    """
+
+    shared: float
+    private: float
+
+
 @dataclass(frozen=True)
 class Promise:
     """A job's promise, with every number on which it depends.
@@ -125,14 +137,16 @@ class Promise:
     shares: int
 
     @classmethod
-    def of(cls, privacy: Privacy, rounds: int, sites: int, least: int = 0) -> Promise:
+    def of(
+        cls, privacy: Privacy, rounds: int, sites: int, min_sites: int = 0
+    ) -> Promise:
         """Return the promise of a job.
 
         Args:
             privacy: The settings.
             rounds: The maximum number of rounds.
             sites: Number of sites in the job.
-            least: The minimum number of sites in a sum; 0 means all.
+            min_sites: Minimum number of sites in a sum; 0 means all.
 
         Raises:
             ConfigError: No noise can keep the promise.
@@ -140,22 +154,27 @@ class Promise:
         """
         shares = 1
         if privacy.where == "sum" and sites > 1:
-            opened = max(least or sites, sites // 2 + 1)
-            shares = opened - privacy.colluding  # [kairouz shares]
-            least = (sites + privacy.colluding) // 2 + 1
-            # With fewer, a dishonest server and colluding sites could open smaller
-            # sums.
-            if opened < least:
+            threshold = max(min_sites or sites, sites // 2 + 1)
+            shares = threshold - privacy.colluding  # [kairouz shares]
+            # With a smaller threshold, a dishonest server and colluding sites could
+            # open smaller sums.
+            min_threshold = (sites + privacy.colluding) // 2 + 1
+            if threshold < min_threshold:
                 raise ConfigError(
-                    f"colluding = {privacy.colluding}: a sum may cover only {opened} "
-                    f"of {sites} sites, too few against so many: set [federation] "
-                    f"min_sites to at least {least} (of {sites}), lower colluding, or "
-                    'set where = "site"'
+                    f"colluding = {privacy.colluding}: a sum may cover only "
+                    f"{threshold} of {sites} sites, too few against so many: set "
+                    f"[federation] min_sites to at least {min_threshold} (of {sites}), "
+                    'lower colluding, or set where = "site"'
                 )
         noise = privacy.noise
         if not noise:
-            rate, counts = privacy.rate, privacy.counts
-            noise = noise_for(privacy.epsilon, privacy.delta, rate, rounds, counts)
+            noise = noise_for(
+                privacy.epsilon,
+                privacy.delta,
+                privacy.rate,
+                rounds,
+                privacy.counts,
+            )
         return cls(privacy, noise, rounds, shares)
 
     @property
@@ -164,11 +183,12 @@ class Promise:
         return self.noise / math.sqrt(self.shares)  # [kairouz shares]
 
     @property
-    def grids(self) -> tuple[float, float]:
+    def grids(self) -> Grids:
         """The grid spacings for a site's share of the noise and for the full noise."""
-        # [abadi noise]
-        share, whole = (n * self.privacy.clip / SCALE for n in (self.share, self.noise))
-        return share, whole
+        return Grids(
+            shared=self.share * self.privacy.clip / SCALE,  # [abadi noise]
+            private=self.noise * self.privacy.clip / SCALE,  # [abadi noise]
+        )
 
     @property
     def counted(self) -> float:
@@ -180,39 +200,46 @@ class Promise:
 
     def epsilon(self, rounds: int | None = None) -> float:
         """Return ε after some rounds (by default all), including the counts."""
-        own, spent = self.privacy, self.rounds if rounds is None else rounds
-        return epsilon_of(self.noise, own.delta, own.rate, spent, own.counts)
+        privacy = self.privacy
+        if rounds is None:
+            rounds = self.rounds
+        return epsilon_of(
+            self.noise, privacy.delta, privacy.rate, rounds, privacy.counts
+        )
 
     def told(self) -> dict[str, Any]:
         """Return the promise for a run's summary, as JSON values."""
-        own = self.privacy
+        privacy = self.privacy
         return {
             "epsilon": self.epsilon(),
-            "delta": own.delta,
-            "unit": own.unit,
+            "delta": privacy.delta,
+            "unit": privacy.unit,
             "noise": self.noise,
-            "clip": own.clip,
-            "rate": own.rate,
+            "clip": privacy.clip,
+            "rate": privacy.rate,
             "rounds": self.rounds,
-            "where": own.where,
+            "where": privacy.where,
             "shares": self.shares,
-            "counts": own.counts,
-            "counted": own.counted,
+            "counts": privacy.counts,
+            "counted": privacy.counted,
         }
 
     def __str__(self) -> str:
-        own = self.privacy
+        """Return the promise in one sentence, with ε rounded up."""
+        privacy = self.privacy
+        unit = privacy.unit
         adversary = "anybody" if self.shares == 1 else "whoever sees only sums"
         epsilon = math.ceil(100 * self.epsilon() - 1e-9) / 100
         counts = ""
-        if own.counts:
+        if privacy.counts:
             counts = (
-                f"; counts, once: σ = {own.counts:g}, of {own.counted:g} a {own.unit}"
+                f"; counts, once: σ = {privacy.counts:g}, of {privacy.counted:g} a "
+                f"{unit}"
             )
         return (
-            f"differential privacy for each {own.unit} of a site, against {adversary}: "
-            f"ε = {epsilon:.2f} at δ = {own.delta:g} after {self.rounds:,} rounds (σ = "
-            f"{self.noise:g}, C = {own.clip:g}, q = {own.rate:g}{counts})"
+            f"differential privacy for each {unit} of a site, against {adversary}: "
+            f"ε = {epsilon:.2f} at δ = {privacy.delta:g} after {self.rounds:,} rounds "
+            f"(σ = {self.noise:g}, C = {privacy.clip:g}, q = {privacy.rate:g}{counts})"
         )
 
 
@@ -233,8 +260,8 @@ def epsilon_of(
         return 0.0
     with _accounting() as (events, rdp):
         accountant = rdp.RdpAccountant(list(ORDERS))  # [mironov rdp]
-        one = events.PoissonSampledDpEvent(rate, events.GaussianDpEvent(noise))
-        accountant.compose(one, rounds)  # [mironov rdp]
+        one_round = events.PoissonSampledDpEvent(rate, events.GaussianDpEvent(noise))
+        accountant.compose(one_round, rounds)  # [mironov rdp]
         if counts:
             accountant.compose(events.GaussianDpEvent(counts))  # [mironov rdp]
         return float(accountant.get_epsilon(delta))  # [mironov rdp]
@@ -249,18 +276,22 @@ def noise_for(
     Raises:
         ConfigError: No noise is sufficient.
     """
-    low, high = math.floor(LEAST_NOISE / STEP), math.ceil(MOST_NOISE / STEP)
+    # Bisect, in steps: `low` is not enough noise, and `high` is enough.
+    low = math.floor(LEAST_NOISE / STEP)
+    high = math.ceil(MOST_NOISE / STEP)
     if epsilon_of(high * STEP, delta, rate, rounds, counts) > epsilon:
-        besides = f" and counts = {counts:g}" if counts else ""
+        counts_text = f" and counts = {counts:g}" if counts else ""
         raise ConfigError(
             f"epsilon = {epsilon:g}: no noise keeps it at delta = {delta:g} over "
-            f"{rounds:,} rounds of rate {rate:g}{besides}: choose a larger epsilon, or "
-            "train less"
+            f"{rounds:,} rounds of rate {rate:g}{counts_text}: choose a larger "
+            "epsilon, or train less"
         )
     while low + 1 < high:
         middle = (low + high) // 2
-        enough = epsilon_of(middle * STEP, delta, rate, rounds, counts) <= epsilon
-        low, high = (low, middle) if enough else (middle, high)
+        if epsilon_of(middle * STEP, delta, rate, rounds, counts) <= epsilon:
+            high = middle
+        else:
+            low = middle
     return high * STEP
 
 

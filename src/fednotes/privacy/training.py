@@ -232,22 +232,22 @@ def train(federation: Federation, config: Any, support: DPSupport) -> State:
         The server's final state.
     """
     promise = support.make_promise(config)
-    resumed = federation.resume()
-    if resumed is not None:
-        agreed: Tensors = unprefixed(AGREED, resumed.tensors)
-    elif support.agrees_first(config):
+    agrees_first = support.agrees_first(config)
+    saved_state = federation.resume()
+    agreed: Tensors = {}
+    if saved_state is not None:
+        agreed = unprefixed(AGREED, saved_state.tensors)
+    elif agrees_first:
         agreed = _agree(federation, config, support, promise)
-    else:
-        agreed = {}
 
-    server = Server(config, promise, support.initial(config, agreed), resumed)
+    server = Server(config, promise, support.initial(config, agreed), saved_state)
     server.agreed = agreed
-    judges_last_model = bool(config.privacy.counts) and not support.agrees_first(config)
-    every = config.evaluate_every * promise.privacy.epoch
+    judges_last_model = bool(config.privacy.counts) and not agrees_first
+    rounds_between_reports = config.evaluate_every * promise.privacy.epoch
     for round in federation.rounds(server.round, promise.rounds):
         server.step(federation.sum(NOISY, server.shared, round=round.number))
         is_last = server.round == promise.rounds
-        is_reported = is_last or server.round % every == 0
+        is_reported = is_last or server.round % rounds_between_reports == 0
 
         server.metrics = {}
         if is_reported:
@@ -262,7 +262,11 @@ def train(federation: Federation, config: Any, support: DPSupport) -> State:
 def _agree(
     federation: Federation, config: Any, support: DPSupport, promise: Promise
 ) -> Tensors:
-    """Sum the sites' noisy counts; send the sites the agreed tensors."""
+    """Sum the sites' noisy counts, and send the sites the tensors derived from them.
+
+    Returns:
+        The tensors with which training starts.
+    """
     total = federation.sum(COUNTS, round=0)
     total.require({COUNTS: (support.count_size(config),)})
     counts = total.tensors[COUNTS].double() * promise.counted
@@ -292,15 +296,18 @@ class Server(RoundServer):
         resumed: State | None,
     ) -> None:
         self._adam = Adam(initial, config.learning_rate)
-        self._unit = promise.grids[0] / config.batch_size  # [abadi descent]
+        self._unit = promise.grids.shared / config.batch_size  # [abadi descent]
         self._counted = promise.counted
         super().__init__(config, initial, Best(wanted=False, later="never"), resumed)
 
     def step(self, total: Total) -> None:
         """Update θ_s by Adam along (Σ clipped g_u + noise) / N."""
-        # A method with two stages trains only some of the shared parameters in each.
         shapes = shapes_of(self.shared)
-        total.require({name: shapes[name] for name in total.tensors if name in shapes})
+        # A method with two stages trains only some of the shared parameters in each.
+        trained_shapes = {
+            name: shapes[name] for name in total.tensors if name in shapes
+        }
+        total.require(trained_shapes)
         gradients: dict[str, Tensor | None] = dict.fromkeys(self.shared)
         for name, value in total.tensors.items():
             gradients[name] = (value * self._unit).float()  # [abadi descent]
@@ -311,8 +318,9 @@ class Server(RoundServer):
         """Record the micro F1 computed from the sites' noisy counts of mentions."""
         total.require({COUNTS: (MENTION_COUNTS,)})
         counts = total.tensors[COUNTS].double() * self._counted
-        right, predicted, gold = counts.tolist()
-        f1 = 2 * right / max(1.0, predicted + gold)
+        correct, predicted, gold = counts.tolist()
+        f1 = 2 * correct / max(1.0, predicted + gold)
+        # The noise can move F1 out of its range.
         self.metrics["valid_f1"] = min(1.0, max(0.0, f1))
 
     def state(self) -> State:
@@ -374,14 +382,15 @@ class DPSite(MethodSite):
         self.num_examples = site.num_examples
         self.scores = site.scores
         self.steps = 0
-        self.lost = 0  # answers whose every gradient failed, so that only noise left
+        self.lost = 0  # number of answers in which every gradient failed
         self._config = config
         self._noise_secret = secret or secrets.token_bytes(32)
         self._question = question
         self._kept: Tensors = {}
         self._data = support.digest(data)
 
-        unit, delta = self.promise.privacy.unit, self.promise.privacy.delta
+        unit = self.promise.privacy.unit
+        delta = self.promise.privacy.delta
         self.units = support.units(site, unit)
         if delta * len(self.units) >= 1:
             raise ConfigError(
@@ -394,11 +403,16 @@ class DPSite(MethodSite):
         self._begin({})
 
     def begin(self, tensors: Tensors) -> Update:
-        """Load the tensors agreed from all sites' noisy counts."""
-        is_other = self._agreed and tensor_fingerprint(
-            self._agreed
-        ) != tensor_fingerprint(tensors)
-        if self.steps or is_other or not self.support.agrees_first(self._config):
+        """Load the tensors that the server derived from all sites' noisy counts.
+
+        Raises:
+            RefusedError: The job has no such tensors, training has begun, or other
+                tensors were loaded before.
+        """
+        is_changed = bool(self._agreed) and (
+            tensor_fingerprint(self._agreed) != tensor_fingerprint(tensors)
+        )
+        if self.steps or is_changed or not self.support.agrees_first(self._config):
             raise RefusedError(
                 f"site {self.id!r}: there is nothing to agree on, or training has begun"
             )
@@ -414,6 +428,7 @@ class DPSite(MethodSite):
         self._own: dict[str, torch.nn.Parameter] = self.site.private
         self._adam = Adam(self._own, self._config.learning_rate)
         shared_grid, private_grid = self.promise.grids
+        # Layer to the step of the grid on which its gradients are integers.
         self._grids = {
             **dict.fromkeys(self._shared, shared_grid),
             **dict.fromkeys(self._own, private_grid),
@@ -446,12 +461,13 @@ class DPSite(MethodSite):
         self.steps += 1
 
         if self._own:
-            unit = self.promise.grids[1] / self._config.batch_size
-            self._adam.step(
-                {name: (total[name] * unit).to(p) for name, p in self._own.items()}
-            )
-        shared = {name: total[name] for name in total if name in self._shared}
-        return Update(shared)
+            unit = self.promise.grids.private / self._config.batch_size
+            private_gradients = {
+                name: (total[name] * unit).to(parameter)
+                for name, parameter in self._own.items()
+            }
+            self._adam.step(private_gradients)
+        return Update({name: total[name] for name in total if name in self._shared})
 
     def _sum_clipped(self, stream: Stream) -> dict[str, Tensor]:
         """Return the sum of clipped gradients over units drawn with the stream."""
@@ -462,33 +478,37 @@ class DPSite(MethodSite):
         self.site.model.train()
         # The seeds of dropout are secret. With public seeds, leaving out one unit would
         # change the dropout of all later units, and all of these would change the sum.
-        dropout = stream.words(len(self.units)) >> np.uint64(1)
-        drawn = chosen(stream, len(self.units), self.promise.privacy.rate)
+        dropout_seeds = stream.words(len(self.units)) >> np.uint64(1)
+        is_drawn = chosen(stream, len(self.units), self.promise.privacy.rate)
         device = next(iter(self._parameters.values())).device
 
         failures = Counter[str]()
-        for unit in np.flatnonzero(drawn):
-            seed_torch(int(dropout[unit]), device)
+        for unit in np.flatnonzero(is_drawn):
+            seed_torch(int(dropout_seeds[unit]), device)
             try:
-                clipped = self.clipped(self.units[unit])
+                gradient = self.clipped(self.units[unit])
             except Exception as error:
                 # A refusal would reveal the unit, so it adds nothing instead.
                 failures[type(error).__name__] += 1
                 continue
-            for name, part in clipped.items():
+            for name, part in gradient.items():
                 total[name] += part  # [abadi noise]
 
-        if failures:  # for this site's people alone
+        if failures:  # logged at this site only
             logger.warning("gradients that cannot be computed: %s", dict(failures))
-            self.lost += not any(value.any() for value in total.values())
+            has_gradients = any(value.any() for value in total.values())
+            if not has_gradients:
+                self.lost += 1
         return total
 
     @property
     def _learning(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that are trained now, by name."""
         return {name: p for name, p in self._parameters.items() if p.requires_grad}
 
     @property
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
+        """All shared and private parameters, by name."""
         return {**self._shared, **self._own}
 
     def clipped(self, indices: np.ndarray) -> dict[str, Tensor]:
@@ -507,14 +527,15 @@ class DPSite(MethodSite):
             loss = self.support.loss(self.site, part) * (len(part) / len(indices))
             if not loss.requires_grad:  # it depends on no parameter that is trained now
                 continue
-            of_part: Sequence[Tensor | None] = torch.autograd.grad(
+            part_gradients: Sequence[Tensor | None] = torch.autograd.grad(
                 loss, [*parameters.values()], allow_unused=True
             )
-            for name, gradient in zip(parameters, of_part, strict=True):
+            for name, gradient in zip(parameters, part_gradients, strict=True):
                 if gradient is None:
                     continue
-                earlier = gradients.get(name)
-                gradients[name] = gradient if earlier is None else earlier + gradient
+                if name in gradients:
+                    gradient = gradients[name] + gradient
+                gradients[name] = gradient
         return cut(gradients, self.promise.privacy.clip, self._grids)
 
     def _key(self, round: int) -> bytes:
@@ -547,28 +568,28 @@ class DPSite(MethodSite):
             RefusedError: The job has no counts, or not at this time.
         """
         agrees_first = self.support.agrees_first(self._config)
-        due_at = 0 if agrees_first else self.promise.rounds
-        if not self.support.is_counting(self._config) or self.steps != due_at:
-            time = "before training" if agrees_first else "after training"
+        time = "before training" if agrees_first else "after training"
+        due_step = 0 if agrees_first else self.promise.rounds
+        if not self.support.is_counting(self._config) or self.steps != due_step:
             raise RefusedError(
                 f"site {self.id!r}: the job sends no counts, or only {time}"
             )
-        load_into({} if agrees_first else self._shared, tensors)
+        expected_parameters = {} if agrees_first else self._shared
+        load_into(expected_parameters, tensors)
         size = self.support.count_size(self._config)
         total = torch.zeros(size, dtype=torch.int64)
         grids = {COUNTS: self.promise.counted}
         for items in self._counted_units:
             # A refusal would reveal the unit, so it adds nothing instead.
             with suppress(Exception):
-                places, counts = self.support.count_unit(self.site, items)
+                positions, counts = self.support.count_unit(self.site, items)
                 vector = {COUNTS: torch.as_tensor(counts)}
                 clipped = cut(vector, self.promise.privacy.counted, grids)
                 # [abadi counts]
-                total.index_add_(0, torch.as_tensor(places), clipped[COUNTS])
+                total.index_add_(0, torch.as_tensor(positions), clipped[COUNTS])
 
-        stream = Stream(
-            receipt(self._key(round), COUNTS, tensor_fingerprint({COUNTS: total}))
-        )
+        total_fingerprint = tensor_fingerprint({COUNTS: total})
+        stream = Stream(receipt(self._key(round), COUNTS, total_fingerprint))
         noise = discrete_gaussian(stream, len(total))
         total += torch.from_numpy(noise)  # [abadi counts]
         return Update({COUNTS: total})

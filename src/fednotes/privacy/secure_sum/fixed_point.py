@@ -25,7 +25,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -137,10 +137,10 @@ class SumLayout:
         """
         if not 1 <= sites <= MOST_SITES:
             raise ConfigError(f"a secure sum has 1 to {MOST_SITES} sites, not {sites}")
-        names = sorted(update.metrics if metrics is None else set(metrics))
-        if extra := sorted(update.metrics.keys() - set(names)):
+        metric_names = sorted(update.metrics if metrics is None else set(metrics))
+        for name in sorted(update.metrics.keys() - set(metric_names)):
             raise TrainingError(
-                f"metric {extra[0]!r} is not among those that the sites agreed to sum: "
+                f"metric {name!r} is not among those that the sites agreed to sum: "
                 "agree on the names of all sites first"
             )
         limits = limits or {}
@@ -151,11 +151,11 @@ class SumLayout:
                     f"2^-{BITS} and 2^{BITS}"
                 )
         fields = [
-            _field(name, value, sites, limits.get(name, LIMIT))
+            _tensor_field(name, value, sites, limits.get(name, LIMIT))
             for name, value in update.tensors.items()
         ]
-        fields.append(_wide("weight", "", (), sites))
-        fields.extend(_wide("metric", name, (), sites) for name in names)
+        fields.append(_wide_field("weight", "", (), sites))
+        fields.extend(_wide_field("metric", name, (), sites) for name in metric_names)
         return cls(purpose, sites, tuple(fields))
 
     @property
@@ -191,32 +191,39 @@ def encode(update: Update, layout: SumLayout) -> Words:
             or out of range; the message names it.
     """
     words = np.empty(layout.words, np.uint64)
-    expected = [
+    expected_shapes = [
         (item.name, item.shape) for item in layout.fields if item.kind == "tensor"
     ]
-    given = [(name, tuple(value.shape)) for name, value in update.tensors.items()]
-    if given != expected:
+    shapes = [(name, tuple(value.shape)) for name, value in update.tensors.items()]
+    if shapes != expected_shapes:
         raise TrainingError(
             "the tensors of this site are not those that the secure sum expects"
         )
     if not math.isfinite(update.weight):
         raise TrainingError("the site's weight is not finite: nothing was sent")
-    weight = torch.tensor(float(update.weight), dtype=torch.float64)
-    for item, first, second in _places(words, layout):
+    for part in _split_words(words, layout):
+        item = part.field
+        factor = 1.0
         if item.kind == "tensor":
-            value, factor = update.tensors[item.name], update.weight
+            value = update.tensors[item.name]
+            factor = update.weight
         elif item.kind == "weight":
-            value, factor = weight, 1.0
+            value = torch.tensor(float(update.weight), dtype=torch.float64)
         else:
             number = float(update.metrics.get(item.name, 0.0))
-            value, factor = torch.tensor(number, dtype=torch.float64), 1.0
-        _encode(value, factor, item, layout.largest, first, second)
+            value = torch.tensor(number, dtype=torch.float64)
+        _encode(value, factor, item, layout.largest, part.first, part.second)
     words[-1] = 1
     return words
 
 
 def decode(words: Words, layout: SumLayout, included: Sequence[str]) -> Total:
-    """Decode the sum of the included sites' words into a total.
+    """Decode the sum of several sites' words into a total.
+
+    Args:
+        words: The sum of the words, without masks.
+        layout: The layout of the words.
+        included: The sites in the sum.
 
     Raises:
         TrainingError: The words are not a valid sum, because a mask remains.
@@ -228,16 +235,17 @@ def decode(words: Words, layout: SumLayout, included: Sequence[str]) -> Total:
     tensors: dict[str, Tensor] = {}
     metrics: dict[str, float] = {}
     weight = 0.0
-    for item, first, second in _places(words, layout):
-        _check_sum(first, len(included) * layout.largest)
-        _check_sum(second, len(included) << max(item.fine - 1, 0))
+    for part in _split_words(words, layout):
+        item = part.field
+        _check_sum(part.first, len(included) * layout.largest)
+        _check_sum(part.second, len(included) << max(item.fine - 1, 0))
         if item.kind == "tensor":
-            tensors[item.name] = torch.from_numpy(_decode(first, second, item)).reshape(
-                item.shape
-            )
+            numbers = _decode(part.first, part.second, item)
+            tensors[item.name] = torch.from_numpy(numbers).reshape(item.shape)
             continue
-        exact = Fraction((int(first[0]) << item.fine) + int(second[0]))
-        number = float(exact / Fraction(2) ** (item.exponent + item.fine))
+        # Integers of any size make the result of a single number exact.
+        integer = (int(part.first[0]) << item.fine) + int(part.second[0])
+        number = float(Fraction(integer) / Fraction(2) ** (item.exponent + item.fine))
         if item.kind == "metric":
             metrics[item.name] = number
         else:
@@ -245,21 +253,49 @@ def decode(words: Words, layout: SumLayout, included: Sequence[str]) -> Total:
     return Total(tensors, weight, metrics, len(included), tuple(included))
 
 
-def _places(words: Words, layout: SumLayout) -> Iterator[tuple[Field, Signed, Signed]]:
-    """Yield each field with its first and second words."""
-    signed, start = words.view(np.int64), 0
+class _FieldWords(NamedTuple):
+    """The words of one field in a message.
+
+    Attributes:
+        field: The field.
+        first: Its first words, (numbers,).
+        second: Its second words, (numbers,) or (0,).
+    """
+
+    field: Field
+    first: Signed
+    second: Signed
+
+
+def _split_words(words: Words, layout: SumLayout) -> Iterator[_FieldWords]:
+    """Yield the words of each field, as views."""
+    signed = words.view(np.int64)
+    start = 0
     for item in layout.fields:
-        middle, end = start + item.numbers, start + item.words
-        yield item, signed[start:middle], signed[middle:end]
+        middle = start + item.numbers
+        end = start + item.words
+        yield _FieldWords(item, signed[start:middle], signed[middle:end])
         start = end
 
 
 def _ceil_log2(number: float) -> int:
+    """Return the smallest n for which 2^n is at least a positive number."""
     fraction, exponent = math.frexp(number)
     return exponent - 1 if fraction == 0.5 else exponent
 
 
-def _field(name: str, value: Tensor, sites: int, limit: int) -> Field:
+def _tensor_field(name: str, value: Tensor, sites: int, limit: int) -> Field:
+    """Return the field of a tensor.
+
+    Args:
+        name: The tensor's name.
+        value: The tensor.
+        sites: Maximum number of sites in the sum.
+        limit: Bound on |weight · value|, as an exponent of two.
+
+    Raises:
+        ConfigError: The tensor does not hold real numbers.
+    """
     if value.is_complex() or value.is_quantized:
         raise ConfigError(
             f"tensor {name!r}: a secure sum takes real numbers, not {value.dtype}"
@@ -268,14 +304,15 @@ def _field(name: str, value: Tensor, sites: int, limit: int) -> Field:
     if not value.is_floating_point():
         limit = WIDE
     elif value.element_size() > 4:
-        return _wide("tensor", name, shape, sites, max(limit, WIDE))
-    return Field("tensor", name, shape, ROOM - _ceil_log2(sites) - limit, 0)
+        return _wide_field("tensor", name, shape, sites, max(limit, WIDE))
+    exponent = ROOM - _ceil_log2(sites) - limit
+    return Field("tensor", name, shape, exponent, fine=0)
 
 
-def _wide(
+def _wide_field(
     kind: Kind, name: str, shape: tuple[int, ...], sites: int, limit: int = WIDE
 ) -> Field:
-    """Return a field of two words; the first is off by at most half of its unit."""
+    """Return a field with a second word for what rounding the first one leaves."""
     room = ROOM - _ceil_log2(sites)
     return Field(kind, name, shape, room - limit, room)
 
@@ -288,34 +325,47 @@ def _encode(
     first: Signed,
     second: Signed,
 ) -> None:
-    """Fill the words of one field in blocks."""
+    """Write weight · value as the words of one field, block by block.
+
+    Args:
+        value: The value.
+        weight: Its weight.
+        item: The field.
+        largest: Maximum magnitude of an integer in a first word.
+        first: The first words, which are filled.
+        second: The second words, which are filled.
+
+    Raises:
+        TrainingError: A number is not finite or out of range.
+    """
     value = value.detach().cpu().contiguous()
-    if value.dtype is torch.bfloat16:  # NumPy has none
+    if value.dtype is torch.bfloat16:  # NumPy has no such type
         value = value.float()
     numbers = value.view(-1).numpy()
     buffer = np.empty(min(BLOCK, numbers.size))
-    unit = 2.0**item.exponent
+    units_per_number = 2.0**item.exponent
     for start in range(0, numbers.size, BLOCK):
-        part = slice(start, start + BLOCK)
-        scaled = buffer[: first[part].size]
-        scaled[...] = numbers[part]
+        block = slice(start, start + BLOCK)
+        scaled = buffer[: first[block].size]
+        scaled[...] = numbers[block]
         with np.errstate(over="ignore", invalid="ignore"):
             scaled *= weight
-            scaled *= unit
-            inside = scaled.max() <= largest and scaled.min() >= -largest
-        if not inside:  # NaN compares false
-            _refuse(numbers[part], item, largest)
+            scaled *= units_per_number
+            # False for NaN.
+            is_in_range = scaled.max() <= largest and scaled.min() >= -largest
+        if not is_in_range:
+            _refuse(numbers[block], item, largest)
         whole = np.rint(scaled)
-        first[part] = whole
+        first[block] = whole
         if item.fine:
-            second[part] = np.rint((scaled - whole) * 2.0**item.fine)
+            second[block] = np.rint((scaled - whole) * 2.0**item.fine)
 
 
 def _refuse(numbers: NDArray[np.generic], item: Field, largest: int) -> None:
-    """Raise a TrainingError that describes the problem without the value."""
-    what = (
-        "the site's weight" if item.kind == "weight" else f"{item.kind} {item.name!r}"
-    )
+    """Raise TrainingError for numbers out of range; the message has no number."""
+    what = f"{item.kind} {item.name!r}"
+    if item.kind == "weight":
+        what = "the site's weight"
     if not np.isfinite(numbers.astype(np.float64)).all():
         raise TrainingError(f"{what} has a value that is not finite: nothing was sent")
     limit = _ceil_log2(largest) - item.exponent
@@ -326,6 +376,7 @@ def _refuse(numbers: NDArray[np.generic], item: Field, largest: int) -> None:
 
 
 def _check_sum(sums: Signed, largest: int) -> None:
+    """Raise TrainingError if a sum exceeds its bound, because a mask remains."""
     if sums.size and (int(sums.max()) > largest or int(sums.min()) < -largest):
         raise TrainingError("a secure sum is out of range: no total was computed")
 
@@ -337,37 +388,45 @@ def _decode(first: Signed, second: Signed, item: Field) -> NDArray[np.float64]:
     """
     if not item.fine:
         return first.astype(np.float64) * 2.0**-item.exponent
-    top = (
-        first + 2**31
-    ) >> 32  # rounded to nearest, so that small sums of either sign have 0
-    high = top.astype(np.float64) * 2.0 ** (32 - item.exponent)
-    low = (first - (top << 32)).astype(np.float64) * 2.0**-item.exponent
+    # Rounding to the nearest gives small sums of either sign the upper half 0.
+    upper_half = (first + 2**31) >> 32
+    lower_half = first - (upper_half << 32)
+    high = upper_half.astype(np.float64) * 2.0 ** (32 - item.exponent)
+    low = lower_half.astype(np.float64) * 2.0**-item.exponent
     fine = second.astype(np.float64) * 2.0 ** -(item.exponent + item.fine)
     return high + (low + fine)
 
 
 def check_layout(layout: SumLayout) -> None:
-    """Raise RefusedError for a received layout that no site can have made."""
+    """Raise RefusedError for a received layout that no site can have created."""
     kinds = [item.kind for item in layout.fields]
     names = [(item.kind, item.name) for item in layout.fields]
-    sound = (
+    is_valid = (
         1 <= layout.sites <= MOST_SITES
         and kinds.count("weight") == 1
         and len(set(names)) == len(names)
-        and all(kind in ("tensor", "weight", "metric") for kind in kinds)
-        and all(size >= 0 for item in layout.fields for size in item.shape)
-        and all(
-            len(item.shape) <= 16 and item.numbers < 2**48 for item in layout.fields
-        )
-        and all(-BITS <= item.exponent <= 2 * BITS for item in layout.fields)
-        and all(
-            item.fine in (0, ROOM - _ceil_log2(layout.sites)) for item in layout.fields
-        )
-        and all(
-            item.fine and item.numbers == 1
-            for item in layout.fields
-            if item.kind != "tensor"
-        )
+        and all(_is_valid_field(item, layout.sites) for item in layout.fields)
     )
-    if not sound:
+    if not is_valid:
         raise RefusedError("the layout of a masked update is not valid")
+
+
+def _is_valid_field(item: Field, sites: int) -> bool:
+    """Return whether a site can have created a field.
+
+    Args:
+        item: The field.
+        sites: Maximum number of sites in the sum.
+    """
+    if item.kind not in ("tensor", "weight", "metric"):
+        return False
+    if any(size < 0 for size in item.shape):
+        return False
+    if len(item.shape) > 16 or item.numbers >= 2**48:
+        return False
+    if not -BITS <= item.exponent <= 2 * BITS:
+        return False
+    if item.fine not in (0, ROOM - _ceil_log2(sites)):
+        return False
+    is_single_wide_number = bool(item.fine) and item.numbers == 1
+    return item.kind == "tensor" or is_single_wide_number

@@ -38,7 +38,13 @@ SPARED = 2  # maximum number of answers left out if shares do not match
 
 @dataclass(slots=True)
 class _Sum:
-    """The running sum of the updates with one layout."""
+    """The running sum of the updates with one layout.
+
+    Attributes:
+        layout: The layout.
+        words: The sum modulo 2^64.
+        sites: The sites whose updates are in the sum.
+    """
 
     layout: SumLayout
     words: crypto.Words
@@ -61,8 +67,8 @@ class SecureServer:
             or "closed".
         survivors: The sites in the sum, once no more updates are accepted.
         doubtful: Pairs of sites (the one that opened a share, the owner of the secret)
-            with a wrong share, although the sum was opened. One of the two broke the
-            protocol, probably the site that is in most pairs.
+            whose share was wrong, although the sum could be opened. One of the two
+            sites broke the protocol, probably the one that is in most pairs.
     """
 
     def __init__(self, parties: Parties, context: bytes) -> None:
@@ -72,8 +78,10 @@ class SecureServer:
         self._keys: dict[str, KeysMessage] = {}
         self._session = b""
         self._boxes: dict[str, SharesMessage] = {}
-        self._sums: dict[bytes, _Sum] = {}
+        self._sums: dict[bytes, _Sum] = {}  # by the digest of their layout
+        self._sum: _Sum | None = None  # the sum to open
         self._receipts: dict[str, dict[str, bytes]] = {}  # sender → receiver → receipt
+        # Sender → receiver → confirmation of the list of survivors.
         self._confirmations: dict[str, dict[str, bytes]] = {}
         self._answers: dict[str, UnmaskMessage] = {}
         self.survivors: tuple[str, ...] = ()
@@ -102,7 +110,7 @@ class SecureServer:
     def keys(self) -> dict[str, KeysMessage]:
         """Return all keys, for every site that sent its own."""
         if self.phase == "keys":
-            self._enough(len(self._keys), "keys")
+            self._require_enough(len(self._keys), "keys")
             self._keys = {
                 site: self._keys[site] for site in self._parties.in_order(self._keys)
             }
@@ -119,24 +127,25 @@ class SecureServer:
             raise RefusedError(
                 f"the shares of site {message.site!r} were made for other keys"
             )
-        if not _one_each(message.boxes, self._keys.keys() - {message.site}, BOX_BYTES):
+        peers = self._keys.keys() - {message.site}
+        if not _covers(message.boxes, peers, BOX_BYTES):
             raise RefusedError(
                 f"the shares of site {message.site!r} do not cover all sites"
             )
         self._boxes[message.site] = message
 
     def boxes(self) -> dict[str, dict[str, bytes]]:
-        """Return the boxes by receiver and sender."""
+        """Return each receiver's boxes, by their sender."""
         if self.phase == "shares":
-            self._enough(len(self._boxes), "shares")
+            self._require_enough(len(self._boxes), "shares")
             self.phase = "masked"
         return {
-            to: {
-                sender: self._boxes[sender].boxes[to]
+            receiver: {
+                sender: self._boxes[sender].boxes[receiver]
                 for sender in self.roster
-                if sender != to
+                if sender != receiver
             }
-            for to in self.roster
+            for receiver in self.roster
         }
 
     def add_masked(self, message: MaskedMessage) -> None:
@@ -156,51 +165,73 @@ class SecureServer:
         words = message.words
         if words.dtype != np.uint64 or words.shape != (message.layout.words,):
             raise RefusedError(f"the masked update of site {site!r} has the wrong size")
-        if not _one_each(message.receipts, set(self.roster) - {site}, RECEIPT_BYTES):
+        if not _covers(message.receipts, set(self.roster) - {site}, RECEIPT_BYTES):
             raise RefusedError(
                 f"site {site!r} did not send one receipt for each other site"
             )
-        where = message.layout.digest()
-        if where not in self._sums:
-            self._sums[where] = _Sum(message.layout, words.copy())
+        layout_digest = message.layout.digest()
+        running_sum = self._sums.get(layout_digest)
+        if running_sum is None:
+            running_sum = _Sum(message.layout, words.copy())
+            self._sums[layout_digest] = running_sum
         else:
-            np.add(self._sums[where].words, words, out=self._sums[where].words)
-        self._sums[where].sites.add(site)
+            np.add(running_sum.words, words, out=running_sum.words)
+        running_sum.sites.add(site)
         self._receipts[site] = dict(message.receipts)
 
     def requests(self) -> dict[str, UnmaskRequest]:
         """Return the request to each survivor, with the confirmations so far."""
         if self.phase == "masked":
-            if not self._sums:
-                self._enough(0, "updates")
-            layouts = sorted(self._sums.values(), key=lambda part: -len(part.sites))
-            if len(layouts[0].sites) < self._parties.threshold and len(layouts) > 1:
-                raise TrainingError(_difference(layouts[0], layouts[1]))
-            self._enough(len(layouts[0].sites), "updates")
-            self.survivors = self._parties.in_order(layouts[0].sites)
-            self._sums = {b"": layouts[0]}
+            self._choose_sum()
             self.phase = "unmask"
         dropped = tuple(site for site in self.roster if site not in self.survivors)
-        return {
-            to: UnmaskRequest(
+        requests = {}
+        for receiver in self.survivors:
+            receipts = {
+                sender: self._receipts[sender][receiver]
+                for sender in self.survivors
+                if sender != receiver
+            }
+            confirmations = {
+                sender: by_receiver[receiver]
+                for sender, by_receiver in self._confirmations.items()
+                if sender != receiver
+            }
+            requests[receiver] = UnmaskRequest(
                 self.exchange,
                 self.survivors,
                 dropped,
-                {s: self._receipts[s][to] for s in self.survivors if s != to},
-                {s: given[to] for s, given in self._confirmations.items() if s != to},
+                receipts=receipts,
+                confirmations=confirmations,
             )
-            for to in self.survivors
-        }
+        return requests
+
+    def _choose_sum(self) -> None:
+        """Choose the sum of most sites; these are the survivors.
+
+        Raises:
+            TrainingError: The sum has fewer sites than the threshold.
+        """
+        if not self._sums:
+            self._require_enough(0, "updates")
+        largest, *others = sorted(
+            self._sums.values(), key=lambda part: len(part.sites), reverse=True
+        )
+        if len(largest.sites) < self._parties.threshold and others:
+            raise TrainingError(_explain_difference(largest, others[0]))
+        self._require_enough(len(largest.sites), "updates")
+        self.survivors = self._parties.in_order(largest.sites)
+        self._sum = largest
+        self._sums = {largest.layout.digest(): largest}
 
     def add_confirm(self, message: ConfirmMessage) -> None:
-        """Accept a survivor's proofs of the list; call `requests` again afterwards."""
+        """Accept a survivor's proofs of its list; call `requests` again afterwards."""
         survivors = set(self.survivors)
         self._expect(
             "unmask", message.site, message.exchange, survivors, self._confirmations
         )
-        if not _one_each(
-            message.confirmations, survivors - {message.site}, RECEIPT_BYTES
-        ):
+        peers = survivors - {message.site}
+        if not _covers(message.confirmations, peers, RECEIPT_BYTES):
             raise RefusedError(
                 f"the confirmations of site {message.site!r} do not cover all sites"
             )
@@ -211,8 +242,9 @@ class SecureServer:
         survivors = set(self.survivors)
         self._expect("unmask", message.site, message.exchange, survivors, self._answers)
         dropped = set(self.roster) - survivors
-        asked = (message.masks, survivors), (message.keys, dropped)
-        if not all(_one_each(given, sites, SHARE_BYTES) for given, sites in asked):
+        has_masks = _covers(message.masks, survivors, SHARE_BYTES)
+        has_keys = _covers(message.keys, dropped, SHARE_BYTES)
+        if not has_masks or not has_keys:
             raise RefusedError(
                 f"site {message.site!r} opened other shares than the server requested"
             )
@@ -227,104 +259,152 @@ class SecureServer:
             TrainingError: Too few sites sent shares, the shares do not match the keys,
                 or the masks do not cancel.
         """
-        if self.phase != "unmask":
+        if self.phase != "unmask" or self._sum is None:
             raise TrainingError("the secure sum has no updates to open yet")
-        self._enough(len(self._answers), "opened shares")
-        part = self._sums[b""]
-        where = part.layout.digest()
-        streams = [
-            (self_stream(self._seed(s), self._session, where), -1)
-            for s in self.survivors
-        ]
+        self._require_enough(len(self._answers), "opened shares")
+        layout = self._sum.layout
+        layout_digest = layout.digest()
+        streams = []
+        for site in self.survivors:
+            stream = self_stream(self._rebuild_seed(site), self._session, layout_digest)
+            streams.append((stream, -1))
         for site in self.roster:
             if site not in self.survivors:
-                streams += self._left_over(site, where)
+                streams += self._undo_pair_masks(site, layout_digest)
         self.phase = "closed"
-        crypto.add_streams(part.words, streams)
-        return decode(part.words, part.layout, self.survivors)
+        crypto.add_streams(self._sum.words, streams)
+        return decode(self._sum.words, layout, self.survivors)
 
-    def _seed(self, site: str) -> bytes:
-        def fits(seed: bytes) -> bool:
-            return compare_digest(
-                commitment(seed, self.exchange), self._keys[site].commitment
-            )
+    def _rebuild_seed(self, site: str) -> bytes:
+        """Return the seed of a survivor's self mask from the opened shares."""
 
-        shares = {s: answer.masks[site] for s, answer in self._answers.items()}
-        return self._rebuilt(site, shares, fits, "mask")
+        def matches_commitment(seed: bytes) -> bool:
+            """Return whether the site has committed itself to this seed."""
+            expected = self._keys[site].commitment
+            return compare_digest(commitment(seed, self.exchange), expected)
 
-    def _left_over(self, dropped: str, where: bytes) -> list[tuple[bytes, int]]:
-        """Return the streams that survivors added for a dropped site."""
+        shares = {
+            opener: answer.masks[site] for opener, answer in self._answers.items()
+        }
+        return self._rebuild(site, shares, matches_commitment, "mask")
 
-        def fits(raw: bytes) -> bool:
-            return (
-                crypto.public_bytes(crypto.private_key(raw))
-                == self._keys[dropped].masking
-            )
+    def _undo_pair_masks(
+        self, dropped: str, layout_digest: bytes
+    ) -> list[tuple[bytes, int]]:
+        """Return streams that cancel the survivors' pair masks with a dropped site.
 
-        shares = {s: answer.keys[dropped] for s, answer in self._answers.items()}
-        key = crypto.private_key(self._rebuilt(dropped, shares, fits, "key"))
+        Args:
+            dropped: The dropped site.
+            layout_digest: Digest of the layout.
+
+        Returns:
+            The key of each stream, with its sign.
+        """
+
+        def matches_public_key(raw: bytes) -> bool:
+            """Return whether this private key belongs to the site's public key."""
+            public_key = crypto.public_bytes(crypto.private_key(raw))
+            return public_key == self._keys[dropped].masking
+
+        shares = {
+            opener: answer.keys[dropped] for opener, answer in self._answers.items()
+        }
+        raw_key = self._rebuild(dropped, shares, matches_public_key, "key")
+        key = crypto.private_key(raw_key)
         streams = []
         for site in self.survivors:
             secret = crypto.shared_secret(key, self._keys[site].masking, site)
-            stream = pair_stream(secret, self._session, site, dropped, where)
-            streams.append((stream, -1 if site < dropped else 1))
+            stream = pair_stream(secret, self._session, site, dropped, layout_digest)
+            # The opposite of the sign that the survivor used.
+            sign = -1 if site < dropped else 1
+            streams.append((stream, sign))
         return streams
 
-    def _rebuilt(
+    def _rebuild(
         self,
-        of: str,
+        owner: str,
         shares: dict[str, bytes],
-        fits: Callable[[bytes], bool],
+        is_correct: Callable[[bytes], bool],
         what: str,
     ) -> bytes:
-        """Return a site's secret from `threshold` consistent shares of it."""
+        """Return a site's secret from `threshold` shares of it that are correct.
 
-        def secret(chosen: Collection[str]) -> bytes:
+        Sites whose shares turn out to be wrong are recorded in `doubtful`.
+
+        Args:
+            owner: The site whose secret it is.
+            shares: Site that opened a share to the share.
+            is_correct: Returns whether a secret is the site's.
+            what: The secret, for messages.
+
+        Raises:
+            TrainingError: Too many shares are wrong.
+        """
+
+        def combine(sites: Collection[str]) -> bytes:
+            """Return the secret from these sites' shares; b"" if there is none."""
             try:
                 return crypto.combine(
-                    {self._parties.point(site): shares[site] for site in chosen}
+                    {self._parties.point(site): shares[site] for site in sites}
                 )
             except TrainingError:
                 return b""
 
-        for chosen in self._choices(shares):
-            found = secret(chosen)
-            if not found or not fits(found):
+        default_sites = self._parties.in_order(shares)[: self._parties.threshold]
+        for sites in self._choose_sites(shares):
+            secret = combine(sites)
+            if not secret or not is_correct(secret):
                 continue
-            if chosen != self._parties.in_order(shares)[: self._parties.threshold]:
-                # Try the share in place of a correct one.
-                for site in shares.keys() - set(chosen):
-                    if secret((*chosen[1:], site)) != found:
-                        self.doubtful.append((site, of))
-            return found
+            if sites != default_sites:
+                # Some share is wrong: try each other share in place of a correct one.
+                correct_sites = sites[1:]
+                for site in shares.keys() - set(sites):
+                    if combine((*correct_sites, site)) != secret:
+                        self.doubtful.append((site, owner))
+            return secret
         raise TrainingError(
-            f"the shares of the {what} of site {of!r} do not match what it sent: it or "
-            "one of the sites that opened them sent wrong shares"
+            f"the shares of the {what} of site {owner!r} do not match what it sent: it "
+            "or one of the sites that opened them sent wrong shares"
         )
 
-    def _choices(self, shares: Collection[str]) -> Iterator[tuple[str, ...]]:
-        """Yield choices of `threshold` sites, first those not in doubt."""
-        known = {site for site, _ in self.doubtful}
-        order = sorted(self._parties.in_order(shares), key=known.__contains__)
-        seen = set()
-        for left in range(min(SPARED, len(order) - self._parties.threshold) + 1):
-            for out in combinations(order, left):
-                chosen = self._parties.in_order(
-                    [s for s in order if s not in out][: self._parties.threshold]
-                )
-                if chosen not in seen:
-                    seen.add(chosen)
-                    yield chosen
+    def _choose_sites(self, sites: Collection[str]) -> Iterator[tuple[str, ...]]:
+        """Yield choices of `threshold` sites, preferring sites that are not in doubt.
+
+        At most `SPARED` sites are left out.
+        """
+        threshold = self._parties.threshold
+        sites_in_doubt = {site for site, _ in self.doubtful}
+        by_trust = sorted(
+            self._parties.in_order(sites), key=lambda site: site in sites_in_doubt
+        )
+        max_left_out = min(SPARED, len(by_trust) - threshold)
+        yielded = set()
+        for num_left_out in range(max_left_out + 1):
+            for left_out in combinations(by_trust, num_left_out):
+                remaining = [site for site in by_trust if site not in left_out]
+                choice = self._parties.in_order(remaining[:threshold])
+                if choice not in yielded:
+                    yielded.add(choice)
+                    yield choice
 
     def _expect(
         self,
         phase: str,
         site: str,
         exchange: bytes,
-        allowed: set[str],
-        seen: Collection[str],
+        senders: set[str],
+        answered: Collection[str],
     ) -> None:
-        if site not in allowed:
+        """Raise RefusedError for a message that is not expected.
+
+        Args:
+            phase: The phase to which the message belongs.
+            site: The site that sent it.
+            exchange: The exchange that it names.
+            senders: The sites that take part in the phase.
+            answered: The sites whose message has arrived.
+        """
+        if site not in senders:
             raise RefusedError(
                 f"site {site!r} takes no part in this step of the secure sum"
             )
@@ -334,10 +414,11 @@ class SecureServer:
             raise RefusedError(
                 f"site {site!r} is late: the secure sum is at {self.phase!r}"
             )
-        if site in seen:
+        if site in answered:
             raise RefusedError(f"site {site!r} answered twice")
 
-    def _enough(self, count: int, what: str) -> None:
+    def _require_enough(self, count: int, what: str) -> None:
+        """Raise TrainingError if fewer sites than the threshold sent something."""
         if count < self._parties.threshold:
             raise TrainingError(
                 f"secure sum: {what} of {count} of {len(self._parties.sites)} sites, "
@@ -345,42 +426,45 @@ class SecureServer:
             )
 
 
-def _one_each(given: Mapping[str, bytes], sites: Collection[str], size: int) -> bool:
-    """Return whether there is a value of the right size for exactly these sites."""
-    return given.keys() == set(sites) and all(
-        len(raw) == size for raw in given.values()
-    )
+def _covers(values: Mapping[str, bytes], sites: Collection[str], size: int) -> bool:
+    """Return whether there is a value of this size for exactly these sites."""
+    has_sizes = all(len(value) == size for value in values.values())
+    return has_sizes and values.keys() == set(sites)
 
 
-def _difference(one: _Sum, other: _Sum) -> str:
+def _explain_difference(one: _Sum, other: _Sum) -> str:
     """Describe how the layouts of two groups of sites differ."""
-    left = min(one.sites)
-    right = min(other.sites)
-    rows = [{(f.kind, f.name): f for f in part.layout.fields} for part in (one, other)]
-    odd = sorted(rows[0].keys() ^ rows[1].keys())
-    if odd:
-        what = f"{odd[0][0]} {odd[0][1]!r} is not at both"
-    elif one.layout.purpose != other.layout.purpose:
-        what = "they received different tasks, rounds, options or tensors"
-    else:
-        unequal = [key for key in rows[0] if rows[0][key] != rows[1][key]]
-        what = (
-            f"the shape, dtype or limit of {unequal[0][1]!r} differs"
-            if unequal
-            else "order"
-        )
+    difference = _compare_layouts(one.layout, other.layout)
     return (
-        f"sites {left!r} and {right!r} prepared different sums ({what}): they must run "
-        "the same model and agree on the metrics' names"
+        f"sites {min(one.sites)!r} and {min(other.sites)!r} prepared different sums "
+        f"({difference}): they must run the same model and agree on the metrics' names"
     )
+
+
+def _compare_layouts(one: SumLayout, other: SumLayout) -> str:
+    """Return the first difference of two layouts, in words."""
+    fields_of_one = {(field.kind, field.name): field for field in one.fields}
+    fields_of_other = {(field.kind, field.name): field for field in other.fields}
+    for kind, name in sorted(fields_of_one.keys() ^ fields_of_other.keys()):
+        return f"{kind} {name!r} is not at both"
+    if one.purpose != other.purpose:
+        return "they received different tasks, rounds, options or tensors"
+    for key, field_of_one in fields_of_one.items():
+        if field_of_one != fields_of_other[key]:
+            return f"the shape, dtype or limit of {field_of_one.name!r} differs"
+    return "order"
 
 
 class ServerChain:
     """The server in a series of exchanges.
 
     `now` is the current exchange. If `prepared` names enough sites, these can send
-    their updates at once. Otherwise `start` a new exchange and first collect keys and
-    shares. Do the same after a failed exchange, because its messages are not reused.
+    their updates immediately. Otherwise, `start` a new exchange, and first collect keys
+    and shares. Do the same after a failed exchange, because its messages are not
+    reused.
+
+    Attributes:
+        number: The number of the current exchange.
     """
 
     def __init__(self, parties: Parties, context: bytes) -> None:
@@ -403,13 +487,14 @@ class ServerChain:
 
     @property
     def prepared(self) -> tuple[str, ...]:
-        """The sites that can send updates at once; empty if the server must `start`."""
-        ready = self._now is not None and self._now.phase == "masked"
-        return self.now.roster if ready else ()
+        """The sites that can send updates now; empty if the server must `start`."""
+        if self._now is None or self._now.phase != "masked":
+            return ()
+        return self._now.roster
 
     def start(self) -> SecureServer:
         """Begin an exchange for which keys and shares must be collected."""
-        self.number += 2  # the sites may have used the next number already
+        self.number += 2  # the sites may have used the next number for their keys
         self._now = self._server(self.number)
         self._next = None
         return self._now
@@ -426,20 +511,19 @@ class ServerChain:
     def requests(self) -> tuple[dict[str, UnmaskRequest], dict[str, KeysMessage]]:
         """Return the request to each survivor, and the keys of the next exchange."""
         requests = self.now.requests()
-        try:
-            return requests, self._next.keys() if self._next else {}
-        except TrainingError:  # too few sites; the next exchange must be started
-            return requests, {}
+        next_keys: dict[str, KeysMessage] = {}
+        if self._next is not None:
+            with suppress(TrainingError):  # too few sites; `start` the next exchange
+                next_keys = self._next.keys()
+        return requests, next_keys
 
     def add_unmask(self, message: UnmaskMessage) -> None:
         """Accept a survivor's shares, and those for the next exchange."""
         self.now.add_unmask(message)
         shares = message.next_shares
-        if (
-            self._next is not None
-            and shares is not None
-            and shares.site == message.site
-        ):
+        if self._next is None or shares is None:
+            return
+        if shares.site == message.site:
             with suppress(RefusedError):
                 self._next.add_shares(shares)
 
@@ -449,13 +533,13 @@ class ServerChain:
         If the next exchange is prepared, it becomes the current one.
         """
         total = self.now.total()
-        following = self._next
+        next_exchange = self._next
         self._now = None
         self._next = None
-        if following is not None and following.phase == "shares":
-            with suppress(TrainingError):
-                following.boxes()
-                self._now = following
+        if next_exchange is not None and next_exchange.phase == "shares":
+            with suppress(TrainingError):  # too few sites; `start` the next exchange
+                next_exchange.boxes()
+                self._now = next_exchange
                 self.number += 1
         return total
 

@@ -17,7 +17,7 @@ starts a new exchange (`ServerChain.start`), which takes two more small messages
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hmac import compare_digest
@@ -53,8 +53,10 @@ class AskedOtherwise(RefusedError):
 
 def session_id(exchange: bytes, keys: Sequence[KeysMessage]) -> bytes:
     """Return the digest of all public keys, in the order of the sites."""
-    rows = (part for k in keys for part in (k.site, k.sharing, k.masking, k.commitment))
-    return crypto.digest(exchange, *rows)
+    parts: list[str | bytes] = []
+    for message in keys:
+        parts += [message.site, message.sharing, message.masking, message.commitment]
+    return crypto.digest(exchange, *parts)
 
 
 def self_stream(seed: bytes, session: bytes, layout: bytes) -> bytes:
@@ -85,7 +87,7 @@ def check_keys(message: KeysMessage, exchange: bytes) -> None:
         raise RefusedError(f"the keys of site {message.site!r} have the wrong length")
 
 
-class LaidOut(TypedDict, total=False):
+class LayoutOptions(TypedDict, total=False):
     """Options of the layout, which are equal at all sites; see `SumLayout.of`."""
 
     purpose: str
@@ -93,25 +95,32 @@ class LaidOut(TypedDict, total=False):
     metrics: Sequence[str] | None
 
 
-def _signed(keys: KeysMessage) -> bytes:
-    parts = (keys.exchange, keys.site, keys.sharing, keys.masking, keys.commitment)
-    return crypto.joined("fednotes secure sum keys", *parts)
+def _signed_text(keys: KeysMessage) -> bytes:
+    """Return the bytes that a site's identity signs."""
+    return crypto.joined(
+        "fednotes secure sum keys",
+        keys.exchange,
+        keys.site,
+        keys.sharing,
+        keys.masking,
+        keys.commitment,
+    )
 
 
 class SecureSite:
     """One site in one exchange.
 
-    The steps are `keys`, `shares`, `masked` and `unmask`, each once and in this order.
-    Every method raises RefusedError for a call that the protocol forbids.
+    The steps are `keys`, `shares`, `masked` and `unmask`. Call each once and in this
+    order. Every method raises RefusedError for a call that the protocol forbids.
 
-    Secrets exist only in this object and are forgotten after `unmask`. If the process
+    Secrets exist only in this object and are erased after `unmask`. If the process
     ends, the site has dropped out.
 
     Args:
         site: The site's name.
         parties: The sites of the sum.
-        context: Identifies this exchange, as `joined(job, run, number)`. It may be
-            predictable.
+        context: Identifies this exchange, such as `joined(job, run, number)`. It need
+            not be secret.
         identity: Signs this site's keys and checks those of the others; None trusts the
             server to relay them.
 
@@ -132,29 +141,30 @@ class SecureSite:
         self.exchange = parties.exchange_digest(context)
         self.site = site
         self._identity = identity
-        drawn = (secrets.token_bytes(KEY_BYTES) for _ in range(3))
-        sharing, self._masking_bytes, self._seed = drawn
-        self._sharing, self._masking = map(
-            crypto.private_key, (sharing, self._masking_bytes)
+        self._sharing = crypto.private_key(secrets.token_bytes(KEY_BYTES))
+        self._masking_bytes = secrets.token_bytes(KEY_BYTES)
+        self._masking = crypto.private_key(self._masking_bytes)
+        self._seed = secrets.token_bytes(KEY_BYTES)  # of the self mask
+        keys = KeysMessage(
+            self.exchange,
+            site,
+            sharing=crypto.public_bytes(self._sharing),
+            masking=crypto.public_bytes(self._masking),
+            commitment=commitment(self._seed, self.exchange),
         )
-        sharing_key, masking_key = map(
-            crypto.public_bytes, (self._sharing, self._masking)
-        )
-        bound = commitment(self._seed, self.exchange)
-        own = KeysMessage(self.exchange, site, sharing_key, masking_key, bound)
-        self._own_keys = (
-            replace(own, signature=identity.sign(_signed(own))) if identity else own
-        )
+        if identity is not None:
+            keys = replace(keys, signature=identity.sign(_signed_text(keys)))
+        self._own_keys = keys
         self._stage = "keys"
         self._refusals = 0
         self._peers: dict[str, KeysMessage] = {}  # U1 without this site
-        self._secrets: dict[
-            str, bytes
-        ] = {}  # X25519 secrets of the sharing keys, by peer
-        self._held: dict[str, bytes] = {}  # site → its two shares held by this site
+        # Peer to the X25519 secret of the two sharing keys.
+        self._secrets: dict[str, bytes] = {}
+        # Site to the shares of its two secrets that this site holds.
+        self._held: dict[str, bytes] = {}
         self._agreement = b""  # digest of roster and layout
-        # the only list of survivors that this site accepts
-        self._listed: tuple[str, ...] = ()
+        # The only list of survivors that this site answers; empty before the first.
+        self._survivors: tuple[str, ...] = ()
         self._answer: UnmaskMessage | None = None
 
     def keys(self) -> KeysMessage:
@@ -167,50 +177,61 @@ class SecureSite:
         Args:
             keys: The keys of all participating sites, including this one.
         """
-        self._at("keys", "shares")
+        self._require_stage("keys", "shares")
         self._check_list(keys, "keys")
+        self._check_keys(keys)
+        sites = self._parties.in_order(keys)
+        self._session = session_id(self.exchange, [keys[site] for site in sites])
+        self._peers = {site: keys[site] for site in sites if site != self.site}
+
+        points = [self._parties.point(site) for site in sites]
+        threshold = self._parties.threshold
+        seed_shares = crypto.split(self._seed, threshold, points)
+        key_shares = crypto.split(self._masking_bytes, threshold, points)
+        shares = {}
+        for site, point in zip(sites, points, strict=True):
+            shares[site] = seed_shares[point] + key_shares[point]
+        self._held = {self.site: shares.pop(self.site)}
+        boxes = {
+            peer: crypto.seal(self._key("shares", self.site, peer), text, self._session)
+            for peer, text in shares.items()
+        }
+        self._stage = "shares"
+        return SharesMessage(self.exchange, self.site, self._session, boxes)
+
+    def _check_keys(self, keys: Mapping[str, KeysMessage]) -> None:
+        """Raise RefusedError unless all keys are of their sites and this exchange.
+
+        Args:
+            keys: The keys of all participating sites, including this one.
+        """
         if keys[self.site] != self._own_keys:
             raise RefusedError(
                 "the list of keys has other keys for this site than it sent"
             )
+        public_keys = []
         for site, message in keys.items():
             if message.site != site:
                 raise RefusedError(
                     f"the keys of site {message.site!r} are listed as {site!r}'s"
                 )
             check_keys(message, self.exchange)
-            who, signed = self._identity, _signed(message)
-            if who and not who.verify(site, signed, message.signature):
+            if self._identity is not None and not self._identity.verify(
+                site, _signed_text(message), message.signature
+            ):
                 raise RefusedError(
                     f"the keys of site {site!r} are not signed by it, or its "
                     "certificate is not valid by this site's list and clock"
                 )
-        order = self._parties.in_order(keys)
-        public = [
-            raw for site in order for raw in (keys[site].sharing, keys[site].masking)
-        ]
-        if len(set(public)) != len(public):
+            public_keys += [message.sharing, message.masking]
+        if len(set(public_keys)) != len(public_keys):
             raise RefusedError("the list of keys has the same key twice")
-        self._session = session_id(self.exchange, [keys[site] for site in order])
-        self._peers = {site: keys[site] for site in order if site != self.site}
-        points = [self._parties.point(site) for site in order]
-        halves = [
-            crypto.split(secret, self._parties.threshold, points)
-            for secret in (self._seed, self._masking_bytes)
-        ]
-        both = {
-            s: halves[0][p] + halves[1][p] for s, p in zip(order, points, strict=True)
-        }
-        self._held = {self.site: both.pop(self.site)}
-        boxes = {
-            to: crypto.seal(self._key("shares", self.site, to), text, self._session)
-            for to, text in both.items()
-        }
-        self._stage = "shares"
-        return SharesMessage(self.exchange, self.site, self._session, boxes)
 
     def masked(
-        self, boxes: Mapping[str, bytes], update: Update, **how: Unpack[LaidOut]
+        self,
+        boxes: Mapping[str, bytes],
+        update: Update,
+        **layout_options: Unpack[LayoutOptions],
     ) -> MaskedMessage:
         """Return this site's update under its masks.
 
@@ -218,18 +239,18 @@ class SecureSite:
             boxes: Each sender's sealed shares for this site. The roster is the senders
                 and this site.
             update: The update.
-            how: The layout, equal at all sites; see `SumLayout.of`.
+            layout_options: The layout, equal at all sites; see `SumLayout.of`.
 
         Raises:
             TrainingError: A value is not finite or out of range; nothing was masked.
                 The server may repeat the request once with wider limits. With more
                 attempts it could find out how large the values are.
         """
-        self._at("shares", "masked")
+        self._require_stage("shares", "masked")
         self._check_list({*boxes, self.site}, "shares")
-        if unknown := sorted(boxes.keys() - self._peers.keys()):
-            raise RefusedError(f"shares of site {unknown[0]!r}, which sent no keys")
-        layout = SumLayout.of(update, len(self._parties.sites), **how)
+        for site in sorted(boxes.keys() - self._peers.keys()):
+            raise RefusedError(f"shares of site {site!r}, which sent no keys")
+        layout = SumLayout.of(update, len(self._parties.sites), **layout_options)
         try:
             words = encode(update, layout)
         except TrainingError:
@@ -237,45 +258,63 @@ class SecureSite:
             if self._refusals == REFUSALS:
                 self.forget()
             raise
-        held = {site: self._opened(site, box) for site, box in boxes.items()}
-        self._held |= held
+        peer_shares = {site: self._open_box(site, box) for site, box in boxes.items()}
+        self._held |= peer_shares
         roster = self._parties.in_order(self._held)
-        where = layout.digest()
-        self._agreement = crypto.digest("agreement", self._session, where, *roster)
-        streams = [(self_stream(self._seed, self._session, where), 1)]
-        for site in held:
-            secret = crypto.shared_secret(
-                self._masking, self._peers[site].masking, site
-            )
-            key = pair_stream(secret, self._session, self.site, site, where)
-            streams.append((key, 1 if self.site < site else -1))
-        crypto.add_streams(words, streams)
-        receipts = {to: self._receipt(self.site, to, "masked") for to in held}
+        layout_digest = layout.digest()
+        self._agreement = crypto.digest(
+            "agreement", self._session, layout_digest, *roster
+        )
+        crypto.add_streams(words, self._mask_streams(peer_shares, layout_digest))
+        receipts = {
+            peer: self._receipt(self.site, peer, "masked") for peer in peer_shares
+        }
         self._stage = "masked"
         return MaskedMessage(self.exchange, self.site, layout, receipts, words)
 
+    def _mask_streams(
+        self, peers: Iterable[str], layout_digest: bytes
+    ) -> list[tuple[bytes, int]]:
+        """Return the keys of the self mask and the pair masks, each with its sign.
+
+        Args:
+            peers: The other sites of the roster.
+            layout_digest: Digest of the layout.
+        """
+        streams = [(self_stream(self._seed, self._session, layout_digest), 1)]
+        for peer in peers:
+            secret = crypto.shared_secret(
+                self._masking, self._peers[peer].masking, peer
+            )
+            stream = pair_stream(secret, self._session, self.site, peer, layout_digest)
+            # The two sites of a pair use opposite signs, so their masks cancel.
+            sign = 1 if self.site < peer else -1
+            streams.append((stream, sign))
+        return streams
+
     def confirm(self, request: UnmaskRequest) -> ConfirmMessage:
-        """Return proofs of the list of survivors for the others, for only one list."""
-        self._at("masked", "confirm")
+        """Return a proof for each other survivor of which list this site received.
+
+        A site confirms only one list.
+        """
+        self._require_stage("masked", "confirm")
         self._check_request(request)
-        others = (site for site in request.survivors if site != self.site)
-        told = {
-            to: self._receipt(self.site, to, "survivors", *self._listed)
-            for to in others
+        confirmations = {
+            peer: self._receipt(self.site, peer, "survivors", *self._survivors)
+            for peer in request.survivors
+            if peer != self.site
         }
-        return ConfirmMessage(self.exchange, self.site, told)
+        return ConfirmMessage(self.exchange, self.site, confirmations)
 
     def unmask(self, request: UnmaskRequest) -> UnmaskMessage:
         """Return shares of the survivors' self masks and of the dropped sites' keys.
 
         A repeated request gets the same answer; a different one is refused.
         """
-        if (
-            self._answer is not None
-            and self._parties.in_order(request.survivors) == self._listed
-        ):
+        survivors = self._parties.in_order(request.survivors)
+        if self._answer is not None and survivors == self._survivors:
             return self._answer
-        self._at("masked", "unmask")
+        self._require_stage("masked", "unmask")
         self._check_request(request)
         if self._parties.confirmed:
             self._check_confirmations(request)
@@ -286,113 +325,135 @@ class SecureSite:
         return self._answer
 
     def forget(self) -> None:
-        """Forget all secrets; after that, only the earlier answer can be repeated."""
+        """Erase all secrets; after that, only the earlier answer can be repeated."""
         self._stage = "closed"
-        self._held, self._secrets = {}, {}
-        self._seed = self._masking_bytes = b""
-        self._sharing = self._masking = crypto.private_key(bytes(KEY_BYTES))
+        self._held = {}
+        self._secrets = {}
+        self._seed = b""
+        self._masking_bytes = b""
+        self._sharing = crypto.private_key(bytes(KEY_BYTES))
+        self._masking = crypto.private_key(bytes(KEY_BYTES))
 
-    def _at(self, stage: str, action: str) -> None:
+    def _require_stage(self, stage: str, action: str) -> None:
+        """Raise RefusedError unless the exchange is at a stage."""
         if self._stage != stage:
             raise RefusedError(
                 f"secure sum at site {self.site!r}: {action!r} is refused: each step "
                 f"is taken once and in order (the exchange is at {self._stage!r})"
             )
 
-    def _check_list(self, listed: Collection[str], what: str) -> None:
-        if self.site not in listed:
+    def _check_list(self, sites: Collection[str], what: str) -> None:
+        """Raise RefusedError unless a list of sites has this site and enough others.
+
+        Args:
+            sites: The list.
+            what: What the sites of the list sent, for messages.
+        """
+        if self.site not in sites:
             raise RefusedError(
                 f"the list of {what} leaves out this site, {self.site!r}"
             )
-        if unknown := sorted(set(listed) - set(self._parties.sites)):
+        for site in sorted(set(sites) - set(self._parties.sites)):
+            raise RefusedError(f"site {site!r} in the list of {what} is not in the job")
+        if len(sites) < self._parties.threshold:
             raise RefusedError(
-                f"site {unknown[0]!r} in the list of {what} is not in the job"
-            )
-        if len(listed) < self._parties.threshold:
-            raise RefusedError(
-                f"{len(listed)} sites in the list of {what}: a sum takes "
+                f"{len(sites)} sites in the list of {what}: a sum takes "
                 f"{self._parties.threshold}"
             )
 
     def _check_request(self, request: UnmaskRequest) -> None:
-        survivors, dropped = set(request.survivors), set(request.dropped)
+        """Raise RefusedError unless a list of survivors is consistent and the only one.
+
+        From then on, this site accepts no other list.
+        """
+        survivors = set(request.survivors)
+        dropped = set(request.dropped)
         if request.exchange != self.exchange:
             raise RefusedError("the list of survivors belongs to another exchange")
-        if len(survivors) + len(dropped) != len(request.survivors) + len(
-            request.dropped
-        ):
+        num_listed = len(request.survivors) + len(request.dropped)
+        if len(survivors) + len(dropped) != num_listed:
             raise RefusedError(
                 "the lists of survivors and dropped sites contain a site twice"
             )
-        if both := sorted(survivors & dropped):
+        for site in sorted(survivors & dropped):
             raise RefusedError(
-                f"site {both[0]!r} is listed as a survivor and as dropped: its self "
+                f"site {site!r} is listed as a survivor and as dropped: its self "
                 "mask and its key together would open its update"
             )
-        if survivors | dropped != self._held.keys():
-            odd = sorted((survivors | dropped) ^ self._held.keys())
+        for site in sorted((survivors | dropped) ^ self._held.keys()):
             raise RefusedError(
-                f"site {odd[0]!r} is either in the sum or in the lists of survivors "
+                f"site {site!r} is either in the sum or in the lists of survivors "
                 "and dropped sites, but not in both"
             )
         self._check_list(request.survivors, "survivors")
-        listed = self._parties.in_order(request.survivors)
-        if self._listed and listed != self._listed:
+        survivors_in_order = self._parties.in_order(request.survivors)
+        if self._survivors and survivors_in_order != self._survivors:
             raise AskedOtherwise(
                 "another list of survivors was answered before, and only one is "
                 "answered"
             )
-        for site in survivors - {self.site}:
-            own = self._receipt(site, self.site, "masked")
-            if not compare_digest(request.receipts.get(site, b""), own):
+        for peer in survivors - {self.site}:
+            expected_receipt = self._receipt(peer, self.site, "masked")
+            if not compare_digest(request.receipts.get(peer, b""), expected_receipt):
                 raise AskedOtherwise(
-                    f"sites {site!r} and {self.site!r} received different requests "
+                    f"sites {peer!r} and {self.site!r} received different requests "
                     "(another task, option, tensor or list of sites), or a receipt is "
                     "missing: nothing is opened"
                 )
-        self._listed = listed
+        self._survivors = survivors_in_order
 
     def _check_confirmations(self, request: UnmaskRequest) -> None:
-        good = 1  # this site itself
-        for site, given in request.confirmations.items():
-            if site == self.site or site not in request.survivors:
+        """Raise RefusedError unless enough survivors confirmed the same list."""
+        num_confirmed = 1  # this site itself
+        for peer, confirmation in request.confirmations.items():
+            if peer == self.site or peer not in request.survivors:
                 continue
-            own = self._receipt(site, self.site, "survivors", *self._listed)
-            if not compare_digest(given, own):
+            expected = self._receipt(peer, self.site, "survivors", *self._survivors)
+            if not compare_digest(confirmation, expected):
                 raise AskedOtherwise(
-                    f"site {site!r} received another list of survivors"
+                    f"site {peer!r} received another list of survivors"
                 )
-            good += 1
-        if good < self._parties.threshold:
+            num_confirmed += 1
+        if num_confirmed < self._parties.threshold:
             raise RefusedError(
-                f"{good} sites confirmed the survivors, {self._parties.threshold} are "
-                "needed"
+                f"{num_confirmed} sites confirmed the survivors, "
+                f"{self._parties.threshold} are needed"
             )
 
     def _key(self, use: str, sender: str, receiver: str) -> bytes:
         """Return the key shared with another site, for one use in one direction."""
-        other = receiver if sender == self.site else sender
-        if other not in self._secrets:
-            self._secrets[other] = crypto.shared_secret(
-                self._sharing, self._peers[other].sharing, other
+        peer = receiver if sender == self.site else sender
+        if peer not in self._secrets:
+            self._secrets[peer] = crypto.shared_secret(
+                self._sharing, self._peers[peer].sharing, peer
             )
-        return crypto.derived(
-            self._secrets[other], self._session, use, sender, receiver
-        )
+        return crypto.derived(self._secrets[peer], self._session, use, sender, receiver)
 
-    def _receipt(self, sender: str, receiver: str, *what: str) -> bytes:
-        return crypto.receipt(
-            self._key("receipts", sender, receiver), self._agreement, *what
-        )
+    def _receipt(self, sender: str, receiver: str, *parts: str) -> bytes:
+        """Return a proof that the sender agrees on the roster, the layout and more.
 
-    def _opened(self, sender: str, box: bytes) -> bytes:
-        text = crypto.unseal(self._key("shares", sender, self.site), box, self._session)
-        if text is None or len(text) != 2 * SHARE_BYTES:
+        Args:
+            sender: The site that proves it.
+            receiver: The site to which it proves it.
+            parts: The purpose of the proof, and further texts that it covers.
+        """
+        key = self._key("receipts", sender, receiver)
+        return crypto.receipt(key, self._agreement, *parts)
+
+    def _open_box(self, sender: str, box: bytes) -> bytes:
+        """Return the two shares in a box for this site.
+
+        Raises:
+            RefusedError: The box cannot be opened, or does not hold two shares.
+        """
+        key = self._key("shares", sender, self.site)
+        shares = crypto.unseal(key, box, self._session)
+        if shares is None or len(shares) != 2 * SHARE_BYTES:
             raise RefusedError(
                 f"the shares of site {sender!r} cannot be opened: the two sites "
                 "received different keys, or the shares were changed on the way"
             )
-        return text
+        return shares
 
 
 class SiteChain:
@@ -426,8 +487,8 @@ class SiteChain:
                 f"exchange {number} of the secure sum was used before (the newest is "
                 f"{self._newest}): the server must start with a higher number"
             )
-        for old in self._open.values():
-            old.forget()
+        for earlier in self._open.values():
+            earlier.forget()
         self._open = {}
         return self._begin(number)
 
@@ -436,15 +497,18 @@ class SiteChain:
         number: int,
         boxes: Mapping[str, bytes],
         update: Update,
-        **how: Unpack[LaidOut],
+        **layout_options: Unpack[LayoutOptions],
     ) -> MaskedMessage:
         """Return the masked update, with the keys of the next exchange.
 
         See `SecureSite.masked`.
         """
-        message = self.at(number).masked(boxes, update, **how)
-        for old in [at for at in self._open if at < number]:
-            self._open.pop(old).forget()
+        message = self.at(number).masked(boxes, update, **layout_options)
+        earlier_numbers = [
+            open_number for open_number in self._open if open_number < number
+        ]
+        for earlier_number in earlier_numbers:
+            self._open.pop(earlier_number).forget()
         return replace(message, next_keys=self._begin(number + 1))
 
     def unmask(
@@ -466,6 +530,7 @@ class SiteChain:
         return message
 
     def _begin(self, number: int) -> KeysMessage:
+        """Begin an exchange, and return this site's keys."""
         context = crypto.joined(self._context, number)
         self._newest = number
         self._open[number] = SecureSite(
