@@ -7,12 +7,13 @@ predictions are compared (`SiteKind.compare`; for annotated documents in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from fednotes.core.errors import ConfigError, DataError, ParameterError, nearest
 from fednotes.core.settings import path_of
-from fednotes.jobs.job import Side, SiteKind, load_sites
+from fednotes.jobs.job import ComparedSites, Job, Side, SiteKind, load_sites
 from fednotes.jobs.job_file import load_recorded_job
 from fednotes.jobs.results import CONDITIONS, read_result
 from fednotes.metrics.gap import ALPHA, Gap, shown_sign
@@ -127,6 +128,54 @@ def compare(
             )
     job_a = load_recorded_job(run_a)
     job_b = load_recorded_job(run_b)
+    compare_sides = _find_comparison(run_a, job_a, run_b, job_b)
+    kind = job_a.kind
+    _require_metric(metric, kind)
+
+    is_same_run = run_a.resolve() == run_b.resolve()
+    sites_a = load_sites(job_a).data
+    sites_b = sites_a if is_same_run else load_sites(job_b).data
+    compared = compare_sides(
+        Side(run_a, job_a, sites_a, condition),
+        Side(run_b, job_b, sites_b, against),
+        metric,
+        samples,
+    )
+
+    gaps: dict[str, Gap | None] = {}
+    if is_same_run and (condition, against) == ("federated", "alone"):
+        result = read_result(run_a)
+        gaps = {site: result.gap(site) for site in result.sites}
+    run_names: tuple[str, ...] = ()
+    if not is_same_run:
+        run_names = (run_a.resolve().name, run_b.resolve().name)
+    return Comparison(
+        kind=kind.metrics[metric],
+        condition=condition,
+        against=against,
+        samples=samples,
+        tests=compared.tests,
+        gaps=gaps,
+        scores=compared.scores,
+        one_to_one=compared.one_to_one,
+        runs=run_names,
+    )
+
+
+def _find_comparison(
+    run_a: Path, job_a: Job, run_b: Path, job_b: Job
+) -> Callable[[Side, Side, str, int], ComparedSites]:
+    """Return the function that compares runs on the data of two jobs.
+
+    Args:
+        run_a: Folder of the first run.
+        job_a: Its job.
+        run_b: Folder of the second run.
+        job_b: Its job.
+
+    Raises:
+        DataError: A run has no entities, or the runs are on different kinds of data.
+    """
     for run, job in ((run_a, job_a), (run_b, job_b)):
         if job.kind.compare is None:
             raise DataError(
@@ -138,34 +187,7 @@ def compare(
             f"{run_a} and {run_b}: one is a run on {kind.name}, the other on "
             f"{job_b.kind.name}: compare runs on the same kind of data"
         )
-    _require_metric(metric, kind)
-
-    is_same_run = run_a.resolve() == run_b.resolve()
-    sites_a = load_sites(job_a).data
-    sites_b = sites_a if is_same_run else load_sites(job_b).data
-    compared = kind.compare(
-        Side(run_a, job_a, sites_a, condition),
-        Side(run_b, job_b, sites_b, against),
-        metric,
-        samples,
-    )
-
-    gaps: dict[str, Gap | None] = {}
-    if is_same_run and (condition, against) == ("federated", "alone"):
-        result = read_result(run_a)
-        gaps = {site: result.gap(site) for site in result.sites}
-    names = () if is_same_run else (run_a.resolve().name, run_b.resolve().name)
-    return Comparison(
-        kind=kind.metrics[metric],
-        condition=condition,
-        against=against,
-        samples=samples,
-        tests=compared.tests,
-        gaps=gaps,
-        scores=compared.scores,
-        one_to_one=compared.one_to_one,
-        runs=names,
-    )
+    return kind.compare
 
 
 def _require_metric(metric: str, kind: SiteKind) -> None:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -98,13 +98,13 @@ def simulate(
 
         sites, config, parts = prepare(job, events.features)
         sizes = [job.kind.count_examples(site) for site in sites.data]
-        warnings = (
+        job_warnings = (
             *job.module.list_warnings(config),
             *job.module.list_size_warnings(config, sizes),
         )
-        for text in (*sites.warnings, *warnings):
+        for text in (*sites.warnings, *job_warnings):
             events.warn(text)
-        sites = replace(sites, remarks=(*sites.remarks, *warnings))
+        sites = replace(sites, remarks=(*sites.remarks, *job_warnings))
         traffic = estimate_traffic(job, config, sites.data)
         if traffic is not None:
             events.cost(traffic)
@@ -124,7 +124,15 @@ def simulate(
 
 @dataclass(frozen=True)
 class _Run:
-    """Trains the parts of a job in the folder of a run."""
+    """Trains the parts of a job in the folder of a run.
+
+    Attributes:
+        job: The job.
+        out: The folder of the run.
+        resume: Whether to resume an unfinished run.
+        device: PyTorch device to train on.
+        listener: Receives the progress.
+    """
 
     job: Job
     out: Path
@@ -172,9 +180,16 @@ class _Run:
         return work
 
     def _train_part(self, part: Part, folder: Path, sites: Sequence[Any]) -> Outcome:
-        """Train one part and score it on its sites' test data."""
+        """Train one part and score it on its sites' test data.
+
+        Args:
+            part: The part.
+            folder: Folder of the part's checkpoints and models.
+            sites: Data of all sites; a pooled model is scored on each of them.
+        """
 
         def observe(result: RoundResult) -> None:
+            """Log a committed round, and show it."""
             if result.evaluated:
                 self._log_evaluation(part, result)
             self.listener.round(result)
@@ -199,27 +214,30 @@ class _Run:
         sizes = [site.num_examples for site in method_sites]
         rounds, examples = method.plan_rounds(part.config, sizes)
         self.listener.begin(part, rounds, examples)
-        final = method.train(engine, part.config)
+        final_state = method.train(engine, part.config)
         self.listener.end()
 
-        scores, documents = _score(method_sites, sites)
+        scores = _score(method_sites, sites)
+        first_site, *_ = method_sites
         return Outcome(
-            scores=scores,
-            documents=documents,
-            rounds=final.round,
+            scores=scores.by_site,
+            documents=scores.document_counts,
+            rounds=final_state.round,
             seconds=engine.seconds,
             bytes_up=engine.bytes_up,
             bytes_down=engine.bytes_down,
             examples=sum(site.num_examples for site in method_sites),
-            described=method_sites[0].described(),
-            eta=method_sites[0].eta,
+            described=first_site.described(),
+            eta=first_site.eta,
             valid={site.id: site.valid_score for site in method_sites},
         )
 
     def _model_folders(self, part: Part, folder: Path) -> list[Path | None]:
         """Return each site's folder for its model; None if it saves none."""
         if self.job.module.ends_with_one_model(part.config):
-            return [folder, *[None] * (len(part.sites) - 1)]
+            # The first site saves the model of all.
+            other_folders = [None] * (len(part.sites) - 1)
+            return [folder, *other_folders]
         return [folder / "sites" / site.id for site in part.sites]
 
     def _log_evaluation(self, part: Part, result: RoundResult) -> None:
@@ -232,32 +250,39 @@ class _Run:
         append_entry(self.out / METRICS, entry)
 
 
-def _score(
-    method_sites: Sequence[MethodSite], sites: Sequence[Any]
-) -> tuple[dict[str, dict[str, Any]], dict[str, list[list[int]]]]:
+class _Scores(NamedTuple):
+    """The scores of a part's trained models.
+
+    Attributes:
+        by_site: Site to the scores on its test data.
+        document_counts: Site to the counts of each of its test documents, for the sites
+            that have these counts.
+    """
+
+    by_site: dict[str, dict[str, Any]]
+    document_counts: dict[str, list[list[int]]]
+
+
+def _score(method_sites: Sequence[MethodSite], sites: Sequence[Any]) -> _Scores:
     """Score the trained models of a part.
 
     Args:
         method_sites: The sites of the part.
         sites: Data of all sites; a pooled model is scored on each of them.
-
-    Returns:
-        Site → scores on its test data; and site → counts of each of its test documents,
-        for the sites that have these counts.
     """
-    first = method_sites[0]
-    if first.id == POOLED:
-        scores = {site.id: first.scores_on(site) for site in sites}
-        counts = {site.id: first.document_counts(site.id) for site in sites}
+    first_site, *_ = method_sites
+    if first_site.id == POOLED:
+        scores = {site.id: first_site.scores_on(site) for site in sites}
+        counts = {site.id: first_site.document_counts(site.id) for site in sites}
     else:
         scores = {site.id: dict(site.scores) for site in method_sites}
         counts = {site.id: site.document_counts(site.id) for site in method_sites}
-    documents = {
-        site: of_site.tolist()
-        for site, of_site in counts.items()
-        if of_site is not None
+    document_counts = {
+        site: site_counts.tolist()
+        for site, site_counts in counts.items()
+        if site_counts is not None
     }
-    return scores, documents
+    return _Scores(scores, document_counts)
 
 
 def site_metrics(result: RoundResult, part: Part) -> dict[str, dict[str, float]]:
@@ -291,27 +316,34 @@ def _make_result(
     outcomes: Mapping[str, Outcome],
     command: str,
 ) -> RunResult:
-    """Combine the outcomes of all parts into the result of the run."""
-    ids = [site.id for site in sites.data]
-    by_condition = defaultdict[str, list[Outcome]](list)
-    for name, outcome in outcomes.items():
-        condition, _, _ = name.partition("/")
-        by_condition[condition].append(outcome)
+    """Combine the outcomes of all parts into the result of the run.
 
-    site_scores = {
-        condition: _scores_by_site(of_condition)
-        for condition, of_condition in by_condition.items()
-    }
-    scores = {
-        site: {condition: of[site] for condition, of in site_scores.items()}
-        for site in ids
-    }
-    in_order = {
-        condition: [of[site] for site in ids] for condition, of in site_scores.items()
-    }
-    mean = {condition: mean_scores(of) for condition, of in in_order.items()}
-    summed = {condition: summed_scores(of) for condition, of in in_order.items()}
-    costs = {condition: _sum_costs(of) for condition, of in by_condition.items()}
+    Args:
+        job: The job.
+        sites: Data of the job's sites.
+        facts: Facts about the sites' data that can explain low scores.
+        parts: The parts of the run.
+        outcomes: Name of each part to its outcome.
+        command: Command that repeats the run.
+    """
+    by_condition = _group_by_condition(outcomes)
+    site_ids = [site.id for site in sites.data]
+    scores: dict[str, dict[str, Any]] = {site: {} for site in site_ids}
+    mean = {}
+    micro = {}
+    costs = {}
+    validation = {}
+    for condition, condition_outcomes in by_condition.items():
+        by_site = _gather_scores(condition_outcomes)
+        for site in site_ids:
+            scores[site][condition] = by_site[site]
+        scores_in_order = [by_site[site] for site in site_ids]
+        mean[condition] = mean_scores(scores_in_order)
+        summed = summed_scores(scores_in_order)
+        if summed:
+            micro[condition] = summed
+        costs[condition] = _sum_costs(condition_outcomes)
+        validation[condition] = _gather_validation(condition_outcomes)
     paired, paired_mean = _compare_with_baselines(by_condition)
 
     federated = outcomes.get("federated")
@@ -321,7 +353,7 @@ def _make_result(
     causes = [
         *remark_on_empty_scores(job, scores),
         *job.kind.find_score_causes(job, scores, facts),
-        *remark_on_pooled(job, mean, costs, parts, len(ids)),
+        *remark_on_pooled(job, mean, costs, parts, len(site_ids)),
     ]
     notes += map(str, causes)
     return RunResult(
@@ -342,10 +374,8 @@ def _make_result(
         },
         sites=scores,
         mean=mean,
-        micro={condition: of for condition, of in summed.items() if of},
-        valid={
-            condition: _gather_validation(of) for condition, of in by_condition.items()
-        },
+        micro=micro,
+        valid=validation,
         privacy=_describe_privacy(job, parts),
         conditions=costs,
         marks=mark_conditions(parts),
@@ -358,7 +388,20 @@ def _make_result(
     )
 
 
-def _scores_by_site(outcomes: Iterable[Outcome]) -> dict[str, dict[str, Any]]:
+def _group_by_condition(outcomes: Mapping[str, Outcome]) -> dict[str, list[Outcome]]:
+    """Return the outcomes of each condition's parts.
+
+    Args:
+        outcomes: Name of each part, such as "alone/SITE", to its outcome.
+    """
+    by_condition = defaultdict[str, list[Outcome]](list)
+    for name, outcome in outcomes.items():
+        condition, _, _ = name.partition("/")
+        by_condition[condition].append(outcome)
+    return by_condition
+
+
+def _gather_scores(outcomes: Iterable[Outcome]) -> dict[str, dict[str, Any]]:
     """Return the scores of all parts of a condition, by site."""
     scores: dict[str, dict[str, Any]] = {}
     for outcome in outcomes:
@@ -417,37 +460,49 @@ def _compare_with_baselines(
     for baseline in BASELINES:
         if baseline not in by_condition:
             continue
-        sites, mean = _compare_with(baseline, by_condition)
-        if sites:
-            paired[baseline] = sites
-        if mean is not None:
-            paired_mean[baseline] = mean
+        differences = _compare_with(baseline, by_condition)
+        if differences.by_site:
+            paired[baseline] = differences.by_site
+        if differences.of_means is not None:
+            paired_mean[baseline] = differences.of_means
     return paired, paired_mean
 
 
-def _compare_with(
-    baseline: str, by_condition: Conditions
-) -> tuple[dict[str, PairedDifference], PairedDifference | None]:
+class _Differences(NamedTuple):
+    """Paired differences between the federated models and a baseline.
+
+    Attributes:
+        by_site: The difference at each site; empty if there is no comparison.
+        of_means: The difference of the means over the sites; None if there is none.
+    """
+
+    by_site: dict[str, PairedDifference]
+    of_means: PairedDifference | None
+
+
+def _compare_with(baseline: str, by_condition: Conditions) -> _Differences:
     """Compare each site's federated model with a baseline by a paired test.
+
+    There is no comparison if one of the conditions was not trained or a site has no
+    counts of its test documents.
 
     Args:
         baseline: The other condition.
         by_condition: Outcomes of the parts of each condition.
-
-    Returns:
-        The difference at each site, and the difference of the means over the sites.
-        These are {} and None if one of the conditions was not trained or a site has no
-        counts of its test documents.
     """
-    federated = _document_counts(by_condition.get("federated", ()))
-    other = _document_counts(by_condition.get(baseline, ()))
-    if federated.keys() != other.keys():
-        return {}, None
+    federated_counts = _document_counts(by_condition.get("federated", ()))
+    baseline_counts = _document_counts(by_condition.get(baseline, ()))
+    if federated_counts.keys() != baseline_counts.keys():
+        return _Differences({}, None)
     tests, mean_test = paired_sites(
-        {site: (federated[site], other[site]) for site in federated}
+        {
+            site: (federated_counts[site], baseline_counts[site])
+            for site in federated_counts
+        }
     )
-    differences = {site: _to_difference(test) for site, test in tests.items()}
-    return differences, None if mean_test is None else _to_difference(mean_test)
+    by_site = {site: _to_difference(test) for site, test in tests.items()}
+    of_means = None if mean_test is None else _to_difference(mean_test)
+    return _Differences(by_site, of_means)
 
 
 def _document_counts(outcomes: Iterable[Outcome]) -> dict[str, NDArray[Any]]:
@@ -460,6 +515,7 @@ def _document_counts(outcomes: Iterable[Outcome]) -> dict[str, NDArray[Any]]:
 
 
 def _to_difference(test: Bootstrap) -> PairedDifference:
+    """Return the part of a test that a run's result stores."""
     return PairedDifference(
         difference=test.difference,
         low=test.low,

@@ -92,47 +92,49 @@ def _generate_sites(job: Job) -> Sites:
 def _read_sites(job: Job) -> Sites:
     """Return the sites that a job reads from files."""
     log = ReadingLog()
-    raw = read_annotated_files(job, log)
-    annotated = {
-        name: types_of(chain.from_iterable(parts.values()))
-        for name, parts in raw.items()
+    files_by_site = read_annotated_files(job, log)
+    annotated_types = {
+        name: types_of(chain.from_iterable(files.values()))
+        for name, files in files_by_site.items()
     }
-    chosen = choose_types(job, annotated, log)
+    chosen = choose_types(job, annotated_types, log)
     parts_by_site: dict[str, Parts] = {}
     for name in job.sites:
         site = SiteOfJob(job, name, log)
-        # `pop`, because the documents as read are no longer needed.
-        parts_by_site[name] = cut_parts(site, raw.pop(name), chosen.by_site[name])
+        # `pop` frees the memory of the documents as they were read.
+        files = files_by_site.pop(name)
+        parts_by_site[name] = cut_parts(site, files, chosen.by_site[name])
     for name, parts in parts_by_site.items():
         documents = tuple(chain.from_iterable(parts.values()))
         log.findings += bare_documents(documents, name)
-    full = tuple(
+    sites = tuple(
         reduce_parts(SiteOfJob(job, name, log), parts_by_site) for name in job.sites
     )
-    if job.tags is not None and job.tags.is_sampled:
-        everything = [
-            chain.from_iterable(parts.values()) for parts in parts_by_site.values()
-        ]
-        sets = draw_types(job.tags, job.seed, chosen.complete, everything)
-        sampled = sample_sites(sets, chosen.complete, full)
-        return replace(
-            sampled,
-            remarks=(*log.remarks, *sampled.remarks),
-            findings=tuple(log.findings),
-        )
-    return _keep_given_types(job, full, log)
+    if job.tags is None or not job.tags.is_sampled:
+        return _keep_listed_types(job, sites, log)
+
+    documents_by_site = [
+        chain.from_iterable(parts.values()) for parts in parts_by_site.values()
+    ]
+    tag_sets = draw_types(job.tags, job.seed, chosen.complete, documents_by_site)
+    sampled_sites = sample_sites(tag_sets, chosen.complete, sites)
+    return replace(
+        sampled_sites,
+        remarks=(*log.remarks, *sampled_sites.remarks),
+        findings=tuple(log.findings),
+    )
 
 
-def _keep_given_types(job: Job, full: Sequence[SiteData], log: ReadingLog) -> Sites:
-    """Return sites whose data keep the types that their tables name.
+def _keep_listed_types(job: Job, sites: Sequence[SiteData], log: ReadingLog) -> Sites:
+    """Return sites whose data keep the types that their tables list.
 
     Args:
         job: The job.
-        full: The sites with all types that were read.
-        log: What has been reported so far.
+        sites: The sites with all types that were read.
+        log: Collects reports.
     """
     data = []
-    for site in full:
+    for site in sites:
         config: SiteConfig = job.sites[site.id]
         labels = config.types or None
         data.append(keep_types(site, site.tags.types, labels, config.test_types))

@@ -28,49 +28,58 @@ class _Unit(NamedTuple):
 def deal_into_silos(job: Job, sites: Sites) -> Sites:
     """Return the sites' documents in `silo1`, `silo2` and so on.
 
-    Train, valid and test are dealt out separately; silos lack a part that no site has.
-    Generated sites are dealt out with their complete annotation. Sentences split from
-    the same document stay together.
+    Training, validation and test data are dealt out separately; a part that no site has
+    is empty in all silos. Generated sites are dealt out with their complete annotation.
+    Sentences split from the same document stay together.
 
     Raises:
         ConfigError: Sites annotate different types or schemes, or a part has fewer
             documents (or patients) than there are silos.
     """
     assert job.silos is not None
-    undealt = sites.complete if job.synthetic and sites.complete else sites.data
-    _require_alike(undealt)
-    number = job.silos.number
+    corpora = sites.data
+    if job.synthetic and sites.complete:
+        corpora = sites.complete
+    _require_alike(corpora)
     by = job.silos.by or "document"
     unit_name = "patients" if by == "patient" else "documents"
-    dealt: dict[str, list[list[Document]]] = {}
+    documents_by_part: dict[str, list[list[Document]]] = {}
     counts = []
     for part in _REMEDIES:
         units = [
             _Unit(_key_of(site.id, document, by), document)
-            for site in undealt
+            for site in corpora
             for document in _documents_of(site, part)
         ]
-        dealt[part] = _deal(job, part, units, unit_name)
+        documents_by_part[part] = _deal(job, part, units, unit_name)
         if units:
-            counts.append(f"{part} {len({unit.key for unit in units}):,}")
+            num_units = len({unit.key for unit in units})
+            counts.append(f"{part} {num_units:,}")
 
-    first = undealt[0]
+    first_corpus, *_ = corpora
+    parts_by_silo = zip(
+        documents_by_part["train"],
+        documents_by_part["valid"],
+        documents_by_part["test"],
+        strict=True,
+    )
     silos = tuple(
         SiteData(
-            f"silo{index + 1}",
-            first.tags,
-            tuple(dealt["train"][index]),
-            tuple(dealt["valid"][index]),
-            tuple(dealt["test"][index]),
-            first.test_types,
+            f"silo{number}",
+            first_corpus.tags,
+            tuple(train),
+            tuple(valid),
+            tuple(test),
+            first_corpus.test_types,
         )
-        for index in range(number)
+        for number, (train, valid, test) in enumerate(parts_by_silo, start=1)
     )
-    remark = f"{unit_name} in {number} silos: {', '.join(counts)}"
+    remark = f"{unit_name} in {job.silos.number} silos: {', '.join(counts)}"
     return Sites(silos, None, (*sites.remarks, remark), sites.findings)
 
 
 def _documents_of(site: SiteData, part: str) -> tuple[Document, ...]:
+    """Return the documents of a part, "train", "valid" or "test"."""
     return {"train": site.train, "valid": site.valid, "test": site.test}[part]
 
 
@@ -122,8 +131,8 @@ def _key_of(site: str, document: Document, by: str) -> Key:
 
 def _require_alike(sites: Sequence[SiteData]) -> None:
     """Raise ConfigError unless all sites annotate the same types in the same scheme."""
-    first = sites[0]
-    for site in sites[1:]:
+    first, *others = sites
+    for site in others:
         _require_equal("annotates", first, site, first.tags.types, site.tags.types)
         _require_equal(
             "is tested on", first, site, first.scored_types, site.scored_types

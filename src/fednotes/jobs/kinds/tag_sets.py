@@ -111,13 +111,15 @@ def choose_types(
     Raises:
         ConfigError: The types of a site do not match [tags].
     """
-    named = {
+    listed_types = {
         name: named_types(site) if site.types else None
         for name, site in job.sites.items()
     }
     if job.tags is None:
-        return ChosenTypes(named, ())
-    requested_types = {name: types or annotated[name] for name, types in named.items()}
+        return ChosenTypes(listed_types, ())
+    requested_types = {
+        name: types or annotated[name] for name, types in listed_types.items()
+    }
     complete = complete_types(job.tags, requested_types.values())
     for name, site in job.sites.items():
         _require_fitting_types(name, site, job.tags, complete)
@@ -136,20 +138,22 @@ def _require_fitting_types(
     name: str, site: SiteConfig, config: TagsConfig, complete: Types
 ) -> None:
     """Raise ConfigError if the types that a site's table names do not match [tags]."""
-    named = named_types(site)
-    missing = sorted(set(complete) - set(named))
-    if config.is_sampled and site.types and missing:
-        raise ConfigError(
-            f"site {name!r} keeps {', '.join(named)}, but design = {config.design!r} "
-            f"needs the complete tag set; {', '.join(missing)} are missing: leave out "
-            'its `types`, or set design = "given"'
-        )
-    unknown = [label for label in named if label not in complete]
-    if unknown and not config.is_sampled:
-        raise ConfigError(
-            f"site {name!r} has the type {unknown[0]!r}, [tags] types does not; "
-            f"{nearest(unknown[0], complete)}"
-        )
+    site_types = named_types(site)
+    if config.is_sampled:
+        missing = sorted(set(complete) - set(site_types))
+        if site.types and missing:
+            raise ConfigError(
+                f"site {name!r} keeps {', '.join(site_types)}, but design = "
+                f"{config.design!r} needs the complete tag set; {', '.join(missing)} "
+                'are missing: leave out its `types`, or set design = "given"'
+            )
+        return
+    for label in site_types:
+        if label not in complete:
+            raise ConfigError(
+                f"site {name!r} has the type {label!r}, [tags] types does not; "
+                f"{nearest(label, complete)}"
+            )
 
 
 def _leave_out_labels(
@@ -238,26 +242,24 @@ def draw_types(
         ConfigError: The types cannot be dealt out, or no draw has enough mentions.
     """
     sampling = config.find_sampling(seed)
-    mentions = [
-        Counter(span.label for document in of_site for span in document.spans)
-        for of_site in documents
+    mentions_by_site = [
+        Counter(span.label for document in site_documents for span in document.spans)
+        for site_documents in documents
     ]
+    num_sites = len(mentions_by_site)
     for attempt in range(_MAX_DRAWS):
         draw_seed = seed_of(sampling, "draw", attempt) if attempt else sampling
         if config.design == "disjoint":
-            sets = draw_disjoint(types, len(mentions), config.per_site, draw_seed)
+            tag_sets = draw_disjoint(types, num_sites, config.per_site, draw_seed)
         else:
-            sets = draw_appendix_d(types, len(mentions), draw_seed)
-        fewest = min(
-            (
-                counts[label]
-                for counts, drawn in zip(mentions, sets, strict=True)
-                for label in drawn
-            ),
-            default=config.min_mentions,
+            tag_sets = draw_appendix_d(types, num_sites, draw_seed)
+        has_enough_mentions = all(
+            mentions[label] >= config.min_mentions
+            for mentions, site_types in zip(mentions_by_site, tag_sets, strict=True)
+            for label in site_types
         )
-        if fewest >= config.min_mentions:
-            return sets
+        if has_enough_mentions:
+            return tag_sets
     raise ConfigError(
         f"[tags] min_mentions = {config.min_mentions}: in {_MAX_DRAWS:,} draws some "
         "site never mentions one of its types so often; lower it, or leave rare types "
