@@ -37,6 +37,7 @@ EXTRAS = frozenset(
         *("nvflare", "cryptography", "sklearn", "scipy", "pandas", "pyarrow"),
         "dp_accounting",
         *("onnx", "onnxruntime", "onnxscript", "spacy", "srsly", "skops"),
+        *("mlflow", "tensorboard"),
         *("fastapi", "prometheus_client", "starlette", "uvicorn", "h11"),
     }
 )

@@ -29,7 +29,7 @@ from fednotes.jobs.job import Job
 from fednotes.jobs.job_check import check_job
 from fednotes.jobs.job_file import load_table, parse_job
 from fednotes.jobs.models import folder_of, load, open_model
-from fednotes.jobs.progress import AnyListener
+from fednotes.jobs.progress import AnyListener, to_listener
 from fednotes.jobs.proposal import (
     Choices,
     FirstJob,
@@ -43,6 +43,7 @@ from fednotes.jobs.results import RunResult
 from fednotes.jobs.saved_models import EvaluationOptions, SavedModel
 from fednotes.jobs.seeds import SeedsResult, simulate_seeds
 from fednotes.jobs.simulate import simulate as simulate_job
+from fednotes.jobs.tracking import with_trackers
 from fednotes.metrics.calibration import (
     Calibrated,
     Reliability,
@@ -300,6 +301,7 @@ def simulate(
     *,
     seeds: None = None,
     progress: AnyListener = None,
+    track: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
@@ -312,6 +314,7 @@ def simulate(
     *,
     seeds: Sequence[int],
     progress: AnyListener = None,
+    track: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
@@ -323,6 +326,7 @@ def simulate(
     *,
     seeds: Sequence[int] | None = None,
     progress: AnyListener = None,
+    track: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
@@ -338,6 +342,8 @@ def simulate(
             return means and standard deviations over them.
         progress: A function that is called with part (such as "federated") and round
             after each round, or a `ProgressListener` (`jobs/progress.py`).
+        track: Trackers of experiments and their targets, such as
+            "mlflow=http://127.0.0.1:5000" or "tensorboard=events/".
         resume: Resume an interrupted run.
         overwrite: Rename an earlier run in `out` to `OUT.previous`.
         device: Device to compute on, such as "cuda".
@@ -348,12 +354,13 @@ def simulate(
     """
     parsed = source if isinstance(source, Job) else job(source)
     folder = path_of(out, "a folder")
+    listener = with_trackers(to_listener(progress), track)
     if seeds is not None:
         return simulate_seeds(
             parsed,
             folder,
             tuple(seeds),
-            listener=progress,
+            listener=listener,
             resume=resume,
             overwrite=overwrite,
             device=device,
@@ -362,13 +369,14 @@ def simulate(
     result = simulate_job(
         parsed,
         folder,
-        listener=progress,
+        listener=listener,
         resume=resume,
         overwrite=overwrite,
         device=device,
         command=command,
     )
     write_cards(folder)
+    listener.finish(folder)
     return result
 
 

@@ -13,7 +13,9 @@ COMMANDS = {
     "attention": "experiments",
     "audit": "audit",
     "export": "serving",
+    "export mlflow": "tracking",
     "export sklearn": "phenotyping",
+    "export tensorboard": "tracking",
     "kit": "deployment",
     "ledger": "deployment",
     "preflight": "deployment",
@@ -27,7 +29,13 @@ COMMANDS = {
 }
 
 # The application of each function of the Python API that is not the core's.
-FUNCTIONS = {"export": "serving", "open_ui": "ui", "serve": "serving"}
+FUNCTIONS = {
+    "export": "serving",
+    "export_mlflow": "tracking",
+    "export_tensorboard": "tracking",
+    "open_ui": "ui",
+    "serve": "serving",
+}
 
 
 def has_app(name: str) -> bool:

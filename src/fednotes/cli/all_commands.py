@@ -11,7 +11,7 @@ from collections import UserDict
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -64,12 +64,18 @@ class CommandTable(UserDict[str, Any]):
         return command
 
 
-class AllCommands(TyperGroup):
-    """The group of all commands, in panels."""
+class RegisteredCommands(TyperGroup):
+    """A group of commands, to which packages add by entry points.
+
+    Attributes:
+        entry_points: The group of the entry points.
+    """
+
+    entry_points: ClassVar[plugins.Group]
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        registered = plugins.added("commands", self.commands)
+        registered = plugins.added(self.entry_points, self.commands)
         table = CommandTable(self.commands)
         table.update(registered)
         self.commands = table
@@ -86,6 +92,12 @@ class AllCommands(TyperGroup):
             if ctx.resilient_parsing:  # a shell has no place for its error
                 return None
             raise
+
+
+class AllCommands(RegisteredCommands):
+    """The group of all commands, in panels."""
+
+    entry_points = "commands"
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - of typer
         """Write the help of all commands, panel by panel."""

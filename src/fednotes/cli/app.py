@@ -64,6 +64,7 @@ from fednotes.cli.shared import (
     OnErrorOption,
     RenamedFormatOption,
     Settings,
+    Track,
     Yes,
     can_ask,
     console,
@@ -160,6 +161,7 @@ def simulate(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what an earlier call wrote.")
     ] = False,
+    track: Track = None,
     device: Device = "cpu",
     yes: Yes = False,
 ) -> None:
@@ -194,6 +196,7 @@ def simulate(
             overwrite=overwrite,
             device=device,
             progress=display,
+            track=track or (),
             command=shlex.join(words),
         )
         result = start(seeds=parse_seeds(",".join(seeds))) if seeds else start()

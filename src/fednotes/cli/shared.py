@@ -117,6 +117,13 @@ Protect = Annotated[
 Device = Annotated[
     str, typer.Option(help="Device to compute on, such as cpu, cuda or cuda:1.")
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TOOL=TARGET",
+        help="Also write the run to mlflow=URI or tensorboard=FOLDER; may be repeated.",
+    ),
+]
 SKIP_REMEDY = (
     '--on-error skip (in a job, on_error = "skip" of the site) leaves these out'
 )

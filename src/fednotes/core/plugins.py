@@ -13,6 +13,8 @@ A package registers an object under a name in one of these groups of its
                            the stem of the JSON file in its saved models
     fednotes.site_kinds    a `SiteKind` of jobs/job.py, named as it names itself
     fednotes.exports       an `ExportForm` of jobs/export_forms.py
+    fednotes.export_commands  a function, available as `fednotes export NAME`
+    fednotes.trackers      a `TrackerKind` of jobs/tracking.py
     fednotes.formats       a module with `accepts` and `read`, as in data/formats/
     fednotes.attacks       a sequence of attacks on a job's updates, which an audit of
                            the job tries
@@ -46,8 +48,10 @@ Group = Literal[
     "models",
     "site_kinds",
     "exports",
+    "export_commands",
     "formats",
     "attacks",
+    "trackers",
     "jobs_at_home",
     "commands",
     "jobs",
@@ -63,6 +67,7 @@ _CONSTANTS = {
     "fednotes.site_kinds": "KIND",
     "fednotes.exports": "FORM",
     "fednotes.approvals": "DESK",
+    "fednotes.trackers": "TRACKER",
 }
 
 

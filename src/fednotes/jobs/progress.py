@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.parts import Part, Traffic
@@ -14,6 +16,23 @@ LARGE_BYTES = 10e9
 
 class ProgressListener:
     """Receives the events of a run; this default ignores them."""
+
+    def start(self, folder: Path) -> None:
+        """Be notified that a run starts or resumes.
+
+        Args:
+            folder: Folder of the run, which describes the job (`jobs/run_folder.py`).
+        """
+
+    def finish(self, folder: Path) -> None:
+        """Be notified that a run has ended.
+
+        Args:
+            folder: Folder of the run, with its results and the cards of its models.
+        """
+
+    def fail(self) -> None:
+        """Be notified that a run stopped before its end, and may resume later."""
 
     def cost(self, traffic: Traffic) -> None:
         """Receive the traffic of federated training, once it is known."""
@@ -78,6 +97,88 @@ class _RoundListener(ProgressListener):
 
     def round(self, result: RoundResult) -> None:
         self._on_round(self._part, result)
+
+
+class ListenerGroup(ProgressListener):
+    """Passes each event to several listeners, in their order.
+
+    Args:
+        listeners: The listeners.
+    """
+
+    def __init__(self, listeners: Sequence[ProgressListener]) -> None:
+        self._listeners = tuple(listeners)
+
+    def start(self, folder: Path) -> None:
+        """Pass the event on."""
+        for listener in self._listeners:
+            listener.start(folder)
+
+    def finish(self, folder: Path) -> None:
+        """Pass the event on."""
+        for listener in self._listeners:
+            listener.finish(folder)
+
+    def fail(self) -> None:
+        """Pass the event on."""
+        for listener in self._listeners:
+            listener.fail()
+
+    def cost(self, traffic: Traffic) -> None:
+        """Pass the event on."""
+        for listener in self._listeners:
+            listener.cost(traffic)
+
+    def plan(self, work: Mapping[str, float]) -> None:
+        """Pass the event on."""
+        for listener in self._listeners:
+            listener.plan(work)
+
+    def begin(self, part: Part, rounds: int, sentences: int) -> None:
+        """Pass the event on."""
+        for listener in self._listeners:
+            listener.begin(part, rounds, sentences)
+
+    def round(self, result: RoundResult) -> None:
+        """Pass the event on."""
+        for listener in self._listeners:
+            listener.round(result)
+
+    def end(self) -> None:
+        """Pass the event on."""
+        for listener in self._listeners:
+            listener.end()
+
+    def features(self, done: int, total: int) -> None:
+        """Pass the event on."""
+        for listener in self._listeners:
+            listener.features(done, total)
+
+    def warn(self, text: str) -> None:
+        """Pass the event on."""
+        for listener in self._listeners:
+            listener.warn(text)
+
+    def seed(self, seed: int, place: int, total: int) -> None:
+        """Pass the event on."""
+        for listener in self._listeners:
+            listener.seed(seed, place, total)
+
+
+@contextmanager
+def reported(listener: ProgressListener, folder: Path) -> Iterator[None]:
+    """Notify a listener that a run starts, and that it stops if an error ends it.
+
+    Args:
+        listener: The listener.
+        folder: Folder of the run.
+    """
+    listener.start(folder)
+    try:
+        yield
+    except BaseException:
+        listener.fail()
+        raise
 
 
 def to_listener(listener: AnyListener) -> ProgressListener:

@@ -264,6 +264,7 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
                         command=command,
                     )
                 write_cards(folder)
+                events.finish(folder)
                 results.append(result)
             summary = summarise_runs(results, command)
             summary.write(out)

@@ -34,7 +34,12 @@ from fednotes.jobs.parts import (
     make_method_sites,
     prepare,
 )
-from fednotes.jobs.progress import AnyListener, ProgressListener, to_listener
+from fednotes.jobs.progress import (
+    AnyListener,
+    ProgressListener,
+    reported,
+    to_listener,
+)
 from fednotes.jobs.remarks import (
     mark_conditions,
     remark_on_empty_scores,
@@ -114,7 +119,7 @@ def simulate(
             locks.enter_context(hold_folder(out))
         facts = count_data(job, sites.data)
         claim(job, out, sites, facts, resume=resume)
-        with resumable(f"{command} --resume"):
+        with resumable(f"{command} --resume"), reported(events, out):
             run = _Run(job, out, resume, device, events)
             outcomes = run.train_parts(parts, sites.data)
             result = _make_result(job, sites, facts, parts, outcomes, command)
@@ -242,12 +247,7 @@ class _Run:
 
     def _log_evaluation(self, part: Part, result: RoundResult) -> None:
         """Add an evaluation to metrics.jsonl."""
-        details: dict[str, Any] = {}
-        if part.site:
-            details["site"] = part.site
-        details["sites"] = site_metrics(result, part)
-        entry = make_entry(result, part.name, part.condition, details)
-        append_entry(self.out / METRICS, entry)
+        append_entry(self.out / METRICS, describe_evaluation(result, part))
 
 
 class _Scores(NamedTuple):
@@ -283,6 +283,15 @@ def _score(method_sites: Sequence[MethodSite], sites: Sequence[Any]) -> _Scores:
         if site_counts is not None
     }
     return _Scores(scores, document_counts)
+
+
+def describe_evaluation(result: RoundResult, part: Part) -> dict[str, Any]:
+    """Return the entry of metrics.jsonl for an evaluation of a part."""
+    details: dict[str, Any] = {}
+    if part.site:
+        details["site"] = part.site
+    details["sites"] = site_metrics(result, part)
+    return make_entry(result, part.name, part.condition, details)
 
 
 def site_metrics(result: RoundResult, part: Part) -> dict[str, dict[str, float]]:

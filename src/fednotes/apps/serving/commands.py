@@ -8,13 +8,21 @@ from typing import Annotated
 
 import typer
 
-from fednotes.cli.all_commands import USE, in_panel
+from fednotes.cli.all_commands import USE, RegisteredCommands, in_panel
 from fednotes.cli.plain_help import OldName, with_examples
 from fednotes.cli.shared import Backbone, Device, Dictionary, Port, say
 from fednotes.core import plugins
 
+
+class ExportCommands(RegisteredCommands):
+    """The group `fednotes export`."""
+
+    entry_points = "export_commands"
+
+
 export = typer.Typer(
-    help="Export a saved model for other programs.",
+    cls=ExportCommands,
+    help="Export a saved model or a run for other programs.",
     no_args_is_help=True,
     rich_help_panel=USE,
     rich_markup_mode=None,

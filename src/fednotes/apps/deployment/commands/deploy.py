@@ -21,7 +21,7 @@ from fednotes.apps.deployment.commands.server import Kit
 from fednotes.cli.all_commands import DEPLOY, in_panel
 from fednotes.cli.completers import complete_job
 from fednotes.cli.plain_help import with_examples
-from fednotes.cli.shared import Protect, Settings, console, say
+from fednotes.cli.shared import Protect, Settings, Track, console, say
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
 
@@ -332,6 +332,7 @@ def run(
         "run"
     ),
     settings: Settings = None,
+    track: Track = None,
     attach: Annotated[
         bool, typer.Option("--attach", help="Follow the run in OUT again.")
     ] = False,
@@ -341,6 +342,7 @@ def run(
 ) -> None:
     """Run a job at the sites of a network, and fetch its results."""
     from fednotes.core.stopping import end_at_once
+    from fednotes.jobs.tracking import require_trackers
 
     num_actions = attach + abort + bool(job)
     if num_actions != 1:
@@ -357,10 +359,11 @@ def run(
             _abort(out, on)
         elif attach:
             farewell.line = _attach_hint(out)
-            _watch(_read_run(out, on), out)
+            _watch(_read_run(out, on), out, track=track)
         else:
+            require_trackers(track or ())
             submitted = _submit(job, on, out, settings=settings, farewell=farewell)
-            _watch(submitted, out, just_submitted=True)
+            _watch(submitted, out, just_submitted=True, track=track)
 
 
 def _attach_hint(out: Path) -> str:
@@ -444,7 +447,13 @@ def _submit(
     return run
 
 
-def _watch(run: Run, out: Path, *, just_submitted: bool = False) -> None:
+def _watch(
+    run: Run,
+    out: Path,
+    *,
+    just_submitted: bool = False,
+    track: list[str] | None = None,
+) -> None:
     """Follow a run until it ends, reconnecting if necessary, and print its results."""
     from fednotes.apps.deployment.nvflare.server import connect
     from fednotes.apps.deployment.runs import (
@@ -453,20 +462,25 @@ def _watch(run: Run, out: Path, *, just_submitted: bool = False) -> None:
         open_admin_kit,
     )
     from fednotes.cli.display import RichDisplay
+    from fednotes.jobs.progress import reported
+    from fednotes.jobs.tracking import with_trackers
 
     kit = open_admin_kit(run.kit)
     with RichDisplay(console) as display:
+        listener = with_trackers(display, track or ())
         follower = Follower(
             replace(run, kit=kit.path),
             out,
-            display=display,
+            display=listener,
             say=say,
             just_submitted=just_submitted,
         )
-        result = follow_with_reconnects(
-            follower, partial(connect, kit.path, kit.person)
-        )
+        with reported(listener, out):
+            result = follow_with_reconnects(
+                follower, partial(connect, kit.path, kit.person)
+            )
     _say_results(out, run.name, result)
+    listener.finish(out)
 
 
 def _abort(out: Path, on: Path | None) -> None:

@@ -1,0 +1,241 @@
+"""What a tracker may know of a run: settings, curves, scores and files.
+
+Everything comes from the files of the run's folder, which hold no text of a note. Paths
+of notes are left out, and of other paths only the last part remains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+from fednotes.core.errors import FednotesError
+from fednotes.core.parsing import mapping, number
+from fednotes.core.store import write_text
+from fednotes.jobs.card import CARD
+from fednotes.jobs.declaration import without_places
+from fednotes.jobs.metrics_file import METRICS
+from fednotes.jobs.results import SUMMARY, RunResult, read_result
+from fednotes.jobs.run_folder import read_progress
+from fednotes.jobs.seeds import list_seed_folders
+from fednotes.jobs.show import show_job
+from fednotes.report.html import write_report
+
+MEAN = "mean"  # in place of a site: the mean over all sites
+_COSTS = ("rounds", "seconds", "bytes_up", "bytes_down", "examples")
+# Values of an evaluation that are not curves of the whole part.
+_NOT_CURVES = {"part", "condition", "round", "site", "sites", "took_part"}
+_SITE_TABLE = "sites."
+# Where the federated model of a run is; a run may have one for each site.
+_FEDERATED_MODELS = ("model", "federated/model", "federated/sites/*/model")
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """A run before or after its end.
+
+    Attributes:
+        name: Name of the run.
+        title: Title of the job.
+        method: Name of the method.
+        settings: The job's effective settings, by table and key.
+        toml: The job as a TOML file, without paths of notes.
+    """
+
+    name: str
+    title: str
+    method: str
+    settings: Mapping[str, str]
+    toml: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """Values of one curve's place in a round.
+
+    Attributes:
+        condition: The condition, such as "federated".
+        site: The site; "" for all sites of the part.
+        round: Number of the round, from 1.
+        values: The values by name.
+    """
+
+    condition: str
+    site: str
+    round: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class FinalScores:
+    """Scores on test data, and other values of a condition.
+
+    Attributes:
+        condition: The condition.
+        site: The site; `MEAN` for the mean over the sites, "" for values of the
+            condition as a whole: its costs and its ε.
+        values: The values by name.
+    """
+
+    condition: str
+    site: str
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+# ---- settings ------------------------------------------------------------------------
+
+
+def read_facts(folder: Path) -> RunFacts:
+    """Return the facts of a run that starts or has ended.
+
+    Raises:
+        FednotesError: The folder is not that of a run.
+    """
+    progress = read_progress(folder)
+    table = _table_of_job(progress.config)
+    settings: dict[str, str] = {}
+    toml = ""
+    try:
+        shown = show_job(table)
+    except FednotesError:  # a job of another version, or of a deleted application
+        settings = dict(_flatten(table))
+    else:
+        toml = shown.to_toml()
+        for setting in shown.settings:
+            place = f"{setting.table}.{setting.key}".removeprefix(".")
+            if setting.value is not None and not place.startswith(_SITE_TABLE):
+                settings[place] = str(setting.value)
+    title = progress.title or str(table.get("title", ""))
+    seed = table.get("seed", progress.seed)
+    is_seed = folder in list_seed_folders(folder.parent).values()
+    name = folder.parent.name if is_seed else folder.name
+    if seed is not None:
+        name = f"{name}, seed {seed}"
+    method = progress.method or str(table.get("method", ""))
+    return RunFacts(name, title or folder.name, method, settings, toml)
+
+
+def _table_of_job(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables of a job without paths.
+
+    Real sites' runs hold them in a declaration, under "job".
+    """
+    table = config
+    if "method" not in config and isinstance(config.get("job"), Mapping):
+        table = config["job"]
+    public = {key: _without_folders(value) for key, value in table.items()}
+    sites = {
+        name: without_places(mapping(site))
+        for name, site in mapping(public.get("sites")).items()
+    }
+    if sites:
+        public["sites"] = sites
+    return public
+
+
+def _without_folders(value: Any) -> Any:
+    """Return a value of a table with only the last part of each path."""
+    if isinstance(value, Mapping):
+        return {key: _without_folders(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_folders(item) for item in value]
+    if isinstance(value, str) and (
+        PurePath(value).is_absolute() or value.startswith(("~", "./", "../"))
+    ):
+        return PurePath(value).name
+    return value
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            if f"{prefix}{key}." != _SITE_TABLE:
+                yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(value)
+
+
+# ---- curves and scores ---------------------------------------------------------------
+
+
+def points_of(entry: Mapping[str, Any]) -> Iterator[Point]:
+    """Yield the points of an evaluation, as metrics.jsonl has it."""
+    condition = str(entry.get("condition") or "federated")
+    round_number = int(number(entry, "round") or 0) + 1
+    whole = {key: value for key, value in entry.items() if key not in _NOT_CURVES}
+    by_site = {str(entry.get("site") or ""): _numbers(whole)}
+    for site, of_site in mapping(entry.get("sites")).items():
+        # A site that trains alone has the values of the whole part, too.
+        by_site.setdefault(str(site), {}).update(_numbers(mapping(of_site)))
+    for site, values in by_site.items():
+        if values:
+            yield Point(condition, site, round_number, values)
+
+
+def final_scores(result: RunResult) -> Iterator[FinalScores]:
+    """Yield the scores on test data, the costs and the ε of a run that has ended."""
+    for row in result.table():
+        values = _numbers(row)
+        if values:
+            yield FinalScores(str(row["condition"]), str(row["site"]), values)
+    for condition in dict.fromkeys((*result.conditions, *result.privacy)):
+        costs = mapping(result.conditions.get(condition))
+        values = _numbers({name: costs.get(name) for name in _COSTS})
+        guarantee = mapping(result.privacy.get(condition))
+        values |= _numbers({name: guarantee.get(name) for name in ("epsilon", "delta")})
+        if values:
+            yield FinalScores(condition, "", values)
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are finite numbers."""
+    numbers = {}
+    for key in values:
+        value = number(values, key)
+        if value is not None:
+            numbers[str(key)] = float(value)
+    return numbers
+
+
+# ---- files ---------------------------------------------------------------------------
+
+
+def write_artifacts(folder: Path, out: Path) -> list[Path]:
+    """Write the files of a run that a tracker keeps into an empty folder.
+
+    These are job.toml, and of a run that has ended summary.json, report.html and the
+    cards of the federated models, all without paths of notes.
+
+    Args:
+        folder: Folder of the run.
+        out: The empty folder.
+
+    Returns:
+        The files.
+    """
+    toml = read_facts(folder).toml
+    if toml:
+        write_text(out / "job.toml", toml)
+    if (folder / SUMMARY).is_file():
+        result = read_result(folder)
+        config = _table_of_job(result.config)
+        result.model_copy(update={"config": config, "command": ""}).write(out)
+        if (folder / METRICS).is_file():
+            write_text(out / METRICS, (folder / METRICS).read_text("utf-8"))
+        write_report(out)
+        (out / METRICS).unlink(missing_ok=True)
+        for model in _find_federated_models(folder):
+            site = model.parent.name if model.parent.parent.name == "sites" else ""
+            name = f"model_card_{site}.md" if site else "model_card.md"
+            write_text(out / name, (model / CARD).read_text("utf-8"))
+    return sorted(path for path in out.iterdir() if path.is_file())
+
+
+def _find_federated_models(folder: Path) -> Iterator[Path]:
+    """Yield the folders of the federated models that have a card."""
+    for place in _FEDERATED_MODELS:
+        for model in sorted(folder.glob(place)):
+            if (model / CARD).is_file():
+                yield model
