@@ -48,6 +48,7 @@ from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding
 from fednotes.data.encodings import AUTO, encoding_of
 from fednotes.jobs.causes import Cause
+from fednotes.jobs.patient_reviews import ReviewedPatients
 from fednotes.methods.base import Method
 from fednotes.methods.private import DPMethod
 from fednotes.metrics.paired_tests import Bootstrap
@@ -604,6 +605,8 @@ class SiteKind:
             cannot be read; None if this is not possible.
         find_labels: Returns the labels that lie in a folder of notes, for the proposal
             of a first job; None if there are none.
+        review: Returns the labelled test patients of each site with the predictions of
+            its model, for the local page. None if sites hold no patients.
     """
 
     name: str
@@ -644,6 +647,7 @@ class SiteKind:
     shrink: Callable[[Any], Any] | None = None
     invent_site: Callable[[str, Any], Any] | None = None
     find_labels: Callable[[Path], FoundLabels | None] = _find_no_labels
+    review: Callable[[Side], Sequence[ReviewedPatients]] | None = None
 
     def list_paths(
         self, sites: Mapping[str, Any], tables: Mapping[str, Any]

@@ -23,6 +23,7 @@ from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import refuses
 from fednotes.jobs.evaluation import Evaluation
+from fednotes.jobs.patient_reviews import ReviewedPatients
 from fednotes.jobs.saved_models import (
     EvaluationOptions,
     JudgedConfidences,
@@ -172,6 +173,30 @@ class PatientModel(ABC):
             DataError: The files cannot be read, or contain none of the model's
                 phenotypes.
         """
+
+    def review_file(
+        self,
+        path: Path,  # noqa: ARG002 - of models that show their patients
+        labels: Path | None = None,  # noqa: ARG002
+        encoding: str = AUTO,  # noqa: ARG002
+    ) -> ReviewedPatients:
+        """Return labelled patients with the model's predictions, for the local page.
+
+        Args:
+            path: Labelled patients, or notes.
+            labels: A table of labels for the notes.
+            encoding: Encoding of files without a byte-order mark that are not UTF-8.
+
+        Raises:
+            ConfigError: The model does not show single patients, or predicts no
+                phenotypes.
+            DataError: The files cannot be read, or contain none of the model's
+                phenotypes.
+        """
+        raise ConfigError(
+            "this model does not show its predictions for single patients: use "
+            "`fednotes evaluate`"
+        )
 
     # ---- predictions
 

@@ -38,6 +38,9 @@ PAGES = (
     "/try",
     "/ledger",
     "/approvals",
+    "/patients?run=clinics",
+    "/patients/0?run=clinics",
+    "/phenotype?run=clinics&phenotype=diabetes",
     "/nowhere",
 )
 RUN_AXE = """
@@ -61,6 +64,20 @@ def make_kit(folder: Path) -> Path:
     return kit
 
 
+def make_patients(folder: Path) -> Path:
+    """Return a run on patients."""
+    table = {
+        "method": "phenotype",
+        "seed": 1,
+        "conditions": ["federated"],
+        "synthetic": {"sites": 2, "patients": 120},
+        "model": {"representation": "none"},
+        "training": {"classifier_cycles": 1},
+    }
+    simulate(parse_job(table, "tiny", folder, "test"), folder / "clinics")
+    return folder / "clinics"
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """A trained model's page as a process, on generated notes; and where decisions are
@@ -74,6 +91,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]
     shutil.copytree(folder / "run", folder / "live")
     (folder / "live" / SUMMARY).unlink()
     runs = ["run", "again", "live"]
+    if has_app("phenotyping"):
+        runs.append(make_patients(folder).name)
     kits = [str(make_kit(folder))] if has_app("deployment") else []
     command = [sys.executable, "-m", "fednotes", "ui", *runs, *kits, str(model)]
     command += ["--corrections", str(corrections)]

@@ -152,7 +152,7 @@ def _predict(
     for side, side_site in ((a, site), (b, other)):
         folder = find_model_folder(side.run, side.condition, side_site.id)
         model = load_phenotyper(folder)
-        known.append(_classes(model, side_site, folder))
+        known.append(known_classes(model, side_site, folder))
         bags = side_site.test.bags.take(rows)
         outputs.append(model.rank(bags) if metric == "auroc" else model.classes(bags))
         folders.append(folder)
@@ -201,7 +201,7 @@ def _patient_test(predictions: _Predictions, samples: int, metric: str) -> Patie
     return PatientTest(test, (first, second))
 
 
-def _classes(
+def known_classes(
     model: Phenotyper, site: SitePatients, folder: Path
 ) -> Sequence[Sequence[int]]:
     """Return the classes of each disease that a model knows.

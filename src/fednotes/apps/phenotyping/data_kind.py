@@ -55,6 +55,7 @@ from fednotes.apps.phenotyping.job_tables import (
     tables_of,
 )
 from fednotes.apps.phenotyping.labels import PatientLabels, read_labels
+from fednotes.apps.phenotyping.review import review_run
 from fednotes.apps.phenotyping.shadow import audit_subject
 from fednotes.apps.phenotyping.site_counts import count_tables, label_lines
 from fednotes.apps.phenotyping.site_files import SiteFiles, generate_site, read_site
@@ -624,4 +625,5 @@ KIND = SiteKind(
     find_labels=find_labels,
     encode_examples=training_examples,
     metrics=METRICS,
+    review=review_run,
 )

@@ -8,10 +8,16 @@ from typing import Any, Self
 
 from fednotes.apps.phenotyping.patient_notes import PatientNotes, notes_of
 from fednotes.apps.phenotyping.phenotyper import load_phenotyper
-from fednotes.apps.phenotyping.predict import PatientReader, evaluate_patients
+from fednotes.apps.phenotyping.predict import (
+    PatientReader,
+    evaluate_patients,
+    read_labelled,
+)
+from fednotes.apps.phenotyping.review import describe_probabilities, review_patients
 from fednotes.data.encodings import AUTO
 from fednotes.jobs.evaluation import Evaluation
 from fednotes.jobs.patient_models import PatientFinding, PatientModel, PatientNote
+from fednotes.jobs.patient_reviews import ReviewedPatients
 from fednotes.jobs.saved_models import LoadOptions, NoteSource
 
 
@@ -60,18 +66,7 @@ class PhenotypeModel(PatientModel):
     @property
     def confidence(self) -> str:
         """Description of the model's probabilities."""
-        model = self.reader.model
-        if not model.phenotypes:
-            return "the network's probability of each billing code; not calibrated"
-        if model.platt is None:
-            return (
-                "the classifier's margin, which orders patients but is not a "
-                "probability: not calibrated"
-            )
-        return (
-            'the probability of "present", calibrated on the training sites\' patients '
-            "(Platt)"
-        )
+        return describe_probabilities(self.reader.model)
 
     def find_in_stream(
         self, notes: Iterable[PatientNote], patients: Iterable[str] = ()
@@ -104,6 +99,24 @@ class PhenotypeModel(PatientModel):
     def format_findings(self, notes: Iterable[PatientNote], format: str) -> str:
         """Return the findings as JSON lines or CSV."""
         return self.reader.format_results(notes, format)
+
+    def review_file(
+        self,
+        path: Path,
+        labels: Path | None = None,
+        encoding: str = AUTO,
+    ) -> ReviewedPatients:
+        """Return labelled patients with the model's predictions."""
+        labelled = read_labelled(self.reader, path, labels=labels, encoding=encoding)
+        model = self.reader.model
+        return review_patients(
+            path.name,
+            model,
+            labelled.inputs.patients,
+            inputs=labelled.inputs.values,
+            labels=labelled.labels,
+            features=self.reader.features,
+        )
 
     def evaluate_file(
         self,

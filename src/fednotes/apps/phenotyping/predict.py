@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -204,6 +204,47 @@ def evaluate_patients(
 ) -> Evaluation:
     """Return the scores of a phenotyping model on labelled patients.
 
+    Args:
+        reader: The model.
+        path: As in `read_labelled`.
+        label_map: As in `read_labelled`.
+        labels: As in `read_labelled`.
+        encoding: As in `read_labelled`.
+
+    Raises:
+        ConfigError: The model predicts no phenotypes.
+        DataError: The files cannot be read, or contain none of the model's phenotypes.
+    """
+    labelled = read_labelled(reader, path, label_map, labels, encoding)
+    model = reader.model
+    scores = _score(model, _require_machines(model), labelled)
+    unknown = tuple(name for name in labelled.names if name not in model.phenotypes)
+    return Evaluation(scores, unknown)
+
+
+class LabelledPatients(NamedTuple):
+    """Patients with their labels.
+
+    Attributes:
+        inputs: The model's inputs of each patient.
+        labels: (patients, phenotypes) int8 labels of the model's phenotypes.
+        names: The names of all labels in the files.
+    """
+
+    inputs: PatientInputs
+    labels: np.ndarray
+    names: tuple[str, ...]
+
+
+def read_labelled(
+    reader: PatientReader,
+    path: Path,
+    label_map: Mapping[str, str] | None = None,
+    labels: Path | None = None,
+    encoding: str = AUTO,
+) -> LabelledPatients:
+    """Read labelled patients.
+
     Problems with the labels, and patients who are left out, are printed on stderr.
 
     Args:
@@ -222,11 +263,7 @@ def evaluate_patients(
         DataError: The files cannot be read, or contain none of the model's phenotypes.
     """
     model = reader.model
-    if model.machines is None:
-        raise ConfigError(
-            "the model ends with stage 1 and predicts codes, so there are no "
-            "phenotypes to score"
-        )
+    _require_machines(model)
     with reading_as(encoding):
         if labels is None:
             notes, gold = read_gold(path)
@@ -237,9 +274,26 @@ def evaluate_patients(
 
     inputs = reader.read(note for note in notes if note.patient in gold)
     reader.warn(inputs)
-    scores = _score(model, model.machines, inputs, gold=gold)
-    unknown = tuple(name for name in names if name not in model.phenotypes)
-    return Evaluation(scores, unknown)
+    rows = [
+        [gold[patient].get(name, UNLABELLED) for name in model.phenotypes]
+        for patient in inputs.patients
+    ]
+    shape = (len(inputs.patients), len(model.phenotypes))
+    return LabelledPatients(inputs, np.array(rows, np.int8).reshape(shape), names)
+
+
+def _require_machines(model: Phenotyper) -> LinearSVMs:
+    """Return the classifiers of a model.
+
+    Raises:
+        ConfigError: The model predicts no phenotypes.
+    """
+    if model.machines is None:
+        raise ConfigError(
+            "the model ends with stage 1 and predicts codes, so there are no "
+            "phenotypes to score"
+        )
+    return model.machines
 
 
 def _labels_of(patients: Sequence[str], path: Path, labels: Path) -> Gold:
@@ -303,26 +357,21 @@ def _rename(
 
 
 def _score(
-    model: Phenotyper, machines: LinearSVMs, inputs: PatientInputs, *, gold: Gold
+    model: Phenotyper, machines: LinearSVMs, labelled: LabelledPatients
 ) -> dict[str, Any]:
     """Return the scores of a model's predictions, with the ranking of patients.
 
     Args:
         model: The model.
         machines: Its classifiers.
-        inputs: Its inputs for each patient.
-        gold: The labels of each patient.
+        labelled: The patients.
     """
     names = model.phenotypes
-    labels = [
-        [gold[patient].get(name, UNLABELLED) for name in names]
-        for patient in inputs.patients
-    ]
-    truth = np.array(labels, np.int8).reshape(len(inputs.patients), len(names))
-    predicted = model.classes(inputs.values)
-    counts = ClassCounts.of(truth, predicted, names, classes=machines.classes)
-    present = model.probabilities(inputs.values)[:, :, PRESENT]
-    ranking = rankings(truth, present, names)
+    inputs = labelled.inputs.values
+    predicted = model.classes(inputs)
+    counts = ClassCounts.of(labelled.labels, predicted, names, classes=machines.classes)
+    present = model.probabilities(inputs)[:, :, PRESENT]
+    ranking = rankings(labelled.labels, present, names)
 
     scores = counts.scores()
     by_output = {}

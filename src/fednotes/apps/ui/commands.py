@@ -31,7 +31,7 @@ def ui(
         list[Path],
         typer.Argument(
             metavar="RUN…|MODEL [NOTES…]",
-            help="Runs or a folder of runs; a model and notes; a site's kit.",
+            help="Runs or folders of runs; a model and notes; a site's kit.",
         ),
     ],
     port: Port = 0,
@@ -44,6 +44,10 @@ def ui(
     ] = None,
     device: Device = "cpu",
     backbone: Backbone = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="Table of labels for the notes of patients."),
+    ] = None,
 ) -> None:
     """Show runs, a model's errors, or a site's ledger and approvals in the browser."""
     from fednotes.apps.ui.pages import open_ui
@@ -57,5 +61,6 @@ def ui(
         corrections=corrections,
         device=device,
         backbone=backbone,
+        labels=labels,
         tell=say,
     )

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from fednotes.api import read
 from fednotes.apps.ui.background import BackgroundWork
 from fednotes.apps.ui.corrections import require_writable
+from fednotes.apps.ui.patient_review import (
+    PatientReview,
+    load_patient_review,
+    review_patients_of_run,
+)
 from fednotes.apps.ui.review import Predict, Review, predict_notes, review_run
-from fednotes.apps.ui.run_list import find_runs
+from fednotes.apps.ui.run_list import find_runs, has_finished
 from fednotes.core import plugins
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.folders import name_paths
 from fednotes.data.formats.problems import OnError
+from fednotes.jobs.job_file import load_recorded_job
 from fednotes.jobs.mention_models import MentionModel
-from fednotes.jobs.models import load_mention_model
+from fednotes.jobs.models import find_model_class, load_mention_model
+from fednotes.jobs.patient_models import PatientModel
 from fednotes.jobs.run_folder import is_run, read_progress
 from fednotes.jobs.site_approvals import ApprovalDesk
 from fednotes.taggers.saving import is_model
@@ -41,6 +49,8 @@ class Content:
         reviews: The errors of further runs, by name.
         model: Finds mentions in documents, or None.
         confidence: A sentence that describes the model's confidences.
+        patients: The labelled patients of a model or run of patients, or None.
+        patients_of_runs: The labelled patients of further runs, by name.
     """
 
     about: str = ""
@@ -52,6 +62,10 @@ class Content:
     reviews: dict[str, BackgroundWork[Review]] = field(default_factory=dict)
     model: Predict | None = None
     confidence: str = ""
+    patients: BackgroundWork[PatientReview] | None = None
+    patients_of_runs: dict[str, BackgroundWork[PatientReview]] = field(
+        default_factory=dict
+    )
 
     def look_for_runs(self) -> None:
         """Add the runs that have appeared in the folders of runs."""
@@ -86,6 +100,25 @@ class Content:
             self.reviews[run] = BackgroundWork(work)
         return self.reviews[run]
 
+    def find_patients(self, run: str = "") -> BackgroundWork[PatientReview] | None:
+        """Return the patients of a run of the list, or those of the pages.
+
+        Args:
+            run: As in `find_review`.
+
+        Returns:
+            None if there is no such run, or it has no patients.
+        """
+        if not run:
+            return self.patients
+        if run not in self.patients_of_runs:
+            folder = self.runs.get(run)
+            if folder is None or not _has_patients(folder):
+                return None
+            work = partial(review_patients_of_run, folder)
+            self.patients_of_runs[run] = BackgroundWork(work)
+        return self.patients_of_runs[run]
+
     def list_sections(self) -> list[tuple[str, str]]:
         """Return the address and name of each section that has content."""
         sections = []
@@ -99,12 +132,14 @@ class Content:
             sections.append(("/approvals", "Approvals"))
         if self.review is not None:
             sections.append(("/errors", "Errors"))
+        if self.patients is not None:
+            sections.append(("/patients", "Patients"))
         if self.model is not None:
             sections.append(("/try", "Try the model"))
         return sections
 
 
-def load_content(
+def load_content(  # noqa: PLR0913 - what a person may want to set
     paths: Sequence[Path],
     *,
     format: str | None = None,
@@ -113,6 +148,7 @@ def load_content(
     encoding: str = AUTO,
     device: str = "cpu",
     backbone: str | None = None,
+    labels: Path | None = None,
 ) -> Content:
     """Return the content of the pages for some paths.
 
@@ -126,51 +162,146 @@ def load_content(
         encoding: As in `fednotes.read`.
         device: As in `fednotes.load`.
         backbone: As in `fednotes.load`.
+        labels: A table of labels for the notes of patients.
 
     Raises:
         ConfigError: The paths exclude each other, or decisions cannot be written.
         DataError: Notes cannot be read.
         ModelError: The model cannot be read.
     """
+    sorted_paths = _sort_paths(paths)
+    models, runs, notes = sorted_paths.models, sorted_paths.runs, sorted_paths.notes
+    _require_one_model(models, notes)
+    content = Content(
+        about=str((models or paths)[0]),
+        runs=name_paths(runs),
+        folders=sorted_paths.run_folders,
+        kits=name_paths(sorted_paths.kits),
+    )
+    content.look_for_runs()
+    _add_desks(content)
+
+    options = _ReadOptions(format, on_error, encoding, device, backbone, labels)
+    file = corrections or _corrections_beside((notes or runs or paths)[0])
+    if models and issubclass(find_model_class(models[0]), PatientModel):
+        _add_patients(content, models[0], notes, options)
+    else:
+        if corrections or notes:
+            require_writable(file)
+        if models:
+            _add_mention_model(content, models[0], notes, file=file, options=options)
+    _add_errors_of_run(content, runs, file)
+    return content
+
+
+class _SortedPaths(NamedTuple):
+    """The paths with which the pages are opened, by what they are."""
+
+    models: list[Path]
+    runs: list[Path]
+    kits: list[Path]
+    run_folders: list[Path]
+    notes: list[Path]
+
+
+def _sort_paths(paths: Sequence[Path]) -> _SortedPaths:
+    """Return paths by what they are; a path that is nothing else holds notes."""
     folders = [path for path in paths if path.is_dir()]
-    models = [path for path in folders if is_model(path)]
+    models = [path for path in folders if _is_saved_model(path)]
     runs = [path for path in folders if path not in models and is_run(path)]
     kits = [path for path in folders if ledger_reader(path) is not None]
     known = (*models, *runs, *kits)
     run_folders = [path for path in folders if path not in known and find_runs(path)]
     notes = [path for path in paths if path not in (*known, *run_folders)]
-    _require_one_model(models, notes)
+    return _SortedPaths(models, runs, kits, run_folders, notes)
 
-    content = Content(
-        about=str(paths[0]),
-        runs=name_paths(runs),
-        folders=run_folders,
-        kits=name_paths(kits),
-    )
-    content.look_for_runs()
+
+def _is_saved_model(folder: Path) -> bool:
+    """Return whether a folder holds a model, of mentions or of patients."""
+    return is_model(folder) or issubclass(find_model_class(folder), PatientModel)
+
+
+class _ReadOptions(NamedTuple):
+    """How notes and models are read; see `load_content`."""
+
+    format: str | None
+    on_error: OnError
+    encoding: str
+    device: str
+    backbone: str | None
+    labels: Path | None
+
+
+def _add_desks(content: Content) -> None:
+    """Add where the people of each site decide on jobs."""
     for name, kit in content.kits.items():
         desk = find_desk(kit)
         if desk is not None:
             content.desks[name] = desk
-    file = corrections or _corrections_beside((notes or runs or paths)[0])
-    if corrections or notes:
-        require_writable(file)
-    if models:
-        model = load_mention_model(models[0], device, backbone)
-        content.model = model
-        content.about = str(models[0])
-        content.confidence = model.confidence
-        documents = {
-            name: read(path, format, on_error, encoding=encoding)
-            for name, path in name_paths(notes).items()
-        }
-        if documents:
-            content.review = BackgroundWork(
-                partial(_review_notes, model, documents, file)
-            )
-    if content.review is None and runs and _finds_mentions(runs[0]):
+
+
+def _add_patients(
+    content: Content, folder: Path, files: Sequence[Path], options: _ReadOptions
+) -> None:
+    """Add the errors of a model of patients in labelled patients.
+
+    Raises:
+        ConfigError: There are no patients.
+        ModelError: The model cannot be read.
+    """
+    if not files:
+        raise ConfigError(
+            f"{folder} is a model of patients: give labelled patients too: fednotes ui "
+            "MODEL PATIENTS"
+        )
+    content.patients = BackgroundWork(
+        load_patient_review(
+            folder,
+            files,
+            labels=options.labels,
+            encoding=options.encoding,
+            device=options.device,
+            backbone=options.backbone,
+        )
+    )
+
+
+def _add_mention_model(
+    content: Content,
+    folder: Path,
+    files: Sequence[Path],
+    *,
+    file: Path,
+    options: _ReadOptions,
+) -> None:
+    """Add a model that finds mentions, and its errors in notes.
+
+    Args:
+        content: The content of the pages.
+        folder: The folder of the model.
+        files: The files of notes.
+        file: The file of decisions.
+        options: How notes and models are read.
+    """
+    model = load_mention_model(folder, options.device, options.backbone)
+    content.model = model
+    content.confidence = model.confidence
+    documents = {
+        name: read(path, options.format, options.on_error, encoding=options.encoding)
+        for name, path in name_paths(files).items()
+    }
+    if documents:
+        content.review = BackgroundWork(partial(_review_notes, model, documents, file))
+
+
+def _add_errors_of_run(content: Content, runs: Sequence[Path], file: Path) -> None:
+    """Add the errors of the first run, unless the pages show those of a model."""
+    if not runs:
+        return
+    if content.review is None and _finds_mentions(runs[0]):
         content.review = BackgroundWork(partial(review_run, runs[0], file))
-    return content
+    if content.patients is None and _has_patients(runs[0]):
+        content.patients = BackgroundWork(partial(review_patients_of_run, runs[0]))
 
 
 def _corrections_beside(path: Path) -> Path:
@@ -213,6 +344,15 @@ def _review_notes(
 def _finds_mentions(run: Path) -> bool:
     """Return whether a run's models find mentions, according to its files."""
     return read_progress(run).holds in ("", "documents")
+
+
+def _has_patients(run: Path) -> bool:
+    """Return whether a run has ended with models of patients that can be shown."""
+    if not has_finished(run):
+        return False
+    with suppress(FednotesError):  # the page of the run says what is wrong with it
+        return load_recorded_job(run).kind.review is not None
+    return False
 
 
 def find_desk(kit: Path) -> ApprovalDesk | None:

@@ -14,7 +14,7 @@ from fednotes.apps.ui.corrections import Decision, MentionKey
 from fednotes.apps.ui.marked_text import cut_at_mentions
 from fednotes.apps.ui.reliability import (
     describe_confidence,
-    draw_bins,
+    draw_mention_bins,
     judge_confidences,
     list_bins,
     measure_types,
@@ -121,7 +121,7 @@ class ErrorPages:
                 "reliability": reliability,
                 "summary": describe_confidence(judged),
                 "bins": bins,
-                "diagram": draw_bins(bins),
+                "diagram": draw_mention_bins(bins),
                 "types": measure_types(sources, review.labels),
             }
         return self._views.render(

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 from fednotes.apps.ui.access import HOST, Access
 from fednotes.apps.ui.content import Content, load_content
 from fednotes.apps.ui.error_pages import ErrorPages
+from fednotes.apps.ui.patient_pages import PatientPages
 from fednotes.apps.ui.run_pages import RunPages
 from fednotes.apps.ui.site_pages import SitePages
 from fednotes.apps.ui.trial_pages import TrialPages
@@ -44,6 +45,7 @@ def open_ui(  # noqa: PLR0913 - what a person may want to set
     encoding: str = AUTO,
     device: str = "cpu",
     backbone: str | None = None,
+    labels: str | Path | None = None,
     tell: Callable[[str], None] = print,
 ) -> None:
     """Show runs, a model's errors in notes, or a ledger, until SIGINT or SIGTERM.
@@ -60,6 +62,7 @@ def open_ui(  # noqa: PLR0913 - what a person may want to set
         encoding: As in `read`.
         device: As in `load`.
         backbone: As in `load`.
+        labels: A table of labels for the notes of patients, as in `evaluate`.
         tell: Receives a line with the address.
 
     Raises:
@@ -79,6 +82,7 @@ def open_ui(  # noqa: PLR0913 - what a person may want to set
         encoding=encoding,
         device=device,
         backbone=backbone,
+        labels=None if labels is None else Path(labels),
     )
     access = Access()
 
@@ -112,6 +116,7 @@ def create_app(content: Content, access: Access) -> Callable[..., Any]:
     runs = RunPages(content, views)
     sites = SitePages(content, views)
     errors = ErrorPages(content, views)
+    patients = PatientPages(content, views)
     trial = TrialPages(content, views)
 
     def page(path: str, show: Callable[[Request], Response]) -> Route:
@@ -143,6 +148,9 @@ def create_app(content: Content, access: Access) -> Callable[..., Any]:
         page("/calibration", errors.show_calibration),
         form("/errors/{number}", errors.decide),
         page("/export/{format}", errors.export),
+        page("/patients", patients.show_patients),
+        page("/patients/{number}", patients.show_patient),
+        page("/phenotype", patients.show_phenotype),
         page("/try", trial.show_trial),
         form("/try", trial.try_text),
     ]

@@ -172,11 +172,17 @@ class Diagram:
     Attributes:
         marks: The bins.
         ticks: Coordinates and text of each tick, the same on both axes.
+        things: What a bin contains, such as "mentions".
+        x_label: The meaning of the horizontal axis.
+        y_label: The meaning of the vertical axis.
         description: What it shows, for people who cannot see it.
     """
 
     marks: list[Mark]
     ticks: list[tuple[float, float, str]]
+    things: str
+    x_label: str
+    y_label: str
     description: str
     width: int = _WIDTH
     height: int = _HEIGHT
@@ -185,28 +191,54 @@ class Diagram:
     top: int = _TOP
     bottom: int = _BOTTOM
 
+    @property
+    def title(self) -> str:
+        """The title of the diagram."""
+        return f"Share of {self.things} that are {self.y_label}, by {self.x_label}"
 
-def draw_bins(bins: Sequence[BinRow]) -> Diagram:
-    """Return the diagram of some bins."""
+
+def draw_mention_bins(bins: Sequence[BinRow]) -> Diagram:
+    """Return the diagram of confidences in mentions."""
+    return _draw_bins(bins, "mentions", "mean confidence", "correct")
+
+
+def draw_patient_bins(bins: Sequence[BinRow]) -> Diagram:
+    """Return the diagram of the probabilities that phenotypes are present."""
+    return _draw_bins(bins, "labels", "mean probability", "present")
+
+
+def _draw_bins(
+    bins: Sequence[BinRow], things: str, x_label: str, y_label: str
+) -> Diagram:
+    """Return the diagram of some bins.
+
+    Args:
+        bins: The bins.
+        things: What a bin contains.
+        x_label: The meaning of the horizontal axis.
+        y_label: The meaning of the vertical axis.
+    """
     most = max(each.mentions for each in bins)
-    marks = [_mark(each, most) for each in bins]
+    texts = [
+        f"{each.mentions:,} {things}: {x_label} {_percent(each.confidence)}, "
+        f"{_percent(each.right)} {y_label}"
+        for each in bins
+    ]
+    marks = [_mark(each, most, text) for each, text in zip(bins, texts, strict=True)]
     shares = [step / 5 for step in range(6)]
     ticks = [(_to_x(share), _to_y(share), _percent(share)) for share in shares]
-    return Diagram(marks, ticks, "; ".join(mark.text for mark in marks))
+    return Diagram(marks, ticks, things, x_label, y_label, "; ".join(texts))
 
 
-def _mark(row: BinRow, most: int) -> Mark:
+def _mark(row: BinRow, most: int, text: str) -> Mark:
     """Return the mark of a bin.
 
     Args:
         row: The bin.
-        most: The number of mentions of the largest bin.
+        most: The number of things in the largest bin.
+        text: What the bin says.
     """
     low, high = row.interval
-    text = (
-        f"{row.mentions:,} mentions: mean confidence {_percent(row.confidence)}, "
-        f"{_percent(row.right)} correct"
-    )
     return Mark(
         _to_x(row.confidence),
         _to_y(row.right),

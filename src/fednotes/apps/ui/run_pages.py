@@ -99,6 +99,7 @@ class RunPages:
             is_running=state_of(folder) == IN_PROGRESS,
             last=lines[-1] if lines else {},
             errors=self._errors_address(name) if is_finished else "",
+            patients=self._patients_address(name) if is_finished else "",
             **parts,
         )
 
@@ -107,6 +108,12 @@ class RunPages:
         if self._content.find_review(name) is None:
             return ""
         return self._views.link("/errors", Filter(run=name))
+
+    def _patients_address(self, name: str) -> str:
+        """Return the address of the patients of a run; "" if it has none."""
+        if self._content.find_patients(name) is None:
+            return ""
+        return self._views.link("/patients", run=name)
 
     def compare_runs(self, request: Request) -> Response:
         """Show two runs side by side and, on demand, a test of their difference."""
