@@ -102,4 +102,4 @@ def _show_cause(place: int, cause: Cause) -> None:
 
 def _print(text: Text, indent: int = 0) -> None:
     """Print a text, indented and wrapped to the terminal."""
-    console.print(Padding(text, (0, 0, 0, indent)), highlight=False)
+    console.print(Padding(text, (0, 0, 0, indent), expand=False), highlight=False)

@@ -26,8 +26,8 @@ from fednotes.core.errors import (
     ConfigError,
     DataError,
     DivergedError,
+    FednotesError,
     ParameterError,
-    TrainingError,
 )
 from fednotes.core.parsing import mapping, read_json
 from fednotes.core.store import LOCK, make_private, private_folder, write_json
@@ -167,11 +167,11 @@ def recorded_failure(out: Path, part: str) -> Iterator[None]:
         part: Name of the part that is trained.
 
     Raises:
-        TrainingError: The training failed; the same error is raised again.
+        FednotesError: The training failed; the same error is raised again.
     """
     try:
         yield
-    except TrainingError as error:
+    except FednotesError as error:
         failure = {
             "part": part,
             "problem": str(error),

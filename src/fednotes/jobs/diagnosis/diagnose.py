@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from fednotes.core.errors import ConfigError
-from fednotes.jobs.causes import IMPORTANCES, Cause, Evidence
+from fednotes.jobs.causes import IMPORTANCES, Cause, Evidence, Importance
 from fednotes.jobs.diagnosis.gain import find_gain_causes
 from fednotes.jobs.diagnosis.learning import find_learning_causes
 from fednotes.jobs.diagnosis.participation import find_participation_causes
@@ -143,7 +143,9 @@ def diagnose_job(job: Job) -> Diagnosis:
     return Diagnosis(
         job.name,
         "job",
-        _sort(_before_training(_with_accepted_settings(job, causes))),
+        tuple(
+            _propose_once(_sort(_before_training(_with_accepted_settings(job, causes))))
+        ),
         tuple(checked),
         ("what only training shows: learning curves, scores, absent sites",),
     )
@@ -182,7 +184,7 @@ def diagnose_run(folder: Path) -> Diagnosis:
     run = read_run(folder)
     job = run.job
     promise = run.result.privacy.get("federated", {})
-    causes = [
+    causes: list[Cause] = [
         *find_learning_causes(run),
         *find_rate_causes(job),
         *find_noise_causes(job, run.facts, promise),
@@ -192,15 +194,18 @@ def diagnose_run(folder: Path) -> Diagnosis:
         *_find_score_causes(run),
         *find_gain_causes(run),
     ]
-    if _has_learned(run):
-        causes = [
-            replace(cause, importance="low") if cause.code in _EXPECTATIONS else cause
-            for cause in causes
-        ]
+    codes = {cause.code for cause in causes}
+    has_learned = _has_learned(run)
+    if has_learned and "undertrained" not in codes:
+        causes = list(_weigh_expectations(causes, "low"))
+    elif not has_learned:
+        causes = list(_weigh_expectations(causes, "high"))
+    if "diverged" in codes or ("rate_high" in codes and not has_learned):
+        causes = list(_keep_below_rate(causes))
     return Diagnosis(
         str(folder),
         run.state,
-        _sort(_merge(_with_accepted_settings(job, causes))),
+        tuple(_propose_once(_sort(_merge(_with_accepted_settings(job, causes))))),
         tuple(_list_checked(run)),
         tuple(_list_unchecked(run)),
     )
@@ -221,6 +226,31 @@ def _without_withheld(run: RunEvidence) -> dict[str, Any]:
         site: {condition: of for condition, of in by_condition.items() if of}
         for site, by_condition in run.scores.items()
     }
+
+
+def _weigh_expectations(
+    causes: Iterable[Cause], importance: Importance
+) -> Iterator[Cause]:
+    """Yield causes; those that only say what might happen get this importance.
+
+    The scores of a run show whether it did.
+    """
+    for cause in causes:
+        is_expectation = cause.code in _EXPECTATIONS
+        yield replace(cause, importance=importance) if is_expectation else cause
+
+
+def _keep_below_rate(causes: Iterable[Cause]) -> Iterator[Cause]:
+    """Yield causes beside a learning rate that is too high.
+
+    It explains odd losses, and training longer or faster does not help against it.
+    """
+    for cause in causes:
+        if cause.code in ("nothing_found", "types_missed"):
+            advice = "lower the learning rate first, as said above"
+            yield replace(cause, advice=advice, settings=())
+        elif cause.code not in ("sites_odd", "undertrained"):
+            yield cause
 
 
 def _has_learned(run: RunEvidence) -> bool:
@@ -317,6 +347,18 @@ _SHARED = {
     "types_missed": "types of the test data are not found",
     "no_auroc": "test patients of some phenotypes are all present, or all absent",
 }
+
+
+def _propose_once(causes: Iterable[Cause]) -> Iterator[Cause]:
+    """Yield causes; only the first one proposes a value for a key.
+
+    Effects of few steps, for example, do not repeat that training is to be longer.
+    """
+    proposed: set[str] = set()
+    for cause in causes:
+        settings = tuple(each for each in cause.settings if each.key not in proposed)
+        proposed.update(setting.key for setting in settings)
+        yield replace(cause, settings=settings)
 
 
 def _sort(causes: Iterable[Cause]) -> tuple[Cause, ...]:

@@ -34,7 +34,7 @@ COLLAPSED = 0.5
 NOTHING = 0.02
 # Two points of F1 are more than the noise of a usual validation set.
 PAST_BEST = 0.02
-# Curves of fewer evaluations have no tail.
+# Of fewer evaluations, only a steep rise says something.
 FEWEST_EVALUATIONS = 3
 _SHOWN = 6  # number of values of a curve that evidence shows
 
@@ -45,6 +45,8 @@ def find_learning_causes(run: RunEvidence) -> Iterator[Cause]:
     diverged = [curve for curve in curves if _has_diverged(curve)]
     if diverged or run.failure.get("diverged"):
         yield _describe_divergence(run, diverged)
+    elif run.failure:
+        yield _describe_failure(run)
     others = [curve for curve in curves if curve not in diverged]
     for measure in dict.fromkeys(curve.measure for curve in others):
         alike = [curve for curve in others if curve.measure == measure]
@@ -104,21 +106,53 @@ def _describe_divergence(run: RunEvidence, curves: Sequence[Curve]) -> Cause:
     )
 
 
+def _describe_failure(run: RunEvidence) -> Cause:
+    """Return the cause that an error ended the training."""
+    part = str(run.failure.get("part", ""))
+    problem = str(run.failure.get("problem", ""))
+    return Cause(
+        "failed",
+        "high",
+        part,
+        "an error ended the training",
+        "do what the error says, then resume the run",
+        evidence=(Evidence(problem, "failure.json"),),
+    )
+
+
 # ---- still learning ------------------------------------------------------------------
 
 
 def _is_rising(curve: Curve) -> bool:
     """Return whether a curve still improves at its end."""
     scores = curve.scores
-    if len(scores) < FEWEST_EVALUATIONS:
-        return _is_falling(curve.losses, LOSS_FALL) if not curve.measure else False
-    tail = _tail_length(scores)
-    best_before, best_in_tail = max(scores[:-tail]), max(scores[-tail:])
+    if not curve.measure:
+        return _is_falling(curve.losses, LOSS_FALL)
     if curve.measure == "valid_loss":
+        best_before, best_in_tail = _split_best(scores)
         return best_in_tail - best_before > LOSS_FALL * abs(best_before)
-    if best_in_tail <= NOTHING:
+    if len(scores) >= FEWEST_EVALUATIONS and max(scores) <= NOTHING:
         return _is_falling(curve.losses, EARLY_FALL)
-    return best_in_tail - best_before >= RISE
+    return _measure_rise(curve) >= (
+        RISE if len(scores) >= FEWEST_EVALUATIONS else STEEP_RISE
+    )
+
+
+def _measure_rise(curve: Curve) -> float:
+    """Return by how much the best score of the tail exceeds all earlier ones."""
+    best_before, best_in_tail = _split_best(curve.scores)
+    return best_in_tail - best_before
+
+
+def _split_best(scores: Sequence[float]) -> tuple[float, float]:
+    """Return the best score before the tail, and the best one in the tail.
+
+    They are equal if there is only one evaluation.
+    """
+    if len(scores) < 2:
+        return 0.0, 0.0
+    tail = _tail_length(scores)
+    return max(scores[:-tail]), max(scores[-tail:])
 
 
 def _is_falling(losses: Sequence[float], share: float) -> bool:
@@ -133,12 +167,9 @@ def _is_falling(losses: Sequence[float], share: float) -> bool:
 def _describe_rise(job: Job, measure: str, curves: Sequence[Curve]) -> Cause:
     """Return the cause that training ended too early."""
     first = curves[0]
-    scores = first.scores
-    rise = 0.0
-    if measure == "valid_f1" and len(scores) >= FEWEST_EVALUATIONS:
-        tail = _tail_length(scores)
-        rise = max(scores[-tail:]) - max(scores[:-tail])
-    is_early = rise >= STEEP_RISE or (measure == "valid_f1" and max(scores) <= NOTHING)
+    rise = _measure_rise(first) if measure == "valid_f1" else 0.0
+    finds_nothing = measure == "valid_f1" and max(first.scores) <= NOTHING
+    is_early = rise >= STEEP_RISE or finds_nothing
     importance: Importance = "high" if is_early or rise >= 2 * RISE else "medium"
     settings = list_longer_training(job, measure, factor=4 if is_early else 2)
     rates = find_rates(job)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from statistics import median
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
 
 from fednotes.core.parsing import mapping, number
 from fednotes.core.wording import list_names
@@ -18,6 +19,9 @@ ABSENT_SHARE = 0.1
 # Losses of sites with other kinds of notes are within a factor of two or so of each
 # other; wrong labels, or an attack, keep a site's loss far above.
 ODD_LOSS = 3.0
+ODD_SCORE = 0.5
+# A mini-batch's loss is noisy; the mean of three evaluations is steadier.
+LAST_EVALUATIONS = 3
 # A median of the others needs two of them.
 FEWEST_SITES = 3
 
@@ -79,21 +83,22 @@ def _find_absent_sites(run: RunEvidence) -> Iterator[Cause]:
 def _find_odd_sites(run: RunEvidence) -> Iterator[Cause]:
     """Yield a cause for sites whose training loss stays far above the others'."""
     evaluations = [
-        entry for entry in run.entries if entry.get("condition") == "federated"
-    ]
-    if not evaluations:
-        return
-    by_site = {
-        str(site): number(scores, "loss")
-        for site, scores in mapping(evaluations[-1].get("sites")).items()
-    }
-    losses = {site: loss for site, loss in by_site.items() if loss is not None}
+        mapping(entry.get("sites"))
+        for entry in run.entries
+        if entry.get("condition") == "federated"
+    ][-LAST_EVALUATIONS:]
+    losses = _mean_by_site(evaluations, "loss")
+    scores = _mean_by_site(evaluations, "f1")
     if len(losses) < FEWEST_SITES:
         return
     odd = []
-    for site, loss in losses.items():
-        others = median(each for name, each in losses.items() if name != site)
-        if others > 0 and loss >= ODD_LOSS * others:
+    for site in losses:
+        others = [name for name in losses if name != site]
+        usual_loss = median(losses[name] for name in others)
+        usual_score = median(scores.get(name, 0.0) for name in others)
+        # Long sentences make a loss high, but not a score low.
+        is_worse = scores.get(site, 0.0) < ODD_SCORE * usual_score
+        if is_worse and losses[site] >= ODD_LOSS * usual_loss > 0:
             odd.append(site)
     if not odd:
         return
@@ -110,17 +115,36 @@ def _find_odd_sites(run: RunEvidence) -> Iterator[Cause]:
         "sites_odd",
         "medium",
         list_names(odd),
-        f"its training loss is {ODD_LOSS:g} times that of the other sites or more, so "
-        "its labels or its notes are of another kind",
+        f"its training loss is {ODD_LOSS:g} times that of the other sites or more, and "
+        "its score is below half of theirs, so its labels or its notes are of another "
+        "kind",
         "look at its annotation (`fednotes check`), or let it keep more of the model; "
         "if you do not trust it, use a robust aggregation",
         evidence=(
             Evidence(
-                "training loss of the last evaluated round: "
-                + list_names([f"{site} {loss:.3g}" for site, loss in losses.items()]),
+                "training loss and validation F1 of the last evaluations: "
+                + list_names(
+                    [
+                        f"{site} {loss:.3g} and {100 * scores.get(site, 0):.1f}"
+                        for site, loss in losses.items()
+                    ]
+                ),
                 "metrics.jsonl",
-                {"loss": losses},
+                {"loss": losses, "f1": scores},
             ),
         ),
         settings=settings,
     )
+
+
+def _mean_by_site(
+    evaluations: Sequence[Mapping[str, Any]], measure: str
+) -> dict[str, float]:
+    """Return each site's mean of a measure over evaluations that have it."""
+    values: dict[str, list[float]] = {}
+    for by_site in evaluations:
+        for site, of_site in by_site.items():
+            value = number(of_site, measure)
+            if value is not None:
+                values.setdefault(str(site), []).append(value)
+    return {site: fmean(of_site) for site, of_site in values.items()}
