@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
 from fednotes.core.federation import State
@@ -62,6 +62,18 @@ REQUEST = ".request"
 REPLY = ".reply"
 OPENED = "opened"  # file in a site's folder for a job
 LOST = "lost\n"
+
+
+class StatePath(NamedTuple):
+    """The way to a state of a site.
+
+    Attributes:
+        start: The request number of a saved state.
+        steps: The numbers of the requests to run again after it, in order.
+    """
+
+    start: int
+    steps: list[int]
 
 
 class Journal:
@@ -101,10 +113,15 @@ class Journal:
             self._entry(number, REPLY).unlink()
 
     def _begin(self) -> None:
+        """Save the state before the first request."""
         save_state(self._state(0), {}, {"new": True})
 
     def _claim(self, place: str) -> None:
-        """Claim an empty folder for this job; reject the folder of another job."""
+        """Claim an empty folder for this job; reject the folder of another job.
+
+        Args:
+            place: How messages refer to the folder.
+        """
         if not self.states and not self._run_file.exists():
             self.set_run(0)
             return
@@ -153,9 +170,12 @@ class Journal:
 
     def nbytes(self) -> int:
         """Return the total size in bytes of the requests since the newest state."""
-        newest = self.states[-1]
-        since = (number for number in self._numbers(REQUEST) if number > newest)
-        return sum(self._entry(number, REQUEST).stat().st_size for number in since)
+        newest_state = self.states[-1]
+        return sum(
+            self._entry(number, REQUEST).stat().st_size
+            for number in self._numbers(REQUEST)
+            if number > newest_state
+        )
 
     def add(self, number: int, request: Frame, reply: Frame) -> None:
         """Store a task that was run. The request is written last, as a commit mark.
@@ -196,20 +216,22 @@ class Journal:
         except OSError:
             return None
         # The head contains the lengths and the SHA-256 of everything that follows.
-        if head == memoryview(frame)[: HEAD.size]:
+        is_same_request = head == memoryview(frame)[: HEAD.size]
+        if is_same_request:
             try:
-                stored = self._entry(number, REPLY).read_bytes()
-                reply = decode_reply(stored)
+                stored_frame = self._entry(number, REPLY).read_bytes()
+                reply = decode_reply(stored_frame)
             except (OSError, WireError):
                 return None
-            return stored if (reply.run, reply.number) == (run, number) else None
+            is_its_reply = (reply.run, reply.number) == (run, number)
+            return stored_frame if is_its_reply else None
 
         try:
-            earlier = self.request(number)
+            earlier_request = self.request(number)
         except ModelError:
             # It cannot be read: it will be undone, or the site has lost its state.
             return None
-        if earlier.run == run:
+        if earlier_request.run == run:
             raise RefusedError(
                 f"site {self._site!r}: request {number} of run {run} came before with "
                 "other content: the server must start a new run"
@@ -272,48 +294,58 @@ class Journal:
             trail = Trail(digest("a state without a trail", number))
             if "trail" in facts:  # states of earlier versions have none
                 trail = Trail.from_json(facts["trail"])
+            asked = Asked()
+            if facts.get("asked"):  # empty for a job without a secure sum
+                asked = Asked.from_json(facts["asked"])
             return SavedState(
                 State(facts["round"], tensors, facts["facts"]),
                 told=int(facts["told"]),
-                asked=Asked.from_json(facts["asked"])
-                if facts.get("asked")
-                else Asked(),
+                asked=asked,
                 trail=trail,
             )
 
-    def path_to(self, target: int) -> tuple[int, list[int]] | None:
+    def path_to(self, target: int) -> StatePath | None:
         """Return how to reach the state after a request.
 
         Returns:
-            The number of a saved state, and the requests to run again after it; None if
-            these are not complete.
+            None if the stored requests do not lead there.
         """
-        start = max((n for n in self.states if n <= target), default=None)
+        start = self._newest_state(target)
         if start is None:
             return None
-        steps = sorted(n for n in self._numbers(REQUEST) if start < n <= target)
-        reached = start
+        steps = sorted(
+            number for number in self._numbers(REQUEST) if start < number <= target
+        )
+        last = start
         for number in steps:
             try:
-                if self.request(number).counted.get(self._site) != reached:
-                    return None
+                counted = self.request(number).counted.get(self._site)
             except ModelError:
                 return None
-            reached = number
-        return (start, steps) if reached == target else None
+            if counted != last:  # a request between the two is missing
+                return None
+            last = number
+        return StatePath(start, steps) if last == target else None
+
+    def _newest_state(self, target: int) -> int | None:
+        """Return the number of the newest saved state up to a request, if any."""
+        return max((number for number in self.states if number <= target), default=None)
 
     def state_before(self, target: int) -> int:
-        """Return the newest saved state up to `target`; start over if there is none."""
+        """Return the newest saved state up to a request; start over without one."""
         if self.states[0] > target:
             self.forget_damaged(0)
         return max(number for number in self.states if number <= target)
 
     def undo_to(self, target: int) -> None:
-        """Delete all after a request, newest first, so that a kill leaves no gap."""
-        undone = [number for number in self.states if number > target]
-        for number in reversed(undone):
+        """Delete states and requests after a request.
+
+        The newest are deleted first, so that a killed process leaves no gap.
+        """
+        later_states = [number for number in self.states if number > target]
+        for number in reversed(later_states):
             shutil.rmtree(self._state(number), ignore_errors=True)
-        if undone:
+        if later_states:
             sync_folder(self._states)  # before a request that follows is stored
         for number in sorted(self._numbers(REQUEST), reverse=True):
             if number > target:
@@ -327,20 +359,26 @@ class Journal:
             self._begin()
 
     def forget(self, marks: Collection[int]) -> None:
-        """Delete what neither the present state nor a server checkpoint needs.
+        """Delete states and requests that no later restart can need.
+
+        The site needs them for its present state, and for each checkpoint to which the
+        server may return.
 
         Args:
             marks: The request numbers of the server's checkpoints.
         """
         states = self.states
         requests = self._numbers(REQUEST)
-        needed_states = {states[-1]}
-        needed_requests = {number for number in requests if number > states[-1]}
+        newest_state = states[-1]
+        needed_states = {newest_state}
+        needed_requests = {number for number in requests if number > newest_state}
         for mark in marks:
-            start = max((number for number in states if number <= mark), default=None)
+            start = self._newest_state(mark)
             if start is not None:
                 needed_states.add(start)
-                needed_requests |= {n for n in requests if start < n <= mark}
+                needed_requests |= {
+                    number for number in requests if start < number <= mark
+                }
         needed_requests |= {self._told(number) for number in needed_states}
         needed_requests.add(max(requests, default=0))
 
@@ -350,27 +388,36 @@ class Journal:
             shutil.rmtree(self._state(number), ignore_errors=True)
 
     def _told(self, number: int) -> int:
-        """Return `told` of a saved state, without reading its tensors."""
+        """Return the number of the last request with tensors before a saved state.
+
+        The tensors of the state are not read. The number is 0 if it cannot be read.
+        """
         try:
-            return int(
-                read_json(self._state(number) / "facts.json", strict=False)["told"]
-            )
+            facts = read_json(self._state(number) / "facts.json", strict=False)
+            return int(facts["told"])
         except (OSError, ValueError, KeyError, TypeError):
             return 0
 
     def _forget(self, number: int) -> None:
+        """Delete a request and its reply."""
         for ending in (REQUEST, REPLY):
             self._entry(number, ending).unlink(missing_ok=True)
 
     def _state(self, number: int) -> Path:
+        """Return the folder of the state after a request."""
         return self._states / f"{number:08d}"
 
     def _entry(self, number: int, ending: str) -> Path:
+        """Return the file of a request or its reply."""
         return self._entries / f"{number:08d}{ending}"
 
     def _numbers(self, ending: str) -> set[int]:
-        paths = self._entries.iterdir()
-        return {int(p.stem) for p in paths if p.suffix == ending and p.stem.isdecimal()}
+        """Return the numbers of the stored requests or replies."""
+        return {
+            int(path.stem)
+            for path in self._entries.iterdir()
+            if path.suffix == ending and path.stem.isdecimal()
+        }
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from fednotes.core.messages import (
 from fednotes.core.tensors import nbytes, restoring, tensor_fingerprint
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.answer_times import AnswerTimes
-from fednotes.engines.history import Asked, Journal, Trail
+from fednotes.engines.history import Asked, Journal, StatePath, Trail
 from fednotes.engines.launch import place_of
 from fednotes.engines.rounds import KEPT_CHECKPOINTS
 from fednotes.engines.secure import SecureSeal
@@ -286,20 +286,19 @@ class SiteHost:
         last = self._journal.last
         if last == target:
             return
+        reachable = target
         if last < target:
-            reached = last
+            reachable = last
         elif self._journal.path_to(target) is None:
-            reached = self._journal.state_before(target)
-        else:
-            reached = target
-        if reached != last:
-            self._tell(f"back to the state after request {reached}")
+            reachable = self._journal.state_before(target)
+        if reachable != last:
+            self._tell(f"back to the state after request {reachable}")
             self._site = None
-            self._journal.undo_to(reached)
-        if reached != target:
+            self._journal.undo_to(reachable)
+        if reachable != target:
             raise RefusedError(
                 f"site {self._name!r} has no state after request {target}: "
-                f"it has the one after request {reached}"
+                f"it has the one after request {reachable}"
             )
 
     def _run_own_task(self, request: Request) -> bytes:
@@ -324,9 +323,16 @@ class SiteHost:
         return reply
 
     def _run_and_store(self, request: Request, frame: Frame) -> bytes:
-        """Run a task of the method and store its reply.
+        """Run a task of the method, store its reply, and return the encoded reply.
 
         An error leaves no trace in the site's state.
+
+        Args:
+            request: The request of the task.
+            frame: The encoded request.
+
+        Raises:
+            RefusedError: A rule of the site or of the protocol forbids the task.
         """
         last_counted = request.counted[self._name]
         if request.number <= last_counted:
@@ -344,21 +350,20 @@ class SiteHost:
             self._save(site, request)
 
         try:
-            started = time.monotonic()
+            start_time = time.monotonic()
             update = self._run_task(site, request)
             check_addable(update, self._name, self._max_norm)
             message = replace(self._reply(request, update), has=request.number)
             if self._sealer is not None:
-                sealed = self._seal(request, update, time.monotonic() - started)
-                message = replace(message, update=Update(), attached=sealed)
+                seconds = time.monotonic() - start_time
+                masked_update = self._seal(request, update, seconds)
+                message = replace(message, update=Update(), attached=masked_update)
             reply = encode(message)
             self._require_room(len(frame) + len(reply))
             self._record(request, reply, update)
             self._journal.add(request.number, frame, reply)
-            self._spent += time.monotonic() - started
-            if time.monotonic() - self._line_at >= ROUND_LINE_SECONDS:
-                self._line_at = time.monotonic()
-                self._tell(f"round {request.round + 1}: {request.task} is done")
+            self._spent += time.monotonic() - start_time
+            self._log_progress(request)
         except BaseException as error:
             self._site = None  # it may have changed, so rebuild it from its files
             if isinstance(error, Exception):
@@ -366,6 +371,13 @@ class SiteHost:
             raise
         self._open_question = b""
         return reply
+
+    def _log_progress(self, request: Request) -> None:
+        """Log that a task is done, at most once in `ROUND_LINE_SECONDS`."""
+        now = time.monotonic()
+        if now - self._line_at >= ROUND_LINE_SECONDS:
+            self._line_at = now
+            self._tell(f"round {request.round + 1}: {request.task} is done")
 
     def _adopt_history(self, site: SiteTasks, request: Request) -> None:
         """Adopt the other sites' history if this site has lost its own."""
@@ -389,21 +401,7 @@ class SiteHost:
 
     def _run_task(self, site: SiteTasks, request: Request) -> Update:
         """Run a task of the method with the tensors that the request refers to."""
-        tensors: Tensors = request.tensors
-        check_received(tensors, self._name, request.task)
-        means_earlier = request.first and bool(request.told)
-        if means_earlier and not tensors and request.told != self._told:
-            raise RefusedError(
-                f"site {self._name!r}: the request refers to the tensors of "
-                f"request {request.told}, but the last ones received are of "
-                f"request {self._told}"
-            )
-        if tensors:
-            self._told = request.number
-            self._remembers = True
-        elif means_earlier and not self._remembers:
-            tensors = self._journal.request(request.told).tensors
-
+        tensors = self._find_tensors(request)
         task = getattr(site, request.task)
         try:
             signature(task).bind(tensors, **request.options)
@@ -413,17 +411,45 @@ class SiteHost:
                 f"site {self._name!r}: task {request.task!r} of the approved job does "
                 f"not accept the options {names}"
             ) from error
-        received = tensor_fingerprint(tensors) if tensors else b""
+        fingerprint = tensor_fingerprint(tensors) if tensors else b""
         if self._sealer is not None:
             strict = self._sealer.strict
-            self._asked = self._asked.next(request, received, strict=strict)
-        self._trail = self._trail.next(request, received)
+            self._asked = self._asked.next(request, fingerprint, strict=strict)
+        self._trail = self._trail.next(request, fingerprint)
         self._worked = True
         self._open_question = self._trail.question
         update: Update = task(tensors, **request.options)
         is_read_only = request.task in self._read_only
         self._trail = self._trail.answered(update, is_read_only=is_read_only)
         return update
+
+    def _find_tensors(self, request: Request) -> Tensors:
+        """Return the tensors that a task receives.
+
+        A request without tensors may refer to those of an earlier request. The method's
+        site still has them, unless it was rebuilt since; then they are read from the
+        journal.
+
+        Raises:
+            RefusedError: The request refers to tensors other than the last ones, or a
+                tensor is not valid.
+        """
+        tensors: Tensors = request.tensors
+        check_received(tensors, self._name, request.task)
+        if tensors:
+            self._told = request.number
+            self._remembers = True
+            return tensors
+        refers_to_earlier = request.first and bool(request.told)
+        if refers_to_earlier and request.told != self._told:
+            raise RefusedError(
+                f"site {self._name!r}: the request refers to the tensors of "
+                f"request {request.told}, but the last ones received are of "
+                f"request {self._told}"
+            )
+        if refers_to_earlier and not self._remembers:
+            tensors = self._journal.request(request.told).tensors
+        return tensors
 
     # ---- the site's state
 
@@ -439,14 +465,15 @@ class SiteHost:
         path = self._journal.path_to(last)
         try:
             if path is None:
-                newest = self._journal.states[-1]
-                self._journal.undo_to(newest)
-                raise ModelError(f"the requests from {newest} to {last} are incomplete")
-            start, steps = path
+                newest_state = self._journal.states[-1]
+                self._journal.undo_to(newest_state)
+                raise ModelError(
+                    f"the requests from {newest_state} to {last} are incomplete"
+                )
             try:
-                self._site = self._rebuild(start, steps)
+                self._site = self._rebuild(path)
             except ModelError:
-                self._journal.forget_damaged(start)
+                self._journal.forget_damaged(path.start)
                 raise
         except ModelError as error:
             if self._sealer is not None:
@@ -457,9 +484,13 @@ class SiteHost:
             ) from error
         return self._site
 
-    def _rebuild(self, start: int, steps: list[int]) -> SiteTasks:
-        """Build the site from a state and the requests after it."""
-        saved = self._journal.load(start)
+    def _rebuild(self, path: StatePath) -> SiteTasks:
+        """Build the site from a state and the requests after it.
+
+        Raises:
+            ModelError: The state or a request is damaged.
+        """
+        saved = self._journal.load(path.start)
         self._told = saved.told
         self._remembers = False
         self._asked = saved.asked
@@ -467,13 +498,15 @@ class SiteHost:
         self._worked = True
         site = self._make()
         if saved.state is not None:
-            with restoring(f"the state of site {self._name!r} after request {start}"):
+            with restoring(
+                f"the state of site {self._name!r} after request {path.start}"
+            ):
                 site.restore(saved.state)
-        began = time.monotonic()
-        for number in steps:
+        start_time = time.monotonic()
+        for number in path.steps:
             self._run_task(site, self._journal.request(number))
-        self._open_question = b""  # these were answered before
-        self._spent = time.monotonic() - began
+        self._open_question = b""  # these requests were answered before
+        self._spent = time.monotonic() - start_time
         return site
 
     def _is_due(self) -> bool:
@@ -481,7 +514,10 @@ class SiteHost:
         return self._spent > self._keeping or self._journal.nbytes() > KEEP_BYTES
 
     def _save(self, site: SiteTasks, request: Request) -> None:
-        """Save the state before this request; the server counts what led to it."""
+        """Save the state before this request.
+
+        The server has counted every reply that led to this state.
+        """
         if self._journal.last not in self._journal.states:
             self._store_state(site, self._asked)
         self._spent = 0.0
@@ -494,7 +530,7 @@ class SiteHost:
         self._journal.save(self._journal.last, state, self._told, asked, self._trail)
 
     def _forget(self, request: Request) -> None:
-        """Delete what neither the site nor a checkpoint of the server needs.
+        """Delete states and requests that no later restart can need.
 
         An honest server has two checkpoints and may be writing a third. A site stores
         states for no more than these. Otherwise a dishonest server could fill its disk.
@@ -507,6 +543,7 @@ class SiteHost:
     # ---- replies
 
     def _reply(self, request: Request, update: Update | None = None) -> Reply:
+        """Return the reply to a request, with an update or without one."""
         return Reply(
             job=request.job,
             run=request.run,

@@ -253,18 +253,25 @@ class Participants:
     ) -> Answers:
         """Send requests; resend them to silent sites until all answer or time is up.
 
-        It continues after the timeout until `least` sites have answered, and ends early
-        if that many can no longer answer.
+        The server waits beyond the timeout until `least` sites have answered, and stops
+        waiting early if that many can no longer answer.
+
+        Args:
+            requests: Each site's request.
+            least: Minimum number of sites that must answer.
+            timeout: Seconds to wait; None for those of `patience`.
         """
         encoded = {id(request): encode(request) for request in requests.values()}
         frames = {site: encoded[id(request)] for site, request in requests.items()}
         answers = Answers(missing=set(requests))
-        begun = self.clock()
-        deadline = begun + (timeout or self.patience.timeout)
-        enough_at = math.inf  # the time at which `least` sites had answered
+        timeout = timeout or self.patience.timeout
+        start_time = self.clock()
+        deadline = start_time + timeout
+        enough_time = math.inf  # when `least` sites had answered
 
         def seconds_left() -> float:
-            return min(deadline, enough_at + self.patience.grace) - self.clock()
+            """Return the seconds until the server no longer waits."""
+            return min(deadline, enough_time + self.patience.grace) - self.clock()
 
         while answers.missing:
             if len(answers.replies) + len(answers.missing) < least:
@@ -273,25 +280,25 @@ class Participants:
             if time_left <= 0:
                 if len(answers.replies) >= least:
                     break
-                self._report_waiting(requests, answers, begun)
-                time_left = timeout or self.patience.timeout
+                self._report_waiting(requests, answers, start_time)
+                time_left = timeout
                 deadline = self.clock() + time_left
 
-            silent = {
+            silent_frames = {
                 site: frame for site, frame in frames.items() if site in answers.missing
             }
-            self.bytes_down += sum(len(frame) for frame in silent.values())
+            self.bytes_down += sum(len(frame) for frame in silent_frames.values())
             still_needed = least - len(answers.replies)
             replies = self._transport.exchange(
-                silent,
+                silent_frames,
                 timeout=time_left,
                 grace=self.patience.grace,
-                enough=still_needed if still_needed > 0 else len(silent),
+                enough=still_needed if still_needed > 0 else len(silent_frames),
             )
             for site, frame in replies:
                 self._receive(site, frame, requests, answers)
                 if len(answers.replies) >= least:
-                    enough_at = min(enough_at, self.clock())
+                    enough_time = min(enough_time, self.clock())
             if answers.missing and seconds_left() > 0:
                 self._sleep(min(seconds_left(), self.patience.pause))
         return answers

@@ -136,9 +136,9 @@ class Checkpoints:
         for partial in self.directory.glob(".round-*"):  # written by a killed run
             shutil.rmtree(partial, ignore_errors=True)
 
-        folders = self._folders()
-        first_reason = ""
-        for folder in folders:
+        damaged_folders: list[Path] = []
+        newest_problem = ""
+        for folder in self._folders():
             try:
                 tensors, facts = load_state(folder)
                 parts = _by_owner(tensors)
@@ -149,7 +149,8 @@ class Checkpoints:
                         raise TypeError("its sites have no names")
                     restored = restore(parts, facts) if sites == self._sites else None
             except ModelError as error:
-                first_reason = first_reason or str(error)
+                newest_problem = newest_problem or str(error)
+                damaged_folders.append(folder)
                 continue
             if restored is None:
                 raise ModelError(
@@ -157,14 +158,14 @@ class Checkpoints:
                     f"{', '.join(sites)}, but the job has {', '.join(self._sites)}: "
                     f"{self._remedy}, or name those sites"
                 )
-            for damaged in folders[: folders.index(folder)]:
-                shutil.rmtree(damaged)
+            for damaged_folder in damaged_folders:
+                shutil.rmtree(damaged_folder)
             return state, restored
 
-        if folders:
+        if damaged_folders:
             raise ModelError(
                 f"{self.directory}: every checkpoint is damaged: {self._remedy} "
-                f"(the newest: {first_reason})"
+                f"(the newest: {newest_problem})"
             )
         return None
 

@@ -34,7 +34,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fednotes.core.cleaning import LINE
 from fednotes.core.errors import RefusedError, TrainingError
@@ -119,6 +119,30 @@ class _Tried:
     refused: set[bytes] = field(default_factory=set)
 
 
+class _MaskedQuestion(NamedTuple):
+    """The newest exchange with a masked update.
+
+    Attributes:
+        exchange: Its number; -1 for none.
+        question: The question of the update.
+    """
+
+    exchange: int
+    question: bytes
+
+
+class _StageAnswer(NamedTuple):
+    """The answer to the last message of the protocol.
+
+    Attributes:
+        number: Number of the request; -1 for none.
+        attached: The answer.
+    """
+
+    number: int
+    attached: Attached
+
+
 class SecureSeal:
     """One site's part in the secure sum of one job, for the lifetime of its process.
 
@@ -151,11 +175,9 @@ class SecureSeal:
         self._run = -1
         self._chain: SiteChain  # the chain that belongs to run number `_run`
         self._pending: _Pending | None = None
-        # Number of the newest exchange with a masked update, and its question.
-        self._masked_in: tuple[int, bytes] = (-1, b"")
+        self._newest_mask = _MaskedQuestion(-1, b"")
         self._tried: dict[tuple[int, str], _Tried] = {}  # by round and task
-        # Number of the last stage, and its answer.
-        self._answered: tuple[int, Attached] = (-1, Attached())
+        self._last_answer = _StageAnswer(-1, Attached())
 
     @property
     def strict(self) -> bool:
@@ -176,11 +198,13 @@ class SecureSeal:
         Returns:
             None if the site has its own history.
         """
-        lost = self._opened.lost or not (asked.trained or len(self._opened))
-        if not self.strict or not lost or not request.attached.facts:
+        has_done_nothing = not asked.trained and not len(self._opened)
+        has_lost_history = self._opened.lost or has_done_nothing
+        if not self.strict or not has_lost_history or not request.attached.facts:
             return None
         history = wire.read(wire.Terms, request.attached.facts).history
-        return None if history in (b"", asked.history) else history
+        is_new = history not in (b"", asked.history)
+        return history if is_new else None
 
     def lost(self) -> None:
         """Record that this site's stored files for the job were damaged."""
@@ -202,9 +226,10 @@ class SecureSeal:
             RefusedError: The protocol forbids it.
         """
         self._begin(request.run)
-        if self._answered[0] != request.number:
-            self._answered = request.number, self._answer(request)
-        return self._answered[1]
+        if self._last_answer.number != request.number:
+            attached = self._answer(request)
+            self._last_answer = _StageAnswer(request.number, attached)
+        return self._last_answer.attached
 
     def seal(self, request: Request, update: Update, question: bytes) -> Attached:
         """Return the masked update, or the reason why it cannot be masked yet.
@@ -221,7 +246,7 @@ class SecureSeal:
             TrainingError: No exchange can sum these values.
         """
         self._begin(request.run)
-        self._answered = (-1, Attached())
+        self._last_answer = _StageAnswer(-1, Attached())
         self._pending = None
         if not request.attached.facts:
             if not request.preparing:
@@ -236,6 +261,7 @@ class SecureSeal:
         return self._mask(self._pending, terms, request.attached)
 
     def _answer(self, request: Request) -> Attached:
+        """Return the answer to one of the protocol's own messages; see `stage`."""
         attached = request.attached
         if request.task == wire.MASKED:
             return self._mask_again(request)
@@ -280,25 +306,25 @@ class SecureSeal:
         Raises:
             RefusedError: No update was masked in it.
         """
-        if self._masked_in[0] != number:
+        if self._newest_mask.exchange != number:
             raise RefusedError(
                 f"site {self._site!r} has no keys for exchange {number} of the secure "
                 "sum, or sent no masked update in it: start a new exchange"
             )
-        return self._masked_in[1]
+        return self._newest_mask.question
 
     def _mask(
         self, pending: _Pending, terms: wire.Terms, attached: Attached
     ) -> Attached:
         """Return the masked update, or the reason why it needs a new exchange."""
-        names = tuple(pending.update.metrics)
-        metrics = terms.metrics
+        metric_names = tuple(pending.update.metrics)
+        agreed_names = terms.metrics
         answer = wire.Masking(
-            names=None if names == (metrics or ()) else names,
+            names=None if metric_names == (agreed_names or ()) else metric_names,
             history=history_after(pending.question),
             before=self._opened.survivors(pending.question),
         )
-        if metrics is not None and not set(names) <= set(metrics):
+        if agreed_names is not None and not set(metric_names) <= set(agreed_names):
             return wire.packed(
                 replace(answer, again="counts that the sites did not agree on")
             )
@@ -306,11 +332,12 @@ class SecureSeal:
         if not all(abs(exponent) <= BITS for exponent in limits.values()):
             raise RefusedError("a request of the secure sum has impossible limits")
 
-        tried, grid = self._count_try(pending, limits)
+        grid = self._digest_grid(pending.update, limits)
+        tried = self._count_try(pending, grid)
         try:
             boxes = wire.boxes_in(attached, terms.roster, self._site)
             layout = LayoutOptions(
-                purpose=pending.purpose, limits=limits, metrics=metrics
+                purpose=pending.purpose, limits=limits, metrics=agreed_names
             )
             message = self._chain.masked(terms.number, boxes, pending.update, **layout)
         except RefusedError as error:
@@ -324,35 +351,42 @@ class SecureSeal:
             return wire.packed(
                 replace(answer, again="values beyond the limits", wide=True)
             )
-        self._masked_in = terms.number, pending.question
+        self._newest_mask = _MaskedQuestion(terms.number, pending.question)
         return wire.packed_masked(answer, message)
 
-    def _count_try(
-        self, pending: _Pending, limits: Mapping[str, int]
-    ) -> tuple[_Tried, bytes]:
+    def _digest_grid(self, update: Update, limits: Mapping[str, int]) -> bytes:
+        """Return a digest of the grid of numbers on which limits place an update.
+
+        Different limits can lead to the same grid; values of 8 bytes always have the
+        same one.
+        """
+        layout = SumLayout.of(update, len(self._parties.sites), limits=limits)
+        parts: list[str | int] = []
+        for item in layout.fields:
+            parts += [item.name, item.exponent]
+        return digest(*parts)
+
+    def _count_try(self, pending: _Pending, grid: bytes) -> _Tried:
         """Count a question about the magnitude of the values.
 
-        Limits that lead to the same grid of numbers count as one; values of 8 bytes
-        always have the same grid.
+        Args:
+            pending: The update.
+            grid: Digest of the grid; limits with the same grid count as one question.
 
         Returns:
-            The limits tried so far, and a digest of these limits.
+            The questions so far, including this one.
 
         Raises:
             TrainingError: The answer would reveal too much about the values to the
                 server.
         """
         tried = self._tried.setdefault((pending.round, pending.task), _Tried())
-        layout = SumLayout.of(pending.update, len(self._parties.sites), limits=limits)
-        grid = digest(
-            *(part for item in layout.fields for part in (item.name, item.exponent))
-        )
         is_new = grid not in tried.limits
         has_too_many = is_new and len(tried.limits) >= MOST_LIMITS
         if has_too_many or len(tried.refused) >= REFUSALS:
             raise self._give_up(pending)
         tried.limits.add(grid)
-        return tried, grid
+        return tried
 
     def _give_up(self, pending: _Pending) -> TrainingError:
         """Drop an update and return the error for the server.
@@ -367,10 +401,12 @@ class SecureSeal:
         )
 
     def _begin(self, run: int) -> None:
-        """Follow a server that was restarted.
+        """Begin a new chain if the server was restarted.
 
-        Each run has new numbers and keys, and nothing of an earlier run is opened any
-        more.
+        Each run has new numbers and keys, and no sum of an earlier run is opened.
+
+        Raises:
+            RefusedError: The run has ended.
         """
         if run < self._run:
             raise RefusedError(
@@ -381,8 +417,8 @@ class SecureSeal:
             context = context_of(self._job, run)
             self._chain = SiteChain(self._site, self._parties, context, self._identity)
             self._pending = None
-            self._answered = (-1, Attached())
-            self._masked_in = (-1, b"")
+            self._last_answer = _StageAnswer(-1, Attached())
+            self._newest_mask = _MaskedQuestion(-1, b"")
 
 
 def _digest(update: Update) -> bytes:

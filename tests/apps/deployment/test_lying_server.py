@@ -515,12 +515,13 @@ def test_an_older_exchange_is_not_opened_in_a_newer_tasks_name(tmp_path: Path) -
     assert isinstance(seal, SecureSeal)
     case.prepared()
     case.server.sum("train", X, round=0)
-    assert seal._opened.survivors(seal._masked_in[1])
+    assert seal._opened.survivors(seal._newest_mask.question)
     questions = len(seal._opened._survivors)
-    seal._masked_in = (seal._masked_in[0] + 5, b"another")
+    mask = seal._newest_mask
+    seal._newest_mask = type(mask)(mask.exchange + 5, b"another")
     number = case.members.request("@unmask").number
     blank = UnmaskRequest(bytes(32), SITES, (), {})
-    attached = packed_requests(seal._masked_in[0] - 5, {}, dict.fromkeys(SITES, blank))
+    attached = packed_requests(mask.exchange, {}, dict.fromkeys(SITES, blank))
     request = replace(
         case.members.request("@unmask", attached=attached), number=number + 1
     )
