@@ -176,14 +176,14 @@ class Connections:
 
     def _close_withdrawn_of(self, name: str) -> bool:
         """Close an endpoint's withdrawn connections; return whether it had any."""
-        withdrawn = [
-            each.conn
-            for each in self._manager.get_connections(name) or ()
-            if self._is_withdrawn(each.conn)
+        withdrawn_connections = [
+            handle.conn
+            for handle in self._manager.get_connections(name) or ()
+            if self._is_withdrawn(handle.conn)
         ]
-        for connection in withdrawn:
+        for connection in withdrawn_connections:
             connection.close()
-        return bool(withdrawn)
+        return bool(withdrawn_connections)
 
     def _on_state_change(self, connection: Connection) -> None:
         """Close a new connection with a withdrawn certificate; accept all others."""
@@ -198,31 +198,30 @@ class Connections:
         TLS accepts such certificates. A connection without a certificate comes from
         this machine.
         """
-        pem = _shown_certificate(connection)
+        pem = _get_certificate(connection)
         if not pem:
             return False
         certificate = _parse_certificate(pem)
         try:
-            problem = Trust.read(self._startup).find_withdrawal(certificate)
+            withdrawal = Trust.read(self._startup).find_withdrawal(certificate)
+            problem = None if withdrawal is None else str(withdrawal)
         except FednotesError as error:
             # Without a readable trust list, accept nobody.
-            reason = f"cannot be checked: {error}"
-        else:
-            if problem is None:
-                return False
-            reason = str(problem)
+            problem = f"cannot be checked: {error}"
+        if problem is None:
+            return False
         names = ", ".join(names_of(certificate))
-        logger.error("closed a connection from %s: its certificate %s", names, reason)
+        logger.error("closed a connection from %s: its certificate %s", names, problem)
         return True
 
 
-def _shown_certificate(connection: Connection) -> bytes:
+def _get_certificate(connection: Connection) -> bytes:
     """Return the certificate that a peer presented in TLS, in PEM; b"" if none."""
     context = getattr(connection, "context", None)
     if not context:
         return b""
-    shown = context.auth_context().get("x509_pem_cert")
-    return bytes(shown[0]) if shown else b""
+    certificates = context.auth_context().get("x509_pem_cert")
+    return bytes(certificates[0]) if certificates else b""
 
 
 class TrustCourier:
@@ -304,21 +303,23 @@ class ServerGate(FLComponent):
         For a connection from outside, TLS provides the name in the certificate. An
         admin's session has a name of its own, which NVFlare does not give to sites.
         """
-        certified = message.get_prop(cells.MessagePropKey.COMMON_NAME)
-        if certified in (None, "", "N/A"):
-            # A job's process sent it, by the kit's own socket (`KitSocketDriver`).
+        certified_name = message.get_prop(cells.MessagePropKey.COMMON_NAME)
+        if certified_name in (None, "", "N/A"):
+            # A job's process sent it through the kit's own socket (`KitSocketDriver`).
             return None
         origin = str(message.get_header(_header.ORIGIN) or "")
+        member, _, _ = origin.partition(".")  # a job's process appends the job's id
         endpoint = message.get_prop(cells.MessagePropKey.ENDPOINT)
-        is_session_of_sender = is_valid_admin_client_name(origin) and (
-            origin == getattr(endpoint, "name", None)
-        )
-        is_sender = is_session_of_sender or origin.partition(".")[0] == certified
+        endpoint_name = getattr(endpoint, "name", None)
+        is_own_session = is_valid_admin_client_name(origin) and origin == endpoint_name
+        is_own_name = is_own_session or member == certified_name
         channel = str(message.get_header(_header.CHANNEL) or "")
-        if is_sender and channel != "_net_manager":
+        if is_own_name and channel != "_net_manager":
             return None
         logger.error(
-            "dropped a message that %s sent in the name of %.80r", certified, origin
+            "dropped a message that %s sent in the name of %.80r",
+            certified_name,
+            origin,
         )
         return _refuse("a member may not send this")
 

@@ -135,12 +135,13 @@ class Trust:
 
     def expiry_of_root(self, root: x509.Certificate) -> datetime:
         """Return when a root expires, by its own dates or because it was replaced."""
-        ends = [
+        # A replaced root is valid as long as the bridge to the root that replaces it.
+        ends_of_bridges = [
             bridge.not_valid_after_utc
             for bridge in self.bridges
             if is_issued_by(bridge, root)
         ]
-        return min([root.not_valid_after_utc, *ends])
+        return min([root.not_valid_after_utc, *ends_of_bridges])
 
     def has_expired(self, root: x509.Certificate) -> bool:
         """Return whether a root has expired, even if this machine's clock is fast."""
@@ -148,12 +149,12 @@ class Trust:
 
     def expiry_of(self, certificate: x509.Certificate) -> datetime:
         """Return when a certificate expires, by its own dates or with its root."""
-        ends = [
+        ends_of_roots = [
             self.expiry_of_root(root)
             for root in self.roots
             if is_issued_by(certificate, root)
         ]
-        return min([certificate.not_valid_after_utc, *ends])
+        return min([certificate.not_valid_after_utc, *ends_of_roots])
 
     def find_withdrawal(
         self, certificate: x509.Certificate
@@ -164,11 +165,11 @@ class Trust:
         it. TLS checks neither.
         """
         if self.revocations is not None:
-            revoked = self.revocations.get_revoked_certificate_by_serial_number(
+            revocation = self.revocations.get_revoked_certificate_by_serial_number(
                 certificate.serial_number
             )
-            if revoked is not None:
-                day = f"{revoked.revocation_date_utc:%Y-%m-%d}"
+            if revocation is not None:
+                day = f"{revocation.revocation_date_utc:%Y-%m-%d}"
                 return CertificateProblem("withdrawn", f"was revoked on {day}")
         for root in self.roots:
             if is_issued_by(certificate, root) and self.has_expired(root):
@@ -226,54 +227,66 @@ def install_trust(kit: Path, data: bytes) -> bool:
         RefusedError: No root that the kit trusts signed the list, the list is older
             than the kit's own, or it was cut short. The kit is unchanged.
     """
-    new = Trust.parse(data)
-    known = Trust.read(kit / "startup")
-    root = _require_signed(new, known)
-    if new.number < known.number or (
-        new.number == known.number and new.revocations != known.revocations
-    ):
-        raise RefusedError(
-            f"its number, {new.number}, is not higher than {known.number}, the number "
-            "of this kit's list"
-        )
-    if new.number == known.number:
+    new_list = Trust.parse(data)
+    current_list = Trust.read(kit / "startup")
+    root = _require_signed(new_list, current_list)
+    is_installed = (
+        new_list.number == current_list.number
+        and new_list.revocations == current_list.revocations
+    )
+    if is_installed:
         return False
+    if new_list.number <= current_list.number:
+        raise RefusedError(
+            f"its number, {new_list.number}, is not higher than "
+            f"{current_list.number}, the number of this kit's list"
+        )
 
-    roots = known.roots if root in known.roots else (*known.roots, root)
+    roots = current_list.roots
+    if root not in roots:
+        roots = (*roots, root)
     # This order allows an interrupted installation to be repeated.
     for startup in _startup_folders(kit):
         write_text(startup / ROOTS_FILE, encode_pem(roots).decode())
-        write_text(startup / TRUST_FILE, new.encode().decode())
+        write_text(startup / TRUST_FILE, new_list.encode().decode())
     return True
 
 
-def _require_signed(new: Trust, known: Trust) -> x509.Certificate:
-    """Return the root of a trust list.
+def _require_signed(new_list: Trust, trust: Trust) -> x509.Certificate:
+    """Return the root of a trust list after checking that the kit trusts it.
+
+    A kit trusts a new root if one of its own roots has signed a bridge to it.
 
     Args:
-        new: The trust list.
-        known: What the kit trusts.
+        new_list: The trust list.
+        trust: The roots, bridges and revocations that the kit trusts.
 
     Raises:
         RefusedError: It is not a trust list, or the kit does not trust its root.
     """
-    if new.revocations is None or len(new.roots) != 1 or new.leaves:
+    if new_list.revocations is None or len(new_list.roots) != 1 or new_list.leaves:
         raise RefusedError(
             "not a trust list: expected one root and one list of revoked certificates"
         )
-    stranger = RefusedError("not signed by the authority of this kit's project")
-    (root,) = new.roots
-    if root not in known.roots:
+    unknown_signer = RefusedError("not signed by the authority of this kit's project")
+    (root,) = new_list.roots
+    if root in trust.roots:
+        if any(is_issued_by(bridge, root) for bridge in trust.bridges):
+            raise RefusedError("signed by a root that another has replaced")
+    else:
         bridges = [
-            bridge for bridge in new.bridges if bridge.public_key() == root.public_key()
+            bridge
+            for bridge in new_list.bridges
+            if bridge.public_key() == root.public_key()
         ]
-        if all(known.find_problem(bridge) for bridge in bridges):
-            raise stranger
-    elif any(is_issued_by(bridge, root) for bridge in known.bridges):
-        raise RefusedError("signed by a root that another has replaced")
+        has_trusted_bridge = any(
+            trust.find_problem(bridge) is None for bridge in bridges
+        )
+        if not has_trusted_bridge:
+            raise unknown_signer
     key: Any = root.public_key()
-    if not new.revocations.is_signature_valid(key):
-        raise stranger
+    if not new_list.revocations.is_signature_valid(key):
+        raise unknown_signer
     return root
 
 
@@ -283,9 +296,9 @@ def drop_expired_roots(kit: Path) -> None:
     One root always remains.
     """
     for startup in _startup_folders(kit):
-        known = Trust.read(startup)
-        roots = tuple(root for root in known.roots if not known.has_expired(root))
-        if roots and roots != known.roots:
+        trust = Trust.read(startup)
+        roots = tuple(root for root in trust.roots if not trust.has_expired(root))
+        if roots and roots != trust.roots:
             write_text(startup / ROOTS_FILE, encode_pem(roots).decode())
 
 
@@ -338,7 +351,7 @@ def encode_pem(
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Return numbers that change when a file changes; zeros if it does not exist."""
+    """Return the inode and the time of change of a file; zeros if it does not exist."""
     try:
         status = path.stat()
     except OSError:
@@ -348,7 +361,12 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=32)
 def _read_trust(startup: Path, stamps: object) -> Trust:  # noqa: ARG001 - for the cache
-    """Return what a kit trusts; files with other stamps are read again."""
+    """Return the roots, bridges and revocations that a kit trusts.
+
+    Args:
+        startup: The kit's folder with these files.
+        stamps: The files' stamps; changed files are read again.
+    """
     roots = load_kit_file(startup / ROOTS_FILE, x509.load_pem_x509_certificates)
     trust_list = Trust(())
     if (startup / TRUST_FILE).exists():
