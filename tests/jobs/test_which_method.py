@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,15 @@ def test_the_page_and_the_proposal_agree() -> None:
         method, model = rows[words]
         assert method == f"`{proposal.method.value}`", words
         assert model.strip("`") == proposal.model.value, words
+
+
+def test_the_first_job_written_by_hand_is_the_proposed_one() -> None:
+    """Of docs/notes.md, whose sites annotate the same types."""
+    text = (ROOT / "docs" / "notes.md").read_text("utf-8")
+    block = re.search(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    proposal = propose(facts_of(SAME), Choices(), has_minilm=True)
+    assert tomllib.loads(block[1])["method"] == proposal.method.value
 
 
 def test_every_row_of_the_proposal_s_table_is_tried() -> None:
