@@ -60,6 +60,7 @@ from fednotes.cli.shared import (
     JobArgument,
     Json,
     LabelMap,
+    Labels,
     OnError,
     OnErrorOption,
     RenamedFormatOption,
@@ -366,10 +367,7 @@ def evaluate(
     ],
     format: FormatOption = "",
     label_map: LabelMap = None,
-    labels: Annotated[
-        Path | None,
-        typer.Option(help="Table with the labels of the patients in PATH."),
-    ] = None,
+    labels: Labels = None,
     types: Annotated[
         list[str] | None,
         typer.Option(

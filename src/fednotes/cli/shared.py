@@ -84,6 +84,9 @@ ColumnOption = Annotated[
     str,
     typer.Option(help="Column of a table, or key of JSON lines, that holds the text."),
 ]
+Labels = Annotated[
+    Path | None, typer.Option(help="Table with the labels of patients who have notes.")
+]
 Backbone = Annotated[
     str | None,
     typer.Option(help="Path of the frozen encoder, if it has moved since training."),

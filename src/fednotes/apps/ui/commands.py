@@ -14,6 +14,7 @@ from fednotes.cli.shared import (
     Device,
     EncodingOption,
     FormatOption,
+    Labels,
     OnError,
     OnErrorOption,
     Port,
@@ -44,10 +45,7 @@ def ui(
     ] = None,
     device: Device = "cpu",
     backbone: Backbone = None,
-    labels: Annotated[
-        Path | None,
-        typer.Option(help="Table of labels for the notes of patients."),
-    ] = None,
+    labels: Labels = None,
 ) -> None:
     """Show runs, a model's errors, or a site's ledger and approvals in the browser."""
     from fednotes.apps.ui.pages import open_ui
