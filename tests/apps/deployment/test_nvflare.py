@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import io
 import json
 import os
+import shlex
 import shutil
 import threading
 import time
+import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,11 +29,19 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.fuel.f3.cellnet import defs as cells
+from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler, BlobTask
+from nvflare.fuel.f3.streaming.stream_types import BlobSizeError
 from nvflare.fuel.flare_api.api_spec import JobNotRunning, NoConnection, NoReply
+from nvflare.fuel.hci.client.file_transfer import FileTransferModule
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authz import AuthzContext, Person
 from nvflare.fuel.utils import fobs
+from nvflare.private.admin_defs import Message as Order
+from nvflare.private.admin_defs import ok_reply
+from nvflare.private.fed.client.admin import RequestProcessor
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.security.security import FLAuthorizer
 
 from fednotes.apps.deployment.nvflare import gate, presence
@@ -77,6 +89,24 @@ def test_nobody_may_send_code(shared_kits: dict[str, Path]) -> None:
         # the server's own identity looks and no more
         assert not allowed(server, "lead", right)
     assert allowed(server, "lead", "list_jobs")
+
+
+def test_a_message_of_more_than_4_gb_is_refused_while_it_arrives(
+    shared_kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By NVFlare's own program, from the first chunk on: it names the size."""
+    for name in ("server", "h1"):
+        kit = shared_kits[name]
+        settings = json.loads((kit / kit_files.COMM_FILE).read_text())
+        monkeypatch.setattr(CommConfigurator, "_config_loaded", True)
+        monkeypatch.setattr(CommConfigurator, "_configuration", settings)
+        limit = BlobHandler(lambda: None).max_blob_size
+        assert limit == 2**32
+        for size, is_refused in ((limit, False), (limit + 1, True)):
+            stream: Any = SimpleNamespace(get_size=lambda size=size: size)
+            future: Any = None
+            with pytest.raises(BlobSizeError) if is_refused else nullcontext():
+                BlobTask(future, stream, limit, preserve_chunks=True)
 
 
 def test_a_kit_holds_its_owners_things_only(shared_kits: dict[str, Path]) -> None:
@@ -561,25 +591,71 @@ def test_a_sites_error_is_reported_without_its_data(
 
 
 @pytest.mark.parametrize(
-    ("certified", "origin", "channel", "passes"),
+    ("certified", "origin", "channel", "topic", "passes"),
     [
-        ("h1", "h1", "server_command", True),
-        ("h1", "h1.job-id", "server_command", True),
-        ("h1", "h2", "server_command", False),
+        ("h1", "h1", "task", "heart_beat", True),
+        ("h1", "h1.job-id", "sm__STREAM server_command", "get_task", True),
+        ("h1", "h1.job-id", "sm__STREAM return_only", "anything", True),
+        ("h1", "h2", "task", "heart_beat", False),
+        ("h1", "h2.job-id", "sm__STREAM server_command", "get_task", False),
         # `bulk_test` of 10^9: as many messages in memory
-        ("h1", "h1", "_net_manager", False),
-        (None, "server.job-id", "_net_manager", True),  # by the kit's own socket
+        ("h1", "h1", "_net_manager", "bulk_test", False),
+        # messages in one, which no filter would see
+        ("h1", "h1", "cellnet.channel", "bulk", False),
+        # what only the server's processes tell each other
+        ("h1", "h1", "server_parent_listener", "get_clients", False),
+        ("h1", "h1", "server_parent_listener", "sm__DATA", False),
+        ("h1", "h1.job-id", "server_command", "abort", False),
+        ("h1", "h1.job-id", "sm__STREAM server_command", "abort", False),
+        ("h1", "h1.job-id", "sm__STREAM aux_communication", "fed.event", False),
+        # NVFlare checks the rights of whoever gives a command
+        ("h1", "h1", "sm__STREAM hci_channel", "command", True),
+        # what only a person's session does
+        ("h1", "h1", "sm__STREAM aux_communication", "ObjectStreamer.Request", False),
+        ("a@x.org", "a@x.org", "sm__STREAM server_command", "submit_update", False),
+        # by the kit's own socket
+        (None, "server.job-id", "_net_manager", "bulk_test", True),
+        (None, "server.job-id", "server_parent_listener", "get_clients", True),
     ],
 )
-def test_a_member_speaks_for_itself_and_tests_no_network(
-    certified: str | None, origin: str, channel: str, passes: bool
+def test_a_member_speaks_for_itself_and_sends_what_a_run_needs(
+    certified: str | None, origin: str, channel: str, topic: str, passes: bool
 ) -> None:
-    headers = {
-        cells.MessageHeaderKey.ORIGIN: origin,
-        cells.MessageHeaderKey.CHANNEL: channel,
-    }
-    message = Message(headers, 10**9)
+    """The names are those in NVFlare's messages, also in the headers of a stream."""
+    stream, _, channel_of_stream = channel.partition(" ")
+    headers = {"origin": origin, "channel": channel, "topic": topic}
+    if channel_of_stream:
+        headers |= {"channel": stream, "topic": "sm__DATA"}
+        headers |= {"sm__ch": channel_of_stream, "sm__tp": topic}
+    names = {"origin": cells.MessageHeaderKey.ORIGIN}
+    names |= {"channel": cells.MessageHeaderKey.CHANNEL}
+    names |= {"topic": cells.MessageHeaderKey.TOPIC}
+    message = Message({names.get(key, key): headers[key] for key in headers}, 10**9)
+    message.set_header(cells.MessageHeaderKey.MSG_TYPE, cells.MessageType.REQ)
+    message.set_header(cells.MessageHeaderKey.DESTINATION, "server.job-id")
     message.set_prop(cells.MessagePropKey.COMMON_NAME, certified)
+    assert (gate.ServerGate().judge(message) is None) == passes
+
+
+@pytest.mark.parametrize(
+    ("receiver", "kind", "passes"),
+    [
+        ("server", "req", True),
+        ("server.job-id", "req", True),
+        ("h2.job-id", "req", False),
+        ("a@x.org", "req", False),
+        ("serverless", "req", False),
+        ("h2.job-id", "reply", True),  # NVFlare drops it if there was no question
+    ],
+)
+def test_a_member_asks_nobody_but_the_server(
+    receiver: str, kind: str, passes: bool
+) -> None:
+    keys = cells.MessageHeaderKey
+    headers = {keys.ORIGIN: "h1", keys.CHANNEL: "task", keys.TOPIC: "heart_beat"}
+    headers |= {keys.MSG_TYPE: kind, keys.DESTINATION: receiver}
+    message = Message(headers, None)
+    message.set_prop(cells.MessagePropKey.COMMON_NAME, "h1")
     assert (gate.ServerGate().judge(message) is None) == passes
 
 
@@ -618,3 +694,216 @@ def test_the_audit_names_commands_and_no_looks(tmp_path: Path) -> None:
         ]
     finally:
         AuditService.close()
+
+
+# a site's gate
+
+
+class Recorded(RequestProcessor):
+    """Stands for NVFlare's processor of an order, and records the orders."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.orders: list[Order] = []
+
+    def get_topics(self) -> list[str]:
+        return [self.topic]
+
+    def process(self, req: Order, app_ctx: Any) -> Order:
+        self.orders.append(req)
+        return ok_reply()
+
+
+def order(topic: str, body: Any = b"", jobs: int = 0) -> tuple[str, bool]:
+    """Give a site an order; return the answer, and whether NVFlare got it.
+
+    jobs: how many run at the site.
+    """
+    inner = Recorded(topic)
+    processors = ClientRequestProcessors.request_processors
+    engine = SimpleNamespace(get_all_job_ids=lambda: [str(n) for n in range(jobs)])
+    with mock.patch.object(ClientRequestProcessors, "request_processors", [inner]):
+        gate.limit_orders()
+        (checked,) = ClientRequestProcessors.request_processors
+        message = Order(topic, body)
+        message.set_header("job_id", "01234567-89ab-cdef-0123-456789abcdef")
+        answer = checked.process(message, engine)
+    assert ClientRequestProcessors.request_processors is processors
+    return str(answer.body), bool(inner.orders)
+
+
+def packed(*files: tuple[str, bytes]) -> bytes:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as written:
+        for name, content in files:
+            written.writestr(name, content)
+    return archive.getvalue()
+
+
+def test_a_job_that_unpacks_to_much_is_not_unpacked() -> None:
+    """NVFlare unpacks what a server sends before it looks at the signature: here, half
+    a megabyte to half a gigabyte, and 2,000 files."""
+    assert order("train.deploy", packed(("config/job.json", b"{}")))[1]
+    zeros = bytes(2**20)
+    bomb = packed(*((f"{number}.bin", zeros) for number in range(500)))
+    assert len(bomb) < 10**6
+    answer, is_unpacked = order("train.deploy", bomb)
+    assert answer == "the job has 500 files of 524,288,000 bytes"
+    assert not is_unpacked
+    many = packed(*((f"{number}", b"") for number in range(2000)))
+    assert not order("train.deploy", many)[1]
+    for broken in (b"PK", None, "text"):
+        assert not order("train.deploy", broken)[1]
+
+
+def test_a_server_starts_few_processes_at_a_site() -> None:
+    assert order("train.start_job", {}, jobs=gate.MAX_JOBS - 1)[1]
+    answer, is_started = order("train.start_job", {}, jobs=gate.MAX_JOBS)
+    assert answer == "8 jobs are running already"
+    assert not is_started
+
+
+# the admin's downloads
+
+
+class LyingServer:
+    """Stands for an admin's session with a server that names the files of a run.
+
+    Attributes:
+        files: Their names.
+        transfer: The number of the transfer.
+    """
+
+    def __init__(self, folder: Path, files: tuple[str, ...], transfer: str) -> None:
+        self.files, self.transfer = files, transfer
+        self.module = FileTransferModule(str(folder), str(folder))
+        self.command = ""
+
+    def context(self) -> Any:
+        return SimpleNamespace(
+            get_command_entry=lambda: SimpleNamespace(
+                usage="", full_command_name=lambda: "download_job"
+            ),
+            get_api=lambda: self,
+            get_command=lambda: self.command,
+            set_requester=lambda requester: setattr(self, "requester", requester),
+            set_command_result=lambda result: None,
+        )
+
+    def debug(self, text: str) -> None: ...
+
+    def fire_session_event(self, kind: str, text: str) -> None: ...
+
+    def server_execute(self, command: str, cmd_ctx: Any = None) -> dict[str, Any]:
+        if cmd_ctx is not None:
+            self.requester.send_request(self, None, cmd_ctx)
+            return {"status": "SUCCESS"}
+        files = [[name, f"ref-{name}"] for name in self.files]
+        meta = {"files": files, "tx_id": self.transfer, "source_fqcn": "server"}
+        return {"status": "SUCCESS", "meta": meta}
+
+    def do_command(self, command: str) -> dict[str, Any]:
+        self.command = command
+        answer: dict[str, Any] = self.module.pull_binary_file(
+            shlex.split(command), self.context()
+        )
+        return answer
+
+    def download_file(self, source: str, ref: str, path: str) -> int:
+        """As NVFlare's, which makes the folders that it needs."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(ref)
+        return len(ref)
+
+    def fetch(self) -> dict[str, Any]:
+        gate.download_into_one_folder()
+        answer: dict[str, Any] = self.module.pull_folder(
+            ["download_job", "job-1"], self.context()
+        )
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("file", "transfer"),
+    [
+        ("{}/home/.bashrc", "t"),
+        ("../../home/.bashrc", "t"),
+        ("..", "t"),
+        ("..\\home\\.bashrc", "t"),
+        ("workspace", "/../../home"),
+    ],
+)
+def test_a_server_writes_no_file_of_the_admin(
+    file: str, transfer: str, tmp_path: Path
+) -> None:
+    """NVFlare joins the server's names to a path: `/home/a/.bashrc` is one, too."""
+    downloads, home = tmp_path / "downloads", tmp_path / "home"
+    downloads.mkdir()
+    home.mkdir()
+    (home / ".bashrc").write_text("mine")
+    server = LyingServer(downloads, ("meta", file.format(tmp_path)), transfer)
+    answer = server.fetch()
+    assert answer["status"] != "SUCCESS"
+    assert "leads to another folder" in answer["details"]
+    assert (home / ".bashrc").read_text() == "mine"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [
+        home / ".bashrc"
+    ]
+
+
+def test_the_files_of_a_run_are_downloaded(tmp_path: Path) -> None:
+    answer = LyingServer(tmp_path, ("meta", "job.txt"), "4d").fetch()
+    folder = Path(answer["meta"]["location"])
+    assert folder == tmp_path / "job-1"
+    assert sorted(path.name for path in folder.iterdir()) == ["job.txt", "meta"]
+
+
+# a site and those who give it orders
+
+
+@pytest.mark.parametrize(
+    ("origin", "channel", "topic", "refusal"),
+    [
+        ("server", "admin", "train.deploy", ""),
+        ("server.job-id", "client_command", "abort", ""),
+        ("h1.job-id", "server_command", "get_task", ""),  # its own processes
+        ("server.job-id", "aux_communication", "__end_run__", ""),
+        ("h2", "admin", "train.check_status", "only the server gives orders"),
+        ("h2.job-id", "client_command", "abort", "only the server gives orders"),
+        # any of NVFlare's events, and files
+        ("server", "aux_communication", "fed.event", "no run needs this"),
+        ("server", "aux_communication", "ObjectStreamer.Request", "no run needs this"),
+    ],
+)
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_site_obeys_the_server_in_what_a_run_needs(
+    origin: str,
+    channel: str,
+    topic: str,
+    refusal: str,
+    is_stream: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The message of a stream has the names of the stream in headers of its own."""
+    judges: list[Any] = []
+    core = SimpleNamespace(
+        add_incoming_request_filter=lambda channel, topic, judge: judges.append(judge)
+    )
+    engine = SimpleNamespace(get_cell=lambda: SimpleNamespace(core_cell=core))
+    context: Any = SimpleNamespace(
+        get_identity_name=lambda: "h1", get_engine=lambda: engine
+    )
+    gate.obey_only_the_server(context)
+    keys, names = cells.MessageHeaderKey, (channel, topic)
+    headers = {keys.ORIGIN: origin}
+    if is_stream:
+        headers |= {"sm__ch": channel, "sm__tp": topic}
+        names = ("sm__STREAM", "sm__DATA")
+    headers |= dict(zip((keys.CHANNEL, keys.TOPIC), names, strict=True))
+    (judge,) = judges
+    answer = judge(Message(headers, None))
+    assert (answer is None) == (refusal == "")
+    if answer is not None:
+        assert answer.get_header(keys.ERROR) == refusal
+    is_stranger = origin.startswith("h2")
+    assert ("only the server may send requests" in caplog.text) == is_stranger

@@ -8,6 +8,7 @@ other names.
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -159,10 +160,17 @@ def ask_as_others(mine: str, other_site: str, job_id: str) -> dict[str, str]:
     def ask(
         channel: str, topic: str, target: str, body: Any = None, **false: Any
     ) -> str:
+        # The server drops what claims to be another's, or is for another.
+        is_honest = not false and target in ("server", mine)
         claimed = {name: false["name"]} if "name" in false else false.get("headers", {})
         request = new_cell_message({claim: claimed} if claimed else {}, body)
         reply = cell.send_request(
-            channel, topic, target, request, timeout=1.5, optional=True
+            channel,
+            topic,
+            target,
+            request,
+            timeout=1.5 if is_honest else 0.5,
+            optional=True,
         )
         return str(reply.get_header(MessageHeaderKey.RETURN_CODE))
 
@@ -220,3 +228,82 @@ def give_orders() -> None:
         path.with_suffix(".part").rename(path)
 
     threading.Thread(target=give, daemon=True).start()
+
+
+def _cell_of(mine: str, job_id: str) -> Any:
+    """Return the cell of a site's job process, by which it speaks to the server."""
+    from nvflare.fuel.f3.cellnet.cell import Cell
+    from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+
+    core = CoreCell.ALL_CELLS[f"{mine}.{job_id}"]
+    (cell,) = [
+        each
+        for each in gc.get_objects()
+        if isinstance(each, Cell) and each.core_cell is core
+    ]
+    return cell
+
+
+def send_unreadable(mine: str, job_id: str) -> str:
+    """Send the server's part of a job a result that cannot be decoded."""
+    from nvflare.apis.fl_constant import ServerCommandNames
+    from nvflare.fuel.f3.cellnet.defs import CellChannel, Encoding
+    from nvflare.fuel.f3.message import Message
+    from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+
+    message = Message({StreamHeaderKey.PAYLOAD_ENCODING: Encoding.FOBS}, b"\xc1" * 100)
+    sent = _cell_of(mine, job_id).send_blob(
+        CellChannel.SERVER_COMMAND,
+        ServerCommandNames.SUBMIT_UPDATE,
+        f"server.{job_id}",
+        message,
+    )
+    return str(sent.exception(timeout=10))
+
+
+def order_the_server(mine: str, other_site: str, job_id: str) -> dict[str, str]:
+    """Give the server's processes orders that only they give each other; return the
+    answers."""
+    from nvflare.apis.event_type import EventType
+    from nvflare.apis.fl_constant import FedEventHeader, ReservedKey
+    from nvflare.apis.fl_constant import ServerCommandKey as Key
+    from nvflare.apis.shareable import Shareable
+    from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
+    from nvflare.private.defs import CellMessageHeaderKeys, new_cell_message
+    from nvflare.widgets.fed_event import FED_EVENT_TOPIC
+
+    cell = _cell_of(mine, job_id)
+    answers: dict[str, str] = {}
+
+    def ask(name: str, channel: str, topic: str, target: str, body: Any) -> None:
+        request = new_cell_message({CellMessageHeaderKeys.JOB_ID: job_id}, body)
+        reply = cell.send_request(
+            channel=channel, topic=topic, target=target, request=request, timeout=0.2
+        )
+        code = reply.get_header(MessageHeaderKey.RETURN_CODE)
+        answers[name] = f"{code} {reply.payload!r:.300}"
+
+    def event(kind: str) -> Shareable:
+        request = Shareable()
+        request.set_header(FedEventHeader.TIMESTAMP, time.time())
+        request.set_header(FedEventHeader.EVENT_TYPE, kind)
+        request.set_peer_props({ReservedKey.IDENTITY_NAME: mine})
+        return request
+
+    dead, pause, log = Shareable(), Shareable(), Shareable()
+    dead.set_header(Key.FL_CLIENT, other_site)
+    pause[Key.TOPIC], pause[Key.DATA] = "fednotes.pause", {}
+    log.set_header("job_log_config", "CRITICAL")
+    job, command = f"server.{job_id}", CellChannel.SERVER_COMMAND
+    parent, failed = CellChannel.SERVER_PARENT_LISTENER, {"execution_error": True}
+    aux = CellChannel.AUX_COMMUNICATION
+    ask("tokens of all sites", parent, "get_clients", "server", {})
+    ask("what only the admin may read", command, "app_command", job, pause)
+    ask("silence", command, "configure_job_log", job, log)
+    ask("another site's death", command, "handle_dead_job", job, dead)
+    ask("failure", parent, "update_run_status", "server", failed)
+    fatal = event(EventType.FATAL_SYSTEM_ERROR)
+    ask("event", aux, FED_EVENT_TOPIC, job, fatal)
+    ask("event of the main process", aux, FED_EVENT_TOPIC, "server", fatal)
+    ask("end", command, "abort", job, Shareable())
+    return answers

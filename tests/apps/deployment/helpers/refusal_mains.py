@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from dishonest import ask_as_others
+from dishonest import ask_as_others, order_the_server, send_unreadable
 
 from fednotes.core.federation import State
 from fednotes.core.messages import Frame
@@ -174,3 +174,39 @@ def site_main(setup: Setup) -> RecordingHost:
 
 def dishonest_main(setup: Setup) -> RecordingHost:
     return Dishonest(setup)
+
+
+class Unreadable(RecordingHost):
+    """A site that sends what cannot be decoded, and then does its task."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._setup, self._sent = setup, setup.kit / "sent.txt"
+
+    def handle(self, frame: bytes) -> bytes:
+        answer = send_unreadable(self._setup.site, self._setup.job_id)
+        with self._sent.open("a") as answers:
+            answers.write(f"{answer}\n")
+        return super().handle(frame)
+
+
+class Commander(RecordingHost):
+    """A site that gives the server orders, and then does its task."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._setup, self._answers = setup, setup.kit / "orders.json"
+
+    def handle(self, frame: bytes) -> bytes:
+        if not self._answers.exists():
+            answers = order_the_server(self._setup.site, "h1", self._setup.job_id)
+            self._answers.write_text(json.dumps(answers))
+        return super().handle(frame)
+
+
+def unreadable_main(setup: Setup) -> RecordingHost:
+    return Unreadable(setup)
+
+
+def commander_main(setup: Setup) -> RecordingHost:
+    return Commander(setup)

@@ -5,15 +5,19 @@
   `Connections` closes the server's connections whose certificates were withdrawn, even
   previously accepted ones. `TrustCourier` passes trust lists from one process to
   another.
-- **The server.** NVFlare's server accepts a token from anyone who has it. It also
-  relays messages between members, and sends as many messages to test the network as a
-  member requests. `ServerGate` drops such messages.
+- **The server.** NVFlare's server accepts a token from anyone who has it. It relays
+  messages between members, and its processes obey a member's orders as each other's: a
+  member could end or pause a run, declare another site dead, and read the tokens of
+  all. `ServerGate` drops all messages but those that a run needs. NVFlare's server also
+  ends a run whose result it cannot decode; `outlive_unreadable_results` prevents that.
 - **A site.** NVFlare's site obeys everyone, and checks rights only if the server asks
   it to. A server could therefore read any file of a site, delete folders of its kit and
   silence its log. `SiteGate` refuses all requests from other members, and all requests
   from the server that no run needs.
 - **Jobs.** NVFlare accepts the signature of any certificate of the project, even the
   server's or a site's. `require_admins_signature` accepts only the admin's.
+- **The admin.** NVFlare's admin writes downloaded files wherever the server says.
+  `download_into_one_folder` makes it refuse names that lead elsewhere.
 - **Inside a kit.** NVFlare connects a kit's processes through an unencrypted
   loopback port, where every user of the machine can send messages in any name.
   fednotes uses the socket `KIT/inside/socket` instead, in a folder that is closed to
@@ -23,16 +27,18 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 from fednotes.apps.deployment.nvflare.certificates import names_of
 from fednotes.apps.deployment.nvflare.kit import INSIDE
@@ -42,15 +48,19 @@ from fednotes.apps.deployment.nvflare.trust import (
     drop_expired_roots,
     install_trust,
 )
+from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import FednotesError, RefusedError, needs
 
 with needs("nvflare", "deploy"):
     from cryptography.x509 import load_pem_x509_certificate
     from nvflare.apis.event_type import EventType
     from nvflare.apis.fl_component import FLComponent
+    from nvflare.apis.fl_constant import ReservedTopic, ServerCommandNames
     from nvflare.apis.fl_context import FLContext
+    from nvflare.fuel.f3.cellnet import cell
     from nvflare.fuel.f3.cellnet import defs as cells
     from nvflare.fuel.f3.cellnet.core_cell import CoreCell, make_reply
+    from nvflare.fuel.f3.cellnet.fqcn import FQCN
     from nvflare.fuel.f3.communicator import driver_mgr
     from nvflare.fuel.f3.connection import Connection, ConnState
     from nvflare.fuel.f3.drivers.driver import ConnectorInfo
@@ -58,6 +68,20 @@ with needs("nvflare", "deploy"):
     from nvflare.fuel.f3.drivers.socket_conn import ConnectionHandler, SocketConnection
     from nvflare.fuel.f3.drivers.tcp_driver import TcpDriver
     from nvflare.fuel.f3.message import Message
+    from nvflare.fuel.f3.streaming.download_service import (
+        OBJ_DOWNLOADER_CHANNEL,
+        OBJ_DOWNLOADER_TOPIC,
+    )
+    from nvflare.fuel.f3.streaming.stream_const import (
+        STREAM_ACK_TOPIC,
+        STREAM_CHANNEL,
+        STREAM_DATA_TOPIC,
+        STREAM_ERROR_TOPIC,
+        StreamHeaderKey,
+    )
+    from nvflare.fuel.hci.client.api_status import APIStatus
+    from nvflare.fuel.hci.client.file_transfer import FileTransferModule
+    from nvflare.fuel.hci.proto import ProtoKey
     from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
     from nvflare.lighter import utils
     from nvflare.private.admin_defs import Message as Order
@@ -67,6 +91,7 @@ with needs("nvflare", "deploy"):
     from nvflare.private.fed.client.admin_commands import AdminCommands
     from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
     from nvflare.private.fed.utils import identity_utils
+    from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUEST
 
 # Headers of messages: the number of the sender's trust list, and a trust list.
 NUMBER_HEADER = "fednotes_trust_number"
@@ -84,16 +109,72 @@ SITE_TOPICS = frozenset(
         TrainingTopic.NOTIFY_JOB_STATUS,
     }
 )
+# The orders that a job's process obeys on NVFlare's auxiliary channel. Without this
+# limit, a server could fire any of NVFlare's events in it.
+AUX_TOPICS = frozenset(
+    {
+        ReservedTopic.END_RUN,
+        ReservedTopic.ABORT_ASK,
+        ReservedTopic.DO_TASK,
+        ReservedTopic.TASK_CHECK,
+        ReservedTopic.SYNC_RUNNER,
+        ReservedTopic.JOB_HEART_BEAT,
+    }
+)
+# What members ask the server, as (channel, topic): in one message, and in a stream.
+MEMBER_MESSAGES = frozenset(
+    (channel, topic)
+    for channel, topics in {
+        cells.CellChannel.SERVER_MAIN: (
+            cells.CellChannelTopic.Challenge,
+            cells.CellChannelTopic.Register,
+            cells.CellChannelTopic.Quit,
+            cells.CellChannelTopic.HEART_BEAT,
+            cells.CellChannelTopic.REPORT_JOB_FAILURE,
+        ),
+        cells.CellChannel.CELLNET: (cells.CellChannelTopic.Bye,),
+        STREAM_CHANNEL: (STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC),
+    }.items()
+    for topic in topics
+)
+# NVFlare checks the rights of whoever gives a command (HCI).
+_COMMAND = (cells.CellChannel.HCI, "command")
+SITE_STREAMS = frozenset(
+    {
+        _COMMAND,
+        (cells.CellChannel.SERVER_COMMAND, ServerCommandNames.GET_TASK),
+        (cells.CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE),
+        (cells.CellChannel.AUX_COMMUNICATION, ReservedTopic.TASK_CHECK),
+        (cells.CellChannel.AUX_COMMUNICATION, ReservedTopic.SYNC_RUNNER),
+        (cells.CellChannel.AUX_COMMUNICATION, ReservedTopic.JOB_HEART_BEAT),
+    }
+)
+# An admin's session, which hands in jobs and fetches results.
+PERSON_STREAMS = frozenset(
+    {
+        _COMMAND,
+        (OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC),
+        (cells.CellChannel.AUX_COMMUNICATION, TOPIC_STREAM_REQUEST),
+        (cells.CellChannel.AUX_COMMUNICATION, TOPIC_STREAM_ABORT),
+    }
+)
 # The commands that a job's process obeys.
 JOB_COMMANDS = frozenset({"check_status", "abort", "abort_task", "shutdown"})
+# What a job that a server sends may take at a site. A job is a declaration of a few
+# kilobytes, and the server runs one at a time.
+MAX_JOB_BYTES = 64_000_000
+MAX_JOB_FILES = 1_000
+MAX_JOBS = 8
 MAX_LOGGED_STRANGERS = 100  # maximum number of strangers; each is logged once
 SOCKET = "socket"  # in the folder INSIDE of the kit
 _MAX_SOCKET_PATH = 100  # bytes; some systems refuse longer socket paths
+_pull_by_nvflare = FileTransferModule.pull_binary_file
 _verify_by_nvflare = utils.verify_cert_chain
 # Each root whose certificates are checked, and the folder of trusted certificates.
 _checked_roots: dict[Any, Path] = {}
 logger = logging.getLogger("fednotes.gate")
 _header = cells.MessageHeaderKey
+_ANSWERS = (cells.MessageType.REPLY, cells.MessageType.RETURN)
 
 
 def _refuse(reason: str) -> Message:
@@ -287,8 +368,8 @@ class ServerGate(FLComponent):
 
     A member may not send a message in another's name. NVFlare identifies senders by
     token alone, and the server's own token is in messages that every member receives.
-    Nor may a member start NVFlare's network tests, which send as many messages as the
-    member requests.
+    Nor may a member send what no run needs: NVFlare's processes obey orders of members
+    that they should only take from each other.
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -313,19 +394,67 @@ class ServerGate(FLComponent):
         endpoint_name = getattr(endpoint, "name", None)
         is_own_session = is_valid_admin_client_name(origin) and origin == endpoint_name
         is_own_name = is_own_session or member == certified_name
-        channel = str(message.get_header(_header.CHANNEL) or "")
-        if is_own_name and channel != "_net_manager":
+        if not is_own_name:
+            logger.error(
+                "dropped a message that %s sent in the name of %.80r",
+                certified_name,
+                origin,
+            )
+            return _refuse("a member may not send this")
+        # Only certificates of people have an e-mail address as their name.
+        streams = PERSON_STREAMS if "@" in str(certified_name) else SITE_STREAMS
+        if _is_needed(message, streams):
             return None
-        logger.error(
-            "dropped a message that %s sent in the name of %.80r",
-            certified_name,
-            origin,
-        )
+        logger.error("dropped an order of %s: %.80r", certified_name, _name_of(message))
         return _refuse("a member may not send this")
+
+
+def _is_part_of_stream(message: Message) -> bool:
+    channel = message.get_header(_header.CHANNEL)
+    topic = message.get_header(_header.TOPIC)
+    return bool((channel, topic) == (STREAM_CHANNEL, STREAM_DATA_TOPIC))
+
+
+def _name_of(message: Message) -> tuple[str, str]:
+    """Return the channel and the topic of a message, or of the stream it is part of."""
+    channel, topic = _header.CHANNEL, _header.TOPIC
+    if _is_part_of_stream(message):
+        channel, topic = StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC
+    return str(message.get_header(channel) or ""), str(message.get_header(topic) or "")
+
+
+def _is_needed(message: Message, streams: Collection[tuple[str, str]]) -> bool:
+    """Return whether a run needs a message of a member.
+
+    Args:
+        message: The message.
+        streams: The channels and topics of the streams that this member sends.
+    """
+    if message.get_header(_header.MSG_TYPE) in _ANSWERS:
+        return True  # NVFlare drops answers to no question
+    receiver = str(message.get_header(_header.DESTINATION) or "")
+    if receiver.partition(".")[0] != FQCN.ROOT_SERVER:
+        return False
+    name = _name_of(message)
+    if not _is_part_of_stream(message):
+        return name in MEMBER_MESSAGES
+    channel, _ = name
+    return channel == cells.CellChannel.RETURN_ONLY or name in streams
+
+
+def outlive_unreadable_results() -> None:
+    """Keep the server's process of a job when it cannot decode a site's result.
+
+    NVFlare ends the process, and with it the run of all sites. Instead, the site's
+    result counts as not received.
+    """
+    cell._is_server_job_cell = lambda _: False
 
 
 def obey_only_the_server(fl_ctx: FLContext) -> None:
     """Make this site's process refuse every request from another member.
+
+    It also refuses the server's requests on the auxiliary channel that no run needs.
 
     The sender itself states its name (the origin of the message). The server compares
     this name with the sender's certificate before it relays a message (`ServerGate`).
@@ -337,7 +466,11 @@ def obey_only_the_server(fl_ctx: FLContext) -> None:
         origin = str(message.get_header(_header.ORIGIN) or "")
         # The server and this site, and the processes of their jobs, may send requests.
         if origin.partition(".")[0] in ("server", site):
-            return None
+            channel, topic = _name_of(message)
+            is_aux = channel == cells.CellChannel.AUX_COMMUNICATION
+            if not is_aux or topic in AUX_TOPICS:
+                return None
+            return _refuse("no run needs this")
         if origin not in strangers and len(strangers) < MAX_LOGGED_STRANGERS:
             strangers.add(origin)
             logger.error(
@@ -350,11 +483,13 @@ def obey_only_the_server(fl_ctx: FLContext) -> None:
     core.add_incoming_request_filter("*", "*", judge)
 
 
-class _JobIdCheck(RequestProcessor):
-    """Passes an order on to NVFlare only if it names a job by a valid id.
+class _OrderCheck(RequestProcessor):
+    """Passes an order on to NVFlare only if it cannot harm the site.
 
-    NVFlare deletes the folder of a job in the kit before the job is deployed. Without
-    this check, a server could have it delete the folder `rules`, `state` or `startup`.
+    NVFlare deletes the folder of a job in the kit before the job is deployed. If an
+    order did not have to name a job by a valid id, a server could have it delete the
+    folder `rules`, `state` or `startup`. NVFlare also unpacks a job before it checks
+    the signature, and starts a process for each job that the server names.
 
     Args:
         inner: NVFlare's processor of the order.
@@ -376,7 +511,35 @@ class _JobIdCheck(RequestProcessor):
                 str(job),
             )
             return error_reply("it does not name a job")
+        problem = ""
+        if req.topic == TrainingTopic.DEPLOY:
+            problem = _find_bomb(req.body)
+        elif req.topic == TrainingTopic.START_JOB:
+            running = len(app_ctx.get_all_job_ids())
+            if running >= MAX_JOBS:
+                problem = f"{running} jobs are running already"
+        if problem:
+            logger.error("an order of the server was refused: %s", problem)
+            return error_reply(problem)
         return self._inner.process(req, app_ctx)
+
+
+def _find_bomb(archive: Any) -> str:
+    """Return why a packed job may not be unpacked; "" if it may.
+
+    `zipfile` unpacks no more of a file than the archive says.
+    """
+    if not isinstance(archive, bytes | bytearray):
+        return "it has no job"
+    try:
+        with ZipFile(io.BytesIO(archive)) as packed:
+            files = packed.infolist()
+    except (BadZipFile, ValueError, NotImplementedError):
+        return "the job cannot be unpacked"
+    size = sum(file.file_size for file in files)
+    if size <= MAX_JOB_BYTES and len(files) <= MAX_JOB_FILES:
+        return ""
+    return f"the job has {len(files):,} files of {size:,} bytes"
 
 
 def limit_orders() -> None:
@@ -391,7 +554,7 @@ def limit_orders() -> None:
         each for each in processors if SITE_TOPICS.issuperset(each.get_topics())
     ]
     processors[:] = [
-        each if isinstance(each, _JobIdCheck) else _JobIdCheck(each)
+        each if isinstance(each, _OrderCheck) else _OrderCheck(each)
         for each in permitted
     ]
     commands = AdminCommands.commands
@@ -436,6 +599,38 @@ def require_admins_signature(app: Path, root: Path) -> None:
             raise RefusedError(
                 f"the job was signed by {name!r}, who is not an admin of the project"
             )
+
+
+# ---- the admin's downloads -----------------------------------------------------------
+
+
+def download_into_one_folder() -> None:
+    """Make this process write what it downloads from the server into one folder only.
+
+    The server names the files and part of the folder. NVFlare joins the names to a path
+    as they are, so a server could overwrite any file of the person who fetches a run.
+    """
+    FileTransferModule.pull_binary_file = _pull_plain_name
+
+
+def _pull_plain_name(
+    module: FileTransferModule, args: Sequence[str], ctx: Any
+) -> dict[str, Any]:
+    """Download a file, in place of NVFlare's function with the same arguments."""
+    # The command, the sender, the transfer, the reference, the folder and the file.
+    names = [*args[2:3], *args[4:6]]
+    odd = [name for name in names if not _is_plain_name(name)]
+    if not odd:
+        downloaded: dict[str, Any] = _pull_by_nvflare(module, args, ctx)
+        return downloaded
+    logger.error("the server's file %.80r was not downloaded", odd[0])
+    problem = f"the name of a file, {clean(odd[0], NAME)!r}, leads to another folder"
+    return {ProtoKey.STATUS: APIStatus.ERROR_RUNTIME, ProtoKey.DETAILS: problem}
+
+
+def _is_plain_name(name: str) -> bool:
+    """Return whether a name is one of a file in a folder, on any system."""
+    return name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
 
 
 # ---- the connection inside a kit -----------------------------------------------------

@@ -22,7 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fednotes.apps.deployment.nvflare.gate import install_certificate_check
+from fednotes.apps.deployment.nvflare.gate import (
+    download_into_one_folder,
+    install_certificate_check,
+    outlive_unreadable_results,
+)
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import FednotesError, RefusedError, TrainingError, needs
 from fednotes.engines import launch
@@ -293,6 +297,7 @@ class FednotesController(Controller):
 
     def __init__(self, task_check_period: float = CHECK_PERIOD) -> None:
         super().__init__(task_check_period=task_check_period)
+        outlive_unreadable_results()
         # Site -> when its last heartbeat arrived.
         self._contacts: dict[str, float] = {}
 
@@ -536,6 +541,7 @@ def connect(kit: Path, person: str, timeout: float = 10.0) -> Iterator[Admin]:
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
     install_certificate_check(kit / "startup")
+    download_into_one_folder()
     nvflare_logger = logging.getLogger("nvflare")
     nvflare_logger.addHandler(logging.NullHandler())
     nvflare_logger.propagate = False
