@@ -4,10 +4,10 @@
     <path>.head   the number of lines, their bytes, and the hash of the last one
 
 A line describes a message that left: the names, shapes, norms and hashes of its
-    tensors, the amount of training behind them, its size, its hash and its receiver. It
-    never contains a value, a metric or text. For a masked message, the tensors are
-    those before masking. The line is on disk before `append` returns. Call `append`
-    before sending, so that nothing leaves the site that is not in the ledger.
+tensors, the amount of training behind them, its size, its hash and its receiver. It
+never contains a value, a metric or text. For a masked message, the tensors are those
+before masking. The line is on disk before `append` returns. Call `append` before
+sending, so that nothing leaves the site that is not in the ledger.
 
 The chain of hashes reveals a line that was altered, inserted, removed or moved. The
 head reveals a tail that was cut off. `verify` names the line. Anyone with write access
@@ -16,10 +16,10 @@ time to time, and pass it to `verify`. The file stays at the site, because a mes
 with a few counts can be guessed from its hash. A refusal that a job's process repeats
 verbatim has at most 20 lines.
 
-An append writes the head twice: before the line it announces the line's hash, and after
-it the line counts. A process that is killed in between leaves a partial line, or a
-complete line that the head only announces. The next append repairs both, and its line
-says so ("mended").
+An append writes the head twice: first with the hash of the line that follows ("next"),
+and, once the line is written, with the line counted. A process that is killed in
+between leaves a partial line, or a complete line that the head only announces. The next
+append repairs either, and its line says so ("mended").
 """
 
 from __future__ import annotations
@@ -185,6 +185,20 @@ class Head:
     next: str = ""
 
 
+class _End(NamedTuple):
+    """The end of a ledger at the start of an append.
+
+    Attributes:
+        head: The head that the ledger should have now.
+        remark: The remark that the next line gets if an append was interrupted: for a
+            partial line `{"mended": "cut"}`, for a complete line that the head only
+            announces `{"mended": "whole"}`.
+    """
+
+    head: Head
+    remark: dict[str, str]
+
+
 def describe(tensors: Tensors, *, norms: bool = True) -> tuple[TensorFacts, ...]:
     """Return the facts of tensors, in their order.
 
@@ -197,8 +211,9 @@ def describe(tensors: Tensors, *, norms: bool = True) -> tuple[TensorFacts, ...]
         flat = value.detach().cpu().contiguous().flatten()
         norm = None
         if norms and flat.numel() != 1:
-            norm = float(torch.linalg.vector_norm(flat.to(torch.float64)))
-            norm = norm if math.isfinite(norm) else None
+            euclidean_norm = float(torch.linalg.vector_norm(flat.to(torch.float64)))
+            if math.isfinite(euclidean_norm):
+                norm = euclidean_norm
         digest = hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
         dtype = str(value.dtype).removeprefix("torch.")
         facts.append(
@@ -209,8 +224,13 @@ def describe(tensors: Tensors, *, norms: bool = True) -> tuple[TensorFacts, ...]
 
 def hash_of(tensors: Iterable[TensorFacts]) -> str:
     """Return one hash for several tensors; "" for none."""
-    lines = [f"{t.name} {t.dtype} {list(t.shape)} {t.sha256}\n" for t in tensors]
-    return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else ""
+    lines = [
+        f"{facts.name} {facts.dtype} {list(facts.shape)} {facts.sha256}\n"
+        for facts in tensors
+    ]
+    if not lines:
+        return ""
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def hash_of_update(update: Update, tensors: Iterable[TensorFacts]) -> str:
@@ -275,26 +295,27 @@ class Ledger:
             FednotesError, self.path, ending="; the message did not leave"
         )
         with disk_errors, self._locked_files() as (file, head_file):
-            before, mended = self._end(file, head_file)
-            table = {"seq": before.lines + 1, **facts, **mended, "prev": before.hash}
+            old_head, remark = self._find_end(file, head_file)
+            number = old_head.lines + 1
+            table = {"seq": number, **facts, **remark, "prev": old_head.hash}
             text = json.dumps(table, separators=(",", ":"), allow_nan=False)
             body = text.removesuffix("}").encode()
             # The chain of hashes: each covers a line with the hash before it ("prev").
             digest = hashlib.sha256(body).hexdigest()
             line = body + f',"hash":"{digest}"}}\n'.encode()
-            after = Head(before.lines + 1, before.bytes + len(line), hash=digest)
+            new_head = Head(number, old_head.bytes + len(line), hash=digest)
 
-            _write(head_file, 0, encode_head(replace(before, next=after.hash)))
+            _write(head_file, 0, encode_head(replace(old_head, next=new_head.hash)))
             try:
-                file.truncate(before.bytes)
-                _write(file, before.bytes, line)
-                _write(head_file, 0, encode_head(after), wait=False)
+                file.truncate(old_head.bytes)
+                _write(file, old_head.bytes, line)
+                _write(head_file, 0, encode_head(new_head), wait=False)
             except OSError:
                 with suppress(OSError):  # on a full disk, restore the previous content
-                    file.truncate(before.bytes)
-                    _write(head_file, 0, encode_head(before))
+                    file.truncate(old_head.bytes)
+                    _write(head_file, 0, encode_head(old_head))
                 raise
-            return after
+            return new_head
 
     def head(self) -> Head:
         """Return the end of the ledger, to be noted elsewhere.
@@ -305,8 +326,7 @@ class Ledger:
         if not self.path.exists() and not head_path(self.path).exists():
             return Head()
         with _readable(self.path), self._locked_files() as (file, head_file):
-            head, _ = self._end(file, head_file)
-            return head
+            return self._find_end(file, head_file).head
 
     @contextmanager
     def _locked_files(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
@@ -318,43 +338,44 @@ class Ledger:
         ):
             yield file, head_file
 
-    def _end(
-        self, file: IO[bytes], head_file: IO[bytes]
-    ) -> tuple[Head, dict[str, str]]:
-        """Return the offset of the next line, and its remark on an interrupted append.
+    def _find_end(self, file: IO[bytes], head_file: IO[bytes]) -> _End:
+        """Return the end of the ledger, without a partial line.
 
-        The second value is `{"mended": "cut"}` if a killed process left a partial line,
-        and `{"mended": "whole"}` if it left a complete line that the head only
-        announces.
+        Raises:
+            RefusedError: The end of the ledger does not match its head.
         """
-        raw = head_file.read(_HEAD_BYTES + 1)
+        raw_head = head_file.read(_HEAD_BYTES + 1)
         size = os.fstat(file.fileno()).st_size
-        is_new = not raw.strip(b"\0 \n") and not size
+        is_new = not raw_head.strip(b"\0 \n") and not size
         if is_new:  # or a process was killed while it created the files
             # Otherwise a power cut may take both files and their names.
             sync_folder(self.path.parent)
-            return Head(), {}
+            return _End(Head(), {})
 
-        head = decode_head(raw)
+        head = decode_head(raw_head)
         if head is None or size < head.bytes:
-            raise self._edited()
+            raise self._edited_error()
         file.seek(max(0, head.bytes - _TAIL_BYTES))
-        end = file.read(min(head.bytes, _TAIL_BYTES))
-        if head.lines and end != f',"hash":"{head.hash}"}}\n'.encode():
-            raise self._edited()
+        tail = file.read(min(head.bytes, _TAIL_BYTES))
+        if head.lines and tail != f',"hash":"{head.hash}"}}\n'.encode():
+            raise self._edited_error()
 
+        # One byte is enough to see that more follows than the head announces.
         remainder = file.read() if head.next else file.read(1)
         if not remainder:
-            return replace(head, next=""), {}
-        is_line = remainder.endswith(b"\n")
-        if not head.next or (is_line and own_hash(remainder) != head.next):
-            raise self._edited()
-        if not is_line:
-            return replace(head, next=""), {"mended": "cut"}
-        size = head.bytes + len(remainder)
-        return Head(head.lines + 1, size, hash=head.next), {"mended": "whole"}
+            return _End(replace(head, next=""), {})
+        if not head.next:
+            raise self._edited_error()
+        is_complete_line = remainder.endswith(b"\n")
+        if not is_complete_line:
+            return _End(replace(head, next=""), {"mended": "cut"})
+        if own_hash(remainder) != head.next:
+            raise self._edited_error()
+        new_head = Head(head.lines + 1, head.bytes + len(remainder), hash=head.next)
+        return _End(new_head, {"mended": "whole"})
 
-    def _edited(self) -> RefusedError:
+    def _edited_error(self) -> RefusedError:
+        """Return the error for a ledger whose end does not match its head."""
         return RefusedError(
             f"{self.path}: does not end as {head_path(self.path).name} says, so it was "
             "edited or damaged, and nothing may leave: `fednotes ledger verify` names "
@@ -414,10 +435,8 @@ def show(
                     path, number, "not a line of a ledger: verify the ledger"
                 ) from None
             is_of_run = run is None or line.get("run") == run
-            is_in_range = first <= line["round"] and (
-                last is None or line["round"] <= last
-            )
-            if is_of_run and is_in_range:
+            is_before_end = last is None or line["round"] <= last
+            if is_of_run and first <= line["round"] and is_before_end:
                 yield line
 
 
@@ -459,9 +478,10 @@ def written_hash(raw: bytes) -> str:
 class AnsweredQuestion(NamedTuple):
     """A question to a site and its answer, which `max_rounds` counts together.
 
-    The question matters, because a server may ask about any number of models that have
-    the same answer, and learns something about each. The answer matters, because the
-    same question has a different answer in another run, due to different random draws.
+    Both identify a pair. A server may ask about any number of models that have the same
+    answer, and learns something about each, so questions are told apart. The same
+    question has a different answer in another run, due to different random draws, so
+    answers are told apart too.
 
     Attributes:
         question: Digest of the question; "" if an earlier version answered it.
@@ -506,7 +526,7 @@ class _NewLines:
 
 
 class Past:
-    """The lines of one job.
+    """The lines of a ledger about one job.
 
     `verify` checks whether the lines are unchanged; this class does not.
 
@@ -514,8 +534,8 @@ class Past:
         newest: The latest timestamp of the lines that count; "" for none.
         updates: Task to the distinct updates that left (`update_of`).
         refused: Task to the questions that were refused after the task had read notes.
-        models: Task to the distinct models that these updates are about.
-        answers: Hashes of the newest messages to their lines.
+        models: Task to the distinct models that the updates are about.
+        answers: Hash of each of the newest messages to its line.
 
     Args:
         path: The ledger.
@@ -552,6 +572,7 @@ class Past:
             self._read_line(raw)
 
     def _read_line(self, raw: bytes) -> None:
+        """Add a line of this job; start counting after the line `since`."""
         line = parsed(raw) if self._mark in raw else None
         if line is not None:
             # Keys may be missing in a line that was edited by hand.
@@ -561,12 +582,14 @@ class Past:
             self._forget_updates()
 
     def _forget_updates(self) -> None:
+        """Start counting updates again; the newest messages can still be repeated."""
         self.newest = ""
         self.updates = {}
         self.refused = {}
         self.models = {}
 
     def _add(self, line: dict[str, Any]) -> None:
+        """Add a line about a task of the method; ignore the engine's own tasks."""
         self.newest = max(self.newest, line["time"])
         task = line["task"]
         if task.startswith("@"):
@@ -582,8 +605,8 @@ class Past:
                 self.models.setdefault(task, set()).add(answered.model)
         self.answers.pop(line["sha256"], None)
         self.answers[line["sha256"]] = line
-        for old in list(self.answers)[:-KEPT]:
-            del self.answers[old]
+        for old_hash in list(self.answers)[:-KEPT]:
+            del self.answers[old_hash]
 
 
 class SpentLines:
@@ -864,25 +887,50 @@ def judge(
     head = decode_head(raw_head)
     faults = [*reading.faults, *reading.misplaced()]
     if head is None:
-        note = ""
-        end_fault = reading.missing_head(is_damaged=bool(raw_head))
+        end = _EndCheck(fault=reading.missing_head(is_damaged=bool(raw_head)))
     else:
-        note, end_fault = reading.compare_end(head, has_faults=bool(faults))
-    if end_fault is not None:
-        faults.append(end_fault)
+        end = reading.compare_end(head, has_faults=bool(faults))
+    if end.fault is not None:
+        faults.append(end.fault)
     if noted is not None and noted.lines and reading.noted_hash != noted.hash:
-        what = "is not the line whose hash was noted elsewhere"
+        problem = "is not the line whose hash was noted elsewhere"
         if reading.end < noted.lines:
-            what = "was noted elsewhere, and the ledger ends before it"
-        faults.append(Fault(noted.lines, what))
+            problem = "was noted elsewhere, and the ledger ends before it"
+        faults.append(Fault(noted.lines, problem))
     faults.sort(key=lambda fault: fault.line)
     return LedgerReport(
         path,
         reading.lines,
         faults=tuple(faults),
-        notes=(note,) if note else (),
+        notes=(end.note,) if end.note else (),
         head=head,
     )
+
+
+class _EndCheck(NamedTuple):
+    """The result of comparing the end of a ledger with its head.
+
+    Attributes:
+        note: An irregularity that a killed process explains; "" for none.
+        fault: A fault that it does not explain; None for none.
+    """
+
+    note: str = ""
+    fault: Fault | None = None
+
+
+class _Jump(NamedTuple):
+    """A line whose number is not that of the line before plus one.
+
+    Attributes:
+        line: Its position in the file, from 1.
+        due: The number that was due.
+        number: The number that the line has.
+    """
+
+    line: int
+    due: int
+    number: int
 
 
 class _Reading:
@@ -913,11 +961,10 @@ class _Reading:
         self.faults: list[Fault] = []
         self._noted_number = noted_number
         # The hashes that the next line may name as the previous line's.
-        self._before: tuple[str, ...] = (FIRST,)
+        self._previous_hashes: tuple[str, ...] = (FIRST,)
         self._due = 1  # the next line's number
-        # (line, the number that was due there, the number that it has)
-        self._jumps: list[tuple[int, int, int]] = []
-        self._places: dict[int, int] = {}  # number -> line
+        self._jumps: list[_Jump] = []
+        self._positions: dict[int, int] = {}  # a line's number -> its position
 
     def add(self, raw: bytes) -> None:
         """Add the next line of the file; the last one may be truncated."""
@@ -927,29 +974,20 @@ class _Reading:
         self.lines += 1
         self.size += len(raw)
         digest = own_hash(raw)
-        written = written_hash(raw)
+        carried_hash = written_hash(raw)
         table = parsed(raw)
         number = table.get("seq") if table else None
-        if table is None or digest != written or type(number) is not int:
+        if table is None or digest != carried_hash or type(number) is not int:
             self.faults.append(
                 Fault(self.lines, "altered: its hash does not match its content")
             )
             # One of the two hashes is the right one.
-            self._before = (digest, written) if digest else ()
+            self._previous_hashes = (digest, carried_hash) if digest else ()
             number = self._due
         else:
-            if number != self._due:
-                self._jumps.append((self.lines, self._due, number))
-            elif self._before and table.get("prev") not in self._before:
-                self.faults.append(
-                    Fault(
-                        self.lines,
-                        "does not follow the line before: one of the two is not the "
-                        "one that was written",
-                    )
-                )
-            self._before = (digest,)
-            self._places.setdefault(number, self.lines)
+            self._check_place(number, table.get("prev"))
+            self._previous_hashes = (digest,)
+            self._positions.setdefault(number, self.lines)
         if number == self._noted_number:
             self.noted_hash = digest
         if number > self.end:
@@ -957,23 +995,42 @@ class _Reading:
             self.hash = digest
         self._due = number + 1
 
+    def _check_place(self, number: int, previous_hash: object) -> None:
+        """Record a jump or a fault if the newest line does not follow the one before.
+
+        Args:
+            number: The line's number.
+            previous_hash: The hash that it names as the previous line's.
+        """
+        if number != self._due:
+            self._jumps.append(_Jump(self.lines, self._due, number))
+        elif self._previous_hashes and previous_hash not in self._previous_hashes:
+            self.faults.append(
+                Fault(
+                    self.lines,
+                    "does not follow the line before: one of the two is not the one "
+                    "that was written",
+                )
+            )
+
     def misplaced(self) -> Iterator[Fault]:
         """Yield the lines whose numbers are not consecutive, and why."""
         for line, due, number in self._jumps:
-            if number < due and self._places[number] != line:
-                what = (
-                    f"has number {number}, as line {self._places[number]}: one of them "
-                    "was inserted"
+            first_position = self._positions[number]
+            if number < due and first_position != line:
+                problem = (
+                    f"has number {number}, as line {first_position}: one of them was "
+                    "inserted"
                 )
-            elif number < due or due in self._places:
-                what = f"has number {number} where {due} is due: lines were moved"
+            elif number < due or due in self._positions:
+                problem = f"has number {number} where {due} is due: lines were moved"
             else:
                 missing = f"{due}" if number == due + 1 else f"{due} to {number - 1}"
-                what = (
+                problem = (
                     f"has number {number}: the line before it, number {missing}, was "
                     "removed"
                 )
-            yield Fault(line, what)
+            yield Fault(line, problem)
 
     def missing_head(self, *, is_damaged: bool) -> Fault | None:
         """Return the fault of a head file that is damaged or missing.
@@ -987,47 +1044,45 @@ class _Reading:
 
     def _compare_cut(self, head: Head) -> Fault | None:
         """Return the fault of a file that ends earlier than its head says."""
-        if self.end < head.lines and not self.remainder:
-            missing = head.lines - self.end
-            more = f"{missing} more {'was' if missing == 1 else 'were'} written"
-            return Fault(self.lines, f"is the last, but {more}: cut off")
-        if self.remainder and (self.end < head.lines or not head.next):
+        num_missing = head.lines - self.end
+        if num_missing > 0 and not self.remainder:
+            verb = "was" if num_missing == 1 else "were"
+            return Fault(
+                self.lines,
+                f"is the last, but {num_missing} more {verb} written: cut off",
+            )
+        if self.remainder and (num_missing > 0 or not head.next):
             return Fault(self.lines + 1, "is cut, but no process was writing it")
         return None
 
-    def compare_end(self, head: Head, *, has_faults: bool) -> tuple[str, Fault | None]:
+    def compare_end(self, head: Head, *, has_faults: bool) -> _EndCheck:
         """Compare the end of the file with its head.
 
         Args:
             head: The head.
             has_faults: Whether lines have faults. If so, a wrong number of bytes or
                 last hash adds nothing.
-
-        Returns:
-            A note on an irregularity that a killed process explains, or ""; and an
-            unexplained fault, or None.
         """
-        cut = self._compare_cut(head)
-        if cut is not None:
-            return "", cut
-        is_announced = head.next and (self.end, self.hash) == (
-            head.lines + 1,
-            head.next,
-        )
+        cut_fault = self._compare_cut(head)
+        if cut_fault is not None:
+            return _EndCheck(fault=cut_fault)
+        is_next = self.end == head.lines + 1 and self.hash == head.next
+        is_announced = bool(head.next) and is_next
         if is_announced and not self.remainder:
-            note = (
+            return _EndCheck(
                 "the last line was written by a process that was killed before it "
                 "finished"
             )
-            return note, None
         if self.end > head.lines:
-            what = f"goes beyond the {head.lines} lines that were written"
-            return "", Fault(self.lines, what)
-        if not has_faults and (self.hash, self.size) != (head.hash, head.bytes):
-            return "", Fault(self.lines, "is not the line that the head says is last")
+            problem = f"goes beyond the {head.lines} lines that were written"
+            return _EndCheck(fault=Fault(self.lines, problem))
+        is_last = self.hash == head.hash and self.size == head.bytes
+        if not has_faults and not is_last:
+            problem = "is not the line that the head says is last"
+            return _EndCheck(fault=Fault(self.lines, problem))
         if not self.remainder:
-            return "", None
-        return (
+            return _EndCheck()
+        return _EndCheck(
             f"{len(self.remainder)} bytes after line {self.lines} are of a line whose "
             "writing was killed; that message did not leave"
-        ), None
+        )
