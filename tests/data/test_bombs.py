@@ -260,6 +260,7 @@ def test_lists_of_shared_values_are_refused(tmp_path: Path) -> None:
         ("a.json", '{"documents": [{"text": "', "bioc"),
         ("a.json", '{"resourceType": "DocumentReference", "x":\n "', "fhir"),
         ("a.xml", "<TEXT>", "i2b2-2012"),
+        ("a.json", '{"projects": [{"x": "', "medcattrainer"),
     ],
 )
 def test_files_that_are_read_as_a_whole_are_bounded(
@@ -342,6 +343,8 @@ def test_a_check_reads_what_a_corpus_holds(tmp_path: Path, name: str) -> None:
         ("bioc", "a.xml"),
         ("label-studio", "a.json"),
         ("bigbio", "b.json"),
+        ("medcattrainer", "a.json"),
+        ("webanno-tsv", "out"),
     ],
 )
 def test_mentions_that_repeat_a_text_are_not_written(
