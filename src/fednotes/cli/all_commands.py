@@ -25,7 +25,7 @@ START, DATA, TRAIN, USE = "Start", "Data", "Train", "Use"
 DEPLOY, INSPECT = "Deploy", "Inspect"
 PANELS = (START, DATA, TRAIN, USE, DEPLOY, INSPECT)
 OTHER = "More"  # the panel of commands that name none
-_GAP = 6  # columns of a help line besides the name and the text
+_GAP = 4  # columns of a help line besides the name and the text: two before each
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

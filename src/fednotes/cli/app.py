@@ -68,7 +68,9 @@ from fednotes.cli.shared import (
     Track,
     Yes,
     can_ask,
+    choose_console,
     console,
+    print_json,
     say,
     tell,
     with_options,
@@ -165,6 +167,7 @@ def simulate(
     track: Track = None,
     device: Device = "cpu",
     yes: Yes = False,
+    json_output: Json = False,
 ) -> None:
     """Run a job on this machine: train alone, federated and pooled.
 
@@ -188,7 +191,8 @@ def simulate(
     for seed in seeds or ():
         words += ["--seeds", seed]
 
-    with RichDisplay(console, ask=can_ask(yes)) as display:
+    shown = choose_console(as_json=json_output)
+    with RichDisplay(shown, ask=can_ask(yes or json_output)) as display:
         start: Callable[..., Any] = partial(
             api.simulate,
             parsed,
@@ -201,22 +205,33 @@ def simulate(
             command=shlex.join(words),
         )
         result = start(seeds=parse_seeds(",".join(seeds))) if seeds else start()
-    if seeds:
-        _show_seeds(result, out)
+    report = _write_reports(out, result.seeds if seeds else ())
+    if json_output:
+        print_json(result.model_dump())
+    elif seeds:
+        _show_seeds(result, report)
     else:
-        _show_run(result, out)
+        _show_run(result, out, report)
 
 
-def _show_run(result: RunResult, out: Path) -> None:
-    """Write the report of a run, and print its notes and tables."""
-    from fednotes.cli.display import nothing_judged, result_tables
+def _write_reports(out: Path, seeds: Sequence[int]) -> Path:
+    """Write the report of a run, or those of its seeds and of all; return the last."""
     from fednotes.report.html import write_report
+
+    for seed in seeds:
+        write_report(out / f"seed-{seed}")
+    return write_report(out)
+
+
+def _show_run(result: RunResult, out: Path, report: Path) -> None:
+    """Print the notes and tables of a run, and the path of its report."""
+    from fednotes.cli.display import nothing_judged, result_tables
 
     tell(result.notes)
     missing = nothing_judged(result)
     if missing:
         say(f"note: {missing}")
-    say(f"report: {write_report(out)}")
+    say(f"report: {report}")
     for table in result_tables(result):  # printed late, so that they stay in view
         console.print(table)
     _show_next_step(result, out)
@@ -236,15 +251,12 @@ def _show_next_step(result: RunResult, out: Path) -> None:
         say(f"next: fednotes predict {shlex.quote(str(model))} NOTES")
 
 
-def _show_seeds(result: SeedsResult, out: Path) -> None:
-    """Write the reports of a job's seeds, and print their notes and tables."""
+def _show_seeds(result: SeedsResult, report: Path) -> None:
+    """Print the notes and tables of a job's seeds, and the path of their report."""
     from fednotes.cli.display import seeds_tables
-    from fednotes.report.html import write_report
 
     tell(result.notes)
-    for seed in result.seeds:
-        write_report(out / f"seed-{seed}")
-    say(f"report: {write_report(out)}")
+    say(f"report: {report}")
     for table in seeds_tables(result):
         console.print(table)
 
@@ -404,7 +416,7 @@ def evaluate(
     for line in evaluation.notes():
         print(f"note: {one_line(with_options(line))}", file=sys.stderr)
     if json_output:
-        console.print_json(data=evaluation.to_dict())
+        print_json(evaluation.to_dict())
     else:
         console.print(evaluation_table(evaluation.scores))
 
@@ -476,7 +488,7 @@ def calibrate(
     if plot is not None:
         result.plot(plot)
     if json_output:
-        console.print_json(data=asdict(result))
+        print_json(asdict(result))
         return
     for title, reliability in tables.items():
         console.print(reliability_table(title, reliability))
@@ -531,7 +543,7 @@ def check(
             heard=lambda number: status.update(f"{number:,} documents checked"),
         )
     if json_output:
-        console.print_json(data=checked.to_dict())
+        print_json(checked.to_dict())
     else:
         show_checked(checked)
     if checked.wrong:
@@ -585,13 +597,17 @@ def compare(
     samples: Annotated[
         int, typer.Option(min=1, help="Number of bootstrap samples.")
     ] = 10_000,
+    json_output: Json = False,
 ) -> None:
     """Compare two runs on the same test data by a paired bootstrap."""
     from fednotes.cli.display import comparison_table
     from fednotes.jobs.compare import compare as run
 
     comparison = run(a, b, condition, other_condition, metric, samples)
-    console.print(comparison_table(comparison))
+    if json_output:
+        print_json(comparison.to_dict())
+    else:
+        console.print(comparison_table(comparison))
 
 
 use_plain_help(app)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fednotes.cli.completers import complete_job
 from fednotes.cli.plain_help import with_examples
-from fednotes.cli.shared import Json, Settings, console, say
+from fednotes.cli.shared import Json, Settings, console, print_json, say
 from fednotes.core.cleaning import one_line
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def doctor(
     with Console(stderr=True).status("examining"):
         diagnosis = diagnose(target, settings or ())
     if json_output:
-        console.print_json(data=diagnosis.to_dict())
+        print_json(diagnosis.to_dict())
     else:
         _show(diagnosis)
 

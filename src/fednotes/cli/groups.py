@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -27,6 +28,7 @@ from fednotes.cli.shared import (
     Seed,
     Settings,
     console,
+    print_json,
     say,
     tell,
     with_options,
@@ -119,7 +121,7 @@ def corpus_stats(
     stats = count(corpora)
     if json_output:
         counts = {name: dict(problems.counts) for name, problems in left_out.items()}
-        console.print_json(data=stats | {"left_out": counts})
+        print_json(stats | {"left_out": counts})
         return
     for name, problems in left_out.items():
         say(f"note: left out of {name}: {problems}")
@@ -142,6 +144,7 @@ def corpus_overlap(
         bool,
         typer.Option("--strict", help="Exit with an error if a sentence is shared."),
     ] = False,
+    json_output: Json = False,
 ) -> None:
     """Count text that notes and annotated documents share.
 
@@ -167,24 +170,22 @@ def corpus_overlap(
         "shared",
     )
     table = sheet(*heads, left=2, title=title)
-    total = 0
+    rows: list[dict[str, Any]] = []
     for path in notes:
         source = read_notes(path, format or None, encoding=encoding)
         texts = (note.text for note in source)
         for other, shared in zip(documents, shared_text(texts, indexes), strict=True):
-            numbers = (
-                shared.sentences,
-                shared.shared_sentences,
-                shared.notes_with_shared,
-                shared.ngrams,
-                shared.shared_ngrams,
-            )
+            numbers = asdict(shared)
             names = (
                 Text("/".join(p.parts[-2:]), overflow="fold") for p in (path, other)
             )
-            table.add_row(*names, *(f"{n:,}" for n in numbers))
-            total += shared.shared_sentences
-    console.print(table)
+            table.add_row(*names, *(f"{n:,}" for n in numbers.values()))
+            rows.append({"notes": path, "documents": other, **numbers})
+    if json_output:
+        print_json(rows)
+    else:
+        console.print(table)
+    total = sum(row["shared_sentences"] for row in rows)
     if strict and total:
         raise FednotesError(
             f"{total:,} sentences of the notes occur in the documents: leave those "
@@ -198,12 +199,16 @@ def corpus_overlap(
 )
 def corpus_formats(
     as_page: AsPage = False,
+    json_output: Json = False,
 ) -> None:
     """List the formats, and what each keeps of a document."""
     from fednotes.cli.display import sheet
     from fednotes.data.formats import format_table
 
     rows = format_table()
+    if json_output:
+        print_json(rows)
+        return
     heads = list(max(rows, key=lambda row: len(list(row))))
     lines = [[row.get(head, "") for head in heads] for row in rows]
     if as_page:
@@ -241,6 +246,7 @@ def convert(
     ] = False,
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
+    json_output: Json = False,
 ) -> None:
     """Convert a corpus to another format; write all of it or nothing.
 
@@ -265,6 +271,12 @@ def convert(
         message = with_options(str(error))
         print(f"error: {one_line(message, None)}", file=sys.stderr)
         sys.exit(1)
+    if json_output:
+        left_out = dict(problems.counts)
+        print_json(
+            {"out": out, "documents": number, "lost": losses, "left_out": left_out}
+        )
+        return
     if problems.number:
         say(f"left out of {source}: {problems}")
     say(*(f"lost: {kind}: {count:,}" for kind, count in sorted(losses.items())))
@@ -275,10 +287,13 @@ def convert(
 @with_examples(
     "fednotes corpus list",
 )
-def corpus_list() -> None:
+def corpus_list(json_output: Json = False) -> None:
     """List the corpora of built-in jobs and where to get them."""
     from fednotes.data.formats import known_corpora
 
+    if json_output:
+        print_json(known_corpora())
+        return
     for name, item in known_corpora().items():
         console.print(f"[bold]{name}[/bold]  {item['what']}", highlight=False)
         console.print(f"    {item['size']}; {item['licence']}", highlight=False)
@@ -329,10 +344,18 @@ def job_keys(
         str, typer.Argument(help="Show one table only, such as sites, training or top.")
     ] = "",
     as_page: AsPage = False,
+    json_output: Json = False,
 ) -> None:
     """List every key of a job file with its default and meaning."""
-    from fednotes.jobs.reference_text import format_page, format_tables
+    from fednotes.jobs.reference_text import (
+        describe_tables,
+        format_page,
+        format_tables,
+    )
 
+    if json_output:
+        print_json(describe_tables(table))
+        return
     text = format_page() if as_page else format_tables(table)
     say(*text.splitlines())
 
@@ -358,7 +381,7 @@ def job_show(
 
     shown = show_job(job, settings or ())
     if json_output:
-        console.print_json(data=shown.to_dict())
+        print_json(shown.to_dict())
     else:
         say(*shown.to_toml(changed=changed).splitlines())
 
@@ -371,7 +394,7 @@ def job_schema() -> None:
     """Print the JSON schema of a job file, for editors."""
     from fednotes.jobs.schema import make_schema
 
-    console.print_json(data=make_schema())
+    print_json(make_schema())
 
 
 @cache.command("clear")

@@ -20,6 +20,7 @@ from fednotes.cli.shared import (
     OnErrorOption,
     can_ask,
     console,
+    print_json,
     say,
 )
 from fednotes.core.cleaning import NAME, one_line
@@ -117,7 +118,7 @@ def init(
         out, overwrite = _ask_file(out, overwrite=overwrite)
     first_job = make_first_job(facts, choices, out, overwrite=overwrite)
     if json_output:
-        console.print_json(data=first_job.to_dict())
+        print_json(first_job.to_dict())
     else:
         _show(first_job)
 

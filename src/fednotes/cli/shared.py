@@ -6,13 +6,14 @@ nothing large.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -135,10 +136,47 @@ SKIP_REMEDY = (
 # ---- output --------------------------------------------------------------------------
 
 
-def say(*lines: str) -> None:
-    """Print lines without colours, markup, wrapping or control characters."""
+def say(*lines: str, to: Console | None = None) -> None:
+    """Print lines without colours, markup, wrapping or control characters.
+
+    Args:
+        lines: The lines.
+        to: Where to print; None prints to stdout.
+    """
+    shown = to or console
     for line in lines:
-        console.print(clean(line, None), highlight=False, markup=False, soft_wrap=True)
+        shown.print(clean(line, None), highlight=False, markup=False, soft_wrap=True)
+
+
+def choose_console(*, as_json: bool) -> Console:
+    """Return where a command prints what it does while it works.
+
+    This is stderr if the result is a JSON document, because stdout then holds nothing
+    else.
+    """
+    return Console(stderr=True) if as_json else console
+
+
+def print_json(value: Any) -> None:
+    """Print the result of a command as one JSON document.
+
+    Numbers that are not finite become null. Other characters than those of ASCII are
+    escaped, so that no text of another party can control the terminal.
+    """
+    console.print_json(
+        data=_replace_infinite(value), ensure_ascii=True, allow_nan=False, default=str
+    )
+
+
+def _replace_infinite(value: Any) -> Any:
+    """Return a value whose numbers are finite or None."""
+    if isinstance(value, Mapping):
+        return {str(key): _replace_infinite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_replace_infinite(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def tell(notes: Iterable[str]) -> None:

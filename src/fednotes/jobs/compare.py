@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fednotes.core.errors import ConfigError, DataError, ParameterError, nearest
 from fednotes.core.settings import path_of
@@ -62,6 +62,38 @@ class Comparison(NamedTuple):
         """Return the sign of the difference at a site; 0 if none is shown."""
         test = self.tests[site]
         return shown_sign(test.low, test.high, test.p_value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as JSON, such as `fednotes compare --json` prints."""
+        return {
+            "kind": self.kind,
+            "condition": self.condition,
+            "against": self.against,
+            "runs": list(self.runs),
+            "samples": self.samples,
+            "sites": {site: self._describe_site(site) for site in self.tests},
+            "remarks": self.remarks(),
+        }
+
+    def _describe_site(self, site: str) -> dict[str, Any]:
+        """Return the tests and scores of a site as JSON."""
+        test = self.tests[site]
+        described: dict[str, Any] = {
+            "a": test.f1_a,
+            "b": test.f1_b,
+            "difference": test.difference,
+            "low": test.low,
+            "high": test.high,
+            "p_value": test.p_value,
+        }
+        gap = self.gaps.get(site)
+        if gap is not None:
+            described["gap_closed"] = gap.closed
+        if site in self.scores:
+            described["scores"] = [dict(each) for each in self.scores[site]]
+        if site in self.one_to_one:
+            described["one_to_one"] = list(self.one_to_one[site])
+        return described
 
     def remarks(self) -> list[str]:
         """Return what a reader of the tests should know, in sentences without a dot."""

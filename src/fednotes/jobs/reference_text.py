@@ -55,6 +55,41 @@ def format_tables(name: str = "") -> str:
     Raises:
         ConfigError: No table of a job has this name.
     """
+    return "\n".join(map(_format_table, _find_tables(name)))
+
+
+def describe_tables(name: str = "") -> list[dict[str, Any]]:
+    """Return the keys of every table as JSON, or of the tables with one name.
+
+    A key that a job must set has no default.
+
+    Args:
+        name: As in `format_tables`.
+
+    Raises:
+        ConfigError: No table of a job has this name.
+    """
+    return [
+        {
+            "table": table.name,
+            "heading": table.heading,
+            "about": table.about,
+            "keys": [_describe_key(key) for key in table.keys],
+        }
+        for table in _find_tables(name)
+    ]
+
+
+def _describe_key(key: Key) -> dict[str, Any]:
+    """Return a key as JSON."""
+    described = {"name": key.name, "type": key.type, "meaning": key.meaning}
+    if key.default is MISSING:
+        return described
+    return described | {"default": key.default, "elsewhere": dict(key.elsewhere)}
+
+
+def _find_tables(name: str) -> list[Table]:
+    """Return the tables with a name; all for ""; see `format_tables`."""
     tables = list_tables()
     chosen = [table for table in tables if name in ("", table.name)]
     if not chosen:
@@ -62,7 +97,7 @@ def format_tables(name: str = "") -> str:
         raise ConfigError(
             f"no table of a job is called {name!r}; {nearest(name, known)}"
         )
-    return "\n".join(map(_format_table, chosen))
+    return chosen
 
 
 def _format_table(table: Table) -> str:

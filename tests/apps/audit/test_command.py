@@ -70,6 +70,19 @@ def test_the_command_writes_an_audit_and_its_page(
     assert not [word for word in texts if word in published]
 
 
+def test_the_command_prints_the_audit_as_json(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(
+        "fednotes.apps.audit.run.all_attacks", lambda: [*counts.ATTACKS]
+    )
+    out = tmp_path / "audit"
+    run(monkeypatch, "audit", str(job_file), "--out", str(out), "--json")
+    saved_audit = read_audit(out)
+    assert saved_audit is not None
+    assert json.loads(capsys.readouterr().out) == saved_audit.model_dump(mode="json")
+
+
 def test_the_command_names_what_is_missing(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

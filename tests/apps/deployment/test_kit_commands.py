@@ -23,10 +23,13 @@ from kits import run_command
 from nvflare.fuel.utils.config_service import ConfigService
 from places import opened
 
+from fednotes.apps.deployment import preflight as kit_preflight
 from fednotes.apps.deployment import status as kit_status
+from fednotes.apps.deployment.commands import deploy
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.kit import COMM_FILE, INSIDE
 from fednotes.apps.deployment.nvflare.processes import CONTACT_FILE
+from fednotes.apps.deployment.preflight import Check
 from fednotes.apps.deployment.site_file import SITE_FILE, read_site_file
 from fednotes.core.errors import FednotesError
 from fednotes.core.store import write_json
@@ -206,6 +209,60 @@ def test_a_wrong_file_is_refused_before_it_is_taken_over(
     assert not started
     assert start(good) == "error: begun"
     assert started == [kit]
+
+
+def test_a_kit_s_state_is_printed_as_json(
+    kits: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit, first = kits["h1"], site_file(tmp_path, "[policy]\nmin_sites = 3\n")
+    assert json.loads(run_command("site", "rules", kit, "--site-file", first, "--json"))
+    rules = json.loads(run_command("site", "rules", kit, "--json"))
+    assert rules["policy"] == {"min_sites": 3}
+
+    state = json.loads(run_command("site", "status", kit, "--json"))
+    assert (state["name"], state["is_running"], state["process"]) == ("h1", False, None)
+    assert not state["is_connected"]
+    assert state["waiting_job"] is None
+    assert state["decisions"] == state["runs"] == []
+    assert (state["warnings"], state["problem"]) == ([], "")
+
+    state = json.loads(run_command("server", "status", kits["server"], "--json"))
+    assert not state["is_running"]
+    assert not state["answers"]
+    runs(monkeypatch)
+    monkeypatch.setattr(kit_status, "ask_server", refuse_to_answer)
+    state = json.loads(run_command("server", "status", kits["server"], "--json"))
+    assert state["is_running"]
+    assert state["problem"] == "the server does not answer: closed"
+    network = kit_status.Network(("h1",), ("run a: waits",), is_busy=True)
+    monkeypatch.setattr(kit_status, "ask_server", lambda kit: network)
+    state = json.loads(run_command("server", "status", kits["server"], "--json"))
+    assert (state["sites"], state["runs"]) == (["h1"], ["run a: waits"])
+    assert state["answers"]
+    assert state["is_busy"]
+
+
+def test_the_checks_of_a_kit_are_printed_as_json(
+    kits: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    checks = [Check("kit", True, "sound"), Check("server", None, "look at it")]
+    monkeypatch.setattr(kit_preflight, "preflight", lambda kit: checks)
+    printed = json.loads(run_command("preflight", kits["admin"], "--json"))
+    assert printed == [
+        {"subject": "kit", "ok": True, "message": "sound"},
+        {"subject": "server", "ok": None, "message": "look at it"},
+    ]
+    checks.append(Check("port", False, "closed: open it"))
+    with pytest.raises(FednotesError, match="1 of the checks above failed"):
+        deploy.preflight(kits["admin"], json_output=True)
+    assert json.loads(capsys.readouterr().out)[-1]["ok"] is False
+
+
+def refuse_to_answer(kit: Path) -> kit_status.Network:
+    """Stand for a server that does not answer."""
+    raise FednotesError("closed")
 
 
 def test_a_running_site_s_rules_change_by_a_command_of_their_own(

@@ -88,8 +88,11 @@ def test_the_last_lines_are_shown_and_all_of_them_as_json(kit: Path) -> None:
         replace(MESSAGE, run="run-2", round=7, refusal=True, bytes=12_345)
     )
     lines = [json.loads(line) for line in site_ledger.path.read_text().splitlines()]
-    raw = run_ledger("show", str(kit), "--tail", "0", "--json").splitlines()
-    assert [json.loads(line) for line in raw] == lines
+    raw = run_ledger("show", str(kit), "--tail", "0", "--json")
+    assert json.loads(raw) == lines
+    verified = json.loads(run_ledger("verify", str(kit), "--json"))
+    end = ledger_of(kit).head().hash
+    assert verified == {"lines": 4, "hash": end, "notes": []}
     output = run_ledger("show", str(kit), "--tail", "2")
     assert output.index("run run-1") < output.index("run run-2")
     assert "12,345" in output

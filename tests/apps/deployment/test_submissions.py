@@ -353,6 +353,28 @@ def test_a_run_is_known_to_be_handed_in_once_the_server_has_it(tmp_path: Path) -
         follower.follow(Script(([job("other", "x", "RUNNING")], [])))  # type: ignore[arg-type]
 
 
+def test_a_run_prints_its_summary_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = RunResult(method="distill", metrics={"valid_f1": 0.5})
+
+    def follow(follower: Follower, connect: object) -> RunResult:
+        follower.say("a line about the run")
+        return result
+
+    module = "fednotes.apps.deployment.runs"
+    with (
+        mock.patch(f"{module}.follow_with_reconnects", follow),
+        mock.patch(f"{module}.open_admin_kit", lambda kit: mock.Mock(path=kit)),
+        mock.patch("fednotes.report.html.write_report"),
+        mock.patch("fednotes.jobs.card.write_cards"),
+    ):
+        deploy._watch(RUN, tmp_path, json_output=True)
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == result.model_dump()
+    assert "a line about the run" in printed.err
+
+
 @pytest.mark.parametrize(
     ("method", "hint"),
     [
@@ -365,8 +387,8 @@ def test_what_a_model_is_good_for(
 ) -> None:
     """One that was trained on words finds no entities yet."""
     (tmp_path / "model").mkdir()
-    with mock.patch("fednotes.report.html.write_report"):
-        deploy._say_results(tmp_path, "job-1", RunResult(method=method))
+    report = tmp_path / "report.html"
+    deploy._say_results(tmp_path, "job-1", RunResult(method=method), report)
     output = capsys.readouterr().out
     assert hint.format(out=tmp_path) in output
     assert ("predict" in output) == (method == "distill")

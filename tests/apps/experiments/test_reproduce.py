@@ -605,6 +605,20 @@ def test_the_command_says_once_that_it_plans(
     assert lines[1] == "3 runs: 0 done, 0 started, 3 to start"
 
 
+def test_the_command_prints_its_table_as_json(tiny: Any) -> None:
+    tiny.write(GRID)
+    tiny.summary = of_sites
+    options = ["--out", str(tiny.place / "out"), "--workers", "1", "--seeds", "1"]
+    result = CliRunner().invoke(app, ["reproduce", tiny.name, *options, "--json"])
+    assert result.exit_code == 0, result.output
+    (saved,) = (tiny.place / "out").glob("*/results.json")
+    assert json.loads(result.stdout) == json.loads(saved.read_text())
+    assert "fedner-tiny: planning the runs" in result.stderr
+
+    result = CliRunner().invoke(app, ["reproduce", "--json"])
+    assert tiny.name in json.loads(result.stdout)
+
+
 def test_the_command_names_options_in_place_of_parameters(tiny: Any) -> None:
     tiny.write(GRID)
     tiny.summary = of_sites

@@ -12,7 +12,14 @@ import typer
 from fednotes.cli.all_commands import TRAIN, in_panel
 from fednotes.cli.completers import complete_job
 from fednotes.cli.plain_help import with_examples
-from fednotes.cli.shared import Settings, console, say
+from fednotes.cli.shared import (
+    Json,
+    Settings,
+    choose_console,
+    console,
+    print_json,
+    say,
+)
 
 
 @in_panel(TRAIN)
@@ -48,6 +55,7 @@ def audit(
             show_default=False,
         ),
     ] = 0,
+    json_output: Json = False,
 ) -> None:
     """Estimate locally what an attacker could recover from a job.
 
@@ -64,10 +72,15 @@ def audit(
         target, tuple(settings or ()), site, site_file, total, out
     )
     command = shlex.join(["fednotes", *sys.argv[1:]])
-    with hold_folder(folder), console.status("") as shown:
+    output = choose_console(as_json=json_output)
+    with hold_folder(folder), output.status("") as shown:
         audit_result = run_audit(
             job, site, fingerprint=key, command=command, progress=shown.update
         )
         write_json(folder / AUDIT, audit_result.model_dump())
+    report = write_report(folder)
+    if json_output:
+        print_json(audit_result.model_dump())
+        return
     console.print(audit_table(audit_result))
-    say(f"audit: {folder / AUDIT}", f"report: {write_report(folder)}")
+    say(f"audit: {folder / AUDIT}", f"report: {report}")

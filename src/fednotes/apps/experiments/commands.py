@@ -17,12 +17,15 @@ from fednotes.cli.shared import (
     SEEDS,
     SEEDS_HELP,
     Device,
+    Json,
     Notes,
     Seed,
     Settings,
     Yes,
     can_ask,
+    choose_console,
     console,
+    print_json,
     say,
     with_options,
 )
@@ -79,6 +82,7 @@ def reproduce(
     ] = 2,
     device: Device = "cpu",
     yes: Yes = False,
+    json_output: Json = False,
 ) -> None:
     """Reproduce a paper's table or figure; run it again to resume."""
     from rich.markdown import Markdown
@@ -91,11 +95,15 @@ def reproduce(
     from fednotes.cli.display import runs_bar
     from fednotes.jobs.seeds import parse_seeds
 
+    if not name and json_output:
+        print_json(list_experiments())
+        return
     if not name:
         console.print(_experiments_table(list_experiments()))
         return
     out = out or Path("runs") / "reproduce"
-    with runs_bar(console, name) as bar, resumable("the same command"):
+    output = choose_console(as_json=json_output)
+    with runs_bar(output, name) as bar, resumable("the same command"):
         table = run(
             name,
             out,
@@ -107,13 +115,17 @@ def reproduce(
             device=device,
             on_plan=bar.show_planning,
             on_run=bar,
-            say=lambda line: say(with_options(line)),
-            confirm=bar.confirm if can_ask(yes) else None,
+            say=lambda line: say(with_options(line), to=output),
+            confirm=bar.confirm if can_ask(yes or json_output) else None,
         )
-    console.print(Markdown(results_page(table)))
     folder = out / table["name"]
     places = [str(folder / "results.md")]
-    if plot_results(table, folder / "figure.png"):
+    has_plot = plot_results(table, folder / "figure.png")
+    if json_output:
+        print_json(table)
+        return
+    console.print(Markdown(results_page(table)))
+    if has_plot:
         places.append(str(folder / "figure.png"))
     # A comparison of attention heads has its own plot.
     if (folder / ENTROPY_PLOT).exists():
@@ -156,6 +168,7 @@ def attention(
     ] = 200,
     length: Annotated[int, typer.Option(min=3, help="Tokens per passage.")] = 128,
     seed: Seed = 1,
+    json_output: Json = False,
 ) -> None:
     """Write tables comparing the attention heads of several encoders."""
     from rich.markdown import Markdown
@@ -163,7 +176,7 @@ def attention(
     from fednotes.apps.experiments.attention import attention_page, run_attention
     from fednotes.cli.display import runs_bar
 
-    with runs_bar(console, "attention") as bar:
+    with runs_bar(choose_console(as_json=json_output), "attention") as bar:
         facts = run_attention(
             model,
             notes,
@@ -174,5 +187,8 @@ def attention(
             categories=category or (),
             progress=bar,
         )
+    if json_output:
+        print_json(facts)
+        return
     console.print(Markdown(attention_page(facts)))
     say(f"results: {out / 'attention.md'}")

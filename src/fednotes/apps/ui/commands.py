@@ -47,7 +47,7 @@ def ui(
     backbone: Backbone = None,
     labels: Labels = None,
 ) -> None:
-    """Show runs, a model's errors, or a site's ledger and approvals in the browser."""
+    """Show runs, a model's errors, or a site's ledger and approvals."""
     from fednotes.apps.ui.pages import open_ui
 
     open_ui(

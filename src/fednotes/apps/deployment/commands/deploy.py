@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,11 +21,22 @@ from fednotes.apps.deployment.commands.server import Kit
 from fednotes.cli.all_commands import DEPLOY, in_panel
 from fednotes.cli.completers import complete_job
 from fednotes.cli.plain_help import with_examples
-from fednotes.cli.shared import Protect, Settings, Track, console, say
+from fednotes.cli.shared import (
+    Json,
+    Protect,
+    Settings,
+    Track,
+    choose_console,
+    console,
+    print_json,
+    say,
+)
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fednotes.apps.deployment.nvflare.authority import AskPassphrase, ProjectConfig
     from fednotes.apps.deployment.nvflare.processes import Status
     from fednotes.apps.deployment.preflight import Check
@@ -243,20 +254,25 @@ def _passphrase_reader(path: Path | None) -> AskPassphrase:
 @with_examples(
     "fednotes preflight kits/sites/mercy",
 )
-def preflight(kit: Kit) -> None:
+def preflight(kit: Kit, json_output: Json = False) -> None:
     """Check whether a kit can run; show a remedy for each problem."""
     from fednotes.apps.deployment.nvflare.kit import read_kit
     from fednotes.apps.deployment.nvflare.processes import status
     from fednotes.apps.deployment.preflight import preflight as check_kit
 
     checks = check_kit(kit)
-    _show_checks(checks)
+    if json_output:
+        print_json([asdict(check) for check in checks])
+    else:
+        _show_checks(checks)
     num_failures = sum(check.ok is False for check in checks)
     if num_failures:
         raise FednotesError(
             f"{kit}: {num_failures} of the checks above failed: fix what they name "
             "first"
         )
+    if json_output:
+        return
 
     role = read_kit(kit).role
     process = status(kit)
@@ -339,6 +355,7 @@ def run(
     abort: Annotated[
         bool, typer.Option("--abort", help="Abort the run in OUT permanently.")
     ] = False,
+    json_output: Json = False,
 ) -> None:
     """Run a job at the sites of a network, and fetch its results."""
     from fednotes.core.stopping import end_at_once
@@ -356,14 +373,23 @@ def run(
                 "stopped; the run may continue; to abort it: fednotes run "
                 f"--abort --out {out}"
             )
-            _abort(out, on)
+            _abort(out, on, json_output=json_output)
         elif attach:
             farewell.line = _attach_hint(out)
-            _watch(_read_run(out, on), out, track=track)
+            _watch(_read_run(out, on), out, track=track, json_output=json_output)
         else:
             require_trackers(track or ())
-            submitted = _submit(job, on, out, settings=settings, farewell=farewell)
-            _watch(submitted, out, just_submitted=True, track=track)
+            output = choose_console(as_json=json_output)
+            submitted = _submit(
+                job, on, out, settings=settings, farewell=farewell, output=output
+            )
+            _watch(
+                submitted,
+                out,
+                just_submitted=True,
+                track=track,
+                json_output=json_output,
+            )
 
 
 def _attach_hint(out: Path) -> str:
@@ -393,6 +419,7 @@ def _submit(
     *,
     settings: list[str] | None,
     farewell: Interrupt,
+    output: Console,
 ) -> Run:
     """Submit a job as a new run.
 
@@ -404,6 +431,7 @@ def _submit(
         out: The folder to create for the run.
         settings: Assignments such as "seed=2".
         farewell: What to print and to undo if a person stops the command.
+        output: Where to print.
     """
     from fednotes.apps.deployment.runs import (
         claim_folder,
@@ -422,7 +450,7 @@ def _submit(
         parsed_job, declaration, kit.path, out=out, when=time.time()
     )
     for warning in parsed_job.module.list_warnings(parsed_job.config):
-        say(f"warning: {warning}")
+        say(f"warning: {warning}", to=output)
     from fednotes.apps.deployment.nvflare.server import connect
 
     claim_folder(run, declaration, out)
@@ -443,7 +471,7 @@ def _submit(
             release_folder(out)
         raise
     farewell.line = _attach_hint(out)
-    say(f"submitted as run {run.name}, job {run.fingerprint[:12]}")
+    say(f"submitted as run {run.name}, job {run.fingerprint[:12]}", to=output)
     return run
 
 
@@ -453,6 +481,7 @@ def _watch(
     *,
     just_submitted: bool = False,
     track: list[str] | None = None,
+    json_output: bool = False,
 ) -> None:
     """Follow a run until it ends, reconnecting if necessary, and print its results."""
     from fednotes.apps.deployment.nvflare.server import connect
@@ -462,28 +491,36 @@ def _watch(
         open_admin_kit,
     )
     from fednotes.cli.display import RichDisplay
+    from fednotes.jobs.card import write_cards
     from fednotes.jobs.progress import reported
     from fednotes.jobs.tracking import with_trackers
+    from fednotes.report.html import write_report
 
     kit = open_admin_kit(run.kit)
-    with RichDisplay(console) as display:
+    output = choose_console(as_json=json_output)
+    with RichDisplay(output) as display:
         listener = with_trackers(display, track or ())
         follower = Follower(
             replace(run, kit=kit.path),
             out,
             display=listener,
-            say=say,
+            say=partial(say, to=output),
             just_submitted=just_submitted,
         )
         with reported(listener, out):
             result = follow_with_reconnects(
                 follower, partial(connect, kit.path, kit.person)
             )
-    _say_results(out, run.name, result)
+    write_cards(out)
+    report = write_report(out)
+    if json_output:
+        print_json(result.model_dump())
+    else:
+        _say_results(out, run.name, result, report)
     listener.finish(out)
 
 
-def _abort(out: Path, on: Path | None) -> None:
+def _abort(out: Path, on: Path | None, *, json_output: bool) -> None:
     """Abort the run of a folder; see `_read_run`."""
     from fednotes.apps.deployment.nvflare.server import connect
     from fednotes.apps.deployment.runs import abort_run, open_admin_kit
@@ -492,6 +529,9 @@ def _abort(out: Path, on: Path | None) -> None:
     kit = open_admin_kit(run.kit)
     with connect(kit.path, kit.person) as session:
         abort_run(session, run, out)
+    if json_output:
+        print_json({"run": run.name, "aborted": True})
+        return
     say(f"run {run.name} was aborted; the server does not resubmit it")
     say(
         f"each site keeps its files of this run: KIT/state/{run.name}, its ledger and "
@@ -500,11 +540,8 @@ def _abort(out: Path, on: Path | None) -> None:
     say("next: waiting runs start by themselves; a new job needs another --out")
 
 
-def _say_results(out: Path, name: str, result: RunResult) -> None:
-    """Write the report and model cards of a finished run, and print their paths."""
-    from fednotes.jobs.card import write_cards
-    from fednotes.report.html import write_report
-
+def _say_results(out: Path, name: str, result: RunResult, report: Path) -> None:
+    """Print the scores of a finished run, where its files are, and what to do next."""
     f1 = result.metrics.get("valid_f1")
     score = ""
     if f1 is not None:
@@ -515,8 +552,7 @@ def _say_results(out: Path, name: str, result: RunResult) -> None:
     for site, scores in result.sites.items():
         if scores:
             say(f"{site} shares its scores: {json.dumps(scores['federated'])[:200]}")
-    write_cards(out)
-    say(f"report: {write_report(out)}")
+    say(f"report: {report}")
     say(f"each site has its model and its own scores in KIT/results/{name}")
 
     model = out / "model"

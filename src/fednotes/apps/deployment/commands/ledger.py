@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +13,7 @@ from rich.text import Text
 from fednotes.apps.deployment.commands.server import Kit
 from fednotes.cli.all_commands import INSPECT
 from fednotes.cli.plain_help import with_examples
-from fednotes.cli.shared import Json, console, say
+from fednotes.cli.shared import Json, console, print_json, say
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import FednotesError
 
@@ -47,6 +46,7 @@ def ledger_verify(
             "ledger.",
         ),
     ] = None,
+    json_output: Json = False,
 ) -> None:
     """Verify that no line of the ledger was altered, removed or moved."""
     from fednotes.apps.deployment.rules.ledger import noted_end, verify
@@ -56,6 +56,10 @@ def ledger_verify(
     if not report.ok:
         faults = str(report).replace("\n", "; ")
         raise FednotesError(f"{faults}; keep both files as evidence")
+    if json_output:
+        digest = None if report.head is None else report.head.hash
+        print_json({"lines": report.lines, "hash": digest, "notes": report.notes})
+        return
     say(*str(report).splitlines())
     if noted is not None:
         say("the ledger contains the hash that was noted")
@@ -95,8 +99,7 @@ def ledger_show(
     all_lines = list(show(_ledger_path(kit), run=run, first=first, last=last))
     lines = all_lines[-tail:] if tail else all_lines
     if json_output:
-        for line in lines:
-            print(json.dumps(line))
+        print_json(lines)
         return
     for name in dict.fromkeys(line["run"] for line in lines):
         console.print(_table(name, [line for line in lines if line["run"] == name]))

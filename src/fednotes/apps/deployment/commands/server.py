@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fednotes.cli.all_commands import DEPLOY
 from fednotes.cli.plain_help import OldName, with_examples
-from fednotes.cli.shared import say
+from fednotes.cli.shared import Json, print_json, say
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 
 if TYPE_CHECKING:
@@ -239,10 +239,13 @@ def server_stop(kit: Kit, kill: Kill = False) -> None:
 @with_examples(
     "fednotes server status kits/server",
 )
-def server_status(kit: Kit) -> None:
+def server_status(kit: Kit, json_output: Json = False) -> None:
     """Show whether the server answers, its connected sites and its runs."""
     from fednotes.apps.deployment.status import ask_server, describe_saved_runs
 
+    if json_output:
+        print_json(_describe_server(kit))
+        return
     process = report_process(kit, "server")
     if not process.is_running:
         say(*describe_saved_runs(kit))
@@ -259,6 +262,59 @@ def server_status(kit: Kit) -> None:
         )
         return
     _say_network(kit, network)
+
+
+def describe_process(kit: Path, role: str) -> dict[str, Any]:
+    """Return as JSON whether a kit's process runs, and what its kit warns of.
+
+    Raises:
+        ConfigError: The kit has another role.
+    """
+    from fednotes.apps.deployment.nvflare import processes
+    from fednotes.apps.deployment.nvflare.certificates import check_kit
+
+    require_role(kit, role)
+    process = processes.status(kit)
+    described: dict[str, Any] = {
+        "name": process.name,
+        "is_running": process.is_running,
+        "process": process.pid,
+        "log": process.log,
+        "warnings": [],
+        "problem": "",
+    }
+    try:
+        described["warnings"] = list(check_kit(kit))
+    except FednotesError as error:
+        described["problem"] = f"this kit no longer works: {error}"
+    return described
+
+
+def _describe_server(kit: Path) -> dict[str, Any]:
+    """Return as JSON what `server status` shows."""
+    from fednotes.apps.deployment.status import (
+        ask_server,
+        describe_refused_copies,
+        describe_saved_runs,
+    )
+
+    described = describe_process(kit, "server")
+    network = None
+    if described["is_running"]:
+        try:
+            network = ask_server(kit)
+        except FednotesError as error:
+            described["problem"] = f"the server does not answer: {error}"
+    if network is None:
+        runs = {"answers": False, "sites": [], "runs": describe_saved_runs(kit)}
+        return described | runs
+    return described | {
+        "answers": True,
+        "sites": network.sites,
+        "runs": network.lines,
+        "is_busy": network.is_busy,
+        "refused_copies": describe_refused_copies(kit),
+    }
 
 
 def _say_network(kit: Path, network: Network) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from fednotes.apps.deployment.commands.server import (
     START_SECONDS,
     Kill,
     Kit,
+    describe_process,
     report_process,
     require_ready,
     require_role,
@@ -23,7 +25,7 @@ from fednotes.apps.deployment.commands.server import (
 )
 from fednotes.cli.all_commands import DEPLOY
 from fednotes.cli.plain_help import OldName, with_examples
-from fednotes.cli.shared import Yes, console, say
+from fednotes.cli.shared import Json, Yes, console, print_json, say
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.core.tables import table_differences
@@ -146,6 +148,7 @@ def _say_contact(kit: Path, process: Status) -> None:
 def site_rules(
     kit: Kit,
     file: SiteFileOption = None,
+    json_output: Json = False,
 ) -> None:
     """Show or replace a site's rules, even while it is running.
 
@@ -160,6 +163,9 @@ def site_rules(
     from fednotes.core.settings import read_toml
 
     require_role(kit, "site")
+    if file is None and json_output:
+        print_json(read_toml(read_kit_site_file(kit).path))
+        return
     if file is None:
         say(*read_kit_site_file(kit).path.read_text(encoding="utf-8").splitlines())
         say(f"next: to replace the rules: fednotes site rules {kit} --site-file FILE")
@@ -170,6 +176,9 @@ def site_rules(
     old_rules = read_toml(path) if path.exists() else {}
     install(file, kit)
     changes = table_differences(old_rules, read_toml(path))
+    if json_output:
+        print_json({"changes": changes})
+        return
     say(*(f"  {line}" for line in changes))
     if not changes:
         say("nothing has changed")
@@ -196,8 +205,82 @@ def site_stop(kit: Kit, kill: Kill = False) -> None:
 @with_examples(
     "fednotes site status kits/sites/mercy",
 )
-def site_status(kit: Kit) -> None:
+def site_status(kit: Kit, json_output: Json = False) -> None:
     """Show the site's state, runs, waiting approvals and scores."""
+    if json_output:
+        print_json(_describe_site(kit))
+    else:
+        _say_status(kit)
+
+
+def _describe_site(kit: Path) -> dict[str, Any]:
+    """Return as JSON what `site status` shows."""
+    from fednotes.apps.deployment.approval_requests import read_quorum
+    from fednotes.apps.deployment.nvflare import processes
+    from fednotes.apps.deployment.rules.guard import (
+        job_name,
+        open_approvals,
+        read_pending_job,
+    )
+    from fednotes.apps.deployment.rules.ledger import ledger_of
+    from fednotes.apps.deployment.status import (
+        describe_connection,
+        describe_served_runs,
+        find_last_problem,
+    )
+
+    described = describe_process(kit, "site")
+    process = processes.status(kit)
+    connection = describe_connection(kit, process)
+    problem = find_last_problem(process.log)
+    last_problem = None
+    if problem is not None:
+        last_problem = {"when": problem.when.isoformat(), "text": problem.text}
+    waiting = read_pending_job(kit)
+    waiting_job = None
+    if waiting:
+        standing = open_approvals(kit, read_quorum(kit)).standing(waiting["table"])
+        waiting_job = {
+            "job": job_name(waiting["table"]),
+            "fingerprint": waiting["fingerprint"],
+            "approved_by": sorted(standing.people),
+        }
+    return described | {
+        "is_connected": connection.is_up,
+        "connection": connection.text,
+        "messages": ledger_of(kit).head().lines,
+        "runs": describe_served_runs(kit, process),
+        "decisions": [
+            {
+                "job": job_name(decision.table),
+                "fingerprint": decision.fingerprint,
+                "decision": decision.decision,
+                "by": decision.by,
+                "person": decision.person,
+                "when": decision.when,
+            }
+            for decision in open_approvals(kit).decisions()
+        ],
+        "scores": _read_scores(kit),
+        "last_problem": last_problem,
+        "waiting_job": waiting_job,
+    }
+
+
+def _read_scores(kit: Path) -> dict[str, Any]:
+    """Return the scores of each run that has any, by its name."""
+    from fednotes.apps.deployment.site import RESULTS
+    from fednotes.core.parsing import read_json
+
+    scores = {}
+    for path in sorted((kit / RESULTS).glob("*/scores.json")):
+        with suppress(OSError, ValueError):  # the text shows which is not readable
+            scores[path.parent.name] = read_json(path, strict=False)
+    return scores
+
+
+def _say_status(kit: Path) -> None:
+    """Print a site's state, runs, waiting approvals and scores, and what to do next."""
     from fednotes.apps.deployment.rules.guard import read_pending_job
     from fednotes.apps.deployment.rules.ledger import ledger_of
     from fednotes.apps.deployment.status import (
