@@ -484,6 +484,23 @@ def test_omop_of_another_system(file: File, tmp_path: Path) -> None:
     assert "2020-01-02" in (tmp_path / "again/note.csv").read_text()
 
 
+def test_predictions_for_omop_keep_the_visit(file: File, tmp_path: Path) -> None:
+    """A line of `fednotes predict` becomes a row with the number of the visit."""
+    line = {"id": "1", "text": "Takes aspirin.", "patient": "7", "visit": "70"}
+    spans = [{"start": 6, "end": 13, "label": "Drug"}]
+    predictions = file(json.dumps({**line, "spans": spans}), "found.jsonl")
+    assert convert(predictions, tmp_path / "o", "omop").lost == {}
+    (row,) = csv.DictReader(io.StringIO((tmp_path / "o/note.csv").read_text()))
+    assert (row["person_id"], row["visit_occurrence_id"]) == ("7", "70")
+    (document,) = read(tmp_path / "o")
+    assert document.meta == {"visit": "70"}
+    # The column holds numbers only.
+    named = [replace(document, meta={"visit": "ward 3"})]
+    assert write(named, tmp_path / "named", "omop", allow_loss=True) == {
+        "meta visit": 1
+    }
+
+
 def test_numbers_of_omop_are_those_of_a_database(file: File, tmp_path: Path) -> None:
     """007 and 7 are one number there, and ² is none: such notes keep their ids beside a
     number."""

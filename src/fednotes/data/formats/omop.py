@@ -179,15 +179,19 @@ def _to_record(row: _Row, spans: list[Any], details: list[Any]) -> dict[str, Any
     if source.startswith(_OWN_SOURCE):
         id = source.removeprefix(_OWN_SOURCE)
         del other["note_source_value"]
+    visit = other.pop("visit_occurrence_id", None)
     if details:
         other["terms"] = details
+    meta: dict[str, Any] = {"omop": other} if other else {}
+    if visit is not None:
+        meta["visit"] = visit
     patient = row.get("person_id", "").strip()
     return {
         "id": id,
         "text": row["note_text"],
         "spans": spans,
         "patient": None if patient in ("", "0") else patient,
-        "meta": {"omop": other} if other else {},
+        "meta": meta,
     }
 
 
@@ -293,6 +297,9 @@ def _to_note(
         row["note_source_value"] = source if len(source) <= _MAX_SOURCE else ""
     if _NUMBER.fullmatch(document.patient or ""):
         row["person_id"] = str(document.patient)
+    visit = str(document.meta.get("visit", ""))
+    if _NUMBER.fullmatch(visit):
+        row["visit_occurrence_id"] = visit
     row["note_id"] = note_id
     row["note_text"] = document.text
     return row
