@@ -42,7 +42,7 @@ def linked(text: str, folder: str) -> str:
         path = (ROOT / folder / target).resolve()
         name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
         if name.startswith("docs/"):
-            page = name.removeprefix("docs/").replace(".ipynb", ".md")
+            page = name.removeprefix("docs/").replace(".ipynb", "-notebook.md")
         elif name in PAGES:
             page = PAGES[name]
         else:
@@ -77,9 +77,13 @@ def on_files(files: Any, config: Any) -> Any:
     for name, page in PAGES.items():
         text = linked((ROOT / name).read_text("utf-8"), "")
         files.append(File.generated(config, page, content=text))
-    for path in sorted((ROOT / "docs").glob("*.ipynb")):
-        text = linked(of_notebook(path.read_text("utf-8")), "docs")
-        files.append(File.generated(config, f"{path.stem}.md", content=text))
+    docs = ROOT / "docs"
+    for path in sorted(docs.rglob("*.ipynb")):
+        folder = path.parent.relative_to(ROOT).as_posix()
+        text = linked(of_notebook(path.read_text("utf-8")), folder)
+        # A notebook stands beside the page with its name.
+        page = path.relative_to(docs).with_name(f"{path.stem}-notebook.md")
+        files.append(File.generated(config, page.as_posix(), content=text))
     return files
 
 

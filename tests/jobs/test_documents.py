@@ -265,7 +265,7 @@ def test_every_page_is_in_the_menu() -> None:
     named = set(re.findall(r": (\S+\.md)$", nav, re.MULTILINE))
     docs = ROOT / "docs"
     pages = {
-        path.relative_to(docs).with_suffix(".md").as_posix()
+        path.relative_to(docs).as_posix().replace(".ipynb", "-notebook.md")
         for path in docs.rglob("*.[mi][dp]*")
     }
     outside = {"index.md", "CONTRIBUTING.md", "CHANGELOG.md", "security-policy.md"}

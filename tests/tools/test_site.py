@@ -24,6 +24,7 @@ from site_pages import asking, linked, of_notebook
             "[a](mapping.md) [b](../job.md) [c](../../README.md)",
             "[a](../how-to/mapping.md) [b](../job.md) [c](../index.md)",
         ),
+        ("docs", "[n](tutorials/laptop.ipynb)", "[n](tutorials/laptop-notebook.md)"),
         ("docs", "[code](../src/fednotes) [far](../../secret)", "code far"),
         (
             "docs",
