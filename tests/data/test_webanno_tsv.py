@@ -215,7 +215,7 @@ def test_each_layer_has_its_columns(file: File) -> None:
     assert documents[0].spans == ()
     assert problems.ignored == {
         "annotations without a label": 1,
-        "annotations of other layers": 2,
+        "annotations of other layers": 3,
     }
     with pytest.raises(
         DataError, match=r"no layer is called Nothing/x: choose one of "

@@ -104,7 +104,8 @@ class _File:
     Attributes:
         id: The id of its document.
         path: The file.
-        columns: The layer of each column; None if it cannot hold the type of mentions.
+        columns: The layer of each column, with the feature "" if it has no feature;
+            None for columns of slots, chains and relations.
         text: The text.
         sentences: The places of the sentences, in UTF-16 units.
         units: The tokens and their parts.
@@ -164,7 +165,7 @@ def _find_layer(path: Path, base: Path, files: Iterable[Path]) -> Layer:
         with suppress(DataError):  # reading it again reports the problem
             file = _parse(base, path_of_file)
             for number, layer in enumerate(file.columns):
-                if layer is None:
+                if layer is None or not layer.feature:
                     continue
                 declared.add(layer)
                 if any(unit.values[number] != _NONE for unit in file.units):
@@ -459,7 +460,7 @@ def _columns_of(line: str) -> list[Layer | None]:
     columns: list[Layer | None] = []
     for name in names:
         # Slots refer to other annotations, and the name after a slot is their type.
-        is_feature = name and not name.startswith("ROLE_") and "." not in name
+        is_feature = not name.startswith("ROLE_") and "." not in name
         columns.append(Layer(type, name) if is_feature else None)
     return columns
 
