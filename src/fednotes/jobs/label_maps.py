@@ -53,35 +53,38 @@ def find_label_maps(
     Args:
         types: Number of mentions by entity type, for each site.
     """
-    spellings = list(_map_spellings(types))
-    mapped = {(each.site, each.old) for each in spellings}
-    return (*spellings, *_map_broader(types, mapped))
+    spelling_maps = list(_map_spellings(types))
+    mapped_names = {(proposal.site, proposal.old) for proposal in spelling_maps}
+    return (*spelling_maps, *_map_broader(types, mapped_names))
 
 
 def _map_spellings(types: Mapping[str, Mapping[str, int]]) -> Iterator[LabelMap]:
     """Yield proposals for names that differ only in spelling."""
-    groups: defaultdict[str, list[_Name]] = defaultdict(list)
+    names_by_spelling: defaultdict[str, list[_Name]] = defaultdict(list)
     for site, counts in types.items():
         for label, mentions in counts.items():
-            groups["".join(_words(label))].append(_Name(site, label, mentions))
-    for key, names in groups.items():
-        labels = {name.label for name in names}
-        if not key or len(labels) < 2:
+            spelling = "".join(_words(label))
+            names_by_spelling[spelling].append(_Name(site, label, mentions))
+    for spelling, names in names_by_spelling.items():
+        has_variants = len({name.label for name in names}) > 1
+        if spelling and has_variants:
+            yield from _map_to_most_common(names)
+
+
+def _map_to_most_common(names: list[_Name]) -> Iterator[LabelMap]:
+    """Yield proposals to rename variants of a name to the most common one."""
+    common_label = _most_common(names)
+    names_per_site = Counter(name.site for name in names)
+    for name in names:
+        if name.label == common_label:
             continue
-        common_label = _most_common(names)
-        sites = Counter(name.site for name in names)
-        for name in names:
-            if name.label == common_label:
-                continue
-            is_only_one = sites[name.site] == 1
-            reason = (
-                f"differs from {common_label!r} in case, punctuation or plural only"
-            )
-            if not is_only_one:
-                reason += ", but this site has several of these names"
-            yield LabelMap(
-                name.site, name.label, common_label, reason, is_active=is_only_one
-            )
+        is_only_one = names_per_site[name.site] == 1
+        reason = f"differs from {common_label!r} in case, punctuation or plural only"
+        if not is_only_one:
+            reason += ", but this site has several of these names"
+        yield LabelMap(
+            name.site, name.label, common_label, reason, is_active=is_only_one
+        )
 
 
 def _most_common(names: list[_Name]) -> str:
@@ -105,44 +108,56 @@ def _most_common(names: list[_Name]) -> str:
 
 
 def _map_broader(
-    types: Mapping[str, Mapping[str, int]], mapped: set[tuple[str, str]]
+    types: Mapping[str, Mapping[str, int]], mapped_names: set[tuple[str, str]]
 ) -> Iterator[LabelMap]:
     """Yield proposals for names that begin or end with all words of another name.
 
     Args:
         types: As in `find_label_maps`.
-        mapped: The site and name of earlier proposals.
+        mapped_names: The site and name of earlier proposals.
     """
     for site, counts in types.items():
         labels_elsewhere: Counter[str] = Counter()
         for other_site, other_counts in types.items():
             if other_site != site:
                 labels_elsewhere.update(other_counts)
-        keys_here = {"".join(_words(label)) for label in counts}
+        spellings_here = {"".join(_words(label)) for label in counts}
+        candidates = [
+            label
+            for label in labels_elsewhere
+            if "".join(_words(label)) not in spellings_here
+        ]
         for label in counts:
-            if (site, label) in mapped or label in labels_elsewhere:
+            if (site, label) in mapped_names or label in labels_elsewhere:
                 continue
-            broader = [
+            broader_labels = [
                 candidate
-                for candidate in labels_elsewhere
+                for candidate in candidates
                 if _is_part(_words(candidate), _words(label))
-                and "".join(_words(candidate)) not in keys_here
             ]
-            if broader:
-                most_used = max(
-                    broader, key=lambda name: (labels_elsewhere[name], name)
-                )
-                reason = (
-                    f"has all words of {most_used!r} and may be narrower, so decide "
-                    "yourself"
-                )
-                yield LabelMap(site, label, most_used, reason, is_active=False)
+            if not broader_labels:
+                continue
+            most_used = max(
+                broader_labels, key=lambda name: (labels_elsewhere[name], name)
+            )
+            reason = (
+                f"has all words of {most_used!r} and may be narrower, so decide "
+                "yourself"
+            )
+            yield LabelMap(site, label, most_used, reason, is_active=False)
 
 
-def _is_part(few: tuple[str, ...], many: tuple[str, ...]) -> bool:
-    """Return whether a name begins or ends with all words of a shorter one."""
-    number = len(few)
-    return 0 < number < len(many) and few in (many[:number], many[-number:])
+def _is_part(short: tuple[str, ...], long: tuple[str, ...]) -> bool:
+    """Return whether a name begins or ends with all words of a shorter one.
+
+    Args:
+        short: The words of the shorter name.
+        long: The words of the longer name.
+    """
+    number = len(short)
+    if not 0 < number < len(long):
+        return False
+    return short in (long[:number], long[-number:])
 
 
 def _words(label: str) -> tuple[str, ...]:

@@ -95,14 +95,16 @@ def group_sentences(site: Any, unit: Unit) -> list[np.ndarray]:
             )
         return [np.array([sentence]) for sentence in range(len(document_of_sentence))]
 
-    groups = group_documents(site.id, corpus.documents, unit)
-    number_of = {
-        id(document): number
-        for number, group in enumerate(groups)
-        for document in group
-    }
-    unit_of_document = np.array([number_of[id(each)] for each in corpus.documents])
+    unit_numbers = {}
+    for number, group in enumerate(group_documents(site.id, corpus.documents, unit)):
+        for document in group:
+            unit_numbers[id(document)] = number
+    unit_of_document = np.array(
+        [unit_numbers[id(document)] for document in corpus.documents]
+    )
     unit_of_sentence = unit_of_document[document_of_sentence]
+    # The sentences of a unit become neighbours, and each unit ends where the next
+    # sentence has another number.
     order = np.argsort(unit_of_sentence, kind="stable")
     # [abadi units]
     boundaries = np.flatnonzero(np.diff(unit_of_sentence[order])) + 1

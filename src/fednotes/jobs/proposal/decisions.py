@@ -88,7 +88,7 @@ class Silos:
 
     Attributes:
         number: Number of sites.
-        by: What is never divided between them: "patient" or "document".
+        by: Unit that is never divided between them: "patient" or "document".
     """
 
     number: int
@@ -143,12 +143,15 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
     _require_method(choices.method, sites)
     _require_same_labels(sites)
 
-    encoder = choices.encoder or (MINILM if has_minilm else "none")
-    types = {site.name: site.types for site in sites}
-    label_maps = _decide_label_maps(types, choices)
-    renamed = rename_types(types, label_maps)
-    method = _choose_method(sites, renamed, encoder, choices.method)
-    if encoder == "none" and (holds == "patients" or method.value in _NEEDS_ENCODER):
+    encoder = choices.encoder
+    if not encoder:
+        encoder = MINILM if has_minilm else "none"
+    original_types = {site.name: site.types for site in sites}
+    label_maps = _decide_label_maps(original_types, choices)
+    types = rename_types(original_types, label_maps)
+    method = _choose_method(sites, types, encoder, choices.method)
+    needs_encoder = holds == "patients" or method.value in _NEEDS_ENCODER
+    if encoder == "none" and needs_encoder:
         encoder = MINILM
     return Proposal(
         facts=facts,
@@ -158,38 +161,44 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
         label_maps=label_maps,
         silos=_choose_silos(sites, choices.silos),
         conditions=_CONDITIONS.get(method.value, ALL_CONDITIONS),
-        remarks=tuple(_list_remarks(facts, sites, renamed)),
+        remarks=tuple(_list_remarks(facts, sites, types)),
     )
 
 
 def list_methods(sites: Sequence[SiteFacts]) -> tuple[str, ...]:
-    """Return the methods that can learn from what sites hold."""
-    labels = sites[0].labels
-    if labels is not None:
-        return (labels.method,)
-    return _MENTION_METHODS if sites[0].holds == "mentions" else ("pretrain",)
+    """Return the methods that can learn from the data of sites.
+
+    Args:
+        sites: Sites that all hold data of the same kind.
+    """
+    first_site, *_ = sites
+    if first_site.labels is not None:
+        return (first_site.labels.method,)
+    if first_site.holds == "mentions":
+        return _MENTION_METHODS
+    return ("pretrain",)
 
 
 def _require_method(method: str, sites: Sequence[SiteFacts]) -> None:
     """Raise ParameterError if the user chose a method for other notes."""
-    known = list_methods(sites)
-    if method and method not in known:
+    suitable_methods = list_methods(sites)
+    if method and method not in suitable_methods:
         raise ParameterError(
             f"`method` {method}: the notes have {_HOLDS_WORDS[sites[0].holds]}; "
-            f"{nearest(method, known)}"
+            f"{nearest(method, suitable_methods)}"
         )
 
 
 def _require_same_labels(sites: Sequence[SiteFacts]) -> None:
     """Raise DataError if two sites label their patients for different phenotypes."""
-    first = sites[0]
-    for site in sites[1:]:
+    first, *others = sites
+    for site in others:
         if first.labels is None or site.labels is None:
             continue
-        different = sorted(first.labels.counts.keys() ^ site.labels.counts.keys())
-        if different:
+        unshared = sorted(first.labels.counts.keys() ^ site.labels.counts.keys())
+        if unshared:
             raise DataError(
-                f"{site.labels.path}: {_names(different)} are labelled at only one of "
+                f"{site.labels.path}: {_names(unshared)} are labelled at only one of "
                 f"the sites {first.name} and {site.name}: add an empty column for each "
                 "where it is missing"
             )
@@ -221,12 +230,13 @@ def rename_types(
     new_names = {
         (each.site, each.old): each.new for each in label_maps if each.is_active
     }
-    renamed: dict[str, Counter[str]] = {}
+    new_types: dict[str, Counter[str]] = {}
     for site, counts in types.items():
-        renamed[site] = Counter()
+        new_counts: Counter[str] = Counter()
         for label, mentions in counts.items():
-            renamed[site][new_names.get((site, label), label)] += mentions
-    return renamed
+            new_counts[new_names.get((site, label), label)] += mentions
+        new_types[site] = new_counts
+    return new_types
 
 
 # ---- method and model ----------------------------------------------------------------
@@ -236,52 +246,63 @@ def _choose_method(
     sites: Sequence[SiteFacts],
     types: Mapping[str, Counter[str]],
     encoder: str,
-    chosen: str,
+    users_choice: str,
 ) -> Choice:
-    """Return the method, and why it suits the notes."""
-    if chosen:
-        return Choice(chosen, "You chose it.")
-    if sites[0].labels is not None:
+    """Return the method, and why it suits the notes.
+
+    Args:
+        sites: The sites, which all hold data of the same kind.
+        types: Number of mentions by entity type, for each site.
+        encoder: The encoder, or "none".
+        users_choice: The method that the user chose; "" for none.
+    """
+    if users_choice:
+        return Choice(users_choice, "You chose it.")
+    first_site, *_ = sites
+    if first_site.labels is not None:
         return Choice(
-            sites[0].labels.method,
+            first_site.labels.method,
             "Patients are labelled and no mention is annotated, so sites learn the "
             "labels from all notes of a patient.",
         )
-    if sites[0].holds == "notes":
+    if first_site.holds == "notes":
         return Choice(
             "pretrain",
             "The notes have no annotations, so sites can pre-train a language model on "
             "them.",
         )
-    unshared = find_unshared_types(types)
-    mentions = sum(sum(counts.values()) for counts in types.values())
-    number = sum(sum(counts[label] for label in unshared) for counts in types.values())
-    if number > _RARE * mentions:
+    unshared_types = find_unshared_types(types)
+    all_counts = sum(types.values(), Counter[str]())
+    num_unshared = sum(all_counts[label] for label in unshared_types)
+    if num_unshared > _RARE * all_counts.total():
         return Choice(
             "distill",
             "The sites annotate different entity types, and distillation trains one "
             "model for all of them.",
         )
-    same = "The sites annotate the same entity types"
+    reason = "The sites annotate the same entity types"
     if len(types) == 1:
-        same = "All notes are annotated with the same entity types"
-    elif unshared:
-        same += f", but for rare ones ({_names(unshared)})"
+        reason = "All notes are annotated with the same entity types"
+    elif unshared_types:
+        reason += f", but for rare ones ({_names(unshared_types)})"
     if encoder == "none":
         return Choice(
-            "fedner", f"{same}, and no pre-trained encoder is here: a light tagger."
+            "fedner", f"{reason}, and no pre-trained encoder is here: a light tagger."
         )
     return Choice(
         "finetune",
-        f"{same}, and fine-tuning an encoder usually finds the most mentions.",
+        f"{reason}, and fine-tuning an encoder usually finds the most mentions.",
     )
 
 
 def find_unshared_types(types: Mapping[str, Counter[str]]) -> list[str]:
-    """Return the types that some site lacks, sorted."""
-    union = {label for counts in types.values() for label in counts}
+    """Return the types that at least one site lacks, sorted."""
+    labels_by_site = [set(counts) for counts in types.values()]
+    all_labels = set().union(*labels_by_site)
     return sorted(
-        label for label in union if not all(label in each for each in types.values())
+        label
+        for label in all_labels
+        if any(label not in labels for labels in labels_by_site)
     )
 
 
@@ -319,37 +340,43 @@ def _choose_model(method: str, holds: Holds, encoder: str) -> Choice:
 # ---- simulated sites -----------------------------------------------------------------
 
 
-def _choose_silos(sites: Sequence[SiteFacts], chosen: int) -> Silos | None:
+def _choose_silos(sites: Sequence[SiteFacts], number: int) -> Silos | None:
     """Return the simulated sites of one corpus; None if there are several sites.
+
+    Args:
+        sites: The sites of the job.
+        number: The number of simulated sites that the user requests; 0 for none.
 
     Raises:
         ConfigError: The user requests too many, or already has several sites.
         DataError: There are too few notes for two sites.
     """
     if len(sites) > 1:
-        if chosen:
+        if number:
             raise ParameterError(
-                f"`silos` {chosen}: the notes are of {len(sites)} sites already: leave "
+                f"`silos` {number}: the notes are of {len(sites)} sites already: leave "
                 "it out, or name one folder alone"
             )
         return None
     (site,) = sites
     by = "document"
+    unit_name = "notes"
     if site.patients or site.labels is not None:
         by = "patient"
-    most = min((number for number in site.units.values() if number), default=0)
-    units = "patients" if by == "patient" else "notes"
-    if most < _MIN_SILOS:
+        unit_name = "patients"
+    # Each silo needs a unit in each part that the site has.
+    max_silos = min((units for units in site.units.values() if units), default=0)
+    if max_silos < _MIN_SILOS:
         raise DataError(
-            f"{site.root}: a part of the notes has fewer than two {units}, too few to "
-            "simulate several sites: give more notes, or a folder for each site"
+            f"{site.root}: a part of the notes has fewer than two {unit_name}, too few "
+            "to simulate several sites: give more notes, or a folder for each site"
         )
-    if chosen > most or chosen == 1 or chosen < 0:
+    if number > max_silos or number == 1 or number < 0:
         raise ParameterError(
-            f"`silos` {chosen}: expected 2 to {most}, because the smallest part has "
-            f"{most} {units}"
+            f"`silos` {number}: expected 2 to {max_silos}, because the smallest part "
+            f"has {max_silos} {unit_name}"
         )
-    return Silos(chosen or min(most, _MAX_SILOS), by)
+    return Silos(number or min(max_silos, _MAX_SILOS), by)
 
 
 # ---- remarks -------------------------------------------------------------------------
@@ -359,11 +386,12 @@ def _list_remarks(
     facts: Facts, sites: Sequence[SiteFacts], types: Mapping[str, Counter[str]]
 ) -> Iterator[str]:
     """Yield remarks about the notes for the user."""
-    left_out = [site.name for site in facts.sites if site not in sites]
-    if left_out:
+    other_sites = [site.name for site in facts.sites if site not in sites]
+    if other_sites:
+        missing = _MISSING[sites[0].holds]
         yield (
-            f"{_names(left_out)}: no {_MISSING[sites[0].holds]}, so this job leaves it "
-            "out; run `fednotes init` on these notes alone for a job of their own"
+            f"{_names(other_sites)}: no {missing}, so this job leaves it out; run "
+            "`fednotes init` on these notes alone for a job of their own"
         )
     if len(sites) == 2:
         yield (
@@ -371,8 +399,8 @@ def _list_remarks(
             "of two sites can compute what the other one sent"
         )
     if len(sites) > 1 and any(types.values()):
-        shared = set.intersection(*(set(counts) for counts in types.values()))
-        if not shared:
+        shared_types = set.intersection(*(set(counts) for counts in types.values()))
+        if not shared_types:
             yield (
                 "no entity type is annotated at all sites; if each site needs its own "
                 'types only, method "personal" trains a model for each'
@@ -398,11 +426,13 @@ def _remarks_of_site(site: SiteFacts, types: Counter[str]) -> Iterator[str]:
             f"{site.name}: {site.discontinuous:,} mentions have several pieces; the "
             "job takes each as one stretch"
         )
-    rare = sorted(label for label, number in types.items() if number < _FEW_MENTIONS)
-    if rare:
+    rare_types = sorted(
+        label for label, number in types.items() if number < _FEW_MENTIONS
+    )
+    if rare_types:
         yield (
-            f"{site.name}: fewer than {_FEW_MENTIONS} mentions of {_names(rare)}, "
-            "which a model hardly learns from this site"
+            f"{site.name}: fewer than {_FEW_MENTIONS} mentions of "
+            f"{_names(rare_types)}, which a model hardly learns from this site"
         )
     if site.split_by:
         yield (

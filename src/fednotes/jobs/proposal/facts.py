@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from statistics import median_low
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document
@@ -261,7 +261,7 @@ def _facts_of_corpus(place: Place, corpus: _Corpus, format: str) -> SiteFacts:
         _, counts = flatten(document.spans, _DEFAULTS.flatten)
         changes += counts
     patients = {document.patient for document in corpus} - {None}
-    split_by, units = _try_split(place, corpus.parts)
+    split = _try_split(place, corpus.parts)
     return SiteFacts(
         name=place.name,
         root=place.root,
@@ -278,32 +278,44 @@ def _facts_of_corpus(place: Place, corpus: _Corpus, format: str) -> SiteFacts:
         discontinuous=changes.discontinuous,
         encodings=corpus.encodings,
         left_out=dict(corpus.left_out),
-        split_by=split_by,
-        units=units,
+        split_by=split.by,
+        units=split.num_units,
     )
 
 
-def _try_split(
-    place: Place, parts: Mapping[str, tuple[Document, ...]]
-) -> tuple[str, dict[str, int]]:
-    """Return the unit by which a site's notes can be split, and each part's unit count.
+class _Split(NamedTuple):
+    """A way to split a site's notes.
+
+    Attributes:
+        by: The unit that is not divided: "sentence", or "" for the default.
+        num_units: Each part's number of patients, or of notes without known patients.
+    """
+
+    by: str
+    num_units: dict[str, int]
+
+
+def _try_split(place: Place, parts: Mapping[str, tuple[Document, ...]]) -> _Split:
+    """Return a way to split a site's notes that leaves mentions for training.
 
     Raises:
-        DataError: The site has too few sentences, even for that.
+        DataError: The notes are too few, even if sentences are split.
     """
     if "valid" in parts:
-        return "", {part: _count_units(parts[part]) for part in PARTS}
-    files = _DEFAULTS
+        num_units = {part: _count_units(parts[part]) for part in PARTS}
+        return _Split("", num_units)
+    default_config = _DEFAULTS
     if "train" in parts:
-        files = SiteConfig(train="any", test="any")
+        default_config = SiteConfig(train="any", test="any")
     for by in ("", _SENTENCE):
-        config = replace(files, split=by)
+        config = replace(default_config, split=by)
         try:
-            dealt = split_parts(config, parts, _SEED)
+            split_documents = split_parts(config, parts, _SEED)
         except DataError:
             continue
-        if any(document.spans for document in dealt["train"]):
-            return by, {part: _count_units(dealt[part]) for part in PARTS}
+        if any(document.spans for document in split_documents["train"]):
+            num_units = {part: _count_units(split_documents[part]) for part in PARTS}
+            return _Split(by, num_units)
     undivided = parts["path"] if "path" in parts else parts["train"]
     raise DataError(
         f"{place.root}: {len(undivided):,} notes are too few to be split into "
@@ -312,21 +324,23 @@ def _try_split(
 
 
 def _count_units(documents: tuple[Document, ...]) -> int:
-    """Return the number of patients in documents, or of notes without known patient."""
+    """Return the number of patients, or of notes if patients are unknown."""
     if unit_of(documents) == "patient":
-        named = {each.patient for each in documents if each.patient is not None}
-        return len(named) + sum(each.patient is None for each in documents)
-    return len({str(each.meta.get("document", each.id)) for each in documents})
+        patients = {document.patient for document in documents} - {None}
+        num_unknown = sum(document.patient is None for document in documents)
+        return len(patients) + num_unknown
+    notes = {str(document.meta.get("document", document.id)) for document in documents}
+    return len(notes)
 
 
 # ---- notes without annotations -------------------------------------------------------
 
 
 def _read_notes(place: Place, options: ReadOptions) -> SiteFacts:
-    """Count notes without annotations, one by one.
+    """Return the facts about notes without annotations, which are read one by one.
 
     Raises:
-        DataError: They cannot be read.
+        DataError: The notes cannot be read.
         ConfigError: There is no such format.
     """
     format = find_note_format(
@@ -334,7 +348,7 @@ def _read_notes(place: Place, options: ReadOptions) -> SiteFacts:
     )
     problems = Problems()
     lengths = _LengthCounter()
-    owners: set[int] = set()
+    patient_hashes: set[int] = set()  # a hash takes less memory than a name
     has_patients = False
     for note in read_notes(
         place.root,
@@ -344,11 +358,11 @@ def _read_notes(place: Place, options: ReadOptions) -> SiteFacts:
         problems=problems,
     ):
         lengths.add(note.text)
-        owners.add(hash(patient_of(note)))
+        patient_hashes.add(hash(patient_of(note)))
         has_patients = has_patients or note.patient is not None
-    number = len(lengths.words)
+    num_notes = len(lengths.words)
     problems.refuse(options.on_error)
-    if not number:
+    if not num_notes:
         raise DataError(f"{place.root}: no note in these files: give files of notes")
     site = SiteFacts(
         name=place.name,
@@ -356,13 +370,13 @@ def _read_notes(place: Place, options: ReadOptions) -> SiteFacts:
         parts={"path": place.root},
         holds="notes",
         format=format or _find_format_of_notes(place.root, options.encoding),
-        notes=number,
-        patients=len(owners) if has_patients else 0,
+        notes=num_notes,
+        patients=len(patient_hashes) if has_patients else 0,
         words=Lengths.of(lengths.words),
         characters=Lengths.of(lengths.characters),
         encodings=_list_encodings([place.root], options.encoding),
         left_out=dict(problems.counts),
-        units={"train": len(owners)},
+        units={"train": len(patient_hashes)},
     )
     labels = _find_labels(place.root)
     return site if labels is None else _with_labels(site, labels)

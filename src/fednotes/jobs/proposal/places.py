@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import POOLED
@@ -68,27 +69,40 @@ def find_places(
     """
     if isinstance(paths, Mapping):
         paths = [f"{name}={path}" for name, path in paths.items()]
-    named = [_split_name(path) for path in paths]
-    for _, path in named:
-        if not os.path.exists(path):
-            raise DataError(f"{path}: no such file or folder")
+    named_paths = [_split_name(path) for path in paths]
+    for named_path in named_paths:
+        if not os.path.exists(named_path.path):
+            raise DataError(f"{named_path.path}: no such file or folder")
     finder = _Finder(encoding)
-    if len(named) == 1 and not named[0][0]:
-        places = finder.expand(named[0][1])
+    is_one_unnamed_path = len(named_paths) == 1 and not named_paths[0].name
+    if is_one_unnamed_path:
+        places = finder.expand(named_paths[0].path)
     else:
-        places = finder.find_each(named)
+        places = finder.find_each(named_paths)
     _require_distinct([place.name for place in places])
     return tuple(places)
 
 
-def _split_name(text: str) -> tuple[str, Path]:
-    """Return the name and the path of "NAME=PATH"; the name is "" if there is none.
+class _NamedPath(NamedTuple):
+    """A path that a user names.
+
+    Attributes:
+        name: The name that the user gives to its site; "" for none.
+        path: The path.
+    """
+
+    name: str
+    path: Path
+
+
+def _split_name(text: str) -> _NamedPath:
+    """Return the name and the path of "NAME=PATH", or of a path without a name.
 
     Raises:
         ConfigError: The name is not a valid name of a site.
     """
     if os.path.exists(text):
-        return "", Path(text)
+        return _NamedPath("", Path(text))
     match = _NAMED.fullmatch(text)
     if match is None:
         name, sign, _ = text.partition("=")
@@ -97,8 +111,8 @@ def _split_name(text: str) -> tuple[str, Path]:
                 f"{text}: a site's name has letters, digits, - and _ only: write "
                 "NAME=PATH"
             )
-        return "", Path(text)
-    return match[1], Path(match[2])
+        return _NamedPath("", Path(text))
+    return _NamedPath(match[1], Path(match[2]))
 
 
 @dataclass(frozen=True)
@@ -111,19 +125,22 @@ class _Finder:
 
     encoding: str
 
-    def find_each(self, named: Sequence[tuple[str, Path]]) -> list[Place]:
+    def find_each(self, named_paths: Sequence[_NamedPath]) -> list[Place]:
         """Return a site for each path, or one site if the paths are its parts."""
-        paths = [path for _, path in named]
+        paths = [named_path.path for named_path in named_paths]
         parents = {os.path.dirname(os.path.abspath(path)) for path in paths}
-        if len(parents) == 1 and not any(name for name, _ in named):
+        has_names = any(named_path.name for named_path in named_paths)
+        if len(parents) == 1 and not has_names:
             parts = _choose_parts(paths)
             if len(parts) == len(paths):
                 root = paths[0].parent
                 return [Place(_site_name(Path(os.path.abspath(root))), root, parts)]
-        unnamed = _distinct_names([path for name, path in named if not name])
+        default_names = _distinct_names(
+            [named_path.path for named_path in named_paths if not named_path.name]
+        )
         places = []
-        for name, path in named:
-            place_name = name or unnamed[path]
+        for name, path in named_paths:
+            place_name = name or default_names[path]
             places.append(Place(place_name, path, self._parts_of(path)))
         return places
 
@@ -140,14 +157,14 @@ class _Finder:
 
         folders = [
             folder
-            for folder in sorted(path.iterdir())
-            if folder.is_dir() and not folder.name.startswith(".")
-            if not folder.is_symlink() and self._has_notes(folder, recursive=True)
+            for folder in _list_entries(path)
+            if folder.is_dir() and self._has_notes(folder, recursive=True)
         ]
         if not folders:
             with reading_as(self.encoding):
                 guess_format(path)  # raises an error that says what was expected
-        if len({_part_of(folder) for folder in folders} - {""}) > 1:
+        parts_of_folders = {_part_of(folder) for folder in folders} - {""}
+        if len(parts_of_folders) > 1:
             return [Place(name, path, parts)]  # parts of one corpus, but not all three
         if len(folders) == 1:
             return self.expand(folders[0])
@@ -161,8 +178,7 @@ class _Finder:
         if path.is_dir():
             entries = [
                 entry
-                for entry in sorted(path.iterdir())
-                if not entry.name.startswith(".") and not entry.is_symlink()
+                for entry in _list_entries(path)
                 if _part_of(entry) and self._is_readable(entry)
             ]
             parts = _choose_parts(entries)
@@ -171,11 +187,13 @@ class _Finder:
         return {_WHOLE: path}
 
     def _is_readable(self, path: Path) -> bool:
+        """Return whether a file or a folder holds notes."""
         if path.is_dir():
             return self._has_notes(path, recursive=True)
         return self._is_of_notes(path)
 
     def _has_notes(self, folder: Path, *, recursive: bool = False) -> bool:
+        """Return whether a folder has a file of notes."""
         files = list_files(folder, recursive=recursive)
         return any(map(self._is_of_notes, files))
 
@@ -194,6 +212,15 @@ class _Finder:
         return True
 
 
+def _list_entries(folder: Path) -> list[Path]:
+    """Return the files and folders in a folder, without hidden ones and links."""
+    return [
+        entry
+        for entry in sorted(folder.iterdir())
+        if not entry.name.startswith(".") and not entry.is_symlink()
+    ]
+
+
 def _part_of(path: Path) -> str:
     """Return the part that a name such as "train_corpus.txt" means, or ""."""
     words = re.split(r"[^a-z]+", path.name.split(".")[0].lower())
@@ -206,23 +233,24 @@ def _choose_parts(entries: Iterable[Path]) -> dict[str, Path]:
 
     A name without further words, such as "train.csv", is preferred to "train_meta.csv".
     """
-    by_part: dict[str, list[Path]] = {}
+    entries_by_part: dict[str, list[Path]] = {}
     for entry in entries:
         part = _part_of(entry)
         if part:
-            by_part.setdefault(part, []).append(entry)
-    chosen: dict[str, Path] = {}
+            entries_by_part.setdefault(part, []).append(entry)
+    parts: dict[str, Path] = {}
     for part in _PART_WORDS:
-        candidates = by_part.get(part, [])
-        exact = [
+        candidates = entries_by_part.get(part, [])
+        plain_names = [
             path for path in candidates if path.name.split(".")[0].lower() in _PARTS
         ]
-        candidates = exact or candidates
+        candidates = plain_names or candidates
         if len(candidates) > 1:
             return {}
-        if candidates:
-            chosen[part] = candidates[0]
-    return chosen if {"train", "test"} <= chosen.keys() else {}
+        for candidate in candidates:
+            parts[part] = candidate
+    has_needed_parts = {"train", "test"} <= parts.keys()
+    return parts if has_needed_parts else {}
 
 
 # ---- names ---------------------------------------------------------------------------
@@ -240,22 +268,22 @@ def _site_name(path: Path) -> str:
 def _distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
     """Return a name for the site of each path.
 
-    It is the last part in which all paths differ: "siteA/notes" and "siteB/notes" are
-        siteA and siteB.
+    The name is the last part in which all paths differ: "siteA/notes" and "siteB/notes"
+    are siteA and siteB.
 
     Raises:
         ConfigError: A path is given twice.
     """
-    absolute = [Path(os.path.abspath(path)) for path in paths]
-    if len(set(absolute)) < len(absolute):
+    ancestors = [Path(os.path.abspath(path)) for path in paths]
+    if len(set(ancestors)) < len(ancestors):
         raise ConfigError("a path is given twice: give each path once")
-    depth = min((len(path.parts) for path in absolute), default=0)
-    for level in range(depth):
-        names = [
-            _site_name(path.parents[level - 1] if level else path) for path in absolute
-        ]
-        if len({name.lower() for name in names}) == len(names):
+    depth = min((len(path.parts) for path in ancestors), default=0)
+    for _ in range(depth):
+        names = [_site_name(ancestor) for ancestor in ancestors]
+        are_distinct = len({name.lower() for name in names}) == len(names)
+        if are_distinct:
             return dict(zip(paths, names, strict=True))
+        ancestors = [ancestor.parent for ancestor in ancestors]
     return {path: f"site{number}" for number, path in enumerate(paths, 1)}
 
 

@@ -59,20 +59,20 @@ def request_renewal(kit: Path) -> bytes:
     """
     requests = []
     for stem in find_stems(kit):
-        present = CertificateIdentity.of_kit(kit, str(stem.relative_to(kit)))
-        pending = _pending_stem(kit, stem)
-        key_file = pending.with_suffix(".key")
-        if not key_file.exists():
-            key_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(key_file, create_key_pem())
-        key = read_key(pending)
-        public_key = key.public_key().public_bytes(
+        identity = CertificateIdentity.of_kit(kit, str(stem.relative_to(kit)))
+        new_stem = _new_stem(kit, stem)
+        new_key_file = new_stem.with_suffix(".key")
+        if not new_key_file.exists():
+            new_key_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(new_key_file, create_key_pem())
+        new_key = read_key(new_stem)
+        public_key = new_key.public_key().public_bytes(
             Encoding.DER, PublicFormat.SubjectPublicKeyInfo
         )
-        proof = base64.b64encode(present.sign(public_key, RENEWAL_PURPOSE))
-        builder = x509.CertificateSigningRequestBuilder(present.certificate.subject)
+        proof = base64.b64encode(identity.sign(public_key, RENEWAL_PURPOSE))
+        builder = x509.CertificateSigningRequestBuilder(identity.certificate.subject)
         builder = builder.add_attribute(AttributeOID.UNSTRUCTURED_NAME, proof)
-        requests.append(builder.sign(key, SHA256()).public_bytes(Encoding.PEM))
+        requests.append(builder.sign(new_key, SHA256()).public_bytes(Encoding.PEM))
     return b"".join(requests)
 
 
@@ -91,11 +91,13 @@ def install_renewal(kit: Path, answer: bytes) -> None:
         RefusedError: The answer does not belong to the kit's request, or its
             certificates are not valid.
     """
-    received = Trust.parse(answer)
-    certificates = _match_certificates(kit, received)
-    is_newer = received.number > Trust.read(kit / "startup").number
-    if received.revocations is not None and is_newer:
-        trust_list = Trust(received.roots, received.bridges, received.revocations)
+    parsed_answer = Trust.parse(answer)
+    certificates = _match_certificates(kit, parsed_answer)
+    is_newer = parsed_answer.number > Trust.read(kit / "startup").number
+    if parsed_answer.revocations is not None and is_newer:
+        trust_list = Trust(
+            parsed_answer.roots, parsed_answer.bridges, parsed_answer.revocations
+        )
         install_trust(kit, trust_list.encode())
     for stem, certificate in certificates.items():
         problem = Trust.read(stem.parent).find_problem(certificate)
@@ -104,21 +106,27 @@ def install_renewal(kit: Path, answer: bytes) -> None:
 
     for stem, certificate in certificates.items():
         bridges = [
-            bridge for bridge in received.bridges if is_issued_by(certificate, bridge)
+            bridge
+            for bridge in parsed_answer.bridges
+            if is_issued_by(certificate, bridge)
         ]
-        key = _pending_stem(kit, stem).with_suffix(".key").read_bytes()
-        path = stem.with_suffix(".crt")
-        replace_file(stem.with_suffix(".key"), key)
+        new_key = _new_stem(kit, stem).with_suffix(".key").read_bytes()
+        replace_file(stem.with_suffix(".key"), new_key)
+        certificate_file = stem.with_suffix(".crt")
         replace_file(
-            path,
+            certificate_file,
             encode_pem((certificate, *bridges)),
-            mode=path.stat().st_mode & 0o777,
+            mode=certificate_file.stat().st_mode & 0o777,
         )
     shutil.rmtree(kit / RENEWAL_FOLDER)
 
 
-def _match_certificates(kit: Path, received: Trust) -> dict[Path, x509.Certificate]:
+def _match_certificates(kit: Path, answer: Trust) -> dict[Path, x509.Certificate]:
     """Return the new certificate for each stem of a kit.
+
+    Args:
+        kit: The kit's folder.
+        answer: The authority's answer.
 
     Raises:
         ConfigError: The kit has not requested anything.
@@ -126,17 +134,20 @@ def _match_certificates(kit: Path, received: Trust) -> dict[Path, x509.Certifica
     """
     certificates = {}
     for stem in find_stems(kit):
-        pending = _pending_stem(kit, stem)
-        if not pending.with_suffix(".key").exists():
+        new_stem = _new_stem(kit, stem)
+        if not new_stem.with_suffix(".key").exists():
             raise ConfigError(
                 f"{kit} has no pending request: create one with fednotes kit "
                 f"renew {kit}"
             )
-        public_key = read_key(pending).public_key()
-        matches = [leaf for leaf in received.leaves if leaf.public_key() == public_key]
-        if not matches or matches[0].subject != read_certificate(stem).subject:
+        new_key = read_key(new_stem).public_key()
+        certificate = next(
+            (leaf for leaf in answer.leaves if leaf.public_key() == new_key), None
+        )
+        current_subject = read_certificate(stem).subject
+        if certificate is None or certificate.subject != current_subject:
             raise RefusedError("contains no certificate for the request of this kit")
-        certificates[stem] = matches[0]
+        certificates[stem] = certificate
     return certificates
 
 
@@ -146,6 +157,11 @@ def create_key_pem() -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _pending_stem(kit: Path, stem: Path) -> Path:
-    """Return the path of a new key without its ending, for the stem of an old one."""
+def _new_stem(kit: Path, stem: Path) -> Path:
+    """Return the path of a new key, without its ending.
+
+    Args:
+        kit: The kit's folder.
+        stem: The path of the current key, without its ending.
+    """
     return kit / RENEWAL_FOLDER / stem.relative_to(kit)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fednotes.apps.deployment.nvflare.gate import (
     download_into_one_folder,
@@ -202,14 +202,15 @@ class FlareTransport:
         Returns:
             The tasks.
         """
-        groups: dict[int, list[str]] = {}
+        sites_by_frame: dict[int, list[str]] = {}
         for site, frame in frames.items():
-            groups.setdefault(id(frame), []).append(site)
+            sites_by_frame.setdefault(id(frame), []).append(site)
         tasks = []
-        for sites in groups.values():
+        for sites in sites_by_frame.values():
+            first_site, *_ = sites
             # NVFlare deep-copies a task's data for the first site; immutable bytes are
             # shared.
-            data = Shareable({FRAME: bytes(frames[sites[0]])})
+            data = Shareable({FRAME: bytes(frames[first_site])})
             task = Task(
                 TASK, data, timeout=timeout, result_received_cb=exchange.receive
             )
@@ -243,8 +244,8 @@ class FlareTransport:
     def is_lost(self, site: str) -> bool:
         """Return whether a site takes no part in this submission.
 
-        It has never taken part, or has been silent for too long. A site that returns
-        must wait for the next submission.
+        Such a site has never taken part, or has been silent for too long. A site that
+        returns must wait for the next submission.
         """
         return self._controller.silence(site) > LOST_SECONDS
 
@@ -308,13 +309,14 @@ class FednotesController(Controller):
         communicator._task_check_period = self._task_check_period
         original = communicator.client_is_active
 
-        def note_contact(client_name: str, reason: str, fl_ctx: FLContext) -> None:
-            # NVFlare calls this for every request and heartbeat. It considers a site
-            # dead only after more than a minute.
+        def record_contact(client_name: str, reason: str, fl_ctx: FLContext) -> None:
+            """Record a site's request or heartbeat, then call NVFlare's function."""
+            # Recorded here, because NVFlare considers a site dead only after more than
+            # a minute.
             self._contacts[client_name] = time.monotonic()
             original(client_name, reason, fl_ctx)
 
-        communicator.client_is_active = note_contact
+        communicator.client_is_active = record_contact
 
     def silence(self, site: str) -> float:
         """Return the seconds since a site's last heartbeat.
@@ -366,38 +368,51 @@ class FednotesController(Controller):
             self._contacts[client.name] = now
 
         launch.write_outcome(setup, "running", 0)
-        problem, may_retry = _run_server_main(setup, transport)
+        failure = _run_server_main(setup, transport)
         if abort_signal.triggered:
             # A person aborted the run, or NVFlare lost too many sites. The outcome
             # that was written last remains.
             return
-        status = "paused" if transport.pause.is_set() else "done"
-        if problem:
-            status = "failed"
+        num_lines = len(transport.lines)
+        if failure is None:
+            status = "paused" if transport.pause.is_set() else "done"
+            launch.write_outcome(setup, status, num_lines)
+            return
         launch.write_outcome(
-            setup, status, len(transport.lines), problem, retry=may_retry
+            setup, "failed", num_lines, failure.problem, retry=failure.may_retry
         )
-        if problem:
-            logger.error("%s", problem)
-            self.system_panic(problem, fl_ctx)
+        logger.error("%s", failure.problem)
+        self.system_panic(failure.problem, fl_ctx)
 
 
-def _run_server_main(setup: Setup, transport: FlareTransport) -> tuple[str, bool]:
+class _Failure(NamedTuple):
+    """The failure of a run.
+
+    Attributes:
+        problem: What happened.
+        may_retry: Whether another submission may help.
+    """
+
+    problem: str
+    may_retry: bool
+
+
+def _run_server_main(setup: Setup, transport: FlareTransport) -> _Failure | None:
     """Run the server function that the operator chose.
 
     Returns:
-        The problem that ended the function, or "", and whether another submission may
-        help.
+        The failure that ended the function; None if it succeeded.
     """
     try:
         with launch.hold_state(setup.state):
             launch.load_main(launch.SERVER_MAIN, MAIN)(setup, transport)
     except FednotesError as error:
-        return str(error), isinstance(error, TrainingError)
+        return _Failure(str(error), may_retry=isinstance(error, TrainingError))
     except Exception as error:
         logger.exception("the server's part of the job failed")
-        return f"an error in this program: {launch.place_of(error)}", True
-    return "", False
+        problem = f"an error in this program: {launch.place_of(error)}"
+        return _Failure(problem, may_retry=True)
+    return None
 
 
 class Admin:
@@ -469,12 +484,11 @@ class Admin:
             The lines of progress and the sites that take part, both empty while the job
             starts or ends; None if the server has no process of this job.
         """
+        options = {"since": since}
         self._session.set_timeout(TELL_SECONDS)
         try:
             return self._ask(
-                lambda session: dict(
-                    session.do_app_command(job_id, topic, {"since": since})
-                )
+                lambda session: dict(session.do_app_command(job_id, topic, options))
             )
         except TrainingError as error:
             cause = type(error.__cause__).__name__
