@@ -146,6 +146,7 @@ class Deployed(Rounds):
         # The sites that answered all requests of this round; None before the first one.
         self._active: tuple[str, ...] | None = None
         self._took_part = 0  # number of sites that answered the round's first request
+        self._absent: tuple[str, ...] = ()  # the other sites
         self._told = 0  # number of the last request with tensors
         self._tensors: dict[str, Tensor] = {}  # its tensors
         self._saved = self._started
@@ -249,6 +250,7 @@ class Deployed(Rounds):
             self._tensors = dict(snapshot(request.tensors))
         if self._active is None:
             self._took_part = len(included)
+            self._absent = tuple(site for site in members.sites if site not in included)
         self._active = tuple(site for site in members.sites if site in included)
 
     # ---- the end of a round
@@ -259,7 +261,13 @@ class Deployed(Rounds):
         metrics: Mapping[str, float],
         evaluated: bool,  # noqa: FBT001 - as `CommittedRound` calls it
     ) -> None:
-        self._report(state, metrics, evaluated=evaluated, sites=self._took_part)
+        self._report(
+            state,
+            metrics,
+            evaluated=evaluated,
+            sites=self._took_part,
+            absent=self._absent,
+        )
         self._active = None
         must_stop = self._stop()
         seconds = self._clock() - self._saved

@@ -33,6 +33,7 @@ class RoundResult:
         bytes_down: Bytes to all sites since the run began.
         seconds: Seconds since the run began, without the time between restarts.
         evaluated: Whether the models were evaluated in this round.
+        absent: The sites that did not take part.
         replies: The counts of each site, by task and site. Only simulations have them.
     """
 
@@ -43,6 +44,7 @@ class RoundResult:
     bytes_down: int
     seconds: float
     evaluated: bool
+    absent: tuple[str, ...] = ()
     replies: Mapping[str, Mapping[str, Mapping[str, float]]] = field(
         default_factory=dict
     )
@@ -236,6 +238,7 @@ class Rounds(ABC):
         *,
         evaluated: bool,
         sites: int,
+        absent: tuple[str, ...] = (),
         replies: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None,
     ) -> None:
         """Report a round before it is saved; a restart reports it again."""
@@ -249,6 +252,7 @@ class Rounds(ABC):
             bytes_down=self.bytes_down,
             seconds=self.seconds,
             evaluated=evaluated,
+            absent=absent,
             replies=replies or {},
         )
         self._observer(result)

@@ -18,6 +18,7 @@ from hospital_jobs import QUICK, SHORT
 from hospitals import Hospitals, weights
 from kits import run_site_command, site_kit
 
+import fednotes as fn
 from fednotes.apps.deployment.rules.guard import (
     NotApproved,
     open_approvals,
@@ -35,6 +36,7 @@ from fednotes.core.errors import (
     ModelError,
     RefusedError,
 )
+from fednotes.core.store import write_json
 from fednotes.core.tables import table_fingerprint
 from fednotes.engines.history import Journal
 
@@ -106,6 +108,15 @@ def test_a_rejection_that_is_taken_back_in_time_is_forgotten(
     assert took[0] == took[-1] == 3
     assert 2 in took
     assert hospitals.texts().count("site 'posts' has rejected this job") == 1
+
+    missed = [line["absent"] for line in hospitals.lines("round") if "absent" in line]
+    assert sum(sites["posts"] for sites in missed) == took.count(2)
+    write_json(hospitals.server / "job.json", hospitals.declared)
+    diagnosis = fn.doctor(hospitals.server)
+    (absent,) = [each for each in diagnosis.causes if each.code == "sites_absent"]
+    assert absent.where == "posts"
+    assert absent.evidence[1].numbers == {"absent": took.count(2)}
+    assert "the sites' data, which stay there" in diagnosis.unchecked
 
 
 # the commands

@@ -558,8 +558,7 @@ class Progress:
         self.rounds = result.round + 1
         self.metrics = dict(result.metrics)
         self._published_texts.pop(("", "waiting"), None)
-        if result.sites < self._num_sites:
-            self._missed_rounds.update(self._silence_reasons.keys())
+        self._missed_rounds.update(result.absent)
         details: dict[str, object] = {"took_part": result.sites}
         if result.evaluated and self._missed_rounds:
             details["absent"] = dict(self._missed_rounds)

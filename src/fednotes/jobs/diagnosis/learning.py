@@ -20,6 +20,8 @@ TAIL = 0.25
 RISE = 0.01
 # A rise of ten points means that training has only begun, so it is to be much longer.
 STEEP_RISE = 0.1
+# Five points change what a person concludes from a run.
+CLEAR_RISE = 0.05
 # Held-out losses have no common scale; two percent are visible in any of them.
 LOSS_FALL = 0.02
 # If nothing is found yet, a training loss that falls by a tenth in the tail still
@@ -170,7 +172,7 @@ def _describe_rise(job: Job, measure: str, curves: Sequence[Curve]) -> Cause:
     rise = _measure_rise(first) if measure == "valid_f1" else 0.0
     finds_nothing = measure == "valid_f1" and max(first.scores) <= NOTHING
     is_early = rise >= STEEP_RISE or finds_nothing
-    importance: Importance = "high" if is_early or rise >= 2 * RISE else "medium"
+    importance: Importance = "high" if is_early or rise >= CLEAR_RISE else "medium"
     settings = list_longer_training(job, measure, factor=4 if is_early else 2)
     rates = find_rates(job)
     advice = "train longer"

@@ -34,27 +34,35 @@ def find_participation_causes(run: RunEvidence) -> Iterator[Cause]:
 
 def _find_absent_sites(run: RunEvidence) -> Iterator[Cause]:
     """Yield a cause if sites are missing from rounds of a run between real sites."""
-    rounds = [entry for entry in run.entries if number(entry, "took_part") is not None]
-    sites = len(run.job.sites)
-    counts = [int(entry["took_part"]) for entry in rounds]
-    short = sum(count < sites for count in counts)
-    if not rounds or short < ABSENT_SHARE * len(rounds):
+    evaluated = [
+        entry for entry in run.entries if number(entry, "took_part") is not None
+    ]
+    if not evaluated:
         return
+    sites = len(run.job.sites)
+    counts = [int(entry["took_part"]) for entry in evaluated]
+    short = sum(count < sites for count in counts)
+    # Runs record which sites were absent since the evaluation before.
+    rounds = int(number(evaluated[-1], "round") or 0) + 1
     absences: Counter[str] = Counter()
-    for entry in rounds:
-        for site, missed in mapping(entry.get("absent")).items():
-            absences[str(site)] += int(missed)
+    for entry in evaluated:
+        for site in mapping(entry.get("absent")):
+            absences[str(site)] += int(number(entry, "absent", str(site)) or 0)
+    most_missed = max(absences.values(), default=0)
+    share = max(short / len(evaluated), most_missed / rounds)
+    if share < ABSENT_SHARE:
+        return
     evidence = [
         Evidence(
-            f"{short:,} of {len(rounds):,} evaluated rounds had fewer than {sites} "
+            f"{short:,} of {len(evaluated):,} evaluated rounds had fewer than {sites} "
             f"sites; the fewest were {min(counts)}",
             "metrics.jsonl",
-            {"short": short, "rounds": len(rounds), "fewest": min(counts)},
+            {"short": short, "rounds": len(evaluated), "fewest": min(counts)},
         )
     ]
     evidence += [
         Evidence(
-            f"{site}: absent in {missed:,} rounds",
+            f"{site}: absent in {missed:,} of {rounds:,} rounds",
             "metrics.jsonl",
             {"absent": missed},
         )
@@ -63,7 +71,7 @@ def _find_absent_sites(run: RunEvidence) -> Iterator[Cause]:
     federation = run.job.federation
     yield Cause(
         "sites_absent",
-        "high" if 2 * short >= len(rounds) else "medium",
+        "high" if share >= 2 * ABSENT_SHARE else "medium",
         list_names(list(absences)) or "some sites",
         "sites drop out or answer late, so rounds go on without their notes",
         "look at `fednotes server status` and the site's log, and wait longer",
