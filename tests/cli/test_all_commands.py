@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,6 +107,19 @@ def test_the_help_lists_commands_in_panels(registering: typer.Typer) -> None:
 def test_registered_commands_run(registering: typer.Typer) -> None:
     for words, output in ((["hello"], "hello\n"), (["farewell", "bye"], "bye\n")):
         assert CliRunner().invoke(registering, words).stdout == output
+
+
+def test_a_command_runs_whatever_class_its_entry_point_has(
+    registering: typer.Typer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a program has imported MLflow, entry points are of another class."""
+    names = ("name", "value", "group", "dist", "load")
+    foreign = {
+        name: SimpleNamespace(**{each: getattr(entry, each) for each in names})
+        for name, entry in plugins.added("commands", ()).items()
+    }
+    monkeypatch.setattr(plugins, "added", lambda group, built_in: foreign)
+    assert CliRunner().invoke(registering, ["hello"]).stdout == "hello\n"
 
 
 def test_a_command_that_cannot_be_imported_says_why(registering: typer.Typer) -> None:

@@ -11,7 +11,7 @@ from collections import UserDict
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint
 from types import FunctionType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -47,6 +47,19 @@ def in_panel(panel: str) -> Callable[[Command], Command]:
     return mark
 
 
+class RegisteredCommand(NamedTuple):
+    """A command that is not imported yet.
+
+    The class of an entry point tells nothing: other packages, such as the
+    importlib_metadata that MLflow imports, bring a class of their own.
+
+    Attributes:
+        entry: The entry point.
+    """
+
+    entry: EntryPoint
+
+
 class CommandTable(UserDict[str, Any]):
     """Commands by name. Registered ones are imported when they are first looked up."""
 
@@ -58,8 +71,8 @@ class CommandTable(UserDict[str, Any]):
             ConfigError: The package that registers it cannot be imported.
         """
         command = self.data[name]
-        if isinstance(command, EntryPoint):
-            command = _load(name, command)
+        if isinstance(command, RegisteredCommand):
+            command = _load(name, command.entry)
             self.data[name] = command
         return command
 
@@ -77,7 +90,8 @@ class RegisteredCommands(TyperGroup):
         super().__init__(**options)
         registered = plugins.added(self.entry_points, self.commands)
         table = CommandTable(self.commands)
-        table.update(registered)
+        for name, entry in registered.items():
+            table[name] = RegisteredCommand(entry)
         self.commands = table
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - of typer

@@ -234,6 +234,7 @@ def test_nothing_is_tracked_unless_a_person_asks(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.slow
 def test_mlflow_sends_no_telemetry_and_opens_no_other_connection(
     tracked: Path, tmp_path: Path
 ) -> None:
@@ -269,6 +270,7 @@ print([thread.name for thread in threading.enumerate()])
 # ---- private runs, seeds, runs that stop ---------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_epsilon_of_a_private_run_is_tracked(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting")
     table = {
@@ -287,6 +289,7 @@ def test_the_epsilon_of_a_private_run_is_tracked(tmp_path: Path) -> None:
     assert epsilon == pytest.approx(result.privacy["federated"]["epsilon"])
 
 
+@pytest.mark.slow
 def test_each_seed_is_a_run(tmp_path: Path, job: Path) -> None:
     store = tmp_path / "store"
     fn.simulate(job, tmp_path / "runs", seeds=[1, 2], track=[f"mlflow={store}"])
