@@ -829,6 +829,7 @@ class LyingServer:
         ("{}/home/.bashrc", "t"),
         ("../../home/.bashrc", "t"),
         ("..", "t"),
+        ("site/../../../home/.bashrc", "t"),
         ("..\\home\\.bashrc", "t"),
         ("workspace", "/../../home"),
     ],
@@ -852,10 +853,11 @@ def test_a_server_writes_no_file_of_the_admin(
 
 
 def test_the_files_of_a_run_are_downloaded(tmp_path: Path) -> None:
-    answer = LyingServer(tmp_path, ("meta", "job.txt"), "4d").fetch()
+    answer = LyingServer(tmp_path, ("meta", "site/job.txt"), "4d").fetch()
     folder = Path(answer["meta"]["location"])
     assert folder == tmp_path / "job-1"
-    assert sorted(path.name for path in folder.iterdir()) == ["job.txt", "meta"]
+    assert (folder / "meta").read_text() == "ref-meta"
+    assert (folder / "site/job.txt").read_text() == "ref-site/job.txt"
 
 
 # a site and those who give it orders

@@ -618,8 +618,9 @@ def _pull_plain_name(
 ) -> dict[str, Any]:
     """Download a file, in place of NVFlare's function with the same arguments."""
     # The command, the sender, the transfer, the reference, the folder and the file.
-    names = [*args[2:3], *args[4:6]]
-    odd = [name for name in names if not _is_plain_name(name)]
+    folders, files = (*args[2:3], *args[4:5]), args[5:6]
+    odd = [name for name in folders if not _is_plain_name(name)]
+    odd += [path for path in files if not all(map(_is_plain_name, path.split("/")))]
     if not odd:
         downloaded: dict[str, Any] = _pull_by_nvflare(module, args, ctx)
         return downloaded
