@@ -35,6 +35,7 @@ from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler, BlobTask
 from nvflare.fuel.f3.streaming.stream_types import BlobSizeError
 from nvflare.fuel.flare_api.api_spec import JobNotRunning, NoConnection, NoReply
 from nvflare.fuel.hci.client.file_transfer import FileTransferModule
+from nvflare.fuel.hci.reg import CommandEntry
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authz import AuthzContext, Person
 from nvflare.fuel.utils import fobs
@@ -778,12 +779,13 @@ class LyingServer:
         self.files, self.transfer = files, transfer
         self.module = FileTransferModule(str(folder), str(folder))
         self.command = ""
+        self.client_key = self.client_cert = ""
 
     def context(self) -> Any:
+        entry = mock.Mock(spec=CommandEntry, usage="")
+        entry.full_command_name.return_value = "download_job"
         return SimpleNamespace(
-            get_command_entry=lambda: SimpleNamespace(
-                usage="", full_command_name=lambda: "download_job"
-            ),
+            get_command_entry=lambda: entry,
             get_api=lambda: self,
             get_command=lambda: self.command,
             set_requester=lambda requester: setattr(self, "requester", requester),
@@ -816,7 +818,7 @@ class LyingServer:
         return len(ref)
 
     def fetch(self) -> dict[str, Any]:
-        gate.download_into_one_folder()
+        gate.limit_transfers()
         answer: dict[str, Any] = self.module.pull_folder(
             ["download_job", "job-1"], self.context()
         )
@@ -850,6 +852,37 @@ def test_a_server_writes_no_file_of_the_admin(
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [
         home / ".bashrc"
     ]
+
+
+def test_a_server_gets_no_other_folder_signed_than_the_one_handed_in(
+    shared_kits: dict[str, Path], tmp_path: Path
+) -> None:
+    """It says which commands send a folder: with a status query, the admin's program
+    would sign what the server had it download before, in the folder of transfers."""
+    server = LyingServer(tmp_path, (), "t")
+    (key,) = (shared_kits["admin"] / "startup").glob("*.key")
+    (certificate,) = (shared_kits["admin"] / "startup").glob("client.crt")
+    server.client_key, server.client_cert = str(key), str(certificate)
+    sent: list[str] = []
+    server.server_execute = lambda command, cmd_ctx=None: sent.append(command) or {}  # type: ignore[method-assign, func-returns-value]
+    for name in ("of the server", "handed in"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "meta.json").write_text("{}")
+    gate.limit_transfers()
+
+    def push(folder: Path) -> Any:
+        return server.module.push_folder(["status", str(folder)], server.context())
+
+    with gate.permit_upload(str(tmp_path / "handed in")):
+        refused = push(tmp_path / "of the server")
+        assert not list((tmp_path / "of the server").rglob(".__nvfl*"))
+        assert not sent
+        push(tmp_path / "handed in")
+    assert "nobody hands in" in refused["details"]
+    assert list((tmp_path / "handed in").rglob(".__nvfl_sig.json"))
+    assert len(sent) == 1
+    assert "nobody hands in" in push(tmp_path / "handed in")["details"]
+    assert len(sent) == 1
 
 
 def test_the_files_of_a_run_are_downloaded(tmp_path: Path) -> None:

@@ -16,8 +16,10 @@
   from the server that no run needs.
 - **Jobs.** NVFlare accepts the signature of any certificate of the project, even the
   server's or a site's. `require_admins_signature` accepts only the admin's.
-- **The admin.** NVFlare's admin writes downloaded files wherever the server says.
-  `download_into_one_folder` makes it refuse names that lead elsewhere.
+- **The admin.** NVFlare's server tells the admin's program what each command does. It
+  could have it write downloaded files anywhere, and sign a folder that it sent before.
+  `limit_transfers` makes it refuse names of files that lead elsewhere, and sign only
+  the job that a person hands in (`permit_upload`).
 - **Inside a kit.** NVFlare connects a kit's processes through an unencrypted
   loopback port, where every user of the machine can send messages in any name.
   fednotes uses the socket `KIT/inside/socket` instead, in a folder that is closed to
@@ -169,6 +171,7 @@ MAX_LOGGED_STRANGERS = 100  # maximum number of strangers; each is logged once
 SOCKET = "socket"  # in the folder INSIDE of the kit
 _MAX_SOCKET_PATH = 100  # bytes; some systems refuse longer socket paths
 _pull_by_nvflare = FileTransferModule.pull_binary_file
+_push_by_nvflare = FileTransferModule.push_folder
 _verify_by_nvflare = utils.verify_cert_chain
 # Each root whose certificates are checked, and the folder of trusted certificates.
 _checked_roots: dict[Any, Path] = {}
@@ -601,16 +604,47 @@ def require_admins_signature(app: Path, root: Path) -> None:
             )
 
 
-# ---- the admin's downloads -----------------------------------------------------------
+# ---- the admin's transfers -----------------------------------------------------------
+
+# The job folders that a person hands in at this moment.
+_permitted_uploads: set[str] = set()
 
 
-def download_into_one_folder() -> None:
-    """Make this process write what it downloads from the server into one folder only.
+def limit_transfers() -> None:
+    """Make this process transfer only what its person means to.
 
-    The server names the files and part of the folder. NVFlare joins the names to a path
-    as they are, so a server could overwrite any file of the person who fetches a run.
+    Downloads are written into one folder. The server names the files and part of the
+    folder, and NVFlare joins the names to a path as they are, so a server could
+    overwrite any file of the person who fetches a run.
+
+    Only folders of `permit_upload` are signed and sent. The server names the commands
+    that send a folder, so it could make a status query one of them, and get a job of
+    its own signed by the admin.
     """
     FileTransferModule.pull_binary_file = _pull_plain_name
+    FileTransferModule.push_folder = _push_permitted
+
+
+@contextmanager
+def permit_upload(folder: str) -> Iterator[None]:
+    """Permit that NVFlare signs and sends a job's folder within the context."""
+    _permitted_uploads.add(folder)
+    try:
+        yield
+    finally:
+        _permitted_uploads.discard(folder)
+
+
+def _push_permitted(
+    module: FileTransferModule, args: Sequence[str], ctx: Any
+) -> dict[str, Any]:
+    """Send a signed folder, in place of NVFlare's function with the same arguments."""
+    if set(args[1:2]) <= _permitted_uploads:
+        sent: dict[str, Any] = _push_by_nvflare(module, args, ctx)
+        return sent
+    logger.error("the server asked for the folder %.80r, which was not sent", args[1])
+    problem = "the server asked for a folder that nobody hands in"
+    return {ProtoKey.STATUS: APIStatus.ERROR_RUNTIME, ProtoKey.DETAILS: problem}
 
 
 def _pull_plain_name(

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fednotes.apps.deployment.nvflare.gate import (
-    download_into_one_folder,
     install_certificate_check,
+    limit_transfers,
     outlive_unreadable_results,
+    permit_upload,
 )
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import FednotesError, RefusedError, TrainingError, needs
@@ -432,7 +433,8 @@ class Admin:
     def submit(self, folder: Path) -> str:
         """Sign a job folder and submit it; return the job's id."""
         path = str(folder.resolve())
-        return self._ask(lambda session: str(session.submit_job(path)))
+        with permit_upload(path):
+            return self._ask(lambda session: str(session.submit_job(path)))
 
     def resubmit(self, job_id: str) -> str:
         """Run a job again, with a new id and its original signature; return the id."""
@@ -555,7 +557,7 @@ def connect(kit: Path, person: str, timeout: float = 10.0) -> Iterator[Admin]:
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
     install_certificate_check(kit / "startup")
-    download_into_one_folder()
+    limit_transfers()
     nvflare_logger = logging.getLogger("nvflare")
     nvflare_logger.addHandler(logging.NullHandler())
     nvflare_logger.propagate = False
