@@ -197,6 +197,24 @@ def test_curves_are_where_the_numbers_are(tmp_path: Path) -> None:
     assert 0 < float(mark.get("cy", "nan")) < 230
 
 
+def test_curves_are_also_tables(tmp_path: Path) -> None:
+    """Over all sites and for each site; a long run has a row for every nth round."""
+    rows = Tree(report(tmp_path, summary(), metrics())).rows
+    heads = [row for row in rows if row[0] == "Round"]
+    assert heads[2][:3] == ["Round", "F1, alone", "F1, federated"]
+    of_federated = [line for line in metrics() if line["condition"] == "federated"]
+    for line in of_federated:
+        value = f"{line['valid_f1']:.4g}"
+        assert any(row[0] == str(line["round"]) and value in row for row in rows)
+    lines = [{"round": n, "loss": 1 / (n + 1)} for n in range(1000)]
+    rows = Tree(report(tmp_path, summary(), lines)).rows
+    start = rows.index(["Round", "federated"])
+    table = [row for row in rows[start + 1 :] if len(row) == 2 and row[0].isdigit()]
+    assert len(table) <= 61
+    assert table[0] == ["0", "1"]
+    assert table[-1] == ["999", "0.001"]
+
+
 def test_bytes_are_cumulative(tmp_path: Path) -> None:
     page = report(tmp_path, summary(), metrics())
     assert (
