@@ -291,7 +291,8 @@ def _choose_method(
         )
     return Choice(
         "finetune",
-        f"{reason}, and fine-tuning an encoder usually finds the most mentions.",
+        f"{reason}, and fine-tuning an encoder comes close to a model of all notes in "
+        "one place.",
     )
 
 
