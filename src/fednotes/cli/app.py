@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fednotes import __version__
 from fednotes.cli.all_commands import (
@@ -72,6 +71,7 @@ from fednotes.cli.shared import (
     console,
     print_json,
     say,
+    show_work,
     tell,
     with_options,
 )
@@ -348,7 +348,10 @@ def predict(
         on_error=on_error.value,
     )
     output = PredictionOutput(out, to.value, threshold)
-    run(model, source, output, LoadOptions(device, backbone, dictionary))
+    # Predictions on the same terminal show by themselves how far it is.
+    is_shown = out is not None or not console.is_terminal
+    with show_work("loading the model", is_shown=is_shown):
+        run(model, source, output, LoadOptions(device, backbone, dictionary))
 
 
 def _require_clear_format(context: typer.Context, format: str) -> None:
@@ -402,17 +405,18 @@ def evaluate(
 
     new_names = _parse_label_map(label_map)
     chosen_types = _parse_types(types or ())
-    loaded = load(model, device, backbone, calibrated=False, dictionary=dictionary)
-    evaluation = run(
-        loaded,
-        path,
-        types=chosen_types,
-        label_map=new_names,
-        labels=labels,
-        format=format or None,
-        on_error=on_error.value,
-        encoding=encoding,
-    )
+    with show_work("loading the model"):
+        loaded = load(model, device, backbone, calibrated=False, dictionary=dictionary)
+        evaluation = run(
+            loaded,
+            path,
+            types=chosen_types,
+            label_map=new_names,
+            labels=labels,
+            format=format or None,
+            on_error=on_error.value,
+            encoding=encoding,
+        )
     for line in evaluation.notes():
         print(f"note: {one_line(with_options(line))}", file=sys.stderr)
     if json_output:
@@ -462,21 +466,23 @@ def calibrate(
         picture({}, plot)  # fail before any work if the plot cannot be written
     new_names = _parse_label_map(label_map)
     if report_only:
-        loaded = load(model, device, backbone)
-        result: Any = api.reliability(
-            loaded, notes, label_map=new_names, encoding=encoding
-        )
+        with show_work("loading the model"):
+            loaded = load(model, device, backbone)
+            result: Any = api.reliability(
+                loaded, notes, label_map=new_names, encoding=encoding
+            )
         tables = {"as they are": result}
         conclusion = loaded.confidence
     else:
-        result = api.calibrate(
-            model,
-            notes,
-            label_map=new_names,
-            device=device,
-            backbone=backbone,
-            encoding=encoding,
-        )
+        with show_work("calibrating"):
+            result = api.calibrate(
+                model,
+                notes,
+                label_map=new_names,
+                device=device,
+                backbone=backbone,
+                encoding=encoding,
+            )
         tables = result.shown
         outcome = "nothing was written"
         if result.calibration is not None:
@@ -531,8 +537,7 @@ def check(
     """
     from fednotes.api import check as run
 
-    # The status appears only on terminals, not in piped output.
-    with Console(stderr=True).status("reading") as status:
+    with show_work("checking"):
         checked = run(
             *targets,
             format=format,
@@ -540,7 +545,6 @@ def check(
             settings=settings or (),
             against=against,
             encoding=encoding,
-            heard=lambda number: status.update(f"{number:,} documents checked"),
         )
     if json_output:
         print_json(checked.to_dict())
@@ -603,7 +607,8 @@ def compare(
     from fednotes.cli.display import comparison_table
     from fednotes.jobs.compare import compare as run
 
-    comparison = run(a, b, condition, other_condition, metric, samples)
+    with show_work("comparing"):
+        comparison = run(a, b, condition, other_condition, metric, samples)
     if json_output:
         print_json(comparison.to_dict())
     else:

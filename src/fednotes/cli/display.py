@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from rich.progress import (
     ProgressColumn,
     TaskID,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
@@ -28,6 +29,7 @@ from fednotes.cli.time_left import TimeLeft
 from fednotes.core.cleaning import NAME, clean, one_line
 from fednotes.core.parsing import number
 from fednotes.core.wording import format_duration, format_size
+from fednotes.core.work import shown_by
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.parts import Part, Traffic
 from fednotes.jobs.progress import LARGE_BYTES, LONG_SECONDS, ProgressListener
@@ -97,6 +99,7 @@ class RichDisplay(ProgressListener):
         self._time = TimeLeft()
         self._is_time_announced = False
         self._warned: set[str] = set()
+        self._context = ExitStack()
 
     def cost(self, traffic: Traffic) -> None:
         """Show what a run will send.
@@ -220,13 +223,36 @@ class RichDisplay(ProgressListener):
         self.console.print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)
 
     def __enter__(self) -> RichDisplay:
+        if self.console.is_terminal:
+            self._context.enter_context(shown_by(_WorkBetweenParts(self)))
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._context.close()
         self._close()  # an error must not leave the cursor hidden
 
-    def _begin(self, name: str, total: int | None) -> Progress:
-        self._bar = _bar(self.console, TextColumn("{task.fields[left]}"))
+    def begin_work(self, name: str, total: int | None) -> Progress | None:
+        """Start the bar of work outside of all parts, such as reading.
+
+        Returns:
+            The bar, which is removed in the end; None if another bar is shown.
+        """
+        if self._bar is not None:
+            return None
+        return self._begin(name, total, transient=True)
+
+    def end_work(self, bar: Progress) -> None:
+        """End a bar of `begin_work`, unless a part has replaced it."""
+        if self._bar is bar:
+            self._close()
+
+    def _begin(
+        self, name: str, total: int | None, *, transient: bool = False
+    ) -> Progress:
+        time_left: ProgressColumn = TextColumn("{task.fields[left]}")
+        if transient:
+            time_left = TimeRemainingColumn(compact=True)
+        self._bar = _bar(self.console, time_left, transient=transient)
         self._task = self._bar.add_task(name, total=total, line="", left="")
         self._bar.start()
         return self._bar
@@ -234,6 +260,37 @@ class RichDisplay(ProgressListener):
     def _close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
+            self._bar = None
+
+
+class _WorkBetweenParts:
+    """Shows what a run does before, between and after its parts.
+
+    Args:
+        display: The display of the run.
+    """
+
+    def __init__(self, display: RichDisplay) -> None:
+        self._display = display
+        self._depth = 0  # of the newest work within other work
+        self._bar: Progress | None = None
+
+    def begin(self, name: str, total: int | None) -> None:
+        """Show work, unless it belongs to a part or to other work."""
+        self._depth += 1
+        if self._depth == 1:
+            self._bar = self._display.begin_work(name, total)
+
+    def advance(self, done: int) -> None:
+        """Show how many items are done."""
+        if self._depth == 1 and self._bar is not None:
+            self._bar.update(self._bar.tasks[0].id, completed=done)
+
+    def end(self) -> None:
+        """Remove the bar when the work has ended."""
+        self._depth -= 1
+        if self._depth == 0 and self._bar is not None:
+            self._display.end_work(self._bar)
             self._bar = None
 
 
@@ -709,6 +766,63 @@ def audit_table(audit: Audit) -> Table:
     return table
 
 
+class WorkBar:
+    """Shows what is done, how much of it, at which rate and for how long.
+
+    Args:
+        console: Where to print; nothing if this is no terminal.
+        name: What is done first.
+    """
+
+    def __init__(self, console: Console, name: str) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description:<22}", style="bold", markup=False),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[count]}", markup=False),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+            # Results go through stdout, perhaps into a file, while the bar is shown.
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._name = name
+        self._task = self._bar.add_task(name, total=None, count="")
+        self._depth = 0  # of the newest work within other work
+
+    def begin(self, name: str, total: int | None) -> None:
+        """Show work, unless it is a part of other work."""
+        self._depth += 1
+        if self._depth == 1:
+            self._restart(name, total)
+
+    def advance(self, done: int) -> None:
+        """Show how many items are done, and how many in a second."""
+        if self._depth == 1:
+            self._bar.update(self._task, completed=done)
+            speed = self._bar.tasks[0].speed
+            rate = f"{speed:,.0f}/s" if speed else ""
+            self._bar.update(self._task, count=f"{done:,}  {rate}")
+
+    def end(self) -> None:
+        """Show the first name again when the work has ended."""
+        self._depth -= 1
+        if self._depth == 0:
+            self._restart(self._name, None)
+
+    def _restart(self, name: str, total: int | None) -> None:
+        self._bar.reset(self._task, description=name, total=total, count="")
+
+    def __enter__(self) -> WorkBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+
 class RunsBar:
     """Shows how many of several runs are done; call it after each run.
 
@@ -776,7 +890,9 @@ def paused(bar: Progress | None) -> Iterator[None]:
     bar.start()
 
 
-def _bar(console: Console, time_left: ProgressColumn) -> Progress:
+def _bar(
+    console: Console, time_left: ProgressColumn, *, transient: bool = False
+) -> Progress:
     """Return a bar with a description, a count, a free text and the time left.
 
     It shows nothing if the output is not a terminal. Names of jobs and sites may
@@ -790,6 +906,7 @@ def _bar(console: Console, time_left: ProgressColumn) -> Progress:
         time_left,
         console=console,
         disable=not console.is_terminal,
+        transient=transient,
     )
 
 

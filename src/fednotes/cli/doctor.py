@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
 from fednotes.cli.completers import complete_job
 from fednotes.cli.plain_help import with_examples
-from fednotes.cli.shared import Json, Settings, console, print_json, say
+from fednotes.cli.shared import Json, Settings, console, print_json, say, show_work
 from fednotes.core.cleaning import one_line
 
 if TYPE_CHECKING:
@@ -47,8 +46,7 @@ def doctor(
     """
     from fednotes.jobs.diagnosis import diagnose
 
-    # The status appears only on terminals, not in piped output.
-    with Console(stderr=True).status("examining"):
+    with show_work("examining"):
         diagnosis = diagnose(target, settings or ())
     if json_output:
         print_json(diagnosis.to_dict())

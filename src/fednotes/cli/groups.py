@@ -30,6 +30,7 @@ from fednotes.cli.shared import (
     console,
     print_json,
     say,
+    show_work,
     tell,
     with_options,
 )
@@ -113,12 +114,14 @@ def corpus_stats(
     corpora = {}
     left_out = {}
     for name, path in places.items():
-        documents, problems = examine(path, format or None, encoding)
+        with show_work("reading"):
+            documents, problems = examine(path, format or None, encoding)
         problems.refuse(on_error.value, documents)
         corpora[name] = documents
         if problems.number:
             left_out[name] = problems
-    stats = count(corpora)
+    with show_work("counting"):
+        stats = count(corpora)
     if json_output:
         counts = {name: dict(problems.counts) for name, problems in left_out.items()}
         print_json(stats | {"left_out": counts})
@@ -155,7 +158,8 @@ def corpus_overlap(
     from fednotes.data.notes import read_notes
     from fednotes.data.overlap import MIN_WORDS, NGRAM, index_documents, shared_text
 
-    indexes = [index_documents(read(path, encoding=encoding)) for path in documents]
+    with show_work("reading"):
+        indexes = [index_documents(read(path, encoding=encoding)) for path in documents]
     title = (
         f"shared text: sentences of {MIN_WORDS} words or more, and "
         f"{NGRAM} words in a row"
@@ -171,16 +175,19 @@ def corpus_overlap(
     )
     table = sheet(*heads, left=2, title=title)
     rows: list[dict[str, Any]] = []
-    for path in notes:
-        source = read_notes(path, format or None, encoding=encoding)
-        texts = (note.text for note in source)
-        for other, shared in zip(documents, shared_text(texts, indexes), strict=True):
-            numbers = asdict(shared)
-            names = (
-                Text("/".join(p.parts[-2:]), overflow="fold") for p in (path, other)
-            )
-            table.add_row(*names, *(f"{n:,}" for n in numbers.values()))
-            rows.append({"notes": path, "documents": other, **numbers})
+    with show_work("comparing"):
+        for path in notes:
+            source = read_notes(path, format or None, encoding=encoding)
+            texts = (note.text for note in source)
+            for other, shared in zip(
+                documents, shared_text(texts, indexes), strict=True
+            ):
+                numbers = asdict(shared)
+                names = (
+                    Text("/".join(p.parts[-2:]), overflow="fold") for p in (path, other)
+                )
+                table.add_row(*names, *(f"{n:,}" for n in numbers.values()))
+                rows.append({"notes": path, "documents": other, **numbers})
     if json_output:
         print_json(rows)
     else:
@@ -258,15 +265,16 @@ def convert(
     from fednotes.data.formats import convert as run
 
     try:
-        number, losses, problems = run(
-            source,
-            out,
-            to,
-            format or None,
-            allow_loss=allow_loss,
-            on_error=on_error.value,
-            encoding=encoding,
-        )
+        with show_work("comparing"):
+            number, losses, problems = run(
+                source,
+                out,
+                to,
+                format or None,
+                allow_loss=allow_loss,
+                on_error=on_error.value,
+                encoding=encoding,
+            )
     except LossyError as error:
         message = with_options(str(error))
         print(f"error: {one_line(message, None)}", file=sys.stderr)
@@ -324,8 +332,9 @@ def corpus_synthesise(
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FednotesError(f"{out} is not an empty folder: give a new or empty one")
-    generated = generate(num_sites=sites, sentences_per_site=sentences, seed=seed)
-    write_sites(generated, out, to.value)
+    with show_work("writing"):
+        generated = generate(num_sites=sites, sentences_per_site=sentences, seed=seed)
+        write_sites(generated, out, to.value)
     say(f"{len(generated)} sites in {out}; next: fednotes corpus stats {out}/*/train*")
 
 

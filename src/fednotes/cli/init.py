@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from fednotes.cli.completers import complete_one_of
 from fednotes.cli.plain_help import OldName, with_examples
@@ -22,6 +21,7 @@ from fednotes.cli.shared import (
     console,
     print_json,
     say,
+    show_work,
 )
 from fednotes.core.cleaning import NAME, one_line
 from fednotes.core.errors import FednotesError
@@ -106,8 +106,7 @@ def init(
         )
     require_free(out, overwrite=overwrite or interactive)
     options = ReadOptions(format, column, on_error.value, encoding)
-    # The status appears only on terminals, not in piped output.
-    with Console(stderr=True).status("reading"):
+    with show_work("examining"):
         facts = read_facts(find_places(paths, encoding), options)
     choices = Choices(method=method, encoder=encoder, silos=sites)
     if not json_output:

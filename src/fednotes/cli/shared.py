@@ -10,7 +10,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -155,6 +156,25 @@ def choose_console(*, as_json: bool) -> Console:
     else.
     """
     return Console(stderr=True) if as_json else console
+
+
+@contextmanager
+def show_work(name: str, *, is_shown: bool = True) -> Iterator[None]:
+    """Show the work within the context on stderr, if that is a terminal.
+
+    Args:
+        name: What is done where the work itself does not say it, such as "loading".
+        is_shown: Whether to show it at all.
+    """
+    shown = Console(stderr=True)
+    if not is_shown or not shown.is_terminal:
+        yield
+        return
+    from fednotes.cli.display import WorkBar
+    from fednotes.core.work import shown_by
+
+    with WorkBar(shown, name) as bar, shown_by(bar):
+        yield
 
 
 def print_json(value: Any) -> None:

@@ -32,6 +32,7 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import shipped
 from fednotes.core.seeds import rng_of
 from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.core.work import counted
 from fednotes.data.formats import FORMATS
 from fednotes.data.tags import relabel
 
@@ -412,7 +413,7 @@ def generate(
     lexicon = _draw_lexicon(seed)
     used: dict[str, str] = {}
     sites = []
-    for index in range(num_sites):
+    for index in counted(range(num_sites), "generating sites", num_sites):
         rng = rng_of(seed, "synthetic", index)
         name, shares, types = _profile(index, rng)
         writers = [Writer(genre, seed, rng, lexicon) for genre in GENRES]

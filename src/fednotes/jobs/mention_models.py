@@ -18,6 +18,7 @@ from fednotes.core.errors import ConfigError, DataError, ParameterError
 from fednotes.core.parsing import mapping
 from fednotes.core.settings import path_of
 from fednotes.core.types import Document, Span
+from fednotes.core.work import working
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import OnError
 from fednotes.jobs.evaluation import Evaluation
@@ -262,15 +263,16 @@ class MentionModel:
         """
         window: list[Document] = []
         characters = 0
-        for document in documents:
-            window.append(document)
-            characters += len(document.text)
-            if len(window) >= batch or characters >= MAX_CHARACTERS:
-                yield from self._find(window, threshold)
-                window = []
-                characters = 0
-        if window:
-            yield from self._find(window, threshold)
+        with working("predicting notes") as count:
+            for document in documents:
+                window.append(document)
+                characters += len(document.text)
+                if len(window) >= batch or characters >= MAX_CHARACTERS:
+                    yield from count.each(self._find(window, threshold))
+                    window = []
+                    characters = 0
+            if window:
+                yield from count.each(self._find(window, threshold))
 
     def _find(
         self, documents: Sequence[Document], threshold: float

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.core.listeners import BatchListeners
 from fednotes.core.types import Document, Span, TagSet
+from fednotes.core.work import working
 from fednotes.data.batches import Encoded, Unit, with_spans, without_gold
 from fednotes.data.tags import find_spans, span_tag_mask
 from fednotes.encoders.encoder import length_batches
@@ -549,13 +550,15 @@ class TaggingModel(Model):
         # (tokens,), at the first token of each predicted span
         confidences = np.full(len(ids), np.nan) if with_confidence else None
 
-        for chosen in self._length_groups(corpus.lengths):
-            reading = self._read_batch(corpus, chosen)
-            ids[reading.tokens] = reading.best_tags()
-            if confidences is not None:
-                spans = self._tagged_spans(encoded, ids, chosen)
-                first_tokens = encoded.bounds[chosen][spans[:, 0]] + spans[:, 1]
-                confidences[first_tokens] = reading.span_probabilities(spans)
+        with working("predicting sentences", len(corpus.lengths)) as count:
+            for chosen in self._length_groups(corpus.lengths):
+                reading = self._read_batch(corpus, chosen)
+                ids[reading.tokens] = reading.best_tags()
+                if confidences is not None:
+                    spans = self._tagged_spans(encoded, ids, chosen)
+                    first_tokens = encoded.bounds[chosen][spans[:, 0]] + spans[:, 1]
+                    confidences[first_tokens] = reading.span_probabilities(spans)
+                count.add(len(chosen))
         return with_spans(encoded, ids, confidences)
 
     def _tagged_spans(

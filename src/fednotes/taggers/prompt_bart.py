@@ -35,6 +35,7 @@ from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.numbers import FractionBelowOne, NonNegativeInt, PositiveInt
 from fednotes.core.settings import LocalFile, checked
 from fednotes.core.types import Document, Span, TagSet
+from fednotes.core.work import counted
 from fednotes.encoders.adapters import KeyValues, Prompts, joined, self_attentions
 from fednotes.encoders.bart import (
     BartBackbone,
@@ -649,7 +650,7 @@ class PromptBart(Model):
         groups = length_batches(
             corpus.lengths.tolist(), PREDICT_SUBWORDS, PREDICT_SENTENCES
         )
-        for chosen in groups:
+        for chosen in counted(groups, "predicting batches"):
             decoded, probabilities = self._decode(corpus, chosen, pairs)
             for sentence, ids, each in zip(
                 chosen.tolist(), decoded, probabilities, strict=True

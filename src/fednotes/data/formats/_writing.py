@@ -19,6 +19,7 @@ from fednotes.core.errors import (
 )
 from fednotes.core.store import locked_folder, sync_folder, temporary_path
 from fednotes.core.types import Document
+from fednotes.core.work import working
 from fednotes.data.formats import _registry
 from fednotes.data.formats._comparison import differences
 from fednotes.data.formats._reading import examine
@@ -121,7 +122,7 @@ def measure_loss(
             return measure_loss(documents, format, Path(folder, "documents"))
     module = _registry.find_format(format)
     try:
-        with choosing(format):
+        with choosing(format), working("writing"):
             module.write(documents, path)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         raise DataError(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from fednotes.core import bounds
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document
+from fednotes.core.work import working
 from fednotes.data.formats.problems import Problems
 
 DERIVED_ID = -1  # instead of a line: the id was made by the reader
@@ -52,11 +53,13 @@ def gather(
     """
     gathered: list[ReadDocument] = []
     types = set[str]()
-    for file in files:
-        with problems.collect(kind, file):
-            gathered += list(
-                keep_within_bounds(read_file(file, problems), problems, types)
-            )
+    with working("reading documents") as count:
+        for file in files:
+            with problems.collect(kind, file):
+                documents = keep_within_bounds(
+                    read_file(file, problems), problems, types
+                )
+                gathered += list(count.each(documents))
     return rename_repeated_ids(gathered, problems)
 
 
@@ -76,9 +79,12 @@ def stream_files(
             read.
     """
     types = set[str]()
-    for file in files:
-        with problems.collect(kind, file):
-            yield from keep_within_bounds(read_file(file, problems), problems, types)
+    with working("reading documents") as count:
+        for file in files:
+            with problems.collect(kind, file):
+                yield from count.each(
+                    keep_within_bounds(read_file(file, problems), problems, types)
+                )
 
 
 def keep_within_bounds(

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.work import counted
 from fednotes.data import encodings
 from fednotes.data.formats import parquet
 from fednotes.data.formats.problems import Problems
@@ -93,7 +94,8 @@ def read_notes(  # noqa: PLR0913 - the options of a public function
         )
         records = _read_files(settings, files)
         streams.append(_select(records, settings, wanted, counts))
-    return NoteStream(chain.from_iterable(streams), counts)
+    notes = counted(chain.from_iterable(streams), "reading notes")
+    return NoteStream(notes, counts)
 
 
 def find_packed_or_plain(path: Path) -> Path:

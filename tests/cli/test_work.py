@@ -1,0 +1,98 @@
+"""Commands show long work on stderr if it is a terminal, and nothing otherwise."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tiny_jobs import corpus
+
+from fednotes.cli.display import RichDisplay, WorkBar
+from fednotes.core import work
+from fednotes.core.work import counted, shown_by
+from fednotes.data.formats import read
+
+Run = Callable[..., tuple[str, str]]
+
+
+def make_console() -> Console:
+    """Return a console of a terminal that writes to memory."""
+    return Console(file=StringIO(), force_terminal=True, width=100)
+
+
+@pytest.fixture(autouse=True)
+def _report_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "INTERVAL", 0.0)
+
+
+def text_of(console: Console) -> str:
+    """Return what was written to a console."""
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_a_bar_shows_the_outer_work_its_count_and_its_rate() -> None:
+    console = make_console()
+    with WorkBar(console, "loading") as bar, shown_by(bar):
+        for number in counted(range(30), "reading notes", 30):
+            list(counted(range(5), "inner work"))
+            if number == 20:
+                bar._bar.refresh()
+    shown = text_of(console)
+    assert "reading notes" in shown
+    assert "20  " in shown
+    assert "/s" in shown
+    assert "inner work" not in shown
+
+
+def test_a_run_shows_work_between_its_parts_only(tmp_path: Path) -> None:
+    corpus(tmp_path / "a.conll", "Drug", "north")
+    console = make_console()
+    with RichDisplay(console) as display:
+        assert len(read(tmp_path / "a.conll")) > 0
+        assert display._bar is None  # the work has ended, and its bar is gone
+        display.features(1, 2)
+        read(tmp_path / "a.conll")
+        assert display._bar is not None  # still that of the features
+        display.features(2, 2)
+    shown = text_of(console)
+    assert "reading documents" in shown
+    assert "features of notes" in shown
+
+
+def test_a_piped_command_is_quiet(run: Run, tmp_path: Path) -> None:
+    corpus(tmp_path / "a.conll", "Drug", "north")
+    out, err = run("corpus", "stats", tmp_path / "a.conll", "--json")
+    assert out.startswith("{")
+    assert err == ""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are of POSIX")
+def test_a_terminal_shows_work_while_stdout_holds_the_result_alone(
+    tmp_path: Path,
+) -> None:
+    corpus(tmp_path / "a.conll", "Drug", "north")
+    words = ["convert", "a.conll", "b.jsonl", "--to", "jsonl", "--json"]
+    ours, theirs = pty.openpty()
+    ended = subprocess.run(
+        [sys.executable, "-m", "fednotes", *words],
+        cwd=tmp_path,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        check=True,
+    )
+    os.close(theirs)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert ended.stdout.startswith("{")
+    assert "\x1b" not in ended.stdout
+    assert "comparing" in shown or "reading documents" in shown

@@ -1,0 +1,79 @@
+"""Work is counted and reported to whoever listens, and to nobody otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from fednotes.core import work
+from fednotes.core.work import counted, shown_by, working
+
+
+class Recorder:
+    """Records what a listener receives."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[object, ...]] = []
+
+    def begin(self, name: str, total: int | None) -> None:
+        self.events.append(("begin", name, total))
+
+    def advance(self, done: int) -> None:
+        self.events.append(("advance", done))
+
+    def end(self) -> None:
+        self.events.append(("end",))
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """Return a listener that is told of every item."""
+    monkeypatch.setattr(work, "INTERVAL", 0.0)
+    return Recorder()
+
+
+def test_counted_items_are_those_of_the_iterable_with_and_without_a_listener(
+    recorder: Recorder,
+) -> None:
+    assert list(counted("abc", "letters")) == ["a", "b", "c"]
+    assert recorder.events == []
+    with shown_by(recorder):
+        assert list(counted("ab", "letters", 2)) == ["a", "b"]
+    assert recorder.events == [
+        ("begin", "letters", 2),
+        ("advance", 1),
+        ("advance", 2),
+        ("end",),
+    ]
+
+
+def test_work_ends_after_an_error_and_where_nobody_reads_on(recorder: Recorder) -> None:
+    def fail_at_once() -> None:
+        with working("failing") as count:
+            count.add(3)
+            raise ValueError("no more")
+
+    with shown_by(recorder):
+        with pytest.raises(ValueError, match="no more"):
+            fail_at_once()
+        stream = counted("abc", "letters")
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+    assert recorder.events == [
+        ("begin", "failing", None),
+        ("advance", 3),
+        ("end",),
+        ("begin", "letters", None),
+        ("end",),
+    ]
+
+
+def test_reports_are_at_most_one_for_each_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = Recorder()
+    monkeypatch.setattr(work, "INTERVAL", 1000.0)
+    with shown_by(recorder):
+        list(counted(range(10), "numbers"))
+    assert [event for event in recorder.events if event[0] == "advance"] == [
+        ("advance", 1)
+    ]
