@@ -59,17 +59,18 @@ class PendingApprovals:
 
         An unchanged list is published again after `REPEAT_SECONDS`.
         """
-        names = tuple(site for site in self._sites if site in self.since)
+        missing_sites = tuple(site for site in self._sites if site in self.since)
         now = self._clock()
-        stale = bool(names) and now - self._published_at >= REPEAT_SECONDS
-        if names == self._published and not stale:
+        is_old = now - self._published_at >= REPEAT_SECONDS
+        is_due = bool(missing_sites) and is_old
+        if missing_sites == self._published and not is_due:
             return None
-        self._published = names
+        self._published = missing_sites
         self._published_at = now
         text = waiting_text(self.since, now) or "all approvals have arrived"
         return {
             "kind": "approvals",
-            "since": {name: self.since[name] for name in names},
+            "since": {site: self.since[site] for site in missing_sites},
             "text": text,
         }
 

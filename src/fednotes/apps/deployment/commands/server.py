@@ -77,8 +77,8 @@ def require_ready(
     Args:
         kit: The kit.
         role: The role that it must have.
-        source: A site's file that is to be installed; None for the one in the kit.
-        remedy: What to do if the process runs; by default, to stop it.
+        source: A new site file to be installed; None for the one in the kit.
+        remedy: The remedy in the message if the process runs; by default, to stop it.
     """
     require_role(kit, role)
     require_stopped(kit, role, remedy)
@@ -142,11 +142,9 @@ def report_process(kit: Path, role: str) -> Status:
 
     require_role(kit, role)
     process = processes.status(kit)
-    state = (
-        f"is running (process {process.pid})"
-        if process.is_running
-        else "is not running"
-    )
+    state = "is not running"
+    if process.is_running:
+        state = f"is running (process {process.pid})"
     say(f"{process.name} {state}; log: {process.log}")
     try:
         say(*check_kit(kit))
@@ -172,8 +170,12 @@ Files = Annotated[
 def _prepare(kit: Path, files: Path | None) -> None:
     """Check that a server's kit can start, and install its file.
 
+    Args:
+        kit: The server's kit.
+        files: The file to install; None for the one in the kit.
+
     Raises:
-        ConfigError: Something prevents the start.
+        ConfigError: A problem of the kit, the port or the file prevents the start.
     """
     from fednotes.apps.deployment.preflight import check_port
     from fednotes.apps.deployment.server import SERVER_FILE
@@ -265,7 +267,7 @@ def server_status(kit: Kit, json_output: Json = False) -> None:
 
 
 def describe_process(kit: Path, role: str) -> dict[str, Any]:
-    """Return as JSON whether a kit's process runs, and what its kit warns of.
+    """Return whether a kit's process runs, and warnings about the kit, as JSON values.
 
     Raises:
         ConfigError: The kit has another role.
@@ -275,7 +277,7 @@ def describe_process(kit: Path, role: str) -> dict[str, Any]:
 
     require_role(kit, role)
     process = processes.status(kit)
-    described: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "name": process.name,
         "is_running": process.is_running,
         "process": process.pid,
@@ -284,31 +286,34 @@ def describe_process(kit: Path, role: str) -> dict[str, Any]:
         "problem": "",
     }
     try:
-        described["warnings"] = list(check_kit(kit))
+        facts["warnings"] = list(check_kit(kit))
     except FednotesError as error:
-        described["problem"] = f"this kit no longer works: {error}"
-    return described
+        facts["problem"] = f"this kit no longer works: {error}"
+    return facts
 
 
 def _describe_server(kit: Path) -> dict[str, Any]:
-    """Return as JSON what `server status` shows."""
+    """Return the facts that `server status` shows, as JSON values."""
     from fednotes.apps.deployment.status import (
         ask_server,
         describe_refused_copies,
         describe_saved_runs,
     )
 
-    described = describe_process(kit, "server")
+    facts = describe_process(kit, "server")
     network = None
-    if described["is_running"]:
+    if facts["is_running"]:
         try:
             network = ask_server(kit)
         except FednotesError as error:
-            described["problem"] = f"the server does not answer: {error}"
+            facts["problem"] = f"the server does not answer: {error}"
     if network is None:
-        runs = {"answers": False, "sites": [], "runs": describe_saved_runs(kit)}
-        return described | runs
-    return described | {
+        return facts | {
+            "answers": False,
+            "sites": [],
+            "runs": describe_saved_runs(kit),
+        }
+    return facts | {
         "answers": True,
         "sites": network.sites,
         "runs": network.lines,

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 from fednotes.apps.deployment.nvflare.kit import SERVER, WATCH, read_kit
 from fednotes.apps.deployment.nvflare.trust import (
@@ -175,14 +176,14 @@ def _require_valid(path: Path, problem: CertificateProblem | None) -> None:
     raise ConfigError(f"{path}: the certificate {problem}{remedy}")
 
 
-def find_withdrawal_of_peer(kit: Path, shown: bytes) -> CertificateProblem | None:
+def find_withdrawal_of_peer(kit: Path, der: bytes) -> CertificateProblem | None:
     """Return why a peer's certificate was withdrawn; None if it was not.
 
     Args:
         kit: The kit that connects to the peer.
-        shown: The certificate that the peer showed by TLS, in DER.
+        der: The certificate that the peer presented in TLS, in DER.
     """
-    certificate = x509.load_der_x509_certificate(shown)
+    certificate = x509.load_der_x509_certificate(der)
     return Trust.read(kit / "startup").find_withdrawal(certificate)
 
 
@@ -252,13 +253,12 @@ class CertificateIdentity:
             return names_of(certificate) == [site]
         problem = _find_problem_of_signer(trust, signature)
         if problem is not None:
-            # A wrong clock can make a valid certificate look expired.
-            hint = ": check that this machine's clock is right"
+            hint = ""
+            if problem.kind == "expired":
+                # A wrong clock can make a valid certificate look expired.
+                hint = ": check that this machine's clock is right"
             logger.warning(
-                "the certificate shown for site %r %s%s",
-                site,
-                problem,
-                hint if problem.kind == "expired" else "",
+                "the certificate shown for site %r %s%s", site, problem, hint
             )
         return False
 
@@ -269,21 +269,21 @@ def find_signer(
     """Return the certificate of the signer of a text.
 
     Args:
-        trust: What the verifier trusts.
+        trust: The roots, bridges and revocations that the verifier trusts.
         text: The text.
-        signature: What `CertificateIdentity.sign` returned.
+        signature: The result of `CertificateIdentity.sign`.
         purpose: The purpose that the signature must have.
 
     Returns:
         The certificate; None if it is not accepted or the signature is wrong.
     """
-    shown, raw_signature = _split_signature(signature)
+    parts = _split_signature(signature)
     try:
-        certificate = x509.load_der_x509_certificate(shown)
+        certificate = x509.load_der_x509_certificate(parts.certificate)
         key = certificate.public_key()
         if trust.find_problem(certificate) or not isinstance(key, rsa.RSAPublicKey):
             return None
-        key.verify(raw_signature, joined(purpose, text), _PSS, SHA256())
+        key.verify(parts.signature, joined(purpose, text), _PSS, SHA256())
     except (ValueError, TypeError, InvalidSignature):
         return None
     return certificate
@@ -297,14 +297,26 @@ def _find_problem_of_signer(
     Returns:
         The problem; None if the certificate is accepted or cannot be read.
     """
-    shown, _ = _split_signature(signature)
+    der = _split_signature(signature).certificate
     try:
-        return trust.find_problem(x509.load_der_x509_certificate(shown))
+        return trust.find_problem(x509.load_der_x509_certificate(der))
     except (ValueError, TypeError):
         return None
 
 
-def _split_signature(signature: bytes) -> tuple[bytes, bytes]:
+class _SignatureParts(NamedTuple):
+    """The parts of a result of `CertificateIdentity.sign`.
+
+    Attributes:
+        certificate: The signer's certificate, in DER.
+        signature: The signature without the certificate.
+    """
+
+    certificate: bytes
+    signature: bytes
+
+
+def _split_signature(signature: bytes) -> _SignatureParts:
     """Return the certificate in a signature, and the signature alone."""
     end = _LENGTH_BYTES + int.from_bytes(signature[:_LENGTH_BYTES], "big")
-    return signature[_LENGTH_BYTES:end], signature[end:]
+    return _SignatureParts(signature[_LENGTH_BYTES:end], signature[end:])

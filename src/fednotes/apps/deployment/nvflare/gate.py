@@ -413,6 +413,7 @@ class ServerGate(FLComponent):
 
 
 def _is_part_of_stream(message: Message) -> bool:
+    """Return whether a message is a piece of a stream."""
     channel = message.get_header(_header.CHANNEL)
     topic = message.get_header(_header.TOPIC)
     return bool((channel, topic) == (STREAM_CHANNEL, STREAM_DATA_TOPIC))
@@ -420,10 +421,14 @@ def _is_part_of_stream(message: Message) -> bool:
 
 def _name_of(message: Message) -> tuple[str, str]:
     """Return the channel and the topic of a message, or of the stream it is part of."""
-    channel, topic = _header.CHANNEL, _header.TOPIC
+    channel_header = _header.CHANNEL
+    topic_header = _header.TOPIC
     if _is_part_of_stream(message):
-        channel, topic = StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC
-    return str(message.get_header(channel) or ""), str(message.get_header(topic) or "")
+        channel_header = StreamHeaderKey.CHANNEL
+        topic_header = StreamHeaderKey.TOPIC
+    channel = message.get_header(channel_header)
+    topic = message.get_header(topic_header)
+    return str(channel or ""), str(topic or "")
 
 
 def _is_needed(message: Message, streams: Collection[tuple[str, str]]) -> bool:
@@ -434,7 +439,7 @@ def _is_needed(message: Message, streams: Collection[tuple[str, str]]) -> bool:
         streams: The channels and topics of the streams that this member sends.
     """
     if message.get_header(_header.MSG_TYPE) in _ANSWERS:
-        return True  # NVFlare drops answers to no question
+        return True  # NVFlare drops an answer for which there is no request
     receiver = str(message.get_header(_header.DESTINATION) or "")
     if receiver.partition(".")[0] != FQCN.ROOT_SERVER:
         return False
@@ -457,7 +462,8 @@ def outlive_unreadable_results() -> None:
 def obey_only_the_server(fl_ctx: FLContext) -> None:
     """Make this site's process refuse every request from another member.
 
-    It also refuses the server's requests on the auxiliary channel that no run needs.
+    The process also refuses requests of the server on the auxiliary channel, unless a
+    run needs them.
 
     The sender itself states its name (the origin of the message). The server compares
     this name with the sender's certificate before it relays a message (`ServerGate`).
@@ -466,9 +472,10 @@ def obey_only_the_server(fl_ctx: FLContext) -> None:
     strangers: set[str] = set()
 
     def judge(message: Message) -> Message | None:
+        """Return a refusal of a request; None if it is permitted."""
         origin = str(message.get_header(_header.ORIGIN) or "")
-        # The server and this site, and the processes of their jobs, may send requests.
-        if origin.partition(".")[0] in ("server", site):
+        member, _, _ = origin.partition(".")  # a job's process appends the job's id
+        if member in ("server", site):
             channel, topic = _name_of(message)
             is_aux = channel == cells.CellChannel.AUX_COMMUNICATION
             if not is_aux or topic in AUX_TOPICS:
@@ -489,10 +496,10 @@ def obey_only_the_server(fl_ctx: FLContext) -> None:
 class _OrderCheck(RequestProcessor):
     """Passes an order on to NVFlare only if it cannot harm the site.
 
-    NVFlare deletes the folder of a job in the kit before the job is deployed. If an
-    order did not have to name a job by a valid id, a server could have it delete the
-    folder `rules`, `state` or `startup`. NVFlare also unpacks a job before it checks
-    the signature, and starts a process for each job that the server names.
+    NVFlare deletes the folder of a job in the kit before the job is deployed. Without a
+    check of the job's id, a server could make it delete the folder `rules`, `state` or
+    `startup`. NVFlare also unpacks a job before it checks the signature, and starts a
+    process for each job that the server names.
 
     Args:
         inner: NVFlare's processor of the order.
@@ -518,9 +525,9 @@ class _OrderCheck(RequestProcessor):
         if req.topic == TrainingTopic.DEPLOY:
             problem = _find_bomb(req.body)
         elif req.topic == TrainingTopic.START_JOB:
-            running = len(app_ctx.get_all_job_ids())
-            if running >= MAX_JOBS:
-                problem = f"{running} jobs are running already"
+            num_running = len(app_ctx.get_all_job_ids())
+            if num_running >= MAX_JOBS:
+                problem = f"{num_running} jobs are running already"
         if problem:
             logger.error("an order of the server was refused: %s", problem)
             return error_reply(problem)
@@ -530,7 +537,7 @@ class _OrderCheck(RequestProcessor):
 def _find_bomb(archive: Any) -> str:
     """Return why a packed job may not be unpacked; "" if it may.
 
-    `zipfile` unpacks no more of a file than the archive says.
+    `zipfile` unpacks no more bytes of a file than the archive's directory says.
     """
     if not isinstance(archive, bytes | bytearray):
         return "it has no job"

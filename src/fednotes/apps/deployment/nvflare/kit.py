@@ -86,24 +86,29 @@ def order_submissions(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
     Args:
         jobs: NVFlare's facts of each submission, among them `job_id`.
     """
-    known = {str(job["job_id"]): job for job in jobs}
+    jobs_by_id = {str(job["job_id"]): job for job in jobs}
 
     def submit_time(job: Mapping[str, Any]) -> float:
+        """Return when a job was submitted; 0 if that is unknown."""
         return float(job.get("submit_time") or 0)
 
     def sort_key(job: Mapping[str, Any]) -> tuple[float, int, float]:
-        first = job
+        """Return the time of the first submission, the repetitions since, and the time.
+
+        Both times are by the server's clock.
+        """
+        first_job = job
         origins: list[str] = []
-        origin = str(first.get("cloned_from") or "")
+        origin = str(job.get("cloned_from") or "")
         while origin and origin not in origins:
             origins.append(origin)
-            if origin not in known:  # it was deleted
+            if origin not in jobs_by_id:  # it was deleted
                 break
-            first = known[origin]
-            origin = str(first.get("cloned_from") or "")
-        return submit_time(first), len(origins), submit_time(job)
+            first_job = jobs_by_id[origin]
+            origin = str(first_job.get("cloned_from") or "")
+        return submit_time(first_job), len(origins), submit_time(job)
 
-    return [dict(job) for job in sorted(known.values(), key=sort_key)]
+    return [dict(job) for job in sorted(jobs_by_id.values(), key=sort_key)]
 
 
 def find_loose_keys(kit: Path) -> list[Path]:
@@ -121,19 +126,21 @@ def build_kit_files(facts: Kit, kit: Path) -> dict[str, Any]:
     Returns:
         The path of each file within the kit, with its JSON value.
     """
-    tables = dict(_read_tables()[facts.role])
+    templates = _read_tables()
+    tables = dict(templates[facts.role])
     if facts.role != ADMIN:
-        tables |= _read_tables()["both"]
+        tables |= templates["both"]
     if facts.role == SERVER:
-        tables |= {
-            f"{WATCH}/{name}": table for name, table in _read_tables()[ADMIN].items()
-        }
-    files: dict[str, Any] = _fill_in(tables, {**facts.model_dump(), "kit": str(kit)})
+        for name, table in templates[ADMIN].items():
+            tables[f"{WATCH}/{name}"] = table
+    words = {**facts.model_dump(), "kit": str(kit)}
+    files: dict[str, Any] = _fill_in(tables, words)
     return files
 
 
 @cache
 def _read_tables() -> dict[str, Any]:
+    """Return the templates of NVFlare's files, by the role of the kit."""
     return shipped("apps/deployment/nvflare/kit.toml")
 
 
@@ -194,6 +201,7 @@ def write_job_folder(
     }
 
     def fill(folder: Path) -> None:
+        """Write the files of the job."""
         (folder / "app" / "config").mkdir(parents=True)
         for name, table in _fill_in(_read_tables()["job"], words).items():
             write_json(folder / name, table)

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
@@ -73,12 +74,12 @@ logger = logging.getLogger("fednotes.presence")
 
 @dataclass
 class Contact:
-    """Keeps what a site's process knows about the server.
+    """Keeps a site's record of the server's answers, in memory and on disk.
 
     Attributes:
         kit: The site's kit.
         now: Returns the time in seconds since the epoch; tests replace it.
-        known: What the process knows.
+        known: The record.
         is_away: Whether the server does not answer.
     """
 
@@ -105,7 +106,7 @@ class Contact:
         self._write()
 
     def check_silence(self) -> None:
-        """Write the known facts, and warn once if the server no longer answers."""
+        """Write the record, and warn once if the server no longer answers."""
         silence = self.now() - self.known.last
         if not self.is_away and silence > LOST_SECONDS:
             logger.warning(
@@ -115,6 +116,7 @@ class Contact:
         self._write()
 
     def _write(self) -> None:
+        """Write the record to the kit."""
         with suppress(Exception):  # a full disk must not end the connection
             write_json(self.kit / CONTACT_FILE, asdict(self.known))
 
@@ -150,19 +152,30 @@ def hash_kit_location(kit: Path) -> str:
     return hashlib.sha256(location.encode()).hexdigest()[:32]
 
 
+class Heartbeat(NamedTuple):
+    """The last heartbeat of a site.
+
+    Attributes:
+        kit_location: Hash of the location of the kit that it came from.
+        time: When it arrived, in seconds.
+    """
+
+    kit_location: str
+    time: float
+
+
 @dataclass
 class Liveness:
-    """What the server knows about the processes of its sites.
+    """Records which of a server's sites send heartbeats, and from where.
 
     Attributes:
         now: Returns a time in seconds; tests replace it.
-        contacts: For each site, the hash of its kit's location and the time of its
-            last heartbeat.
+        contacts: Site to its last heartbeat.
         silent: The sites whose silence was logged.
     """
 
     now: Callable[[], float] = time.monotonic
-    contacts: dict[str, tuple[str, float]] = field(default_factory=dict)
+    contacts: dict[str, Heartbeat] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
 
     def note_alive(self, site: str, kit_location: str) -> None:
@@ -170,7 +183,7 @@ class Liveness:
         if site not in self.contacts or site in self.silent:
             logger.info("site %r is connected", site)
         self.silent.discard(site)
-        self.contacts[site] = (kit_location, self.now())
+        self.contacts[site] = Heartbeat(kit_location, self.now())
 
     def note_left(self, site: str) -> None:
         """Record that a site has left."""
@@ -179,27 +192,27 @@ class Liveness:
 
     def check_silence(self) -> None:
         """Log each site that has become silent, once."""
-        for site, (_, last) in list(self.contacts.items()):
-            if site not in self.silent and self.now() - last > LOST_SECONDS:
+        for site, heartbeat in list(self.contacts.items()):
+            is_silent = self.now() - heartbeat.time > LOST_SECONDS
+            if is_silent and site not in self.silent:
                 self.silent.add(site)
                 logger.warning(
                     "site %r has not been heard of for %.0f s", site, LOST_SECONDS
                 )
 
     def is_elsewhere(self, site: str, kit_location: str) -> bool:
-        """Return whether a process at another location was heard from recently.
+        """Return whether a process of a site at another location sent a heartbeat.
 
-        That process of the site runs from a copy of the kit.
+        Such a process runs from a copy of the kit. Only recent heartbeats count.
 
         Args:
             site: The site.
             kit_location: Hash of the location of the kit that the message comes from.
         """
-        contact = self.contacts.get(site)
-        if contact is None:
+        heartbeat = self.contacts.get(site)
+        if heartbeat is None or heartbeat.kit_location == kit_location:
             return False
-        known_location, last = contact
-        return known_location != kit_location and self.now() - last < LOST_SECONDS
+        return self.now() - heartbeat.time < LOST_SECONDS
 
 
 def _topic(message: Message) -> str:
@@ -279,8 +292,8 @@ class ServerPresence(FLComponent):
         super().__init__()
         self._liveness = Liveness()
         self._kit = Path()
-        # site -> when its second process was refused
-        self._refused_at: dict[str, float] = {}
+        # Site to the time when its second process was refused.
+        self._refusal_times: dict[str, float] = {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Install the filters when the process has started, and start the watch."""
@@ -313,7 +326,7 @@ class ServerPresence(FLComponent):
         is_elsewhere = self._liveness.is_elsewhere(site, kit_location)
         if topic == _TOPICS.Register:
             if is_elsewhere:
-                self._note_refused(site)
+                self._record_second_process(site)
                 return make_reply(
                     cells.ReturnCode.UNAUTHENTICATED, error=_SECOND_PROCESS
                 )
@@ -327,16 +340,18 @@ class ServerPresence(FLComponent):
     def add_trust(self, message: Message) -> None:
         """Add the newest trust list to a reply if the site lacks it."""
         if _topic(message) == _TOPICS.HEART_BEAT:
-            to = str(message.get_header(cells.MessageHeaderKey.DESTINATION) or "")
-            self._courier.attach(message, to.partition(".")[0])
+            receiver = message.get_header(cells.MessageHeaderKey.DESTINATION)
+            site, _, _ = str(receiver or "").partition(".")
+            self._courier.attach(message, site)
 
-    def _note_refused(self, site: str) -> None:
+    def _record_second_process(self, site: str) -> None:
+        """Log and store that a second process of a site was refused."""
         logger.warning(
             "a second process of site %r was refused: check whether its kit was copied",
             site,
         )
-        self._refused_at[site] = time.time()
+        self._refusal_times[site] = time.time()
         try:
-            write_json(self._kit / SECOND_FILE, self._refused_at)
+            write_json(self._kit / SECOND_FILE, self._refusal_times)
         except Exception as error:
             logger.warning("%s", error)

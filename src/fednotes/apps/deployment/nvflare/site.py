@@ -95,10 +95,11 @@ class FednotesExecutor(Executor):
         )
 
     def _host_or_none(self, fl_ctx: FLContext) -> Host | None:
-        """Return the job's host, which is started if there is none.
+        """Return the job's host after starting it if necessary.
 
-        None after a failed start: `_refusal` then says why, and the host is started
-        again only after RETRY_SECONDS.
+        Returns:
+            None after a failed start. `_refusal` then gives the reason, and the next
+            start is tried after RETRY_SECONDS.
 
         Raises:
             NoRoom: The disk has no room. The next frame starts the host again.
@@ -114,7 +115,7 @@ class FednotesExecutor(Executor):
         return self._host
 
     def _log_failure(self, error: Exception) -> str:
-        """Log why a frame failed, and return the reason in words that may leave."""
+        """Log why a frame failed, and return a reason that may leave the site."""
         if isinstance(error, FednotesError):
             logger.error("%s", whole_line(error, self._site))
             return without_folders(explained(error, self._site))
@@ -125,10 +126,14 @@ class FednotesExecutor(Executor):
     def _record_reason(self, reason: str) -> dict[str, str]:
         """Record in the ledger why there is no reply.
 
+        The reason may be sent only if the ledger can record it, or has already recorded
+        it. After SAME_REASON_LINES lines, a repeated reason gets no further line.
+
+        Args:
+            reason: The reason, in words that may leave the site.
+
         Returns:
-            The headers that tell the server. The reason is sent only if the ledger can
-            record it, or has already recorded it; otherwise there are no headers. After
-            SAME_REASON_LINES lines, a repeated reason is sent without another line.
+            The headers with which the reason is sent; {} if it may not be sent.
         """
         if self._kit is None:
             return {}
@@ -155,7 +160,8 @@ class FednotesExecutor(Executor):
         )
         try:
             ledger = ledger_of(self._kit)
-            if is_full or self._reasons[digest] >= SAME_REASON_LINES:
+            needs_no_line = is_full or self._reasons[digest] >= SAME_REASON_LINES
+            if needs_no_line:
                 ledger.head()  # raises for an edited ledger, whose content is unknown
             else:
                 ledger.append(entry)
