@@ -84,8 +84,9 @@ class AnswerTimes:
         self.clock = clock
         self._sleep = sleep
         self._max_class = last_class_within(longest)
-        self._durations: dict[str, deque[float]] = {}  # durations by task
-        self._wary: dict[str, int] = {}  # answers for which it is wary, by task
+        self._durations: dict[str, deque[float]] = {}  # newest durations by task
+        # Task to the number of further answers that are delayed to a coarse class.
+        self._num_coarse: dict[str, int] = {}
 
     def counts(self, task: str, seconds: float) -> dict[str, float]:
         """Return what the site adds to the sum: 1 under its class, 0 under the others.
@@ -95,38 +96,44 @@ class AnswerTimes:
             seconds: The time that the task has taken so far.
         """
         site_class = self._class(task, seconds)
-        if self._wary.get(task):
+        if self._num_coarse.get(task):
             site_class = _coarse(site_class)
         return {name: float(level == site_class) for level, name in enumerate(PACES)}
 
-    def wait(self, task: str, begun: float, told: int | None) -> None:
+    def wait(self, task: str, start_time: float, slowest_class: int | None) -> None:
         """Delay the answer to a task.
 
         Args:
             task: The task.
-            begun: When its request arrived, by `clock`.
-            told: The class of the slowest site; None if it is not known.
+            start_time: When its request arrived, by `clock`.
+            slowest_class: The class of the slowest site, as the server reports it; None
+                if it is not known.
         """
-        duration = self.clock() - begun
+        duration = self.clock() - start_time
         site_class = self._class(task)
         durations = self._durations.setdefault(task, deque(maxlen=WINDOW))
         is_settled = len(durations) >= SETTLED
         durations.append(duration)
-        if told is not None and told < site_class and is_settled:
-            self._wary[task] = WARY
-        wary = self._wary.get(task, 0)
-        self._wary[task] = max(0, wary - 1)
+        if slowest_class is not None and slowest_class < site_class and is_settled:
+            # The reported class is wrong, because this site is slower.
+            self._num_coarse[task] = WARY
+        num_coarse = self._num_coarse.get(task, 0)
+        self._num_coarse[task] = max(0, num_coarse - 1)
 
-        level = -1 if told is None else min(told, self._max_class)
+        level = -1 if slowest_class is None else min(slowest_class, self._max_class)
+        is_too_short = level < site_class or duration > seconds_of(level)
         if not is_settled:
             level = max(_coarse(level), _coarse(class_of(duration)))
-        elif level < site_class or duration > seconds_of(level) or wary:
+        elif is_too_short or num_coarse:
             level = max(level, _coarse(max(site_class, class_of(duration))))
         # A coarse class may end after the request's timeout, which makes the site late.
         if duration <= seconds_of(self._max_class):
             level = min(level, self._max_class)
-        while (seconds_left := begun + seconds_of(level) - self.clock()) > 0:
+        answer_time = start_time + seconds_of(level)
+        seconds_left = answer_time - self.clock()
+        while seconds_left > 0:
             self._sleep(seconds_left)
+            seconds_left = answer_time - self.clock()
 
     def _class(self, task: str, seconds: float = 0.0) -> int:
         """Return the class of the slowest recent answer, with a margin."""

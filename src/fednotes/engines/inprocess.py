@@ -79,17 +79,19 @@ class InProcess(Rounds):
             checkpoint = self._files.newest(
                 lambda facts: list(dict(facts["sites"])), self._restore
             )
-            self._resumed = checkpoint[0] if checkpoint else None
+            if checkpoint is not None:
+                self._resumed, _ = checkpoint
 
     def sum(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> Total:
         """Run `task` at one site after another, adding each reply as it arrives."""
-        sent = tensors or {}
+        sent_tensors = tensors or {}
         if self.summing is not None:
-            return self.summing.total(_Exchange(self, task, sent, options))
+            return self.summing.total(_Exchange(self, task, sent_tensors, options))
+        # A generator, so that only one update is in memory at a time.
         updates = (
-            self._count_bytes(self.run(site, task, sent, options))
+            self._count_bytes(self.run(site, task, sent_tensors, options))
             for site in self._sites
         )
         return replace(Total.of(updates), included=self.names)
@@ -100,9 +102,9 @@ class InProcess(Rounds):
         """Run `task` at one site after another; return the updates by site."""
         if self.summing is not None:
             raise hidden(task)
-        sent = tensors or {}
+        sent_tensors = tensors or {}
         return {
-            site.id: self._count_bytes(self.run(site, task, sent, options))
+            site.id: self._count_bytes(self.run(site, task, sent_tensors, options))
             for site in self._sites
         }
 
@@ -112,19 +114,34 @@ class InProcess(Rounds):
         return self._number
 
     def _count_bytes(self, update: Update) -> Update:
-        numbers = 1 + len(update.metrics)
-        self.bytes_up += nbytes(update.tensors) + NUMBER_BYTES * numbers
+        """Add the size of an update to `bytes_up`, and return the update."""
+        num_numbers = 1 + len(update.metrics)  # with the weight
+        self.bytes_up += nbytes(update.tensors) + NUMBER_BYTES * num_numbers
         return update
 
     def run(
-        self, site: SiteTasks, task: str, sent: Tensors, options: Mapping[str, Option]
+        self,
+        site: SiteTasks,
+        task: str,
+        tensors: Tensors,
+        options: Mapping[str, Option],
     ) -> Update:
-        """Run a task at one site and return its update."""
+        """Run a task at one site and return its update.
+
+        Args:
+            site: The site.
+            task: The task.
+            tensors: The tensors that the server sends.
+            options: The task's options.
+
+        Raises:
+            TrainingError: The site has no such task.
+        """
         if task not in site.tasks:
             raise TrainingError(f"site {site.id!r} has no task {task!r}")
-        check_received(sent, site.id, task)
-        update: Update = getattr(site, task)(sent, **options)
-        self.bytes_down += nbytes(sent) + NUMBER_BYTES * len(options)
+        check_received(tensors, site.id, task)
+        update: Update = getattr(site, task)(tensors, **options)
+        self.bytes_down += nbytes(tensors) + NUMBER_BYTES * len(options)
         self._replies.setdefault(task, {})[site.id] = update.metrics
         return update
 

@@ -135,10 +135,14 @@ def reduce_parts(site: SiteOfJob, parts_by_site: Mapping[str, Parts]) -> SiteDat
     parts = dict(parts_by_site[site.name])
     types = _require_trainable(site, parts["train"])
     if config.mask_overlap:
-        others = [
-            other["train"] for name, other in parts_by_site.items() if name != site.name
+        train_of_others = [
+            other_parts["train"]
+            for name, other_parts in parts_by_site.items()
+            if name != site.name
         ]
-        parts["train"] = mask_overlap(parts["train"], others, config.mask_overlap, seed)
+        parts["train"] = mask_overlap(
+            parts["train"], train_of_others, config.mask_overlap, seed
+        )
     if config.fraction < 1:
         sentences = sentence_documents(parts["train"])
         parts["train"] = subsample(sentences, config.fraction, seed)
