@@ -27,10 +27,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_job_is_examined_and_the_setting_can_be_copied(job: Path, run: Run) -> None:
     out, _ = run("doctor", "job.toml")
-    assert "1. high  south: sites write the same entity type differently" in out
+    assert "low  south: sites write the same entity type differently" in out
     assert 'try: sites.south.label_map = { DRUGS = "Drug" }' in out
     assert "checked: learning rate, number of steps" in out
-    assert "--set KEY=VALUE" in out
+    assert "fednotes simulate job.toml --out runs/next --set KEY=VALUE" in out
     assert "Zebul" not in out
     setting = 'sites.south.label_map={ DRUGS = "Drug" }'
     renamed, _ = run("doctor", "job.toml", "--set", setting)

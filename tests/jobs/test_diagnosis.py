@@ -324,10 +324,14 @@ def test_names_that_differ_in_spelling_get_a_label_map(
     notes: Paths, tmp_path: Path
 ) -> None:
     other = write_site(tmp_path / "b", ("DRUGS",))
-    cause = find(fn.doctor(make_job(notes[0], other)), "names_alike")
+    shared = {"private": []}
+    job = make_job(notes[0], other, training=shared)
+    cause = find(fn.doctor(job), "names_alike")
     assert cause.importance == "high"
     assert values(cause) == {"sites.south.label_map": {"DRUGS": "Drug"}}
-    mapped = make_job(notes[0], other)
+    own_layers = find(fn.doctor(make_job(notes[0], other)), "names_alike")
+    assert own_layers.importance == "low"
+    mapped = make_job(notes[0], other, training=shared)
     mapped["sites"]["south"]["label_map"] = {"DRUGS": "Drug"}
     assert "names_alike" not in codes(fn.doctor(mapped))
 
@@ -340,11 +344,13 @@ def test_a_label_map_to_try_keeps_the_names_that_the_job_maps(
     cause = find(fn.doctor(job), "names_alike")
     label_map = values(cause)["sites.south.label_map"]
     assert label_map["x"] == "Drug"
+    assert "Drug" not in label_map
 
 
 def test_a_narrower_name_is_left_to_a_person(notes: Paths, tmp_path: Path) -> None:
     other = write_site(tmp_path / "b", ("Drug_name",))
-    cause = find(fn.doctor(make_job(notes[0], other)), "names_related")
+    job = make_job(notes[0], other, training={"private": []})
+    cause = find(fn.doctor(job), "names_related")
     assert cause.importance == "medium"
     assert values(cause) == {"sites.south.label_map": {"Drug_name": "Drug"}}
 

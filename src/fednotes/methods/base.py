@@ -184,6 +184,11 @@ class Method(ABC):
         del config, measure
         return self.length_key
 
+    def shares_outputs(self, config: Any) -> bool:
+        """Return whether sites share output layers, in which names of types meet."""
+        del config
+        return True
+
     def count_steps(self, config: Any, sizes: Sequence[int]) -> int | None:
         """Return the maximum number of optimizer steps on the shared model.
 

@@ -718,6 +718,10 @@ class FedNER(Method):
         del measure
         return "rounds" if config.rounds else "epochs"
 
+    def shares_outputs(self, config: Config) -> bool:
+        """Return whether the CRF is shared."""
+        return "crf" not in config.private
+
     def count_steps(self, config: Config, sizes: Sequence[int]) -> int:
         """Return the maximum number of steps; each is of one batch of all sites."""
         rounds, examples = self.plan_rounds(config, sizes)

@@ -359,6 +359,10 @@ class Finetune(Method):
         """Return the number of cycles, and of sentences per cycle over all sites."""
         return config.last_cycle, examples_of(config, sizes)
 
+    def shares_outputs(self, config: Any) -> bool:
+        """Return whether the output layer is shared."""
+        return not {"classifier", "crf"} & set(config.private)
+
     def count_steps(self, config: Any, sizes: Sequence[int]) -> int:
         """Return the steps of a site in all cycles, as the mean over the sites."""
         return count_steps(config, sizes)

@@ -592,6 +592,10 @@ class Personal(finetune.Finetune):
         """Return the class of the token classifier's settings."""
         return {"token-classifier": TokenClassifierConfig}
 
+    def shares_outputs(self, config: Any) -> bool:
+        """Return whether rows of the classifier are shared."""
+        return bool(config.share_outputs != "none")
+
     def configure(self, config: Config, sites: Sequence[SiteData]) -> Config:
         """Return the settings with the union of tags and the tags of shared rows."""
         tags = all_tags(sites)

@@ -92,6 +92,10 @@ class DPMethod(Method):
         """Return the key of [training] that limits the length of training."""
         return self._method.name_length_key(config, measure)
 
+    def shares_outputs(self, config: Any) -> bool:
+        """Return whether sites share output layers."""
+        return self._method.shares_outputs(config)
+
     def count_steps(self, config: Any, sizes: Sequence[int]) -> int:
         """Return the promised number of rounds, each of which is a step."""
         return self.plan_rounds(config, sizes)[0]

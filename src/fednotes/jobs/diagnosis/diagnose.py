@@ -116,7 +116,8 @@ def diagnose(target: str | Path | Job, settings: Sequence[str] = ()) -> Diagnosi
                 "`fednotes simulate` or `fednotes run`, or a job"
             )
         return diagnose_run(folder)
-    return diagnose_job(load_job(target, tuple(settings)))
+    diagnosis = diagnose_job(load_job(target, tuple(settings)))
+    return replace(diagnosis, subject=str(target))
 
 
 # ---- a job ---------------------------------------------------------------------------

@@ -260,26 +260,33 @@ def _find_alike_names(job: Job, types: _Types) -> Iterator[Cause]:
     maps = find_label_maps(types)
     if alike := [each for each in maps if each.is_active]:
         message = "sites write the same entity type differently"
-        yield _describe_names("names_alike", "high", message, job, types, alike)
+        yield _describe_names("names_alike", message, job, types, alike)
     if related := [each for each in maps if not each.is_active]:
         message = "types of different sites may be the same"
-        yield _describe_names("names_related", "medium", message, job, types, related)
+        yield _describe_names("names_related", message, job, types, related)
 
 
 def _describe_names(
     code: str,
-    importance: Importance,
     message: str,
     job: Job,
     types: _Types,
     maps: Sequence[LabelMap],
 ) -> Cause:
-    """Return the cause that sites have several names for a type."""
+    """Return the cause that sites have several names for a type.
+
+    Names do not matter in training while each site has an output layer of its own.
+    """
+    importance: Importance = "low"
+    effect = "which matters once sites share the output layer"
+    if job.module.shares_outputs(job.config):
+        importance = "high" if code == "names_alike" else "medium"
+        effect = "so they are learned as different types"
     return Cause(
         code,
         importance,
         list_names(list(dict.fromkeys(each.site for each in maps))),
-        f"{message}, so they are learned as different types",
+        f"{message}, {effect}",
         "rename them by label_map, if they are the same",
         evidence=tuple(
             Evidence(
@@ -305,19 +312,21 @@ def _label_map_settings(job: Job, maps: Sequence[LabelMap]) -> Iterator[Setting]
             current = dict(job.sites[site].label_map)
             # A name that the job has already mapped is mapped to the new one.
             merged = {old: names.get(new, new) for old, new in current.items()}
-            value = {**names, **merged}
+            value = {old: new for old, new in {**names, **merged}.items() if old != new}
             yield Setting.of("sites", site, "label_map", value=value, current=current)
 
 
 def _find_unmapped_types(job: Job, types: _Types) -> Iterator[Cause]:
     """Yield types that only one site has although its label_map renames others."""
-    alike = {(each.site, each.old) for each in find_label_maps(types)}
+    maps = find_label_maps(types)
+    alike = {(each.site, each.old) for each in maps}
+    targets = {each.new for each in maps}
     for site, config in job.sites.items():
         others = _sum_types(of for name, of in types.items() if name != site)
         lone = {
             label: number
             for label, number in types.get(site, {}).items()
-            if label not in others and (site, label) not in alike
+            if not (label in others or label in targets or (site, label) in alike)
         }
         if not (others and lone and config.label_map):
             continue
