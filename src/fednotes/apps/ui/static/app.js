@@ -33,13 +33,12 @@ document.addEventListener("keydown", (event) => {
 
 // A table that is too wide scrolls by itself; people who use a keyboard must reach it.
 function reachWideTables() {
-  for (const box of document.querySelectorAll(".wide")) {
-    if (box.scrollWidth > box.clientWidth) {
-      box.tabIndex = 0;
-      box.setAttribute("role", "region");
-      box.setAttribute("aria-label", "Table, scrolls sideways");
-    }
-  }
+  document.querySelectorAll(".wide").forEach((box, place) => {
+    if (box.scrollWidth <= box.clientWidth) return;
+    box.tabIndex = 0;
+    box.setAttribute("role", "region");
+    box.setAttribute("aria-label", `Table ${place + 1}, scrolls sideways`);
+  });
 }
 reachWideTables();
 window.addEventListener("resize", reachWideTables);
