@@ -244,21 +244,28 @@ def _cell_of(mine: str, job_id: str) -> Any:
     return cell
 
 
-def send_unreadable(mine: str, job_id: str) -> str:
-    """Send the server's part of a job a result that cannot be decoded."""
+def send_unreadable(mine: str, job_id: str) -> None:
+    """Send the server's part of a job what is no result: bytes that cannot be decoded,
+    a number, a list in lists, and a result without all that NVFlare adds."""
     from nvflare.apis.fl_constant import ServerCommandNames
+    from nvflare.apis.shareable import Shareable
     from nvflare.fuel.f3.cellnet.defs import CellChannel, Encoding
     from nvflare.fuel.f3.message import Message
     from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+    from nvflare.fuel.utils import fobs
 
-    message = Message({StreamHeaderKey.PAYLOAD_ENCODING: Encoding.FOBS}, b"\xc1" * 100)
-    sent = _cell_of(mine, job_id).send_blob(
-        CellChannel.SERVER_COMMAND,
-        ServerCommandNames.SUBMIT_UPDATE,
-        f"server.{job_id}",
-        message,
-    )
-    return str(sent.exception(timeout=10))
+    nested: list[Any] = []
+    for _ in range(200):
+        nested = [nested]
+    payloads = [b"\xc1" * 100, *map(fobs.dumps, (7, nested, Shareable()))]
+    for payload in payloads:
+        sent = _cell_of(mine, job_id).send_blob(
+            CellChannel.SERVER_COMMAND,
+            ServerCommandNames.SUBMIT_UPDATE,
+            f"server.{job_id}",
+            Message({StreamHeaderKey.PAYLOAD_ENCODING: Encoding.FOBS}, payload),
+        )
+        sent.exception(timeout=10)
 
 
 def order_the_server(mine: str, other_site: str, job_id: str) -> dict[str, str]:

@@ -177,16 +177,14 @@ def dishonest_main(setup: Setup) -> RecordingHost:
 
 
 class Unreadable(RecordingHost):
-    """A site that sends what cannot be decoded, and then does its task."""
+    """A site that sends what is no result, and then does its task."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self._setup, self._sent = setup, setup.kit / "sent.txt"
+        self._setup = setup
 
     def handle(self, frame: bytes) -> bytes:
-        answer = send_unreadable(self._setup.site, self._setup.job_id)
-        with self._sent.open("a") as answers:
-            answers.write(f"{answer}\n")
+        send_unreadable(self._setup.site, self._setup.job_id)
         return super().handle(frame)
 
 
