@@ -67,6 +67,18 @@ def test_a_run_shows_work_between_its_parts_only(tmp_path: Path) -> None:
     assert "features of notes" in shown
 
 
+def test_a_run_shows_the_rate_of_work_and_leaves_no_line_of_it() -> None:
+    console = make_console()
+    with RichDisplay(console) as display:
+        for number in counted(range(30), "reading notes"):
+            if number == 20 and display._bar is not None:
+                display._bar.refresh()
+    shown = text_of(console)
+    assert "20/?" in shown
+    assert "/s" in shown
+    assert shown.rstrip().endswith("\x1b[2K")  # the line is erased
+
+
 def test_a_piped_command_is_quiet(run: Run, tmp_path: Path) -> None:
     corpus(tmp_path / "a.conll", "Drug", "north")
     out, err = run("corpus", "stats", tmp_path / "a.conll", "--json")

@@ -17,6 +17,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -284,7 +285,8 @@ class _WorkBetweenParts:
     def advance(self, done: int) -> None:
         """Show how many items are done."""
         if self._depth == 1 and self._bar is not None:
-            self._bar.update(self._bar.tasks[0].id, completed=done)
+            task = self._bar.tasks[0]
+            self._bar.update(task.id, completed=done, line=_rate_text(task))
 
     def end(self) -> None:
         """Remove the bar when the work has ended."""
@@ -801,10 +803,8 @@ class WorkBar:
     def advance(self, done: int) -> None:
         """Show how many items are done, and how many in a second."""
         if self._depth == 1:
-            self._bar.update(self._task, completed=done)
-            speed = self._bar.tasks[0].speed
-            rate = f"{speed:,.0f}/s" if speed else ""
-            self._bar.update(self._task, count=f"{done:,}  {rate}")
+            rate = _rate_text(self._bar.tasks[0])
+            self._bar.update(self._task, completed=done, count=f"{done:,}  {rate}")
 
     def end(self) -> None:
         """Show the first name again when the work has ended."""
@@ -821,6 +821,11 @@ class WorkBar:
 
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
+
+
+def _rate_text(task: Task) -> str:
+    """Return how many items a second are done; "" while it is not known."""
+    return f"{task.speed:,.0f}/s" if task.speed else ""
 
 
 class RunsBar:
