@@ -157,7 +157,7 @@ def progress_line(sites: int) -> str:
     part = Part("federated", (object(),) * sites, None, method=method)
     bar.begin(part, 10, 5)
     replies = {"evaluate": {f"site{n}": {"f1": n / 1000} for n in range(sites)}}
-    bar.round(RoundResult(0, {"loss": 1.0}, sites, 0, 0, 1.0, True, replies))
+    bar.round(RoundResult(0, {"loss": 1.0}, sites, 0, 0, 1.0, True, replies=replies))
     bar.end()
     return out.getvalue()
 
