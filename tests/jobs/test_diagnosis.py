@@ -336,6 +336,19 @@ def test_names_that_differ_in_spelling_get_a_label_map(
     assert "names_alike" not in codes(fn.doctor(mapped))
 
 
+def test_names_come_before_what_they_explain(notes: Paths, tmp_path: Path) -> None:
+    """Longer training would not make the sites' names equal."""
+    other = write_site(tmp_path / "b", ("DRUGS",))
+    training = {"private": [], "epochs": 4, "learning_rate": 3e-3}
+    job = make_job(notes[0], other, training=training, conditions=["federated"])
+    fn.simulate(job, tmp_path / "run")
+    high = [
+        c.code for c in fn.doctor(tmp_path / "run").causes if c.importance == "high"
+    ]
+    assert high[0] == "names_alike"
+    assert "few_steps" in high
+
+
 def test_a_label_map_to_try_keeps_the_names_that_the_job_maps(
     notes: Paths, tmp_path: Path
 ) -> None:

@@ -66,7 +66,7 @@ def _show(diagnosis: Diagnosis) -> None:
     if any(cause.settings for cause in diagnosis.causes):
         job = "JOB" if diagnosis.state != "job" else diagnosis.subject
         say(
-            "try one setting at a time, from the top:",
+            "try the settings of one cause at a time, from the top:",
             f"  fednotes simulate {job} --out runs/next --set KEY=VALUE",
         )
 

@@ -39,6 +39,16 @@ from fednotes.metrics.gap import ALPHA, main_score
 LEARNED = 0.5
 # A cause of single runs is one of the job if more than half of its seeds show it.
 MOST_SEEDS = 0.5
+# What longer training does not mend, and what explains a curve that rises slowly.
+_ROOTS = (
+    "failed",
+    "diverged",
+    "rate_high",
+    "rate_low",
+    "noise_large",
+    "names_alike",
+    "types_untrained",
+)
 # What other causes explain, where there are any.
 _EFFECTS = (
     "nothing_found",
@@ -365,8 +375,12 @@ def _propose_once(causes: Iterable[Cause]) -> Iterator[Cause]:
 def _sort(causes: Iterable[Cause]) -> tuple[Cause, ...]:
     """Return causes by importance; of equal ones, causes come before their effects."""
 
-    def place(cause: Cause) -> tuple[int, bool]:
-        return IMPORTANCES.index(cause.importance), cause.code in _EFFECTS
+    def place(cause: Cause) -> tuple[int, bool, bool]:
+        return (
+            IMPORTANCES.index(cause.importance),
+            cause.code in _EFFECTS,
+            cause.code not in _ROOTS,
+        )
 
     return tuple(sorted(causes, key=place))
 
