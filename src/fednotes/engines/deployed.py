@@ -294,10 +294,11 @@ class Deployed(Rounds):
             seconds=self.seconds,
             summing=self._summing.state(),
         )
-        parts = {
-            f"asked{index}": each.tensors for index, each in enumerate(members.prologue)
-        }
-        prologue = [[each.task, dict(each.options)] for each in members.prologue]
+        parts = {}
+        prologue = []
+        for index, request in enumerate(members.prologue):
+            parts[f"asked{index}"] = request.tensors
+            prologue.append([request.task, dict(request.options)])
         facts = {"progress": asdict(progress), "prologue": prologue}
         self._files.save(state, parts, facts)
         members.marks = (*members.marks, members.number)[-KEPT_CHECKPOINTS:]
@@ -361,21 +362,22 @@ class _Exchange:
     ) -> None:
         self._members = engine._members
         self.least = engine._least
-        preparing = engine._preparing
+        is_preparing = engine._preparing
         is_first = engine._active is None
         self.sites = engine._active or ()
         if is_first:
-            self.sites = self._members.gather(self.least, prepare=not preparing)
-        told_number = engine._told if is_first and not tensors else 0
-        # The tensors that the request refers to, for sites that do not have them.
-        self._tensors: Tensors | None = engine._tensors if told_number else None
+            self.sites = self._members.gather(self.least, prepare=not is_preparing)
+        # A first request without tensors refers to those of an earlier request.
+        earlier_number = engine._told if is_first and not tensors else 0
+        # These tensors, for sites that do not have them.
+        self._tensors: Tensors | None = engine._tensors if earlier_number else None
         self.request = self._members.request(
             task,
             first=is_first,
-            told=told_number,
+            told=earlier_number,
             tensors=tensors,
             options=options,
-            preparing=preparing,
+            preparing=is_preparing,
         )
         self._attached = Attached()
         self._answers = Answers()
@@ -396,13 +398,13 @@ class _Exchange:
     def task(self, attached: Attached | None = None, *, sites: Sites = None) -> Replies:
         """Return the replies to the method's request; see `summing.Exchange`."""
         self._attached = attached or Attached()
-        chosen = [site for site in self.sites if sites is None or site in sites]
-        if self.request.number != self._members.number:  # a stage preceded it
+        chosen_sites = [site for site in self.sites if sites is None or site in sites]
+        if self.request.number != self._members.number:  # a stage came before it
             self.request = replace(self.request, number=self._members.next_number())
         # The first attempt has the request's own number, each later one a new number.
         numbers = chain((self.request.number,), iter(self._members.next_number, None))
         self._answers = self._members.ask_again(
-            chosen,
+            chosen_sites,
             lambda sites: self._requests(sites, next(numbers)),
             least=self.least,
             catch_up=True,
@@ -421,12 +423,14 @@ class _Exchange:
         """
 
         def make(sites: Sequence[str]) -> dict[str, Request]:
+            """Return each site's request; equal ones are one object."""
             counted = {**self._members.counted, **self.numbers}
-            blank = replace(self._members.request(name), counted=counted)
-            distinct = {id(attached[site]): attached[site] for site in sites}
-            requests = {
-                key: replace(blank, attached=each) for key, each in distinct.items()
-            }
+            template = replace(self._members.request(name), counted=counted)
+            requests: dict[int, Request] = {}  # by the identity of the attachment
+            for site in sites:
+                attachment = attached[site]
+                if id(attachment) not in requests:
+                    requests[id(attachment)] = replace(template, attached=attachment)
             return {site: requests[id(attached[site])] for site in sites}
 
         again = self.request.first and not self._answers.replies
@@ -461,16 +465,18 @@ class _Exchange:
 
     def _requests(self, sites: Sequence[str], number: int) -> dict[str, Request]:
         """Return the method's request for each site; equal requests are one object."""
-        short = replace(
+        request = replace(
             self.request,
             number=number,
             counted=dict(self._members.counted),
             attached=self._attached,
         )
         if self._tensors is None:
-            return dict.fromkeys(sites, short)
-        full = replace(short, told=0, tensors=self._tensors)
-        knows = self._members.knows
-        return {
-            site: short if knows.get(site) == short.told else full for site in sites
-        }
+            return dict.fromkeys(sites, request)
+        # For sites that do not have the tensors to which the request refers.
+        request_with_tensors = replace(request, told=0, tensors=self._tensors)
+        requests = {}
+        for site in sites:
+            has_tensors = self._members.knows.get(site) == request.told
+            requests[site] = request if has_tensors else request_with_tensors
+        return requests

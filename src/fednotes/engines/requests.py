@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from annotated_types import Ge, Gt
 
@@ -177,6 +177,18 @@ class RunState:
     summing: Mapping[str, Any] = field(default_factory=dict)
 
 
+class _Drop(NamedTuple):
+    """The reason to drop a reply.
+
+    Attributes:
+        kind: The kind of the event that reports it.
+        text: The reason in words.
+    """
+
+    kind: Kind
+    text: str
+
+
 class Participants:
     """The sites of a run, in their fixed order.
 
@@ -340,10 +352,9 @@ class Participants:
             text = f"site {site!r}: its reply is damaged ({error}); asked again"
             self.notify(Event("damaged", request.number, text, site))
             return
-        reason = self._reason_to_drop(site, reply, request, answers)
-        if reason is not None:
-            kind, text = reason
-            self.notify(Event(kind, request.number, text, site))
+        drop = self._reason_to_drop(site, reply, request, answers)
+        if drop is not None:
+            self.notify(Event(drop.kind, request.number, drop.text, site))
             return
 
         answers.missing.discard(site)
@@ -354,8 +365,10 @@ class Participants:
                 return
             except RefusedError as error:
                 # The site undoes the task: its state does not contain this request.
-                has = request.counted.get(site, 0)
-                reply = replace(reply, update=None, refusal=str(error), has=has)
+                last_counted = request.counted.get(site, 0)
+                reply = replace(
+                    reply, update=None, refusal=str(error), has=last_counted
+                )
         answers.refused[site] = replace(reply, attached=Attached())
         self.notify(Event("refused", request.number, reply.refusal, site))
 
@@ -374,24 +387,27 @@ class Participants:
 
     def _reason_to_drop(  # noqa: PLR0911 - one return for each reason
         self, site: str, reply: Reply, request: Request, answers: Answers
-    ) -> tuple[Kind, str] | None:
+    ) -> _Drop | None:
         """Return the reason to drop a reply; None if it answers the request."""
         if reply.site != site:
-            return "refused", f"site {site!r} answered in the name of {reply.site!r}"
+            return _Drop(
+                "refused", f"site {site!r} answered in the name of {reply.site!r}"
+            )
         if reply.number == 0 and reply.later:
-            return "damaged", f"site {site!r} got a damaged request; asked again"
-        answered = (reply.job, reply.run, reply.number)
-        if answered != (request.job, request.run, request.number):
-            return "late", (
+            return _Drop("damaged", f"site {site!r} got a damaged request; asked again")
+        replied_to = (reply.job, reply.run, reply.number)
+        if replied_to != (request.job, request.run, request.number):
+            return _Drop(
+                "late",
                 f"site {site!r} answered request {reply.number} of run {reply.run}, "
-                "which is old"
+                "which is old",
             )
         if site in answers.replies or site in answers.refused:
-            return "duplicate", f"site {site!r} answered twice"
+            return _Drop("duplicate", f"site {site!r} answered twice")
         if reply.update is None and reply.later:
-            return "refused", f"{reply.refusal}; asked again"
+            return _Drop("refused", f"{reply.refusal}; asked again")
         if site not in answers.missing:
-            return "refused", f"site {site!r} sent an unsolicited reply"
+            return _Drop("refused", f"site {site!r} sent an unsolicited reply")
         return None
 
     @property
