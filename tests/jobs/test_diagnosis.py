@@ -609,6 +609,20 @@ def test_a_run_records_counts_and_causes_without_words(untrained_run: Path) -> N
     assert not any(word in printed for word in DRUGS)
 
 
+def test_the_report_has_what_to_try(untrained_run: Path, tmp_path: Path) -> None:
+    """It leaves the section out if the run's job cannot be read here."""
+    page = fn.write_report(untrained_run, tmp_path / "report.html").read_text("utf-8")
+    assert "What to try" in page
+    assert "training.epochs = " in page
+    copy = tmp_path / "run"
+    shutil.copytree(untrained_run, copy)
+    record = json.loads((copy / "job.json").read_text("utf-8"))
+    record["table"]["method"] = "of a package that is not installed"
+    (copy / "job.json").write_text(json.dumps(record), encoding="utf-8")
+    page = fn.write_report(copy, tmp_path / "other.html").read_text("utf-8")
+    assert "What to try" not in page
+
+
 def test_a_key_with_special_characters_is_quoted() -> None:
     setting = Setting.of("sites", "St. Mary", "label_map", value={"a b": "c"})
     assert str(setting) == 'sites."St. Mary".label_map = { "a b" = "c" }'
