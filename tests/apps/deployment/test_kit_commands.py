@@ -127,7 +127,10 @@ def test_a_kit_of_an_earlier_version_or_another_folder_goes_on(
     assert json.loads(path.read_text())["components"][1] == current["components"][1]
     assert (f'"{kit.resolve()}/store/jobs"' in path.read_text()) is (name == "server")
     config = ConfigService.load_config_dict(COMM_FILE, [str(kit)])
-    assert config == {"internal": {"scheme": INSIDE, "resources": {}}}
+    assert config == {
+        "internal": {"scheme": INSIDE, "resources": {}},
+        "streaming_max_blob_size": 2**32,
+    }
 
 
 @pytest.mark.usefixtures("process_options")
