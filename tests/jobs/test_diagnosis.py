@@ -416,6 +416,39 @@ def test_a_site_with_few_mentions_is_small(notes: Paths, tmp_path: Path) -> None
     assert numbers(cause)["mentions"] < 30
 
 
+@pytest.fixture(scope="module")
+def encoder_run(
+    notes: Paths, bert: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Return a run that fine-tuned an encoder with a vocabulary of few words."""
+    job = make_job(*notes, conditions=["federated"], method="finetune")
+    job["training"] = {"cycles": 1, "local_epochs": 0.1}
+    job["model"] = {"encoder": str(bert), "train": "lora"}
+    out = tmp_path_factory.mktemp("encoder") / "run"
+    fn.simulate(job, out)
+    return out
+
+
+@pytest.mark.parametrize(("pieces", "is_split"), [(200, True), (149, False)])
+def test_an_encoder_that_splits_most_words_does_not_fit(
+    encoder_run: Path, tmp_path: Path, pieces: int, is_split: bool
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(encoder_run, out)
+    path = out / "federated" / "done.json"
+    done = json.loads(path.read_text("utf-8"))
+    counted = done["reading"]["north"]
+    record = json.loads((out / "job.json").read_text("utf-8"))
+    assert counted["words"] == record["data"]["north"]["words"]
+    assert counted["pieces"] > counted["words"]
+    done["reading"] = {"north": {"words": 100, "pieces": pieces}}
+    path.write_text(json.dumps(done), encoding="utf-8")
+    diagnosis = fn.doctor(out)
+    assert ("words_split" in codes(diagnosis)) == is_split
+    if is_split:
+        assert numbers(find(diagnosis, "words_split")) == {"pieces_per_word": 2.0}
+
+
 # ---- settings ------------------------------------------------------------------------
 
 

@@ -189,6 +189,14 @@ class MethodSite(SiteTasks, Protocol):
         """
         return ""
 
+    def measure_reading(self) -> Mapping[str, int]:
+        """Return counts of how the model reads the training data, for a diagnosis.
+
+        Returns:
+            "words" and "pieces", the sub-words of an encoder; empty without sub-words.
+        """
+        return {}
+
     def document_counts(
         self,
         site: str,  # noqa: ARG002 - subclasses use it

@@ -309,6 +309,8 @@ class Outcome(BaseModel):
         valid: Site → validation score of its model; None without validation data.
         documents: Site → counts of each of its test documents
             (`MethodSite.document_counts`), from which two conditions are compared.
+        reading: Site → counts of how its model reads the training data
+            (`MethodSite.measure_reading`), for a diagnosis.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -323,6 +325,7 @@ class Outcome(BaseModel):
     eta: float | None = None
     valid: dict[str, float | None] = {}
     documents: dict[str, list[list[int]]] = {}
+    reading: dict[str, dict[str, int]] = {}
 
 
 def read_result(folder: Path) -> RunResult:

@@ -235,6 +235,7 @@ class _Run:
             described=first_site.described(),
             eta=first_site.eta,
             valid={site.id: site.valid_score for site in method_sites},
+            reading={site.id: dict(site.measure_reading()) for site in method_sites},
         )
 
     def _model_folders(self, part: Part, folder: Path) -> list[Path | None]:

@@ -29,7 +29,7 @@ from fednotes.core.tensors import (
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.metrics.spans import SpanCounts, document_counts, forms_of
-from fednotes.taggers.corpora import PreparedCorpus
+from fednotes.taggers.corpora import EncoderCorpus, PreparedCorpus
 from fednotes.taggers.model import Model, ModelConfig
 from fednotes.taggers.saving import build_model, save_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig, earlier_types
@@ -512,6 +512,13 @@ class MentionSite(MethodSite):
     def scores_on(self, site: SiteData) -> dict[str, Any]:
         """Return this model's scores on another site's test data, for its types."""
         return self._scores(self._test_counts(site, site.test))
+
+    def measure_reading(self) -> dict[str, int]:
+        """Return the numbers of words and sub-words; see `MethodSite`."""
+        corpus = self.train_set
+        if not isinstance(corpus, EncoderCorpus):
+            return {}
+        return {"words": int(corpus.words.sum()), "pieces": len(corpus.pieces.ids)}
 
     def document_counts(self, site: str) -> NDArray[np.int64] | None:
         """Return the counts of a site's test documents; see `MethodSite`."""

@@ -5,6 +5,7 @@ runs          what the folder of a run holds
 learning      causes that the learning curves show
 gain          whether the federation pays, and where it does not
 participation sites that are absent, or unlike the others
+vocabulary    encoders whose vocabulary does not fit the notes
 plan          causes that the settings and the sites' sizes show
 """
 

@@ -20,6 +20,7 @@ from fednotes.jobs.diagnosis.plan import (
     find_step_causes,
 )
 from fednotes.jobs.diagnosis.runs import RunEvidence, read_run
+from fednotes.jobs.diagnosis.vocabulary import find_vocabulary_causes
 from fednotes.jobs.job import Job, count_data
 from fednotes.jobs.job_file import load_job, parse_job
 from fednotes.jobs.parts import prepare
@@ -200,6 +201,7 @@ def diagnose_run(folder: Path) -> Diagnosis:
         *find_rate_causes(job),
         *find_noise_causes(job, run.facts, promise),
         *find_participation_causes(run),
+        *find_vocabulary_causes(run),
         *job.kind.find_data_causes(job, run.facts),
         *find_step_causes(job, run.facts, job.config),
         *_find_score_causes(run),
