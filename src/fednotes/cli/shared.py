@@ -163,7 +163,7 @@ def show_work(name: str, *, is_shown: bool = True) -> Iterator[None]:
     """Show the work within the context on stderr, if that is a terminal.
 
     Args:
-        name: What is done where the work itself does not say it, such as "loading".
+        name: What to show while the work does not name itself, such as "loading".
         is_shown: Whether to show it at all.
     """
     shown = Console(stderr=True)
@@ -189,7 +189,7 @@ def print_json(value: Any) -> None:
 
 
 def _replace_infinite(value: Any) -> Any:
-    """Return a value whose numbers are finite or None."""
+    """Return a value with NaN and infinities as None, and keys as text."""
     if isinstance(value, Mapping):
         return {str(key): _replace_infinite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -220,7 +220,7 @@ _PARAMETER = re.compile("`([a-z_]+)`")
 
 
 def with_options(message: str) -> str:
-    """Return a message in which options replace the parameters in backticks."""
+    """Return a message with its parameters in backticks written as options."""
 
     def option(match: re.Match[str]) -> str:
         parameter = match[1]

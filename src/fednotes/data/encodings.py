@@ -141,7 +141,7 @@ def marked(head: bytes) -> tuple[str, int]:
 
 
 def codec_of(head: bytes, named: str = AUTO) -> tuple[str, int]:
-    """Return the codec to try first on a file, and the length of its mark.
+    """Return the codec to try first on a file, and the length of its byte-order mark.
 
     Args:
         head: The file's first bytes, of which at most `HEAD` are used.
@@ -162,6 +162,8 @@ def codec_of(head: bytes, named: str = AUTO) -> tuple[str, int]:
             f"the text looks like {wide.upper()} without a byte-order mark: set "
             f'encoding = "{wide}"'
         )
+    # UTF-8 first, even if the user named another encoding that contains ASCII: text in
+    # such an encoding is rarely valid UTF-8.
     return "utf-8", 0
 
 

@@ -243,11 +243,11 @@ def fixed_rows(
 
 
 def _ids_of(backbone: BartBackbone, text: str) -> list[int]:
-    """Return the sub-words of words as within a text, after a blank."""
+    """Return the sub-word ids of a text, as if a blank preceded it."""
     words = text.split()
     if not words:
         return []
-    passage = Passage(" ".join(["", *words]), np.zeros((0, 2), np.int64))
+    passage = Passage(" " + " ".join(words), np.zeros((0, 2), np.int64))
     return list(map(int, backbone.split([passage]).ids))
 
 

@@ -294,23 +294,31 @@ class AveragingWithDP(DPSupport):
 
 
 def traffic_of(
-    config: Averaging, shared: Tensors, before: int = 0, head: int = 0
+    config: Averaging,
+    shared: Tensors,
+    warm_up_cycles: int = 0,
+    warm_up_bytes: int = 0,
 ) -> tuple[int, int]:
     """Return the maximum bytes that a site sends and receives in a run.
 
     Args:
         config: The settings of the run.
         shared: The shared parameters.
-        before: Number of cycles of a warm-up.
-        head: Size in bytes of the parameters that a warm-up trains.
+        warm_up_cycles: Number of cycles of a warm-up.
+        warm_up_bytes: Size of the parameters that a warm-up trains.
     """
-    up, code = count_bytes(shared, config.compression, config.sites)
-    size = nbytes(shared)
-    in_warm_up = before * head
-    # Evaluated parameters are not sent again, except the best ones at the end.
-    times_received = max(1, before) + config.cycles + (config.keep_cycle == BEST)
-    sent = in_warm_up + config.cycles * up
-    return sent, in_warm_up + times_received * size + config.cycles * code
+    bytes_up, step_size_bytes = count_bytes(shared, config.compression, config.sites)
+    in_warm_up = warm_up_cycles * warm_up_bytes
+    sent = in_warm_up + config.cycles * bytes_up
+
+    # All shared parameters arrive in each cycle of the warm-up (without one, once at
+    # the start) and after each cycle. Evaluated parameters are not sent again, except
+    # the best ones at the end.
+    times_received = (
+        max(1, warm_up_cycles) + config.cycles + (config.keep_cycle == BEST)
+    )
+    received = times_received * nbytes(shared) + config.cycles * step_size_bytes
+    return sent, in_warm_up + received
 
 
 def examples_of(config: Averaging, sizes: Sequence[int]) -> int:

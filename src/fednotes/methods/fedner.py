@@ -581,8 +581,8 @@ def schedule(config: Config, examples: int, batch: int) -> tuple[int, int]:
 def batch_share(size: int, examples: int, config: Config) -> int:
     """Return |N_i| = |S_i| / Σ|S_j| · N, rounded to the nearest integer (halves up).
 
-    It is at least `least_share`, if the site has that many sentences, so that a server
-    that sends too large a sum does not get the gradient of a single sentence. The
+    It is at least `least_share`, if the site has that many sentences. Otherwise a
+    server could announce too large a sum and get the gradient of one sentence. The
     shares of all sites may add up to slightly more or less than N.
 
     Args:

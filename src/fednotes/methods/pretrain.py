@@ -683,9 +683,12 @@ class Pretrain(Method):
         """Return the bytes that a site sends and receives."""
         del sizes
         shared = shared_model(config.model, config.seed, "cpu")
-        head = nbytes({name: shared.initial[name] for name in shared.head})
-        before = config.warm_up_cycles(has_new_head=shared.model.new_head)
-        return traffic_of(config, shared.initial, before, head)
+        return traffic_of(
+            config,
+            shared.initial,
+            warm_up_cycles=config.warm_up_cycles(has_new_head=shared.model.new_head),
+            warm_up_bytes=nbytes({name: shared.initial[name] for name in shared.head}),
+        )
 
     def list_warnings(self, config: Config) -> tuple[str, ...]:
         """Warn if the word embeddings and the output bias are shared."""

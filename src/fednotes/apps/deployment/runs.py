@@ -523,7 +523,7 @@ class Follower:
             )
 
     def _show_progress(self, server: Admin) -> None:
-        """Show the lines of progress that the run has published since the last call."""
+        """Show new lines of progress; right after submission, how a site approves."""
         if self.just_submitted:
             self.just_submitted = False
             self.say(

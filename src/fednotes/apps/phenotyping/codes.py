@@ -159,8 +159,7 @@ def parse(name: str) -> tuple[str, str]:
 def _can_begin_code(system: System, text: str) -> bool:
     """Return whether a text is a code or a prefix of one.
 
-    It is if appending zeros completes it: this holds for "C7" and "E11.", not for
-        "E1.".
+    A prefix becomes a code by appending zeros: "C7" and "E11." do, "E1." does not.
     """
     return any(
         system.form.fullmatch(text + "0" * zeros) for zeros in range(_LONGEST_CODE)

@@ -543,7 +543,7 @@ def _stamps(path: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple(stamps)
 
 
-@lru_cache(maxsize=1)  # for the UMLS, it takes a minute to build and a gigabyte
+@lru_cache(maxsize=1)  # the UMLS's takes a minute to build and a gigabyte of memory
 def _matcher(
     path: Path | None,
     format: str,
@@ -551,7 +551,7 @@ def _matcher(
     context: Option,
     stamps: tuple[Any, ...],  # noqa: ARG001 - a changed file is another argument
 ) -> Matcher:
-    """Return the matcher of a dictionary; None stands for the generated patients'."""
+    """Return a dictionary's matcher; without a path, that of generated patients."""
     if path is None:
         return Matcher(synthetic.dictionary(), context)
     return Matcher(read_dictionary(path, format, **dict(options)), context)

@@ -54,7 +54,12 @@ def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
 
 
 def to_record(row: Any, context: jsonl.MentionContext) -> dict[str, Any]:
-    """Return a row of BigBIO as a record of JSONL."""
+    """Return a row of BigBIO as a record of JSONL.
+
+    Args:
+        row: The row.
+        context: Opens a context that leaves out a mention whose reading fails in it.
+    """
     passages = bioc.require_objects(row, "passages")
     text = _join_passages(passages)
     entities = bioc.require_objects(row, "entities")

@@ -54,14 +54,14 @@ class TypeSystem:
         return self.is_of(self.features[layer.type][layer.feature], STRING)
 
     def layers(self) -> list[Layer]:
-        """Return the annotation types that have a string feature, one for each."""
-        return [
-            layer
+        """Return a layer for each string feature of each annotation type."""
+        layers = [
+            Layer(type, feature)
             for type, features in self.features.items()
             if self.is_of(type, "uima.tcas.Annotation")
-            for layer in (Layer(type, feature) for feature in features)
-            if self.has_string(layer)
+            for feature in features
         ]
+        return [layer for layer in layers if self.has_string(layer)]
 
 
 def parse_type_system(file: BinaryIO, path: Path) -> TypeSystem:

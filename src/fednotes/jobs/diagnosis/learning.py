@@ -52,12 +52,12 @@ def find_learning_causes(run: RunEvidence) -> Iterator[Cause]:
     others = [curve for curve in curves if curve not in diverged]
     for measure in dict.fromkeys(curve.measure for curve in others):
         alike = [curve for curve in others if curve.measure == measure]
-        rising = [curve for curve in alike if _is_rising(curve)]
+        rising = [curve for curve in alike if _is_undertrained(curve)]
         # A federation with a slow part may have settled itself.
         if any(curve.condition == "federated" for curve in rising) or (
             rising and not any(curve.condition == "federated" for curve in alike)
         ):
-            yield _describe_rise(run.job, measure, rising)
+            yield _describe_undertraining(run.job, measure, rising)
         past = [curve for curve in alike if _is_past_its_best(run.job, curve)]
         if past:
             yield _describe_past_best(run.job, past)
@@ -67,20 +67,20 @@ def find_learning_causes(run: RunEvidence) -> Iterator[Cause]:
 
 
 def _has_diverged(curve: Curve) -> bool:
-    """Return whether the loss rose again, or the score collapsed."""
+    """Return whether the loss ended far above its start, or the score collapsed."""
     losses = curve.losses
     if len(losses) >= FEWEST_EVALUATIONS:
         end = fmean(losses[-max(2, _tail_length(losses)) :])
-        if end > EXPLODED * losses[0] > 0:
+        if losses[0] > 0 and end > EXPLODED * losses[0]:
             return True
     scores = curve.scores
     if curve.measure != "valid_f1" or len(scores) < FEWEST_EVALUATIONS:
         return False
     best = max(scores)
-    # Untrained models may find mentions by chance, until they have learned that most
-    # words are outside; the loss falls meanwhile.
-    place = scores.index(best)
-    still_learns = len(losses) == len(scores) and losses[-1] < losses[place]
+    # An untrained model may find mentions by chance. Once it learns that most words are
+    # outside, its F1 drops while its loss falls, and that is no divergence.
+    at_best = scores.index(best)
+    still_learns = len(losses) == len(scores) and losses[-1] < losses[at_best]
     has_collapsed = best > STEEP_RISE and scores[-1] < COLLAPSED * best
     return has_collapsed and not still_learns
 
@@ -125,7 +125,7 @@ def _describe_failure(run: RunEvidence) -> Cause:
 # ---- still learning ------------------------------------------------------------------
 
 
-def _is_rising(curve: Curve) -> bool:
+def _is_undertrained(curve: Curve) -> bool:
     """Return whether a curve still improves at its end."""
     scores = curve.scores
     if not curve.measure:
@@ -166,7 +166,7 @@ def _is_falling(losses: Sequence[float], share: float) -> bool:
     return before - fmean(losses[-tail:]) > share * abs(before)
 
 
-def _describe_rise(job: Job, measure: str, curves: Sequence[Curve]) -> Cause:
+def _describe_undertraining(job: Job, measure: str, curves: Sequence[Curve]) -> Cause:
     """Return the cause that training ended too early."""
     first = curves[0]
     rise = _measure_rise(first) if measure == "valid_f1" else 0.0

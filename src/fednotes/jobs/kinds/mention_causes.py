@@ -425,42 +425,44 @@ def _find_densities(
 ) -> Iterator[Cause]:
     """Yield types that one site annotates much more often than another."""
     words = {site: int(facts[site].get("words", 0)) for site in types}
-    differing: dict[str, dict[str, float]] = {}
+    # Type → the sites that annotate it most and least often, with their densities.
+    extremes: dict[str, dict[str, float]] = {}
     for label in _sum_types(types.values()):
         # per 1,000 words, at the sites that have the type
         densities = {
-            site: 1000 * of_site[label] / words[site]
-            for site, of_site in types.items()
-            if of_site.get(label) and words[site]
+            site: 1000 * counts[label] / words[site]
+            for site, counts in types.items()
+            if counts.get(label) and words[site]
         }
         if len(densities) < 2:
             continue
         highest = max(densities, key=densities.__getitem__)
         lowest = min(densities, key=densities.__getitem__)
         expected = densities[highest] * words[lowest] / 1000
-        is_counted = types[highest][label] >= RARE and expected >= RARE
-        if is_counted and densities[highest] >= DENSITY_RATIO * densities[lowest]:
-            differing[label] = {
+        is_common = types[highest][label] >= RARE and expected >= RARE
+        if is_common and densities[highest] >= DENSITY_RATIO * densities[lowest]:
+            extremes[label] = {
                 highest: densities[highest],
                 lowest: densities[lowest],
             }
-    if not differing:
+    if not extremes:
         return
     evidence = [
         Evidence(
             f"{label}: "
-            + ", ".join(f"{each:.2g} at {site}" for site, each in densities.items())
+            + ", ".join(f"{value:.2g} at {site}" for site, value in densities.items())
             + " per 1,000 words",
             "job.json",
             {"type": label, "per_1000_words": densities},
         )
-        for label, densities in differing.items()
+        for label, densities in extremes.items()
     ]
+    sites = dict.fromkeys(site for pair in extremes.values() for site in pair)
     yield Cause(
         "densities_differ",
         "medium",
-        list_names(list(dict.fromkeys(s for of in differing.values() for s in of))),
-        f"sites annotate {list_names(list(differing))} very differently often, so "
+        list_names(list(sites)),
+        f"sites annotate {list_names(list(extremes))} at very different rates, so "
         "their notes or their guidelines differ",
         "compare the guidelines; if they differ, leave more of the model to each site",
         evidence=tuple(evidence[:5]),

@@ -117,7 +117,9 @@ def _deal(
 
 
 def _key_of(site: str, document: Document, by: str) -> Key:
-    """Return the key of a document's patient, or of the note it is or was split from.
+    """Return the key by which a document is grouped.
+
+    It is that of its patient, or of the note that it is or was split from.
 
     Args:
         site: Name of the document's site.

@@ -37,7 +37,7 @@ RECURRENT = "lstm.weight_ih_l0"  # of shape (directions, outputs, width)
 
 
 def words_read(scene: Scene) -> Trial:
-    """Distinguish words that were read from words of the site that no site read."""
+    """Try to tell the words of a mini-batch from the site's words that were in none."""
     update = layer_update(
         scene,
         observed=observed_layers(scene),
@@ -54,10 +54,12 @@ def words_read(scene: Scene) -> Trial:
     decoys = rng_of(0, "decoys").permutation(absent)[:MAX_DECOYS]
 
     width = rows.shape[1]
-    gradients = [step[..., :width].flatten(0, -2) for step in update.gradients]
+    # Without the columns of contextual features.
+    gradients = [each[..., :width].flatten(0, -2) for each in update.gradients]
     outside = outside_span(gradients)
+    of_audited_site = words[0]
     return Trial.from_scores(
-        _scores(rows, words[0], outside), _scores(rows, decoys, outside)
+        _scores(rows, of_audited_site, outside), _scores(rows, decoys, outside)
     )
 
 

@@ -933,7 +933,7 @@ def open_authority(
         ConfigError: There is no authority, or it belongs to another project.
     """
     folder = out / AUTHORITY_FOLDER
-    _read_record(project, folder)
+    _read_record(project, folder)  # raises if there is none of this project
     return Authority.open(folder, project.name, ask_passphrase, create=False)
 
 
