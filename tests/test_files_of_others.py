@@ -53,6 +53,7 @@ OWN_FILES = {
     "apps/phenotyping/dictionary.py:": _SHIPPED,
     "apps/phenotyping/synthetic.py:": _SHIPPED,
     "apps/phenotyping/words.py:": _SHIPPED,
+    "apps/tracking/tensorboard.py:add_files": _TEMPORARY,
     "apps/ui/review.py:export": _TEMPORARY,
     "cli/app.py:main": "the null device",
     "core/parsing.py:open_regular": "it checks what it has opened",

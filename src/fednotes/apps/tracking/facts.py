@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from fednotes.core.errors import FednotesError
-from fednotes.core.parsing import mapping, number
+from fednotes.core.parsing import mapping, number, read_regular
 from fednotes.core.store import write_text
 from fednotes.jobs.card import CARD
 from fednotes.jobs.declaration import without_places
@@ -223,13 +223,13 @@ def write_artifacts(folder: Path, out: Path) -> list[Path]:
         config = _table_of_job(result.config)
         result.model_copy(update={"config": config, "command": ""}).write(out)
         if (folder / METRICS).is_file():
-            write_text(out / METRICS, (folder / METRICS).read_text("utf-8"))
+            write_text(out / METRICS, read_regular(folder / METRICS).decode())
         write_report(out)
         (out / METRICS).unlink(missing_ok=True)
         for model in _find_federated_models(folder):
             site = model.parent.name if model.parent.parent.name == "sites" else ""
             name = f"model_card_{site}.md" if site else "model_card.md"
-            write_text(out / name, (model / CARD).read_text("utf-8"))
+            write_text(out / name, read_regular(model / CARD).decode())
     return sorted(path for path in out.iterdir() if path.is_file())
 
 
