@@ -450,7 +450,7 @@ def require_permitted(site: Any, total: Total) -> None:
         size=0,
         secure=True,
         scores=False,
-        left=1,
+        num_sent=1,
     )
 
 
