@@ -39,7 +39,7 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
     if page.stem in APPLICATIONS:
         needs_app(APPLICATIONS[page.stem])
     pytest.importorskip("transformers")
-    run_page(page, tmp_path, timeout=600)
+    run_page(page, tmp_path, timeout=850)
 
 
 def test_every_shell_block_is_run_or_said_not_to_be() -> None:
