@@ -57,11 +57,12 @@ def distilled(bert: Path, data: SiteData, epochs: float) -> Any:
 
 @pytest.mark.parametrize("make", [averaged, distilled])
 @pytest.mark.parametrize("examples", [BATCH - 1, BATCH, BATCH + 1])
+@pytest.mark.parametrize("epochs", [1, 2])
 def test_a_site_with_less_than_a_batch_sends_no_update(
-    make: Any, examples: int, bert: Path, tmp_path: Path
+    make: Any, examples: int, epochs: int, bert: Path, tmp_path: Path
 ) -> None:
     """Its only mini-batch is all that it has, whatever size the job names."""
-    member = make(bert, site_of(examples), 1)
+    member = make(bert, site_of(examples), epochs)
     assert member.num_examples == examples
     covered = member.covered("train")
     assert covered["batch"] == min(examples, BATCH)
