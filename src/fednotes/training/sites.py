@@ -229,8 +229,8 @@ class RMSprop(Adam):
         groups = [
             {"params": values, "factor": factor} for factor, values in by_factor.items()
         ]
-        # [phenotype rmsprop]
-        return torch.optim.RMSprop(groups, lr=self._rate, alpha=0.9, eps=1e-7)
+        # `step` sets the rate of each group. [phenotype rmsprop]
+        return torch.optim.RMSprop(groups, alpha=0.9, eps=1e-7)
 
 
 class RoundServer:
