@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
+from fednotes.apps.ui.filters import parse_query
 from fednotes.core.errors import DataError
 from fednotes.jobs.job import Side, load_sites
 from fednotes.jobs.job_file import load_recorded_job
@@ -125,12 +126,7 @@ _FILTER = TypeAdapter(PatientFilter)
 
 def parse_patient_filter(query: Mapping[str, str]) -> PatientFilter:
     """Return the filter in an address; invalid values are ignored."""
-    try:
-        return _FILTER.validate_python(dict(query))
-    except ValidationError as error:
-        wrong = {each["loc"][0] for each in error.errors()}
-        possible = {name: value for name, value in query.items() if name not in wrong}
-        return _FILTER.validate_python(possible)
+    return parse_query(_FILTER, query)
 
 
 class PatientReview:

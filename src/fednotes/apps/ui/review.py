@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from fednotes.apps.ui.corrections import (
     CorrectionsFile,
@@ -21,6 +21,7 @@ from fednotes.apps.ui.corrections import (
     make_decision,
     text_digest,
 )
+from fednotes.apps.ui.filters import parse_query
 from fednotes.core.errors import DataError, FednotesError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import write
@@ -243,12 +244,7 @@ _FILTER = TypeAdapter(Filter)
 
 def parse_filter(query: Mapping[str, str]) -> Filter:
     """Return the filter in an address; invalid values are ignored."""
-    try:
-        return _FILTER.validate_python(dict(query))
-    except ValidationError as error:
-        wrong = {each["loc"][0] for each in error.errors()}
-        possible = {name: value for name, value in query.items() if name not in wrong}
-        return _FILTER.validate_python(possible)
+    return parse_query(_FILTER, query)
 
 
 # ---- the review ----------------------------------------------------------------------
