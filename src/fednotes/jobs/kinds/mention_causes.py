@@ -6,6 +6,7 @@ hold names of entity types and numbers, never text.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -33,6 +34,8 @@ DENSITY_RATIO = 5.0
 LONG_SHARE = 0.01
 # Encoders read at most 512 sub-words, so a longer sentence is cut anyway.
 LONGEST_READ = 512
+# Proposed values of max_tokens are multiples of this.
+LENGTH_STEP = 64
 # With fewer training mentions of all types together, a site hardly changes the model
 # and its scores say little.
 SMALL_SITE = 50
@@ -96,11 +99,17 @@ def _mentions_by_site(facts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     }
 
 
-def _sum_types(types: Iterable[Mapping[str, int]]) -> Counter[str]:
+def _sum_types(mentions: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Return the mentions by type of several sites together."""
     total: Counter[str] = Counter()
-    for of_site in types:
+    for of_site in mentions:
         total.update(of_site)
     return total
+
+
+def _list_counts(mentions: Mapping[str, int], limit: int = 6) -> str:
+    """Return types with their numbers of mentions, in words."""
+    return list_names([f"{label} {n:,}" for label, n in mentions.items()], limit)
 
 
 # ---- causes that scores show ---------------------------------------------------------
@@ -119,14 +128,16 @@ def find_missed_types(
         facts: The counts of each site's data; empty if they are unknown, as between
             real sites.
     """
-    by_site = _mentions_by_site(facts)
-    everywhere = _sum_types(by_site.values())
-    for name, by_condition in scores.items():
+    training = _mentions_by_site(facts)
+    for site, by_condition in scores.items():
         condition = _find_condition(by_condition)
         if condition is None:
             continue
-        by_type = by_condition[condition]["by_type"]
-        tested = {label: score for label, score in by_type.items() if score["support"]}
+        tested = {
+            label: score
+            for label, score in by_condition[condition]["by_type"].items()
+            if score["support"]
+        }
         missed = {
             label: score
             for label, score in tested.items()
@@ -134,34 +145,15 @@ def find_missed_types(
         }
         if not missed:
             continue
-        by_support = sorted(missed, key=lambda label: -missed[label]["support"])
-        local = by_site.get(name)
-        listed = list_names(
-            [
-                _describe_type(each, missed[each], local, everywhere)
-                for each in by_support
-            ]
-        )
-        explained = (
-            "" if local is None else " (training mentions here of those at all sites)"
-        )
-        remedies = _list_remedies(missed, local, everywhere, len(by_site))
-        support = {label: missed[label]["support"] for label in by_support}
         yield Cause(
             "types_missed",
             "high" if 2 * len(missed) >= len(tested) else "medium",
-            f"{name}, {condition}",
-            f"{len(missed)} of {len(tested)} types score 0{explained}: {listed}",
-            "; ".join(remedies),
-            evidence=(
-                Evidence(
-                    "test mentions of these types: "
-                    + list_names([f"{label} {n:,}" for label, n in support.items()]),
-                    "summary.json",
-                    {"test_mentions": support},
-                ),
-            ),
-            settings=tuple(_list_type_settings(job, missed, by_site)),
+            f"{site}, {condition}",
+            f"{len(missed)} of {len(tested)} types score 0"
+            f"{_list_missed(missed, site, training)}",
+            "; ".join(_list_remedies(missed, site, training)),
+            evidence=(_show_support(missed),),
+            settings=tuple(_list_type_settings(job, missed, training)),
         )
 
 
@@ -174,44 +166,65 @@ def _find_condition(scores: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _describe_type(
-    label: str,
-    score: Mapping[str, Any],
-    local: Mapping[str, int] | None,
-    everywhere: Mapping[str, int],
-) -> str:
-    details = []
-    if local is not None:
-        details.append(f"{local.get(label, 0)} of {everywhere.get(label, 0)}")
-    if not score["predicted"]:
-        details.append("never predicted")
-    return f"{label} ({', '.join(details)})" if details else label
+def _list_missed(missed: Mapping[str, Any], site: str, training: _Types) -> str:
+    """Return the end of a message: the missed types, those with most mentions first.
+
+    Args:
+        missed: The missed types, with their scores on the site's test data.
+        site: The site.
+        training: Training mentions; without those of the site if they are unknown.
+    """
+    total = _sum_types(training.values())
+    types = []
+    for label in _sort_by_support(missed):
+        details = []
+        if site in training:
+            details.append(f"{training[site].get(label, 0)} of {total[label]}")
+        if not missed[label]["predicted"]:
+            details.append("never predicted")
+        types.append(f"{label} ({', '.join(details)})" if details else label)
+    legend = ""
+    if site in training:
+        legend = " (training mentions here of those at all sites)"
+    return f"{legend}: {list_names(types)}"
+
+
+def _show_support(missed: Mapping[str, Any]) -> Evidence:
+    """Return the numbers of test mentions of the missed types."""
+    support = {label: missed[label]["support"] for label in _sort_by_support(missed)}
+    return Evidence(
+        f"test mentions of these types: {_list_counts(support)}",
+        "summary.json",
+        {"test_mentions": support},
+    )
+
+
+def _sort_by_support(missed: Mapping[str, Any]) -> list[str]:
+    """Return types by their number of test mentions, the largest first."""
+    return sorted(missed, key=lambda label: -missed[label]["support"])
 
 
 def _list_remedies(
-    missed: Mapping[str, Any],
-    local: Mapping[str, int] | None,
-    everywhere: Mapping[str, int],
-    sites: int,
+    missed: Mapping[str, Any], site: str, training: _Types
 ) -> Iterator[str]:
     """Yield possible remedies.
 
     Args:
-        missed: The missed types.
-        local: Training mentions of this site by type; None if they are unknown.
-        everywhere: Training mentions of all sites by type.
-        sites: Number of sites.
+        missed: The missed types, with their scores on the site's test data.
+        site: The site.
+        training: Training mentions; without those of the site if they are unknown.
     """
-    if local is None:
+    if site not in training:
         yield "train longer or give more mentions"
         return
-    if any(not everywhere.get(label) for label in missed):
+    total = _sum_types(training.values())
+    if any(total[label] == 0 for label in missed):
         yield "name types without training mentions as the training data do (label_map)"
-    if any(everywhere.get(label) for label in missed):
+    if any(total[label] > 0 for label in missed):
         yield "train longer or give more mentions"
-    if sites > 1 and any(
-        0 < local.get(label, 0) == everywhere.get(label) for label in missed
-    ):
+    others = _sum_types(counts for other, counts in training.items() if other != site)
+    is_lone = any(total[label] > 0 and others[label] == 0 for label in missed)
+    if len(training) > 1 and is_lone:
         yield (
             "a type that only this site mentions may have another name at other sites "
             "(label_map)"
@@ -219,17 +232,17 @@ def _list_remedies(
 
 
 def _list_type_settings(
-    job: Job, missed: Mapping[str, Any], types: _Types
+    job: Job, missed: Mapping[str, Any], training: _Types
 ) -> Iterator[Setting]:
     """Yield label maps for missed types with similar names, then longer training."""
     maps = [
         each
-        for each in find_label_maps(types)
+        for each in find_label_maps(training)
         if each.old in missed or each.new in missed
     ]
-    yield from _label_map_settings(job, maps)
-    everywhere = _sum_types(types.values())
-    if any(everywhere.get(label, 0) >= RARE for label in missed):
+    yield from _list_label_maps(job, maps)
+    total = _sum_types(training.values())
+    if any(total[label] >= RARE for label in missed):
         yield from list_longer_training(job)
 
 
@@ -258,10 +271,12 @@ def find_data_causes(job: Job, facts: Mapping[str, Any]) -> Iterator[Cause]:
 def _find_alike_names(job: Job, types: _Types) -> Iterator[Cause]:
     """Yield types whose names at two sites seem to mean the same."""
     maps = find_label_maps(types)
-    if alike := [each for each in maps if each.is_active]:
+    alike = [each for each in maps if each.is_active]
+    if alike:
         message = "sites write the same entity type differently"
         yield _describe_names("names_alike", message, job, types, alike)
-    if related := [each for each in maps if not each.is_active]:
+    related = [each for each in maps if not each.is_active]
+    if related:
         message = "types of different sites may be the same"
         yield _describe_names("names_related", message, job, types, related)
 
@@ -297,23 +312,26 @@ def _describe_names(
             )
             for each in maps
         ),
-        settings=tuple(_label_map_settings(job, maps)),
+        settings=tuple(_list_label_maps(job, maps)),
     )
 
 
-def _label_map_settings(job: Job, maps: Sequence[LabelMap]) -> Iterator[Setting]:
-    """Yield the label maps of the sites of a job, completed by these names."""
+def _list_label_maps(job: Job, maps: Sequence[LabelMap]) -> Iterator[Setting]:
+    """Yield each site's label_map of the job with the proposed names added."""
     by_site: dict[str, dict[str, str]] = {}
     for each in maps:
         by_site.setdefault(each.site, {})[each.old] = each.new
-    for site, names in by_site.items():
-        # Simulated silos have no table of their own.
-        if site in job.sites:
-            current = dict(job.sites[site].label_map)
-            # A name that the job has already mapped is mapped to the new one.
-            merged = {old: names.get(new, new) for old, new in current.items()}
-            value = {old: new for old, new in {**names, **merged}.items() if old != new}
-            yield Setting.of("sites", site, "label_map", value=value, current=current)
+    for site, proposed in by_site.items():
+        # Generated sites have no table in the job.
+        if site not in job.sites:
+            continue
+        current = dict(job.sites[site].label_map)
+        merged: dict[str, str | None] = dict(proposed)
+        for old, new in current.items():
+            # The notes' own name leads to the proposed one, not to today's.
+            merged[old] = proposed.get(new, new)
+        value = {old: new for old, new in merged.items() if old != new}
+        yield Setting.of("sites", site, "label_map", value=value, current=current)
 
 
 def _find_unmapped_types(job: Job, types: _Types) -> Iterator[Cause]:
@@ -322,15 +340,18 @@ def _find_unmapped_types(job: Job, types: _Types) -> Iterator[Cause]:
     alike = {(each.site, each.old) for each in maps}
     targets = {each.new for each in maps}
     for site, config in job.sites.items():
-        others = _sum_types(of for name, of in types.items() if name != site)
+        others = _sum_types(counts for other, counts in types.items() if other != site)
+        if not others or not config.label_map:
+            continue
         lone = {
             label: number
             for label, number in types.get(site, {}).items()
-            if not (label in others or label in targets or (site, label) in alike)
+            if label not in others
+            and label not in targets
+            and (site, label) not in alike
         }
-        if not (others and lone and config.label_map):
+        if not lone:
             continue
-        listed = list_names([f"{label} {number:,}" for label, number in lone.items()])
         yield Cause(
             "types_unmapped",
             "medium",
@@ -339,7 +360,9 @@ def _find_unmapped_types(job: Job, types: _Types) -> Iterator[Cause]:
             'rename them, or drop them with ""',
             evidence=(
                 Evidence(
-                    f"training mentions: {listed}", "job.json", {"mentions": lone}
+                    f"training mentions: {_list_counts(lone)}",
+                    "job.json",
+                    {"mentions": lone},
                 ),
             ),
             settings=(
@@ -366,9 +389,13 @@ def _find_untrained_types(
         }
         if not unknown:
             continue
-        listed = list_names([f"{label} {n:,}" for label, n in unknown.items()])
-        with_test = {**types, site: {**types.get(site, {}), **unknown}}
-        maps = [each for each in find_label_maps(with_test) if each.old in unknown]
+        # The untrained types take part in the search for similar names.
+        at_site = {**types.get(site, {}), **unknown}
+        maps = [
+            each
+            for each in find_label_maps({**types, site: at_site})
+            if each.old in unknown
+        ]
         yield Cause(
             "types_untrained",
             "high",
@@ -377,26 +404,28 @@ def _find_untrained_types(
             "name them as the training data do (label_map), or drop them",
             evidence=(
                 Evidence(
-                    f"test mentions: {listed}", "job.json", {"test_mentions": unknown}
+                    f"test mentions: {_list_counts(unknown)}",
+                    "job.json",
+                    {"test_mentions": unknown},
                 ),
             ),
-            settings=tuple(_label_map_settings(job, maps)),
+            settings=tuple(_list_label_maps(job, maps)),
         )
 
 
 def _find_rare_types(job: Job, types: _Types) -> Iterator[Cause]:
     """Yield types with too few training mentions at all sites together."""
-    everywhere = _sum_types(types.values())
-    total = everywhere.total()
-    rare = {
-        label: number
-        for label, number in sorted(everywhere.items(), key=lambda item: item[1])
-        if number < RARE or (number < RARE_MENTIONS and number < RARE_SHARE * total)
-    }
+    by_type = _sum_types(types.values())
+    total = by_type.total()
+    rare = {}
+    for label in sorted(by_type, key=by_type.__getitem__):
+        number = by_type[label]
+        has_small_share = number < RARE_MENTIONS and number < RARE_SHARE * total
+        if number < RARE or has_small_share:
+            rare[label] = number
     if not rare:
         return
-    listed = list_names([f"{label} {number:,}" for label, number in rare.items()], 10)
-    common = [label for label in everywhere if label not in rare]
+    common = [label for label in by_type if label not in rare]
     settings: tuple[Setting, ...] = ()
     is_sampled = job.tags is not None and job.tags.is_sampled
     # Generated sites have fixed types.
@@ -406,12 +435,12 @@ def _find_rare_types(job: Job, types: _Types) -> Iterator[Cause]:
         "types_rare",
         "medium",
         "all sites",
-        f"{len(rare)} of {len(everywhere)} types have fewer than {RARE} training "
+        f"{len(rare)} of {len(by_type)} types have fewer than {RARE} training "
         f"mentions, or under {RARE_SHARE:.1%} of all",
         "annotate more of them, merge them with others by label_map, or leave them out",
         evidence=(
             Evidence(
-                f"training mentions of {total:,}: {listed}",
+                f"training mentions of {total:,}: {_list_counts(rare, limit=10)}",
                 "job.json",
                 {"mentions": rare, "of": total},
             ),
@@ -425,26 +454,11 @@ def _find_densities(
 ) -> Iterator[Cause]:
     """Yield types that one site annotates much more often than another."""
     words = {site: int(facts[site].get("words", 0)) for site in types}
-    # Type → the sites that annotate it most and least often, with their densities.
-    extremes: dict[str, dict[str, float]] = {}
+    extremes = {}
     for label in _sum_types(types.values()):
-        # per 1,000 words, at the sites that have the type
-        densities = {
-            site: 1000 * counts[label] / words[site]
-            for site, counts in types.items()
-            if counts.get(label) and words[site]
-        }
-        if len(densities) < 2:
-            continue
-        highest = max(densities, key=densities.__getitem__)
-        lowest = min(densities, key=densities.__getitem__)
-        expected = densities[highest] * words[lowest] / 1000
-        is_common = types[highest][label] >= RARE and expected >= RARE
-        if is_common and densities[highest] >= DENSITY_RATIO * densities[lowest]:
-            extremes[label] = {
-                highest: densities[highest],
-                lowest: densities[lowest],
-            }
+        densities = _find_extreme_densities(label, types, words)
+        if densities:
+            extremes[label] = densities
     if not extremes:
         return
     evidence = [
@@ -470,6 +484,38 @@ def _find_densities(
     )
 
 
+def _find_extreme_densities(
+    label: str, types: _Types, words: Mapping[str, int]
+) -> dict[str, float]:
+    """Return the highest and the lowest density of a type, by site.
+
+    Args:
+        label: The type.
+        types: Training mentions.
+        words: Each site's number of words.
+
+    Returns:
+        Mentions per 1,000 words at the two sites; {} if the densities are similar, or
+        the type has too few mentions to compare them.
+    """
+    densities = {
+        site: 1000 * counts[label] / words[site]
+        for site, counts in types.items()
+        if counts.get(label) and words[site]
+    }
+    if len(densities) < 2:
+        return {}
+    highest = max(densities, key=densities.__getitem__)
+    lowest = min(densities, key=densities.__getitem__)
+    if densities[highest] < DENSITY_RATIO * densities[lowest]:
+        return {}
+    # The mentions that the site of the lowest density would have at the highest one.
+    expected = densities[highest] * words[lowest] / 1000
+    if types[highest][label] < RARE or expected < RARE:
+        return {}
+    return {highest: densities[highest], lowest: densities[lowest]}
+
+
 def _find_long_sentences(job: Job, facts: Mapping[str, Any]) -> Iterator[Cause]:
     """Yield the sites with many sentences that the model reads in pieces."""
     most_words = _max_words(job)
@@ -487,7 +533,8 @@ def _find_long_sentences(job: Job, facts: Mapping[str, Any]) -> Iterator[Cause]:
     importance: Importance = "medium" if max(cut.values()) >= 5 * LONG_SHARE else "low"
     settings: tuple[Setting, ...] = ()
     if most_words < LONGEST_READ:
-        value = min(LONGEST_READ, 64 * -(-longest // 64))
+        rounded_up = LENGTH_STEP * math.ceil(longest / LENGTH_STEP)
+        value = min(LONGEST_READ, rounded_up)
         settings = (Setting.of("model", "max_tokens", value=value, current=most_words),)
     yield Cause(
         "sentences_cut",
@@ -513,7 +560,8 @@ def _find_small_sites(job: Job, types: _Types) -> Iterator[Cause]:
     """Yield the sites with too few training mentions to matter."""
     mentions = {site: sum(of_site.values()) for site, of_site in types.items()}
     small = {site: number for site, number in mentions.items() if number < SMALL_SITE}
-    if not small or len(small) == len(mentions) == 1:
+    # A single site has no others to compare with.
+    if not small or len(mentions) == 1:
         return
     settings: tuple[Setting, ...] = ()
     if getattr(job.config, "aggregation", "") == "uniform":
