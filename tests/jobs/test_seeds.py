@@ -176,6 +176,9 @@ def test_a_folder_of_another_job_or_of_other_files_is_refused(
     shorter_job = job(training={"epochs": 1})
     with pytest.raises(ConfigError, match=r"seed-1 holds a run of another job"):
         simulate_seeds(shorter_job, out, [1], resume=True)
+    with pytest.raises(ConfigError, match=r"seed-1 holds a run of another job"):
+        simulate_seeds(shorter_job, out, [3], resume=True)
+    assert not (out / "seed-3").exists()
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("")
     with pytest.raises(
@@ -187,6 +190,16 @@ def test_a_folder_of_another_job_or_of_other_files_is_refused(
     for wrong in ([], [1, 1], [-1], [True], ["1"]):
         with pytest.raises(ConfigError, match=r"^seeds"):
             simulate_seeds(job(), tmp_path / "new", wrong)
+
+
+def test_resuming_seeds_warns_only_if_there_is_none(tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    small = {"synthetic": {"sites": 1, "sentences": 12}, "conditions": ["alone"]}
+    result = fn.simulate(job(**small), out, seeds=[1], resume=True)
+    assert result.notes[0].startswith(f"there is no run in {out} to resume")
+    more = fn.simulate(job(**small), out, seeds=[1, 2], resume=True)
+    assert not [note for note in more.notes if "resume" in note]
+    assert not [note for note in read_result(out / "seed-2").notes if "resume" in note]
 
 
 def test_the_models_of_every_run_have_cards(finished_runs) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from forked import Command
 from safetensors.torch import load_file
-from tiny_jobs import TABLE
+from tiny_jobs import TABLE, corpus
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.data import synthetic
@@ -21,6 +21,7 @@ from fednotes.jobs.card import render_card
 from fednotes.jobs.compare import compare
 from fednotes.jobs.job import Job, load_sites
 from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.progress import ProgressListener
 from fednotes.jobs.results import RunResult, read_result
 from fednotes.jobs.simulate import simulate
 from fednotes.report.html import write_report
@@ -337,6 +338,96 @@ def test_no_line_of_the_log_is_lost_or_written_twice(
     monkeypatch.setattr(rounds, "save_state", real)
     simulate(simulated_job, tmp_path / "run", resume=True)
     assert lines(tmp_path / "run") == lines(tmp_path / "whole")
+
+
+class StopsBefore(ProgressListener):
+    """Stops a run before one of its parts, and notes its warnings.
+
+    Attributes:
+        part: Number of the part, from 1; 0 stops none.
+        warnings: The warnings.
+    """
+
+    def __init__(self, part: int = 0) -> None:
+        self.part = part
+        self.warnings: list[str] = []
+
+    def begin(self, *_: Any) -> None:
+        self.part -= 1
+        if self.part == 0:
+            raise Stop
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def stop(job: Job, out: Path, *, part: int) -> None:
+    with pytest.raises(Stop):
+        simulate(job, out, listener=StopsBefore(part))
+
+
+@pytest.mark.parametrize("part", [1, 2])
+def test_a_run_is_resumed_only_by_its_own_job(tmp_path: Path, part: int) -> None:
+    """Also before its first evaluation, and if somebody has emptied its log."""
+    out = tmp_path / "run"
+    both = {"conditions": ["alone", "federated"]}
+    stop(quick(tmp_path, **both), out, part=part)
+    (out / "metrics.jsonl").write_text("")
+    before = files(out)
+    other_jobs = {
+        r"~ seed: 2 → 3\)": quick(tmp_path, seed=3, **both),
+        r"~ training\.epochs: 2 → 5": quick(tmp_path, training={"epochs": 5}, **both),
+        r"~ model\.word_dim: 4 → 5\)": quick(
+            tmp_path, model=TABLE["model"] | {"word_dim": 5}, **both
+        ),
+    }
+    for difference, other_job in other_jobs.items():
+        with pytest.raises(ConfigError, match=rf"a run of another job.*{difference}"):
+            simulate(other_job, out, resume=True)
+    assert files(out) == before
+    assert simulate(quick(tmp_path, **both), out, resume=True).seed == 2
+
+
+@pytest.mark.parametrize("part", [1, 2])
+def test_a_run_is_not_resumed_on_other_notes_or_word_vectors(
+    tmp_path: Path, part: int
+) -> None:
+    corpus(tmp_path / "a.conll", "DRUG", "asp")
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("took 1 2 3 4\nasp 4 3 2 1\n")
+    model = {key: TABLE["model"][key] for key in TABLE["model"] if "word" not in key}
+    of_files = job(
+        tmp_path,
+        conditions=["alone", "federated"],
+        synthetic=None,
+        sites={"a": {"path": "a.conll"}},
+        model=model | {"word_vectors": "vectors.txt"},
+    )
+    out = tmp_path / "run"
+    stop(of_files, out, part=part)
+
+    vectors.write_text("took 1 2 3 4\nasp 4 3 2 2\n")
+    with pytest.raises(ConfigError, match=r"what model\.word_vectors .* has changed"):
+        simulate(of_files, out, resume=True)
+    vectors.write_text("took 1 2 3 4\nasp 4 3 2 1\n")
+    corpus(tmp_path / "a.conll", "DRUG", "tyl")
+    with pytest.raises(ConfigError, match="the notes of site 'a' have changed"):
+        simulate(of_files, out, resume=True)
+    corpus(tmp_path / "a.conll", "DRUG", "asp")
+    assert "federated" in simulate(of_files, out, resume=True).conditions
+
+
+def test_resuming_where_there_is_no_run_warns_and_starts_one(tmp_path: Path) -> None:
+    """A batch system may repeat one command, whenever the run was stopped."""
+    out = tmp_path / "run"
+    listener = StopsBefore()
+    result = simulate(quick(tmp_path), out, resume=True, listener=listener)
+    (warning,) = [text for text in listener.warnings if "resume" in text]
+    assert warning.startswith(f"there is no run in {out} to resume, so training starts")
+    assert warning in result.notes
+    again = StopsBefore()
+    result = simulate(quick(tmp_path), out, resume=True, listener=again)
+    assert warning not in (*again.warnings, *result.notes)
 
 
 # refusals

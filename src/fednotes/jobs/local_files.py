@@ -7,13 +7,16 @@ file's folder, and each real site has paths of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from fednotes import methods
+from fednotes.core.errors import ModelError, readable
 from fednotes.core.settings import Mark, marked_fields
+from fednotes.encoders.pretrained import fingerprint, folder_fingerprint
 from fednotes.jobs import kinds
-from fednotes.jobs.job import ConfigTable
+from fednotes.jobs.job import ConfigTable, Job
 from fednotes.methods.base import Method
 from fednotes.taggers import saving
 
@@ -55,3 +58,38 @@ def file_keys_by_table() -> dict[str, frozenset[str]]:
                 keys = marked_fields(table.config, Mark.LOCAL_FILE)
                 by_table[name] = by_table.get(name, frozenset()) | keys
     return {name: keys for name, keys in by_table.items() if keys}
+
+
+def digest_model_files(job: Job) -> dict[str, str]:
+    """Return SHA-256 of the files that a job's tables name, by dotted key.
+
+    The files of sites are not among them: they hold notes, whose digests are the kind's
+    (`SiteKind.fingerprint`).
+
+    Args:
+        job: The job.
+
+    Raises:
+        ModelError: A file cannot be read.
+    """
+    digests = {}
+    for key, path in _named_files(job):
+        with readable(path, ModelError):
+            if path.is_file():
+                digests[key] = fingerprint([path])
+            elif path.is_dir():
+                digests[key] = folder_fingerprint(path)
+    return digests
+
+
+def _named_files(job: Job) -> Iterator[tuple[str, Path]]:
+    """Yield the dotted keys of a job's tables that may name a file, with its path."""
+    for table_name, file_keys in file_keys_by_table().items():
+        settings = job.table.get(table_name)
+        if not isinstance(settings, Mapping):
+            continue
+        for key in sorted(file_keys & settings.keys()):
+            value = settings[key]
+            if isinstance(value, str) and value:
+                where = f"{table_name}.{key}"
+                yield where, job.locate(value, where)

@@ -1,6 +1,7 @@
 """The folder of a run: which job owns it, whether it is free, and its contents.
 
-OUT/job.json           the job's tables, the versions and the machine
+OUT/job.json           the job's tables, digests of its notes and of the files of its
+                       models, the versions and the machine
 OUT/failure.json       why training ended early, if it failed
 OUT/metrics.jsonl      a line for each evaluation
 OUT/alone/SITE/ …      a folder for each part, with checkpoints/ (until the part is
@@ -11,9 +12,11 @@ OUT/summary.json       the result
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +31,11 @@ from fednotes.core.errors import (
     DivergedError,
     FednotesError,
     ParameterError,
+    RefusedError,
 )
 from fednotes.core.parsing import mapping, read_json
 from fednotes.core.store import LOCK, make_private, private_folder, write_json
+from fednotes.core.tables import table_differences
 from fednotes.core.types import POOLED
 from fednotes.jobs.job import Job, Sites
 from fednotes.jobs.metrics_file import METRICS
@@ -38,6 +43,8 @@ from fednotes.jobs.results import SUMMARY, Outcome, RunResult, read_result
 
 JOB_RECORD = "job.json"
 FAILURE = "failure.json"
+_MAX_CHANGES = 5  # differences between two jobs that a message shows
+_MAX_CHANGE_LENGTH = 120  # characters of each
 
 
 # ---- before a run: may the job use the folder? ---------------------------------------
@@ -62,23 +69,64 @@ def require_usable(job: Job, out: Path, *, resume: bool, overwrite: bool) -> Non
         resume: Whether the job resumes its own run.
         overwrite: Whether the job may replace an earlier run.
     """
-    if overwrite or not has_begun(out):
+    if overwrite:
         return
-    if not resume:
+    if resume:
+        # A run may be stopped before its first evaluation, so only its record counts.
+        if has_record(out) or has_begun(out):
+            require_same_job(out, job)
+        return
+    if has_begun(out):
         raise ParameterError(
             f"{out} holds a run already: give another `out`, `resume` to resume it, or "
             "`overwrite` to replace it"
         )
-    require_same_job(out, job)
 
 
 def require_same_job(run: Path, job: Job) -> None:
     """Raise ParameterError unless a run is of this job with the same settings."""
-    if read_job_record(run).get("fingerprint") != job.fingerprint:
-        raise ParameterError(
-            f"{run} holds a run of another job, or of this job with other `settings`; "
-            "nothing was changed: give another `out`"
-        )
+    record = read_job_record(run)
+    if record.get("fingerprint") == job.fingerprint:
+        return
+    raise ParameterError(
+        f"{run} holds a run of another job, or of this job with other `settings`"
+        f"{_describe_changes(record, job)}; nothing was changed: repeat the first "
+        "call's job and settings, or give another `out`"
+    )
+
+
+def _describe_changes(record: Mapping[str, Any], job: Job) -> str:
+    """Return how the job of a run's record differs from a job, in parentheses."""
+    try:
+        # A run's record has values of TOML that JSON lacks, such as dates, as text.
+        table = json.loads(json.dumps(job.table, default=str))
+        changes = table_differences(mapping(record.get("table")), table)
+    except (RefusedError, ValueError):
+        return ""
+    shown = [
+        textwrap.shorten(change, _MAX_CHANGE_LENGTH, placeholder=" …")
+        for change in changes[:_MAX_CHANGES]
+    ]
+    if len(changes) > _MAX_CHANGES:
+        shown.append(f"{len(changes) - _MAX_CHANGES} more")
+    return f" ({'; '.join(shown)})" if shown else ""
+
+
+def has_record(out: Path) -> bool:
+    """Return whether a folder holds the record of a job, so that it can be resumed."""
+    return (out / JOB_RECORD).exists()
+
+
+def nothing_to_resume(out: Path) -> str:
+    """Return the warning that a call with `resume` starts a new run.
+
+    Such a call is not refused, so that a batch system can repeat one command until the
+    run has ended, whenever it was stopped.
+    """
+    return (
+        f"there is no run in {out} to resume, so training starts from the beginning; "
+        "if you expected a run there, stop this one and check the name of the folder"
+    )
 
 
 def has_begun(out: Path) -> bool:
@@ -119,9 +167,10 @@ def claim(
     sites: Sites,
     facts: Mapping[str, Any] | None = None,
     *,
+    files: Mapping[str, str] | None = None,
     resume: bool,
 ) -> None:
-    """Record in `out` the job and the notes of its run.
+    """Record in `out` the job, the notes and the model files of its run.
 
     Only the owner can read the folder, because its files derive from notes.
 
@@ -130,20 +179,16 @@ def claim(
         out: Folder of the run.
         sites: Data of the job's sites.
         facts: Counts of each site's data, for a diagnosis.
+        files: Digests of the models' files (`digest_model_files`).
         resume: Whether the job resumes its own run.
 
     Raises:
-        ConfigError: The notes have changed since the run that is to be resumed began.
+        ConfigError: The notes or the files of models have changed since the run that is
+            to be resumed began.
     """
     notes = {site.id: job.kind.fingerprint(site) for site in sites.data}
-    if resume and has_begun(out):
-        notes_before = read_job_record(out).get("notes", {})
-        for site, digest in notes.items():
-            if notes_before.get(site) != digest:
-                raise ConfigError(
-                    f"the notes of site {site!r} have changed since the run in {out} "
-                    "began: restore them, or start a new run"
-                )
+    if resume and has_record(out):
+        _require_same_inputs(out, notes, files or {})
     private_folder(out)
     make_private(out)
     record = {
@@ -153,9 +198,38 @@ def claim(
         "table": job.table,
         "versions": list_versions(),
         "notes": notes,
+        "files": dict(files or {}),
         "data": dict(facts or {}),
     }
     write_json(out / JOB_RECORD, record)
+
+
+def _require_same_inputs(
+    out: Path, notes: Mapping[str, str], files: Mapping[str, str]
+) -> None:
+    """Raise ConfigError unless a run has read these notes and files of models.
+
+    Args:
+        out: Folder of the run.
+        notes: Digest of each site's notes.
+        files: Digest of the file or folder that each key of the job names.
+    """
+    record = read_job_record(out)
+    notes_before = mapping(record.get("notes"))
+    for site, digest in notes.items():
+        if notes_before.get(site) != digest:
+            raise ConfigError(
+                f"the notes of site {site!r} have changed since the run in {out} "
+                "began: restore them, or start a new run"
+            )
+    # Runs of earlier versions recorded no files.
+    files_before = mapping(record.get("files", files))
+    for key, digest in files.items():
+        if files_before.get(key) != digest:
+            raise ConfigError(
+                f"what {key} of the job names has changed since the run in {out} "
+                "began: restore it, or start a new run"
+            )
 
 
 @contextmanager

@@ -24,7 +24,12 @@ from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.progress import AnyListener, to_listener
 from fednotes.jobs.results import BASELINES, SUMMARY, RunResult, read_result
 from fednotes.jobs.run_files import VERSION, OptionalNumber, read_versioned
-from fednotes.jobs.run_folder import list_versions, require_same_job
+from fednotes.jobs.run_folder import (
+    has_record,
+    list_versions,
+    nothing_to_resume,
+    require_same_job,
+)
 from fednotes.jobs.simulate import simulate
 from fednotes.metrics.gap import main_score
 from fednotes.metrics.paired_tests import FEWEST_SEEDS, paired_t
@@ -80,7 +85,7 @@ class SeedsResult(BaseModel):
         marks: Condition → why its scores are not directly comparable with the others'.
         config: Tables of the job, without the seed.
         versions: Versions of the software, and the machine.
-        notes: Remarks about the tests.
+        notes: Remarks about the runs and the tests.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -227,8 +232,7 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
         The content of seeds.json.
 
     Raises:
-        ConfigError: `out` holds other runs, or a run of another job with one of the
-            seeds.
+        ConfigError: `out` holds other runs, or a run of another job.
         BusyError: Another process is running in `out`.
     """
     events = to_listener(listener)
@@ -247,6 +251,12 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
             _set_aside(out)
             # The lock was moved with the earlier runs, so lock the new folder too.
             locks.enter_context(hold_folder(out))
+        notes = []
+        if resume:
+            _require_same_jobs(out, job)
+            if not has_runs:
+                notes.append(nothing_to_resume(out))
+                events.warn(notes[0])
 
         results = []
         with resumable(f"{command} --resume"):
@@ -258,7 +268,8 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
                     result = simulate(
                         seed_job,
                         folder,
-                        resume=resume,
+                        # A seed that an earlier call did not reach is a new run.
+                        resume=resume and has_record(folder),
                         device=device,
                         listener=events,
                         command=command,
@@ -267,8 +278,19 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
                 events.finish(folder)
                 results.append(result)
             summary = summarise_runs(results, command)
+            summary = summary.model_copy(update={"notes": notes + summary.notes})
             summary.write(out)
     return summary
+
+
+def _require_same_jobs(out: Path, job: Job) -> None:
+    """Raise ParameterError unless all runs in `out` are of this job.
+
+    Otherwise a further seed would add a run of another job to those that are compared.
+    """
+    for seed, folder in list_seed_folders(out).items():
+        if has_record(folder):
+            require_same_job(folder, with_seed(job, seed))
 
 
 def _read_finished(job: Job, folder: Path) -> RunResult | None:

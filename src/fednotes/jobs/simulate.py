@@ -26,6 +26,7 @@ from fednotes.core.types import POOLED, SiteData
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.job import Job, Sites, count_data
+from fednotes.jobs.local_files import digest_model_files
 from fednotes.jobs.metrics_file import METRICS, append_entry, make_entry, rewind_metrics
 from fednotes.jobs.parts import (
     Part,
@@ -50,7 +51,9 @@ from fednotes.jobs.run_files import VERSION
 from fednotes.jobs.run_folder import (
     FAILURE,
     claim,
+    has_record,
     list_versions,
+    nothing_to_resume,
     read_outcome,
     recorded_failure,
     require_run_folder,
@@ -107,6 +110,8 @@ def simulate(
             *job.module.list_warnings(config),
             *job.module.list_size_warnings(config, sizes),
         )
+        if resume and not has_record(out):
+            job_warnings = (nothing_to_resume(out), *job_warnings)
         for text in (*sites.warnings, *job_warnings):
             events.warn(text)
         sites = replace(sites, remarks=(*sites.remarks, *job_warnings))
@@ -118,7 +123,8 @@ def simulate(
             # The lock moved away with the earlier run, so lock the new folder too.
             locks.enter_context(hold_folder(out))
         facts = count_data(job, sites.data)
-        claim(job, out, sites, facts, resume=resume)
+        files = digest_model_files(job)
+        claim(job, out, sites, facts, files=files, resume=resume)
         with resumable(f"{command} --resume"), reported(events, out):
             run = _Run(job, out, resume, device, events)
             outcomes = run.train_parts(parts, sites.data)

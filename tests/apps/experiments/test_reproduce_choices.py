@@ -11,6 +11,7 @@ import pytest
 from applications import loadable, needs_app
 from paper_corpora import PAPERS
 from scipy import stats
+from tiny_jobs import corpus
 from typer.testing import CliRunner
 
 from fednotes.apps.experiments import reproduce as module
@@ -26,6 +27,7 @@ from fednotes.apps.experiments.reproduce import reproduce
 from fednotes.apps.experiments.runs import GridRun, has_key, is_set_by
 from fednotes.cli.app import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.core.store import write_json
 from fednotes.jobs.job_file import load_job
 from fednotes.metrics.paired_tests import paired_t
 
@@ -255,6 +257,27 @@ def test_an_experiment_runs_on_a_job_of_the_user(tiny: Any, tmp_path: Path) -> N
     folders = {run.folder for run in tiny.executed}
     tiny.table(base=(str(other_job),), seed=(1,))
     assert len({run.folder for run in tiny.executed}) == 2 * len(folders)
+
+
+def test_a_run_that_is_done_is_left_out_if_its_notes_have_changed(
+    tiny: Any, tmp_path: Path
+) -> None:
+    """Otherwise a table would compare runs on different notes."""
+    tiny.write(GRID)
+    path = own_job(tmp_path / "jobs")
+    tiny.table(base=(str(path),), seed=(1,))
+    count = len(tiny.executed)
+    for run in tiny.executed:
+        write_json(run.folder / "job.json", {"notes": {"north": "of other notes"}})
+    for site in ("north", "south"):
+        (path.parent / site).mkdir()
+    corpus(path.parent / "north" / "a.conll", "DRUG", "asp")
+    corpus(path.parent / "south" / "a.conll", "DRUG", "ibu")
+    with pytest.raises(ConfigError, match="site 'north' has other data"):
+        tiny.table(base=(str(path),), seed=(1,))
+    (path.parent / "north" / "a.conll").unlink()  # a table needs no notes
+    tiny.table(base=(str(path),), seed=(1,))
+    assert len(tiny.executed) == count
 
 
 def test_a_job_of_the_user_has_its_own_note(tiny: Any, tmp_path: Path) -> None:

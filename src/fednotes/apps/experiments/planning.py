@@ -38,6 +38,7 @@ from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_check import rehearse
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.parts import list_parts
+from fednotes.jobs.run_folder import has_record, require_same_data
 
 _JOBS_IN_MEMORY = 2  # so that rows over one corpus read it only once
 # Keys of a job that do not change the data of its sites.
@@ -121,10 +122,14 @@ class Rehearsal:
         The first of several runs that differ only in the seed represents all of them.
         """
         for run in runs:
-            if run.seed != runs[0].seed or run.job is None or run.is_done():
+            if run.seed != runs[0].seed or run.job is None:
                 continue
             if run.folder not in self._reasons:
-                self._reasons[run.folder] = self.try_job(run.job)
+                self._reasons[run.folder] = (
+                    self._find_changed_data(run.folder, run.job)
+                    if run.is_done()
+                    else self.try_job(run.job)
+                )
             reason = self._reasons[run.folder]
             if reason:
                 return reason
@@ -136,6 +141,24 @@ class Rehearsal:
             sites = self._load(job)
             config = job.module.configure(job.config, sites.data)
             rehearse(job, list_parts(job, sites, config))
+        except FednotesError as error:
+            return str(error)
+        return ""
+
+    def _find_changed_data(self, folder: Path, job: Job) -> str:
+        """Return why a run that is done cannot be reused; "" if it can.
+
+        Its data may be absent, because a table can be made of the runs of another
+        machine.
+        """
+        if not has_record(folder):
+            return ""
+        try:
+            sites = self._load(job)
+        except FednotesError:
+            return ""
+        try:
+            require_same_data(folder, job, sites.data)
         except FednotesError as error:
             return str(error)
         return ""
