@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from fednotes.core.errors import ConfigError
-from fednotes.jobs.causes import IMPORTANCES, Cause, Evidence, Importance
+from fednotes.jobs.causes import IMPORTANCES, Cause, Evidence, Importance, Setting
 from fednotes.jobs.diagnosis.gain import find_gain_causes
 from fednotes.jobs.diagnosis.learning import find_learning_causes
 from fednotes.jobs.diagnosis.participation import find_participation_causes
@@ -40,7 +40,7 @@ from fednotes.metrics.gap import ALPHA, main_score
 LEARNED = 0.5
 # A cause of single runs is one of the job if more than half of its seeds show it.
 MOST_SEEDS = 0.5
-# What longer training does not mend, and what explains a curve that rises slowly.
+# Causes that longer training does not mend; they may explain a curve that rises slowly.
 _ROOTS = (
     "failed",
     "diverged",
@@ -50,7 +50,7 @@ _ROOTS = (
     "names_alike",
     "types_untrained",
 )
-# What other causes explain, where there are any.
+# Poor results, which other causes may explain.
 _EFFECTS = (
     "nothing_found",
     "types_missed",
@@ -60,7 +60,7 @@ _EFFECTS = (
     "no_gain",
     "pooled_below_alone",
 )
-_MAX_PLACES = 4  # places that a cause of many sites and conditions names
+_MAX_PLACES = 4  # number of sites and conditions that one cause names
 # Causes that say what might happen; the scores of a run show whether it did.
 _EXPECTATIONS = ("rate_high", "rate_low", "few_steps")
 
@@ -73,8 +73,8 @@ class Diagnosis:
         subject: What was examined: the folder of a run, or a job.
         state: Whether the run has ended; "job" before training.
         causes: The causes.
-        checked: What was looked at, in words.
-        unchecked: What could not be looked at, and why.
+        checked: The aspects that were examined, in words.
+        unchecked: The aspects that could not be examined, and why.
     """
 
     subject: str
@@ -149,15 +149,15 @@ def diagnose_job(job: Job) -> Diagnosis:
         *job.kind.find_data_causes(job, facts),
         *find_step_causes(job, facts, config),
     ]
+    causes = _keep_accepted_settings(job, causes)
+    causes = _propose_once(_sort(_drop_files(causes)))
     checked = ["learning rate", "number of steps", *_DATA_CHECKS.get(job.kind.name, ())]
     if job.privacy is not None:
         checked.append("noise against signal")
     return Diagnosis(
         job.name,
         "job",
-        tuple(
-            _propose_once(_sort(_before_training(_with_accepted_settings(job, causes))))
-        ),
+        tuple(causes),
         tuple(checked),
         ("what only training shows: learning curves, scores, absent sites",),
     )
@@ -176,11 +176,13 @@ _DATA_CHECKS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _before_training(causes: Iterable[Cause]) -> Iterator[Cause]:
-    """Yield causes whose evidence names no file of a run."""
+def _drop_files(causes: Iterable[Cause]) -> list[Cause]:
+    """Return causes whose evidence names no file, as before training there is none."""
+    without_files = []
     for cause in causes:
         evidence = tuple(replace(each, file="") for each in cause.evidence)
-        yield replace(cause, evidence=evidence)
+        without_files.append(replace(cause, evidence=evidence))
+    return without_files
 
 
 # ---- a run ---------------------------------------------------------------------------
@@ -210,64 +212,78 @@ def diagnose_run(folder: Path) -> Diagnosis:
     codes = {cause.code for cause in causes}
     has_learned = _has_learned(run)
     if has_learned and "undertrained" not in codes:
-        causes = list(_weigh_expectations(causes, "low"))
+        causes = _weigh_expectations(causes, "low")
     elif not has_learned:
-        causes = list(_weigh_expectations(causes, "high"))
+        causes = _weigh_expectations(causes, "high")
     if "diverged" in codes or ("rate_high" in codes and not has_learned):
-        causes = list(_keep_below_rate(causes))
+        causes = _blame_rate(causes)
+    causes = _keep_accepted_settings(job, causes)
+    causes = _propose_once(_sort(_merge(causes)))
     return Diagnosis(
         str(folder),
         run.state,
-        tuple(_propose_once(_sort(_merge(_with_accepted_settings(job, causes))))),
+        tuple(causes),
         tuple(_list_checked(run)),
         tuple(_list_unchecked(run)),
     )
 
 
 def _find_score_causes(run: RunEvidence) -> Iterator[Cause]:
-    """Yield the causes that the scores show, as the run recorded them if it did."""
+    """Yield the causes that the scores show, or those that the run has recorded."""
     if run.result.causes:
         yield from run.result.causes
         return
-    yield from remark_on_empty_scores(run.job, _without_withheld(run))
+    yield from remark_on_empty_scores(run.job, _read_disclosed_scores(run))
     yield from run.job.kind.find_score_causes(run.job, run.scores, run.facts)
 
 
-def _without_withheld(run: RunEvidence) -> dict[str, Any]:
-    """Return the scores of sites that disclose them; others say nothing about data."""
+def _read_disclosed_scores(run: RunEvidence) -> dict[str, Any]:
+    """Return site → condition → scores, without the scores that a site withholds.
+
+    A withheld score is empty too, but does not mean that there were no test data.
+    """
     return {
-        site: {condition: of for condition, of in by_condition.items() if of}
+        site: {
+            condition: scores for condition, scores in by_condition.items() if scores
+        }
         for site, by_condition in run.scores.items()
     }
 
 
-def _weigh_expectations(
-    causes: Iterable[Cause], importance: Importance
-) -> Iterator[Cause]:
-    """Yield causes; those that only say what might happen get this importance.
+def _weigh_expectations(causes: Iterable[Cause], importance: Importance) -> list[Cause]:
+    """Return causes, with this importance for those that only say what might happen.
 
     The scores of a run show whether it did.
     """
+    weighed = []
     for cause in causes:
-        is_expectation = cause.code in _EXPECTATIONS
-        yield replace(cause, importance=importance) if is_expectation else cause
+        if cause.code in _EXPECTATIONS:
+            weighed.append(replace(cause, importance=importance))
+        else:
+            weighed.append(cause)
+    return weighed
 
 
-def _keep_below_rate(causes: Iterable[Cause]) -> Iterator[Cause]:
-    """Yield causes beside a learning rate that is too high.
+def _blame_rate(causes: Iterable[Cause]) -> list[Cause]:
+    """Return the causes that remain beside a learning rate that is too high.
 
-    It explains odd losses, and training longer or faster does not help against it.
+    The rate explains odd losses and missing mentions. Longer training does not help.
     """
+    remaining = []
     for cause in causes:
         if cause.code in ("nothing_found", "types_missed"):
             advice = "lower the learning rate first, as said above"
-            yield replace(cause, advice=advice, settings=())
+            remaining.append(replace(cause, advice=advice, settings=()))
         elif cause.code not in ("sites_odd", "undertrained"):
-            yield cause
+            remaining.append(cause)
+    return remaining
 
 
 def _has_learned(run: RunEvidence) -> bool:
-    """Return whether the federated models, or else those alone, are right often."""
+    """Return whether the run's models score at least `LEARNED` on average.
+
+    The models of the sites alone count if there are no scores of the federated ones.
+    """
     for condition in ("federated", "alone"):
         scores = [
             main_score(by_condition.get(condition, {}))
@@ -280,9 +296,10 @@ def _has_learned(run: RunEvidence) -> bool:
 
 
 def _list_checked(run: RunEvidence) -> Iterator[str]:
-    """Yield what the files of a run allow to look at."""
+    """Yield the aspects that the files of a run allow to examine."""
     if run.entries:
-        yield f"learning curves of {len({c.part for c in run.curves})} parts"
+        parts = {curve.part for curve in run.curves}
+        yield f"learning curves of {len(parts)} parts"
     if any(run.scores.values()):
         yield "scores by type"
     if run.result.verdict() is not None:
@@ -300,115 +317,123 @@ def _list_checked(run: RunEvidence) -> Iterator[str]:
 
 
 def _list_unchecked(run: RunEvidence) -> Iterator[str]:
-    """Yield what the files of a run lack, and how to get it."""
+    """Yield the aspects for which a run has no files, and how to get them."""
     if run.state != "finished":
         yield f"the end of the run, which is {run.state}: resume it for all scores"
     if not run.entries:
         yield "learning curves: the run has no evaluation yet"
     if run.is_deployed:
-        yield ("the sites' data, which stay there")
+        yield "the sites' data, which stay there"
     elif not run.facts:
         yield (
             "the sites' data, which this run did not count: diagnose its job as well"
         )
 
 
-def _merge(causes: Iterable[Cause]) -> Iterator[Cause]:
-    """Yield causes, with those that differ only in where they were seen as one.
-
-    Many sites and conditions then take one place in the list.
-    """
-    groups: dict[tuple[Any, ...], list[Cause]] = {}
-    for cause in causes:
-        key = (cause.code, cause.advice, str(cause.settings))
-        groups.setdefault(key, []).append(cause)
-    for unsorted in groups.values():
-        # the federated models first, which the run was made for
-        group = sorted(unsorted, key=lambda cause: "federated" not in cause.where)
-        first = min(group, key=lambda cause: IMPORTANCES.index(cause.importance))
-        if len(group) == 1:
-            yield first
-            continue
-        messages = list(dict.fromkeys(cause.message for cause in group))
-        evidence: list[Evidence] = []
-        for cause in group:
-            if len(messages) > 1:
-                evidence.append(
-                    Evidence(f"{cause.where}: {cause.message}", "summary.json")
-                )
-            evidence += [
-                replace(each, text=f"{cause.where}: {each.text}")
-                for each in cause.evidence
-            ]
-        yield replace(
-            first,
-            where="; ".join(_shorten([cause.where for cause in group])),
-            message=messages[0] if len(messages) == 1 else _SHARED[first.code],
-            evidence=tuple(evidence),
-        )
-
-
-def _shorten(places: Sequence[str]) -> list[str]:
-    """Return the first places, and the number of the others."""
-    unlisted = len(places) - _MAX_PLACES
-    more = [f"{unlisted} more"] if unlisted > 0 else []
-    return [*places[:_MAX_PLACES], *more]
-
-
-# Messages of several causes of the same kind, whose own messages become evidence.
-_SHARED = {
+# Messages of merged causes whose own messages differ.
+_MERGED_MESSAGES = {
     "types_missed": "types of the test data are not found",
     "no_auroc": "test patients of some phenotypes are all present, or all absent",
 }
 
 
-def _propose_once(causes: Iterable[Cause]) -> Iterator[Cause]:
-    """Yield causes; only the first one proposes a value for a key.
+def _merge(causes: Iterable[Cause]) -> list[Cause]:
+    """Return causes, where one cause stands for all that differ only in their place.
+
+    A cause that many sites and conditions share is then listed once.
+    """
+    groups: dict[tuple[str, str, str], list[Cause]] = {}
+    for cause in causes:
+        key = (cause.code, cause.advice, str(cause.settings))
+        groups.setdefault(key, []).append(cause)
+    return [_merge_group(group) for group in groups.values()]
+
+
+def _merge_group(group: Sequence[Cause]) -> Cause:
+    """Return one cause that stands for a group with the same code and advice."""
+    if len(group) == 1:
+        return group[0]
+    # The run was made for the federated models, so they come first.
+    ordered = sorted(group, key=lambda cause: "federated" not in cause.where)
+    first = min(ordered, key=lambda cause: IMPORTANCES.index(cause.importance))
+    messages = {cause.message for cause in ordered}
+    is_same_message = len(messages) == 1
+    evidence = []
+    for cause in ordered:
+        if not is_same_message:
+            text = f"{cause.where}: {cause.message}"
+            evidence.append(Evidence(text, "summary.json"))
+        evidence += [
+            replace(each, text=f"{cause.where}: {each.text}") for each in cause.evidence
+        ]
+    return replace(
+        first,
+        where=_list_places([cause.where for cause in ordered]),
+        message=first.message if is_same_message else _MERGED_MESSAGES[first.code],
+        evidence=tuple(evidence),
+    )
+
+
+def _list_places(places: Sequence[str]) -> str:
+    """Return the first places, and the number of the others, in one line."""
+    listed = list(places[:_MAX_PLACES])
+    unlisted = len(places) - len(listed)
+    if unlisted:
+        listed.append(f"{unlisted} more")
+    return "; ".join(listed)
+
+
+def _propose_once(causes: Iterable[Cause]) -> list[Cause]:
+    """Return causes, of which only the first proposes a value for a key.
 
     Effects of few steps, for example, do not repeat that training is to be longer.
     """
     proposed: set[str] = set()
+    without_repeats = []
     for cause in causes:
         settings = tuple(each for each in cause.settings if each.key not in proposed)
         proposed.update(setting.key for setting in settings)
-        yield replace(cause, settings=settings)
+        without_repeats.append(replace(cause, settings=settings))
+    return without_repeats
 
 
-def _sort(causes: Iterable[Cause]) -> tuple[Cause, ...]:
+def _sort(causes: Iterable[Cause]) -> list[Cause]:
     """Return causes by importance; of equal ones, causes come before their effects."""
 
-    def place(cause: Cause) -> tuple[int, bool, bool]:
+    def rank(cause: Cause) -> tuple[int, bool, bool]:
         return (
             IMPORTANCES.index(cause.importance),
             cause.code in _EFFECTS,
             cause.code not in _ROOTS,
         )
 
-    return tuple(sorted(causes, key=place))
+    return sorted(causes, key=rank)
 
 
-def _with_accepted_settings(job: Job, causes: Iterable[Cause]) -> Iterator[Cause]:
-    """Yield causes with only the settings that the job accepts.
+def _keep_accepted_settings(job: Job, causes: Iterable[Cause]) -> list[Cause]:
+    """Return causes without the settings that the job refuses.
 
     Settings may exclude each other, such as a median and compressed updates.
     """
-    for cause in causes:
-        accepted = tuple(
-            setting for setting in cause.settings if _is_accepted(job, setting)
+    return [
+        replace(
+            cause,
+            settings=tuple(each for each in cause.settings if _is_accepted(job, each)),
         )
-        yield replace(cause, settings=accepted)
+        for cause in causes
+    ]
 
 
-def _is_accepted(job: Job, setting: Any) -> bool:
+def _is_accepted(job: Job, setting: Setting) -> bool:
     """Return whether a job with this value is valid."""
-    table: dict[str, Any] = copy.deepcopy(dict(job.table))
+    job_table: dict[str, Any] = copy.deepcopy(dict(job.table))
     *tables, key = setting.place
-    inner = table
+    inner_table = job_table
     for name in tables:
-        inner = inner.setdefault(name, {})
-    inner[key] = setting.value
+        inner_table = inner_table.setdefault(name, {})
+    inner_table[key] = setting.value
     try:
-        parse_job(table, job.name, job.folder, job.name)
+        parse_job(job_table, job.name, job.folder, job.name)
     except ConfigError:
         return False
     return True
@@ -434,20 +459,16 @@ def diagnose_seeds(folder: Path) -> Diagnosis:
             f"{folder}: no run of a seed has begun there: give another folder"
         )
     has_ended = (folder / SEEDS_FILE).is_file()
-    tested = [
-        each
-        for each in (read_seeds(folder).differences if has_ended else ())
-        if each.against == "alone" and not each.site
-    ]
-    causes = [
-        cause
-        for cause in _find_common(by_seed)
+    causes = list(_find_common_causes(by_seed))
+    first_diagnosis = next(iter(by_seed.values()))
+    checked = list(first_diagnosis.checked)
+    tests = _read_gain_tests(folder) if has_ended else []
+    if tests:
         # The test over the seeds replaces those of single runs.
-        if not tested or cause.code not in ("below_alone", "no_gain")
-    ]
-    causes += _find_seeds_gain(tested)
-    checked = [*next(iter(by_seed.values())).checked]
-    if tested:
+        causes = [
+            cause for cause in causes if cause.code not in ("below_alone", "no_gain")
+        ]
+        causes += _find_seeds_gain(tests)
         checked.append(f"the paired test over {len(by_seed)} seeds")
     unchecked = dict.fromkeys(
         text for diagnosis in by_seed.values() for text in diagnosis.unchecked
@@ -455,36 +476,49 @@ def diagnose_seeds(folder: Path) -> Diagnosis:
     return Diagnosis(
         str(folder),
         "finished" if has_ended else "unfinished",
-        _sort(causes),
+        tuple(_sort(causes)),
         tuple(checked),
         tuple(unchecked),
     )
 
 
-def _find_common(by_seed: Mapping[int, Diagnosis]) -> Iterator[Cause]:
-    """Yield the causes that more than half of the seeds show, as the first has them."""
-    seen: dict[str, dict[int, Cause]] = {}
+def _find_common_causes(by_seed: Mapping[int, Diagnosis]) -> Iterator[Cause]:
+    """Yield the causes that more than half of the seeds show.
+
+    The evidence is that of the first seed that shows a cause.
+    """
+    # Code of a cause → seed → the cause.
+    by_code: dict[str, dict[int, Cause]] = {}
     for seed, diagnosis in by_seed.items():
         for cause in diagnosis.causes:
-            seen.setdefault(cause.code, {}).setdefault(seed, cause)
-    for of_seed in seen.values():
-        if len(of_seed) <= MOST_SEEDS * len(by_seed):
+            by_code.setdefault(cause.code, {}).setdefault(seed, cause)
+    for causes in by_code.values():
+        if len(causes) <= MOST_SEEDS * len(by_seed):
             continue
-        seed, cause = next(iter(of_seed.items()))
+        seeds = list(causes)
+        listed = ", ".join(map(str, seeds))
         evidence = [
-            replace(each, file=f"seed-{seed}/{each.file}") if each.file else each
-            for each in cause.evidence
+            Evidence(
+                f"seen with seeds {listed} of {len(by_seed)}", "", {"seeds": seeds}
+            )
         ]
-        seeds = ", ".join(map(str, of_seed))
-        shown = Evidence(
-            f"seen with seeds {seeds} of {len(by_seed)}", "", {"seeds": list(of_seed)}
-        )
-        yield replace(cause, evidence=(shown, *evidence))
+        first_seed = seeds[0]
+        first = causes[first_seed]
+        for each in first.evidence:
+            file = f"seed-{first_seed}/{each.file}" if each.file else ""
+            evidence.append(replace(each, file=file))
+        yield replace(first, evidence=tuple(evidence))
 
 
-def _find_seeds_gain(tested: Sequence[SeedDifference]) -> Iterator[Cause]:
+def _read_gain_tests(folder: Path) -> list[SeedDifference]:
+    """Return the tests of the federated models against those alone, over all sites."""
+    differences = read_seeds(folder).differences
+    return [each for each in differences if each.against == "alone" and not each.site]
+
+
+def _find_seeds_gain(tests: Sequence[SeedDifference]) -> Iterator[Cause]:
     """Yield a cause if the test over the seeds shows no gain of the federation."""
-    for test in tested:
+    for test in tests:
         is_shown = test.p_value < ALPHA
         if is_shown and test.mean > 0:
             continue

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fednotes.core.parsing import mapping, number
@@ -21,44 +22,71 @@ SMALL_GAP = 0.5
 _SHOWN_TYPES = 6
 
 
+@dataclass(frozen=True)
+class _LostType:
+    """A type that a site finds better alone than with the federated model.
+
+    Attributes:
+        site: The site.
+        label: The entity type, or the phenotype.
+        alone_f1: F1 of the model that the site trained alone.
+        federated_f1: F1 of the federated model.
+        support: Number of test cases of the type.
+    """
+
+    site: str
+    label: str
+    alone_f1: float
+    federated_f1: float
+    support: int
+
+    @property
+    def loss(self) -> float:
+        """By how much F1 is lower with the federated model."""
+        return self.alone_f1 - self.federated_f1
+
+
 def find_gain_causes(run: RunEvidence) -> Iterator[Cause]:
     """Yield what the comparison of the federated models with the sites' own shows."""
     mean = run.result.verdict()
     if mean is None:
         return
-    sites = {site: run.result.verdict(site) for site in run.result.sites}
-    below = {
-        site: verdict
-        for site, verdict in sites.items()
-        if verdict is not None and _sign(verdict) < 0
-    }
-    if _sign(mean) < 0:
-        yield _describe_loss(run, "the mean over the sites", {"mean": mean, **below})
-    elif below:
-        yield _describe_loss(run, list_names(list(below)), below)
-    elif _sign(mean) == 0:
+    losing_sites: dict[str, Verdict] = {}
+    for site in run.result.sites:
+        verdict = run.result.verdict(site)
+        if verdict is not None and _shown_sign(verdict) < 0:
+            losing_sites[site] = verdict
+    evidence = [_show_verdict(site, each) for site, each in losing_sites.items()]
+    mean_sign = _shown_sign(mean)
+    if mean_sign < 0:
+        evidence.insert(0, _show_verdict("mean", mean))
+        yield _describe_loss(run, "high", "the mean over the sites", evidence)
+    elif losing_sites:
+        yield _describe_loss(run, "medium", list_names(list(losing_sites)), evidence)
+    elif mean_sign == 0:
         yield _describe_no_gain(run, mean)
-    if _sign(mean) > 0:
+    if mean_sign > 0:
         yield from _find_small_gap(run, mean)
     yield from _find_lost_types(run)
 
 
-def _sign(verdict: Verdict) -> int:
+def _shown_sign(verdict: Verdict) -> int:
+    """Return the sign of a gain; 0 if neither a gain nor a loss is shown."""
     return shown_sign(verdict.low, verdict.high, verdict.p_value)
 
 
 def _describe_loss(
-    run: RunEvidence, where: str, verdicts: Mapping[str, Verdict]
+    run: RunEvidence, importance: Importance, where: str, evidence: Sequence[Evidence]
 ) -> Cause:
     """Return the cause that the federated models are worse than the sites' own."""
     return Cause(
         "below_alone",
-        "high" if "mean" in verdicts else "medium",
+        importance,
         where,
         "the federated model is worse than the models that the sites train alone",
         "the sites' notes or annotation differ: leave more of the model to each site, "
         "or look for the other causes here first",
-        evidence=tuple(_show_verdict(site, each) for site, each in verdicts.items()),
+        evidence=tuple(evidence),
         settings=list_personal(run.job),
     )
 
@@ -81,13 +109,13 @@ def _describe_no_gain(run: RunEvidence, verdict: Verdict) -> Cause:
             condition: _mean_f1(run.result.mean, condition)
             for condition in ("alone", "federated", "pooled")
         }
-        shown = ", ".join(
+        listed = ", ".join(
             f"{condition} {100 * f1:.1f}"
             for condition, f1 in means.items()
             if f1 is not None
         )
-        if shown:
-            evidence.append(Evidence(f"mean F1: {shown}", "summary.json", means))
+        if listed:
+            evidence.append(Evidence(f"mean F1: {listed}", "summary.json", means))
     return Cause(
         "no_gain",
         importance,
@@ -142,38 +170,29 @@ def _show_verdict(name: str, verdict: Verdict) -> Evidence:
 
 
 def _find_lost_types(run: RunEvidence) -> Iterator[Cause]:
-    """Yield the types that a site finds alone and the federated model does not."""
-    losses: dict[tuple[str, str], tuple[float, float, int]] = {}
-    for site, by_condition in run.scores.items():
-        alone = _scores_by_type(mapping(by_condition.get("alone")))
-        federated = _scores_by_type(mapping(by_condition.get("federated")))
-        for label in alone.keys() & federated.keys():
-            support = number(alone[label], "support") or 0
-            own = _type_f1(alone[label])
-            joint = _type_f1(federated[label])
-            if own is None or joint is None or support < LEAST_SUPPORT:
-                continue
-            if own - joint >= TYPE_LOSS:
-                losses[site, label] = (own, joint, int(support))
-    if not losses:
+    """Yield a cause if sites find types much better alone than federated."""
+    lost = sorted(_list_lost_types(run), key=lambda each: -each.loss)
+    if not lost:
         return
-    largest = sorted(losses, key=lambda key: losses[key][1] - losses[key][0])
-    evidence = []
-    for site, label in largest[:_SHOWN_TYPES]:
-        own, joint, support = losses[site, label]
-        evidence.append(
-            Evidence(
-                f"{site}, {label}: alone {100 * own:.1f}, federated {100 * joint:.1f} "
-                f"({support:,} test cases)",
-                "summary.json",
-                {"alone": own, "federated": joint, "support": support},
-            )
+    sites = list(dict.fromkeys(each.site for each in lost))
+    types = list(dict.fromkeys(each.label for each in lost))
+    evidence = [
+        Evidence(
+            f"{each.site}, {each.label}: alone {100 * each.alone_f1:.1f}, federated "
+            f"{100 * each.federated_f1:.1f} ({each.support:,} test cases)",
+            "summary.json",
+            {
+                "alone": each.alone_f1,
+                "federated": each.federated_f1,
+                "support": each.support,
+            },
         )
-    types = list(dict.fromkeys(label for _, label in largest))
+        for each in lost[:_SHOWN_TYPES]
+    ]
     yield Cause(
         "types_lost",
         "medium",
-        list_names(list(dict.fromkeys(site for site, _ in largest))),
+        list_names(sites),
         f"the federated model is {100 * TYPE_LOSS:.0f} points or more below the site "
         f"alone for {list_names(types)}",
         "compare what the sites annotate under these names, and rename what differs by "
@@ -181,6 +200,22 @@ def _find_lost_types(run: RunEvidence) -> Iterator[Cause]:
         evidence=tuple(evidence),
         settings=list_personal(run.job),
     )
+
+
+def _list_lost_types(run: RunEvidence) -> Iterator[_LostType]:
+    """Yield the types with enough test cases and a loss of at least `TYPE_LOSS`."""
+    for site, by_condition in run.scores.items():
+        alone = _scores_by_type(mapping(by_condition.get("alone")))
+        federated = _scores_by_type(mapping(by_condition.get("federated")))
+        for label in sorted(alone.keys() & federated.keys()):
+            support = int(number(alone[label], "support") or 0)
+            alone_f1 = _type_f1(alone[label])
+            federated_f1 = _type_f1(federated[label])
+            if alone_f1 is None or federated_f1 is None or support < LEAST_SUPPORT:
+                continue
+            candidate = _LostType(site, label, alone_f1, federated_f1, support)
+            if candidate.loss >= TYPE_LOSS:
+                yield candidate
 
 
 def _scores_by_type(scores: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -194,5 +229,6 @@ def _scores_by_type(scores: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _type_f1(scores: Mapping[str, Any]) -> float | None:
+    """Return the F1 of an entity type, or of a phenotype's class."""
     strict = number(scores, "strict", "f1")
     return number(scores, "f1") if strict is None else strict

@@ -36,7 +36,7 @@ COLLAPSED = 0.5
 NOTHING = 0.02
 # Two points of F1 are more than the noise of a usual validation set.
 PAST_BEST = 0.02
-# Of fewer evaluations, only a steep rise says something.
+# With fewer evaluations, only a steep rise is meaningful.
 FEWEST_EVALUATIONS = 3
 _SHOWN = 6  # number of values of a curve that evidence shows
 
@@ -53,14 +53,18 @@ def find_learning_causes(run: RunEvidence) -> Iterator[Cause]:
     for measure in dict.fromkeys(curve.measure for curve in others):
         alike = [curve for curve in others if curve.measure == measure]
         rising = [curve for curve in alike if _is_undertrained(curve)]
-        # A federation with a slow part may have settled itself.
-        if any(curve.condition == "federated" for curve in rising) or (
-            rising and not any(curve.condition == "federated" for curve in alike)
-        ):
+        # The federated curves decide, if there are any: the federated model may have
+        # settled although that of a site alone still improves.
+        deciding = _list_federated(rising) if _list_federated(alike) else rising
+        if deciding:
             yield _describe_undertraining(run.job, measure, rising)
         past = [curve for curve in alike if _is_past_its_best(run.job, curve)]
         if past:
             yield _describe_past_best(run.job, past)
+
+
+def _list_federated(curves: Sequence[Curve]) -> list[Curve]:
+    return [curve for curve in curves if curve.condition == "federated"]
 
 
 # ---- diverged ------------------------------------------------------------------------
@@ -70,8 +74,8 @@ def _has_diverged(curve: Curve) -> bool:
     """Return whether the loss ended far above its start, or the score collapsed."""
     losses = curve.losses
     if len(losses) >= FEWEST_EVALUATIONS:
-        end = fmean(losses[-max(2, _tail_length(losses)) :])
-        if losses[0] > 0 and end > EXPLODED * losses[0]:
+        tail = max(2, _tail_length(losses))
+        if losses[0] > 0 and fmean(losses[-tail:]) > EXPLODED * losses[0]:
             return True
     scores = curve.scores
     if curve.measure != "valid_f1" or len(scores) < FEWEST_EVALUATIONS:
@@ -135,9 +139,8 @@ def _is_undertrained(curve: Curve) -> bool:
         return best_in_tail - best_before > LOSS_FALL * abs(best_before)
     if len(scores) >= FEWEST_EVALUATIONS and max(scores) <= NOTHING:
         return _is_falling(curve.losses, EARLY_FALL)
-    return _measure_rise(curve) >= (
-        RISE if len(scores) >= FEWEST_EVALUATIONS else STEEP_RISE
-    )
+    least_rise = RISE if len(scores) >= FEWEST_EVALUATIONS else STEEP_RISE
+    return _measure_rise(curve) >= least_rise
 
 
 def _measure_rise(curve: Curve) -> float:
@@ -149,7 +152,7 @@ def _measure_rise(curve: Curve) -> float:
 def _split_best(scores: Sequence[float]) -> tuple[float, float]:
     """Return the best score before the tail, and the best one in the tail.
 
-    They are equal if there is only one evaluation.
+    Both are 0 if there is only one evaluation.
     """
     if len(scores) < 2:
         return 0.0, 0.0
@@ -197,16 +200,17 @@ def _describe_undertraining(job: Job, measure: str, curves: Sequence[Curve]) -> 
 
 
 def _is_past_its_best(job: Job, curve: Curve) -> bool:
-    """Return whether a better model than the kept one was evaluated."""
+    """Return whether the last model is kept although an earlier one was better."""
     scores = curve.scores
     if curve.measure != "valid_f1" or len(scores) < FEWEST_EVALUATIONS:
         return False
+    # A job that keeps the best model already has no setting for it to propose.
     keeps_last = bool(list_keep_best(job))
     return keeps_last and max(scores) - scores[-1] >= PAST_BEST
 
 
 def _describe_past_best(job: Job, curves: Sequence[Curve]) -> Cause:
-    """Return the cause that the last model is kept and not the best."""
+    """Return the cause that the last model is kept instead of the best one."""
     lost = max(max(curve.scores) - curve.scores[-1] for curve in curves)
     importance: Importance = "medium" if lost >= STEEP_RISE / 2 else "low"
     return Cause(

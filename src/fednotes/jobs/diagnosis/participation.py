@@ -11,6 +11,7 @@ from fednotes.core.parsing import mapping, number
 from fednotes.core.wording import list_names
 from fednotes.jobs.causes import Cause, Evidence, Setting
 from fednotes.jobs.diagnosis.runs import RunEvidence
+from fednotes.jobs.job import Job
 from fednotes.jobs.settings_to_try import list_personal
 from fednotes.training.server_steps import Aggregation, by_each
 
@@ -39,25 +40,25 @@ def _find_absent_sites(run: RunEvidence) -> Iterator[Cause]:
     ]
     if not evaluated:
         return
-    sites = len(run.job.sites)
+    num_sites = len(run.job.sites)
     counts = [int(entry["took_part"]) for entry in evaluated]
-    short = sum(count < sites for count in counts)
-    # Runs record which sites were absent since the evaluation before.
+    incomplete = sum(count < num_sites for count in counts)
+    # An entry counts the absences of each site since the evaluation before.
     rounds = int(number(evaluated[-1], "round") or 0) + 1
     absences: Counter[str] = Counter()
     for entry in evaluated:
         for site in mapping(entry.get("absent")):
             absences[str(site)] += int(number(entry, "absent", str(site)) or 0)
     most_missed = max(absences.values(), default=0)
-    share = max(short / len(evaluated), most_missed / rounds)
+    share = max(incomplete / len(evaluated), most_missed / rounds)
     if share < ABSENT_SHARE:
         return
     evidence = [
         Evidence(
-            f"{short:,} of {len(evaluated):,} evaluated rounds had fewer than {sites} "
-            f"sites; the fewest were {min(counts)}",
+            f"{incomplete:,} of {len(evaluated):,} evaluated rounds had fewer than "
+            f"{num_sites} sites; the fewest were {min(counts)}",
             "metrics.jsonl",
-            {"short": short, "rounds": len(evaluated), "fewest": min(counts)},
+            {"short": incomplete, "rounds": len(evaluated), "fewest": min(counts)},
         )
     ]
     evidence += [
@@ -68,7 +69,6 @@ def _find_absent_sites(run: RunEvidence) -> Iterator[Cause]:
         )
         for site, missed in absences.most_common()
     ]
-    federation = run.job.federation
     yield Cause(
         "sites_absent",
         "high" if share >= 2 * ABSENT_SHARE else "medium",
@@ -76,16 +76,17 @@ def _find_absent_sites(run: RunEvidence) -> Iterator[Cause]:
         "sites drop out or answer late, so rounds go on without their notes",
         "look at `fednotes server status` and the site's log, and wait longer",
         evidence=tuple(evidence),
-        settings=(
-            Setting.of(
-                "federation",
-                "timeout",
-                value=2 * federation.timeout,
-                current=federation.timeout,
-            ),
-            Setting.of("federation", "grace", value=0.0, current=federation.grace),
-        )[: 2 if federation.grace else 1],
+        settings=tuple(_list_longer_waits(run.job)),
     )
+
+
+def _list_longer_waits(job: Job) -> Iterator[Setting]:
+    """Yield the settings with which the server waits longer for its sites."""
+    timeout = job.federation.timeout
+    yield Setting.of("federation", "timeout", value=2 * timeout, current=timeout)
+    grace = job.federation.grace
+    if grace:
+        yield Setting.of("federation", "grace", value=0.0, current=grace)
 
 
 def _find_odd_sites(run: RunEvidence) -> Iterator[Cause]:
@@ -99,26 +100,9 @@ def _find_odd_sites(run: RunEvidence) -> Iterator[Cause]:
     scores = _mean_by_site(evaluations, "f1")
     if len(losses) < FEWEST_SITES:
         return
-    odd = []
-    for site in losses:
-        others = [name for name in losses if name != site]
-        usual_loss = median(losses[name] for name in others)
-        usual_score = median(scores.get(name, 0.0) for name in others)
-        # Long sentences make a loss high, but not a score low.
-        is_worse = scores.get(site, 0.0) < ODD_SCORE * usual_score
-        if is_worse and losses[site] >= ODD_LOSS * usual_loss > 0:
-            odd.append(site)
+    odd = [site for site in losses if _is_odd(site, losses, scores)]
     if not odd:
         return
-    settings = list_personal(run.job)
-    config = run.job.config
-    is_hidden = run.job.federation.secure_sum or run.job.privacy is not None
-    # A secure sum hides the updates that a median compares.
-    if isinstance(config, Aggregation) and not (by_each(config) or is_hidden):
-        robust = Setting.of(
-            "training", "aggregation", value="median", current=config.aggregation
-        )
-        settings = (*settings, robust)
     yield Cause(
         "sites_odd",
         "medium",
@@ -141,8 +125,35 @@ def _find_odd_sites(run: RunEvidence) -> Iterator[Cause]:
                 {"loss": losses, "f1": scores},
             ),
         ),
-        settings=settings,
+        settings=(*list_personal(run.job), *_list_robust(run.job)),
     )
+
+
+def _is_odd(
+    site: str, losses: Mapping[str, float], scores: Mapping[str, float]
+) -> bool:
+    """Return whether a site's loss is far above, and its score far below, the others'.
+
+    Long sentences make a loss high, but not a score low.
+    """
+    others = [name for name in losses if name != site]
+    usual_loss = median(losses[name] for name in others)
+    usual_score = median(scores.get(name, 0.0) for name in others)
+    has_high_loss = losses[site] >= ODD_LOSS * usual_loss > 0
+    has_low_score = scores.get(site, 0.0) < ODD_SCORE * usual_score
+    return has_high_loss and has_low_score
+
+
+def _list_robust(job: Job) -> Iterator[Setting]:
+    """Yield the setting of a robust aggregation, if the job can have one."""
+    if not isinstance(job.config, Aggregation):
+        return
+    if job.federation.secure_sum or job.privacy is not None:
+        return  # these hide the updates that a median compares
+    if not by_each(job.config):
+        yield Setting.of(
+            "training", "aggregation", value="median", current=job.config.aggregation
+        )
 
 
 def _mean_by_site(

@@ -12,6 +12,7 @@ from fednotes.core.wording import list_names
 from fednotes.jobs.causes import Cause, Evidence, Importance, Setting
 from fednotes.jobs.job import Job
 from fednotes.jobs.settings_to_try import list_longer_training
+from fednotes.privacy.promise import Privacy
 
 # Presets were chosen for real corpora; in the experiments of docs/results.md, rates
 # within a factor of five of one learned too.
@@ -106,8 +107,13 @@ def _trains_alike(job: Job, model: Mapping[str, Any]) -> bool:
         return True
     config = job.config.model
     is_same_kind = getattr(config, "kind", "") == getattr(preset, "kind", "")
-    is_low_rank = [getattr(each, "train", "") == LOW_RANK for each in (config, preset)]
-    return is_same_kind and is_low_rank[0] == is_low_rank[1]
+    return is_same_kind and _is_low_rank(config) == _is_low_rank(preset)
+
+
+def _is_low_rank(model_config: Any) -> bool:
+    """Return whether only low-rank changes of a model are trained."""
+    # Not all kinds of models have this key.
+    return bool(getattr(model_config, "train", "") == LOW_RANK)
 
 
 def list_lower_rates(job: Job) -> tuple[Setting, ...]:
@@ -129,17 +135,21 @@ def find_rate_causes(job: Job) -> Iterator[Cause]:
     if rates is None or not (rates.is_low or rates.is_high):
         return
     if rates.is_high:
-        factor, value, side = rates.rate / rates.high, rates.high, "above"
+        code = "rate_high"
+        value = rates.high
+        distance = f"{rates.rate / rates.high:,.0f} times above"
         advice = "lower it, or training may diverge"
     else:
-        factor, value, side = rates.low / rates.rate, rates.low, "below"
+        code = "rate_low"
+        value = rates.low
+        distance = f"{rates.low / rates.rate:,.0f} times below"
         advice = "raise it, or training hardly moves the model"
     yield Cause(
-        "rate_high" if rates.is_high else "rate_low",
+        code,
         "high",
         "training",
-        f"the learning rate is {factor:,.0f} times {side} those of the presets that "
-        "train the same parts of this kind of model",
+        f"the learning rate is {distance} those of the presets that train the same "
+        "parts of this kind of model",
         advice,
         evidence=(rates.show(job.method),),
         settings=(
@@ -209,65 +219,81 @@ def find_noise_causes(
     }
     if privacy is None or not units or "noise" not in promise:
         return
-    expected = privacy.rate * sum(units.values())
-    noise = float(promise["noise"])
+    yield from _find_weak_signal(privacy, units, promise)
+    yield from _find_noisy_sites(privacy, units)
+
+
+def _find_weak_signal(
+    privacy: Privacy, units: Mapping[str, int], promise: Mapping[str, Any]
+) -> Iterator[Cause]:
+    """Yield a cause if the noise of a round hides the sum of its updates.
+
+    Args:
+        privacy: The settings of differential privacy.
+        units: Each site's number of protected units.
+        promise: The promise of the federated training, as `Promise.told` returns it.
+    """
+    num_units = sum(units.values())
+    drawn = privacy.rate * num_units  # expected number in a round
+    noise = float(promise["noise"])  # σ in the sum of a round
     if privacy.where == "site":
         noise *= math.sqrt(len(units))
-    signal = expected / noise
-    evidence = (
-        Evidence(
-            f"σ = {noise:.3g} in the sum of a round, of about {expected:,.0f} "
-            f"{privacy.unit}s of {sum(units.values()):,} (rate {privacy.rate:g}), over "
-            f"{int(promise.get('rounds', 0)):,} rounds",
-            "summary.json",
-            {"noise": noise, "units": sum(units.values()), "drawn": expected},
+    signal = drawn / noise
+    if signal >= LEAST_SIGNAL:
+        return
+    rate = min(1.0, float(f"{privacy.rate * LEAST_SIGNAL / signal:.1g}"))
+    settings = [Setting.of("privacy", "rate", value=rate, current=privacy.rate)]
+    epsilon = privacy.epsilon
+    if epsilon:
+        settings.append(
+            Setting.of("privacy", "epsilon", value=2 * epsilon, current=epsilon)
+        )
+    yield Cause(
+        "noise_large",
+        "high",
+        "privacy",
+        f"the noise of a round hides its signal: {signal:.1f} {privacy.unit}s for "
+        f"each σ, and {LEAST_SIGNAL:g} are needed",
+        "draw more of them into each round, allow a larger ε, or protect smaller units",
+        evidence=(
+            Evidence(
+                f"σ = {noise:.3g} in the sum of a round, of about {drawn:,.0f} "
+                f"{privacy.unit}s of {num_units:,} (rate {privacy.rate:g}), over "
+                f"{int(promise.get('rounds', 0)):,} rounds",
+                "summary.json",
+                {"noise": noise, "units": num_units, "drawn": drawn},
+            ),
         ),
+        settings=tuple(settings),
     )
-    if signal < LEAST_SIGNAL:
-        rate = min(1.0, float(f"{privacy.rate * LEAST_SIGNAL / signal:.1g}"))
-        settings = [
-            Setting.of("privacy", "rate", value=rate, current=privacy.rate),
-        ]
-        if privacy.epsilon:
-            settings.append(
-                Setting.of(
-                    "privacy",
-                    "epsilon",
-                    value=2 * privacy.epsilon,
-                    current=privacy.epsilon,
-                )
+
+
+def _find_noisy_sites(privacy: Privacy, units: Mapping[str, int]) -> Iterator[Cause]:
+    """Yield a cause for sites of which hardly any unit is drawn in a round."""
+    small = {
+        site: number
+        for site, number in units.items()
+        if privacy.rate * number < LEAST_UNITS
+    }
+    if not small:
+        return
+    smallest = min(small.values())
+    # With this rate, two units of the smallest site are drawn on average.
+    value = min(1.0, float(f"{2 * LEAST_UNITS / max(1, smallest):.1g}"))
+    yield Cause(
+        "units_few",
+        "medium",
+        list_names(list(small)),
+        f"fewer than one {privacy.unit} is drawn in a round, so these sites mostly "
+        "add noise",
+        "raise the rate, or leave these sites out",
+        evidence=tuple(
+            Evidence(
+                f"{site}: {number:,} {privacy.unit}s at rate {privacy.rate:g}",
+                "job.json",
+                {"units": number},
             )
-        yield Cause(
-            "noise_large",
-            "high",
-            "privacy",
-            f"the noise of a round hides its signal: {signal:.1f} {privacy.unit}s for "
-            f"each σ, and {LEAST_SIGNAL:g} are needed",
-            "draw more of them into each round, allow a larger ε, or protect smaller "
-            "units",
-            evidence=evidence,
-            settings=tuple(settings),
-        )
-    alone = [site for site, n in units.items() if privacy.rate * n < LEAST_UNITS]
-    if alone:
-        smallest = min(units[site] for site in alone)
-        value = min(1.0, float(f"{2 * LEAST_UNITS / max(1, smallest):.1g}"))
-        yield Cause(
-            "units_few",
-            "medium",
-            list_names(alone),
-            f"fewer than one {privacy.unit} is drawn in a round, so these sites mostly "
-            "add noise",
-            "raise the rate, or leave these sites out",
-            evidence=tuple(
-                Evidence(
-                    f"{site}: {units[site]:,} {privacy.unit}s at rate {privacy.rate:g}",
-                    "job.json",
-                    {"units": units[site]},
-                )
-                for site in alone
-            ),
-            settings=(
-                Setting.of("privacy", "rate", value=value, current=privacy.rate),
-            ),
-        )
+            for site, number in small.items()
+        ),
+        settings=(Setting.of("privacy", "rate", value=value, current=privacy.rate),),
+    )
