@@ -115,7 +115,9 @@ def test_a_site_whose_disk_is_lost_catches_up_at_a_fresh_start(tmp_path: Path) -
                 del net.hosts["b"]
                 shutil.rmtree(tmp_path / name / "b")
                 if summing is not None:
-                    summing._whole = False  # as after a failure: "@keys" comes first
+                    summing._is_prepared = (
+                        False  # as after a failure: "@keys" comes first
+                    )
             assert engine.sum("train", {"x": torch.ones(4)}, round=0).included == SITES
             engine._active = None
         metric_sums.append(engine.sum("finish", {"x": torch.ones(4)}).metrics["own"])

@@ -451,40 +451,44 @@ class _Answers:
     is_recorded: Callable[[frozenset[str]], bool]
     answers: dict[str, wire.Masking] = field(default_factory=dict)
 
-    def names(self, site: str) -> tuple[str, ...]:
+    def list_names(self, site: str) -> tuple[str, ...]:
         """Return the names of a site's counts."""
         names = self.answers[site].names
-        return (self.terms.metrics or ()) if names is None else names
+        if names is None:  # those of the terms
+            return self.terms.metrics or ()
+        return names
 
     @property
-    def again(self) -> dict[str, str]:
-        """The sites that could not mask their update, and why."""
+    def mask_failures(self) -> dict[str, str]:
+        """The sites that could not mask their update, each with the reason."""
         return {
             site: answer.again for site, answer in self.answers.items() if answer.again
         }
 
     @property
-    def wide(self) -> list[str]:
-        """The sites for which a limit was too narrow."""
-        return [site for site in self.again if self.answers[site].wide]
+    def sites_beyond_limits(self) -> list[str]:
+        """The sites that could not mask their update because a limit was too narrow."""
+        return [site for site in self.mask_failures if self.answers[site].wide]
 
     @property
-    def before(self) -> frozenset[str]:
+    def opened_sites(self) -> frozenset[str]:
         """The sites over which this same sum was opened before a fault; {} if none.
 
         One site's claim is not enough; see `_is_confirmed`.
         """
-        confirmed = filter(self._is_confirmed, self._claims.values())
+        confirmed = [
+            sites for sites in self._claims.values() if self._is_confirmed(sites)
+        ]
         return max(
             confirmed,
-            key=lambda sites: (self._support(sites), sorted(sites)),
+            key=lambda sites: (self._count_claims(sites), sorted(sites)),
             default=_NO,
         )
 
     @property
-    def excluded(self) -> dict[str, str]:
+    def exclusions(self) -> dict[str, str]:
         """The sites whose updates cannot be in this sum, each with the reason."""
-        opened_sites = self.before
+        opened_sites = self.opened_sites
         reasons: dict[str, str] = {}
         for site in sorted(self.answers):
             claim = self._claims.get(site)
@@ -507,7 +511,7 @@ class _Answers:
             if answer.before
         }
 
-    def _support(self, sites: frozenset[str]) -> int:
+    def _count_claims(self, sites: frozenset[str]) -> int:
         """Return how many sites claim that a sum over these sites was opened."""
         return sum(claim == sites for claim in self._claims.values())
 
@@ -518,22 +522,26 @@ class _Answers:
         and each of them records it before it answers. So only the other sites of the
         sum may have no record of it.
         """
-        if not self.is_recorded(sites):
+        if not self.is_recorded(sites) or len(sites) < self.threshold:
             return False
-        silent = len(sites & self.answers.keys()) - self._support(sites)
-        return len(sites) >= self.threshold and silent <= len(sites) - self.threshold
+        num_answers = len(sites & self.answers.keys())
+        without_record = num_answers - self._count_claims(sites)
+        return without_record <= len(sites) - self.threshold
 
-    def fits(self) -> bool:
-        """Return whether all updates can be added unchanged."""
-        names = set(map(frozenset, map(self.names, self.answers)))
-        differ = self.terms.metrics is None and len(names) > 1
-        return not (self.again or differ or self.excluded)
+    def can_be_added(self) -> bool:
+        """Return whether all updates can be added as the sites masked them."""
+        if self.mask_failures or self.exclusions:
+            return False
+        if self.terms.metrics is not None:  # the sites agreed on the names of counts
+            return True
+        names = {frozenset(self.list_names(site)) for site in self.answers}
+        return len(names) <= 1
 
-    def for_all(self) -> wire.Terms:
+    def widen_terms(self) -> wire.Terms:
         """Return terms that allow adding the updates of all sites that answered."""
-        union = sorted({name for site in self.answers for name in self.names(site)})
-        limits = {} if self.wide else self.terms.limits
-        return replace(self.terms, metrics=tuple(union), limits=limits)
+        names = {name for site in self.answers for name in self.list_names(site)}
+        limits = {} if self.sites_beyond_limits else self.terms.limits
+        return replace(self.terms, metrics=tuple(sorted(names)), limits=limits)
 
 
 class SecureSum(Summing):
@@ -550,8 +558,6 @@ class SecureSum(Summing):
             after a restart. None keeps them in memory.
     """
 
-    _whole = False  # whether the last exchange was completed and prepared the next one
-
     def __init__(
         self,
         sites: Sequence[str],
@@ -564,6 +570,8 @@ class SecureSum(Summing):
         self._job = job
         self._run = -1
         self._chain: ServerChain  # the chain that belongs to run number `_run`
+        # Whether the last exchange was completed, which prepares the next one.
+        self._is_prepared = False
         self._record = OpeningRecord(record)
         self.least = self._parties.threshold
         self._metrics: dict[str, tuple[str, ...]] = {}  # by task
@@ -574,14 +582,14 @@ class SecureSum(Summing):
 
     def state(self) -> dict[str, Any]:
         """Return the state that later sums depend on: limits and the sites' history."""
-        limits = {task: dict(own) for task, own in self._limits.items()}
+        limits = {task: dict(by_tensor) for task, by_tensor in self._limits.items()}
         return {"limits": limits, "history": self._history.hex()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Return to an earlier state, so that later sums are rounded as before."""
         self._limits = {
-            task: {name: int(limit) for name, limit in own.items()}
-            for task, own in state.get("limits", {}).items()
+            task: {name: int(limit) for name, limit in by_tensor.items()}
+            for task, by_tensor in state.get("limits", {}).items()
         }
         self._history = bytes.fromhex(state.get("history", ""))
 
@@ -591,89 +599,105 @@ class SecureSum(Summing):
         Raises:
             TrainingError: Too few updates can be added; nothing is opened.
         """
-        for attempts_left in reversed(range(ATTEMPTS)):
+        failed_attempts = 0
+        while True:
             try:
-                return self._total(exchange)
+                return self._attempt(exchange)
             except _ExchangeFailed as error:
-                if not attempts_left:
+                failed_attempts += 1
+                if failed_attempts == ATTEMPTS:
                     raise TrainingError(str(error)) from error
                 exchange.again()
-        raise AssertionError("unreachable")
 
-    def _total(self, exchange: Exchange) -> Total:
-        """Run the method's task, mask, and open the sum."""
-        task = exchange.request.task
-        sites = self._ready_sites(exchange)
-        terms = wire.Terms(
-            0,
-            (),
-            self._metrics.get(task),
-            self._limits.get(task, {}),
-            self._paces.get(task),
-            self._history,
-        )
-        replies = exchange.task(self._attach(terms), sites=sites)
-        self._require_enough(exchange, len(replies), TrainingError)
-        answers = self._receive(exchange, replies, terms)
+    def _attempt(self, exchange: Exchange) -> Total:
+        """Run the method's task, have the updates masked, and open their sum.
+
+        Raises:
+            _ExchangeFailed: Another attempt may succeed.
+            TrainingError: Too few updates can be added.
+        """
+        answers = self._run_task(exchange)
         for _ in range(AGAIN):
-            if answers.fits():
+            if answers.can_be_added():
                 break
             answers = self._mask_again(exchange, answers)
 
-        for site, reason in answers.again.items():
+        for site, reason in answers.mask_failures.items():
             exchange.refuse(site, f"site {site!r} could not mask its update: {reason}")
-        absent_sites = sorted(answers.before - answers.answers.keys())
+        absent_sites = sorted(answers.opened_sites - answers.answers.keys())
         if absent_sites:
             raise TrainingError(
-                f"{task!r}: a sum of this task was opened with "
+                f"{exchange.request.task!r}: a sum of this task was opened with "
                 f"{', '.join(absent_sites)} before the fault, and cannot be opened "
                 "without them: resume when all of these sites are connected"
             )
 
         total = self._open(exchange)
-        self._whole = True
+        self._is_prepared = True
         return self._finish(exchange, answers, total)
 
-    def _ready_sites(self, exchange: Exchange) -> tuple[str, ...]:
+    def _run_task(self, exchange: Exchange) -> _Answers:
+        """Run the method's task at the sites; return their answers, with the updates.
+
+        The terms are those of the last sum of this task.
+        """
+        task = exchange.request.task
+        sites = self._find_ready_sites(exchange)
+        terms = wire.Terms(
+            number=0,  # `_attach` puts in the number and the roster of the exchange
+            roster=(),
+            metrics=self._metrics.get(task),
+            limits=self._limits.get(task, {}),
+            pace=self._paces.get(task),
+            history=self._history,
+        )
+        replies = exchange.task(self._attach(terms), sites=sites)
+        self._require_enough(exchange, len(replies), TrainingError)
+        return self._receive(exchange, replies, terms)
+
+    def _find_ready_sites(self, exchange: Exchange) -> tuple[str, ...]:
         """Return the sites that have keys for this exchange; begin it if necessary."""
         sites = exchange.sites
         self._require_enough(exchange, len(sites), TrainingError)
         run = exchange.request.run
         if run != self._run:
             self._run = run
-            self._whole = False
+            self._is_prepared = False
             self._chain = ServerChain(self._parties, context_of(self._job, run))
-        prepared = set(self._chain.prepared) if self._whole else set()
-        self._whole = False
-        if not set(sites) <= prepared:
-            sites = self._begin(exchange, sites)
-        return sites
+        have_keys = self._is_prepared and set(sites) <= set(self._chain.prepared)
+        self._is_prepared = False
+        return sites if have_keys else self._begin(exchange, sites)
 
     def _mask_again(self, exchange: Exchange, answers: _Answers) -> _Answers:
         """Have the sites mask their updates in a new exchange under wider terms."""
-        excluded = answers.excluded
-        for site, reason in excluded.items():
+        exclusions = answers.exclusions
+        for site, reason in exclusions.items():
             exchange.refuse(site, reason)
-        terms = answers.for_all()
-        sites = tuple(site for site in answers.answers if site not in excluded)
-        self._require_enough(exchange, len(sites), TrainingError)
-        sites = self._begin(exchange, sites)
+        terms = answers.widen_terms()
+        candidates = tuple(site for site in answers.answers if site not in exclusions)
+        self._require_enough(exchange, len(candidates), TrainingError)
+        sites = self._begin(exchange, candidates)
         attached = dict.fromkeys(sites, self._attach(terms))
         replies = exchange.stage(wire.MASKED, attached)
-        answers = self._receive(exchange, replies, terms)
-        # Even the widest limits are too narrow for these sites.
-        if answers.wide and not terms.limits:
-            for site in sorted(answers.wide, key=self._parties.sites.index):
-                exchange.refuse(site, answers.answers.pop(site).again)
-            self._require_enough(exchange, len(answers.answers), TrainingError)
-        return answers
+        new_answers = self._receive(exchange, replies, terms)
+        beyond_limits = new_answers.sites_beyond_limits
+        # Terms without limits are the widest.
+        if beyond_limits and not terms.limits:
+            for site in sorted(beyond_limits, key=self._parties.sites.index):
+                exchange.refuse(site, new_answers.answers.pop(site).again)
+            self._require_enough(exchange, len(new_answers.answers), TrainingError)
+        return new_answers
 
     def _finish(self, exchange: Exchange, answers: _Answers, total: Total) -> Total:
-        """Record the state for later sums; return the total without the classes."""
+        """Record the state for later sums.
+
+        Returns:
+            The total without the counts of classes of times.
+        """
         task = exchange.request.task
-        metrics = {}
+        metrics = {}  # in the order in which the sites name them
         for site in total.included:
-            for name in answers.names(site):
+            for name in answers.list_names(site):
                 if name in total.metrics:
                     metrics[name] = total.metrics[name]
         self._metrics[task] = tuple(metrics)
@@ -691,15 +715,19 @@ class SecureSum(Summing):
         number = self._chain.number
         attached = wire.packed(wire.Stage(number))
         self._ask(exchange, sites, attached, wire.KEYS, current.add_keys)
-        keys = _close(current.keys)
+        keys = _close_stage(current.keys)
         attached = wire.packed(wire.Stage(number, keys))
         self._ask(exchange, tuple(keys), attached, wire.SHARES, current.add_shares)
-        _close(current.boxes)
+        _close_stage(current.boxes)
         self._require_enough(exchange, len(current.roster), _ExchangeFailed)
         return current.roster
 
     def _attach(self, terms: wire.Terms) -> Attached:
-        """Return what is attached to a task for all sites."""
+        """Return the attachment of a task, which is the same for all sites.
+
+        It holds the terms, with the number and the roster of this exchange, and the
+        sealed shares.
+        """
         current = self._chain.now
         terms = replace(terms, number=self._chain.number, roster=current.roster)
         return wire.packed_boxes(terms, current.boxes())
@@ -707,7 +735,7 @@ class SecureSum(Summing):
     def _receive(
         self, exchange: Exchange, replies: Mapping[str, Reply], terms: wire.Terms
     ) -> _Answers:
-        """Add the masked updates; return what each site answered about its update."""
+        """Add the masked updates; return each site's answer about its update."""
         is_recorded = partial(self._record.has, exchange.request)
         answers = _Answers(terms, self._parties.threshold, is_recorded)
         for site, attached in _in_order(exchange, replies):
@@ -737,15 +765,15 @@ class SecureSum(Summing):
         # would fail as well.
         self._require_enough(exchange, len(survivors), TrainingError)
 
-        opening = survivors
+        opening_sites = survivors
         if self._parties.confirmed:
-            opening = self._confirm_survivors(exchange, unmask_requests)
+            opening_sites = self._confirm_survivors(exchange, unmask_requests)
             unmask_requests, _ = chain.requests()  # with the confirmations
         attached = wire.packed_requests(chain.number, keys, unmask_requests)
         self._record.add(exchange.request, survivors)
-        self._ask(exchange, opening, attached, wire.UNMASK, chain.add_unmask)
-        current = chain.now
-        total = _close(chain.total, exchange.reasons)
+        self._ask(exchange, opening_sites, attached, wire.UNMASK, chain.add_unmask)
+        current = chain.now  # `total` makes the next exchange the current one
+        total = _close_stage(chain.total, exchange.reasons)
         for site, owner in current.doubtful:
             logger.warning(
                 "site %r or %r: a wrong share of the secret of %r", site, owner, owner
@@ -755,9 +783,10 @@ class SecureSum(Summing):
     def _confirm_survivors(
         self, exchange: Exchange, unmask_requests: Mapping[str, wire.UnmaskRequest]
     ) -> tuple[str, ...]:
-        """Have the survivors confirm who they are. Return the sites that did.
+        """Have the survivors confirm their list to each other.
 
-        The others are not waited for again.
+        Returns:
+            The sites that confirmed it. The server does not wait for the others again.
         """
         current = self._chain.now
         attached = wire.packed_requests(self._chain.number, {}, unmask_requests)
@@ -775,6 +804,13 @@ class SecureSum(Summing):
         add: Callable[[Any], None],
     ) -> tuple[str, ...]:
         """Run one stage; a site with a wrong message is left out of the exchange.
+
+        Args:
+            exchange: The exchange.
+            sites: The sites to ask.
+            attached: The attachment of the request, equal for all sites.
+            stage: Name of the stage, such as "@keys".
+            add: Called with each site's message.
 
         Returns:
             The sites that answered.
@@ -823,8 +859,16 @@ def _in_order(
             yield site, replies[site].attached
 
 
-def _close(close: Callable[[], R], reasons: str = "") -> R:
-    """End a stage. If it has too few messages, a new exchange may succeed."""
+def _close_stage(close: Callable[[], R], reasons: str = "") -> R:
+    """Return the result of a stage.
+
+    Args:
+        close: Returns the result; raises TrainingError if messages are missing.
+        reasons: Why sites are missing, for the message.
+
+    Raises:
+        _ExchangeFailed: There are too few messages; a new exchange may succeed.
+    """
     try:
         return close()
     except TrainingError as error:
@@ -847,8 +891,9 @@ def _majority_history(answers: Mapping[str, wire.Masking], before: bytes) -> byt
     if not answers:
         return before
     counts = Counter(answer.history for answer in answers.values())
-    history, number = counts.most_common(1)[0]
-    if not history or 2 * number <= len(answers):
+    history, num_reports = counts.most_common(1)[0]
+    has_majority = 2 * num_reports > len(answers)
+    if not history or not has_majority:
         return before
     for site, answer in answers.items():
         if answer.history != history:
@@ -861,7 +906,8 @@ def _majority_history(answers: Mapping[str, wire.Masking], before: bytes) -> byt
 def _require_known_names(site: str, answer: wire.Masking) -> None:
     """Refuse too many counts, and counts with names reserved for the engine."""
     names = answer.names or ()
-    if len(names) > MOST_NAMES or sum(map(len, names)) > MOST_LETTERS:
+    num_letters = sum(len(name) for name in names)
+    if len(names) > MOST_NAMES or num_letters > MOST_LETTERS:
         raise RefusedError(
             f"site {site!r} sent more than {MOST_NAMES:,} counts, or {MOST_LETTERS:,} "
             "characters of their names"

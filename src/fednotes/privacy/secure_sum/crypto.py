@@ -203,7 +203,10 @@ def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, byt
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
-    """Return the secret, f(0) by Lagrange's formula, 32 bytes.
+    """Return the secret f(0), 32 bytes, from the shares f(x).
+
+    Lagrange's formula: f(0) = Σ f(x) · Π x' / (x' - x), where the product is over the
+    other points x'.
 
     Args:
         shares: At least as many shares as the threshold, by point. With fewer, the
@@ -217,13 +220,15 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
         raise TrainingError("a share of a secret is not in the field")
     secret = 0
     for point, value in values.items():
-        above = below = 1
+        numerator = 1
+        denominator = 1
         for other in values:
             if other != point:
-                above = above * other % PRIME
-                below = below * (other - point) % PRIME
-        secret = (secret + value * above * pow(below, -1, PRIME)) % PRIME
-    if secret >> (8 * KEY_BYTES):
+                numerator = numerator * other % PRIME
+                denominator = denominator * (other - point) % PRIME
+        coefficient = numerator * pow(denominator, -1, PRIME)
+        secret = (secret + value * coefficient) % PRIME
+    if secret >= 2 ** (8 * KEY_BYTES):
         raise TrainingError(
             "the shares of a secret contradict each other: at least one of them is "
             "wrong"
