@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -99,28 +99,21 @@ class Deployed(Rounds):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        if not sites or len(set(sites)) < len(sites) or patience.min_sites > len(sites):
-            raise TrainingError(
-                f"the job has the sites {', '.join(sites) or '(none)'}; "
-                f"{patience.min_sites or 1} or more with different names are needed"
-            )
-        self._summing = summing or PlainSum()
-        self._least = max(patience.min_sites or len(sites), self._summing.least)
+        _check_sites(sites, patience.min_sites)
+        super().__init__(observer, clock)
         self._patience = patience
         self._stop = stop
-        self._files = Checkpoints(directory, sites, "start a new run")
-        run = _next_run(directory, job)
+        self._summing = summing or PlainSum()
+        self._least = max(patience.min_sites or len(sites), self._summing.least)
 
-        checkpoint = self._files.newest(
-            lambda facts: list(facts["progress"]["counted"]), _restore
-        )
-        state: State | None = None
-        prologue: tuple[Earlier, ...] = ()
-        if checkpoint is None:
-            nothing = dict.fromkeys(sites, 0)
-            progress = RunState(0, nothing, dict(nothing))
-        else:
-            state, (progress, prologue) = checkpoint
+        self._files = Checkpoints(directory, sites, "start a new run")
+        run = _record_start(directory, job)
+        position = _find_position(self._files, sites)
+        progress = position.progress
+        self._resumed = position.state
+        self._before = progress.seconds
+        with restoring(directory):
+            self._summing.restore(progress.summing)
         self._members = Participants(
             transport,
             patience,
@@ -128,28 +121,25 @@ class Deployed(Rounds):
             job=job,
             run=run,
             progress=progress,
-            prologue=prologue,
+            prologue=position.prologue,
             max_norm=max_norm,
             counting=counting,
             clock=clock,
             sleep=sleep,
         )
-        marks = self._files.facts(lambda facts: int(facts["progress"]["number"]))
-        self._members.marks = tuple(marks)
-        with restoring(directory):
-            self._summing.restore(progress.summing)
+        self._members.marks = tuple(self._files.facts(_read_request_number))
 
-        super().__init__(observer, clock)
-        self._before = progress.seconds
-        self._resumed = state
-        self._preparing = checkpoint is None  # whether the first round is still to come
+        # Whether the first round is still to come.
+        self._is_preparing = position.state is None
         # The sites that answered all requests of this round; None before the first one.
-        self._active: tuple[str, ...] | None = None
-        self._took_part = 0  # number of sites that answered the round's first request
-        self._absent: tuple[str, ...] = ()  # the other sites
-        self._told = 0  # number of the last request with tensors
-        self._tensors: dict[str, Tensor] = {}  # its tensors
-        self._saved = self._started
+        self._active_sites: tuple[str, ...] | None = None
+        # The number of sites that answered the round's first request; the other sites.
+        self._num_participants = 0
+        self._absent_sites: tuple[str, ...] = ()
+        # The last request with tensors: its number and its tensors.
+        self._sent_number = 0
+        self._sent_tensors: dict[str, Tensor] = {}
+        self._save_time = self._started  # of the last checkpoint
 
     # ---- the interface for methods
 
@@ -176,7 +166,7 @@ class Deployed(Rounds):
         return updates
 
     def public(self, task: str, *, all_sites: bool = True) -> Mapping[str, Tensors]:
-        """Return the public facts of each site, even under a secure sum.
+        """Return the public facts of each site, which a secure sum does not hide.
 
         Args:
             task: One of the tasks in `SiteHost`'s `public`.
@@ -191,7 +181,8 @@ class Deployed(Rounds):
             members.gather(len(sites), prepare=False)
         answers = members.tell(sites, task, least=len(sites) if all_sites else 0)
         replies = answers.replies
-        if all_sites and len(replies) < len(sites):
+        is_incomplete = len(replies) < len(sites)
+        if all_sites and is_incomplete:
             raise TrainingError(f"{task!r}: {answers.reasons}")
         return {
             site: replies[site].attached.tensors for site in sites if site in replies
@@ -202,12 +193,12 @@ class Deployed(Rounds):
         try:
             for turn in super().rounds(start, stop):
                 self._members.round = turn.number
-                self._active = None
-                self._preparing = False
+                self._active_sites = None
+                self._is_preparing = False
                 yield turn
         finally:
-            self._active = None
-            self._preparing = False
+            self._active_sites = None
+            self._is_preparing = False
 
     @property
     def bytes_up(self) -> int:  # type: ignore[override]
@@ -241,17 +232,20 @@ class Deployed(Rounds):
             raise TrainingError(message)
 
         members.count(request, {site: exchange.numbers[site] for site in included})
-        if self._preparing:
-            sent = snapshot(request.tensors)
-            members.prologue.append(Earlier(request.task, sent, dict(request.options)))
+        if self._is_preparing:
+            tensors = snapshot(request.tensors)
+            earlier = Earlier(request.task, tensors, dict(request.options))
+            members.prologue.append(earlier)
             members.prepared |= dict.fromkeys(included, len(members.prologue))
         if request.tensors:
-            self._told = request.number
-            self._tensors = dict(snapshot(request.tensors))
-        if self._active is None:
-            self._took_part = len(included)
-            self._absent = tuple(site for site in members.sites if site not in included)
-        self._active = tuple(site for site in members.sites if site in included)
+            self._sent_number = request.number
+            self._sent_tensors = dict(snapshot(request.tensors))
+        if self._active_sites is None:
+            self._num_participants = len(included)
+            self._absent_sites = tuple(
+                site for site in members.sites if site not in included
+            )
+        self._active_sites = tuple(site for site in members.sites if site in included)
 
     # ---- the end of a round
 
@@ -265,12 +259,12 @@ class Deployed(Rounds):
             state,
             metrics,
             evaluated=evaluated,
-            sites=self._took_part,
-            absent=self._absent,
+            sites=self._num_participants,
+            absent=self._absent_sites,
         )
-        self._active = None
+        self._active_sites = None
         must_stop = self._stop()
-        seconds = self._clock() - self._saved
+        seconds = self._clock() - self._save_time
         is_due = seconds >= self._patience.checkpoint_seconds
         if evaluated or must_stop or is_due:
             self._save(state)
@@ -302,13 +296,61 @@ class Deployed(Rounds):
         facts = {"progress": asdict(progress), "prologue": prologue}
         self._files.save(state, parts, facts)
         members.marks = (*members.marks, members.number)[-KEPT_CHECKPOINTS:]
-        self._saved = self._clock()
+        self._save_time = self._clock()
+
+
+class _Position(NamedTuple):
+    """The position of a run in its training.
+
+    Attributes:
+        state: The server's state; None at the beginning.
+        progress: The progress of the run, with the position of every site.
+        prologue: The requests before the first round.
+    """
+
+    state: State | None
+    progress: RunState
+    prologue: tuple[Earlier, ...]
+
+
+def _check_sites(sites: Sequence[str], min_sites: int) -> None:
+    """Refuse sites that share a name, or fewer sites than a round needs."""
+    has_repeats = len(set(sites)) < len(sites)
+    if not sites or has_repeats or min_sites > len(sites):
+        raise TrainingError(
+            f"the job has the sites {', '.join(sites) or '(none)'}; "
+            f"{min_sites or 1} or more with different names are needed"
+        )
+
+
+def _find_position(files: Checkpoints, sites: Sequence[str]) -> _Position:
+    """Return the position at the newest checkpoint, or at the beginning without one.
+
+    Raises:
+        ModelError: Every checkpoint is damaged.
+    """
+    checkpoint = files.newest(_read_sites, _restore)
+    if checkpoint is None:
+        zeros = dict.fromkeys(sites, 0)
+        return _Position(None, RunState(0, counted=zeros, prepared=dict(zeros)), ())
+    state, (progress, prologue) = checkpoint
+    return _Position(state, progress, prologue)
+
+
+def _read_sites(facts: Mapping[str, Any]) -> list[str]:
+    """Return the sites in the facts of a checkpoint."""
+    return list(facts["progress"]["counted"])
+
+
+def _read_request_number(facts: Mapping[str, Any]) -> int:
+    """Return the number of the request after which a checkpoint was saved."""
+    return int(facts["progress"]["number"])
 
 
 def _restore(
     parts: Parts, facts: Mapping[str, Any]
 ) -> tuple[RunState, tuple[Earlier, ...]]:
-    """Return the positions of the sites at a checkpoint, and the prologue."""
+    """Return the progress of a run at a checkpoint, and the prologue."""
     prologue = tuple(
         Earlier(str(task), parts.get(f"asked{index}", {}), dict(options))
         for index, (task, options) in enumerate(facts["prologue"])
@@ -319,7 +361,7 @@ def _restore(
         raise ModelError(str(error)) from error
 
 
-def _next_run(directory: Path, job: str) -> int:
+def _record_start(directory: Path, job: str) -> int:
     """Record this start of the server.
 
     Returns:
@@ -330,11 +372,11 @@ def _next_run(directory: Path, job: str) -> int:
         FednotesError: The folder cannot be written to.
     """
     path = directory / "run.json"
-    run = 0
+    earlier_starts = 0
     if path.exists():
         try:
             stored = read_json(path)
-            run = int(stored["run"])
+            earlier_starts = int(stored["run"])
             stored_job = str(stored["job"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(
@@ -346,8 +388,9 @@ def _next_run(directory: Path, job: str) -> int:
                 f"{directory}: holds job {stored_job[:12]}, but this is job "
                 f"{job[:12]}: use another folder"
             )
-    write_json(path, {"job": job, "run": run + 1})
-    return run + 1
+    run = earlier_starts + 1
+    write_json(path, {"job": job, "run": run})
+    return run
 
 
 class _Exchange:
@@ -362,15 +405,15 @@ class _Exchange:
     ) -> None:
         self._members = engine._members
         self.least = engine._least
-        is_preparing = engine._preparing
-        is_first = engine._active is None
-        self.sites = engine._active or ()
+        is_preparing = engine._is_preparing
+        is_first = engine._active_sites is None
+        self.sites = engine._active_sites or ()
         if is_first:
             self.sites = self._members.gather(self.least, prepare=not is_preparing)
-        # A first request without tensors refers to those of an earlier request.
-        earlier_number = engine._told if is_first and not tensors else 0
-        # These tensors, for sites that do not have them.
-        self._tensors: Tensors | None = engine._tensors if earlier_number else None
+        # A first request without tensors refers to those of an earlier request, which
+        # sites that do not have them receive with it.
+        earlier_number = engine._sent_number if is_first and not tensors else 0
+        self._tensors: Tensors | None = engine._sent_tensors if earlier_number else None
         self.request = self._members.request(
             task,
             first=is_first,

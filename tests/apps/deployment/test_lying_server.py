@@ -159,7 +159,7 @@ class Case(Net):
         """Move sites to states that the server chooses, by its claims of what
         counts."""
         self.members.counted.update(state)
-        self.server._active = None
+        self.server._active_sites = None
 
     def opened(self) -> int:
         """Return how many answers of any site opened a sum."""
@@ -239,7 +239,7 @@ def test_what_was_told_before_is_part_of_the_question(case: Case) -> None:
     case.lies = {}
     last = {site: case.hosts[site]._journal.last for site in SITES}
     case.stand(last)
-    case.server._told, case.members.knows = last["a"], dict(last)
+    case.server._sent_number, case.members.knows = last["a"], dict(last)
     assert "received different requests" in case.refuses("train", round=1)
 
 
