@@ -306,6 +306,12 @@ def span_tag_mask(tagset: TagSet, type_index: int, size: int) -> np.ndarray:
     return mask
 
 
+def keep_outermost(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Return the flat mentions that the rule "outermost" of `flatten` keeps."""
+    flat, _ = flatten(spans, "outermost")
+    return flat
+
+
 def flatten(
     spans: Iterable[Span], rule: FlattenRule
 ) -> tuple[tuple[Span, ...], FlattenCounts]:

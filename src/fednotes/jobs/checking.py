@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fednotes.core.errors import DataError, Problem
 from fednotes.core.types import Document
@@ -121,20 +121,21 @@ def check_files(
         if not os.path.exists(path):
             raise DataError(f"{path}: no such file or folder")
     has_parts = len(paths) > 1
-    places = name_paths(paths) if has_parts else {"corpus": paths[0]}
+    path_by_name = name_paths(paths) if has_parts else {"corpus": paths[0]}
     reader = _PartReader(
         format, encoding, progress, refuses=refuses(on_error), has_parts=has_parts
     )
-    parts = [reader.check(name, path) for name, path in places.items()]
+    parts = [reader.check(name, path) for name, path in path_by_name.items()]
+    problems = [problem for part in parts for problem in part.problems]
+    findings = [finding for part in parts for finding in part.findings]
     documents = {
         part.name: part.documents for part in parts if part.documents is not None
     }
-    findings = [finding for part in parts for finding in part.findings]
     findings += in_two_parts(documents, "corpus")
     findings += leaks(documents, "corpus")
     return Checked(
-        problems=tuple(problem for part in parts for problem in part.problems),
-        number=sum(part.number for part in parts),
+        problems=tuple(problems),
+        number=sum(part.num_problems for part in parts),
         findings=tuple(findings),
     )
 
@@ -146,7 +147,7 @@ class _CheckedPart:
     Attributes:
         name: Name of the part.
         problems: The unusable data.
-        number: The number of problems, if not all are in `problems`.
+        num_problems: The number of problems, if not all are in `problems`.
         findings: Further findings.
         documents: The documents, if the corpus has several parts; None if the path
             cannot be read.
@@ -154,9 +155,23 @@ class _CheckedPart:
 
     name: str
     problems: tuple[Problem, ...] = ()
-    number: int = 0
+    num_problems: int = 0
     findings: tuple[Finding, ...] = ()
     documents: tuple[Document, ...] | None = None
+
+
+class _ReadCorpus(NamedTuple):
+    """The content of one path.
+
+    Attributes:
+        documents: The documents, if the corpus has several parts; otherwise empty.
+        num_documents: The number of documents.
+        findings: The findings about them.
+    """
+
+    documents: list[Document]
+    num_documents: int
+    findings: list[Finding]
 
 
 @dataclass(frozen=True)
@@ -181,28 +196,26 @@ class _PartReader:
         """Check one path."""
         problems = Problems()
         try:
-            documents, number, of_corpus = self._read(name, path, problems)
+            corpus = self._read(name, path, problems)
         except DataError as error:
-            listed = error.problems or (_unreadable(path, error),)
-            return _CheckedPart(name, listed, len(listed))
+            reasons = error.problems or (_describe_unreadable(path, error),)
+            return _CheckedPart(name, reasons, len(reasons))
 
         refused: tuple[Problem, ...] = ()
-        number_refused = 0
+        num_refused = 0
         if self.refuses:
             refused = tuple(problems.listed)
-            number_refused = problems.number
-            problems.counts.clear()
-        findings = [*problem_findings(problems, name, path.name)]
-        # Without this, a path with no usable data would only be reported as empty.
-        if number or not problems.listed:
-            findings += of_corpus
+            num_refused = problems.number
+            problems.counts.clear()  # what is refused is no finding too
+        findings = list(problem_findings(problems, name, path.name))
+        # That nothing was read is a finding only if no problem explains it.
+        if corpus.num_documents or not problems.listed:
+            findings += corpus.findings
         return _CheckedPart(
-            name, refused, number_refused, tuple(findings), tuple(documents)
+            name, refused, num_refused, tuple(findings), tuple(corpus.documents)
         )
 
-    def _read(
-        self, name: str, path: Path, problems: Problems
-    ) -> tuple[list[Document], int, list[Finding]]:
+    def _read(self, name: str, path: Path, problems: Problems) -> _ReadCorpus:
         """Read a path and check its documents in one pass.
 
         Args:
@@ -210,27 +223,24 @@ class _PartReader:
             path: The path.
             problems: Collects what cannot be used.
 
-        Returns:
-            The documents, kept only if several parts are to be compared; their number;
-            and the findings about the corpus.
-
         Raises:
             DataError: The path cannot be read.
         """
-        held: list[Document] = []
-        number = 0
-        with CorpusCheck(name) as corpus:
+        documents: list[Document] = []
+        num_documents = 0
+        with CorpusCheck(name) as check:
             for document in stream(path, problems, self.format, self.encoding):
-                corpus.add(document)
+                check.add(document)
                 if self.has_parts:
-                    held.append(document)
-                number += 1
-                if self.progress is not None and number % _REPORT_EVERY == 0:
-                    self.progress(number)
-            return held, number, corpus.findings()
+                    documents.append(document)
+                num_documents += 1
+                if self.progress is not None and num_documents % _REPORT_EVERY == 0:
+                    self.progress(num_documents)
+            return _ReadCorpus(documents, num_documents, check.findings())
 
 
-def _unreadable(path: Path, error: DataError) -> Problem:
+def _describe_unreadable(path: Path, error: DataError) -> Problem:
+    """Return the problem of a path that cannot be read."""
     # The problem already names the file.
     message = str(error).removeprefix(f"{path}: ")
     return Problem(str(path), 0, UNREADABLE, message)

@@ -12,7 +12,7 @@ from fednotes.core.types import Document
 from fednotes.data import formats
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import OnError
-from fednotes.data.tags import flatten, relabel, types_of
+from fednotes.data.tags import keep_outermost, relabel, types_of
 from fednotes.jobs.evaluation import require_mapping
 
 
@@ -102,19 +102,26 @@ def prepare_gold(
     label_map = require_mapping(label_map, original_labels, known, annotated.name)
     documents = relabel(annotated.documents, label_map, None)
     labels = types_of(documents)
-    for label in types:
-        if label not in known:
-            raise ParameterError(
-                f"`types`: the model has no {label!r}; {nearest(label, known)}"
-            )
-    scored = tuple(label for label in known if label in (types or labels))
+    _require_known(types, known)
+    candidates = types or labels
+    scored = tuple(label for label in known if label in candidates)
     if not scored:
         raise LabelError(
             f"{annotated.name} annotates {', '.join(labels) or 'nothing'}, but the "
             f"model knows {', '.join(known)}: rename labels with `label_map`"
         )
+    of_known_types = relabel(documents, {}, known)
     gold = tuple(
-        replace(document, spans=flatten(document.spans, "outermost")[0])
-        for document in relabel(documents, {}, known)
+        replace(document, spans=keep_outermost(document.spans))
+        for document in of_known_types
     )
     return GoldDocuments(gold, scored, labels)
+
+
+def _require_known(types: Sequence[str], known: Sequence[str]) -> None:
+    """Raise ParameterError unless a model knows all types that are to be scored."""
+    for label in types:
+        if label not in known:
+            raise ParameterError(
+                f"`types`: the model has no {label!r}; {nearest(label, known)}"
+            )

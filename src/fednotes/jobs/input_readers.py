@@ -46,6 +46,9 @@ def choose_reader(
 ) -> ChosenReader:
     """Return the reader of a file or folder.
 
+    A named format or column decides. Otherwise the files do: a corpus is read as such,
+    unless it is a table with a column of texts.
+
     Args:
         path: A file or folder that exists.
         format: A format of corpora or of notes; detected if None.
@@ -58,19 +61,19 @@ def choose_reader(
     notes = _NotesReader(path, format, column, encoding)
     as_table = ChosenReader(notes.read_table, is_held=False)
     as_json_lines = ChosenReader(notes.read_json_lines, is_held=False)
-    if format == "jsonl" and column is None:
-        return as_json_lines
     is_only_of_notes = format in NOTE_FORMATS and format not in FORMATS
     if column is not None or is_only_of_notes:
         return as_table
+    if format == "jsonl":
+        return as_json_lines
 
     corpus_format = format or guess_corpus_format(path, encoding)
     if corpus_format is None or corpus_format in _STREAMED:
         return as_table
-    if corpus_format == "parquet" and _has_text_column(path):
-        return as_table
     if corpus_format == "jsonl":
         return as_json_lines if _has_text_key(path, encoding) else as_table
+    if corpus_format == "parquet" and _has_text_column(path):
+        return as_table
     corpus = _CorpusReader(path, corpus_format, encoding)
     return ChosenReader(corpus.read, is_held=True)
 

@@ -60,24 +60,8 @@ def remark_on_pooled(
         return
 
     pooled_rounds = conditions["pooled"]["rounds"]
-    alone_rounds = conditions["alone"]["rounds"] / sites
-    epochs = {part.condition: part.personal_epochs for part in parts}
-    personal_epochs = epochs.get("alone", 0) - epochs.get("pooled", 0)
-    has_output_layers = any(
-        part.condition == "pooled" and len(part.sites) > 1 for part in parts
-    )
-    reasons = []
-    if has_output_layers:
-        reasons.append(
-            "the sites annotate different types, so pooled is one trunk with an "
-            "output layer for each site, which is not an upper bound"
-        )
-    elif sites > 1:
-        reasons.append("one model serves all sites, whose notes may differ in kind")
-    if personal_epochs > 0:
-        reasons.append(
-            f"alone ends with {personal_epochs} personal epochs, pooled has none"
-        )
+    alone_rounds = conditions["alone"]["rounds"] / sites  # of one site on average
+    reasons = list(_explain_sharing(parts, sites))
     if pooled_rounds < alone_rounds:
         reasons.append("pooled took fewer rounds: raise epochs or patience")
     reasons.append("a single seed cannot tell a small difference from chance")
@@ -100,6 +84,29 @@ def remark_on_pooled(
     )
 
 
+def _explain_sharing(parts: Sequence[Part], sites: int) -> Iterator[str]:
+    """Yield how the pooled model differs from the sites' own models.
+
+    Args:
+        parts: Parts of the run.
+        sites: Number of sites.
+    """
+    has_output_layers = any(
+        part.condition == "pooled" and len(part.sites) > 1 for part in parts
+    )
+    if has_output_layers:
+        yield (
+            "the sites annotate different types, so pooled is one trunk with an "
+            "output layer for each site, which is not an upper bound"
+        )
+    elif sites > 1:
+        yield "one model serves all sites, whose notes may differ in kind"
+    epochs = {part.condition: part.personal_epochs for part in parts}
+    personal_epochs = epochs.get("alone", 0) - epochs.get("pooled", 0)
+    if personal_epochs > 0:
+        yield f"alone ends with {personal_epochs} personal epochs, pooled has none"
+
+
 def _mean_f1(mean: Mapping[str, Any], condition: str) -> float | None:
     """Return a condition's mean F1 of mentions, or of phenotypes."""
     for kind in ("strict", "phenotypes"):
@@ -120,44 +127,62 @@ def remark_on_empty_scores(
     for site, by_condition in scores.items():
         for condition, score in by_condition.items():
             if not score:
-                yield Cause(
-                    "no_test_data",
-                    "medium",
-                    site,
-                    "no data are held out there, so it has no score and does not count "
-                    "in the means",
-                    evidence=(Evidence("no scores of this site", "summary.json"),),
-                )
+                yield _describe_no_test_data(site)
                 break
             # Scores on patients have no mentions.
             if "by_type" not in score:
                 continue
-            if not any(of_type["support"] for of_type in score["by_type"].values()):
-                yield Cause(
-                    "no_test_mentions",
-                    "medium",
-                    site,
-                    "no mentions in its test data, so its scores say nothing",
-                    evidence=(
-                        Evidence("0 test mentions of each type", "summary.json"),
-                    ),
-                )
+            support = sum(of_type["support"] for of_type in score["by_type"].values())
+            if support == 0:
+                yield _describe_no_test_mentions(site)
                 break
             if score["relaxed"]["f1"] == 0:
-                support = sum(each["support"] for each in score["by_type"].values())
-                yield Cause(
-                    "nothing_found",
-                    "high",
-                    f"{site}, {condition}",
-                    "found no mentions",
-                    "train longer (epochs or rounds of [training]) or raise "
-                    "training.learning_rate",
-                    evidence=(
-                        Evidence(
-                            f"0 of {support:,} test mentions overlap a prediction",
-                            "summary.json",
-                            {"test_mentions": support},
-                        ),
-                    ),
-                    settings=list_longer_training(job),
-                )
+                yield _describe_nothing_found(job, f"{site}, {condition}", support)
+
+
+def _describe_no_test_data(site: str) -> Cause:
+    """Return the cause that a site has no test data."""
+    return Cause(
+        "no_test_data",
+        "medium",
+        site,
+        "no data are held out there, so it has no score and does not count in the "
+        "means",
+        evidence=(Evidence("no scores of this site", "summary.json"),),
+    )
+
+
+def _describe_no_test_mentions(site: str) -> Cause:
+    """Return the cause that no entity type is mentioned in a site's test data."""
+    return Cause(
+        "no_test_mentions",
+        "medium",
+        site,
+        "no mentions in its test data, so its scores say nothing",
+        evidence=(Evidence("0 test mentions of each type", "summary.json"),),
+    )
+
+
+def _describe_nothing_found(job: Job, where: str, support: int) -> Cause:
+    """Return the cause that a model finds none of the test mentions.
+
+    Args:
+        job: The job.
+        where: The site and the condition.
+        support: Number of test mentions.
+    """
+    return Cause(
+        "nothing_found",
+        "high",
+        where,
+        "found no mentions",
+        "train longer (epochs or rounds of [training]) or raise training.learning_rate",
+        evidence=(
+            Evidence(
+                f"0 of {support:,} test mentions overlap a prediction",
+                "summary.json",
+                {"test_mentions": support},
+            ),
+        ),
+        settings=list_longer_training(job),
+    )

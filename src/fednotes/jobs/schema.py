@@ -32,7 +32,7 @@ def make_schema() -> Schema:
     The permitted keys of a table depend on the job's method, and its defaults on the
     preset too, so the schema has a case for each method and for each of its presets.
     """
-    top = _schema_of(TopConfig)
+    top = _make_table(TopConfig)
     by_method = {
         key: {"type": "object"} for key in ("training", "model", "sites", "synthetic")
     }
@@ -53,11 +53,11 @@ def make_schema() -> Schema:
 
 def _make_shared_tables() -> dict[str, Schema]:
     """Return the tables that do not depend on the method."""
-    tables = {name: _schema_of(cls) for name, cls in SHARED_TABLES.items()}
+    tables = {name: _make_table(cls) for name, cls in SHARED_TABLES.items()}
     for kind in kinds.all_kinds():
         for name, table in kind.tables.items():
             if isinstance(table, ConfigTable):
-                tables[name] = _schema_of(table.config)
+                tables[name] = _make_table(table.config)
             else:
                 texts = {"type": "array", "items": {"type": "string"}, "minItems": 1}
                 tables[name] = {"type": "object", "additionalProperties": texts}
@@ -67,8 +67,8 @@ def _make_shared_tables() -> dict[str, Schema]:
 def _make_method_case(name: str) -> Schema:
     """Return the case of a method: the tables that depend on its kind of data."""
     kind = kinds.find(methods.find(name).holds)
-    sites = {"type": "object", "additionalProperties": _schema_of(kind.site_config)}
-    tables = {"sites": sites, "synthetic": _schema_of(kind.synthetic_config)}
+    sites = {"type": "object", "additionalProperties": _make_table(kind.site_config)}
+    tables = {"sites": sites, "synthetic": _make_table(kind.synthetic_config)}
     condition = {"properties": {"method": {"const": name}}, "required": ["method"]}
     return {"if": condition, "then": {"properties": tables}}
 
@@ -86,7 +86,7 @@ def _make_preset_case(name: str, preset: str) -> Schema:
 def _make_preset_tables(method: Method, preset: str) -> dict[str, Schema]:
     """Return the tables whose defaults depend on the preset."""
     models = [
-        _schema_of(cls, model_values(method, preset, kind), kind=kind)
+        _make_table(cls, model_values(method, preset, kind), kind=kind)
         for kind, cls in model_classes(method).items()
     ]
     tables = {
@@ -96,13 +96,13 @@ def _make_preset_tables(method: Method, preset: str) -> dict[str, Schema]:
     values = method.presets[preset]
     for key, table in kinds.find(method.holds).tables.items():
         if key in values and isinstance(table, ConfigTable):
-            tables[key] = _schema_of(table.config, values[key])
+            tables[key] = _make_table(table.config, values[key])
     return tables
 
 
 def _make_training_table(method: Method, preset: str) -> Schema:
     """Return the [training] table; its text says what differential privacy fixes."""
-    table = _schema_of(
+    table = _make_table(
         method.config_class,
         training_preset(method, method.presets[preset], private=False),
         hidden=marked_fields(method.config_class, Mark.FILLED_IN),
@@ -116,7 +116,7 @@ def _make_training_table(method: Method, preset: str) -> Schema:
     return table
 
 
-def _schema_of(
+def _make_table(
     cls: Any,
     values: Values | None = None,
     *,
@@ -133,26 +133,28 @@ def _schema_of(
     """
     values = values or {}
     schema: Schema = adapter(cls).json_schema(ref_template="#/$defs/{model}")
-    about, meanings = read_docstring(cls)
+    description, key_descriptions = read_docstring(cls)
     defaults = class_defaults(cls) | dict(values)
     hints = get_type_hints(cls)
     keys: dict[str, Schema] = {}
-    for name, key in schema["properties"].items():
+    for name, type_schema in schema["properties"].items():
         if name in hidden:
             continue
         if is_dataclass(hints.get(name)):
-            keys[name] = _schema_of(hints[name], values.get(name, {}))
+            keys[name] = _make_table(hints[name], values.get(name, {}))
             continue
-        keys[name] = dict(key)
+        key = dict(type_schema)
         if name in defaults:
-            keys[name]["default"] = toml_value(defaults[name])
-        if meanings.get(name):
-            keys[name]["description"] = meanings[name]
+            key["default"] = toml_value(defaults[name])
+        if key_descriptions.get(name):
+            key["description"] = key_descriptions[name]
+        keys[name] = key
     if kind:
         keys["kind"] = {"const": kind, "default": kind}
-    schema.pop("$defs", None)
-    return schema | {
+    schema.pop("$defs", None)  # tables within this one are written out above
+    return {
+        **schema,
         "properties": keys,
         "additionalProperties": False,
-        "description": about,
+        "description": description,
     }

@@ -21,7 +21,7 @@ from fednotes.core.store import LOCK, hold_folder, write_json
 from fednotes.jobs.card import write_cards
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.progress import AnyListener, to_listener
+from fednotes.jobs.progress import AnyListener, ProgressListener, to_listener
 from fednotes.jobs.results import BASELINES, SUMMARY, RunResult, read_result
 from fednotes.jobs.run_files import VERSION, OptionalNumber, read_versioned
 from fednotes.jobs.run_folder import (
@@ -242,45 +242,75 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
     with ExitStack() as locks:
         locks.enter_context(hold_folder(out))
         has_runs = holds_runs(out)
-        if has_runs and not (resume or overwrite):
-            raise ParameterError(
-                f"{out} holds runs of several seeds already: give another `out`, "
-                "`resume` to resume them, or `overwrite` to replace them"
-            )
-        if has_runs and overwrite and not resume:
-            _set_aside(out)
-            # The lock was moved with the earlier runs, so lock the new folder too.
-            locks.enter_context(hold_folder(out))
         notes = []
         if resume:
             _require_same_jobs(out, job)
             if not has_runs:
                 notes.append(nothing_to_resume(out))
                 events.warn(notes[0])
+        elif has_runs:
+            _require_overwrite(out, overwrite=overwrite)
+            _set_aside(out)
+            # The lock was moved with the earlier runs, so lock the new folder too.
+            locks.enter_context(hold_folder(out))
 
-        results = []
         with resumable(f"{command} --resume"):
-            for place, (seed, seed_job) in enumerate(jobs.items(), 1):
-                folder = out / f"{_FOLDER_PREFIX}{seed}"
-                result = _read_finished(seed_job, folder) if resume else None
-                if result is None:
-                    events.seed(seed, place, len(jobs))
-                    result = simulate(
-                        seed_job,
-                        folder,
-                        # A seed that an earlier call did not reach is a new run.
-                        resume=resume and has_record(folder),
-                        device=device,
-                        listener=events,
-                        command=command,
-                    )
-                write_cards(folder)
-                events.finish(folder)
-                results.append(result)
+            results = _run_seeds(
+                jobs, out, resume=resume, device=device, events=events, command=command
+            )
             summary = summarise_runs(results, command)
             summary = summary.model_copy(update={"notes": notes + summary.notes})
             summary.write(out)
     return summary
+
+
+def _run_seeds(
+    jobs: Mapping[int, Job],
+    out: Path,
+    *,
+    resume: bool,
+    device: str,
+    events: ProgressListener,
+    command: str,
+) -> list[RunResult]:
+    """Run the job of each seed, unless it has a result already.
+
+    Args:
+        jobs: The jobs by seed.
+        out: As of `simulate_seeds`, and so are `resume`, `device` and `command`.
+        resume: Whether finished runs are read and unfinished ones resumed.
+        device: The device.
+        events: Receives the progress.
+        command: The command that repeats the runs.
+    """
+    results = []
+    for number, (seed, job) in enumerate(jobs.items(), 1):
+        folder = out / f"{_FOLDER_PREFIX}{seed}"
+        result = _read_finished(job, folder) if resume else None
+        if result is None:
+            events.seed(seed, number, len(jobs))
+            result = simulate(
+                job,
+                folder,
+                # A seed that an earlier call did not reach is a new run.
+                resume=resume and has_record(folder),
+                device=device,
+                listener=events,
+                command=command,
+            )
+        write_cards(folder)
+        events.finish(folder)
+        results.append(result)
+    return results
+
+
+def _require_overwrite(out: Path, *, overwrite: bool) -> None:
+    """Raise ParameterError unless the runs in `out` may be replaced."""
+    if not overwrite:
+        raise ParameterError(
+            f"{out} holds runs of several seeds already: give another `out`, "
+            "`resume` to resume them, or `overwrite` to replace them"
+        )
 
 
 def _require_same_jobs(out: Path, job: Job) -> None:
@@ -328,11 +358,11 @@ def holds_runs(out: Path) -> bool:
 
 def list_seed_folders(out: Path) -> dict[int, Path]:
     """Return the folders of the runs of seeds by seed, in ascending order."""
-    folders = {
-        int(seed): folder
-        for folder in out.glob(f"{_FOLDER_PREFIX}*")
-        if (seed := folder.name.removeprefix(_FOLDER_PREFIX)).isdecimal()
-    }
+    folders = {}
+    for folder in out.glob(f"{_FOLDER_PREFIX}*"):
+        seed = folder.name.removeprefix(_FOLDER_PREFIX)
+        if seed.isdecimal():
+            folders[int(seed)] = folder
     return dict(sorted(folders.items()))
 
 

@@ -343,19 +343,35 @@ def _find_lines(text: str) -> dict[Place, int]:
     for number, line in enumerate(text.split("\n"), 1):
         if not open_quotes:
             heading = _HEADING.fullmatch(line)
-            key = _KEY.match(line)
+            assignment = _KEY.match(line)
             if heading:
                 table = _split_dotted(heading[1])
                 lines.setdefault(table, number)
-            elif key:
-                lines.setdefault((*table, *_split_dotted(key[1])), number)
-        for quotes in ('"""', "'''"):
-            if open_quotes in ("", quotes) and line.count(quotes) % 2:
-                open_quotes = "" if open_quotes else quotes
+            elif assignment:
+                key = _split_dotted(assignment[1])
+                lines.setdefault((*table, *key), number)
+        open_quotes = _find_open_quotes(line, open_quotes)
     return lines
 
 
+def _find_open_quotes(line: str, open_quotes: str) -> str:
+    """Return the quotes of a string that goes on after a line; "" if none does.
+
+    Args:
+        line: The line.
+        open_quotes: The quotes of a string that goes on from the line before.
+    """
+    for quotes in ('"""', "'''"):
+        has_odd_number = line.count(quotes) % 2 == 1
+        if has_odd_number and open_quotes == quotes:
+            open_quotes = ""
+        elif has_odd_number and not open_quotes:
+            open_quotes = quotes
+    return open_quotes
+
+
 def _split_dotted(text: str) -> Place:
+    """Return the parts of a dotted key without their quotes."""
     return tuple(part.strip().strip("\"'") for part in text.split("."))
 
 

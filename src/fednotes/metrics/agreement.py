@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fednotes.core.types import Document
-from fednotes.data.tags import flatten
+from fednotes.data.tags import keep_outermost
 from fednotes.metrics.spans import SpanCounts, token_kappa
 
 
@@ -55,6 +55,6 @@ def measure_agreement(
 
 def _flatten_all(documents: Sequence[Document]) -> list[Document]:
     return [
-        replace(document, spans=flatten(document.spans, "outermost")[0])
+        replace(document, spans=keep_outermost(document.spans))
         for document in documents
     ]

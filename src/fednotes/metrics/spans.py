@@ -30,7 +30,7 @@ import numpy as np
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.parsing import number
 from fednotes.core.types import Counts, Document, TagSet
-from fednotes.data.tags import encode, flatten, types_of
+from fednotes.data.tags import encode, keep_outermost, types_of
 from fednotes.data.text import normalise, tokenize
 from fednotes.metrics.matching import Flags, Ints, LaidOutMentions, match_mentions
 
@@ -326,8 +326,8 @@ def token_kappa(
     table = np.zeros((len(tagset.tags), len(tagset.tags)))  # tokens by both categories
     for left, right in zip(one, other, strict=True):
         tokens = tokenize(left.text)
-        left_ids, _ = encode(flatten(left.spans, "outermost")[0], tokens, tagset)
-        right_ids, _ = encode(flatten(right.spans, "outermost")[0], tokens, tagset)
+        left_ids, _ = encode(keep_outermost(left.spans), tokens, tagset)
+        right_ids, _ = encode(keep_outermost(right.spans), tokens, tagset)
         np.add.at(table, (left_ids, right_ids), 1)
     tokens_in_all = table.sum()
     agreed = np.trace(table)
