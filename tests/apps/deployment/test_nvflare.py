@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import importlib
 import io
+import itertools
 import json
 import os
 import shlex
 import shutil
+import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +34,7 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.fuel.f3.cellnet import defs as cells
 from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming import file_downloader
 from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler, BlobTask
 from nvflare.fuel.f3.streaming.stream_types import BlobSizeError
 from nvflare.fuel.flare_api.api_spec import JobNotRunning, NoConnection, NoReply
@@ -779,7 +783,8 @@ class LyingServer:
         self.files, self.transfer = files, transfer
         self.module = FileTransferModule(str(folder), str(folder))
         self.command = ""
-        self.client_key = self.client_cert = ""
+        self.client_key = self.client_cert = self.problem = ""
+        self.results: list[dict[str, Any]] = []
 
     def context(self) -> Any:
         entry = mock.Mock(spec=CommandEntry, usage="")
@@ -789,7 +794,7 @@ class LyingServer:
             get_api=lambda: self,
             get_command=lambda: self.command,
             set_requester=lambda requester: setattr(self, "requester", requester),
-            set_command_result=lambda result: None,
+            set_command_result=self.results.append,
         )
 
     def debug(self, text: str) -> None: ...
@@ -799,7 +804,7 @@ class LyingServer:
     def server_execute(self, command: str, cmd_ctx: Any = None) -> dict[str, Any]:
         if cmd_ctx is not None:
             self.requester.send_request(self, None, cmd_ctx)
-            return {"status": "SUCCESS"}
+            return self.results[-1] if self.results else {"status": "SUCCESS"}
         files = [[name, f"ref-{name}"] for name in self.files]
         meta = {"files": files, "tx_id": self.transfer, "source_fqcn": "server"}
         return {"status": "SUCCESS", "meta": meta}
@@ -811,14 +816,33 @@ class LyingServer:
         )
         return answer
 
-    def download_file(self, source: str, ref: str, path: str) -> int:
+    def download_file(self, source: str, ref: str, path: str) -> int | None:
         """As NVFlare's, which makes the folders that it needs."""
+        consumer = file_downloader._ChunkConsumer(str(self.module.download_dir))
+        try:
+            for chunk in self.chunks(ref):
+                consumer.consume(ref, {}, chunk)
+        except ValueError as error:
+            self.problem = str(error)
+            consumer.download_failed(ref, self.problem)
+            Path(consumer.file_path).unlink()
+            return None
+        consumer.download_completed(ref)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(ref)
-        return len(ref)
+        shutil.move(consumer.file_path, path)
+        return consumer.total_bytes
+
+    def chunks(self, ref: str) -> Iterable[bytes]:
+        """Return what the server sends for a file."""
+        return [ref.encode()]
 
     def fetch(self) -> dict[str, Any]:
         gate.limit_transfers()
+        with gate.permit_download():
+            return self.pull()
+
+    def pull(self) -> dict[str, Any]:
+        """Do what NVFlare does for a command that downloads."""
         answer: dict[str, Any] = self.module.pull_folder(
             ["download_job", "job-1"], self.context()
         )
@@ -883,6 +907,64 @@ def test_a_server_gets_no_other_folder_signed_than_the_one_handed_in(
     assert len(sent) == 1
     assert "nobody hands in" in push(tmp_path / "handed in")["details"]
     assert len(sent) == 1
+
+
+class EndlessServer(LyingServer):
+    """Sends one file whose archive, or whose number of bytes, is far too large."""
+
+    def __init__(self, folder: Path, chunks: Iterable[bytes]) -> None:
+        super().__init__(folder, ("workspace.zip",), "t")
+        self.sent = chunks
+
+    def chunks(self, ref: str) -> Iterable[bytes]:
+        return self.sent
+
+
+def test_a_run_that_unpacks_to_much_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zeros = bytes(2**20)
+    bomb = packed(*((f"{number}.bin", zeros) for number in range(50)))
+    many = packed(*((f"{number}", b"") for number in range(2000)))
+    monkeypatch.setattr(gate, "Download", partial(gate.Download, 2**25, 2**25, 1000))
+    for archive in (bomb, many):
+        answer = EndlessServer(tmp_path, [archive]).fetch()
+        assert answer["status"] != "SUCCESS"
+        assert "files of" in answer["details"]
+        assert not list(tmp_path.iterdir())
+    answer = EndlessServer(tmp_path, [packed(("a.txt", b"mine"))]).fetch()
+    folder = Path(answer["meta"]["location"])
+    assert (folder / "workspace" / "a.txt").read_bytes() == b"mine"
+
+
+def test_a_server_does_not_fill_the_disk_of_the_admin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither with a file without an end, nor with files without number, nor with the
+    answer to a command that fetches nothing."""
+    monkeypatch.setattr(gate, "Download", partial(gate.Download, 2**20, 2**20, 100))
+    endless = EndlessServer(tmp_path, itertools.repeat(bytes(2**16)))
+    assert endless.fetch()["status"] != "SUCCESS"
+    assert endless.problem.startswith("the server sends more than")
+    many = LyingServer(tmp_path, tuple(f"{number}" for number in range(101)), "t")
+    assert "more than 10,000 files" in many.fetch()["details"]
+    unasked = LyingServer(tmp_path, ("meta",), "t")
+    assert "nobody fetches" in unasked.pull()["details"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_admin_sends_and_fetches_lies_in_no_folder_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVFlare writes it to the folder of temporary files, readable by everyone."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with flare.private_temporary_files():
+        (folder,) = tmp_path.iterdir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert tempfile.gettempdir() == str(folder)
+        (folder / "of the run").write_text("x")
+    assert not list(tmp_path.iterdir())
+    assert tempfile.gettempdir() == str(tmp_path)
 
 
 def test_the_files_of_a_run_are_downloaded(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@
   server's or a site's. `require_admins_signature` accepts only the admin's.
 - **The admin.** NVFlare's server tells the admin's program what each command does. It
   could have it write downloaded files anywhere, and sign a folder that it sent before.
-  `limit_transfers` makes it refuse names of files that lead elsewhere, and sign only
-  the job that a person hands in (`permit_upload`).
+  `limit_transfers` makes it refuse names of files that lead elsewhere, bound the files
+  that a person fetches (`permit_download`), and sign only the job that a person hands
+  in (`permit_upload`).
 - **Inside a kit.** NVFlare connects a kit's processes through an unencrypted
   loopback port, where every user of the machine can send messages in any name.
   fednotes uses the socket `KIT/inside/socket` instead, in a folder that is closed to
@@ -36,6 +37,7 @@ import socket
 import struct
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
@@ -70,6 +72,7 @@ with needs("nvflare", "deploy"):
     from nvflare.fuel.f3.drivers.socket_conn import ConnectionHandler, SocketConnection
     from nvflare.fuel.f3.drivers.tcp_driver import TcpDriver
     from nvflare.fuel.f3.message import Message
+    from nvflare.fuel.f3.streaming import file_downloader
     from nvflare.fuel.f3.streaming.download_service import (
         OBJ_DOWNLOADER_CHANNEL,
         OBJ_DOWNLOADER_TOPIC,
@@ -167,11 +170,17 @@ JOB_COMMANDS = frozenset({"check_status", "abort", "abort_task", "shutdown"})
 MAX_JOB_BYTES = 64_000_000
 MAX_JOB_FILES = 1_000
 MAX_JOBS = 8
+# What a run that a server sends may take at the admin, packed and unpacked. A run has
+# one model, whose tensors travelled in messages of up to 4 GiB, perhaps with frozen
+# parts, and its records.
+MAX_RESULT_BYTES = 2**34
+MAX_RESULT_FILES = 10_000
 MAX_LOGGED_STRANGERS = 100  # maximum number of strangers; each is logged once
 SOCKET = "socket"  # in the folder INSIDE of the kit
 _MAX_SOCKET_PATH = 100  # bytes; some systems refuse longer socket paths
 _pull_by_nvflare = FileTransferModule.pull_binary_file
 _push_by_nvflare = FileTransferModule.push_folder
+_unpack_by_nvflare = FileTransferModule._unzip_file
 _verify_by_nvflare = utils.verify_cert_chain
 # Each root whose certificates are checked, and the folder of trusted certificates.
 _checked_roots: dict[Any, Path] = {}
@@ -615,6 +624,62 @@ def require_admins_signature(app: Path, root: Path) -> None:
 
 # The job folders that a person hands in at this moment.
 _permitted_uploads: set[str] = set()
+# The downloads that a person waits for at this moment.
+_permitted_downloads: list[Download] = []
+
+
+@dataclass(slots=True)
+class Download:
+    """What the server may still send while a run's files are fetched.
+
+    Attributes:
+        bytes_left: Bytes of files, as they are sent.
+        unpacked_left: Bytes of files, once they are unpacked.
+        files_left: Number of files, both as they are sent and once they are unpacked.
+    """
+
+    bytes_left: int = MAX_RESULT_BYTES
+    unpacked_left: int = MAX_RESULT_BYTES
+    files_left: int = MAX_RESULT_FILES
+
+    def receive(self, size: int) -> None:
+        """Count bytes of a file that arrived; raise ValueError beyond the limit."""
+        self.bytes_left -= size
+        if self.bytes_left < 0:
+            raise _too_large(f"the server sends more than {MAX_RESULT_BYTES:,} bytes")
+
+    def unpack(self, archive: str) -> None:
+        """Count the content of an archive; raise ValueError beyond a limit.
+
+        `zipfile` unpacks no more bytes of a file than the archive's directory says.
+        """
+        with ZipFile(archive) as packed:
+            files = packed.infolist()
+        size = sum(file.file_size for file in files)
+        self.unpacked_left -= size
+        self.files_left -= len(files)
+        if self.unpacked_left < 0 or self.files_left < 0:
+            raise _too_large(
+                f"the run has {len(files):,} files of {size:,} bytes, more than "
+                f"{MAX_RESULT_FILES:,} files or {MAX_RESULT_BYTES:,} bytes"
+            )
+
+
+def _too_large(problem: str) -> ValueError:
+    """Return the error that ends a download, and log it: NVFlare hides some errors."""
+    logger.error("a run was not fetched: %s", problem)
+    return ValueError(problem)
+
+
+class _BoundedConsumer(file_downloader._ChunkConsumer):
+    """Writes a file that the server sends, as long as the download permits."""
+
+    def consume(self, ref_id: str, state: dict[str, Any], data: Any) -> dict[str, Any]:
+        """Write a chunk of the file."""
+        (*_, download) = _permitted_downloads
+        download.receive(len(data))
+        result: dict[str, Any] = super().consume(ref_id, state, data)
+        return result
 
 
 def limit_transfers() -> None:
@@ -622,14 +687,18 @@ def limit_transfers() -> None:
 
     Downloads are written into one folder. The server names the files and part of the
     folder, and NVFlare joins the names to a path as they are, so a server could
-    overwrite any file of the person who fetches a run.
+    overwrite any file of the person who fetches a run. Files are downloaded only within
+    `permit_download`, which bounds them: the server names the commands that download,
+    so it could fill the disk with the answer to a status query.
 
     Only folders of `permit_upload` are signed and sent. The server names the commands
     that send a folder, so it could make a status query one of them, and get a job of
     its own signed by the admin.
     """
-    FileTransferModule.pull_binary_file = _pull_plain_name
+    FileTransferModule.pull_binary_file = _pull_permitted
     FileTransferModule.push_folder = _push_permitted
+    FileTransferModule._unzip_file = staticmethod(_unpack_permitted)
+    file_downloader._ChunkConsumer = _BoundedConsumer
 
 
 @contextmanager
@@ -642,6 +711,16 @@ def permit_upload(folder: str) -> Iterator[None]:
         _permitted_uploads.discard(folder)
 
 
+@contextmanager
+def permit_download() -> Iterator[None]:
+    """Permit that NVFlare downloads the files of one run within the context."""
+    _permitted_downloads.append(Download())
+    try:
+        yield
+    finally:
+        _permitted_downloads.pop()
+
+
 def _push_permitted(
     module: FileTransferModule, args: Sequence[str], ctx: Any
 ) -> dict[str, Any]:
@@ -650,14 +729,20 @@ def _push_permitted(
         sent: dict[str, Any] = _push_by_nvflare(module, args, ctx)
         return sent
     logger.error("the server asked for the folder %.80r, which was not sent", args[1])
-    problem = "the server asked for a folder that nobody hands in"
-    return {ProtoKey.STATUS: APIStatus.ERROR_RUNTIME, ProtoKey.DETAILS: problem}
+    return _refuse_transfer("the server asked for a folder that nobody hands in")
 
 
-def _pull_plain_name(
+def _pull_permitted(
     module: FileTransferModule, args: Sequence[str], ctx: Any
 ) -> dict[str, Any]:
     """Download a file, in place of NVFlare's function with the same arguments."""
+    if not _permitted_downloads:
+        logger.error("the server sent a file that nobody fetches")
+        return _refuse_transfer("the server sends a file that nobody fetches")
+    download = _permitted_downloads[-1]
+    download.files_left -= 1
+    if download.files_left < 0:
+        return _refuse_transfer(f"the run has more than {MAX_RESULT_FILES:,} files")
     # The command, the sender, the transfer, the reference, the folder and the file.
     folders, files = (*args[2:3], *args[4:5]), args[5:6]
     odd = [name for name in folders if not _is_plain_name(name)]
@@ -666,7 +751,23 @@ def _pull_plain_name(
         downloaded: dict[str, Any] = _pull_by_nvflare(module, args, ctx)
         return downloaded
     logger.error("the server's file %.80r was not downloaded", odd[0])
-    problem = f"the name of a file, {clean(odd[0], NAME)!r}, leads to another folder"
+    return _refuse_transfer(
+        f"the name of a file, {clean(odd[0], NAME)!r}, leads to another folder"
+    )
+
+
+def _unpack_permitted(api: Any, file_path: str) -> None:
+    """Unpack a file, in place of NVFlare's function with the same arguments.
+
+    Raises:
+        ValueError: The file unpacks to more than the download permits.
+    """
+    _permitted_downloads[-1].unpack(file_path)
+    _unpack_by_nvflare(api, file_path)
+
+
+def _refuse_transfer(problem: str) -> dict[str, Any]:
+    """Return the result of a transfer that was refused."""
     return {ProtoKey.STATUS: APIStatus.ERROR_RUNTIME, ProtoKey.DETAILS: problem}
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import logging
 import math
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ from fednotes.apps.deployment.nvflare.gate import (
     install_certificate_check,
     limit_transfers,
     outlive_unreadable_results,
+    permit_download,
     permit_upload,
 )
 from fednotes.core.cleaning import clean
@@ -516,9 +518,10 @@ class Admin:
             job_id: The job.
             out: Parent of the new folder.
         """
-        folder = self._ask(
-            lambda session: session.download_job_result(job_id, str(out))
-        )
+        with permit_download():
+            folder = self._ask(
+                lambda session: session.download_job_result(job_id, str(out))
+            )
         return Path(folder) / "workspace"
 
     def _ask(self, command: Callable[[Any], T]) -> T:
@@ -561,24 +564,41 @@ def connect(kit: Path, person: str, timeout: float = 10.0) -> Iterator[Admin]:
     nvflare_logger = logging.getLogger("nvflare")
     nvflare_logger.addHandler(logging.NullHandler())
     nvflare_logger.propagate = False
-    try:
-        with redirect_stdout(io.StringIO()):
-            session = new_secure_session(
-                person,
-                str(kit.resolve()),
-                timeout=timeout,
-                command_timeout=COMMAND_SECONDS,
-            )
-    except NoConnection as error:
-        raise TrainingError(
-            f"{kit}: the server does not answer: check that it is started"
-        ) from error
-    except AuthenticationError as error:
-        raise TrainingError(
-            f"{kit}: the server does not know this certificate"
-        ) from error
-    try:
-        yield Admin(session)
-    finally:
-        with suppress(Exception), redirect_stdout(io.StringIO()):
-            session.close()
+    with private_temporary_files():
+        try:
+            with redirect_stdout(io.StringIO()):
+                session = new_secure_session(
+                    person,
+                    str(kit.resolve()),
+                    timeout=timeout,
+                    command_timeout=COMMAND_SECONDS,
+                )
+        except NoConnection as error:
+            raise TrainingError(
+                f"{kit}: the server does not answer: check that it is started"
+            ) from error
+        except AuthenticationError as error:
+            raise TrainingError(
+                f"{kit}: the server does not know this certificate"
+            ) from error
+        try:
+            yield Admin(session)
+        finally:
+            with suppress(Exception), redirect_stdout(io.StringIO()):
+                session.close()
+
+
+@contextmanager
+def private_temporary_files() -> Iterator[None]:
+    """Let temporary files of this process lie in a folder closed to other users.
+
+    NVFlare writes what it sends and fetches to the system's folder of temporary files,
+    with the permissions of the umask.
+    """
+    previous = tempfile.tempdir
+    with tempfile.TemporaryDirectory(prefix="fednotes-") as folder:
+        tempfile.tempdir = folder
+        try:
+            yield
+        finally:
+            tempfile.tempdir = previous
