@@ -27,6 +27,7 @@ from fednotes.apps.deployment.preflight import (
     await_server,
     check_port,
     explain_other_listener,
+    find_port_use,
     preflight,
     proxy_of,
 )
@@ -179,6 +180,7 @@ def test_another_program_on_the_port_is_named_as_such(
     assert "answers, but not with TLS" in check.message
     check = check_port(shared_kits["server"])
     assert check.ok is False
+    assert not find_port_use(shared_kits["server"]).is_free
     assert "in use by another program (it does not speak TLS)" in check.message
     assert (
         await_server(shared_kits["server"], 0.0, lambda: True)
@@ -189,6 +191,7 @@ def test_another_program_on_the_port_is_named_as_such(
 def test_a_free_port_and_a_silent_server_are_reported(
     shared_kits: dict[str, Path],
 ) -> None:
+    assert find_port_use(shared_kits["server"]).is_free
     assert check_port(shared_kits["server"]).message.endswith("is free")
     looks = iter([True, True, False])
     assert (

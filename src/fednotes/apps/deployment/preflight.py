@@ -243,22 +243,44 @@ def _list_data_files(
 # ---- a server's own port -------------------------------------------------------------
 
 
+class PortUse(NamedTuple):
+    """The use of a server's port on this machine.
+
+    Attributes:
+        port: The port.
+        is_free: Whether a process could listen there.
+        other_program: What shows that another program listens there; "" if the server
+            itself does, or nobody.
+    """
+
+    port: int
+    is_free: bool
+    other_program: str
+
+    def describe(self) -> str:
+        """Return the use in words, with the remedy of a problem."""
+        if self.is_free:
+            return f"{self.port} is free"
+        if not self.other_program:
+            return f"{self.port}: this server is running and answers there"
+        return (
+            f"{self.port} is in use by another program ({self.other_program}): stop "
+            "that program, or make kits with another port"
+        )
+
+
+def find_port_use(kit: Path) -> PortUse:
+    """Return who listens at the port of a server's kit."""
+    port = read_kit(kit).port
+    is_free = asyncio.run(_is_free(port))
+    other_program = "" if is_free else explain_other_listener(kit)
+    return PortUse(port, is_free, other_program)
+
+
 def check_port(kit: Path) -> Check:
     """Check that the server can listen at its port, or already does."""
-    port = read_kit(kit).port
-    if asyncio.run(_is_free(port)):
-        return Check("port", ok=True, message=f"{port} is free")
-    problem = explain_other_listener(kit)
-    if not problem:
-        return Check(
-            "port", ok=True, message=f"{port}: this server is running and answers there"
-        )
-    return Check(
-        "port",
-        ok=False,
-        message=f"{port} is in use by another program ({problem}): stop that program, "
-        "or make kits with another port",
-    )
+    use = find_port_use(kit)
+    return Check("port", ok=not use.other_program, message=use.describe())
 
 
 async def _is_free(port: int) -> bool:

@@ -177,14 +177,14 @@ def _prepare(kit: Path, files: Path | None) -> None:
     Raises:
         ConfigError: A problem of the kit, the port or the file prevents the start.
     """
-    from fednotes.apps.deployment.preflight import check_port
+    from fednotes.apps.deployment.preflight import find_port_use
     from fednotes.apps.deployment.server import SERVER_FILE
     from fednotes.apps.deployment.site_file import install
 
     require_ready(kit, "server")
-    port = check_port(kit)
-    if "is free" not in port.message:
-        raise ConfigError(f"{kit}: port {port.message}")
+    use = find_port_use(kit)
+    if not use.is_free:
+        raise ConfigError(f"{kit}: port {use.describe()}")
     if files is not None:
         install(files, kit, SERVER_FILE)
 
