@@ -20,7 +20,7 @@ from fednotes.apps.deployment.rules.differences import (
     SECRET,
     ExampleRecord,
     JoinedRun,
-    digests,
+    digest_examples,
 )
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
 from fednotes.core.errors import ConfigError
@@ -152,8 +152,8 @@ def test_the_record_has_keyed_digests_and_the_sites_alone(tmp_path: Path) -> Non
         plain = hmac.new(view, letter, hashlib.sha256).digest()
         numbered = plain + bytes(7) + bytes([number])
         expected.add(hmac.new(view, numbered, hashlib.sha256).digest()[:16])
-    assert digests(secret, "texts", [b"a", b"b", b"a"]) == expected
-    assert not expected & digests(bytes(32), "texts", [b"a", b"b", b"a"])
+    assert digest_examples(secret, "texts", [b"a", b"b", b"a"]) == expected
+    assert not expected & digest_examples(bytes(32), "texts", [b"a", b"b", b"a"])
 
 
 def test_the_files_are_their_owners_alone(tmp_path: Path) -> None:

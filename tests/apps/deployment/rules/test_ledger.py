@@ -36,7 +36,7 @@ from fednotes.apps.deployment.rules.ledger import (
     hash_of,
     head_path,
     judge,
-    noted_end,
+    parse_end,
     plain,
     show,
     verify,
@@ -636,21 +636,21 @@ def test_what_was_noted_elsewhere_is_found_or_missed(tmp_path: Path) -> None:
     ledger = write_ledger(path, 3)
     noted = ledger.head()
     ledger.append(MESSAGE)
-    assert verify(path, noted_end(f" 3:{noted.hash}\n")).ok
-    (fault,) = verify(path, noted_end(f"2:{noted.hash}")).faults
+    assert verify(path, parse_end(f" 3:{noted.hash}\n")).ok
+    (fault,) = verify(path, parse_end(f"2:{noted.hash}")).faults
     assert (fault.line, fault.what) == (
         2,
         "is not the line whose hash was noted elsewhere",
     )
     for name in (path, head_path(path)):
         name.unlink()
-    (fault,) = verify(path, noted_end(f"3:{noted.hash}")).faults
+    (fault,) = verify(path, parse_end(f"3:{noted.hash}")).faults
     assert (fault.line, fault.what) == (
         3,
         "was noted elsewhere, and the ledger ends before it",
     )
     write_ledger(path, 1)  # a new one was begun
-    assert not verify(path, noted_end(f"3:{noted.hash}")).ok
+    assert not verify(path, parse_end(f"3:{noted.hash}")).ok
     for text in (
         "",
         "3",
@@ -661,7 +661,7 @@ def test_what_was_noted_elsewhere_is_found_or_missed(tmp_path: Path) -> None:
         "²:" + FIRST,
     ):
         with pytest.raises(ConfigError, match="expected LINES:HASH"):
-            noted_end(text)
+            parse_end(text)
 
 
 def test_a_head_that_is_lost_or_edited_is_found(tmp_path: Path) -> None:

@@ -24,11 +24,12 @@ ledger = typer.Typer(
 )
 
 
-def _ledger_path(kit: Path) -> Path:
+def _find_ledger(kit: Path) -> Path:
+    """Return the ledger's file; raise ConfigError for a folder that is not a kit."""
     from fednotes.apps.deployment.nvflare.kit import read_kit
     from fednotes.apps.deployment.rules.ledger import ledger_of
 
-    read_kit(kit)  # raises for a folder that is not a kit
+    read_kit(kit)
     return ledger_of(kit).path
 
 
@@ -49,25 +50,26 @@ def ledger_verify(
     json_output: Json = False,
 ) -> None:
     """Verify that no line of the ledger was altered, removed or moved."""
-    from fednotes.apps.deployment.rules.ledger import noted_end, verify
+    from fednotes.apps.deployment.rules.ledger import parse_end, verify
 
-    end = noted_end(noted) if noted is not None else None
-    report = verify(_ledger_path(kit), end)
+    noted_end = None if noted is None else parse_end(noted)
+    report = verify(_find_ledger(kit), noted_end)
     if not report.ok:
         faults = str(report).replace("\n", "; ")
         raise FednotesError(f"{faults}; keep both files as evidence")
+    head = report.head
     if json_output:
-        digest = None if report.head is None else report.head.hash
+        digest = None if head is None else head.hash
         print_json({"lines": report.lines, "hash": digest, "notes": report.notes})
         return
     say(*str(report).splitlines())
-    if noted is not None:
+    if noted_end is not None:
         say("the ledger contains the hash that was noted")
-    if report.head is not None and report.head.lines:
-        head = f"{report.head.lines}:{report.head.hash}"
+    if head is not None and head.lines:
+        end = f"{head.lines}:{head.hash}"
         say(
-            f"next: note {head} elsewhere; later: fednotes ledger verify {kit} --noted "
-            f"{head}"
+            f"next: note {end} elsewhere; later: fednotes ledger verify {kit} --noted "
+            f"{end}"
         )
 
 
@@ -96,13 +98,16 @@ def ledger_show(
     """
     from fednotes.apps.deployment.rules.ledger import show
 
-    all_lines = list(show(_ledger_path(kit), run=run, first=first, last=last))
+    all_lines = list(show(_find_ledger(kit), run=run, first=first, last=last))
     lines = all_lines[-tail:] if tail else all_lines
     if json_output:
         print_json(lines)
         return
-    for name in dict.fromkeys(line["run"] for line in lines):
-        console.print(_table(name, [line for line in lines if line["run"] == name]))
+    lines_by_run: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        lines_by_run.setdefault(line["run"], []).append(line)
+    for name, lines_of_run in lines_by_run.items():
+        console.print(_make_table(name, lines_of_run))
     say(
         f"{len(lines):,} of {len(all_lines):,} lines; each tensor's name, shape and "
         "norm: --json"
@@ -110,7 +115,7 @@ def ledger_show(
     say(f"next: fednotes ledger verify {kit}")
 
 
-def _table(run: str, lines: list[dict[str, Any]]) -> Table:
+def _make_table(run: str, lines: list[dict[str, Any]]) -> Table:
     """Return a table of the lines of one run."""
     title = Text(f"run {clean(run, NAME)}")
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
@@ -125,18 +130,25 @@ def _table(run: str, lines: list[dict[str, Any]]) -> Table:
     for line in lines:
         table.add_row(
             f"{line['seq']}",
-            line["time"][5:19].replace("T", " "),
+            _format_time(line["time"]),
             f"{line['round']}",
             Text(clean(line["task"], NAME)),
             f"{len(line['tensors'])}",
             f"{line['bytes']:,}",
             line["sha256"][:8],
-            _remark(line),
+            _describe_line(line),
         )
     return table
 
 
-def _remark(line: dict[str, Any]) -> str:
+def _format_time(stamp: str) -> str:
+    """Return a time without its year and its fractions of a second."""
+    without_fraction, _, _ = stamp.partition(".")
+    _, _, without_year = without_fraction.partition("-")
+    return without_year.replace("T", " ")
+
+
+def _describe_line(line: dict[str, Any]) -> str:
     """Return "masked", the reason for a refusal, or "" for a plain update."""
     if line.get("refusal"):
         return clean(line.get("reason") or "refusal", NAME)

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -44,7 +44,10 @@ _KEY_BYTES = 32
 _MAX_BYTES = bounds.FILE // 2  # of the record, well below the limit of readable files
 _SHOWN = 12  # characters of a job's fingerprint to display
 
+# Name of a view → the examples in it, as bytes.
 Views = Mapping[str, Iterable[bytes]]
+# Name of a view → the digests of its examples.
+_ViewDigests = Mapping[str, frozenset[bytes]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class _Entry(BaseModel):
         run: The run's name.
         job: The fingerprint of its job.
         sites: All sites of the job.
-        views: Name of each view to the key of its digests in `sets`.
+        views: Name of each view → the key of its digests in `sets` of the record.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -78,6 +81,10 @@ class _Entry(BaseModel):
     job: str
     sites: list[str]
     views: dict[str, str]
+
+    def is_of(self, joining: JoinedRun) -> bool:
+        """Return whether this is an entry of the run that a site joins."""
+        return self.run == joining.run and self.job == joining.job
 
 
 class _Record(BaseModel):
@@ -95,10 +102,22 @@ class _Record(BaseModel):
     runs: list[_Entry] = []
     sets: dict[str, str] = {}
 
-    def code(self, secret: bytes) -> str:
+    def authenticate(self, secret: bytes) -> str:
         """Return the code that shows whether the record is unchanged."""
         text = json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"))
         return hmac.new(secret, text.encode(), "sha256").hexdigest()
+
+    def to_table(self, secret: bytes) -> dict[str, Any]:
+        """Return the contents of the record's file, with the authentication code."""
+        return {**self.model_dump(), "code": self.authenticate(secret)}
+
+    def read_digests(self, entry: _Entry, view: str) -> frozenset[bytes]:
+        """Return the digests of one view of a run in this record."""
+        raw = base64.b64decode(self.sets[entry.views[view]])
+        return frozenset(
+            raw[start : start + DIGEST_BYTES]
+            for start in range(0, len(raw), DIGEST_BYTES)
+        )
 
 
 class ExampleRecord:
@@ -140,25 +159,22 @@ class ExampleRecord:
             if not self.folder.exists():
                 self._create()
             secret, record = self._read()
-            views = {
-                name: digests(secret, name, examples)
-                for name, examples in read().items()
+            view_digests = {
+                view: digest_examples(secret, view, examples)
+                for view, examples in read().items()
             }
             for earlier in record.runs:
-                if (earlier.run, earlier.job) != (joining.run, joining.job):
-                    _require_apart(earlier, views, record=record, policy=policy)
-            self._remember(joining, views, secret=secret, record=record)
+                if not earlier.is_of(joining):
+                    _require_difference(record, earlier, view_digests, policy)
+            self._remember(joining, view_digests, secret=secret, record=record)
 
     def _create(self) -> None:
         """Write a new secret, and a record without runs."""
         secret = secrets.token_bytes(_KEY_BYTES)
-        record = _Record()
 
         def fill(folder: Path) -> None:
             (folder / SECRET).write_bytes(secret)
-            write_json(
-                folder / RECORD, record.model_dump() | {"code": record.code(secret)}
-            )
+            write_json(folder / RECORD, _Record().to_table(secret))
 
         write_folder(self.folder, fill)
 
@@ -171,11 +187,11 @@ class ExampleRecord:
         try:
             secret = (self.folder / SECRET).read_bytes()
             table = dict(read_json(self.folder / RECORD))
-            code = table.pop("code")
+            stored_code = table.pop("code")
             record = _Record.model_validate(table)
-            if len(secret) != _KEY_BYTES or not hmac.compare_digest(
-                code, record.code(secret)
-            ):
+            code = record.authenticate(secret)
+            is_unchanged = hmac.compare_digest(stored_code, code)
+            if len(secret) != _KEY_BYTES or not is_unchanged:
                 raise ValueError("changed since it was written")
         except (OSError, ValueError, TypeError, LookupError) as error:
             raise ConfigError(
@@ -190,26 +206,30 @@ class ExampleRecord:
     def _remember(
         self,
         joining: JoinedRun,
-        views: Mapping[str, frozenset[bytes]],
+        view_digests: _ViewDigests,
         *,
         secret: bytes,
         record: _Record,
     ) -> None:
         """Add a run to the record, unless the record has it with the same examples."""
-        entry = _Entry(
-            run=joining.run, job=joining.job, sites=sorted(joining.sites), views={}
-        )
+        views = {}
         sets = dict(record.sets)
-        for name, view_digests in views.items():
-            raw = b"".join(sorted(view_digests))
+        for view, digests in view_digests.items():
+            raw = b"".join(sorted(digests))
             key = hashlib.sha256(raw).hexdigest()
-            entry.views[name] = key
+            views[view] = key
             sets[key] = base64.b64encode(raw).decode()
+        entry = _Entry(
+            run=joining.run,
+            job=joining.job,
+            sites=sorted(joining.sites),
+            views=views,
+        )
         if entry in record.runs:
             return
 
-        longer = _Record(runs=[*record.runs, entry], sets=sets)
-        table = longer.model_dump() | {"code": longer.code(secret)}
+        new_record = _Record(runs=[*record.runs, entry], sets=sets)
+        table = new_record.to_table(secret)
         size = len(json.dumps(table, indent=2, ensure_ascii=False))
         if size > _MAX_BYTES:
             raise ConfigError(
@@ -221,7 +241,9 @@ class ExampleRecord:
         write_json(self.folder / RECORD, table)
 
 
-def digests(secret: bytes, view: str, examples: Iterable[bytes]) -> frozenset[bytes]:
+def digest_examples(
+    secret: bytes, view: str, examples: Iterable[bytes]
+) -> frozenset[bytes]:
     """Return a keyed digest of each example; repeated examples get different digests.
 
     Args:
@@ -234,35 +256,34 @@ def digests(secret: bytes, view: str, examples: Iterable[bytes]) -> frozenset[by
     """
     view_key = hmac.digest(secret, view.encode(), "sha256")
     occurrences: Counter[bytes] = Counter()
-    result = set()
+    digests = set()
     for example in examples:
-        plain = hmac.digest(view_key, example, "sha256")
-        occurrences[plain] += 1
-        number = occurrences[plain].to_bytes(8, "big")
-        result.add(hmac.digest(view_key, plain + number, "sha256")[:DIGEST_BYTES])
-    return frozenset(result)
+        content_digest = hmac.digest(view_key, example, "sha256")
+        occurrences[content_digest] += 1
+        occurrence = occurrences[content_digest].to_bytes(8, "big")
+        digest = hmac.digest(view_key, content_digest + occurrence, "sha256")
+        digests.add(digest[:DIGEST_BYTES])
+    return frozenset(digests)
 
 
-def _require_apart(
-    earlier: _Entry,
-    views: Mapping[str, frozenset[bytes]],
-    *,
-    record: _Record,
-    policy: Policy,
+def _require_difference(
+    record: _Record, earlier: _Entry, view_digests: _ViewDigests, policy: Policy
 ) -> None:
     """Check that examples equal those of an earlier run, or differ in enough of them.
+
+    Args:
+        record: The record.
+        earlier: The earlier run in the record.
+        view_digests: The digests of the examples.
+        policy: The site's rules.
 
     Raises:
         PolicyRefusal: They differ in too few examples.
     """
-    name_of_job = (
-        f"an earlier job ({earlier.job[:_SHOWN]}, run {clean(earlier.run, NAME)})"
-    )
-    for name, view_digests in views.items():
-        if name not in earlier.views:
+    fingerprint = earlier.job[:_SHOWN]
+    name = f"an earlier job ({fingerprint}, run {clean(earlier.run, NAME)})"
+    for view, digests in view_digests.items():
+        if view not in earlier.views:
             continue
-        raw = base64.b64decode(record.sets[earlier.views[name]])
-        past = {raw[at : at + DIGEST_BYTES] for at in range(0, len(raw), DIGEST_BYTES)}
-        check_difference(
-            policy, len(view_digests ^ past), view=name, earlier=name_of_job
-        )
+        in_one_only = digests ^ record.read_digests(earlier, view)
+        check_difference(policy, len(in_one_only), view=view, earlier=name)

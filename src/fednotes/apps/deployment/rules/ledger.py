@@ -854,7 +854,7 @@ def verify(path: Path, noted: Head | None = None) -> LedgerReport:
             return judge(path, file, raw_head, noted)
 
 
-def noted_end(text: str) -> Head:
+def parse_end(text: str) -> Head:
     """Return a ledger's end from a person's note, LINES:HASH.
 
     Raises:
