@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +31,9 @@ def test_a_job_is_examined_and_the_setting_can_be_copied(job: Path, run: Run) ->
     assert "low  south: sites write the same entity type differently" in out
     assert 'try: sites.south.label_map = { DRUGS = "Drug" }' in out
     assert "checked: learning rate, number of steps" in out
-    assert "fednotes simulate job.toml --out runs/next --set KEY=VALUE" in out
+    assert out.splitlines()[-1] == (
+        "  fednotes simulate job.toml --out runs/next --set training.epochs=20"
+    )
     assert "Zebul" not in out
     setting = 'sites.south.label_map={ DRUGS = "Drug" }'
     renamed, _ = run("doctor", "job.toml", "--set", setting)
@@ -61,6 +64,102 @@ def test_a_run_is_examined_as_text_and_as_json(
         assert cause["message"][:40] in text
         for setting in cause["settings"]:
             assert setting["key"] in text
+
+
+def read_last_command(out: str) -> list[str]:
+    """Return the words after `fednotes` of the command in the last line."""
+    program, *words = shlex.split(out.splitlines()[-1])
+    assert program == "fednotes"
+    return words
+
+
+def test_the_last_line_runs_the_job_with_its_settings_and_the_advice(
+    job: Path, run: Run
+) -> None:
+    """The run's settings hold lists, and a value that the advice replaces."""
+    run(
+        "simulate", "job.toml", "--out", "runs/first", "--set", "training.epochs=2",
+        "--set", 'training.private=["crf"]', "--set", "title=a b",
+    )  # fmt: skip
+    out, _ = run("doctor", "runs/first")
+    words = read_last_command(out)
+    assert words == [
+        "simulate", "job.toml", "--set", 'training.private=["crf"]',
+        "--set", "title=a b", "--out", "runs/next", "--set", "training.epochs=8",
+    ]  # fmt: skip
+    run(*words)
+    table = json.loads(Path("runs/next/job.json").read_text("utf-8"))["table"]
+    assert table["training"]["epochs"] == 8
+    assert table["training"]["private"] == ["crf"]
+    again, _ = run("doctor", "runs/first")
+    assert "--out runs/next-2" in again
+
+
+def test_the_last_line_of_a_job_has_the_settings_that_were_given(
+    job: Path, run: Run
+) -> None:
+    settings = ["--set", 'training.private=["crf"]', "--set", "training.epochs=3"]
+    out, _ = run("doctor", "job.toml", *settings)
+    assert read_last_command(out) == [
+        "simulate", "job.toml", "--set", 'training.private=["crf"]',
+        "--out", "runs/next", "--set", "training.epochs=51",
+    ]  # fmt: skip
+
+
+def test_the_maps_of_several_sites_are_tried_together(job: Path, run: Run) -> None:
+    corpus(job.parent / "west.conll", "Drug", "Zebul")
+    corpus(job.parent / "south.conll", "drugs", "Zebul")
+    job.write_text(
+        JOB + SITES + '[sites.west]\npath = "west.conll"\n', encoding="utf-8"
+    )
+    corpus(job.parent / "north.conll", "DRUGS", "Zebul")
+    shared = "training.private=[]"
+    out, _ = run("doctor", "job.toml", "--set", shared, "--set", "training.epochs=90")
+    words = read_last_command(out)
+    maps = [word for word in words if "label_map" in word]
+    assert len(maps) == 2
+    first, second = maps
+    renamed, _ = run(
+        "doctor", "job.toml", "--set", shared, "--set", first, "--set", second
+    )
+    assert "differently" not in renamed
+
+
+def test_a_run_from_python_is_repeated_from_its_job_file(job: Path, run: Run) -> None:
+    """A job that is not as in a file has no command, so its settings alone are shown."""
+    fn.simulate("job.toml", "runs/first")
+    out, _ = run("doctor", "runs/first")
+    assert read_last_command(out)[:2] == ["simulate", "job.toml"]
+    fn.simulate(fn.job("job.toml", seed=9), "runs/second")
+    out, _ = run("doctor", "runs/second")
+    assert "fednotes simulate" not in out
+    assert out.splitlines()[-1].endswith(
+        "change them in the job file, and run the job again"
+    )
+
+
+def test_a_stopped_run_is_repeated_too(job: Path, run: Run) -> None:
+    run("simulate", "job.toml", "--out", "runs/first", "--set", "title=a")
+    (job.parent / "runs/first/summary.json").unlink()
+    out, _ = run("doctor", "runs/first")
+    assert read_last_command(out)[:4] == ["simulate", "job.toml", "--set", "title=a"]
+
+
+@pytest.mark.parametrize("place", ["runs/nothing", "runs", "elsewhere/nothing"])
+def test_a_place_without_a_run_is_answered_with_the_runs_nearby(
+    job: Path, run: Run, place: str
+) -> None:
+    for number in range(6):
+        run("simulate", "job.toml", "--out", f"runs/r{number}")
+    _, err = run("doctor", place, code=2)
+    assert err.startswith("error: ")
+    assert place in err
+    assert "nearby: runs/r0, runs/r1, runs/r2, runs/r3\n" in err
+
+
+def test_a_missing_job_is_not_answered_with_all_built_in_ones(run: Run) -> None:
+    _, err = run("doctor", "nothing.toml", code=2)
+    assert err.endswith("give the path of a job file, or a built-in job such as demo\n")
 
 
 def test_every_proposed_setting_is_toml(job: Path, run: Run) -> None:

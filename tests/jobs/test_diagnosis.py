@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ from tiny_jobs import TAGGER
 import fednotes as fn
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.jobs.causes import Cause, Setting
+from fednotes.jobs.diagnosis.gain import find_gain_causes
 from fednotes.jobs.diagnosis.runs import read_run
+from fednotes.jobs.kinds.mention_causes import find_missed_types
+from fednotes.jobs.remarks import remark_on_empty_scores
+from fednotes.jobs.results import PairedDifference
 
 DRUGS = ("zebulol", "zebumab", "zebutin", "zebupril")
 SENTENCES = 120
@@ -212,8 +217,11 @@ def f1(result: fn.RunResult) -> float:
         ((0.1, 0.6, 0.7, 0.6), (), False),  # past its best
         ((0, 0, 0, 0), (9, 8, 6, 4), True),  # finds nothing yet, but its loss falls
         ((0, 0, 0, 0), (9, 9, 9, 9), False),
-        ((0.1, 0.15), (), False),  # two evaluations are no curve
+        ((0.1, 0.14), (), False),  # two evaluations are no curve
+        ((0.3, 0.36), (), True),
         ((0.1, 0.9), (), True),
+        ((0, 0), (9, 6), True),
+        ((0, 0), (9, 9), False),
         ((0.9,), (), False),
     ],
 )
@@ -225,6 +233,26 @@ def test_a_curve_rises_if_its_last_quarter_is_better(
 ) -> None:
     diagnosis = changed(curve, loss or [1.0] * len(curve))
     assert ("undertrained" in codes(diagnosis)) == is_rising
+
+
+@pytest.mark.parametrize(
+    ("curve", "unjudged"),
+    [
+        ((0.5, 0.52), "2 evaluations of federated, and 3 are needed to judge; try"),
+        ((0.5,), "1 evaluation of federated, and 3 are needed to judge; try"),
+        ((0.5, 0.6), ""),  # it rises clearly
+        ((0.5, 0.52, 0.52), ""),
+    ],
+)
+def test_too_few_evaluations_to_judge_the_length_are_said_with_a_setting(
+    changed: Callable[..., fn.Diagnosis], curve: Sequence[float], unjudged: str
+) -> None:
+    about = [each for each in changed(curve).unchecked if "long enough" in each]
+    assert bool(about) == bool(unjudged)
+    if unjudged:
+        assert unjudged in about[0]
+        epochs = 20 * (3 if len(curve) == 1 else 2)
+        assert about[0].endswith(f"training.epochs = {epochs}")
 
 
 def test_a_run_that_diverged_names_a_lower_rate(notes: Paths, tmp_path: Path) -> None:
@@ -317,6 +345,65 @@ def test_a_type_that_is_never_found_is_listed_with_its_training_mentions(
     assert values(rare_types) == {"tags.types": ["Drug"]}
 
 
+@pytest.mark.parametrize(
+    ("scores", "code", "message"),
+    [
+        ({}, "no_test_data", "no data are held out there"),
+        (
+            {
+                "by_type": {"Drug": {"support": 0, "strict": {"f1": 0.0}}},
+                "relaxed": {"f1": 0.0},
+                "strict": {"f1": 0.0},
+            },
+            "no_test_mentions",
+            "no mentions in its test data",
+        ),
+    ],
+)
+def test_a_site_that_cannot_be_scored_is_named(
+    good_run: Path, scores: dict[str, Any], code: str, message: str
+) -> None:
+    """It is named once, although each of its models lacks a score."""
+    job = read_run(good_run).job
+    of_site = {"alone": scores, "federated": scores}
+    (cause,) = remark_on_empty_scores(job, {"south": of_site})
+    assert (cause.code, cause.where, cause.importance) == (code, "south", "medium")
+    assert message in cause.message
+    assert cause.evidence[0].file == "summary.json"
+
+
+def test_a_model_that_misses_few_test_mentions_is_not_of_high_importance(
+    good_run: Path,
+) -> None:
+    job = read_run(good_run).job
+
+    def importance(support: int) -> str:
+        score = {
+            "by_type": {"Drug": {"support": support, "strict": {"f1": 0.0}}},
+            "relaxed": {"f1": 0.0},
+        }
+        (cause,) = remark_on_empty_scores(job, {"south": {"federated": score}})
+        return cause.importance
+
+    assert importance(19) == "medium"
+    assert importance(20) == "high"
+
+
+@pytest.mark.parametrize(("support", "importance"), [(9, "low"), (10, "high")])
+def test_missed_types_matter_by_their_test_mentions(
+    good_run: Path, support: int, importance: str
+) -> None:
+    job = read_run(good_run).job
+    missed = {"support": support, "predicted": 0, "strict": {"f1": 0.0}}
+    right = {"support": 50, "predicted": 50, "strict": {"f1": 1.0}}
+    score = {
+        "by_type": {"Drug": right, "Dose": missed, "Time": missed},
+        "relaxed": {"f1": 0.9},
+    }
+    (cause,) = find_missed_types(job, {"north": {"federated": score}}, {})
+    assert cause.importance == importance
+
+
 # ---- data ----------------------------------------------------------------------------
 
 
@@ -388,6 +475,26 @@ def test_types_of_the_test_data_without_training_mentions_are_named(
     cause = find(fn.doctor(job), "types_untrained")
     assert numbers(cause)["test_mentions"] == {"DRUG": SENTENCES}
     assert values(cause) == {"sites.south.label_map": {"DRUG": "Drug"}}
+    assert cause.importance == "high"
+
+
+def test_one_test_mention_is_too_little_evidence_to_be_important(
+    notes: Paths, tmp_path: Path
+) -> None:
+    job = make_job(*notes)
+    for site, path in zip(("north", "south"), notes, strict=True):
+        tested = write_site(tmp_path / site, first=900)
+        text = tested.read_text("utf-8").replace("B-Drug", f"B-Sign_{site}", 1)
+        tested.write_text(text, encoding="utf-8")
+        job["sites"][site] = {"train": str(path), "test": str(tested)}
+    diagnosis = fn.doctor(job)
+    assert [cause.code for cause in diagnosis.causes].count("types_untrained") == 1
+    cause = find(diagnosis, "types_untrained")
+    assert cause.importance == "low"
+    assert cause.where == "north; south"
+    shown = [evidence.text for evidence in cause.evidence]
+    assert "south: test mentions: Sign_south 1" in shown
+    assert cause.message.startswith("1 type of its test data has no training mention")
 
 
 def test_a_type_that_one_site_annotates_far_less_often_is_reported(
@@ -399,7 +506,22 @@ def test_a_type_that_one_site_annotates_far_less_often_is_reported(
     assert density["north"] == pytest.approx(200)  # one word of five
     assert density["south"] == pytest.approx(20, rel=0.5)
     assert values(cause) == {"training.personal_epochs": 5}
+    assert cause.importance == "low"  # of 108 and of 36 mentions
     assert "densities_differ" not in codes(fn.doctor(make_job(*notes)))
+
+
+def test_a_small_site_does_not_hide_rates_that_differ_between_large_ones(
+    notes: Paths, tmp_path: Path
+) -> None:
+    sparse = write_site(tmp_path / "b", every=10, sentences=400)
+    dense = write_site(tmp_path / "c", first=1000, sentences=400)
+    small = write_site(tmp_path / "d", every=12, first=2000, sentences=24)
+    job = make_job(dense, sparse)
+    job["sites"]["west"] = {"path": str(small)}
+    cause = find(fn.doctor(job), "densities_differ")
+    assert cause.importance == "medium"
+    assert cause.where == "north, south"
+    assert "mentions)" in cause.evidence[0].text
 
 
 def test_sentences_longer_than_the_model_reads_are_counted(notes: Paths) -> None:
@@ -446,7 +568,12 @@ def test_an_encoder_that_splits_most_words_does_not_fit(
     diagnosis = fn.doctor(out)
     assert ("words_split" in codes(diagnosis)) == is_split
     if is_split:
-        assert numbers(find(diagnosis, "words_split")) == {"pieces_per_word": 2.0}
+        cause = find(diagnosis, "words_split")
+        assert numbers(cause) == {"pieces_per_word": 2.0}
+        assert cause.importance == "low"  # of a hundred words
+        done["reading"] = {"north": {"words": 1000, "pieces": 2000}}
+        path.write_text(json.dumps(done), encoding="utf-8")
+        assert find(fn.doctor(out), "words_split").importance == "medium"
 
 
 # ---- settings ------------------------------------------------------------------------
@@ -557,6 +684,19 @@ def test_a_site_whose_loss_stays_far_above_the_others_is_odd(
         assert values(cause)["training.aggregation"] == "median"
 
 
+def test_what_one_round_shows_is_of_low_importance(
+    changed: Callable[..., fn.Diagnosis],
+) -> None:
+    sites = {
+        "a": {"loss": 2.0, "f1": 0.7},
+        "b": {"loss": 2.5, "f1": 0.7},
+        "c": {"loss": 9.0, "f1": 0.1},
+    }
+    diagnosis = changed((0.5,), sites=sites, took_part=1, absent={"south": 1})
+    assert find(diagnosis, "sites_odd").importance == "low"
+    assert find(diagnosis, "sites_absent").importance == "low"
+
+
 @pytest.mark.parametrize(("sites", "is_absent"), [(1, True), (2, False)])
 def test_sites_that_miss_rounds_are_named(
     changed: Callable[..., fn.Diagnosis], sites: int, is_absent: bool
@@ -568,6 +708,44 @@ def test_sites_that_miss_rounds_are_named(
         assert (cause.where, cause.importance) == ("south", "high")
         assert cause.evidence[1].numbers == {"absent": 12}
         assert values(cause) == {"federation.timeout": 1200.0}
+
+
+@pytest.mark.parametrize(("federated", "is_open"), [(0.5, True), (0.7, False)])
+def test_a_federation_with_little_of_the_gain_of_pooling_leaves_a_gap(
+    good_run: Path, federated: float, is_open: bool
+) -> None:
+    """The good run's models are given scores of which pooling gains 0.4."""
+    run = read_run(good_run)
+
+    def score(f1: float) -> dict[str, Any]:
+        counts = {"strict": 5000 * f1, "predicted": 5000, "gold": 5000}
+        return {"strict": {"f1": f1}, "counts": counts}
+
+    by_condition = {
+        "alone": score(0.4),
+        "federated": score(federated),
+        "pooled": score(0.8),
+    }
+    gain = federated - 0.4
+    difference = PairedDifference(
+        difference=gain, low=gain / 2, high=2 * gain, p_value=0.001
+    )
+    result = run.result.model_copy(
+        update={
+            "sites": {"north": by_condition, "south": by_condition},
+            "paired_mean": {"alone": difference},
+            "paired": {},
+        }
+    )
+    changed_run = replace(run, result=result, scores=result.sites)
+    causes = {cause.code: cause for cause in find_gain_causes(changed_run)}
+    assert ("gap_open" in causes) == is_open
+    if is_open:
+        cause = causes["gap_open"]
+        assert cause.importance == "medium"
+        assert "25 % of the gain" in cause.message
+        assert numbers(cause)["p_value"] == 0.001
+        assert values(cause) == {"training.personal_epochs": 5}
 
 
 # ---- interrupted runs, seeds, and other targets --------------------------------------

@@ -24,7 +24,7 @@ _MAX_EVIDENCE = 6  # lines of evidence of a cause; --json has all
 
 @with_examples(
     "fednotes doctor runs/first",
-    "fednotes doctor job.toml --set training.epochs=2",
+    "fednotes doctor job.toml --set seed=2",
 )
 def doctor(
     target: Annotated[
@@ -63,11 +63,15 @@ def _show(diagnosis: Diagnosis) -> None:
     _print(Text.assemble(("checked: ", "bold"), ", ".join(diagnosis.checked)))
     for text in diagnosis.unchecked:
         _print(Text.assemble(("not checked: ", "bold"), one_line(text)))
-    if any(cause.settings for cause in diagnosis.causes):
-        job = "JOB" if diagnosis.state != "job" else diagnosis.subject
+    if diagnosis.command:
         say(
             "try the settings of one cause at a time, from the top:",
-            f"  fednotes simulate {job} --out runs/next --set KEY=VALUE",
+            f"  {diagnosis.command}",
+        )
+    elif any(cause.settings for cause in diagnosis.causes):
+        say(
+            "try the settings of one cause at a time, from the top: change them in the "
+            "job file, and run the job again"
         )
 
 

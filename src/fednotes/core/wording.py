@@ -33,6 +33,19 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def format_count(number: int, noun: str, plural: str = "") -> str:
+    """Format a number of things, such as "1 type" or "1,200 types".
+
+    Args:
+        number: How many there are.
+        noun: What is counted, in the singular.
+        plural: Its plural, unless that only adds an "s".
+    """
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {plural or noun + 's'}"
+
+
 def list_names(names: Sequence[str], limit: int = 6) -> str:
     """List the first names in one line, and the number of others.
 

@@ -14,6 +14,24 @@ from fednotes.jobs.toml_text import format_key, format_value
 
 Importance = Literal["high", "medium", "low"]
 IMPORTANCES: tuple[Importance, ...] = ("high", "medium", "low")
+# A finding that rests on fewer mentions, patients or sentences may be chance, whatever
+# share of all they are.
+ENOUGH = 20
+# The same for sites and rounds.
+ENOUGH_ROUNDS = 3
+
+
+def limit_importance(
+    importance: Importance, count: int, enough: int = ENOUGH
+) -> Importance:
+    """Return an importance that is "low" if few observations support a finding.
+
+    Args:
+        importance: The importance with enough observations.
+        count: Number of observations, such as mentions.
+        enough: Number of observations that suffice.
+    """
+    return importance if count >= enough else "low"
 
 
 @dataclass(frozen=True)
@@ -85,6 +103,21 @@ class Cause:
     advice: str = ""
     evidence: tuple[Evidence, ...] = ()
     settings: tuple[Setting, ...] = ()
+
+    @property
+    def first_settings(self) -> tuple[Setting, ...]:
+        """The settings to try together first.
+
+        Settings of different keys are alternatives, but a key that several sites have,
+        such as `label_map`, needs its value at each of them.
+        """
+        if not self.settings:
+            return ()
+        first, *others = self.settings
+        if first.place[0] != "sites":
+            return (first,)
+        alike = [each for each in others if each.place[-1] == first.place[-1]]
+        return (first, *alike)
 
     def __str__(self) -> str:
         """Return the cause as a note of a run."""

@@ -137,9 +137,10 @@ def load_table(
     if not path.is_file():
         known = built_in_jobs()
         if str(name) not in known:
+            remedy = "give the path of a job file, or a built-in job such as demo"
             raise ConfigError(
                 f"{name}: no such job file, nor a built-in job; "
-                f"{nearest(str(name), known)}"
+                f"{nearest(str(name), known, remedy)}"
             )
         path = known[str(name)]
     table = read_toml(path)

@@ -6,11 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fednotes.core.parsing import number
-from fednotes.jobs.causes import Cause, Evidence
+from fednotes.core.wording import format_count
+from fednotes.jobs.causes import ENOUGH, Cause, Evidence, Importance
 from fednotes.jobs.job import Job
 from fednotes.jobs.parts import Part
 from fednotes.jobs.results import Scores
 from fednotes.jobs.settings_to_try import list_longer_training
+
+# Mean scores of one seed differ by this much by chance.
+CLEARLY_BELOW = 0.02
 
 
 def mark_conditions(parts: Sequence[Part]) -> dict[str, str]:
@@ -65,9 +69,12 @@ def remark_on_pooled(
     if pooled_rounds < alone_rounds:
         reasons.append("pooled took fewer rounds: raise epochs or patience")
     reasons.append("a single seed cannot tell a small difference from chance")
+    importance: Importance = "medium"
+    if alone_f1 - pooled_f1 < CLEARLY_BELOW:
+        importance = "low"
     yield Cause(
         "pooled_below_alone",
-        "medium",
+        importance,
         "",
         f"pooled is below alone (mean F1 {100 * pooled_f1:.1f} against "
         f"{100 * alone_f1:.1f}, {pooled_rounds:,.0f} rounds against "
@@ -173,13 +180,13 @@ def _describe_nothing_found(job: Job, where: str, support: int) -> Cause:
     """
     return Cause(
         "nothing_found",
-        "high",
+        "high" if support >= ENOUGH else "medium",
         where,
         "found no mentions",
         "train longer (epochs or rounds of [training]) or raise training.learning_rate",
         evidence=(
             Evidence(
-                f"0 of {support:,} test mentions overlap a prediction",
+                f"predictions overlap 0 of {format_count(support, 'test mention')}",
                 "summary.json",
                 {"test_mentions": support},
             ),

@@ -19,6 +19,7 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ JOB_RECORD = "job.json"
 FAILURE = "failure.json"
 _MAX_CHANGES = 5  # differences between two jobs that a message shows
 _MAX_CHANGE_LENGTH = 120  # characters of each
+SEED_PREFIX = "seed-"  # of the folders of the runs of several seeds
+_MAX_NEAR = 4  # number of runs that are named in place of a missing one
 
 
 # ---- before a run: may the job use the folder? ---------------------------------------
@@ -169,6 +172,7 @@ def claim(
     *,
     files: Mapping[str, str] | None = None,
     resume: bool,
+    command: str = "",
 ) -> None:
     """Record in `out` the job, the notes and the model files of its run.
 
@@ -181,6 +185,7 @@ def claim(
         facts: Counts of each site's data, for a diagnosis.
         files: Digests of the models' files (`digest_model_files`).
         resume: Whether the job resumes its own run.
+        command: Command that repeats the run; "" if there is none.
 
     Raises:
         ConfigError: The notes or the files of models have changed since the run that is
@@ -195,6 +200,7 @@ def claim(
         "fingerprint": job.fingerprint,
         "job": job.name,
         "folder": str(job.folder),
+        "command": command,
         "table": job.table,
         "versions": list_versions(),
         "notes": notes,
@@ -271,6 +277,31 @@ def list_versions() -> dict[str, str]:
 def is_run(folder: Path) -> bool:
     """Return whether a folder holds a run, simulated or between real sites."""
     return any((folder / name).is_file() for name in (SUMMARY, JOB_RECORD))
+
+
+def list_runs_near(path: Path) -> list[Path]:
+    """Return a few runs near a path that holds none, those with similar names first.
+
+    Searches the nearest folder that exists, and the folders in it.
+    """
+    folder = next((each for each in (path, *path.parents) if each.is_dir()), Path())
+    places = {
+        file.parent
+        for pattern in ("*", "*/*")
+        for name in (SUMMARY, JOB_RECORD)
+        for file in folder.glob(f"{pattern}/{name}")
+    }
+    # The runs of several seeds are examined together.
+    runs = {
+        place.parent if place.name.startswith(SEED_PREFIX) else place
+        for place in places
+        if not any(part.startswith(".") for part in place.relative_to(folder).parts)
+    }
+    by_name = {str(run): run for run in sorted(runs - {folder})}
+    alike = []
+    if not path.exists():
+        alike = get_close_matches(str(path), by_name, n=_MAX_NEAR)
+    return [by_name[name] for name in dict.fromkeys([*alike, *by_name])][:_MAX_NEAR]
 
 
 def read_job_record(run: Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from fednotes.jobs.progress import AnyListener, ProgressListener, to_listener
 from fednotes.jobs.results import BASELINES, SUMMARY, RunResult, read_result
 from fednotes.jobs.run_files import VERSION, OptionalNumber, read_versioned
 from fednotes.jobs.run_folder import (
+    SEED_PREFIX,
     has_record,
     list_versions,
     nothing_to_resume,
@@ -38,7 +39,6 @@ from fednotes.metrics.summaries import summarise
 SEEDS_FILE = "seeds.json"
 FEWEST_TESTED = 3  # minimum number of seeds for a paired test
 MOST_SEEDS = 1000
-_FOLDER_PREFIX = "seed-"
 # Parts of the scores that are left out of `SeedsResult.table`.
 _NOT_IN_TABLE = ("by_type", "by_output", "counts")
 
@@ -285,7 +285,7 @@ def _run_seeds(
     """
     results = []
     for number, (seed, job) in enumerate(jobs.items(), 1):
-        folder = out / f"{_FOLDER_PREFIX}{seed}"
+        folder = out / f"{SEED_PREFIX}{seed}"
         result = _read_finished(job, folder) if resume else None
         if result is None:
             events.seed(seed, number, len(jobs))
@@ -359,8 +359,8 @@ def holds_runs(out: Path) -> bool:
 def list_seed_folders(out: Path) -> dict[int, Path]:
     """Return the folders of the runs of seeds by seed, in ascending order."""
     folders = {}
-    for folder in out.glob(f"{_FOLDER_PREFIX}*"):
-        seed = folder.name.removeprefix(_FOLDER_PREFIX)
+    for folder in out.glob(f"{SEED_PREFIX}*"):
+        seed = folder.name.removeprefix(SEED_PREFIX)
         if seed.isdecimal():
             folders[int(seed)] = folder
     return dict(sorted(folders.items()))

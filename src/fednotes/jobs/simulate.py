@@ -124,7 +124,7 @@ def simulate(
             locks.enter_context(hold_folder(out))
         facts = count_data(job, sites.data)
         files = digest_model_files(job)
-        claim(job, out, sites, facts, files=files, resume=resume)
+        claim(job, out, sites, facts, files=files, resume=resume, command=command)
         with resumable(f"{command} --resume"), reported(events, out):
             run = _Run(job, out, resume, device, events)
             outcomes = run.train_parts(parts, sites.data)

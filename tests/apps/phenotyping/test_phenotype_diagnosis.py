@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 import fednotes as fn
-from fednotes.apps.phenotyping.causes import count_training, find_data_causes
+from fednotes.apps.phenotyping.causes import (
+    count_training,
+    find_data_causes,
+    find_score_causes,
+)
 from fednotes.jobs.causes import Cause
 from fednotes.jobs.job import Job, load_sites
 
@@ -90,6 +94,40 @@ def test_a_run_names_phenotypes_that_it_never_predicts(run: Path) -> None:
     assert len(keys) == len(set(keys))
     assert {"training.classifier_cycles", "model.classifier.class_weights"} <= set(keys)
     assert "rare phenotypes" in diagnosis.checked
+
+
+@pytest.mark.parametrize(
+    ("present", "absent", "is_named"), [(0, 9, True), (9, 0, True), (4, 5, False)]
+)
+def test_phenotypes_whose_test_patients_are_all_alike_have_no_auroc(
+    job: Job, present: int, absent: int, is_named: bool
+) -> None:
+    gout = {
+        "present": {"support": present, "predicted": 1},
+        "absent": {"support": absent},
+    }
+    asthma = {"present": {"support": 3, "predicted": 1}, "absent": {"support": 3}}
+    score = {"by_output": {"gout": gout, "asthma": asthma}}
+    causes = by_code(find_score_causes(job, {"mercy": {"alone": score}}, {}))
+    assert ("no_auroc" in causes) == is_named
+    if is_named:
+        cause = causes["no_auroc"]
+        assert (cause.where, cause.importance) == ("mercy, alone", "low")
+        assert cause.message.endswith("all absent, for gout")
+        assert cause.evidence[0].text == "1 of 2 phenotypes"
+
+
+@pytest.mark.parametrize(("patients", "importance"), [(9, "low"), (10, "high")])
+def test_missed_phenotypes_matter_by_their_test_patients(
+    job: Job, patients: int, importance: str
+) -> None:
+    gout = {
+        "present": {"support": patients, "predicted": 0},
+        "absent": {"support": 5},
+    }
+    score = {"by_output": {"gout": gout}}
+    causes = by_code(find_score_causes(job, {"mercy": {"alone": score}}, {}))
+    assert causes["types_missed"].importance == importance
 
 
 def test_each_stage_names_its_own_length(job: Job) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from fednotes.apps.phenotyping.cohort import SitePatients
 from fednotes.core.parsing import mapping
-from fednotes.core.wording import list_names
-from fednotes.jobs.causes import Cause, Evidence, Setting
+from fednotes.core.wording import format_count, list_names
+from fednotes.jobs.causes import Cause, Evidence, Importance, Setting, limit_importance
 from fednotes.jobs.job import Job
 from fednotes.jobs.settings_to_try import list_longer_training
 
@@ -65,9 +65,12 @@ def find_score_causes(
                     disease: _support(by_disease[disease], "present")
                     for disease in missed
                 }
+                importance: Importance = "medium"
+                if 2 * len(missed) >= len(by_disease):
+                    importance = "high"
                 yield Cause(
                     "types_missed",
-                    "high" if 2 * len(missed) >= len(by_disease) else "medium",
+                    limit_importance(importance, sum(support.values()), RARE_PATIENTS),
                     f"{site}, {condition}",
                     f"predicts {list_names(missed)} for no patient",
                     "train longer, or give rare classes more weight",
@@ -92,7 +95,8 @@ def find_score_causes(
                     "these have no AUROC",
                     evidence=(
                         Evidence(
-                            f"{len(alike)} of {len(by_disease)} phenotypes",
+                            f"{len(alike)} of "
+                            f"{format_count(len(by_disease), 'phenotype')}",
                             "summary.json",
                             {"phenotypes": alike},
                         ),
@@ -136,7 +140,8 @@ def find_data_causes(job: Job, facts: Mapping[str, Any]) -> Iterator[Cause]:
             "types_rare",
             "medium",
             "all sites",
-            f"{len(rare)} of {len(present)} phenotypes are present in fewer than "
+            f"{len(rare)} of {format_count(len(present), 'phenotype')} "
+            f"{'is' if len(rare) == 1 else 'are'} present in fewer than "
             f"{RARE_PATIENTS} training patients, or in under {RARE_SHARE:.0%}",
             "label more patients who have them, or give rare classes more weight",
             evidence=(

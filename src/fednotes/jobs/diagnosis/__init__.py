@@ -6,6 +6,7 @@ learning      causes that the learning curves show
 gain          whether the federation pays, and where it does not
 participation sites that are absent, or unlike the others
 vocabulary    encoders whose vocabulary does not fit the notes
+next_run      the command that tries settings
 plan          causes that the settings and the sites' sizes show
 """
 

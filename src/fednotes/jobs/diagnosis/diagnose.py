@@ -9,10 +9,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.wording import list_names
+from fednotes.jobs.built_in_jobs import built_in_jobs
 from fednotes.jobs.causes import IMPORTANCES, Cause, Evidence, Importance, Setting
 from fednotes.jobs.diagnosis.gain import find_gain_causes
-from fednotes.jobs.diagnosis.learning import find_learning_causes
+from fednotes.jobs.diagnosis.learning import (
+    find_learning_causes,
+    list_unjudged_lengths,
+)
+from fednotes.jobs.diagnosis.next_run import find_command, suggest_command
 from fednotes.jobs.diagnosis.participation import find_participation_causes
 from fednotes.jobs.diagnosis.plan import (
     find_noise_causes,
@@ -25,7 +31,7 @@ from fednotes.jobs.job import Job, count_data
 from fednotes.jobs.job_file import load_job, parse_job
 from fednotes.jobs.parts import prepare
 from fednotes.jobs.remarks import remark_on_empty_scores
-from fednotes.jobs.run_folder import is_run
+from fednotes.jobs.run_folder import is_run, list_runs_near
 from fednotes.jobs.seeds import (
     SEEDS_FILE,
     SeedDifference,
@@ -75,6 +81,8 @@ class Diagnosis:
         causes: The causes.
         checked: The aspects that were examined, in words.
         unchecked: The aspects that could not be examined, and why.
+        command: The command that tries the first settings of the first cause that has
+            some; "" if no cause has, or if the command of the run is not known.
     """
 
     subject: str
@@ -82,6 +90,7 @@ class Diagnosis:
     causes: tuple[Cause, ...]
     checked: tuple[str, ...]
     unchecked: tuple[str, ...] = ()
+    command: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -91,6 +100,7 @@ class Diagnosis:
             "causes": [cause.to_dict() for cause in self.causes],
             "checked": list(self.checked),
             "unchecked": list(self.unchecked),
+            "command": self.command,
         }
 
     def __str__(self) -> str:
@@ -114,21 +124,47 @@ def diagnose(target: str | Path | Job, settings: Sequence[str] = ()) -> Diagnosi
         return diagnose_job(target)
     folder = Path(target)
     if folder.is_dir():
+        _require_run(folder)
         if settings:
             raise ConfigError(
                 f"{folder} is a run, whose job does not change: give settings with a "
                 "job, or leave them out"
             )
-        if holds_runs(folder) and not is_run(folder):
-            return diagnose_seeds(folder)
-        if not is_run(folder):
-            raise ConfigError(
-                f"{folder} is not the folder of a run: give the folder after --out of "
-                "`fednotes simulate` or `fednotes run`, or a job"
-            )
-        return diagnose_run(folder)
+        return diagnose_run(folder) if is_run(folder) else diagnose_seeds(folder)
+    if not folder.is_file() and _looks_like_folder(str(target)):
+        raise ConfigError(
+            f"there is no run and no job {target}: {_propose_runs(folder)}"
+        )
     diagnosis = diagnose_job(load_job(target, tuple(settings)))
-    return replace(diagnosis, subject=str(target))
+    words = ["fednotes", "simulate", str(target)]
+    for setting in settings:
+        words += ["--set", setting]
+    command = suggest_command(words, diagnosis.causes)
+    return replace(diagnosis, subject=str(target), command=command)
+
+
+def _require_run(folder: Path) -> None:
+    """Raise ConfigError if a folder holds no run."""
+    if not is_run(folder) and not holds_runs(folder):
+        raise ConfigError(
+            f"{folder} is not the folder of a run: {_propose_runs(folder)}"
+        )
+
+
+def _looks_like_folder(target: str) -> bool:
+    """Return whether a target that does not exist was meant to be a run's folder."""
+    is_like_built_in = nearest(target, built_in_jobs(), "") != ""
+    return not target.endswith(".toml") and not is_like_built_in
+
+
+def _propose_runs(path: Path) -> str:
+    """Return what to give in place of a path where no run is."""
+    near = [str(run) for run in list_runs_near(path)]
+    if near:
+        return f"give a job, or a run; nearby: {list_names(near)}"
+    return (
+        "give the folder after --out of `fednotes simulate` or `fednotes run`, or a job"
+    )
 
 
 # ---- a job ---------------------------------------------------------------------------
@@ -150,7 +186,7 @@ def diagnose_job(job: Job) -> Diagnosis:
         *find_step_causes(job, facts, config),
     ]
     causes = _keep_accepted_settings(job, causes)
-    causes = _propose_once(_sort(_drop_files(causes)))
+    causes = _propose_once(_sort(_merge(_drop_files(causes))))
     checked = ["learning rate", "number of steps", *_DATA_CHECKS.get(job.kind.name, ())]
     if job.privacy is not None:
         checked.append("noise against signal")
@@ -219,12 +255,14 @@ def diagnose_run(folder: Path) -> Diagnosis:
         causes = _blame_rate(causes)
     causes = _keep_accepted_settings(job, causes)
     causes = _propose_once(_sort(_merge(causes)))
+    words = find_command(run)
     return Diagnosis(
         str(folder),
         run.state,
         tuple(causes),
         tuple(_list_checked(run)),
         tuple(_list_unchecked(run)),
+        suggest_command(words, causes, folder),
     )
 
 
@@ -322,6 +360,7 @@ def _list_unchecked(run: RunEvidence) -> Iterator[str]:
         yield f"the end of the run, which is {run.state}: resume it for all scores"
     if not run.entries:
         yield "learning curves: the run has no evaluation yet"
+    yield from list_unjudged_lengths(run)
     if run.is_deployed:
         yield "the sites' data, which stay there"
     elif not run.facts:
@@ -333,24 +372,25 @@ def _list_unchecked(run: RunEvidence) -> Iterator[str]:
 # Messages of merged causes whose own messages differ.
 _MERGED_MESSAGES = {
     "types_missed": "types of the test data are not found",
+    "types_unmapped": "label_map leaves types under names that no other site uses",
+    "types_untrained": "types of the test data have no training mention anywhere",
     "no_auroc": "test patients of some phenotypes are all present, or all absent",
 }
 
 
 def _merge(causes: Iterable[Cause]) -> list[Cause]:
-    """Return causes, where one cause stands for all that differ only in their place.
+    """Return causes, where one cause stands for all of the same kind.
 
     A cause that many sites and conditions share is then listed once.
     """
-    groups: dict[tuple[str, str, str], list[Cause]] = {}
+    groups: dict[str, list[Cause]] = {}
     for cause in causes:
-        key = (cause.code, cause.advice, str(cause.settings))
-        groups.setdefault(key, []).append(cause)
+        groups.setdefault(cause.code, []).append(cause)
     return [_merge_group(group) for group in groups.values()]
 
 
 def _merge_group(group: Sequence[Cause]) -> Cause:
-    """Return one cause that stands for a group with the same code and advice."""
+    """Return one cause that stands for a group with the same code."""
     if len(group) == 1:
         return group[0]
     # The run was made for the federated models, so they come first.
@@ -362,16 +402,34 @@ def _merge_group(group: Sequence[Cause]) -> Cause:
     for cause in ordered:
         if not is_same_message:
             text = f"{cause.where}: {cause.message}"
-            evidence.append(Evidence(text, "summary.json"))
+            file = cause.evidence[0].file if cause.evidence else ""
+            evidence.append(Evidence(text, file))
         evidence += [
             replace(each, text=f"{cause.where}: {each.text}") for each in cause.evidence
         ]
     return replace(
         first,
-        where=_list_places([cause.where for cause in ordered]),
+        where=_list_places(list(dict.fromkeys(cause.where for cause in ordered))),
         message=first.message if is_same_message else _MERGED_MESSAGES[first.code],
+        advice=_join_advice(ordered),
         evidence=tuple(evidence),
+        settings=_gather_settings(ordered),
     )
+
+
+def _join_advice(causes: Iterable[Cause]) -> str:
+    """Return the advice of several causes, each clause once."""
+    clauses = (clause for cause in causes for clause in cause.advice.split("; "))
+    return "; ".join(dict.fromkeys(clauses))
+
+
+def _gather_settings(causes: Iterable[Cause]) -> tuple[Setting, ...]:
+    """Return the settings of several causes; of each key only the first value."""
+    by_key: dict[str, Setting] = {}
+    for cause in causes:
+        for setting in cause.settings:
+            by_key.setdefault(setting.key, setting)
+    return tuple(by_key.values())
 
 
 def _list_places(places: Sequence[str]) -> str:
@@ -473,12 +531,16 @@ def diagnose_seeds(folder: Path) -> Diagnosis:
     unchecked = dict.fromkeys(
         text for diagnosis in by_seed.values() for text in diagnosis.unchecked
     )
+    causes = _sort(causes)
+    first_seed = next(iter(by_seed))
+    words = find_command(read_run(list_seed_folders(folder)[first_seed]))
     return Diagnosis(
         str(folder),
         "finished" if has_ended else "unfinished",
-        tuple(_sort(causes)),
+        tuple(causes),
         tuple(checked),
         tuple(unchecked),
+        suggest_command(words, causes, folder),
     )
 
 

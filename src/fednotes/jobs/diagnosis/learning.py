@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 from statistics import fmean
 
-from fednotes.core.wording import list_names
+from fednotes.core.wording import format_count, list_names
 from fednotes.jobs.causes import Cause, Evidence, Importance, Setting
 from fednotes.jobs.diagnosis.plan import find_rates, list_lower_rates
 from fednotes.jobs.diagnosis.runs import Curve, RunEvidence
@@ -36,7 +36,8 @@ COLLAPSED = 0.5
 NOTHING = 0.02
 # Two points of F1 are more than the noise of a usual validation set.
 PAST_BEST = 0.02
-# With fewer evaluations, only a steep rise is meaningful.
+# Of two evaluations the second one is mostly better, so only a clear rise shows that
+# training was too short, and nothing shows that it was long enough.
 FEWEST_EVALUATIONS = 3
 _SHOWN = 6  # number of values of a curve that evidence shows
 
@@ -133,13 +134,14 @@ def _is_undertrained(curve: Curve) -> bool:
     """Return whether a curve still improves at its end."""
     scores = curve.scores
     if not curve.measure:
-        return _is_falling(curve.losses, LOSS_FALL)
+        # Losses of single mini-batches say little until there are several.
+        return not _is_too_short(curve) and _is_falling(curve.losses, LOSS_FALL)
     if curve.measure == "valid_loss":
         best_before, best_in_tail = _split_best(scores)
         return best_in_tail - best_before > LOSS_FALL * abs(best_before)
-    if len(scores) >= FEWEST_EVALUATIONS and max(scores) <= NOTHING:
+    if max(scores) <= NOTHING:
         return _is_falling(curve.losses, EARLY_FALL)
-    least_rise = RISE if len(scores) >= FEWEST_EVALUATIONS else STEEP_RISE
+    least_rise = CLEAR_RISE if _is_too_short(curve) else RISE
     return _measure_rise(curve) >= least_rise
 
 
@@ -162,7 +164,7 @@ def _split_best(scores: Sequence[float]) -> tuple[float, float]:
 
 def _is_falling(losses: Sequence[float], share: float) -> bool:
     """Return whether a training loss falls by a share of its value in its tail."""
-    if len(losses) < FEWEST_EVALUATIONS:
+    if len(losses) < 2:
         return False
     tail = _tail_length(losses)
     before = min(losses[:-tail])
@@ -194,6 +196,39 @@ def _describe_undertraining(job: Job, measure: str, curves: Sequence[Curve]) -> 
         evidence=tuple(each for curve in curves[:3] for each in _show(curve)),
         settings=settings,
     )
+
+
+def list_unjudged_lengths(run: RunEvidence) -> Iterator[str]:
+    """Yield why the length of a training cannot be judged, with a setting to try.
+
+    A curve of one or two evaluations that does not clearly rise may belong to a model
+    that has settled as well as to one that has hardly begun.
+    """
+    curves = run.curves
+    federated = [curve for curve in curves if curve.condition == "federated"]
+    unjudged: dict[str, list[Curve]] = {}
+    for curve in federated or curves:
+        if not (_has_diverged(curve) or _is_undertrained(curve)):
+            unjudged.setdefault(curve.measure, []).append(curve)
+    for measure, alike in unjudged.items():
+        short = [curve for curve in alike if _is_too_short(curve)]
+        if not short:
+            continue
+        fewest = min(len(curve.entries) for curve in short)
+        factor = ceil(FEWEST_EVALUATIONS / fewest)
+        settings = list_longer_training(run.job, measure, factor=factor)
+        remedy = f"try {settings[0]}" if settings else "train longer"
+        evaluations = format_count(fewest, "evaluation")
+        parts = list_names([curve.part for curve in short])
+        yield (
+            f"whether training was long enough: {evaluations} of {parts}, and "
+            f"{FEWEST_EVALUATIONS} are needed to judge; {remedy}"
+        )
+
+
+def _is_too_short(curve: Curve) -> bool:
+    """Return whether a curve has too few evaluations to show that it has settled."""
+    return len(curve.entries) < FEWEST_EVALUATIONS
 
 
 # ---- past its best -------------------------------------------------------------------

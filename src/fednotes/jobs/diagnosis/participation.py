@@ -9,7 +9,13 @@ from typing import Any
 
 from fednotes.core.parsing import mapping, number
 from fednotes.core.wording import list_names
-from fednotes.jobs.causes import Cause, Evidence, Setting
+from fednotes.jobs.causes import (
+    ENOUGH_ROUNDS,
+    Cause,
+    Evidence,
+    Setting,
+    limit_importance,
+)
 from fednotes.jobs.diagnosis.runs import RunEvidence
 from fednotes.jobs.job import Job
 from fednotes.jobs.settings_to_try import list_personal
@@ -71,7 +77,11 @@ def _find_absent_sites(run: RunEvidence) -> Iterator[Cause]:
     ]
     yield Cause(
         "sites_absent",
-        "high" if share >= 2 * ABSENT_SHARE else "medium",
+        limit_importance(
+            "high" if share >= 2 * ABSENT_SHARE else "medium",
+            max(incomplete, most_missed),
+            ENOUGH_ROUNDS,
+        ),
         list_names(list(absences)) or "some sites",
         "sites drop out or answer late, so rounds go on without their notes",
         "look at `fednotes server status` and the site's log, and wait longer",
@@ -105,7 +115,7 @@ def _find_odd_sites(run: RunEvidence) -> Iterator[Cause]:
         return
     yield Cause(
         "sites_odd",
-        "medium",
+        limit_importance("medium", len(evaluations), ENOUGH_ROUNDS),
         list_names(odd),
         f"its training loss is {ODD_LOSS:g} times that of the other sites or more, and "
         "its score is below half of theirs, so its labels or its notes are of another "

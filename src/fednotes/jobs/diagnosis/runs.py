@@ -74,6 +74,7 @@ class RunEvidence:
         facts: Counts of each site's data; empty for runs that did not record them.
         entries: The lines of metrics.jsonl.
         failure: Why training ended early; empty if it did not.
+        command: The command that made a simulation; "" if it is not known.
     """
 
     folder: Path
@@ -85,6 +86,7 @@ class RunEvidence:
     facts: Mapping[str, Mapping[str, Any]]
     entries: Sequence[Entry]
     failure: Mapping[str, Any]
+    command: str
 
     @property
     def curves(self) -> list[Curve]:
@@ -130,6 +132,7 @@ def read_run(folder: Path) -> RunEvidence:
         },
         entries=read_metrics(folder),
         failure=failure,
+        command=result.command or str(record.get("command") or ""),
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fednotes.core.wording import list_names
-from fednotes.jobs.causes import Cause, Evidence
+from fednotes.jobs.causes import Cause, Evidence, limit_importance
 from fednotes.jobs.diagnosis.runs import RunEvidence
 from fednotes.jobs.run_folder import read_outcome
 
 # English notes have about 1.3 to 1.5 sub-words a word in encoders of English text. Two
 # are usual where the encoder was trained on another language.
 MANY_PIECES = 2.0
+ENOUGH_WORDS = 1000  # the mean of fewer words is that of a few odd ones
 
 
 def find_vocabulary_causes(run: RunEvidence) -> Iterator[Cause]:
@@ -27,9 +28,10 @@ def find_vocabulary_causes(run: RunEvidence) -> Iterator[Cause]:
     many = {site: number for site, number in pieces.items() if number >= MANY_PIECES}
     if not many:
         return
+    words = sum(int(outcome.reading[site]["words"]) for site in many)
     yield Cause(
         "words_split",
-        "medium",
+        limit_importance("medium", words, ENOUGH_WORDS),
         list_names(list(many)),
         "the encoder splits words into many sub-words, so it was not made for this "
         "language or this kind of text",

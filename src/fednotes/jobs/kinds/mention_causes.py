@@ -13,10 +13,16 @@ from typing import Any
 
 from fednotes.core.parsing import mapping
 from fednotes.core.types import Document, SiteData
-from fednotes.core.wording import list_names
+from fednotes.core.wording import format_count, list_names
 from fednotes.data.checks import RARE
 from fednotes.data.text import sentence_lengths, split_sentences, tokenize
-from fednotes.jobs.causes import Cause, Evidence, Importance, Setting
+from fednotes.jobs.causes import (
+    Cause,
+    Evidence,
+    Importance,
+    Setting,
+    limit_importance,
+)
 from fednotes.jobs.job import Job
 from fednotes.jobs.label_maps import LabelMap, find_label_maps
 from fednotes.jobs.settings_to_try import list_longer_training, list_personal
@@ -30,6 +36,10 @@ RARE_MENTIONS = 5 * RARE
 # Densities of a type that differ this much between sites are rarely due to the kind of
 # notes alone.
 DENSITY_RATIO = 5.0
+# Mentions of a type cluster in a few notes, so a density of fewer mentions is rough.
+DENSE_MENTIONS = 100
+# Test mentions that no model can find cost this share of recall at once.
+UNTRAINED_SHARE = 0.05
 # One sentence in a hundred is more than odd lists and tables that no reader splits.
 LONG_SHARE = 0.01
 # Encoders read at most 512 sub-words, so a longer sentence is cut anyway.
@@ -145,11 +155,16 @@ def find_missed_types(
         }
         if not missed:
             continue
+        importance: Importance = "medium"
+        if 2 * len(missed) >= len(tested):
+            importance = "high"
+        support = sum(score["support"] for score in missed.values())
+        verb = "scores" if len(missed) == 1 else "score"
         yield Cause(
             "types_missed",
-            "high" if 2 * len(missed) >= len(tested) else "medium",
+            limit_importance(importance, support),
             f"{site}, {condition}",
-            f"{len(missed)} of {len(tested)} types score 0"
+            f"{len(missed)} of {format_count(len(tested), 'type')} {verb} 0"
             f"{_list_missed(missed, site, training)}",
             "; ".join(_list_remedies(missed, site, training)),
             evidence=(_show_support(missed),),
@@ -295,7 +310,9 @@ def _describe_names(
     importance: Importance = "low"
     effect = "which matters once sites share the output layer"
     if job.module.shares_outputs(job.config):
+        mentions = sum(types[each.site][each.old] for each in maps)
         importance = "high" if code == "names_alike" else "medium"
+        importance = limit_importance(importance, mentions)
         effect = "so they are learned as different types"
     return Cause(
         code,
@@ -352,11 +369,13 @@ def _find_unmapped_types(job: Job, types: _Types) -> Iterator[Cause]:
         }
         if not lone:
             continue
+        names = "a name" if len(lone) == 1 else "names"
         yield Cause(
             "types_unmapped",
-            "medium",
+            limit_importance("medium", sum(lone.values())),
             site,
-            f"label_map leaves {len(lone)} types under names that no other site uses",
+            f"label_map leaves {format_count(len(lone), 'type')} under {names} that no "
+            "other site uses",
             'rename them, or drop them with ""',
             evidence=(
                 Evidence(
@@ -389,6 +408,9 @@ def _find_untrained_types(
         }
         if not unknown:
             continue
+        untrained = sum(unknown.values())
+        is_large = untrained >= UNTRAINED_SHARE * sum(tested.values())
+        verb = "has" if len(unknown) == 1 else "have"
         # The untrained types take part in the search for similar names.
         at_site = {**types.get(site, {}), **unknown}
         maps = [
@@ -398,9 +420,10 @@ def _find_untrained_types(
         ]
         yield Cause(
             "types_untrained",
-            "high",
+            limit_importance("high" if is_large else "medium", untrained),
             site,
-            f"{len(unknown)} types of its test data have no training mention anywhere",
+            f"{format_count(len(unknown), 'type')} of its test data {verb} no training "
+            "mention anywhere",
             "name them as the training data do (label_map), or drop them",
             evidence=(
                 Evidence(
@@ -431,12 +454,13 @@ def _find_rare_types(job: Job, types: _Types) -> Iterator[Cause]:
     # Generated sites have fixed types.
     if common and job.synthetic is None and not is_sampled:
         settings = (Setting.of("tags", "types", value=sorted(common)),)
+    verb = "has" if len(rare) == 1 else "have"
     yield Cause(
         "types_rare",
         "medium",
         "all sites",
-        f"{len(rare)} of {len(by_type)} types have fewer than {RARE} training "
-        f"mentions, or under {RARE_SHARE:.1%} of all",
+        f"{len(rare)} of {format_count(len(by_type), 'type')} {verb} fewer than {RARE} "
+        f"training mentions, or under {RARE_SHARE:.1%} of all",
         "annotate more of them, merge them with others by label_map, or leave them out",
         evidence=(
             Evidence(
@@ -461,11 +485,16 @@ def _find_densities(
             extremes[label] = densities
     if not extremes:
         return
+    most_mentions = max(
+        types[site][label] for label, pair in extremes.items() for site in pair
+    )
     evidence = [
         Evidence(
-            f"{label}: "
-            + ", ".join(f"{value:.2g} at {site}" for site, value in densities.items())
-            + " per 1,000 words",
+            f"{label} per 1,000 words: "
+            + ", ".join(
+                f"{value:.2g} at {site} ({format_count(types[site][label], 'mention')})"
+                for site, value in densities.items()
+            ),
             "job.json",
             {"type": label, "per_1000_words": densities},
         )
@@ -474,7 +503,7 @@ def _find_densities(
     sites = dict.fromkeys(site for pair in extremes.values() for site in pair)
     yield Cause(
         "densities_differ",
-        "medium",
+        limit_importance("medium", most_mentions, DENSE_MENTIONS),
         list_names(list(sites)),
         f"sites annotate {list_names(list(extremes))} at very different rates, so "
         "their notes or their guidelines differ",
@@ -506,12 +535,14 @@ def _find_extreme_densities(
     if len(densities) < 2:
         return {}
     highest = max(densities, key=densities.__getitem__)
-    lowest = min(densities, key=densities.__getitem__)
-    if densities[highest] < DENSITY_RATIO * densities[lowest]:
+    # At the highest density, the site would have many mentions.
+    large = [
+        site for site in densities if densities[highest] * words[site] / 1000 >= RARE
+    ]
+    if types[highest][label] < RARE or not large:
         return {}
-    # The mentions that the site of the lowest density would have at the highest one.
-    expected = densities[highest] * words[lowest] / 1000
-    if types[highest][label] < RARE or expected < RARE:
+    lowest = min(large, key=densities.__getitem__)
+    if densities[highest] < DENSITY_RATIO * densities[lowest]:
         return {}
     return {highest: densities[highest], lowest: densities[lowest]}
 
@@ -530,7 +561,10 @@ def _find_long_sentences(job: Job, facts: Mapping[str, Any]) -> Iterator[Cause]:
     if not cut:
         return
     longest = max(facts[site]["longest"] for site in cut)
-    importance: Importance = "medium" if max(cut.values()) >= 5 * LONG_SHARE else "low"
+    importance: Importance = "low"
+    if max(cut.values()) >= 5 * LONG_SHARE:
+        number_cut = sum(facts[site]["long"] for site in cut)
+        importance = limit_importance("medium", number_cut)
     settings: tuple[Setting, ...] = ()
     if most_words < LONGEST_READ:
         rounded_up = LENGTH_STEP * math.ceil(longest / LENGTH_STEP)

@@ -1,0 +1,109 @@
+"""The command that runs a job again with settings to try."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from fednotes.core.errors import FednotesError
+from fednotes.jobs.causes import Cause, Setting
+from fednotes.jobs.diagnosis.runs import RunEvidence
+from fednotes.jobs.job_file import load_table
+from fednotes.jobs.toml_text import format_value
+
+_OUT = "--out"
+_SET = "--set"
+_FOLDER = "next"  # name of the folder of the next run
+
+
+def suggest_command(
+    words: Sequence[str], causes: Iterable[Cause], beside: Path | None = None
+) -> str:
+    """Return the command that tries the first settings of the first cause with some.
+
+    Args:
+        words: The command of the run, or of the job that was examined; empty if it is
+            not known.
+        causes: The causes, the most important first.
+        beside: The folder of the run; None before training.
+
+    Returns:
+        The command, quoted for a shell, with the settings that it had and those to try;
+        "" if no cause has settings, or if the command is not known.
+    """
+    settings = next((cause.first_settings for cause in causes if cause.settings), ())
+    if not settings or not words:
+        return ""
+    folder = Path("runs") if beside is None else beside.parent
+    return shlex.join(
+        [
+            *_without_replaced(words, settings),
+            _OUT,
+            str(_find_free(folder)),
+            *_list_assignments(settings),
+        ]
+    )
+
+
+def find_command(run: RunEvidence) -> list[str]:
+    """Return the words of the command that simulates a run's job; [] if not known.
+
+    Runs of the command line record it. The job of another run may still be in its file.
+    """
+    if run.is_deployed:
+        return []
+    if run.command:
+        return shlex.split(run.command)
+    file = run.job.folder / f"{run.job.name}.toml"
+    try:
+        table, _ = load_table(file)
+    except FednotesError:
+        return []
+    if table != run.job.table:
+        return []
+    return ["fednotes", "simulate", _shorten(file)]
+
+
+def _shorten(file: Path) -> str:
+    """Return a path relative to the current folder, if it is within it."""
+    current = Path.cwd()
+    return str(file.relative_to(current) if file.is_relative_to(current) else file)
+
+
+def _without_replaced(
+    words: Sequence[str], settings: Sequence[Setting]
+) -> Iterator[str]:
+    """Yield the words of a command without its folder and the settings to replace."""
+    replaced = {_key_of(setting) for setting in settings}
+    options = iter(words)
+    for word in options:
+        if word == _OUT:
+            next(options, None)
+        elif word == _SET:
+            assignment = next(options, "")
+            key, _, _ = assignment.partition("=")
+            if key.strip() not in replaced:
+                yield from (_SET, assignment)
+        else:
+            yield word
+
+
+def _list_assignments(settings: Sequence[Setting]) -> Iterator[str]:
+    for setting in settings:
+        yield from (_SET, f"{_key_of(setting)}={format_value(setting.value)}")
+
+
+def _key_of(setting: Setting) -> str:
+    """Return the key of a setting as `--set` reads it."""
+    return ".".join(setting.place)
+
+
+def _find_free(folder: Path) -> Path:
+    """Return a folder in this one that does not exist."""
+    place = folder / _FOLDER
+    number = 2
+    while place.exists():
+        place = folder / f"{_FOLDER}-{number}"
+        number += 1
+    return place
