@@ -41,8 +41,9 @@ from fednotes.data.formats.files import (
     starts_with,
     unpacked_name,
 )
-from fednotes.data.formats.folders import find_corpus_files, find_file
-from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
+from fednotes.data.formats.folders import find_file
+from fednotes.data.formats.gathering import ReadDocument
+from fednotes.data.formats.layered_files import DocumentLayers, LayeredFormat
 from fednotes.data.formats.layers import Layer
 from fednotes.data.formats.problems import Problems
 from fednotes.data.formats.uima_types import TypeSystem, parse_type_system
@@ -134,35 +135,27 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     outside the text. Annotations without a label or without text, and those of other
     layers, are ignored and counted.
     """
-    base, files = _find_files(path)
-    read_file = partial(_read_file, base, _find_layer(path, base, files))
-    return gather(files, read_file, problems)
+    return _make_format().read(path, problems)
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     """Yield the documents of `read` one by one."""
-    base, files = _find_files(path)
-    read_file = partial(_read_file, base, _find_layer(path, base, files))
-    return stream_files(files, read_file, problems)
+    return _make_format().stream(path, problems)
 
 
-def _find_files(path: Path) -> tuple[Path, list[Path]]:
-    """Return the folder to which ids are relative, and the files."""
-    files = find_corpus_files(path, accepts, "UIMA XMI", recursive=True)
-    return (path if path.is_dir() else path.parent), files
+def _make_format() -> LayeredFormat:
+    return LayeredFormat("UIMA XMI", accepts, _find_layers, _read_file)
 
 
-def _find_layer(path: Path, base: Path, files: Iterable[Path]) -> Layer:
-    """Return the layer that holds the mentions of all files."""
-    used: set[Layer] = set()
-    declared: set[Layer] = set()
-    for file in files:
-        with suppress(DataError):  # reading it again reports the problem
-            for cas in _load(base, file):
-                declared.update(cas.types.layers())
-                for annotation in cas.annotations:
-                    used.update(_layers_of(annotation, cas.types))
-    return layers.layer_to_read(chosen(), used, declared, path)
+def _find_layers(base: Path, file: Path) -> Iterator[DocumentLayers]:
+    """Yield the layers of each document of a file."""
+    for cas in _load(base, file):
+        used = {
+            layer
+            for annotation in cas.annotations
+            for layer in _layers_of(annotation, cas.types)
+        }
+        yield DocumentLayers(used, declared=set(cas.types.layers()))
 
 
 def _layers_of(annotation: _Annotation, types: TypeSystem) -> Iterator[Layer]:

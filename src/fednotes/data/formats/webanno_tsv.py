@@ -25,7 +25,6 @@ import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, zip_longest
@@ -45,8 +44,8 @@ from fednotes.data.formats.files import (
     read_lines,
     unpacked_name,
 )
-from fednotes.data.formats.folders import find_corpus_files
-from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
+from fednotes.data.formats.gathering import ReadDocument
+from fednotes.data.formats.layered_files import DocumentLayers, LayeredFormat
 from fednotes.data.formats.layers import Layer
 from fednotes.data.formats.mentions import require_short_mentions
 from fednotes.data.formats.problems import Problems
@@ -134,22 +133,16 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     the text at their offsets. Annotations without a label or without text, and those of
     other layers, are ignored and counted.
     """
-    base, files = _find_files(path)
-    read_file = partial(_read_file, base, _find_layer(path, base, files))
-    return gather(files, read_file, problems)
+    return _make_format().read(path, problems)
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     """Yield the documents of `read` one by one."""
-    base, files = _find_files(path)
-    read_file = partial(_read_file, base, _find_layer(path, base, files))
-    return stream_files(files, read_file, problems)
+    return _make_format().stream(path, problems)
 
 
-def _find_files(path: Path) -> tuple[Path, list[Path]]:
-    """Return the folder to which ids are relative, and the files."""
-    files = find_corpus_files(path, _is_corpus_file, "WebAnno TSV", recursive=True)
-    return (path if path.is_dir() else path.parent), files
+def _make_format() -> LayeredFormat:
+    return LayeredFormat("WebAnno TSV", _is_corpus_file, _find_layers, _read_file)
 
 
 def _is_corpus_file(path: Path) -> bool:
@@ -157,20 +150,18 @@ def _is_corpus_file(path: Path) -> bool:
     return accepts(path) or unpacked_name(path).suffix.lower() == _SUFFIX
 
 
-def _find_layer(path: Path, base: Path, files: Iterable[Path]) -> Layer:
-    """Return the layer that holds the mentions of all files."""
+def _find_layers(base: Path, path: Path) -> Iterator[DocumentLayers]:
+    """Yield the layers of the document of a file."""
+    file = _parse(base, path)
     used: set[Layer] = set()
     declared: set[Layer] = set()
-    for path_of_file in files:
-        with suppress(DataError):  # reading it again reports the problem
-            file = _parse(base, path_of_file)
-            for number, layer in enumerate(file.columns):
-                if layer is None or not layer.feature:
-                    continue
-                declared.add(layer)
-                if any(unit.values[number] != _NONE for unit in file.units):
-                    used.add(layer)
-    return layers.layer_to_read(chosen(), used, declared, path)
+    for number, layer in enumerate(file.columns):
+        if layer is None or not layer.feature:
+            continue
+        declared.add(layer)
+        if any(unit.values[number] != _NONE for unit in file.units):
+            used.add(layer)
+    yield DocumentLayers(used, declared)
 
 
 def _read_file(
