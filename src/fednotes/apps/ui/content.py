@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from fednotes.api import read
 from fednotes.apps.ui.background import BackgroundWork
@@ -34,6 +34,33 @@ from fednotes.jobs.run_folder import is_run, read_progress
 from fednotes.jobs.site_approvals import ApprovalDesk
 from fednotes.taggers.saving import is_model
 
+T = TypeVar("T")
+
+
+class WorkOnRuns(Generic[T]):
+    """Work on runs, which begins for each run when its result is first requested.
+
+    Args:
+        accepts: Returns whether the work can be done on the run in a folder.
+        do_work: Does it.
+    """
+
+    def __init__(
+        self, accepts: Callable[[Path], bool], do_work: Callable[[Path], T]
+    ) -> None:
+        self._accepts = accepts
+        self._do_work = do_work
+        self._by_folder: dict[Path, BackgroundWork[T]] = {}
+
+    def find(self, folder: Path) -> BackgroundWork[T] | None:
+        """Return the work on the run in a folder; None if it cannot be done there."""
+        if folder not in self._by_folder:
+            if not self._accepts(folder):
+                return None
+            work = partial(self._do_work, folder)
+            self._by_folder[folder] = BackgroundWork(work)
+        return self._by_folder[folder]
+
 
 @dataclass
 class Content:
@@ -46,11 +73,11 @@ class Content:
         kits: The folders of site kits by name.
         desks: Where the people of a site decide on jobs, by the name of its kit.
         review: The errors to review, or None.
-        reviews: The errors of further runs, by name.
+        reviews_of_runs: The errors of the runs of the list.
         model: Finds mentions in documents, or None.
         confidence: A sentence that describes the model's confidences.
         patients: The labelled patients of a model or run of patients, or None.
-        patients_of_runs: The labelled patients of further runs, by name.
+        patients_of_runs: The labelled patients of the runs of the list.
     """
 
     about: str = ""
@@ -59,12 +86,14 @@ class Content:
     kits: dict[str, Path] = field(default_factory=dict)
     desks: dict[str, ApprovalDesk] = field(default_factory=dict)
     review: BackgroundWork[Review] | None = None
-    reviews: dict[str, BackgroundWork[Review]] = field(default_factory=dict)
+    reviews_of_runs: WorkOnRuns[Review] = field(
+        default_factory=lambda: WorkOnRuns(_finds_mentions, _review_errors)
+    )
     model: Predict | None = None
     confidence: str = ""
     patients: BackgroundWork[PatientReview] | None = None
-    patients_of_runs: dict[str, BackgroundWork[PatientReview]] = field(
-        default_factory=dict
+    patients_of_runs: WorkOnRuns[PatientReview] = field(
+        default_factory=lambda: WorkOnRuns(_has_patients, review_patients_of_run)
     )
 
     def look_for_runs(self) -> None:
@@ -92,13 +121,8 @@ class Content:
         """
         if not run:
             return self.review
-        if run not in self.reviews:
-            folder = self.runs.get(run)
-            if folder is None or not _finds_mentions(folder):
-                return None
-            work = partial(review_run, folder, _corrections_beside(folder))
-            self.reviews[run] = BackgroundWork(work)
-        return self.reviews[run]
+        folder = self.runs.get(run)
+        return None if folder is None else self.reviews_of_runs.find(folder)
 
     def find_patients(self, run: str = "") -> BackgroundWork[PatientReview] | None:
         """Return the patients of a run of the list, or those of the pages.
@@ -111,13 +135,8 @@ class Content:
         """
         if not run:
             return self.patients
-        if run not in self.patients_of_runs:
-            folder = self.runs.get(run)
-            if folder is None or not _has_patients(folder):
-                return None
-            work = partial(review_patients_of_run, folder)
-            self.patients_of_runs[run] = BackgroundWork(work)
-        return self.patients_of_runs[run]
+        folder = self.runs.get(run)
+        return None if folder is None else self.patients_of_runs.find(folder)
 
     def list_sections(self) -> list[tuple[str, str]]:
         """Return the address and name of each section that has content."""
@@ -302,6 +321,11 @@ def _add_errors_of_run(content: Content, runs: Sequence[Path], file: Path) -> No
         content.review = BackgroundWork(partial(review_run, runs[0], file))
     if content.patients is None and _has_patients(runs[0]):
         content.patients = BackgroundWork(partial(review_patients_of_run, runs[0]))
+
+
+def _review_errors(folder: Path) -> Review:
+    """Return the errors of a run, with the decisions in the file beside it."""
+    return review_run(folder, _corrections_beside(folder))
 
 
 def _corrections_beside(path: Path) -> Path:
