@@ -231,7 +231,7 @@ def test_a_new_head_is_trained_first_and_alone(bare_bert: Path, tmp_path: Path) 
     ("model", "changes"),
     [
         ({"objective": "mlm+nsp"}, {}),
-        ({"objective": "denoise"}, {}),
+        pytest.param({"objective": "denoise"}, {}, marks=pytest.mark.slow),
         ({"train": "lora"}, {"compression": "packed"}),
         ({"train": "top", "top": 1}, {"server": "adam", "server_learning_rate": 1e-3}),
         (

@@ -262,7 +262,7 @@ COUNTED = {
         pytest.param(
             {"representation": "none", **FIXED_OUTPUTS}, 2, marks=pytest.mark.slow
         ),
-        ({"representation": "learn", **COUNTED}, 4),
+        pytest.param({"representation": "learn", **COUNTED}, 4, marks=pytest.mark.slow),
     ],
     ids=["learn", "none", "counted"],
 )

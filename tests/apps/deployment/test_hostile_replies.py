@@ -64,7 +64,13 @@ def packed(raw: bytes) -> dict[str, torch.Tensor]:
     return {"scores": torch.tensor(bytearray(raw), dtype=torch.uint8)}
 
 
-@pytest.mark.parametrize("raw", SCORES.values(), ids=SCORES.keys())
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(raw, id=name, marks=[pytest.mark.slow] if len(raw) > 2**20 else [])
+        for name, raw in SCORES.items()
+    ],
+)
 def test_scores_of_one_site_cost_no_other_site_the_results(
     raw: bytes, tmp_path: Path
 ) -> None:

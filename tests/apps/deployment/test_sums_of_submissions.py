@@ -34,7 +34,9 @@ class Signer:
         return True
 
 
-@pytest.mark.parametrize("other_run", ["", "run2"])
+@pytest.mark.parametrize(
+    "other_run", [pytest.param("", marks=pytest.mark.slow), "run2"]
+)
 def test_sites_of_two_submissions_exchange_no_keys(
     tmp_path: Path, instant_disk: None, other_run: str
 ) -> None:

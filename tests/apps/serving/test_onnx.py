@@ -228,6 +228,7 @@ def test_onnx_runtime_tells_nobody(tmp_path: Path) -> None:
     assert not files_written["import fednotes; "]
 
 
+@pytest.mark.slow
 def test_an_encoder_without_a_graph_is_refused_in_plain_words(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
