@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -96,7 +96,6 @@ def check(
     settings: Sequence[str] = (),
     against: PathLike | None = None,
     encoding: str = AUTO,
-    heard: Callable[[int], None] | None = None,
 ) -> Checked:
     """Check a job, a corpus, or the parts of a corpus.
 
@@ -109,7 +108,6 @@ def check(
         settings: Assignments over the job, such as "seed=2".
         against: Another annotation of the corpus's documents, to measure agreement.
         encoding: As in `read`.
-        heard: Called from time to time with the number of documents read so far.
 
     Raises:
         DataError: A path does not exist.
@@ -148,7 +146,7 @@ def check(
         )
     if against is None:
         paths = [Path(name) for name in names]
-        return check_files(paths, format or None, on_error, encoding, heard)
+        return check_files(paths, format or None, on_error, encoding)
     if len(names) > 1:
         raise ParameterError("`against` compares two corpora: give only one beside it")
     other = path_of(against, "a corpus to compare with")

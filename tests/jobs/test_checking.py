@@ -14,6 +14,7 @@ from corpus_files import write_damaged_brat, write_hospitals, write_notes
 from fednotes.cli.app import fail
 from fednotes.core.errors import DataError, Problem
 from fednotes.core.types import Document
+from fednotes.core.work import shown_by
 from fednotes.data.checks import Finding
 from fednotes.data.formats import examine, read
 from fednotes.jobs.checking import Checked, check_files
@@ -368,13 +369,27 @@ def test_a_corpus_of_json_lines_is_not_held(
     assert bare.counts == {"documents": 50, "of": 50}
 
 
-def test_progress_is_reported_from_time_to_time(
+def test_the_number_of_documents_read_so_far_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fednotes.jobs.checking._REPORT_EVERY", 20)
+    monkeypatch.setattr("fednotes.core.work.INTERVAL", 0.0)
     numbers: list[int] = []
-    check_files([write_short_notes(tmp_path / "a.jsonl")], progress=numbers.append)
-    assert numbers == [20, 40]
+
+    class Listener:
+        """Record how many documents are read."""
+
+        def begin(self, name: str, total: int | None) -> None:
+            assert (name, total) == ("reading documents", None)
+
+        def advance(self, done: int) -> None:
+            numbers.append(done)
+
+        def end(self) -> None:
+            pass
+
+    with shown_by(Listener()):
+        check_files([write_short_notes(tmp_path / "a.jsonl")])
+    assert numbers == list(range(1, 51))
 
 
 def peak_of_check(path: Path) -> int:

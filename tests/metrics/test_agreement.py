@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from sklearn.metrics import cohen_kappa_score
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats import write
+from fednotes.data.formats import jsonl, write
+from fednotes.data.formats.gathering import ReadDocument
+from fednotes.data.formats.problems import Problems
 from fednotes.jobs.checking import check_against
 from fednotes.metrics.agreement import measure_agreement
 
@@ -100,6 +103,32 @@ def test_a_check_reports_the_agreement_with_another_file(
     assert scores["documents"] == 9
     (finding,) = [each for each in checked.findings if each.code == "agreement"]
     assert f"{scores['kappa']:.3f}" in finding.message
+
+
+def test_a_check_reads_the_corpus_once_and_numbers_repeated_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = tmp_path / "a.jsonl"
+    corpus.write_text('{"id": "d", "text": "x"}\n{"id": "d", "text": "y"}\n')
+    write([Document("d", "x"), Document("d~2", "y")], tmp_path / "b.jsonl", "jsonl")
+    opened: list[Path] = []
+    open_file = jsonl.stream
+
+    def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
+        opened.append(path)
+        return open_file(path, problems)
+
+    monkeypatch.setattr(jsonl, "stream", stream)
+    checked = check_against(corpus, tmp_path / "b.jsonl", "jsonl", "refuse")
+    assert checked.agreement is not None
+    assert checked.agreement["documents"] == 2
+    assert opened == [corpus]
+
+
+def test_a_check_refuses_a_path_that_cannot_be_read(tmp_path: Path) -> None:
+    write([Document("z", "y")], tmp_path / "b.jsonl", "jsonl")
+    with pytest.raises(DataError, match="no such file or folder"):
+        check_against(tmp_path / "a.jsonl", tmp_path / "b.jsonl", None, "refuse")
 
 
 def test_a_check_refuses_a_file_of_other_documents(tmp_path: Path) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,16 +19,15 @@ from fednotes.data.checks import (
     problem_findings,
 )
 from fednotes.data.encodings import AUTO
-from fednotes.data.formats import examine, read, stream
+from fednotes.data.formats import read, stream
 from fednotes.data.formats.folders import name_paths
+from fednotes.data.formats.gathering import with_unique_ids
 from fednotes.data.formats.problems import OnError, Problems, refuses
 from fednotes.jobs.job import Job, Sites
 from fednotes.metrics.agreement import measure_agreement
 
 # Kind of problem for a path that cannot be read, even if problems are skipped.
 UNREADABLE = "unreadable"
-# Number of documents between two progress reports.
-_REPORT_EVERY = 100
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,6 @@ def check_files(
     format: str | None = None,
     on_error: OnError = "refuse",
     encoding: str = AUTO,
-    progress: Callable[[int], None] | None = None,
 ) -> Checked:
     """Check a corpus, or several files or folders that are the parts of one.
 
@@ -110,20 +107,18 @@ def check_files(
         on_error: With "skip", unusable data are counted instead of reported as
             problems.
         encoding: Encoding of files without a byte-order mark that are not UTF-8.
-        progress: Called from time to time with the number of documents read from the
-            current path.
 
     Raises:
         DataError: A path does not exist.
         ConfigError: There is no such format.
     """
     for path in paths:
-        if not os.path.exists(path):
-            raise DataError(f"{path}: no such file or folder")
+        _require_path(path)
     has_parts = len(paths) > 1
     path_by_name = name_paths(paths) if has_parts else {"corpus": paths[0]}
+    # The documents of a single corpus need not be in memory at the same time.
     reader = _PartReader(
-        format, encoding, progress, refuses=refuses(on_error), has_parts=has_parts
+        format, encoding, refuses=refuses(on_error), holds_documents=has_parts
     )
     parts = [reader.check(name, path) for name, path in path_by_name.items()]
     problems = [problem for part in parts for problem in part.problems]
@@ -149,8 +144,8 @@ class _CheckedPart:
         problems: The unusable data.
         num_problems: The number of problems, if not all are in `problems`.
         findings: Further findings.
-        documents: The documents, if the corpus has several parts; None if the path
-            cannot be read.
+        documents: The documents, if the reader holds them; None if the path cannot be
+            read.
     """
 
     name: str
@@ -164,7 +159,7 @@ class _ReadCorpus(NamedTuple):
     """The content of one path.
 
     Attributes:
-        documents: The documents, if the corpus has several parts; otherwise empty.
+        documents: The documents, if the reader holds them; otherwise empty.
         num_documents: The number of documents.
         findings: The findings about them.
     """
@@ -181,26 +176,31 @@ class _PartReader:
     Attributes:
         format: Format of the corpus; recognised if it is None.
         encoding: As of `check_files`.
-        progress: As of `check_files`.
         refuses: Whether unusable data are a problem.
-        has_parts: Whether documents are held in memory, to compare parts.
+        holds_documents: Whether the documents are held in memory, to compare them.
     """
 
     format: str | None
     encoding: str
-    progress: Callable[[int], None] | None
     refuses: bool
-    has_parts: bool
+    holds_documents: bool
 
     def check(self, name: str, path: Path) -> _CheckedPart:
-        """Check one path."""
-        problems = Problems()
+        """Check one path; that it cannot be read is a problem."""
         try:
-            corpus = self._read(name, path, problems)
+            return self.check_readable(name, path)
         except DataError as error:
             reasons = error.problems or (_describe_unreadable(path, error),)
             return _CheckedPart(name, reasons, len(reasons))
 
+    def check_readable(self, name: str, path: Path) -> _CheckedPart:
+        """Check one path.
+
+        Raises:
+            DataError: The path cannot be read.
+        """
+        problems = Problems()
+        corpus = self._read(name, path, problems)
         refused: tuple[Problem, ...] = ()
         num_refused = 0
         if self.refuses:
@@ -231,11 +231,9 @@ class _PartReader:
         with CorpusCheck(name) as check:
             for document in stream(path, problems, self.format, self.encoding):
                 check.add(document)
-                if self.has_parts:
-                    documents.append(document)
                 num_documents += 1
-                if self.progress is not None and num_documents % _REPORT_EVERY == 0:
-                    self.progress(num_documents)
+                if self.holds_documents:
+                    documents.append(document)
             return _ReadCorpus(documents, num_documents, check.findings())
 
 
@@ -266,12 +264,26 @@ def check_against(
         DataError: A path cannot be read, or the corpora have no document in common.
         ConfigError: There is no such format.
     """
-    checked = check_files([path], format, on_error, encoding)
-    documents, _ = examine(path, format, encoding)
+    _require_path(path)
+    reader = _PartReader(
+        format, encoding, refuses=refuses(on_error), holds_documents=True
+    )
+    part = reader.check_readable("corpus", path)
+    documents = with_unique_ids(part.documents or ())
     scores = measure_agreement(documents, read(other, None, on_error, encoding))
     if not scores["documents"]:
         raise DataError(
             f"{other}: no document has the same id and text as one in {path}"
         )
-    findings = (*checked.findings, *agreement(scores, path.name))
-    return replace(checked, findings=findings, agreement=scores)
+    return Checked(
+        problems=part.problems,
+        number=part.num_problems,
+        findings=(*part.findings, *agreement(scores, path.name)),
+        agreement=scores,
+    )
+
+
+def _require_path(path: Path) -> None:
+    """Raise DataError unless there is a file or folder."""
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder")

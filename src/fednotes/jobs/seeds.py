@@ -470,7 +470,7 @@ def _gain(result: RunResult, site: str, baseline: str) -> float | None:
     other = main_score(scores.get(baseline, {}))
     if federated is None or other is None:
         return None
-    return federated[0] - other[0]
+    return federated.score - other.score
 
 
 def read_seeds(folder: Path) -> SeedsResult:
