@@ -1,8 +1,8 @@
-"""Three hospitals and a server as processes on loopback, from nothing to a prediction;
-then every method.
+"""Test three hospitals and a server as processes that connect over loopback.
 
-Every step is a command, as `docs/deploy.md` gives it. Expected weights are those of
-`simulate` on the same job and notes, to the last bit.
+One test goes from the kits to a prediction by the commands of `docs/deploy.md`; others
+run every method. The expected weights are those of `simulate` on the same job and
+notes, to the last bit.
 """
 
 from __future__ import annotations
