@@ -31,14 +31,14 @@ Quiet = Annotated[bool, typer.Option("--quiet", OldName("--silent"))]
 
 
 def renamed() -> Iterator[tuple[str, Any, str, str]]:
-    """Yield words, command, old and new name of each renamed option."""
+    """Yield the command, and the old and new name, of each renamed option."""
     for words, command in list_commands(get_group(app)):
         for old, new in command.old_names.items():
             yield words, command, old, new
 
 
 def test_each_option_name_has_one_meaning() -> None:
-    """One help text in all commands, or one in MEANINGS that covers them."""
+    """All commands have the same help text, or texts that MEANINGS groups."""
     several = {
         option.name
         for option in list_options(get_group(app))
@@ -62,7 +62,7 @@ def test_the_format_to_read_and_the_format_to_write_have_one_name_each() -> None
     assert meanings["--to"] == ["Format to write."]
 
 
-def test_an_option_that_may_be_repeated_says_so_or_takes_assignments() -> None:
+def test_the_help_of_a_repeatable_option_says_so_unless_it_takes_assignments() -> None:
     for words, command in list_commands(get_group(app)):
         for parameter in command.params:
             if parameter.param_type_name == "option" and parameter.multiple:
@@ -108,16 +108,14 @@ def test_an_old_name_works_and_prints_the_new_one(run: Run, tmp_path: Path) -> N
     assert err == "note: --from is now --format: use that name\n"
 
 
-def test_a_command_called_with_new_names_alone_prints_no_note(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_command_with_only_new_names_prints_no_note(run: Run, tmp_path: Path) -> None:
     corpus(tmp_path / "a.conll", "Drug", "north")
     words = ("convert", tmp_path / "a.conll", tmp_path / "b.jsonl", "--to", "jsonl")
     assert run(*words, "--format", "conll")[1] == ""
 
 
 @pytest.mark.parametrize("format", ["jsonl", "brat", "conll", "csv"])
-def test_predict_refuses_a_format_that_may_be_meant_as_the_one_to_write(
+def test_predict_refuses_an_ambiguous_format(
     run: Run, tmp_path: Path, format: str
 ) -> None:
     words = ("predict", tmp_path, "--text", "x")
@@ -149,7 +147,7 @@ def test_the_parser_knows_old_names_of_lists_and_flags() -> None:
     ]
 
 
-def test_words_after_two_dashes_are_no_options() -> None:
+def test_words_after_two_dashes_are_not_options() -> None:
     program = typer.Typer(rich_markup_mode=None)
 
     @program.command()
@@ -165,7 +163,7 @@ def test_words_after_two_dashes_are_no_options() -> None:
 
 
 def texts_of(path: Path) -> Iterator[str]:
-    """Yield the texts in a module that are no docstring."""
+    """Yield the strings in a module that are not docstrings."""
     tree = ast.parse(path.read_text("utf-8"))
     docstrings = {
         statement.value

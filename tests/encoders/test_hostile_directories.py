@@ -1,4 +1,4 @@
-"""Test that a Hugging Face directory of a stranger costs neither network nor hours."""
+"""Test that a stranger's encoder directory costs neither network access nor hours."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def change_json(path: Path, **changes: Any) -> None:
 
 @pytest.fixture
 def hostile(bert: Path, tmp_path: Path) -> Path:
-    """Return a copy of a whole small BERT, for a test to change."""
+    """Return a copy of a small BERT's whole directory, for a test to change."""
     return Path(shutil.copytree(bert, tmp_path / "hostile"))
 
 
@@ -33,8 +33,10 @@ def replace_letter(times: int) -> dict[str, Any]:
 def test_a_model_that_a_configuration_names_is_not_fetched(
     hostile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even the name of the server is looked up, and hub downloads work again
-    afterwards."""
+    """Not even the host name of the server is looked up.
+
+    Downloads from the hub work again afterwards.
+    """
     from huggingface_hub import constants
 
     looked_up: list[object] = []
@@ -71,7 +73,7 @@ def test_a_million_small_layers_are_not_built(hostile: Path) -> None:
 def test_a_tokenizer_that_makes_texts_endless_is_refused(
     hostile: Path, step: str
 ) -> None:
-    """Each of three rules writes a thousand letters for one."""
+    """Each of three rules replaces one letter by a thousand."""
     parts = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers"}[step]
     inner = {"type": "Sequence", parts: [replace_letter(1000)] * 2}
     rules = {"type": "Sequence", parts: [inner, replace_letter(1000)]}
@@ -89,8 +91,8 @@ def test_a_length_that_is_not_a_number_of_sub_words_is_refused(
         open_tokenizer(hostile)
 
 
-def test_a_model_that_is_no_text_model_is_refused_in_one_line(hostile: Path) -> None:
-    """Such a model has no table of sub-words, and its class says so by an error."""
+def test_a_model_of_other_data_than_text_is_refused_in_one_line(hostile: Path) -> None:
+    """It has no table of sub-words, and its class raises an error for that."""
     change_json(hostile / "config.json", model_type="vision-text-dual-encoder")
     with pytest.raises(ModelError, match="cannot be loaded"):
         open_pretrained(hostile, "AutoModel")

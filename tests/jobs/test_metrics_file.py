@@ -1,4 +1,4 @@
-"""The file of a run's evaluations is bounded, and survives a run that was killed."""
+"""Test the file of a run's evaluations: its bounds, and a run that was killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def line(part: str, round: int) -> str:
 
 
 def test_an_incomplete_last_line_is_left_out(tmp_path: Path) -> None:
-    """The run was killed while it wrote the line."""
+    """The run was killed while it wrote this line."""
     path = tmp_path / METRICS
     path.write_text(line("federated", 0) + "\n" + line("federated", 1)[:9])
     assert read_metrics(tmp_path) == [{"part": "federated", "round": 0}]
@@ -67,7 +67,7 @@ def test_metrics_of_too_many_values_are_refused_before_they_are_parsed(
         read_metrics(tmp_path)
 
 
-def test_rewinding_metrics_reads_no_more_than_a_report_does(tmp_path: Path) -> None:
+def test_rewinding_refuses_a_huge_file_of_metrics(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with path.open("wb") as file:
         file.truncate(2**33)  # sparse: takes no room on the disk

@@ -1,4 +1,4 @@
-"""A method is one file: laid into a folder of methods it is found and trained by a job.
+"""Test that a method of one file is found in a folder of methods and trained by a job.
 
 It also passes the contract of methods.
 """
@@ -63,7 +63,7 @@ def test_a_method_in_a_folder_of_its_own_is_found_and_trained(
 
 
 def make_case(bert: Path) -> Case:
-    """Return a job of the method, whose module is in no folder."""
+    """Return a job of the method, loaded from its file as a module."""
     del bert
     module = ModuleType("plain_averaging_of_this_test")
     sys.modules[module.__name__] = module  # where its settings look up their types

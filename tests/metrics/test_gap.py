@@ -1,5 +1,7 @@
-"""The share of a gap that is closed, against draws of test data and scipy's own t
-interval."""
+"""Test the share of a gap that is closed.
+
+The references are simulated test data and scipy's t interval.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +27,7 @@ from fednotes.metrics.spans import SpanCounts, TypeCounts
 
 
 def mentions(right: int, predicted: int, gold: int) -> dict[str, Any]:
+    """Return the scores of one type with these counts."""
     return SpanCounts(
         {"Drug": TypeCounts(gold=gold, predicted=predicted, strict=right)}
     ).scores()
@@ -34,11 +37,14 @@ def mentions(right: int, predicted: int, gold: int) -> dict[str, Any]:
     ("right", "predicted", "gold"),
     [(60, 100, 120), (300, 400, 330), (5, 30, 40), (700, 1000, 800)],
 )
-def test_the_error_of_f1_is_that_of_drawn_mentions(
+def test_the_error_of_f1_equals_that_of_simulated_counts(
     right: int, predicted: int, gold: int
 ) -> None:
-    """Right, false and missed mentions drawn anew, 200,000 times; half a percent of
-    F1's error comes from the drawing, and the delta method is good to some percent."""
+    """Counts of right, false and missed mentions are drawn 200,000 times.
+
+    The draws are accurate to half a percent of the error, the delta method to a few
+    percent.
+    """
     rng = np.random.default_rng(1)
     parts = np.array([right, predicted - right, gold - right])
     tp, fp, fn = rng.multinomial(parts.sum(), parts / parts.sum(), 200_000).T
@@ -46,18 +52,18 @@ def test_the_error_of_f1_is_that_of_drawn_mentions(
     assert f1_error(right, predicted, gold) == pytest.approx(deviation, rel=0.04)
 
 
-def test_nothing_named_has_no_error() -> None:
+def test_f1_without_mentions_has_no_error() -> None:
     assert f1_error(0, 0, 0) == 0.0
 
 
-def test_few_mentions_are_not_certain() -> None:
-    """The share of right ones is (n + 1) / (n + 2) then, as Agresti and Coull have it."""
+def test_few_mentions_never_have_an_error_of_zero() -> None:
+    """The share of right ones is then (n + 1) / (n + 2), after Agresti and Coull."""
     for right, gold, share in ((2, 2, 3 / 4), (0, 2, 1 / 4), (10, 10, 11 / 12)):
         expected = 2 / (1 + share) ** 2 * (share * (1 - share) / (gold + 2)) ** 0.5
         assert f1_error(right, right, gold) == pytest.approx(expected)
 
 
-def test_a_share_is_one_where_all_is_won_and_none_within_noise() -> None:
+def test_the_share_is_one_for_the_whole_gain_and_missing_within_noise() -> None:
     assert gap_of_scores(0.4, 0.6, 0.6, 0.05) == Gap(1.0)
     assert gap_of_scores(0.4, 0.45, 0.6, 0.05).closed == pytest.approx(0.25)
     assert gap_of_scores(0.4, 0.3, 0.6, 0.05).closed == pytest.approx(-0.5)
@@ -66,7 +72,7 @@ def test_a_share_is_one_where_all_is_won_and_none_within_noise() -> None:
     assert gap_of_scores(0.6, 0.5, 0.4, 0.05) == Gap(None, BELOW)
 
 
-def test_a_site_of_few_mentions_has_no_share_and_one_of_many_has() -> None:
+def test_a_site_needs_many_mentions_for_a_share() -> None:
     rights = dict(zip(("alone", "federated", "pooled"), (8, 10, 12), strict=True))
     few = {c: mentions(k, 20, 20) for c, k in rights.items()}
     many = {c: mentions(100 * k, 2000, 2000) for c, k in rights.items()}
@@ -83,8 +89,10 @@ def test_a_site_of_few_mentions_has_no_share_and_one_of_many_has() -> None:
 def test_the_model_to_use_is_the_one_that_is_better_by_more_than_chance(
     federated: int, use: str
 ) -> None:
-    """Two F1s of 1,000 mentions each, drawn anew: 95 % of their differences are in an
-    interval."""
+    """Two F1 scores of 1,000 mentions each are drawn 20,000 times.
+
+    95 % of their differences lie in an interval as wide as the verdict's.
+    """
     alone_f1, federated_f1 = (right / 1000 for right in (500, federated))
     actual = verdict(
         [
@@ -122,9 +130,11 @@ def test_sites_without_a_condition_are_left_out() -> None:
     assert gap_of_sites([complete_site, part, {}]) == gap_of_sites([complete_site])
 
 
-def test_diseases_count_by_their_classes() -> None:
-    """One disease, two classes: F1 is their mean, and so is the error of independent
-    ones."""
+def test_a_disease_is_scored_by_the_mean_of_its_classes() -> None:
+    """F1 of one disease is the mean over its two classes.
+
+    Its error is that of the mean of two independent scores.
+    """
     table = np.array([[50, 10, 0, 0], [20, 40, 0, 0], [0, 0, 0, 0]], np.float64)
     counts = ClassCounts({"Asthma": table})
     scores = {
@@ -139,7 +149,7 @@ def test_diseases_count_by_their_classes() -> None:
     assert actual[0] == pytest.approx(np.mean(f1s))
 
 
-def test_masked_words_are_better_with_less_loss() -> None:
+def test_a_lower_loss_of_masked_words_is_better() -> None:
     each = {
         c: {"masked": {"loss": loss, "tokens": 10_000}}
         for c, loss in {"alone": 3.0, "federated": 2.2, "pooled": 2.0}.items()
@@ -152,7 +162,7 @@ def test_masked_words_are_better_with_less_loss() -> None:
     assert gap_of_sites([each]) == Gap(None, WITHIN)
 
 
-def test_over_seeds_the_interval_decides() -> None:
+def test_the_interval_over_seeds_decides() -> None:
     rng = np.random.default_rng(2)
     alone = list(0.46 + 0.01 * rng.standard_normal(5))
     pooled = list(0.57 + 0.01 * rng.standard_normal(5))
@@ -171,8 +181,8 @@ def test_over_seeds_the_interval_decides() -> None:
     assert gap_by_seed([0.1], [0.2], [0.3]) == ([], "one seed")
 
 
-def test_a_run_without_a_score_closes_no_gap() -> None:
-    """Neither as if it were the best loss, which is 0, nor as NaN."""
+def test_a_run_without_a_score_has_no_share() -> None:
+    """A missing score counts neither as a loss of 0, the best, nor as NaN."""
     ends: Any = [1.0, 1.1, 0.9], [3.0, 2.9, 3.1]
     assert gap_by_seed(ends[0], [2.0, float("nan"), 2.0], ends[1]) == (
         [],

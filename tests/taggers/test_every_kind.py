@@ -1,4 +1,4 @@
-"""What methods ask of a model, of every kind alike."""
+"""Test what methods require of a model, with every kind of tagger."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ ORDER = [4, 0, 2, 5, 1, 3]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder for the encoders of the small models."""
     return tmp_path_factory.mktemp("backbones")
 
 
 def partly(model: Any, known: tuple[str, ...] = ("Drug",)) -> Any:
-    """Return a corpus whose mentions of other types are another's."""
+    """Return the corpus of a site that annotates only the known types."""
     return model.annotate(model.prepare(DOCUMENTS), DOCUMENTS, known)
 
 
@@ -36,8 +37,14 @@ def test_every_kind_of_tagger_has_a_small_model() -> None:
 
 
 @every_kind
-def test_a_sentence_alone_and_among_others(kind: str, folder: Path) -> None:
-    """In another order; both parts make the whole, which has no target part at all."""
+def test_a_sentence_has_the_same_losses_alone_and_among_others(
+    kind: str, folder: Path
+) -> None:
+    """Losses and predictions of a sentence do not depend on the other sentences.
+
+    The source and target parts add up to the loss of a site that annotates all types,
+    which has no target part.
+    """
     model = make(kind, folder).eval()
     corpus, complete = partly(model), model.losses(model.prepare(DOCUMENTS), ORDER)
     together = model.losses(corpus, ORDER)
@@ -62,10 +69,14 @@ def test_a_sentence_alone_and_among_others(kind: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].tags_words])
 @pytest.mark.parametrize("soft", [False, True])
-def test_gradients_equal_a_loop(kind: str, soft: bool, folder: Path) -> None:
-    """Autograd through `losses`, one sentence after the other, from training mode too
-    (without dropout); nothing is accumulated. (`test_prompt_bart.py` has the others, in
-    float64.)"""
+def test_gradients_equal_a_loop_over_sentences(
+    kind: str, soft: bool, folder: Path
+) -> None:
+    """`gradients` returns what autograd through `losses` gives sentence by sentence.
+
+    It ignores dropout in training mode and accumulates nothing in `grad`.
+    `test_prompt_bart.py` tests the kinds that do not tag words, in float64.
+    """
     model, teacher = make(kind, folder, dropout=0.3), make(kind, folder, seed=2)
     close = {}
     if KINDS[kind].in_double:
@@ -104,9 +115,11 @@ def test_gradients_equal_a_loop(kind: str, soft: bool, folder: Path) -> None:
 
 
 @every_kind
-def test_a_start_is_the_seeds(kind: str, folder: Path) -> None:
-    """And every parameter is reached from the loss; the global random state is left
-    alone."""
+def test_the_seed_determines_the_initial_parameters(kind: str, folder: Path) -> None:
+    """The seed alone determines the initial parameters.
+
+    The global random state does not change, and the loss depends on every parameter.
+    """
     state = torch.random.get_rng_state()
     first, again, reseeded = (
         make(kind, folder, seed, stirred=False) for seed in (1, 1, 2)
@@ -127,7 +140,8 @@ def test_a_start_is_the_seeds(kind: str, folder: Path) -> None:
 
 
 @every_kind
-def test_states(kind: str, folder: Path) -> None:
+def test_losses_return_states_for_distillation(kind: str, folder: Path) -> None:
+    """`losses` returns the hidden states and outputs that distillation compares."""
     model = make(kind, folder).eval()
     losses = model.losses(partly(model), ORDER, states=True)
     assert [h.shape for h in losses.hidden] == [(6, width) for width in model.widths]
@@ -144,10 +158,12 @@ RATES = {kind: small.learning_rate for kind, small in KINDS.items()}
 
 
 @pytest.mark.parametrize("kind", [kind for kind, rate in RATES.items() if rate])
-def test_learns_by_heart(kind: str, folder: Path) -> None:
-    """Predicted spans = gold spans, offsets and all; dropout is as it was afterwards.
+def test_a_model_learns_its_training_notes_by_heart(kind: str, folder: Path) -> None:
+    """A trained model predicts the gold spans of its training notes.
 
-    How many steps it takes depends on the processor."""
+    Prediction leaves the model in training mode. The number of steps that training
+    takes depends on the processor.
+    """
     model = make(kind, folder, stirred=False, dropout=0.0)
     corpus = model.prepare(DOCUMENTS)
     assert model.predict(DOCUMENTS) != DOCUMENTS
@@ -166,7 +182,7 @@ def test_learns_by_heart(kind: str, folder: Path) -> None:
 
 
 @every_kind
-def test_what_is_refused(kind: str, folder: Path) -> None:
+def test_wrong_corpora_and_settings_are_refused(kind: str, folder: Path) -> None:
     model = make(kind, folder)
     corpus = model.prepare(DOCUMENTS)
     with pytest.raises(ModelError, match="another kind of model"):

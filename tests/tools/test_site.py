@@ -1,4 +1,4 @@
-"""Links of the site lead to its pages, and none of these asks another host."""
+"""Test the documentation site: its links work, and it loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from site_pages import asking, linked, of_notebook
         ),
     ],
 )
-def test_links_of_the_site(folder: str, text: str, expected: str) -> None:
+def test_links_lead_to_pages_of_the_site(folder: str, text: str, expected: str) -> None:
     assert linked(text, folder) == expected
 
 
-def test_a_notebook_is_its_words_and_its_code() -> None:
+def test_a_notebook_becomes_a_page_with_its_text_and_code() -> None:
     cells = (
         '{"cells": [{"cell_type": "markdown", "source": ["# A\\n", "b"]}, '
         '{"cell_type": "code", "source": ["x = 1\\n"], "outputs": [{"text": "no"}]}]}'
@@ -57,7 +57,7 @@ def test_a_notebook_is_its_words_and_its_code() -> None:
         ('<script src="assets/x.js"><link rel="stylesheet" href="site.css">', False),
     ],
 )
-def test_what_a_page_would_ask_another_host(
+def test_files_that_a_page_loads_from_other_hosts_are_found(
     tmp_path: Path, page: str, wrong: bool
 ) -> None:
     (tmp_path / "page.html").write_text(page, "utf-8")

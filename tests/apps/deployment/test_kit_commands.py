@@ -1,5 +1,4 @@
-"""The commands at a kit, as far as they start nothing: roles, files, rules, and what is
-said."""
+"""Test the commands on a kit that start no process: roles, files, rules, messages."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ from fednotes.core.store import write_json
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Return the kits for which a process would start; none does."""
+    """Replace the start of processes; return the kits that would be started."""
     kits: list[Path] = []
 
     def start(kit: Path) -> None:
@@ -50,7 +49,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.fixture
 def process_options(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Return the options with which processes would start; none does."""
+    """Replace the start of processes; return the options of each start."""
     options: list[dict[str, Any]] = []
 
     def begin(command: list[str], **keywords: Any) -> Any:
@@ -64,7 +63,7 @@ def process_options(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def runs(monkeypatch: pytest.MonkeyPatch, pid: int = 7) -> None:
-    """Let a kit's process be under way."""
+    """Make `status` report that a kit's process runs."""
     real = processes.status
 
     def status(kit: Path) -> processes.Status:
@@ -77,6 +76,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, pid: int = 7) -> None:
 
 
 def site_file(folder: Path, extra: str = "", train: str = "train.conll") -> Path:
+    """Write a site's file in a folder, beside a training file; return its path."""
     (folder / "train.conll").touch()
     path = folder / f"site{len(list(folder.glob('*.toml')))}.toml"
     path.write_text(f"[data]\ntrain = {train!r}\ntest = 'train.conll'\n{extra}")
@@ -86,12 +86,15 @@ def site_file(folder: Path, extra: str = "", train: str = "train.conll") -> Path
 # a start makes the kit ready
 
 
-def test_a_kit_is_for_its_owner_alone(
+def test_only_the_owner_can_read_a_kit(
     shared_kits: dict[str, Path],
     kits: dict[str, Path],
     process_options: list[dict[str, Any]],
 ) -> None:
-    """As it is shared_kits; and again when it starts, where an archive or a copy opened it."""
+    """Only its owner can read a new kit.
+
+    A start restores the permissions that an archive or a copy has widened.
+    """
     assert opened(shared_kits["server"].parent) == []  # with the authority
     kit = kits["h1"]
     for path in (kit, *kit.rglob("*")):
@@ -108,12 +111,15 @@ def test_a_kit_is_for_its_owner_alone(
 
 
 @pytest.mark.parametrize("name", ["server", "h1"])
-def test_a_kit_of_an_earlier_version_or_another_folder_goes_on(
+def test_a_kit_of_an_earlier_version_or_from_another_folder_still_starts(
     kits: dict[str, Path], process_options: list[dict[str, Any]], name: str
 ) -> None:
-    """Its files name classes where they were, and NVFlare's stores where it lay;
-    nothing closed the connection of its processes. A job may bring a file that NVFlare
-    would take for it too."""
+    """A start rewrites the files of the kit that hold the names of classes and paths.
+
+    An earlier version wrote other class names, and NVFlare's stores have the paths of
+    the folder where the kit was. The file that limits connections is missing, and a job
+    has brought a file that NVFlare would read in its place.
+    """
     kit = kits[name]
     path = kit / "local" / "resources.json"
     current = json.loads(path.read_text())
@@ -134,8 +140,8 @@ def test_a_kit_of_an_earlier_version_or_another_folder_goes_on(
 
 
 @pytest.mark.usefixtures("process_options")
-def test_old_folders_of_jobs_go_when_a_process_starts(kits: dict[str, Path]) -> None:
-    """The three newest stay, and what is no job's folder."""
+def test_a_start_deletes_the_oldest_folders_of_jobs(kits: dict[str, Path]) -> None:
+    """The three newest stay, and so do folders that belong to no job."""
     kit, names = (
         kits["h1"],
         [f"{n:08x}-0000-4000-8000-00000000000{n}" for n in range(5)],
@@ -150,7 +156,7 @@ def test_old_folders_of_jobs_go_when_a_process_starts(kits: dict[str, Path]) -> 
 
 
 @pytest.mark.usefixtures("process_options")
-def test_a_start_warns_of_a_certificate_that_ends_soon(
+def test_a_start_warns_of_a_certificate_that_expires_soon(
     kits: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -165,7 +171,7 @@ def test_a_start_warns_of_a_certificate_that_ends_soon(
 
 
 @pytest.mark.parametrize("words", ["start", "stop", "status"])
-def test_a_command_on_another_users_kit_does_nothing(
+def test_a_command_on_the_kit_of_another_role_does_nothing(
     shared_kits: dict[str, Path],
     started: list[Path],
     words: str,
@@ -182,7 +188,9 @@ def test_a_command_on_another_users_kit_does_nothing(
 @pytest.mark.parametrize(
     "words", ["start", "stop", "status", "approve", "reject", "rules"]
 )
-def test_a_folder_that_is_no_kit_gets_no_file(tmp_path: Path, words: str) -> None:
+def test_nothing_is_written_into_a_folder_that_is_not_a_kit(
+    tmp_path: Path, words: str
+) -> None:
     options = (
         ("--site-file", site_file(tmp_path)) if words in ("start", "rules") else ()
     )
@@ -190,7 +198,7 @@ def test_a_folder_that_is_no_kit_gets_no_file(tmp_path: Path, words: str) -> Non
     assert not (tmp_path / "new").exists()
 
 
-def test_a_wrong_file_is_refused_before_it_is_taken_over(
+def test_a_wrong_site_file_is_refused_before_it_is_copied_into_the_kit(
     kits: dict[str, Path], tmp_path: Path, started: list[Path]
 ) -> None:
     kit, good = kits["h1"], site_file(tmp_path)
@@ -214,7 +222,7 @@ def test_a_wrong_file_is_refused_before_it_is_taken_over(
     assert started == [kit]
 
 
-def test_a_kit_s_state_is_printed_as_json(
+def test_status_prints_the_state_of_a_kit_as_json(
     kits: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit, first = kits["h1"], site_file(tmp_path, "[policy]\nmin_sites = 3\n")
@@ -245,7 +253,7 @@ def test_a_kit_s_state_is_printed_as_json(
     assert state["is_busy"]
 
 
-def test_the_checks_of_a_kit_are_printed_as_json(
+def test_preflight_prints_the_checks_of_a_kit_as_json(
     kits: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -264,11 +272,11 @@ def test_the_checks_of_a_kit_are_printed_as_json(
 
 
 def refuse_to_answer(kit: Path) -> kit_status.Network:
-    """Stand for a server that does not answer."""
+    """Stand in for a server that does not answer."""
     raise FednotesError("closed")
 
 
-def test_a_running_site_s_rules_change_by_a_command_of_their_own(
+def test_only_site_rules_changes_the_rules_of_a_running_site(
     kits: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = kits["h1"]
@@ -297,7 +305,7 @@ def test_a_running_site_s_rules_change_by_a_command_of_their_own(
     assert "min_sites = 5" in run_command("site", "rules", kit)
 
 
-def test_a_site_s_status_says_whether_the_server_answers(
+def test_site_status_says_whether_the_server_answers(
     kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit, now = kits["h1"], time.time()
@@ -326,7 +334,9 @@ def test_a_site_s_status_says_whether_the_server_answers(
     assert "it has not answered yet" in heard(6, now)
 
 
-def test_the_last_problem_is_the_newest_line_of_ours(tmp_path: Path) -> None:
+def test_the_last_problem_is_the_newest_one_that_fednotes_logged(
+    tmp_path: Path,
+) -> None:
     log = tmp_path / "fednotes.log"
     assert kit_status.find_last_problem(log) is None
     when = datetime.now().replace(microsecond=0) - timedelta(seconds=30)
@@ -342,8 +352,8 @@ def test_the_last_problem_is_the_newest_line_of_ours(tmp_path: Path) -> None:
     assert problem.is_recent
 
 
-def test_the_status_of_runs_is_what_the_server_stored(tmp_path: Path) -> None:
-    """Of a server that does not run, from its files."""
+def test_the_state_of_saved_runs_is_read_from_the_servers_files(tmp_path: Path) -> None:
+    """The server need not run: its files hold the outcomes."""
     for run, outcome in {
         "r1": {"status": "done"},
         "r2": {"status": "waits", "problem": "for h2"},

@@ -1,9 +1,7 @@
-"""Who and what a network of real processes refuses: false kits, false orders, old
-frames.
+"""Test what a network of real processes refuses: false kits, orders and old frames.
 
-One network on loopback with kits of its own; beside its sites run intruders whose kits
-were tampered with. What NVFlare alone does not refuse is named in the tests that show
-it.
+The network on loopback has kits of its own. Intruders with altered kits run beside its
+sites. If NVFlare alone would not refuse something, the test says so.
 """
 
 from __future__ import annotations
@@ -58,11 +56,17 @@ print(json.dumps([found["status"], sites + server.sites()]))
 
 @dataclass(frozen=True)
 class Ward:
-    """The network after its first job, for h1, h2 and h3. h4 is the project's, not the
-    job's.
+    """The network after its first job, which h1, h2 and h3 joined.
 
-    false: what pretends to be h3 (`unsigned` too), by what is wrong with it. mark: a
-    file that foreign code leaves. status: of the job.
+    h4 belongs to the project, but not to the job.
+
+    Attributes:
+        net: The network.
+        port: The server's port.
+        false: Kits that claim to be h3, and `unsigned`, by what is wrong with them.
+        mark: A file that foreign code would write.
+        status: The status of the first job.
+        sites: The sites that the server reported as connected.
     """
 
     net: Network
@@ -75,6 +79,7 @@ class Ward:
 
 @pytest.fixture(scope="module")
 def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
+    """Start the network and the intruders, and run the first job."""
     base = tmp_path_factory.mktemp("refusals")
     mark, loose = base / "mark", base / "loose"
     loose.mkdir()
@@ -98,7 +103,14 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
 
 
 def frames(ward: Ward, direction: str, site: str, task: str = "add") -> list[bytes]:
-    """Return the first job's frames. what: "down" for requests, "up" for replies."""
+    """Return the first job's frames of one site and task.
+
+    Args:
+        ward: The network.
+        direction: "down" for requests, "up" for replies.
+        site: The site.
+        task: The task.
+    """
     folder = ward.net.server / "state/first/frames"
     recorded = [
         path.read_bytes() for path in sorted(folder.glob(f"*-{direction}-{site}"))
@@ -112,8 +124,11 @@ def frames(ward: Ward, direction: str, site: str, task: str = "add") -> list[byt
 # who may join
 
 
-def test_only_the_jobs_own_sites_are_in_its_sums(ward: Ward) -> None:
-    """The numbers are those of h1 and h2, computed without tensors or an engine."""
+def test_only_sites_of_a_job_are_in_its_sums(ward: Ward) -> None:
+    """The sums are those of h1 and h2.
+
+    The expected numbers are computed without tensors and without an engine.
+    """
     assert ward.status == "FINISHED:COMPLETED"
     rows = json.loads((ward.net.server / "state/first/result.json").read_text())
     assert [row["included"] for row in rows] == [["h1", "h2"]] * 3
@@ -133,7 +148,7 @@ def test_only_the_jobs_own_sites_are_in_its_sums(ward: Ward) -> None:
 
 
 def test_a_false_kit_is_never_connected(ward: Ward) -> None:
-    """h4, whom the authority signed, is; but the job is not its own."""
+    """h4 is connected, because the authority signed its kit."""
     assert set(ward.sites) == {"h1", "h2", "h4"}
 
 
@@ -141,7 +156,7 @@ def test_a_false_kit_is_never_connected(ward: Ward) -> None:
 def test_the_server_closes_the_connection_of_a_wrong_certificate(
     ward: Ward, wrong: str
 ) -> None:
-    """By TLS alone, whatever program the other side runs."""
+    """TLS alone does this, whatever program the other side runs."""
     assert accepts_connection(ward.port, ward.net.kits["h1"])
     assert not accepts_connection(ward.port, ward.false[wrong])
 
@@ -154,7 +169,10 @@ def test_a_kit_of_another_authority_does_not_talk_to_this_server(ward: Ward) -> 
 
 
 def test_a_certificate_speaks_for_its_own_name_only(ward: Ward) -> None:
-    """h4's certificate with h3's configuration: TLS takes it, the name it is refused."""
+    """A kit has h4's certificate and h3's configuration.
+
+    TLS accepts the certificate; the server refuses the name.
+    """
     assert accepts_connection(ward.port, ward.false["swapped"])
     message = "authenticated as 'h4' but claimed endpoint 'h3' requires identity 'h3'"
     assert message in log_of(ward.net.server)
@@ -164,8 +182,10 @@ def test_a_certificate_speaks_for_its_own_name_only(ward: Ward) -> None:
 
 
 def test_a_member_cannot_speak_as_another(ward: Ward) -> None:
-    """Messages of h2's process with its own token and h1's name, past its own NVFlare's
-    rules."""
+    """h2's process sends messages with its own token and the name of h1.
+
+    It bypasses the rules of its own NVFlare.
+    """
     answers = json.loads((ward.net.kits["h2"] / "answers.json").read_text())
     assert answers["heartbeat"] == "ok"
     assert answers["heartbeat as another"] != "ok"
@@ -175,9 +195,12 @@ def test_a_member_cannot_speak_as_another(ward: Ward) -> None:
     assert "client_name='h1'" in log
 
 
-def test_a_member_gives_no_orders_to_another(ward: Ward) -> None:
-    """NVFlare's server hands them on, and its client obeys whoever asks. (The site's
-    own refusal: `test_nvflare.py::test_a_site_obeys_the_server_in_what_a_run_needs`.)"""
+def test_a_member_cannot_give_orders_to_another(ward: Ward) -> None:
+    """NVFlare's server would pass orders on, and its client would obey any sender.
+
+    `test_nvflare.py::test_a_site_obeys_the_server_in_what_a_run_needs` tests that the
+    site refuses them too.
+    """
     answers = json.loads((ward.net.kits["h2"] / "answers.json").read_text())
     assert answers["order to oneself"] == "ok"
     for order in ("order to another", "order to another's job"):
@@ -187,11 +210,11 @@ def test_a_member_gives_no_orders_to_another(ward: Ward) -> None:
     )
 
 
-def test_a_member_gives_no_orders_in_the_servers_name(ward: Ward) -> None:
-    """With its token, which is in every reply: NVFlare's server takes its bearer for
-    it.
+def test_a_member_cannot_give_orders_in_the_servers_name(ward: Ward) -> None:
+    """A site knows the server's token, which is in every reply.
 
-    `audit.log` has a line for each order that a site obeys.
+    NVFlare takes whoever presents it for the server. `audit.log` has a line for each
+    order that a site obeys.
     """
     answers = json.loads((ward.net.kits["h2"] / "answers.json").read_text())
     assert answers["heard"].startswith("server")
@@ -202,10 +225,8 @@ def test_a_member_gives_no_orders_in_the_servers_name(ward: Ward) -> None:
 
 
 @pytest.mark.parametrize("who", ["h1", "watch"])
-def test_only_the_admins_certificate_hands_in_jobs(
-    tmp_path: Path, ward: Ward, who: str
-) -> None:
-    """A site's key in the admin's kit; and the watch's own."""
+def test_only_the_admin_can_submit_jobs(tmp_path: Path, ward: Ward, who: str) -> None:
+    """Neither a site's key in the admin's kit nor the watch's own key suffices."""
     kit, person = ward.net.server / "watch", "watch@fednotes.org"
     if who == "h1":
         kit, person = intruders.copy_kit(ward.net.kits["admin"], tmp_path / "kit"), "h1"
@@ -235,11 +256,13 @@ def test_only_the_admins_certificate_hands_in_jobs(
         ("watch-code", "BYOC not permitted"),
     ],
 )
-def test_each_site_refuses_what_its_admin_did_not_sign(
+def test_each_site_refuses_a_job_that_the_admin_did_not_sign(
     tmp_path: Path, ward: Ward, run: str, message: str
 ) -> None:
-    """The server takes the admin's job and sends the sites another
-    (`dishonest.CHANGES`)."""
+    """The server accepts the admin's job and sends the sites another one.
+
+    `dishonest.CHANGES` lists the changes.
+    """
     status, detail = ward.net.run(ward_job(tmp_path, run))
     assert status == "FINISHED:FAILED_TO_RUN"
     assert "server: OK" in detail
@@ -251,10 +274,10 @@ def test_each_site_refuses_what_its_admin_did_not_sign(
     assert not ward.mark.exists()
 
 
-def test_each_site_refuses_what_the_server_signed_itself(
+def test_each_site_refuses_a_job_that_the_server_signed(
     tmp_path: Path, ward: Ward
 ) -> None:
-    """To NVFlare the signature of any certificate of the project is a submitter's."""
+    """To NVFlare, any certificate of the project may sign a job."""
     h1, message = ward.net.kits["h1"], "was signed by 'localhost'"
     ward.net.run_until(
         lambda: message in log_of(h1), ward_job(tmp_path, "server-signed")
@@ -262,8 +285,10 @@ def test_each_site_refuses_what_the_server_signed_itself(
     assert not (h1 / "state/server-signed/site").exists()
 
 
-def test_a_copy_of_a_connected_kit_is_sent_away(tmp_path: Path, ward: Ward) -> None:
-    """NVFlare alone gives it the place of the first, which then gets no job."""
+def test_the_server_rejects_a_copy_of_a_connected_kit(
+    tmp_path: Path, ward: Ward
+) -> None:
+    """NVFlare alone would replace the first process by the copy."""
     copy, first = (
         intruders.copy_kit(ward.net.kits["h4"], tmp_path / "h4"),
         ward.net.kits["h4"],
@@ -280,11 +305,11 @@ def test_a_copy_of_a_connected_kit_is_sent_away(tmp_path: Path, ward: Ward) -> N
     )
 
 
-def test_each_site_refuses_a_class_of_its_own_accord(
-    tmp_path: Path, ward: Ward
-) -> None:
-    """Signed by the admin; the server, which also calls it a job with code, lets it
-    pass."""
+def test_each_site_itself_refuses_a_foreign_class(tmp_path: Path, ward: Ward) -> None:
+    """The admin has signed the job with a foreign class.
+
+    The server, which also reports it as a job with code, lets it pass.
+    """
     folder, sites = (
         ward_job(tmp_path, "class"),
         [ward.net.kits[s] for s in ("h1", "h2")],
@@ -298,8 +323,8 @@ def test_each_site_refuses_a_class_of_its_own_accord(
     assert not ward.mark.exists()  # not so much as imported
 
 
-def test_a_signature_is_of_every_file(tmp_path: Path, ward: Ward) -> None:
-    """What each site asks of a job's folder (NVFlare's own function)."""
+def test_a_signature_covers_every_file(tmp_path: Path, ward: Ward) -> None:
+    """Each site verifies a job's folder with this function of NVFlare."""
     authority = str(ward.net.kits["h1"] / "startup/rootCA.pem")
     signed = ward_job(tmp_path, "signed") / "app"
     dishonest.sign(signed, ward.net.kits["admin"])
@@ -323,7 +348,7 @@ def test_a_signature_is_of_every_file(tmp_path: Path, ward: Ward) -> None:
 
 
 class FixedTransport:
-    """A transport that gives these frames, whatever is asked."""
+    """A transport that returns the same frames, whatever is asked."""
 
     def __init__(self, *frames: tuple[str, Frame]) -> None:
         self.frames = frames
@@ -351,11 +376,8 @@ REPLAYS = {
 
 
 @pytest.mark.parametrize("which", REPLAYS)
-def test_the_server_takes_no_reply_that_it_was_given_before(
-    ward: Ward, which: str
-) -> None:
-    """Replies that came over the network in the first job, given again at h1's
-    connection."""
+def test_the_server_accepts_no_reply_twice(ward: Ward, which: str) -> None:
+    """Replies of the first job arrive again over h1's connection."""
     kind, choose = REPLAYS[which]
     h1, h2 = frames(ward, "up", "h1"), frames(ward, "up", "h2")
     request = decode_request(frames(ward, "down", "h1")[1])
@@ -379,10 +401,10 @@ def test_the_server_takes_no_reply_that_it_was_given_before(
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_a_site_does_nothing_twice(
+def test_a_site_runs_no_request_twice(
     tmp_path: Path, ward: Ward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The requests that h1 was sent, sent again to what h1 keeps on its disk."""
+    """h1's requests are sent again to a host with the state that h1 has on disk."""
     site_state = tmp_path / "h1"
     shutil.copytree(ward.net.kits["h1"] / "state/first/site", site_state)
     requests, replies = frames(ward, "down", "h1"), frames(ward, "up", "h1")

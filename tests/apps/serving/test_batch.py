@@ -1,4 +1,4 @@
-"""Tables of notes over HTTP: the lines of `predict`, and refusals of wrong tables."""
+"""Test tables of notes over HTTP: the lines of `predict`, and refused tables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROWS = [
 
 
 class CapitalWords:
-    """Finds words that begin with a capital; the confidence is 1 / their length."""
+    """Finds words that begin with a capital, with confidence 1 / length."""
 
     reads = "documents"
     types = ("NAME",)
@@ -116,7 +116,7 @@ def test_a_table_may_have_a_content_encoding(client: TestClient) -> None:
     assert [len(each) for each in spans] == [0, 1]
 
 
-def test_a_table_may_have_more_notes_than_a_request_has_texts(
+def test_a_table_may_have_more_notes_than_a_request_may_have_texts(
     client: TestClient,
 ) -> None:
     table = b"id,text\n" + b"".join(b"%d,Bo\n" % n for n in range(3 * BATCH_INPUTS + 1))
