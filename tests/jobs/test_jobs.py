@@ -16,6 +16,7 @@ import pytest
 from applications import has_app, loadable
 from filled_in import FILLED_IN
 
+import fednotes as fn
 from fednotes import __version__, methods
 from fednotes.core.errors import ConfigError
 from fednotes.core.settings import read_toml
@@ -372,6 +373,36 @@ def test_unset_variables_of_notes_and_of_excluded_corpora_are_reported_together(
         "not set: JUDGED (sites.north.exclude), NOTES (sites.north.paths), MORE "
         "(sites.north.paths); for example: export JUDGED="
     ) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "answer"),
+    [
+        ("finetune", "epochs", "the length of training is 'cycles' with"),
+        ("finetune", "num_train_epochs", "the length of training is 'cycles' with"),
+        ("finetune", "rounds", "the length of training is 'cycles' with"),
+        ("fedner", "cycles", "the length of training is 'epochs' or 'rounds' with"),
+        ("distill", "epochs", "the length of training is 'rounds' with"),
+        ("finetune", "select", "the model that is kept is 'keep_cycle' with"),
+        ("finetune", "personal_epochs", "what stays at each site is 'private' with"),
+        ("fedner", "lr", "the learning rate is 'learning_rate' with"),
+        ("finetune", "cycle", "did you mean 'cycles'?"),
+        ("fedner", "epoch", "did you mean 'epochs'?"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_key_that_the_method_has(
+    method: str, key: str, answer: str
+) -> None:
+    table = {"method": method, "synthetic": {}, "training": {key: 3}}
+    with pytest.raises(ConfigError, match=answer):
+        fn.job(table)
+
+
+def test_a_key_of_training_outside_of_it_is_sent_there() -> None:
+    with pytest.raises(
+        ConfigError, match=r"belongs to \[training\], as in training.ep"
+    ):
+        fn.job({"method": "fedner", "synthetic": {}, "epochs": 3})
 
 
 # ---- built-in jobs -------------------------------------------------------------------

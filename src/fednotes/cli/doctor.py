@@ -42,7 +42,9 @@ def doctor(
 
     Lists likely causes by importance, each with its evidence and settings to try. For a
     job that has not run yet, reads its data and shows what it will suffer from. Shows
-    counts and scores, never text.
+    counts and scores, never text. The key that sets the length of training depends on
+    the method: training.cycles of finetune, personal and pretrain, training.epochs of
+    fedner, training.rounds of distill.
     """
     from fednotes.jobs.diagnosis import diagnose
 

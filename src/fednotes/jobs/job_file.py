@@ -42,6 +42,7 @@ from fednotes.jobs.job import (
     SilosConfig,
     SiteKind,
 )
+from fednotes.jobs.key_hints import hint_training_key
 from fednotes.jobs.local_files import model_file_keys
 from fednotes.jobs.results import CONDITIONS, OWN_MIX
 from fednotes.jobs.run_folder import JOB_RECORD, read_job_record
@@ -244,13 +245,22 @@ def _read_top(table: Mapping[str, Any], where: str) -> TopConfig:
     tables = table_names()
     for key, value in table.items():
         if key not in top_keys | tables:
-            raise ConfigError(
-                f"{where}: unknown key {key!r}; {nearest(key, top_keys | tables)}"
-            )
+            hint = nearest(key, top_keys | tables)
+            if key in _list_training_keys(table.get("method")):
+                hint = f"it belongs to [training], as in training.{key}"
+            raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
         if key in tables and not isinstance(value, Mapping):
             raise ConfigError(f"{where}: {key} is a value, expected a table [{key}]")
     values = {key: value for key, value in table.items() if key in top_keys}
     return build(TopConfig, values, where)
+
+
+def _list_training_keys(method: object) -> set[str]:
+    """Return the keys of [training] of a method; none if there is no such method."""
+    if method not in methods.names():
+        return set()
+    config_class = methods.find(str(method)).config_class
+    return {field.name for field in fields(config_class)}
 
 
 def _require_tables_of_kind(
@@ -385,9 +395,8 @@ class _TableReader:
                     "fills it in"
                 )
             if key not in known:
-                raise ConfigError(
-                    f"{place}: unknown key {key!r}; {nearest(key, known)}"
-                )
+                hint = hint_training_key(key, known, self.top.method)
+                raise ConfigError(f"{place}: unknown key {key!r}; {hint}")
 
     def _read_model(self) -> Any:
         """Read [model] over the preset's settings of the model."""

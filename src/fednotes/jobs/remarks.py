@@ -11,7 +11,10 @@ from fednotes.jobs.causes import ENOUGH, Cause, Evidence, Importance
 from fednotes.jobs.job import Job
 from fednotes.jobs.parts import Part
 from fednotes.jobs.results import Scores
-from fednotes.jobs.settings_to_try import list_longer_training
+from fednotes.jobs.settings_to_try import (
+    advise_longer_training,
+    list_longer_training,
+)
 
 # Mean scores of one seed differ by this much by chance.
 CLEARLY_BELOW = 0.02
@@ -67,7 +70,7 @@ def remark_on_pooled(
     alone_rounds = conditions["alone"]["rounds"] / sites  # of one site on average
     reasons = list(_explain_sharing(parts, sites))
     if pooled_rounds < alone_rounds:
-        reasons.append("pooled took fewer rounds: raise epochs or patience")
+        reasons.append(f"pooled took fewer rounds: {advise_longer_training(job)}")
     reasons.append("a single seed cannot tell a small difference from chance")
     importance: Importance = "medium"
     if alone_f1 - pooled_f1 < CLEARLY_BELOW:
@@ -183,7 +186,7 @@ def _describe_nothing_found(job: Job, where: str, support: int) -> Cause:
         "high" if support >= ENOUGH else "medium",
         where,
         "found no mentions",
-        "train longer (epochs or rounds of [training]) or raise training.learning_rate",
+        f"{advise_longer_training(job)} or raise training.learning_rate",
         evidence=(
             Evidence(
                 f"predictions overlap 0 of {format_count(support, 'test mention')}",

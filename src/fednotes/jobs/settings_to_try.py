@@ -25,6 +25,12 @@ def list_longer_training(
     return (Setting.of("training", key, value=factor * current, current=current),)
 
 
+def advise_longer_training(job: Job) -> str:
+    """Return the advice to train longer, with the key of the job's method."""
+    settings = list_longer_training(job)
+    return f"train longer ({settings[0].key})" if settings else "train longer"
+
+
 def list_personal(job: Job) -> tuple[Setting, ...]:
     """Return the settings that leave more of the model to each site."""
     return _list_changes(job, job.module.personal)
