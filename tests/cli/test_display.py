@@ -4,6 +4,7 @@ scores."""
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -223,6 +224,21 @@ def test_a_pooled_model_below_the_sites_own_is_remarked_on(
     ]
     for scores in (mean(0.7, 0.7), {"alone": {}, "pooled": {}}, {}):  # it is not below
         assert list(remark_on_pooled(job, scores, ROUNDS, [], 3)) == []
+
+
+def test_rare_types_that_a_site_lacks_explain_the_pooled_model() -> None:
+    document = Document("a", "Took drug .", (Span(5, 9, "Drug"),))
+    drugs = tuple(replace(document, id=str(number)) for number in range(40))
+    rare = replace(document, spans=(Span(5, 9, "Height"),))
+    full = SiteData("a", TagSet(("Drug", "Height")), (*drugs, rare), (), ())
+    other = SiteData("b", TagSet(("Drug",)), drugs, (), ())
+    parts = [Part("alone", (full,), None), Part("pooled", (full, other), None)]
+    table = {key: value for key, value in TABLE.items() if key != "synthetic"}
+    table["sites"] = {name: {"path": "notes.jsonl"} for name in "ab"}
+    job = parse_job(table, "tiny", Path(), "tiny.toml")
+    (cause,) = remark_on_pooled(job, mean(0.7, 0.65), ROUNDS, parts, 2)
+    assert "some sites lack Height, so pooled is one trunk" in str(cause)
+    assert (cause.settings[0].key, cause.settings[0].value) == ("tags.types", ["Drug"])
 
 
 def site(name: str, *labels: str) -> SiteData:

@@ -227,6 +227,26 @@ def test_remarks_name_what_a_user_should_know() -> None:
     assert "a: fewer than 10 mentions of Odd\\x1b[2J" in text
 
 
+def test_rare_types_that_a_site_lacks_are_named_as_the_simulation_names_them() -> None:
+    """Pooled is one model of all notes with the types that the comment lists."""
+    sites = {
+        "a": {"Drug": 990, "Dose": 12, "Time": 9},
+        "b": {"Drug": 990, "Dose": 14, "Time": 30, "Height": 3},
+    }
+    proposal = propose(facts_of(sites), Choices(), has_minilm=True)
+    assert proposal.remarks[0].startswith(
+        "some sites lack Height, so pooled is one trunk with an output layer for each"
+    )
+    assert proposal.common_types == ("Dose", "Drug")
+    text = format_job(proposal, Path())
+    assert '# [tags]\n# types = ["Dose", "Drug"]\n' in text
+    same = propose(
+        facts_of({"a": {"Drug": 9}, "b": {"Drug": 9}}), Choices(), has_minilm=True
+    )
+    assert same.common_types == ()
+    assert "[tags]" not in format_job(same, Path())
+
+
 # ---- the file ------------------------------------------------------------------------
 
 

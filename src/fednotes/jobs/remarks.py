@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fednotes.core.parsing import number
+from fednotes.core.types import SiteData
 from fednotes.core.wording import format_count
-from fednotes.jobs.causes import ENOUGH, Cause, Evidence, Importance
+from fednotes.jobs.causes import ENOUGH, Cause, Evidence, Importance, Setting
 from fednotes.jobs.job import Job
 from fednotes.jobs.parts import Part
 from fednotes.jobs.results import Scores
 from fednotes.jobs.settings_to_try import (
     advise_longer_training,
     list_longer_training,
+)
+from fednotes.jobs.unshared_types import (
+    are_rare,
+    describe_pooled,
+    find_unshared_types,
 )
 
 # Mean scores of one seed differ by this much by chance.
@@ -90,8 +97,43 @@ def remark_on_pooled(
                 {"pooled_f1": pooled_f1, "alone_f1": alone_f1},
             ),
         ),
-        settings=list_longer_training(job),
+        settings=(*_list_common_types(job, parts), *list_longer_training(job)),
     )
+
+
+def _list_pooled_sites(parts: Sequence[Part]) -> list[SiteData]:
+    """Return the sites of the pooled part that have tag sets."""
+    return [
+        site
+        for part in parts
+        if part.condition == "pooled"
+        for site in part.sites
+        if isinstance(site, SiteData)
+    ]
+
+
+def _find_unshared_types(parts: Sequence[Part]) -> list[str]:
+    """Return the types that a site of the pooled part lacks."""
+    return find_unshared_types([site.tags.types for site in _list_pooled_sites(parts)])
+
+
+def _list_common_types(job: Job, parts: Sequence[Part]) -> Iterator[Setting]:
+    """Yield the types that all sites have, if only rare types are left out.
+
+    With these types alone, the pooled model is one model of all notes.
+    """
+    sites = _list_pooled_sites(parts)
+    unshared = _find_unshared_types(parts)
+    mentions = {
+        site.id: Counter(
+            span.label for document in site.train for span in document.spans
+        )
+        for site in sites
+    }
+    is_fixed = job.tags is not None or job.synthetic is not None
+    if unshared and not is_fixed and are_rare(unshared, mentions):
+        common = set.intersection(*(set(site.tags.types) for site in sites))
+        yield Setting.of("tags", "types", value=sorted(common))
 
 
 def _explain_sharing(parts: Sequence[Part], sites: int) -> Iterator[str]:
@@ -105,10 +147,7 @@ def _explain_sharing(parts: Sequence[Part], sites: int) -> Iterator[str]:
         part.condition == "pooled" and len(part.sites) > 1 for part in parts
     )
     if has_output_layers:
-        yield (
-            "the sites annotate different types, so pooled is one trunk with an "
-            "output layer for each site, which is not an upper bound"
-        )
+        yield describe_pooled(_find_unshared_types(parts))
     elif sites > 1:
         yield "one model serves all sites, whose notes may differ in kind"
     epochs = {part.condition: part.personal_epochs for part in parts}

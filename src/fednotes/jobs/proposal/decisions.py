@@ -23,6 +23,11 @@ from fednotes.core.errors import DataError, ParameterError, nearest
 from fednotes.core.wording import list_names
 from fednotes.jobs.label_maps import LabelMap, find_label_maps
 from fednotes.jobs.proposal.facts import Facts, Holds, SiteFacts
+from fednotes.jobs.unshared_types import (
+    are_rare,
+    describe_pooled,
+    find_unshared_types,
+)
 
 # Methods for annotated mentions that can be proposed.
 _MENTION_METHODS = ("finetune", "fedner", "distill", "personal")
@@ -42,9 +47,6 @@ _CONDITIONS = {
 }
 _NEEDS_ENCODER = ("finetune", "personal", "pretrain")
 MINILM = "minilm"
-# Sites count as annotating the same types if at most this fraction of all mentions has
-# types that some sites lack, because rare types are missing by chance.
-_RARE = 0.05
 _MAX_SILOS = 5
 _MIN_SILOS = 2
 _FEW_MENTIONS = 10  # with fewer mentions, a model hardly learns a type
@@ -105,6 +107,9 @@ class Proposal:
         method: The method, and why.
         model: The encoder, or "none" for a light tagger, and why.
         label_maps: Entity types that are, or may be, renamed.
+        common_types: Types with which all sites have the same tag set, so that the
+            pooled model is one model of all notes; empty if they have it anyway, or if
+            nothing is pooled.
         silos: The simulated sites, if there is only one corpus.
         conditions: The conditions to train.
         remarks: Further remarks about the notes.
@@ -115,6 +120,7 @@ class Proposal:
     method: Choice
     model: Choice
     label_maps: tuple[LabelMap, ...] = ()
+    common_types: tuple[str, ...] = ()
     silos: Silos | None = None
     conditions: tuple[str, ...] = ALL_CONDITIONS
     remarks: tuple[str, ...] = ()
@@ -153,15 +159,38 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
     needs_encoder = holds == "patients" or method.value in _NEEDS_ENCODER
     if encoder == "none" and needs_encoder:
         encoder = MINILM
+    conditions = _CONDITIONS.get(method.value, ALL_CONDITIONS)
+    remarks = [*_list_remarks(facts, sites, types)]
+    unshared_types = find_unshared_types(list(types.values()))
+    common_types: tuple[str, ...] = ()
+    if "pooled" in conditions and unshared_types:
+        common_types = _find_common_types(types)
+        advice = ""
+        if common_types:
+            advice = "; the job has the types that all sites share as a comment"
+        remarks.insert(0, describe_pooled(unshared_types) + advice)
     return Proposal(
         facts=facts,
         sites=sites,
         method=method,
         model=_choose_model(method.value, holds, encoder),
         label_maps=label_maps,
+        common_types=common_types,
         silos=_choose_silos(sites, choices.silos),
-        conditions=_CONDITIONS.get(method.value, ALL_CONDITIONS),
-        remarks=tuple(_list_remarks(facts, sites, types)),
+        conditions=conditions,
+        remarks=tuple(remarks),
+    )
+
+
+def _find_common_types(types: Mapping[str, Counter[str]]) -> tuple[str, ...]:
+    """Return the types of which every site has enough mentions to train and test."""
+    labels = set.intersection(*(set(counts) for counts in types.values()))
+    return tuple(
+        sorted(
+            label
+            for label in labels
+            if all(counts[label] >= _FEW_MENTIONS for counts in types.values())
+        )
     )
 
 
@@ -271,10 +300,8 @@ def _choose_method(
             "The notes have no annotations, so sites can pre-train a language model on "
             "them.",
         )
-    unshared_types = find_unshared_types(types)
-    all_counts = sum(types.values(), Counter[str]())
-    num_unshared = sum(all_counts[label] for label in unshared_types)
-    if num_unshared > _RARE * all_counts.total():
+    unshared_types = find_unshared_types(list(types.values()))
+    if not are_rare(unshared_types, types):
         return Choice(
             "distill",
             "The sites annotate different entity types, and distillation trains one "
@@ -293,17 +320,6 @@ def _choose_method(
         "finetune",
         f"{reason}, and fine-tuning an encoder comes close to a model of all notes in "
         "one place.",
-    )
-
-
-def find_unshared_types(types: Mapping[str, Counter[str]]) -> list[str]:
-    """Return the types that at least one site lacks, sorted."""
-    labels_by_site = [set(counts) for counts in types.values()]
-    all_labels = set().union(*labels_by_site)
-    return sorted(
-        label
-        for label in all_labels
-        if any(label not in labels for labels in labels_by_site)
     )
 
 
