@@ -89,10 +89,10 @@ def test_time_goes_on_after_a_restart(
 ) -> None:
     clock: Iterator[float] = iter(range(0, 1000, 10))
     monkeypatch.setattr(
-        "fednotes.engines.inprocess.time.monotonic", lambda: next(clock)
+        "fednotes.engines.simulation.time.monotonic", lambda: next(clock)
     )
     toy_job(engine_of(directory=tmp_path), {})
-    monkeypatch.setattr("fednotes.engines.inprocess.time.monotonic", lambda: 5.0)
+    monkeypatch.setattr("fednotes.engines.simulation.time.monotonic", lambda: 5.0)
     saved_seconds = load_state(tmp_path / "round-00000004")[1]["seconds"]
     assert engine_of(directory=tmp_path, resume=True).seconds == saved_seconds > 0
 

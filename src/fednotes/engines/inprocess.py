@@ -1,52 +1,26 @@
-"""The engine of simulations: all sites live in this process.
-
-Calls to a site are function calls; the bytes that a deployment would send are counted.
-Under the secure sum, the sites exchange the messages that a deployment sends, but
-without a transport. Nothing is hidden from the person who runs the process, but the run
-shows how the secure sum affects a job (its rounding, bytes and time).
-"""
+"""A simulation whose sites live in this process: calls to a site are function calls."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from fednotes.core.errors import TrainingError
-from fednotes.core.federation import Option, SiteTasks, State
-from fednotes.core.messages import Attached, Reply, Request
-from fednotes.core.tensors import nbytes, tensor_fingerprint
-from fednotes.core.update import Tensors, Total, Update
-from fednotes.engines.rounds import Checkpoints, Observer, Parts, Rounds
-from fednotes.engines.secure import SecureSeal, SecureSum
-from fednotes.engines.summing import (
-    Replies,
-    Sites,
-    check_addable,
-    check_received,
-    hidden,
-)
-from fednotes.privacy.secure_sum.crypto import digest
-
-NUMBER_BYTES = 8  # bytes of a weight, a metric or an option on the wire
-JOB = "in this process"  # stands for the fingerprint of a job
+from fednotes.core.federation import Option, SiteTasks
+from fednotes.core.update import Tensors, Update
+from fednotes.engines.rounds import Observer
+from fednotes.engines.simulation import Simulation
+from fednotes.engines.site_programs import ProgramsHere, run_task
 
 
-class InProcess(Rounds):
-    """A federation of sites that live in this process.
+class InProcess(Simulation):
+    """A federation of sites that live in this process; see `Simulation`.
 
     Args:
         sites: The sites. Sums add updates in this order.
-        directory: Folder for checkpoints; None saves none.
-        resume: Whether to resume from the newest undamaged checkpoint in `directory`.
-        observer: Called with each committed round.
-        secure: Whether to add updates under the secure sum, as a deployment would.
-
-    Raises:
-        ModelError: `resume` finds only damaged checkpoints.
-        ConfigError: `secure` is set with fewer than 3 sites.
+        directory: As in `Simulation`.
+        resume: As in `Simulation`.
+        observer: As in `Simulation`.
+        secure: As in `Simulation`.
     """
 
     def __init__(
@@ -58,66 +32,14 @@ class InProcess(Rounds):
         observer: Observer | None = None,
         secure: bool = False,
     ) -> None:
-        if not sites:
-            raise TrainingError("a federation needs at least one site")
-        super().__init__(observer, lambda: time.monotonic())
         self._sites = tuple(sites)
-        self.names = tuple(site.id for site in sites)
-        remedy = "start again without `resume`"
-        self._files = Checkpoints(directory, self.names, remedy) if directory else None
-        self.summing: SecureSum | None = None
-        if secure:
-            threshold = len(self.names)  # no message is lost, so all sites take part
-            self.summing = SecureSum(self.names, job=JOB, threshold=threshold)
-            self.seals = {
-                name: SecureSeal(name, self.names, job=JOB, threshold=threshold)
-                for name in self.names
-            }
-        self._replies: dict[str, dict[str, Mapping[str, float]]] = {}
-        self._number = 0  # number of the last message under the secure sum
-        if resume and self._files:
-            checkpoint = self._files.newest(
-                lambda facts: list(dict(facts["sites"])), self._restore
-            )
-            if checkpoint is not None:
-                self._resumed, _ = checkpoint
-
-    def sum(
-        self, task: str, tensors: Tensors | None = None, /, **options: Option
-    ) -> Total:
-        """Run `task` at one site after another, adding each reply as it arrives."""
-        sent_tensors = tensors or {}
-        if self.summing is not None:
-            return self.summing.total(_Exchange(self, task, sent_tensors, options))
-        # A generator, so that only one update is in memory at a time.
-        updates = (
-            self._count_bytes(self.run(site, task, sent_tensors, options))
-            for site in self._sites
+        super().__init__(
+            ProgramsHere(sites, self.run),
+            directory=directory,
+            resume=resume,
+            observer=observer,
+            secure=secure,
         )
-        return replace(Total.of(updates), included=self.names)
-
-    def each(
-        self, task: str, tensors: Tensors | None = None, /, **options: Option
-    ) -> dict[str, Update]:
-        """Run `task` at one site after another; return the updates by site."""
-        if self.summing is not None:
-            raise hidden(task)
-        sent_tensors = tensors or {}
-        return {
-            site.id: self._count_bytes(self.run(site, task, sent_tensors, options))
-            for site in self._sites
-        }
-
-    def next_number(self) -> int:
-        """Return the number of the next message."""
-        self._number += 1
-        return self._number
-
-    def _count_bytes(self, update: Update) -> Update:
-        """Add the size of an update to `bytes_up`, and return the update."""
-        num_numbers = 1 + len(update.metrics)  # with the weight
-        self.bytes_up += nbytes(update.tensors) + NUMBER_BYTES * num_numbers
-        return update
 
     def run(
         self,
@@ -126,147 +48,5 @@ class InProcess(Rounds):
         tensors: Tensors,
         options: Mapping[str, Option],
     ) -> Update:
-        """Run a task at one site and return its update.
-
-        Args:
-            site: The site.
-            task: The task.
-            tensors: The tensors that the server sends.
-            options: The task's options.
-
-        Raises:
-            TrainingError: The site has no such task.
-        """
-        if task not in site.tasks:
-            raise TrainingError(f"site {site.id!r} has no task {task!r}")
-        check_received(tensors, site.id, task)
-        update: Update = getattr(site, task)(tensors, **options)
-        self.bytes_down += nbytes(tensors) + NUMBER_BYTES * len(options)
-        self._replies.setdefault(task, {})[site.id] = update.metrics
-        return update
-
-    def _commit(
-        self,
-        state: State,
-        metrics: Mapping[str, float],
-        evaluated: bool,  # noqa: FBT001 - as `CommittedRound` calls it
-    ) -> None:
-        self._report(
-            state,
-            metrics,
-            evaluated=evaluated,
-            sites=len(self._sites),
-            replies=self._replies,
-        )
-        if not evaluated or self._files is None:
-            return
-
-        # The states of the server and the sites belong to the same round.
-        states = {site.id: site.state() for site in self._sites}
-        parts = {
-            f"site{index}": own.tensors for index, own in enumerate(states.values())
-        }
-        facts: dict[str, Any] = {
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
-            "seconds": self.seconds,
-            "sites": {
-                name: {"round": own.round, "facts": own.facts}
-                for name, own in states.items()
-            },
-        }
-        if self.summing is not None:
-            facts["summing"] = self.summing.state()
-        self._files.save(state, parts, facts)
-
-    def _restore(self, parts: Parts, facts: Mapping[str, Any]) -> bool:
-        """Restore the sites and the counters from a checkpoint."""
-        bytes_up = int(facts["bytes_up"])
-        bytes_down = int(facts["bytes_down"])
-        for index, site in enumerate(self._sites):
-            own = facts["sites"][site.id]
-            tensors = parts.get(f"site{index}", {})
-            site.restore(State(own["round"], tensors, own["facts"]))
-        if self.summing is not None:
-            self.summing.restore(facts.get("summing", {}))
-        self.bytes_up = bytes_up
-        self.bytes_down = bytes_down
-        self._before = float(facts["seconds"])
-        return True
-
-
-class _Exchange:
-    """One exchange of the secure sum (`summing.Exchange`).
-
-    All sites receive the same request.
-    """
-
-    reasons = ""
-
-    def __init__(
-        self, engine: InProcess, task: str, sent: Tensors, options: Mapping[str, Option]
-    ) -> None:
-        self._engine = engine
-        self._sent = sent
-        self._options = options
-        self.sites = engine.names
-        self.least = len(engine.names)
-        # Each exchange has a round of its own.
-        self.request = Request(JOB, 1, 0, task, round=engine.next_number())
-        listed = repr(sorted(options.items()))
-        self._question = digest("question", task, listed, tensor_fingerprint(sent))
-        self._counted: dict[str, int] = {}
-
-    def task(
-        self,
-        attached: Attached | None = None,
-        *,
-        sites: Sites = None,  # noqa: ARG002 - part of `Exchange`
-    ) -> Replies:
-        """Call one site after another; their errors are raised."""
-        request = self._next(self.request.task, attached or Attached())
-        replies = {}
-        for site in self._engine._sites:
-            update = self._engine.run(site, request.task, self._sent, self._options)
-            check_addable(update, site.id)
-            sealed = self._engine.seals[site.id].seal(request, update, self._question)
-            replies[site.id] = self._reply(request, site.id, sealed)
-        self._counted = dict.fromkeys(self.sites, request.number)
-        return replies
-
-    def stage(
-        self,
-        name: str,
-        attached: Mapping[str, Attached],
-        *,
-        least: int | None = None,  # noqa: ARG002 - part of `Exchange`
-    ) -> Replies:
-        """Send one of the protocol's own messages to the sites."""
-        blank = self._next(name, Attached())
-        replies = {}
-        for site, own in attached.items():
-            request = replace(blank, attached=own)
-            answer = self._engine.seals[site].stage(request)
-            replies[site] = self._reply(request, site, answer)
-        return replies
-
-    def refuse(self, site: str, reason: str) -> None:  # noqa: ARG002 - part of `Exchange`
-        """Raise TrainingError: a simulation leaves no site out."""
-        raise TrainingError(reason)
-
-    def again(self) -> None:
-        """Do nothing: the replies of a task are not stored."""
-
-    def _next(self, task: str, attached: Attached) -> Request:
-        return replace(
-            self.request,
-            number=self._engine.next_number(),
-            task=task,
-            counted=self._counted,
-            attached=attached,
-        )
-
-    def _reply(self, request: Request, site: str, attached: Attached) -> Reply:
-        self._engine.bytes_down += request.attached.nbytes()
-        self._engine.bytes_up += attached.nbytes()
-        return Reply(JOB, 1, request.number, site, Update(), attached=attached)
+        """Run a task at one site; see `run_task`."""
+        return run_task(site, task, tensors, options)
