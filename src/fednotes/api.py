@@ -303,6 +303,7 @@ def simulate(
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
+    workers: int = 1,
     command: str = "",
 ) -> RunResult: ...
 @overload
@@ -316,6 +317,7 @@ def simulate(
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
+    workers: int = 1,
     command: str = "",
 ) -> SeedsResult: ...
 def simulate(
@@ -328,6 +330,7 @@ def simulate(
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
+    workers: int = 1,
     command: str = "",
 ) -> RunResult | SeedsResult:
     """Train a job's sites on this machine: alone, federated and pooled; score them.
@@ -344,7 +347,10 @@ def simulate(
             "mlflow=http://127.0.0.1:5000" or "tensorboard=events/".
         resume: Resume an interrupted run.
         overwrite: Rename an earlier run in `out` to `OUT.previous`.
-        device: Device to compute on, such as "cuda".
+        device: Device to compute on, such as "cuda"; with several workers, "cuda:*"
+            deals them out to all GPUs.
+        workers: Number of processes that compute at the same time, for different sites.
+            With 1, this process computes. The results are equal to the last bit.
         command: The command that repeats the run, for its record.
 
     Raises:
@@ -362,6 +368,7 @@ def simulate(
             resume=resume,
             overwrite=overwrite,
             device=device,
+            workers=workers,
             command=command,
         )
     result = simulate_job(
@@ -371,6 +378,7 @@ def simulate(
         resume=resume,
         overwrite=overwrite,
         device=device,
+        workers=workers,
         command=command,
     )
     write_cards(folder)

@@ -24,6 +24,7 @@ import unit_gradients
 import wrong_messages
 from compared_sums import Compared, check_sums
 from fault_net import Net, ServerKilled
+from held_sites import held_in_two
 from method_runs import (
     SETTINGS,
     Job,
@@ -42,6 +43,7 @@ from two_jobs import LEAST, MOST, remaining
 from fednotes.core.federation import State
 from fednotes.core.messages import Frame
 from fednotes.engines.inprocess import InProcess
+from fednotes.engines.simulation import Simulation
 from fednotes.privacy.noise import SCALE
 from fednotes.privacy.training import NOISY
 
@@ -156,9 +158,16 @@ def run_securely(reference: Reference, folder: Path) -> tuple[State, list[Any]]:
     return ended, members
 
 
+def run_in_workers(reference: Reference, folder: Path) -> tuple[State, list[Any]]:
+    """Run with sites that are asked by encoded requests."""
+    members = reference.job.make_all(folder / "sites")
+    return reference.job.train(Simulation(held_in_two(members))), members
+
+
 PRIVATE_RUNS: dict[str, Callable[[Reference, Path], tuple[State, list[Any]]]] = {
     "secure sum and a step of counts": run_securely,
     "resumed": run_and_resume,
+    "worker processes": run_in_workers,
     "restarts": lambda reference, folder: run_with_restarts(
         reference, SITES_EACH_ROUND, folder
     ),
@@ -166,6 +175,7 @@ PRIVATE_RUNS: dict[str, Callable[[Reference, Path], tuple[State, list[Any]]]] = 
 WAYS_OF_PRIVATE_RUNS = [
     "secure sum and a step of counts",
     "resumed",
+    "worker processes",
     pytest.param("restarts", marks=pytest.mark.slow),
 ]
 
@@ -291,6 +301,24 @@ class MethodContract:
         assert outcomes
         for outcome in outcomes:
             wrong_messages.check(outcome)
+
+    # ---- worker processes --------------------------------------------------------------
+
+    @slow_for_further
+    def test_sites_in_worker_processes_compute_the_same_bits(
+        self, reference: Reference, tmp_path: Path
+    ) -> None:
+        """All that goes to sites and from them is encoded, also their states."""
+        job = reference.job
+        with fixed_marks():
+            members = job.make_all(tmp_path / "sites")
+            ended = job.train(Simulation(held_in_two(members)))
+        reference.check(ended, members, tmp_path / "sites")
+        states = held_in_two(members).states()
+        for member in members:
+            state = member.state()
+            assert bits(states[member.id].tensors) == bits(state.tensors)
+            assert states[member.id].facts == state.facts
 
     # ---- sums --------------------------------------------------------------------------
 

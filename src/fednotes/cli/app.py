@@ -65,6 +65,7 @@ from fednotes.cli.shared import (
     RenamedFormatOption,
     Settings,
     Track,
+    Workers,
     Yes,
     can_ask,
     choose_console,
@@ -166,6 +167,7 @@ def simulate(
     ] = False,
     track: Track = None,
     device: Device = "cpu",
+    workers: Workers = 1,
     yes: Yes = False,
     json_output: Json = False,
 ) -> None:
@@ -173,6 +175,8 @@ def simulate(
 
     With --seeds, run the job in OUT/seed-1 and so on, and show the mean and standard
     deviation of the scores.
+    With --workers, several processes compute for different sites. The results are equal
+    to the last bit.
     """
     from fednotes import api
     from fednotes.cli.display import RichDisplay
@@ -190,6 +194,8 @@ def simulate(
         words += ["--set", setting]
     for seed in seeds or ():
         words += ["--seeds", seed]
+    if workers > 1:
+        words += ["--workers", str(workers)]
 
     shown = choose_console(as_json=json_output)
     with RichDisplay(shown, ask=can_ask(yes or json_output)) as display:
@@ -200,6 +206,7 @@ def simulate(
             resume=resume,
             overwrite=overwrite,
             device=device,
+            workers=workers,
             progress=display,
             track=track or (),
             command=shlex.join(words),

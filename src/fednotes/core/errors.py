@@ -9,6 +9,7 @@
     │   └── MovedError        a file that a saved model needs has moved
     ├── BusyError        another process works in the same folder
     ├── TrainingError    training cannot continue
+    │   ├── WorkerError       a worker process of a simulation has ended
     │   └── DivergedError     a parameter or a loss is no longer finite
     │       └── LossError     a site's loss is not finite
     ├── RefusedError     a site's policy or the protocol forbids a request
@@ -164,6 +165,28 @@ class LossError(DivergedError):
     def __init__(self, site: str, value: float, where: str, remedy: str) -> None:
         super().__init__(f"site {site!r}: the loss is {value} {where}: {remedy}")
         self.public = f"site {site!r}: the loss is not finite: {remedy}"
+
+
+class WorkerError(TrainingError, NamesParameters):
+    """A worker process of a simulation has ended before its work was done.
+
+    Attributes:
+        number: The worker's number, from 1.
+    """
+
+    def __init__(self, number: int, duty: str, end: str) -> None:
+        """Make the error.
+
+        Args:
+            number: The worker's number, from 1.
+            duty: The sites that it computed for, in words.
+            end: How it ended, in words, such as "was ended by SIGKILL".
+        """
+        super().__init__(
+            f"worker process {number}, which computed for {duty}, {end}: give `resume` "
+            "to continue the run, and fewer `workers` if memory is short"
+        )
+        self.number = number
 
 
 class RefusedError(FednotesError):

@@ -277,8 +277,9 @@ def decode(frame: Frame, *, checked: bool = False) -> Request | Reply:
 
     Args:
         frame: The bytes. If they are writable, the tensors are views of them.
-        checked: Whether this process has just encoded the message, so that its checksum
-            need not be verified.
+        checked: Whether this process has just encoded the message, or a pipe brought it
+            from another process of this machine, so that its checksum need not be
+            verified.
 
     Raises:
         WireError: The bytes are not a message. No other error is raised.

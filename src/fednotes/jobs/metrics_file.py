@@ -99,16 +99,47 @@ def rewind_metrics(path: Path, part: str, round: int) -> list[dict[str, Any]]:
     Raises:
         DataError: The file cannot be read, or is larger than `read_metrics` reads.
     """
+    entries = [
+        entry
+        for entry in _read_complete_entries(path)
+        if entry["part"] != part or entry["round"] < round
+    ]
+    _write_entries(path, entries)
+    return entries
+
+
+def order_entries(path: Path, parts: Sequence[str]) -> None:
+    """Put the entries of a finished run into the order of its parts.
+
+    Parts that train at the same time write their entries as they come, perhaps before
+    the run was resumed.
+
+    Args:
+        path: The file.
+        parts: Names of the parts in their order.
+    """
+    entries = _read_complete_entries(path)
+    places = {part: place for place, part in enumerate(parts)}
+    ordered = sorted(entries, key=lambda entry: places.get(entry["part"], len(places)))
+    if ordered != entries:
+        _write_entries(path, ordered)
+
+
+def _read_complete_entries(path: Path) -> list[dict[str, Any]]:
+    """Return the entries of the file, without incomplete lines."""
     text = _read_bounded(path) if path.exists() else ""
     entries = []
     for line in text.splitlines():
         # An incomplete line is not JSON, or is not an entry.
         with suppress(ValueError, KeyError, TypeError):
             entry = parse_json(line, strict=False)
-            if entry["part"] != part or entry["round"] < round:
+            if isinstance(entry["part"], str) and isinstance(entry["round"], int):
                 entries.append(entry)
-    write_text(path, "".join(json.dumps(entry) + "\n" for entry in entries))
     return entries
+
+
+def _write_entries(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+    write_text(path, "".join(json.dumps(entry) + "\n" for entry in entries))
 
 
 def _read_bounded(path: Path) -> str:

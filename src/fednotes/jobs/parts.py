@@ -145,6 +145,7 @@ def make_method_sites(
     device: str = "cpu",
     cache: Path | None = None,
     progress: Progress | None = None,
+    sites: Sequence[Any] | None = None,
 ) -> list[MethodSite]:
     """Make the method's site objects for a part, with models and data.
 
@@ -155,6 +156,7 @@ def make_method_sites(
         device: PyTorch device.
         cache: Folder in which encoded data are cached; None uses the default.
         progress: Called with the features computed so far and their total.
+        sites: Data of the sites to make; None makes all sites of the part.
 
     Raises:
         FednotesError: A site cannot be made from its data and config.
@@ -169,7 +171,9 @@ def make_method_sites(
             cache=cache,
             progress=progress,
         )
-        for data, folder in zip(part.sites, folders, strict=True)
+        for data, folder in zip(
+            part.sites if sites is None else sites, folders, strict=True
+        )
     ]
 
 

@@ -100,6 +100,8 @@ class RunResult(BaseModel):
         paired_mean: Condition → the same difference for the means over the sites.
         config: Tables of the job.
         versions: Versions of the software, and the machine.
+        workers: Number of worker processes of a simulation; 1 if there were none.
+        threads: Number of CPU threads of each process of a simulation.
         notes: Remarks on the data and the scores.
         causes: What the scores show about causes of poor results, for a diagnosis; the
             notes have the same in words.
@@ -131,6 +133,8 @@ class RunResult(BaseModel):
     paired_mean: dict[str, PairedDifference] = {}
     config: dict[str, Any] = {}
     versions: dict[str, Any] = {}
+    workers: int = 1
+    threads: int = 1
     notes: list[str] = []
     causes: list[Cause] = []
 

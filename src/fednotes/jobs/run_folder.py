@@ -164,7 +164,7 @@ def set_aside(out: Path) -> bool:
     return True
 
 
-def claim(
+def claim(  # noqa: PLR0913 - each is a part of the record
     job: Job,
     out: Path,
     sites: Sites,
@@ -173,6 +173,7 @@ def claim(
     files: Mapping[str, str] | None = None,
     resume: bool,
     command: str = "",
+    workers: int = 1,
 ) -> None:
     """Record in `out` the job, the notes and the model files of its run.
 
@@ -186,6 +187,7 @@ def claim(
         files: Digests of the models' files (`digest_model_files`).
         resume: Whether the job resumes its own run.
         command: Command that repeats the run; "" if there is none.
+        workers: Number of worker processes; 1 if there are none.
 
     Raises:
         ConfigError: The notes or the files of models have changed since the run that is
@@ -203,6 +205,8 @@ def claim(
         "command": command,
         "table": job.table,
         "versions": list_versions(),
+        "workers": workers,
+        "threads": job.threads,
         "notes": notes,
         "files": dict(files or {}),
         "data": dict(facts or {}),

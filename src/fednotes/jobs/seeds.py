@@ -32,6 +32,7 @@ from fednotes.jobs.run_folder import (
     require_same_job,
 )
 from fednotes.jobs.simulate import simulate
+from fednotes.jobs.workers.pool import Workers, start_workers
 from fednotes.metrics.gap import main_score
 from fednotes.metrics.paired_tests import FEWEST_SEEDS, paired_t
 from fednotes.metrics.summaries import summarise
@@ -212,6 +213,7 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
+    workers: int = 1,
     listener: AnyListener = None,
     command: str = "",
 ) -> SeedsResult:
@@ -225,6 +227,7 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
         resume: Whether to resume unfinished runs in `out`.
         overwrite: Whether to move earlier runs in `out` to `OUT.previous`.
         device: As in `simulate`.
+        workers: As in `simulate`; the runs share the workers.
         listener: As in `simulate`.
         command: Command that repeats the runs, for the report.
 
@@ -254,9 +257,10 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
             # The lock was moved with the earlier runs, so lock the new folder too.
             locks.enter_context(hold_folder(out))
 
+        pool = locks.enter_context(start_workers(device, workers, job.threads))
         with resumable(f"{command} --resume"):
             results = _run_seeds(
-                jobs, out, resume=resume, device=device, events=events, command=command
+                jobs, out, resume=resume, pool=pool, events=events, command=command
             )
             summary = summarise_runs(results, command)
             summary = summary.model_copy(update={"notes": notes + summary.notes})
@@ -269,7 +273,7 @@ def _run_seeds(
     out: Path,
     *,
     resume: bool,
-    device: str,
+    pool: Workers,
     events: ProgressListener,
     command: str,
 ) -> list[RunResult]:
@@ -277,9 +281,9 @@ def _run_seeds(
 
     Args:
         jobs: The jobs by seed.
-        out: As of `simulate_seeds`, and so are `resume`, `device` and `command`.
+        out: As of `simulate_seeds`, and so are `resume` and `command`.
         resume: Whether finished runs are read and unfinished ones resumed.
-        device: The device.
+        pool: The worker processes, if there are any.
         events: Receives the progress.
         command: The command that repeats the runs.
     """
@@ -294,7 +298,7 @@ def _run_seeds(
                 folder,
                 # A seed that an earlier call did not reach is a new run.
                 resume=resume and has_record(folder),
-                device=device,
+                pool=pool,
                 listener=events,
                 command=command,
             )

@@ -18,23 +18,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fednotes.core.federation import EVALUATE, MethodSite
+from fednotes.core.federation import EVALUATE
 from fednotes.core.stopping import resumable
 from fednotes.core.store import hold_folder, write_json, write_text
-from fednotes.core.tensors import device_of
-from fednotes.core.types import POOLED, SiteData
-from fednotes.engines.inprocess import InProcess
+from fednotes.core.types import SiteData
+from fednotes.engines.remote_programs import wait_for_links
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.job import Job, Sites, count_data
 from fednotes.jobs.local_files import digest_model_files
-from fednotes.jobs.metrics_file import METRICS, append_entry, make_entry, rewind_metrics
-from fednotes.jobs.parts import (
-    Part,
-    estimate_traffic,
-    is_summed_securely,
-    make_method_sites,
-    prepare,
+from fednotes.jobs.metrics_file import (
+    METRICS,
+    append_entry,
+    make_entry,
+    order_entries,
+    rewind_metrics,
 )
+from fednotes.jobs.part_training import PartRun, SitesHere, train_part
+from fednotes.jobs.parts import Part, estimate_traffic, prepare
 from fednotes.jobs.progress import (
     AnyListener,
     ProgressListener,
@@ -60,19 +60,30 @@ from fednotes.jobs.run_folder import (
     require_usable,
     set_aside,
 )
+from fednotes.jobs.workers.dealing import count_useful
+from fednotes.jobs.workers.pool import (
+    SitesOfWorkers,
+    TrainedPart,
+    WorkerProcess,
+    Workers,
+    start_workers,
+)
+from fednotes.jobs.workers.turns import Turns
 from fednotes.metrics.paired_tests import Bootstrap, paired_sites
 from fednotes.metrics.summaries import mean_scores, summed_scores
 
 Conditions = Mapping[str, Sequence[Outcome]]
 
 
-def simulate(
+def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
     job: Job,
     out: Path,
     *,
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
+    workers: int = 1,
+    pool: Workers | None = None,
     listener: AnyListener = None,
     command: str = "",
 ) -> RunResult:
@@ -85,7 +96,10 @@ def simulate(
         resume: Whether to resume an unfinished run.
         overwrite: Whether to move an earlier run in `out` to `OUT.previous`; this
             happens once the sites' data have been read.
-        device: PyTorch device to train on.
+        device: PyTorch device to train on; "cuda:*" deals workers out to all GPUs.
+        workers: Largest number of worker processes, which compute for sites at the same
+            time; 1 computes in this process. Results do not depend on it.
+        pool: Workers that several runs share; None starts those of this run.
         listener: Receives the progress.
         command: Command that repeats this run, for the report.
 
@@ -95,15 +109,19 @@ def simulate(
     Raises:
         ConfigError: `out` holds another run.
         BusyError: Another process is running in `out`.
+        WorkerError: A worker process was ended, such as by a system without memory.
     """
     events = to_listener(listener)
-    device_of(device)
     replaces_run = overwrite and not resume
-    require_run_folder(out)
     with ExitStack() as locks:
+        if pool is None:
+            pool = locks.enter_context(start_workers(device, workers, job.threads))
+        require_run_folder(out)
         locks.enter_context(hold_folder(out))
         require_usable(job, out, resume=resume, overwrite=replaces_run)
 
+        # The workers read the data at the same time as this process.
+        pool.begin_to_open(job)
         sites, config, parts = prepare(job, events.features)
         sizes = [job.kind.count_examples(site) for site in sites.data]
         job_warnings = (
@@ -124,11 +142,23 @@ def simulate(
             locks.enter_context(hold_folder(out))
         facts = count_data(job, sites.data)
         files = digest_model_files(job)
-        claim(job, out, sites, facts, files=files, resume=resume, command=command)
+        pool.open(job, sites.data)
+        pool.reduce(count_useful([len(part.sites) for part in parts]))
+        claim(
+            job,
+            out,
+            sites,
+            facts,
+            files=files,
+            resume=resume,
+            command=command,
+            workers=pool.count,
+        )
         with resumable(f"{command} --resume"), reported(events, out):
-            run = _Run(job, out, resume, device, events)
+            run = _Run(job, out, resume, events, pool)
             outcomes = run.train_parts(parts, sites.data)
             result = _make_result(job, sites, facts, parts, outcomes, command)
+            result = result.model_copy(update={"workers": pool.count})
             result.write(out)
     return result
 
@@ -141,15 +171,15 @@ class _Run:
         job: The job.
         out: The folder of the run.
         resume: Whether to resume an unfinished run.
-        device: PyTorch device to train on.
         listener: Receives the progress.
+        workers: The worker processes, if there are any.
     """
 
     job: Job
     out: Path
     resume: bool
-    device: str
     listener: ProgressListener
+    workers: Workers
 
     def train_parts(
         self, parts: Sequence[Part], sites: Sequence[Any]
@@ -161,23 +191,112 @@ class _Run:
             sites: Data of all sites; a pooled model is scored on each of them.
         """
         torch.set_num_threads(self.job.threads)
-        torch.use_deterministic_algorithms(self.device == "cpu")
+        torch.use_deterministic_algorithms(self.workers.device == "cpu")
         if not (self.resume and (self.out / METRICS).exists()):
             write_text(self.out / METRICS, "")
         (self.out / FAILURE).unlink(missing_ok=True)
         self.listener.plan(self._plan_work(parts))
 
+        outcomes: dict[str, Outcome] = {}
+        for part in parts:
+            done = self.out / part.name / "done.json"
+            outcome = read_outcome(done) if self.resume else None
+            if outcome is not None:
+                outcomes[part.name] = outcome
+        unfinished = [part for part in parts if part.name not in outcomes]
+        if self.workers.count == 1:
+            outcomes |= self._train_here(unfinished, sites)
+        else:
+            outcomes |= self._train_in_workers(unfinished)
+        order_entries(self.out / METRICS, [part.name for part in parts])
+        return {part.name: outcomes[part.name] for part in parts}
+
+    def _train_here(
+        self, parts: Sequence[Part], sites: Sequence[Any]
+    ) -> dict[str, Outcome]:
+        """Train one part after another in this process; return their outcomes.
+
+        Args:
+            parts: The parts.
+            sites: Data of all sites; a pooled model is scored on each of them.
+        """
         outcomes = {}
         for part in parts:
-            folder = self.out / part.name
-            outcome = read_outcome(folder / "done.json") if self.resume else None
-            if outcome is None:
-                with recorded_failure(self.out, part.name):
-                    outcome = self._train_part(part, folder, sites)
-                write_json(folder / "done.json", outcome.model_dump())
-                shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-            outcomes[part.name] = outcome
+            run = PartRun(self.job, part, self.out, self.resume)
+            with recorded_failure(self.out, part.name):
+                part_sites = SitesHere(
+                    run, sites, self.workers.device, progress=self.listener.features
+                )
+                events = _PartEvents(self.out, part, self.listener)
+                outcomes[part.name] = train_part(run, part_sites, events)
+            self._finish(part, outcomes[part.name])
         return outcomes
+
+    def _train_in_workers(self, parts: Sequence[Part]) -> dict[str, Outcome]:
+        """Train parts in worker processes; return their outcomes.
+
+        Parts of one site do not need each other, so they come first, each in one
+        worker. Then all workers share the sites of each other part.
+
+        Args:
+            parts: The parts.
+        """
+        outcomes = self._train_at_once([p for p in parts if len(p.sites) == 1])
+        for part in parts:
+            if len(part.sites) == 1:
+                continue
+            run = PartRun(self.job, part, self.out, self.resume)
+            sizes = {site.id: self.job.kind.count_examples(site) for site in part.sites}
+            with recorded_failure(self.out, part.name):
+                part_sites = SitesOfWorkers(
+                    run, self.workers, sizes, self.listener.features
+                )
+                events = _PartEvents(self.out, part, self.listener)
+                outcomes[part.name] = train_part(run, part_sites, events)
+            self._finish(part, outcomes[part.name])
+        return outcomes
+
+    def _train_at_once(self, parts: Sequence[Part]) -> dict[str, Outcome]:
+        """Train parts at the same time, each in one worker; return their outcomes.
+
+        Args:
+            parts: The parts.
+        """
+        work = self._plan_work(parts)
+        # The longest part comes first, so that the workers end at about the same time.
+        waiting = sorted(parts, key=lambda part: -work.get(part.name, 0.0))
+        idle = list(self.workers.all)
+        active: dict[WorkerProcess, TrainedPart] = {}
+        turns = Turns(self.listener)
+        outcomes = {}
+        while waiting or active:
+            while waiting and idle:
+                part = waiting.pop(0)
+                worker = idle.pop(0)
+                listener = turns.listen(part)
+                active[worker] = TrainedPart(
+                    PartRun(self.job, part, self.out, self.resume),
+                    worker,
+                    _PartEvents(self.out, part, listener),
+                    listener.features,
+                )
+            for worker in wait_for_links(list(active)):
+                part = active[worker].part
+                with recorded_failure(self.out, part.name):
+                    outcome = active[worker].handle_reply()
+                if outcome is not None:
+                    outcomes[part.name] = outcome
+                    self._finish(part, outcome)
+                    turns.end(part.name)
+                    del active[worker]
+                    idle.append(worker)
+        return outcomes
+
+    def _finish(self, part: Part, outcome: Outcome) -> None:
+        """Record a part's outcome, and delete its checkpoints."""
+        folder = self.out / part.name
+        write_json(folder / "done.json", outcome.model_dump())
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
     def _plan_work(self, parts: Sequence[Part]) -> dict[str, float]:
         """Return how many examples each unfinished part reads over all rounds."""
@@ -190,106 +309,35 @@ class _Run:
             work[part.name] = float(rounds * examples)
         return work
 
-    def _train_part(self, part: Part, folder: Path, sites: Sequence[Any]) -> Outcome:
-        """Train one part and score it on its sites' test data.
 
-        Args:
-            part: The part.
-            folder: Folder of the part's checkpoints and models.
-            sites: Data of all sites; a pooled model is scored on each of them.
-        """
-
-        def observe(result: RoundResult) -> None:
-            """Log a committed round, and show it."""
-            if result.evaluated:
-                self._log_evaluation(part, result)
-            self.listener.round(result)
-
-        method = self.job.module
-        method_sites = make_method_sites(
-            self.job,
-            part,
-            self._model_folders(part, folder),
-            self.device,
-            progress=self.listener.features,
-        )
-        engine = InProcess(
-            method_sites,
-            directory=folder / "checkpoints",
-            resume=self.resume,
-            observer=observe,
-            secure=is_summed_securely(self.job, part),
-        )
-        state = engine.resume()
-        rewind_metrics(self.out / METRICS, part.name, state.round if state else 0)
-        sizes = [site.num_examples for site in method_sites]
-        rounds, examples = method.plan_rounds(part.config, sizes)
-        self.listener.begin(part, rounds, examples)
-        final_state = method.train(engine, part.config)
-        self.listener.end()
-
-        scores = _score(method_sites, sites)
-        first_site, *_ = method_sites
-        return Outcome(
-            scores=scores.by_site,
-            documents=scores.document_counts,
-            rounds=final_state.round,
-            seconds=engine.seconds,
-            bytes_up=engine.bytes_up,
-            bytes_down=engine.bytes_down,
-            examples=sum(site.num_examples for site in method_sites),
-            described=first_site.described(),
-            eta=first_site.eta,
-            valid={site.id: site.valid_score for site in method_sites},
-            reading={site.id: dict(site.measure_reading()) for site in method_sites},
-        )
-
-    def _model_folders(self, part: Part, folder: Path) -> list[Path | None]:
-        """Return each site's folder for its model; None if it saves none."""
-        if self.job.module.ends_with_one_model(part.config):
-            # The first site saves the model of all.
-            other_folders = [None] * (len(part.sites) - 1)
-            return [folder, *other_folders]
-        return [folder / "sites" / site.id for site in part.sites]
-
-    def _log_evaluation(self, part: Part, result: RoundResult) -> None:
-        """Add an evaluation to metrics.jsonl."""
-        append_entry(self.out / METRICS, describe_evaluation(result, part))
-
-
-class _Scores(NamedTuple):
-    """The scores of a part's trained models.
-
-    Attributes:
-        by_site: Site to the scores on its test data.
-        document_counts: Site to the counts of each of its test documents, for the sites
-            that have these counts.
-    """
-
-    by_site: dict[str, dict[str, Any]]
-    document_counts: dict[str, list[list[int]]]
-
-
-def _score(method_sites: Sequence[MethodSite], sites: Sequence[Any]) -> _Scores:
-    """Score the trained models of a part.
+class _PartEvents:
+    """Logs the evaluations of a part, and passes its events to a listener.
 
     Args:
-        method_sites: The sites of the part.
-        sites: Data of all sites; a pooled model is scored on each of them.
+        out: The folder of the run.
+        part: The part.
+        listener: The listener.
     """
-    first_site, *_ = method_sites
-    if first_site.id == POOLED:
-        scores = {site.id: first_site.scores_on(site) for site in sites}
-        counts = {site.id: first_site.document_counts(site.id) for site in sites}
-    else:
-        scores = {site.id: dict(site.scores) for site in method_sites}
-        counts = {site.id: site.document_counts(site.id) for site in method_sites}
-    document_counts = {
-        site: site_counts.tolist()
-        for site, site_counts in counts.items()
-        if site_counts is not None
-    }
-    return _Scores(scores, document_counts)
+
+    def __init__(self, out: Path, part: Part, listener: ProgressListener) -> None:
+        self._metrics = out / METRICS
+        self._part = part
+        self._listener = listener
+
+    def begin(self, first_round: int, rounds: int, examples: int) -> None:
+        """Remove the entries of rounds that are repeated; pass the event on."""
+        rewind_metrics(self._metrics, self._part.name, first_round)
+        self._listener.begin(self._part, rounds, examples)
+
+    def round(self, result: RoundResult) -> None:
+        """Log an evaluation, and pass the round on."""
+        if result.evaluated:
+            append_entry(self._metrics, describe_evaluation(result, self._part))
+        self._listener.round(result)
+
+    def end(self) -> None:
+        """Pass the event on."""
+        self._listener.end()
 
 
 def describe_evaluation(result: RoundResult, part: Part) -> dict[str, Any]:
@@ -399,6 +447,7 @@ def _make_result(
         paired_mean=paired_mean,
         config=dict(job.table),
         versions=list_versions(),
+        threads=job.threads,
         notes=notes,
         causes=causes,
     )

@@ -1,0 +1,123 @@
+"""Deal sites out to workers, and workers to devices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from fednotes.core.errors import ParameterError
+from fednotes.core.tensors import device_of
+
+EVERY_GPU = "cuda:*"
+
+
+def deal_sites(sizes: Mapping[str, int], workers: int) -> list[list[str]]:
+    """Deal sites out so that workers have about the same number of examples.
+
+    The largest site comes first, and each goes to the worker that has least so far.
+
+    Args:
+        sizes: The number of training examples of each site, in the fixed order.
+        workers: Number of workers.
+
+    Returns:
+        The sites of each worker that has any, in the fixed order.
+    """
+    hands: list[list[str]] = [[] for _ in range(workers)]
+    loads = [0] * workers
+    for site in sorted(sizes, key=lambda name: -sizes[name]):
+        place = loads.index(min(loads))
+        hands[place].append(site)
+        loads[place] += max(1, sizes[site])
+    order = list(sizes)
+    return [sorted(hand, key=order.index) for hand in hands if hand]
+
+
+def list_devices(device: str, workers: int, gpus: int) -> list[str]:
+    """Return the device of each worker; with "cuda:*", the GPUs in turn.
+
+    Args:
+        device: The device that the user chose.
+        workers: Number of workers.
+        gpus: Number of GPUs of this machine.
+    """
+    if device != EVERY_GPU:
+        return [device] * workers
+    return [f"cuda:{number % gpus}" for number in range(workers)]
+
+
+def choose_devices(device: str, workers: int) -> list[str]:
+    """Return the device of each worker, after checking that this machine has it.
+
+    Args:
+        device: The device that the user chose.
+        workers: Number of workers.
+
+    Raises:
+        ConfigError: This machine has no such device.
+    """
+    if device == EVERY_GPU:
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if gpus == 0:
+            device_of("cuda")  # raises the error of a machine without a GPU
+        return list_devices(device, workers, gpus)
+    device_of(device)
+    return list_devices(device, workers, 0)
+
+
+def count_cores() -> int:
+    """Return the number of cores that this process may use.
+
+    It is limited by the process's affinity, and by the quota of a container.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return max(1, min(cores, _read_quota(Path("/sys/fs/cgroup/cpu.max"), cores)))
+
+
+def _read_quota(path: Path, without: int) -> int:
+    """Return the whole cores of a container's quota; `without` if there is none."""
+    try:
+        quota, period = path.read_text().split()
+        return int(quota) // int(period)
+    except (OSError, ValueError):  # no such file, or "max"
+        return without
+
+
+def check_workers(workers: int, threads: int, cores: int) -> int:
+    """Check that a number of workers fits on this machine, and return it.
+
+    Args:
+        workers: Number of workers.
+        threads: Number of threads of each worker.
+        cores: Number of cores.
+
+    Raises:
+        ParameterError: The number is below 1, or needs more cores than there are.
+    """
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise ParameterError(
+            f"`workers` = {workers!r}: expected a whole number of at least 1"
+        )
+    if workers > 1 and workers * threads > cores:
+        each = "1 thread" if threads == 1 else f"{threads} threads"
+        largest = max(1, cores // threads)
+        raise ParameterError(
+            f"`workers` = {workers} with {each} each need {workers * threads} cores, "
+            f"but this process may use {cores}: set `workers` to at most {largest}"
+        )
+    return workers
+
+
+def count_useful(sites_of_parts: Sequence[int]) -> int:
+    """Return the largest number of workers that have work at the same time.
+
+    Args:
+        sites_of_parts: The number of sites of each part. A part of one site is trained
+            in one worker, while others train other parts.
+    """
+    single = sum(sites == 1 for sites in sites_of_parts)
+    return max([1, single, *sites_of_parts])

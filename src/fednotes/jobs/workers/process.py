@@ -1,0 +1,50 @@
+"""The program of a worker process.
+
+    python -m fednotes.jobs.workers.process
+
+The process that starts it writes requests to its stdin and reads replies from its
+stdout. A worker ends when its stdin closes, whatever it is doing. So no worker stays
+behind, however the process that started it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from queue import SimpleQueue
+
+from fednotes.core.pipes import FramePipe, PipeClosedError
+
+
+def main() -> None:
+    """Answer requests until stdin closes."""
+    pipe = FramePipe(os.dup(0), os.dup(1))
+    # What a library prints must not come between the frames.
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+
+    requests: SimpleQueue[bytearray] = SimpleQueue()
+    reader = threading.Thread(target=_read, args=(pipe, requests), daemon=True)
+    reader.start()
+
+    # Imported while stdin is watched, because it takes seconds.
+    from fednotes.jobs.workers.answers import Worker
+
+    Worker(pipe.send, requests.get).serve()
+
+
+def _read(pipe: FramePipe, requests: SimpleQueue[bytearray]) -> None:
+    """Pass requests on until stdin closes, then end the process at once.
+
+    No file is left half-written: each is written under another name and then renamed.
+    """
+    try:
+        while True:
+            requests.put(pipe.receive())
+    except PipeClosedError:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

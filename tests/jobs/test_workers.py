@@ -1,0 +1,353 @@
+"""Runs with worker processes: bits, errors, kills and interrupts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forked import Command
+from tiny_jobs import JOB, SITES, TABLE, corpus
+from worker_runs import find_workers, is_running, read_run, wait_until
+
+from fednotes.core.errors import ConfigError, DataError, ParameterError, WorkerError
+from fednotes.engines.rounds import RoundResult
+from fednotes.jobs.job_file import load_job, parse_job
+from fednotes.jobs.parts import Part
+from fednotes.jobs.progress import ProgressListener
+from fednotes.jobs.seeds import simulate_seeds
+from fednotes.jobs.simulate import simulate
+from fednotes.jobs.workers import dealing, pool
+from fednotes.jobs.workers.commands import require_same_data
+from fednotes.jobs.workers.dealing import (
+    check_workers,
+    choose_devices,
+    count_cores,
+    count_useful,
+    deal_sites,
+    list_devices,
+)
+from fednotes.jobs.workers.turns import Turns
+
+
+@pytest.fixture(autouse=True)
+def _many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "count_cores", lambda: 8)
+
+
+@pytest.fixture(scope="module")
+def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a job of two sites whose notes are in files."""
+    folder = tmp_path_factory.mktemp("job")
+    corpus(folder / "north.conll", "DRUG", "vol")
+    corpus(folder / "south.conll", "DRUG", "tal")
+    text = JOB.replace('["federated"]', '["alone", "federated"]').replace(
+        "epochs = 1", "epochs = 2"
+    )
+    (folder / "job.toml").write_text(text + SITES)
+    return folder / "job.toml"
+
+
+@pytest.fixture(scope="module")
+def in_one_process(job_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("one") / "run"
+    simulate(load_job(str(job_file)), out)
+    return out
+
+
+class Log(ProgressListener):
+    """Keeps the events of a run, in their order."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def begin(self, part: Part, rounds: int, sentences: int) -> None:
+        self.events.append(("begin", part.name, rounds, sentences))
+
+    def round(self, result: RoundResult) -> None:
+        self.events.append(("round", result.round, result.bytes_up, result.evaluated))
+
+    def end(self) -> None:
+        self.events.append("end")
+
+
+def test_a_run_in_workers_leaves_the_files_of_one_process(
+    job_file: Path, tmp_path: Path
+) -> None:
+    """Weights, scores, curves and documents counts, to the last bit; and the listener
+    sees the same events."""
+    here, there = Log(), Log()
+    job = load_job(str(job_file))
+    simulate(job, tmp_path / "here", listener=here)
+    result = simulate(job, tmp_path / "there", workers=2, listener=there)
+    assert read_run(tmp_path / "there") == read_run(tmp_path / "here")
+    assert there.events == here.events
+    assert (result.workers, result.threads) == (2, 1)
+    record = json.loads((tmp_path / "there" / "job.json").read_text())
+    assert (record["workers"], record["threads"]) == (2, 1)
+    assert find_workers(os.getpid()) == []
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fedner": TABLE,
+    "fedner, secure": TABLE | {"federation": {"secure_sum": True}},
+    "distill": {
+        "method": "distill",
+        "seed": 2,
+        "synthetic": {"sites": 3, "sentences": 30},
+        "training": {"rounds": 2},
+        "model": TABLE["model"],
+    },
+    "adversarial": {
+        "method": "adversarial",
+        "seed": 2,
+        "synthetic": {"sites": 3, "sentences": 30},
+        "training": {"rounds": 2},
+        "model": TABLE["model"],
+    },
+    "finetune": {
+        "method": "finetune",
+        "seed": 2,
+        "synthetic": {"sites": 3, "sentences": 20},
+        "training": {"cycles": 2, "min_tokens": 0, "min_steps": 0},
+        "model": {"encoder": "BERT"},
+    },
+    "personal": {
+        "method": "personal",
+        "seed": 2,
+        "synthetic": {"sites": 2, "sentences": 20},
+        "training": {"cycles": 2, "distil_epochs": 1},
+        "model": {"encoder": "BERT", "train": "lora"},
+    },
+    "pretrain": {
+        "method": "pretrain",
+        "seed": 2,
+        "synthetic": {"sites": 2, "sentences": 20},
+        "training": {"cycles": 2, "length": 24},
+        "model": {"encoder": "BERT", "objective": "mlm"},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_leaves_the_files_of_one_process(
+    name: str, bert: Path, tmp_path: Path
+) -> None:
+    """All conditions, with three workers for the sites."""
+    table = json.loads(json.dumps(METHODS[name]).replace("BERT", str(bert)))
+    job = parse_job(table, "job", tmp_path, "job.toml")
+    simulate(job, tmp_path / "one")
+    simulate(job, tmp_path / "three", workers=3)
+    whole = read_run(tmp_path / "one")
+    assert any(place.endswith(".safetensors") for place in whole)
+    assert read_run(tmp_path / "three") == whole
+
+
+@pytest.mark.slow
+def test_the_runs_of_several_seeds_share_workers(
+    job_file: Path, tmp_path: Path
+) -> None:
+    job = load_job(str(job_file))
+    simulate_seeds(job, tmp_path / "one", [1, 2])
+    simulate_seeds(job, tmp_path / "two", [1, 2], workers=2)
+    assert read_run(tmp_path / "two") == read_run(tmp_path / "one")
+    assert find_workers(os.getpid()) == []
+
+
+# errors
+
+
+@pytest.mark.slow
+def test_an_error_in_a_worker_is_that_of_one_process(tmp_path: Path) -> None:
+    """The loss of a site diverges; the text names the site and the remedy."""
+    training = {**TABLE["training"], "learning_rate": 1e30}
+    table = {**TABLE, "training": training, "conditions": ["federated"]}
+    job = parse_job(table, "tiny", tmp_path, "tiny.toml")
+    caught = []
+    for workers in (1, 2):
+        with pytest.raises(Exception) as raised:  # noqa: PT011 - its class is compared
+            simulate(job, tmp_path / str(workers), workers=workers)
+        caught.append((type(raised.value), str(raised.value)))
+        failure = json.loads((tmp_path / str(workers) / "failure.json").read_text())
+        caught.append(failure)
+    assert caught[2:] == caught[:2]
+    assert find_workers(os.getpid()) == []
+
+
+def test_too_many_workers_are_refused(job_file: Path, tmp_path: Path) -> None:
+    job = load_job(str(job_file), ("threads=3",))
+    message = (
+        r"`workers` = 3 with 3 threads each need 9 cores, but this process may use 8: "
+        "set `workers` to at most 2"
+    )
+    with pytest.raises(ParameterError, match=message):
+        simulate(job, tmp_path / "run", workers=3)
+    for number in (0, -1, True):
+        with pytest.raises(ParameterError, match="a whole number of at least 1"):
+            simulate(job, tmp_path / "run", workers=number)
+    assert check_workers(1, threads=4, cores=2) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_notes_that_change_while_a_run_starts_are_refused() -> None:
+    require_same_data({"a": "1"}, {"a": "1"})
+    with pytest.raises(DataError, match="the notes of site 'b' have changed while"):
+        require_same_data({"a": "1", "b": "2"}, {"a": "1", "b": "3"})
+
+
+# ends of processes
+
+
+class KillsAWorker(ProgressListener):
+    """Kills a worker in a round of the federated part."""
+
+    def __init__(self) -> None:
+        self.part = ""
+        self.killed: list[int] = []
+
+    def begin(self, part: Part, rounds: int, sentences: int) -> None:
+        self.part = part.name
+
+    def round(self, result: RoundResult) -> None:
+        if self.part == "federated" and result.round == 4 and not self.killed:
+            self.killed = find_workers(os.getpid())
+            os.kill(self.killed[1], signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_one_error_and_the_run_resumes_to_the_same_bits(
+    job_file: Path, in_one_process: Path, tmp_path: Path
+) -> None:
+    job = load_job(str(job_file))
+    out = tmp_path / "run"
+    listener = KillsAWorker()
+    message = (
+        r"worker process 2, which computed for site 'south', was ended by SIGKILL \(the "
+        r"system does this when memory runs out\): give `resume` to continue the run, "
+        "and fewer `workers` if memory is short"
+    )
+    with pytest.raises(WorkerError, match=message):
+        simulate(job, out, workers=2, listener=listener)
+    assert len(listener.killed) == 2
+    assert not any(map(is_running, listener.killed))
+    assert (out / "alone" / "north" / "done.json").exists()
+    simulate(job, out, workers=2, resume=True)
+    assert read_run(out) == read_run(in_one_process)
+
+
+needs_two_cores = pytest.mark.skipif(count_cores() < 2, reason="needs two cores")
+
+
+@pytest.mark.slow
+@needs_two_cores
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_no_worker_outlives_the_process_that_started_it(
+    number: int, job_file: Path, in_one_process: Path, tmp_path: Path
+) -> None:
+    """However it ends; and the run resumes to the same bits."""
+    out = tmp_path / "run"
+    words = ["simulate", str(job_file), "--out", str(out), "--workers", "2"]
+    command = Command(tmp_path, *words)
+    log = out / "metrics.jsonl"
+    wait_until(lambda: log.exists() and log.stat().st_size > 0)
+    workers = find_workers(command.pid)
+    assert len(workers) == 2
+    command.send(number)
+    code, printed = command.wait()
+    wait_until(lambda: not any(map(is_running, workers)), seconds=10)
+    if number == signal.SIGKILL:
+        assert code == -number
+    else:
+        assert code == 128 + number
+        assert printed.startswith("stopped; to resume: fednotes simulate ")
+    simulate(load_job(str(job_file)), out, resume=True)
+    assert read_run(out) == read_run(in_one_process)
+
+
+def test_a_worker_that_cannot_start_is_an_error(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_PROGRAM", "fednotes.no_such_program")
+    message = (
+        "worker process [12], which computed for the data of all sites, ended with"
+    )
+    with pytest.raises(WorkerError, match=message):
+        simulate(load_job(str(job_file)), tmp_path / "run", workers=2)
+
+
+# dealing
+
+
+def test_sites_are_dealt_out_by_size() -> None:
+    sizes = {"a": 5, "b": 50, "c": 20, "d": 30}
+    assert deal_sites(sizes, 2) == [["a", "b"], ["c", "d"]]
+    assert deal_sites(sizes, 9) == [["b"], ["d"], ["c"], ["a"]]
+    assert deal_sites({"a": 0, "b": 0}, 2) == [["a"], ["b"]]
+
+
+def test_workers_are_dealt_out_to_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list_devices("cuda:*", 5, gpus=2) == [
+        "cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"
+    ]  # fmt: skip
+    assert list_devices("cuda:1", 2, gpus=2) == ["cuda:1", "cuda:1"]
+    assert choose_devices("cpu", 2) == ["cpu", "cpu"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert choose_devices("cuda:*", 4) == ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_every_gpu_is_refused_like_one(tmp_path: Path) -> None:
+    for device in ("cuda", "cuda:*"):
+        with pytest.raises(ConfigError, match="is not available here; use 'cpu'"):
+            choose_devices(device, 2)
+
+
+def test_only_workers_that_have_work_are_useful() -> None:
+    assert count_useful([]) == 1
+    assert count_useful([1]) == 1
+    assert count_useful([3]) == 3
+    assert count_useful([1, 1, 1, 3, 1]) == 4
+
+
+def test_the_quota_of_a_container_limits_the_cores(tmp_path: Path) -> None:
+    file = tmp_path / "cpu.max"
+    assert dealing._read_quota(file, 8) == 8
+    file.write_text("max 100000\n")
+    assert dealing._read_quota(file, 8) == 8
+    file.write_text("250000 100000\n")
+    assert dealing._read_quota(file, 8) == 2
+
+
+# turns
+
+
+def test_events_of_parts_that_train_at_once_come_one_part_after_another(
+    job_file: Path,
+) -> None:
+    parts = [Part("alone", (), None, site=name) for name in "abc"]
+    log = Log()
+    turns = Turns(log)
+    first, second = turns.listen(parts[0]), turns.listen(parts[1])
+    second.begin(parts[1], 9, 1)
+    first.begin(parts[0], 9, 1)
+    second.end()
+    turns.end("alone/b")
+    assert log.events == [("begin", "alone/a", 9, 1)]
+    third = turns.listen(parts[2])
+    third.begin(parts[2], 9, 1)
+    first.end()
+    turns.end("alone/a")
+    assert log.events == [
+        ("begin", "alone/a", 9, 1), "end",
+        ("begin", "alone/b", 9, 1), "end",
+        ("begin", "alone/c", 9, 1),
+    ]  # fmt: skip
+    third.end()
+    turns.end("alone/c")
+    assert log.events[-1] == "end"
