@@ -105,7 +105,7 @@ _PLACES = {
 }
 
 
-def _added() -> Mapping[str, "EntryPoint"]:
+def _find_added_names() -> Mapping[str, "EntryPoint"]:
     """Return the names that applications and other packages add.
 
     Raises:
@@ -123,7 +123,7 @@ def __getattr__(name: str) -> Any:
             globals()[name] = value
             return value
 
-    entry = None if name.startswith("_") else _added().get(name)
+    entry = None if name.startswith("_") else _find_added_names().get(name)
     if entry is not None:
         from fednotes.core import plugins
 
@@ -134,5 +134,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    public = [*__all__, *_added()]
+    public = [*__all__, *_find_added_names()]
     return sorted({*public, *(name for name in globals() if name.startswith("__"))})

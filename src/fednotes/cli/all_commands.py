@@ -115,7 +115,7 @@ class AllCommands(RegisteredCommands):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - of typer
         """Write the help of all commands, panel by panel."""
-        panels = self._panels()
+        panels = self._list_panels()
         width = max(len(name) for panel in panels.values() for name in panel)
         limit = formatter.width - _GAP - width
         order = [*PANELS, *sorted(panels.keys() - {*PANELS})]
@@ -128,7 +128,7 @@ class AllCommands(RegisteredCommands):
                 with formatter.section(panel):
                     formatter.write_dl(rows)
 
-    def _panels(self) -> Mapping[str, Mapping[str, Any]]:
+    def _list_panels(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the commands by panel and name; warn about broken ones."""
         panels: dict[str, dict[str, Any]] = {}
         for name in self.commands:

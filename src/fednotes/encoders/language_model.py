@@ -266,19 +266,32 @@ def cross_entropy(
         wanted: (predictions,) the correct tokens.
     """
 
-    def part(states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def sum_losses(states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         logits = head(states).float()  # (predictions, vocabulary)
-        right = (logits.detach().argmax(-1) == wanted).sum()
-        return F.cross_entropy(logits, wanted, reduction="sum"), right
+        num_right = (logits.detach().argmax(-1) == wanted).sum()
+        return F.cross_entropy(logits, wanted, reduction="sum"), num_right
 
     if len(wanted) <= CHUNK:
-        return part(states, wanted)
-    parts = [
-        checkpoint(part, s, w, use_reentrant=False, preserve_rng_state=False)
-        for s, w in zip(states.split(CHUNK), wanted.split(CHUNK), strict=True)
-    ]
-    losses, rights = zip(*parts, strict=True)
-    return torch.stack(losses).sum(), torch.stack(rights).sum()
+        return sum_losses(states, wanted)
+    losses = []
+    nums_right = []
+    chunks = zip(states.split(CHUNK), wanted.split(CHUNK), strict=True)
+    for chunk_states, chunk_wanted in chunks:
+        loss, num_right = checkpoint(
+            sum_losses,
+            chunk_states,
+            chunk_wanted,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        losses.append(loss)
+        nums_right.append(num_right)
+    return torch.stack(losses).sum(), torch.stack(nums_right).sum()
+
+
+def _return_logits(logits: Tensor) -> Tensor:
+    """Return logits that a model has computed itself, unchanged."""
+    return logits
 
 
 @checked(frozen=True)
@@ -563,8 +576,9 @@ class LanguageModel(nn.Module):
         """Run an encoder.
 
         Returns:
-            States (batch, tokens, width), the map from states to logits, and pooled
-            states.
+            States (batch, tokens, width); the map from states to logits; and pooled
+            states, None without pairs. A model whose head is unknown returns logits
+            (batch, tokens, vocabulary) in place of states, and the identity as the map.
         """
         inputs: dict[str, Tensor] = {"input_ids": self._tensor(masked.inputs)}
         longest = masked.inputs.shape[1]
@@ -575,9 +589,11 @@ class LanguageModel(nn.Module):
             inputs["token_type_ids"] = self._tensor(sequences.segments)
         if self._head is None:
             output = self.model(**inputs)
-            return token_logits(output), lambda logits: logits, None
+            return token_logits(output), _return_logits, None
         output = self.model.base_model(**inputs)
-        return output[0], self._head, output.pooler_output if self._pairs else None
+        states = output[0]
+        pooled = output.pooler_output if self._pairs else None
+        return states, self._head, pooled
 
     def _decode(self, masked: Masked) -> Tensor:
         """Return BART's decoder states, (batch, tokens, width).

@@ -733,9 +733,10 @@ class FedNER(Method):
 
     def estimate_traffic(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the maximum number of bytes that a site sends and receives."""
-        rounds, epoch = schedule(config, sum(sizes), _sum_shares(config, sizes))
+        rounds, epoch_rounds = schedule(config, sum(sizes), _sum_shares(config, sizes))
         size = nbytes(initial(config))
-        evaluations = math.ceil(rounds / (config.evaluate_every * epoch))
+        evaluations = math.ceil(rounds / (config.evaluate_every * epoch_rounds))
+        # Before each round, each evaluation and the end, a site receives the model.
         return rounds * size, (rounds + evaluations + 1) * size
 
     def list_size_warnings(

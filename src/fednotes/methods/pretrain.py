@@ -554,18 +554,9 @@ class PretrainWithDP(AveragingWithDP):
             _pack_apart(site.train_set, documents, site.config.length, site.draws)
             for documents in _documents_by_unit(site, unit)
         ]
-        stretches = [len(plan.stretches) for plan in plans]
-        bounds = np.cumsum([0, *stretches])
-        rows = [
-            plan.bounds[:-1] + start for plan, start in zip(plans, bounds, strict=False)
-        ]
-        site.apart = Plan(
-            np.concatenate([plan.stretches for plan in plans]),
-            np.append(np.concatenate(rows), bounds[-1]),
-            None,
-        )
-        ends = np.cumsum([len(plan) for plan in plans])[:-1]
-        return np.split(np.arange(len(site.apart)), ends)
+        site.apart = _join_plans(plans)
+        first_rows = np.cumsum([len(plan) for plan in plans])[:-1]  # from unit 1 on
+        return np.split(np.arange(len(site.apart)), first_rows)
 
     def loss(self, site: Site, indices: np.ndarray) -> torch.Tensor:
         """Return the mean loss of some sequences of `Site.apart`.
@@ -598,6 +589,21 @@ def _documents_by_unit(site: Site, unit: Unit) -> list[list[int]]:
         documents.setdefault(key, []).append(place)
         place += 1
     return list(documents.values())
+
+
+def _join_plans(plans: Sequence[Plan]) -> Plan:
+    """Return one plan with the sequences of several plans without pairs."""
+    stretches = np.concatenate([plan.stretches for plan in plans])
+    bounds = []
+    first_stretch = 0
+    for plan in plans:
+        bounds.append(plan.bounds[:-1] + first_stretch)
+        first_stretch += len(plan.stretches)
+    return Plan(
+        stretches,
+        bounds=np.append(np.concatenate(bounds), first_stretch),
+        random_next=None,
+    )
 
 
 def _pack_apart(

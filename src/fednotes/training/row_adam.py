@@ -117,7 +117,7 @@ class RowAdam:
                 for value in (parameter, first, second, gradient)
             ]
             constants = (BETA1, BETA2, 1 - BETA1, 1 - BETA2, size, root, eps)
-            _adam(*tables, numbers, *map(np.float32, constants))
+            _move_rows(*tables, numbers, *map(np.float32, constants))
             return
 
         new_first = first[rows] * BETA1 + gradient * (1 - BETA1)
@@ -168,13 +168,31 @@ def _fits_kernel(*values: Tensor) -> bool:
     "void(f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], i8[::1], "
     "f4, f4, f4, f4, f4, f4, f4)"
 )
-def _adam(table, first, second, grad, rows, b1, b2, c1, c2, size, root, eps):  # noqa: PLR0913 - a kernel has no objects
+def _move_rows(  # noqa: PLR0913 - a kernel has no objects
+    table, first, second, grad, rows, beta1, beta2, rest1, rest2, size, root, eps
+):
+    """Take a step of Adam with some rows of a table, in place.
+
+    Args:
+        table: (all rows, columns) the parameter.
+        first: Its first moments, of the same shape.
+        second: Its second moments, of the same shape.
+        grad: (rows, columns) the gradient of the rows.
+        rows: (rows,) their indices in the table.
+        beta1: Decay of the first moments.
+        beta2: Decay of the second moments.
+        rest1: 1 - beta1.
+        rest2: 1 - beta2.
+        size: Learning rate, corrected for the bias of the first moments.
+        root: Factor of the root, which corrects the bias of the second moments.
+        eps: ε.
+    """
     for k in range(rows.shape[0]):
         row = rows[k]
-        for d in range(table.shape[1]):
-            g = grad[k, d]
-            m = b1 * first[row, d] + c1 * g
-            v = b2 * second[row, d] + c2 * g * g
-            first[row, d] = m
-            second[row, d] = v
-            table[row, d] -= size * m / (np.sqrt(v) * root + eps)
+        for column in range(table.shape[1]):
+            g = grad[k, column]
+            m = beta1 * first[row, column] + rest1 * g
+            v = beta2 * second[row, column] + rest2 * g * g
+            first[row, column] = m
+            second[row, column] = v
+            table[row, column] -= size * m / (np.sqrt(v) * root + eps)

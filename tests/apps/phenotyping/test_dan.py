@@ -330,7 +330,7 @@ def test_wrong_inputs_are_named() -> None:
     for error, message, wrong in (
         (
             DataError,
-            "dictionary of 41, and the network was trained with one of 40",
+            "dictionary of 41 concepts, but the network was trained with one of 40",
             lambda: dan(Bags.of([[1]], 41)),
         ),
         (

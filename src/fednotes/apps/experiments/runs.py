@@ -235,12 +235,19 @@ class _RunMaker:
     ) -> GridRun:
         """Return the run with these settings.
 
+        Args:
+            settings: The settings, without seed and condition.
+            seed: The seed.
+            choice: The settings among them that the row searches.
+            is_trial: Whether the run only serves to choose settings.
+
         Raises:
             ConfigError: A setting does not apply to the row's job.
         """
         name = self.request.jobs.find(self.row.base)
         complete = self._complete(settings, seed, self.models)
         job = self._read(complete)
+        rehearsed_job = self.read_rehearsed(settings, seed)
         is_built_in = name in built_in_jobs()
         folder = self.request.out / "runs" / _digest(job, is_built_in=is_built_in)
 
@@ -264,7 +271,7 @@ class _RunMaker:
             choice=choice,
             beyond=beyond,
             is_trial=is_trial,
-            job=self.read_rehearsed(settings, seed),
+            job=rehearsed_job,
             skipped=self.skipped,
         )
 
@@ -280,11 +287,14 @@ class _RunMaker:
         """Return the settings with seed, condition and the folders of models."""
         complete = (*settings, f"seed={seed}", f"conditions=['{self.condition}']")
         for model, folder in models.get(seed, {}).items():
-            text = "{" + model + "}"
-            complete = tuple(setting.replace(text, folder) for setting in complete)
+            placeholder = "{" + model + "}"
+            complete = tuple(
+                setting.replace(placeholder, folder) for setting in complete
+            )
         return complete
 
     def _read(self, settings: Settings) -> Job:
+        """Return the row's job with complete settings."""
         name = self.request.jobs.find(self.row.base)
         return load_job(built_in_jobs().get(name) or name, settings)
 

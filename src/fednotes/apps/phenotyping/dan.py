@@ -320,8 +320,9 @@ class Dan(nn.Module):
         """Raise DataError if a vocabulary has the wrong size."""
         if size != expected:
             raise DataError(
-                f"the patients' concepts are of a dictionary of {size}, and the "
-                f"network was trained with one of {expected}: use that dictionary"
+                f"the patients' concepts come from a dictionary of {size} concepts, "
+                f"but the network was trained with one of {expected}: use that "
+                "dictionary"
             )
 
     def average_vectors(self, patients: Inputs) -> Tensor:
