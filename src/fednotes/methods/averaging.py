@@ -745,27 +745,28 @@ class AveragingSite(SiteTasks):
     def covered(self, task: str) -> dict[str, int]:
         """Return the steps, mini-batch and tokens behind an update of this task.
 
-        They are lower bounds for the newest cycle; before the first one, for all.
+        They are lower bounds for the newest cycle or, before the first cycle, for every
+        cycle.
         """
         if task not in (TRAIN, "send"):
             return {}
         lengths = self.count_example_tokens()
         examples = self._examples if lengths is None else len(lengths)
-        in_epoch = math.ceil(examples / self.share)
+        epoch_batches = math.ceil(examples / self.share)
         steps = self._steps_per_cycle
         if self._has_whole_epochs:
-            steps = max(1, int(self._averaging.local_epochs) * in_epoch)
+            steps = max(1, int(self._averaging.local_epochs) * epoch_batches)
         # If a cycle is one step, it may be the epoch's last and smallest mini-batch.
         left_over = examples % self.share if steps == 1 else 0
-        coverage = {
-            "steps": steps,
-            "batch": left_over or min(self.share, examples or self.share),
-        }
+        smallest_batch = left_over or min(self.share, examples or self.share)
+        coverage = {"steps": steps, "batch": smallest_batch}
         if lengths is not None:
-            batches_left_out = in_epoch - self._count_batches(steps, in_epoch)
-            fewest = max(0, examples - batches_left_out * self.share)
+            read_batches = self._count_batches(steps, epoch_batches)
+            unread_batches = epoch_batches - read_batches
+            fewest_read = max(0, examples - unread_batches * self.share)
             # A lower bound: the tokens of the shortest examples, each once.
-            coverage["tokens"] = int(np.sort(lengths)[:fewest].sum())
+            shortest = np.sort(lengths)[:fewest_read]
+            coverage["tokens"] = int(shortest.sum())
         return coverage
 
     def _count_batches(self, steps: int, in_epoch: int) -> int:

@@ -241,7 +241,7 @@ def _update_weights(federation: Federation, target: Total, round: int) -> None:
     """
     sites = len(target.included)
     if sites < FEWEST_CONTRIBUTORS and round == 0:
-        raise RefusedError(_too_few(sites))
+        raise RefusedError(_explain_too_few(sites))
     contributing = int(target.metric("contributing"))
     if min(contributing, sites) >= FEWEST_CONTRIBUTORS:
         federation.sum(
@@ -253,7 +253,8 @@ def _update_weights(federation: Federation, target: Total, round: int) -> None:
         )
 
 
-def _too_few(sites: int) -> str:
+def _explain_too_few(sites: int) -> str:
+    """Return why instance weights are refused with this number of sites."""
     return (
         f"instance weights need {FEWEST_CONTRIBUTORS} sites, but there are {sites}: "
         "with two, each would receive the other's gradient; set training.weighting = "
@@ -923,7 +924,7 @@ class Distill(Method):
             RefusedError: The job has instance weights and fewer than three sites.
         """
         if config.weighting and len(sites) < FEWEST_CONTRIBUTORS:
-            raise RefusedError(_too_few(len(sites)))
+            raise RefusedError(_explain_too_few(len(sites)))
         return replace(config, tags=all_tags(sites), sites=len(sites))
 
     def configure_alone(

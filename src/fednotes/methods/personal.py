@@ -360,16 +360,21 @@ class Site(finetune.Site):
         return super()._make_update(sent, metrics, part)
 
     def _train_own(self, cycles: int) -> None:
-        """Train the local model up to this number of cycles, including missed ones."""
+        """Train the local model until it has had this number of cycles.
+
+        A site that missed cycles makes up for them here. The training is that of a
+        federation of this site alone.
+        """
         server = self._own_server
         while server.round < min(cycles, server.cycles):
             cycle = server.round
-            total = Total.of([self.own.train(server.select_sent(), cycle=cycle)])
+            update = self.own.train(server.select_sent(), cycle=cycle)
+            total = Total.of([update])
             server.step(total.mean(), total)
             if server.is_evaluation_due and server.best.wanted:
                 counts = Total.of([self.own.evaluate(server.shared, cycle=cycle)])
-                # Without held-out data, the last cycle is kept.
-                if judged_mentions(counts.metrics)["held_out"] > -math.inf:
+                has_held_out = judged_mentions(counts.metrics)["held_out"] > -math.inf
+                if has_held_out:  # otherwise the last cycle is kept
                     server.judge(counts)
 
     # The final model.

@@ -243,17 +243,22 @@ class CRF(nn.Module):
             rows: (queries,) the sentence of each query.
             allowed: (queries, tokens, tags) bool, the tags that each token may have.
         """
-        sentences, position = rows.to(emissions.device).unique(return_inverse=True)
+        # log Z of a sentence is computed once for all of its queries.
+        sentences, sentence_of_query = rows.to(emissions.device).unique(
+            return_inverse=True
+        )
         scores, x, lengths, ops = self._prepare(
             emissions[sentences], lengths[sentences]
         )
-        _require_shape(allowed, (len(position), *x.shape[1:]))
         log_z, _, _ = _partition(ops, x, lengths, scores, with_counts=False)
-        within = x[position].masked_fill(~allowed.to(x.device), -torch.inf)
+
+        x_of_query = x[sentence_of_query]  # (queries, tokens, tags)
+        _require_shape(allowed, x_of_query.shape)
+        within = x_of_query.masked_fill(~allowed.to(x.device), -torch.inf)
         log_z_within, _, _ = ops.partition(
-            within, lengths[position], scores, with_counts=False
+            within, lengths[sentence_of_query], scores, with_counts=False
         )
-        return (log_z_within - log_z[position]).exp().clamp(max=1.0)
+        return (log_z_within - log_z[sentence_of_query]).exp().clamp(max=1.0)
 
     @torch.no_grad()
     def decode(self, emissions: Tensor, lengths: Tensor) -> Tensor:

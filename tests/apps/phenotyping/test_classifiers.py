@@ -345,7 +345,7 @@ def test_errors_name_the_cause() -> None:
         (ConfigError, "C = inf: expected a number", lambda: SvmConfig(C=float("inf"))),
         (
             DataError,
-            "dictionary of 25, and the model was trained with one of 24",
+            "dictionary of 25 concepts, but the model was trained with one of 24",
             lambda: tfidf(bags(1), np.ones(24)),
         ),
         (DataError, "not a finite number", lambda: tfidf(bags(1), np.full(25, np.nan))),

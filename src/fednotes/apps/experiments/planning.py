@@ -327,7 +327,7 @@ class _Planner:
 
     def _stand_ins_by_seed(self) -> dict[int, dict[str, str]]:
         """Return the stand-ins for the models in a rehearsal, by seed and name."""
-        return {seed: _stand_ins(self._model_runs, seed) for seed in self._seeds}
+        return {seed: _find_stand_ins(self._model_runs, seed) for seed in self._seeds}
 
 
 def _model_folders(
@@ -342,7 +342,7 @@ def _model_folders(
     }
 
 
-def _stand_ins(
+def _find_stand_ins(
     model_runs: Mapping[str, Sequence[GridRun]], seed: int
 ) -> dict[str, str]:
     """Return the stand-in for each model in a rehearsal.
@@ -354,8 +354,8 @@ def _stand_ins(
     for name, folder in folders.items():
         if Path(folder).is_dir():
             continue
-        job = model_runs[name][0].job
-        model = None if job is None else job.config.model
+        first_run = model_runs[name][0]
+        model = None if first_run.job is None else first_run.job.config.model
         encoder = model.encoder if isinstance(model, _StartsFromEncoder) else ""
         folders[name] = encoder or "none"
     return folders

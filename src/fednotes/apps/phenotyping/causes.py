@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -123,61 +124,79 @@ def find_data_causes(job: Job, facts: Mapping[str, Any]) -> Iterator[Cause]:
         job: The job.
         facts: The counts of each site's patients; empty if they are unknown.
     """
-    present: dict[str, int] = {}
-    labelled: dict[str, int] = {}
+    present: Counter[str] = Counter()
+    labelled: Counter[str] = Counter()
     for of_site in facts.values():
         for phenotype, counts in mapping(of_site.get("labels")).items():
-            present[phenotype] = present.get(phenotype, 0) + counts["present"]
-            labelled[phenotype] = labelled.get(phenotype, 0) + counts["labelled"]
-    rare = {
-        phenotype: number
-        for phenotype, number in present.items()
-        if labelled[phenotype]
-        and (number < RARE_PATIENTS or number < RARE_SHARE * labelled[phenotype])
-    }
-    if rare:
-        yield Cause(
-            "types_rare",
-            "medium",
-            "all sites",
-            f"{len(rare)} of {format_count(len(present), 'phenotype')} "
-            f"{'is' if len(rare) == 1 else 'are'} present in fewer than "
-            f"{RARE_PATIENTS} training patients, or in under {RARE_SHARE:.0%}",
-            "label more patients who have them, or give rare classes more weight",
-            evidence=(
-                Evidence(
-                    "training patients: "
-                    + list_names(
-                        [f"{p} {n:,} of {labelled[p]:,}" for p, n in rare.items()]
-                    ),
-                    "job.json",
-                    {"present": rare, "labelled": {p: labelled[p] for p in rare}},
-                ),
+            present[phenotype] += counts["present"]
+            labelled[phenotype] += counts["labelled"]
+    if not present:
+        return
+    yield from _find_rare_phenotypes(job, present, labelled)
+    yield from _find_unlabelled_sites(facts)
+
+
+def _find_rare_phenotypes(
+    job: Job, present: Mapping[str, int], labelled: Mapping[str, int]
+) -> Iterator[Cause]:
+    """Yield a cause if few training patients of all sites have some phenotypes.
+
+    Args:
+        job: The job.
+        present: Number of patients who have each phenotype.
+        labelled: Number of patients with a label for it.
+    """
+    rare = {}
+    for phenotype, number in present.items():
+        is_rare = number < max(RARE_PATIENTS, RARE_SHARE * labelled[phenotype])
+        if labelled[phenotype] and is_rare:
+            rare[phenotype] = number
+    if not rare:
+        return
+    numbers = [f"{each} {n:,} of {labelled[each]:,}" for each, n in rare.items()]
+    yield Cause(
+        "types_rare",
+        "medium",
+        "all sites",
+        f"{len(rare)} of {format_count(len(present), 'phenotype')} "
+        f"{'is' if len(rare) == 1 else 'are'} present in fewer than "
+        f"{RARE_PATIENTS} training patients, or in under {RARE_SHARE:.0%}",
+        "label more patients who have them, or give rare classes more weight",
+        evidence=(
+            Evidence(
+                f"training patients: {list_names(numbers)}",
+                "job.json",
+                {"present": rare, "labelled": {each: labelled[each] for each in rare}},
             ),
-            settings=_weight_settings(job),
-        )
-    unlabelled = [
-        site
-        for site, of_site in facts.items()
-        if present
-        and not any(each["labelled"] for each in mapping(of_site["labels"]).values())
-    ]
-    if unlabelled:
-        yield Cause(
-            "sites_unlabelled",
-            "medium",
-            list_names(unlabelled),
-            "no training patient has a label, so these sites add nothing to stage 2",
-            "give their labels, or check that patient ids match those of the notes",
-            evidence=tuple(
-                Evidence(
-                    f"{site}: 0 of {facts[site]['patients']:,} training patients",
-                    "job.json",
-                    {"patients": facts[site]["patients"]},
-                )
-                for site in unlabelled
-            ),
-        )
+        ),
+        settings=_weight_settings(job),
+    )
+
+
+def _find_unlabelled_sites(facts: Mapping[str, Any]) -> Iterator[Cause]:
+    """Yield a cause if the training patients of some sites have no labels."""
+    patients = {}  # of the sites without labels
+    for site, of_site in facts.items():
+        labels = mapping(of_site["labels"])
+        if not any(counts["labelled"] for counts in labels.values()):
+            patients[site] = of_site["patients"]
+    if not patients:
+        return
+    yield Cause(
+        "sites_unlabelled",
+        "medium",
+        list_names(list(patients)),
+        "no training patient has a label, so these sites add nothing to stage 2",
+        "give their labels, or check that patient ids match those of the notes",
+        evidence=tuple(
+            Evidence(
+                f"{site}: 0 of {number:,} training patients",
+                "job.json",
+                {"patients": number},
+            )
+            for site, number in patients.items()
+        ),
+    )
 
 
 def _never_predicted(by_disease: Mapping[str, Any]) -> list[str]:

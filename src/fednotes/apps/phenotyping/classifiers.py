@@ -183,8 +183,9 @@ def tfidf(bags: Bags, idf: np.ndarray) -> Features:
     """
     if bags.vocabulary != len(idf):
         raise DataError(
-            f"the patients' concepts are of a dictionary of {bags.vocabulary}, and the "
-            f"model was trained with one of {len(idf)}: use that dictionary"
+            f"the patients' concepts come from a dictionary of {bags.vocabulary} "
+            f"concepts, but the model was trained with one of {len(idf)}: use that "
+            "dictionary"
         )
     rows, columns, counts = bags.counts()
     weighted = counts * idf[columns]  # [phenotype tf-idf]

@@ -713,7 +713,7 @@ def permit_upload(folder: str) -> Iterator[None]:
 
 @contextmanager
 def permit_download() -> Iterator[None]:
-    """Permit that NVFlare downloads the files of one run within the context."""
+    """Permit NVFlare to download the files of one run within the context."""
     _permitted_downloads.append(Download())
     try:
         yield
