@@ -484,6 +484,20 @@ def test_omop_of_another_system(file: File, tmp_path: Path) -> None:
     assert "2020-01-02" in (tmp_path / "again/note.csv").read_text()
 
 
+def test_a_problem_of_omop_names_the_table_with_the_mention(
+    file: File, tmp_path: Path
+) -> None:
+    file("note_id,note_text\n5,Had a rash.\n", "o/note.csv")
+    header = "note_nlp_id,note_id,offset,lexical_variant,note_nlp_concept_id\n"
+    file(f"{header}1,5,6,rash,140214\n", "o/note_nlp.csv")
+    file(f"{header}2,5,,rash,1\n", "o/note_nlp_2.csv")
+    file(f"{header}3,9,0,x,1\n", "o/note_nlp_3.csv")
+    with pytest.raises(DataError) as caught:
+        read(tmp_path / "o")
+    places = sorted((Path(p.file).name, p.line) for p in caught.value.problems)
+    assert places == [("note_nlp_2.csv", 2), ("note_nlp_3.csv", 2)]
+
+
 def test_predictions_for_omop_keep_the_visit(file: File, tmp_path: Path) -> None:
     """A line of `fednotes predict` becomes a row with the number of the visit."""
     line = {"id": "1", "text": "Takes aspirin.", "patient": "7", "visit": "70"}

@@ -14,12 +14,11 @@ import csv
 import io
 import os
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from fednotes.core.errors import DataError
@@ -97,46 +96,65 @@ def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     return stream_files(files, _read_file, problems)
 
 
-def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    nlp_files = [
-        file
-        for file in list_files(path.parent, name_contains="nlp")
-        if "note_nlp_id" in _header(file)
-    ]
-    terms: defaultdict[str, list[tuple[int, _Row]]] = defaultdict(list)
-    for file in nlp_files:
-        for line, row in _read_rows(file, problems):
-            terms[row.get("note_id", "").strip()].append((line, row))
+class _Term(NamedTuple):
+    """A row of NOTE_NLP and its place."""
 
+    file: Path
+    line: int
+    row: _Row
+
+
+def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
+    """Yield the documents of a table NOTE, with the mentions of NOTE_NLP beside it."""
+    terms = _read_terms(path.parent, problems)
     for line, row in _read_rows(path, problems):
         documents: list[ReadDocument] = []
         with problems.collect("document", path, line):
             note_id = row.get("note_id", "").strip()
             if not note_id or "note_text" not in row:
                 raise DataError("note_id or note_text is missing")
-            spans: list[Any] = []
-            details: list[Any] = []
-            for term_line, term in terms.pop(note_id, ()):
-                with problems.collect("mention", nlp_files[0], term_line):
-                    span = _parse_term(row["note_text"], term)
-                    spans.append(span)
-                    columns = _other_columns(term)
-                    if columns:
-                        details.append({"span": span, "columns": columns})
-            record = _to_record(row, spans, details)
+            record = _make_record(row, terms.pop(note_id, []), problems)
             document = jsonl.parse_record(record, path, line, problems)
             if document is not None:
                 documents.append(ReadDocument(document, path, line))
         yield from documents
 
-    for orphans in terms.values():
-        first_line, _ = orphans[0]
+    # The terms that are left belong to no note.
+    for first_term, *_ in terms.values():
         problems.note(
             "mention",
-            nlp_files[0],
-            first_line,
+            first_term.file,
+            first_term.line,
             "the table NOTE has no row of this note_id",
         )
+
+
+def _read_terms(folder: Path, problems: Problems) -> dict[str, list[_Term]]:
+    """Return the rows of all tables NOTE_NLP in a folder by the id of their note."""
+    terms: dict[str, list[_Term]] = {}
+    for file in list_files(folder, name_contains="nlp"):
+        if "note_nlp_id" not in _header(file):
+            continue
+        for line, row in _read_rows(file, problems):
+            note_id = row.get("note_id", "").strip()
+            terms.setdefault(note_id, []).append(_Term(file, line, row))
+    return terms
+
+
+def _make_record(
+    row: _Row, terms: Iterable[_Term], problems: Problems
+) -> dict[str, Any]:
+    """Return a row of NOTE and its terms as a record of JSONL."""
+    spans: list[Any] = []
+    details: list[Any] = []
+    for term in terms:
+        with problems.collect("mention", term.file, term.line):
+            span = _parse_term(row["note_text"], term.row)
+            spans.append(span)
+            columns = _other_columns(term.row)
+            if columns:
+                details.append({"span": span, "columns": columns})
+    return _to_record(row, spans, details)
 
 
 def _read_rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, str]]]:
