@@ -224,7 +224,7 @@ def _describe_run(origin: _Origin, model: Path) -> dict[str, Any]:
 
     settings = [
         (key, value)
-        for key, value in _flatten(result.config)
+        for key, value in _list_public_settings(result.config)
         if key.split(".")[0] not in _NO_SETTINGS
     ]
     return {
@@ -314,14 +314,16 @@ def _list_types(scores: Mapping[str, Any]) -> _TypeTable | None:
     return None
 
 
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _list_public_settings(
+    table: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, str]]:
     """Yield the values of nested tables as text, under names such as "model.kind".
 
     A path is reduced to its last part, because the locations of files are private.
     """
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from _list_public_settings(value, f"{prefix}{key}.")
         else:
             text = str(value)
             yield f"{prefix}{key}", Path(text).name if "/" in text else text

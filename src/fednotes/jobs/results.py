@@ -230,7 +230,7 @@ class RunResult(BaseModel):
         for site, by_condition in [*self.sites.items(), ("mean", self.mean)]:
             for condition in CONDITIONS:
                 if condition in by_condition:
-                    scores = _flatten(mapping(by_condition[condition]))
+                    scores = _list_scores(mapping(by_condition[condition]))
                     rows.append({"site": site, "condition": condition, **scores})
         return rows
 
@@ -283,7 +283,7 @@ class RunResult(BaseModel):
         write_json(folder / SUMMARY, self.model_dump(exclude_defaults=True))
 
 
-def _flatten(scores: Scores) -> dict[str, float]:
+def _list_scores(scores: Scores) -> dict[str, float]:
     """Return the known numbers of scores under names such as "strict_f1"."""
     flat = {}
     for kind, layout in SCORES.items():

@@ -114,7 +114,7 @@ class SeedsResult(BaseModel):
         """
         by_site = {**self.sites, "mean": self.mean}
         return [
-            {"site": site, "condition": condition, **_flatten(scores)}
+            {"site": site, "condition": condition, **_list_statistics(scores)}
             for site, conditions in by_site.items()
             for condition, scores in conditions.items()
         ]
@@ -124,7 +124,7 @@ class SeedsResult(BaseModel):
         write_json(folder / SEEDS_FILE, self.model_dump(exclude_defaults=True))
 
 
-def _flatten(
+def _list_statistics(
     scores: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, OptionalNumber | str]:
     """Return the statistics of nested scores under flat names, without entity types."""
@@ -137,7 +137,7 @@ def _flatten(
             flat[f"{name}_mean"] = value["mean"]
             flat[f"{name}_std"] = value["std"]
         else:
-            flat.update(_flatten(value, name))
+            flat.update(_list_statistics(value, name))
     return flat
 
 

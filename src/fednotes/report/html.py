@@ -133,7 +133,7 @@ def _write_seeds_report(folder: Path, out: str | Path | None) -> Path:
         groups=groups,
         conditions=CONDITIONS,
         measures=measures,
-        settings=list(_flatten(result.config)),
+        settings=list(_list_settings(result.config)),
     )
     return _write_page(page, folder, out)
 
@@ -312,8 +312,8 @@ class _Page:
             "bytes": self._bytes_sent(),
             "causes": (),
             "settings": [
-                ("Configuration", list(_flatten(result.config))),
-                ("Versions", list(_flatten(result.versions))),
+                ("Configuration", list(_list_settings(result.config))),
+                ("Versions", list(_list_settings(result.versions))),
             ],
         }
 
@@ -705,13 +705,13 @@ def _most(tables: Iterable[object], *path: str) -> float:
     return max(number(table, *path) or 0 for table in tables)
 
 
-def _flatten(value: object, prefix: str = "") -> Iterator[tuple[str, str]]:
+def _list_settings(value: object, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield dotted keys and values of nested settings."""
     if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         value = {str(place): inner for place, inner in enumerate(value, 1)}
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+            yield from _list_settings(inner, f"{prefix}.{key}" if prefix else str(key))
     elif isinstance(value, list):
         yield prefix, ", ".join(map(str, value))
     elif value is not None:
