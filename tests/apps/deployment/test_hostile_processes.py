@@ -60,6 +60,19 @@ def test_what_a_site_sends_that_cannot_be_decoded_ends_no_run(
     assert [row["x"][0] for row in rows] == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_site_that_reports_its_failure_ends_no_run(
+    net: Network, tmp_path: Path
+) -> None:
+    """NVFlare's server ends the run of all sites; with the code of a forbidden
+    component it even counts as aborted by a person, and is never handed in again."""
+    folder = ward_job(tmp_path, "quitter", SITES, least=2)
+    status = run_with(net, "quitter_main", folder)
+    assert "h3 reports that its process of job " in log_of(net.server)
+    assert status == "FINISHED:COMPLETED"
+    rows = json.loads((net.server / "state/quitter/result.json").read_text())
+    assert [row["included"] for row in rows] == [list(SITES)] * 3
+
+
 def test_an_honest_run_is_done_and_fetched(net: Network, tmp_path: Path) -> None:
     """What is refused above and below is nothing that a run needs."""
     folder = ward_job(tmp_path, "honest", SITES[:2], least=2)

@@ -45,8 +45,11 @@ from nvflare.fuel.sec.authz import AuthzContext, Person
 from nvflare.fuel.utils import fobs
 from nvflare.private.admin_defs import Message as Order
 from nvflare.private.admin_defs import ok_reply
+from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.private.fed.client.admin import RequestProcessor
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+from nvflare.private.fed.server.fed_server import FederatedServer
+from nvflare.private.fed.server.job_runner import JobRunner
 from nvflare.security.security import FLAuthorizer
 
 from fednotes.apps.deployment.nvflare import gate, presence
@@ -662,6 +665,25 @@ def test_a_member_asks_nobody_but_the_server(
     message = Message(headers, None)
     message.set_prop(cells.MessagePropKey.COMMON_NAME, "h1")
     assert (gate.ServerGate().judge(message) is None) == passes
+
+
+@pytest.mark.parametrize("code", [1, 101, 102, 103, 104, 9, 0])
+def test_a_failure_that_a_site_reports_is_noted_and_ends_no_run(code: int) -> None:
+    """By NVFlare's own function, which would fail or abort the run of all sites."""
+    gate.ServerGate()
+    runner = JobRunner("workspace")
+    runner._pending_client_outcomes = {"job-1": {"h1", "h2"}}
+    runner.fail_run = runner.stop_run = mock.Mock()
+    server = mock.Mock()
+    server.engine.job_runner = runner
+    server.client_manager.clients = {"token": SimpleNamespace(name="h1")}
+    headers = {CellMessageHeaderKeys.TOKEN: "token"}
+    report = Message(headers, {"job_id": "job-1", "code": code})
+    reply = FederatedServer.process_job_failure(server, report)
+    assert reply.get_header(cells.MessageHeaderKey.RETURN_CODE) == cells.ReturnCode.OK
+    runner.fail_run.assert_not_called()
+    assert runner.get_client_outcome_jobs("h1") == set()
+    assert runner.get_client_outcome_jobs("h2") == {"job-1"}
 
 
 def test_two_processes_do_not_share_a_runs_state(tmp_path: Path) -> None:

@@ -314,3 +314,22 @@ def order_the_server(mine: str, other_site: str, job_id: str) -> dict[str, str]:
     ask("event of the main process", aux, FED_EVENT_TOPIC, "server", fatal)
     ask("end", command, "abort", job, Shareable())
     return answers
+
+
+def report_failure(mine: str, job_id: str) -> None:
+    """Tell the server that this site's process of a job failed, in each way that
+    NVFlare knows."""
+    from nvflare.fuel.common.exit_codes import ProcessExitCode
+    from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic
+    from nvflare.private.defs import JobFailureMsgKey, new_cell_message
+
+    cell = _cell_of(mine, job_id)
+    for code in (ProcessExitCode.UNSAFE_COMPONENT, ProcessExitCode.EXCEPTION):
+        body = {JobFailureMsgKey.JOB_ID: job_id, JobFailureMsgKey.CODE: code}
+        cell.send_request(
+            channel=CellChannel.SERVER_MAIN,
+            topic=CellChannelTopic.REPORT_JOB_FAILURE,
+            target="server",
+            request=new_cell_message({}, body),
+            timeout=5,
+        )

@@ -16,7 +16,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from dishonest import ask_as_others, order_the_server, send_unreadable
+from dishonest import (
+    ask_as_others,
+    order_the_server,
+    report_failure,
+    send_unreadable,
+)
 
 from fednotes.core.federation import State
 from fednotes.core.messages import Frame
@@ -200,6 +205,22 @@ class Commander(RecordingHost):
             answers = order_the_server(self._setup.site, "h1", self._setup.job_id)
             self._answers.write_text(json.dumps(answers))
         return super().handle(frame)
+
+
+class Quitter(RecordingHost):
+    """A site that says that its process failed, and then does its task."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._setup = setup
+
+    def handle(self, frame: bytes) -> bytes:
+        report_failure(self._setup.site, self._setup.job_id)
+        return super().handle(frame)
+
+
+def quitter_main(setup: Setup) -> RecordingHost:
+    return Quitter(setup)
 
 
 def unreadable_main(setup: Setup) -> RecordingHost:

@@ -9,7 +9,8 @@
   messages between members, and its processes obey a member's orders as each other's: a
   member could end or pause a run, declare another site dead, and read the tokens of
   all. `ServerGate` drops all messages but those that a run needs. NVFlare's server also
-  ends a run whose result it cannot decode; `outlive_unreadable_results` prevents that.
+  ends a run whose result it cannot decode, or one of whose sites reports a failure;
+  `outlive_unreadable_results` and `outlive_reported_failures` prevent that.
 - **A site.** NVFlare's site obeys everyone, and checks rights only if the server asks
   it to. A server could therefore read any file of a site, delete folders of its kit and
   silence its log. `SiteGate` refuses all requests from other members, and all requests
@@ -95,6 +96,7 @@ with needs("nvflare", "deploy"):
     from nvflare.private.fed.client.admin import RequestProcessor
     from nvflare.private.fed.client.admin_commands import AdminCommands
     from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+    from nvflare.private.fed.server.job_runner import JobRunner
     from nvflare.private.fed.utils import identity_utils
     from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUEST
 
@@ -375,6 +377,31 @@ class TrustCourier:
 # ---- messages of members -------------------------------------------------------------
 
 
+def outlive_reported_failures() -> None:
+    """Keep the runs of the server going when a site reports that its process failed.
+
+    NVFlare ends the run of all sites. With the code of a forbidden component, it even
+    marks the run as aborted by a person, so that it is never handed in again. Instead,
+    the site counts as lost once its process is silent: whether a run can go on without
+    it, the run decides itself.
+    """
+    JobRunner.is_client_outcome_pending = _note_ended_process
+
+
+def _note_ended_process(runner: JobRunner, job_id: str, client_name: str) -> bool:
+    """Note that a site's process of a job has ended, however it ended.
+
+    NVFlare asks this before it lets a site's report decide about a run.
+    """
+    with runner.lock:
+        pending = runner._pending_client_outcomes.get(job_id, set())
+        is_pending = client_name in pending
+        pending.discard(client_name)
+    if is_pending:
+        logger.info("%s reports that its process of job %s ended", client_name, job_id)
+    return False
+
+
 class ServerGate(FLComponent):
     """Makes the server's main process drop messages that a member may not send.
 
@@ -383,6 +410,10 @@ class ServerGate(FLComponent):
     Nor may a member send what no run needs: NVFlare's processes obey orders of members
     that they should only take from each other.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        outlive_reported_failures()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Install the filter when the server starts."""
