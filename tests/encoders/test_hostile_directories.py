@@ -102,3 +102,39 @@ def test_a_tokenizer_that_replaces_few_letters_is_read(hostile: Path) -> None:
     rules = {"type": "Sequence", "normalizers": [replace_letter(3)] * 2}
     change_json(hostile / "tokenizer.json", normalizer=rules)
     assert open_tokenizer(hostile).is_fast
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "chat_template.jinja", "templates"])
+def test_a_link_that_leads_out_is_not_read_into_a_model(
+    hostile: Path, tmp_path: Path, name: str
+) -> None:
+    """A tokenizer that is saved again would hold a private key word by word."""
+    (tmp_path / "id_rsa").write_text("private")
+    (hostile / name).symlink_to(tmp_path / "id_rsa")
+    with pytest.raises(ModelError, match=f"{name}: a link that leads out"):
+        open_pretrained(hostile, "AutoModel")
+
+
+def test_links_of_the_cache_of_hugging_face_are_followed(
+    hostile: Path, tmp_path: Path
+) -> None:
+    """Nor is a link within the directory refused, or one of the weights."""
+    blobs = tmp_path / "models--a--b" / "blobs"
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "4d"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(sorted(hostile.iterdir())):
+        shutil.move(file, blobs / str(number))
+        (snapshot / file.name).symlink_to(Path("../../blobs", str(number)))
+    (snapshot / "notes.txt").symlink_to("config.json")
+    open_pretrained(snapshot, "AutoModel")
+    shutil.move(blobs, tmp_path / "elsewhere")
+    blobs.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ModelError, match="a link that leads out"):
+        open_pretrained(snapshot, "AutoModel")
+
+
+def test_weights_may_lie_elsewhere(hostile: Path, tmp_path: Path) -> None:
+    shutil.move(hostile / "model.safetensors", tmp_path / "weights")
+    (hostile / "model.safetensors").symlink_to(tmp_path / "weights")
+    open_pretrained(hostile, "AutoModel")

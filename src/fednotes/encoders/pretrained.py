@@ -507,6 +507,30 @@ def _tokenizer(directory: Path) -> Any:
     return tokenizer
 
 
+def _require_no_links_out(directory: Path) -> None:
+    """Raise ModelError if a link would read another file of this machine.
+
+    What a tokenizer reads becomes a part of each model that is trained from the
+    directory: a stranger's `vocab.txt` may be a link to a private key. A link may lead
+    to a file of the directory, or to the blobs of a model in the cache of Hugging Face.
+    Weights may lie elsewhere, because no other file can be read as weights.
+    """
+    real_directory = Path(os.path.realpath(directory))
+    permitted = [real_directory]
+    if real_directory.parent.name == "snapshots":
+        permitted.append(real_directory.parent.parent / "blobs")
+    for path in directory.iterdir():
+        if not path.is_symlink() or path.suffix == ".safetensors":
+            continue
+        target = Path(os.path.realpath(path))
+        if not any(target.is_relative_to(folder) for folder in permitted):
+            raise ModelError(
+                f"{path}: a link that leads out of the directory, so another file's "
+                "content would become a part of your model: put a copy of its target "
+                "there if you trust it"
+            )
+
+
 def _class(name: str) -> Any:
     with needs("transformers", "transformers"):
         import transformers
@@ -519,6 +543,7 @@ def _load(directory: Path, load: Callable[[], Any]) -> Any:
 
     try:
         require_regular_files(directory.iterdir())
+        _require_no_links_out(directory)
         with _offline():
             return load()
     except NotAFile as error:
