@@ -351,9 +351,7 @@ def test_bytes_that_are_not_utf8_are_refused(model: Path) -> None:
     )
     assert completed.returncode == 2
     message = "stdin: byte 11 is not UTF-8: give the encoding that the file has"
-    assert (
-        completed.stderr.decode() == f'error: {message}, such as encoding = "cp1252"\n'
-    )
+    assert completed.stderr.decode() == f"error: {message}, such as --encoding cp1252\n"
 
 
 def test_a_disk_that_fills_up_while_saving(folder: Path, run: Run) -> None:
@@ -437,6 +435,102 @@ def test_predict_formats(run: Run, model: Path, tmp_path: Path) -> None:
     assert ann.read_text(encoding="utf-8") == f"T1\t{label} {start} {end}\tcodeine\n"
     run("predict", model, "--text", TEXT, "--out", tmp_path / "new.jsonl")
     assert spans_of(read(tmp_path / "new.jsonl")[0]) == EXPECTED_SPANS
+
+
+def test_the_folder_of_a_run_is_answered_with_its_models(
+    refused: Refused, model: Path, run: Run
+) -> None:
+    """Each path that the message names is a model."""
+    of_run = model.parents[3]
+    for folder in (of_run, of_run.parent):
+        message = refused("predict", folder, "--text", "He took aspirin.")
+        assert str(model) in message
+    models = refused("predict", of_run, "--text", "a").split("models: ")[1]
+    for path in models.strip().split(", "):
+        run("predict", path, "--text", "He took aspirin.")
+
+
+@pytest.mark.parametrize("command", ["check", "init", "evaluate", "corpus stats"])
+def test_another_encoding_is_asked_for_by_the_option(
+    run_cli: Callable[..., tuple[int, str, str]],
+    model: Path,
+    tmp_path: Path,
+    command: str,
+) -> None:
+    path = tmp_path / "cp.csv"
+    path.write_bytes(b"note_id,text\n1,caf\xe9\n")
+    before = [model] if command == "evaluate" else []
+    _, out, err = run_cli(*command.split(), *before, path)
+    assert "such as --encoding cp1252" in out + err
+    assert "--on-error skip" not in out + err  # nothing would be left
+
+
+def test_another_encoding_of_a_site_is_asked_for_by_its_key(
+    run_cli: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "a.conll").write_bytes(b"caf\xe9 O\n")
+    job = tmp_path / "job.toml"
+    corpus(tmp_path / "b.conll", "Drug", "Zebul")
+    sites = [f'[sites.{name}]\npath = "{name}.conll"\n' for name in "ab"]
+    job.write_text(TINY + "".join(sites), encoding="utf-8")
+    _, out, err = run_cli("check", job)
+    assert 'such as encoding = "cp1252"' in out + err
+
+
+@pytest.mark.parametrize("command", ["check", "evaluate", "corpus stats", "convert"])
+def test_notes_without_annotations_are_named_as_such(
+    run_cli: Callable[..., tuple[int, str, str]],
+    model: Path,
+    tmp_path: Path,
+    command: str,
+) -> None:
+    path = tmp_path / "notes.csv"
+    path.write_text("note_id,text\n1,No fever.\n", encoding="utf-8")
+    before = [model] if command == "evaluate" else []
+    after = [tmp_path / "out", "--to", "brat"] if command == "convert" else []
+    _, out, err = run_cli(*command.split(), *before, path, *after)
+    assert (
+        "this is a table of notes without annotations: `fednotes predict`" in out + err
+    )
+
+
+def test_a_column_that_is_not_there_is_answered_with_those_that_are(
+    refused: Refused, model: Path, tmp_path: Path
+) -> None:
+    """A first line that may be note text is not shown."""
+    path = tmp_path / "notes.csv"
+    path.write_text("note_id,body\n1,No fever.\n", encoding="utf-8")
+    columns = "the columns are note_id, body"
+    assert columns in refused("predict", model, path, "--column", "txt")
+    assert columns in refused("predict", model, path)
+    for first_line in ("1,Denies fever", "Denies,Zebul", "Zebul"):
+        path.write_text(f"{first_line}\n", encoding="utf-8")
+        message = refused("predict", model, path, "--column", "txt")
+        assert "Zebul" not in message
+        assert "zebul" not in message
+        assert "fever" not in message
+
+
+def test_an_empty_folder_is_named_before_the_job_file_that_exists(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "job.toml").write_text("", encoding="utf-8")
+    assert "the folder is empty" in refused("init", "empty")
+
+
+def test_a_mistake_in_toml_is_named_with_its_line(
+    refused: Refused, tmp_path: Path
+) -> None:
+    job = tmp_path / "job.toml"
+    for content, place in (
+        (b'method = "fedner"\n[training\n', "at line 2"),
+        (b'method = "fedner"\nsites = [\n', "line 3 is the last one"),
+        (b'method = "fedner"\ntitle = "caf\xe9"\n', "line 2 is not UTF-8"),
+    ):
+        job.write_bytes(content)
+        assert place in refused("simulate", job, "--out", tmp_path / "run")
 
 
 def test_predict_files_as_what_they_are(

@@ -68,7 +68,7 @@ def test_wide_text_without_a_mark_is_refused_until_it_is_named(
         (json.dumps({"text": TEXT}, ensure_ascii=False) + "\n").encode(encoding)
     )
     for reader in (lambda: read(path), lambda: list(read_notes(path))):
-        with pytest.raises(DataError, match=f'set encoding = "{encoding}"') as caught:
+        with pytest.raises(DataError, match=f'set `encoding = "{encoding}"`') as caught:
             reader()
         assert "Frau" not in str(caught.value)
     assert read(path, encoding=encoding)[0].text == TEXT

@@ -68,13 +68,13 @@ def test_wrong_files(file: File, tmp_path: Path) -> None:
     )
     complains(
         file("Just some prose.\nNo tags here.\n", "p"),
-        "choose one of ade, bigbio, bioc",
+        "give `format`; `fednotes corpus formats` lists",
     )
     with pytest.raises(ConfigError, match="did you mean 'conll'"):
         read(tmp_path, "conl")
 
 
-def test_folders(file: File) -> None:
+def test_folders(file: File, tmp_path: Path) -> None:
     """One format a folder, other files passed over, folders below only if they must."""
     folder = file(BIO, "c/b.tsv").parent
     file(BIO, "c/a.tsv")
@@ -89,7 +89,11 @@ def test_folders(file: File) -> None:
     )
     assert len(read(folder, "jsonl")) == 1
     complains(folder, "no file in this folder looks like brat", "brat")
-    complains(file("x", "d/y").parent, "of a known format: ade, bigbio")
+    complains(
+        file("x", "d/y").parent, "of a known format; `fednotes corpus formats` lists"
+    )
+    (tmp_path / "empty").mkdir()
+    complains(tmp_path / "empty", "the folder is empty: give one with notes")
 
 
 def test_ids_are_unique(file: File) -> None:

@@ -167,7 +167,7 @@ def test_notes_that_share_a_sentence_with_an_excluded_corpus_are_left_out(
         (
             {"path": "a.csv", "column": "texts"},
             DataError,
-            "site 'a': .*a.csv:1: no column of this",
+            "site 'a': .*a.csv:1: there is no column 'texts': the columns are patient, text",
         ),
         (
             {"path": "a.csv", "categories": ["x"]},

@@ -319,7 +319,7 @@ def test_an_encoder_that_is_not_here_is_refused(
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "no file in this folder is of a known format"),
+        ({}, "the folder is empty: give one with notes"),
         ({"a.bin": b"\x00\x01\x02"}, "no file in this folder is of a known format"),
         (
             {
@@ -329,7 +329,7 @@ def test_an_encoder_that_is_not_here_is_refused(
             },
             "the folder mixes formats: brat (2 files), conll (1 files); choose one of them",
         ),
-        ({"a.txt": b"caf\xe9"}, 'such as encoding = "cp1252"'),
+        ({"a.txt": b"caf\xe9"}, 'such as `encoding = "cp1252"`'),
         ({"a.conll": b"Took O\naspirin O\n\n"}, "no entity is annotated"),
         ({"a.conll": b"Took O\naspirin B-Drug\n\n"}, "too few to be split"),
         ({"x/a.conll": b"Took O\naspirin X-Y-Z B-Drug\nno\n\n"}, "a.conll:2"),

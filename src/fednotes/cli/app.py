@@ -635,7 +635,7 @@ def main() -> None:
         sys.exit(stopped.code)
     except FednotesError as error:
         message = str(error)
-        if isinstance(error, NamesParameters):
+        if isinstance(error, NamesParameters | DataError):
             message = with_options(message)
         fail(message, error.problems[1:] if isinstance(error, DataError) else ())
     except typer.Abort:
@@ -681,7 +681,7 @@ def fail(message: str, more: Sequence[Problem] = ()) -> None:
     print(f"error: {one_line(message, None)}", file=sys.stderr)
     lines = fold_problems(more)
     for line in lines[: _MAX_PROBLEMS - 1]:
-        print(f"error: {one_line(line, None)}", file=sys.stderr)
+        print(f"error: {one_line(with_options(line), None)}", file=sys.stderr)
     if more:
         unlisted = len(lines) + 1 - _MAX_PROBLEMS
         start = f"{unlisted:,} more; " if unlisted > 0 else ""

@@ -35,7 +35,7 @@ from fednotes.cli.shared import (
     with_options,
 )
 from fednotes.core.cleaning import one_line
-from fednotes.core.errors import FednotesError, fold_problems
+from fednotes.core.errors import UNREADABLE, FednotesError, fold_problems
 
 if TYPE_CHECKING:
     from fednotes.jobs.checking import Checked
@@ -64,7 +64,6 @@ class Output(StrEnum):
 def show_checked(checked: Checked) -> None:
     """Print the result of `fednotes check`: tables, then one line for each problem."""
     from fednotes.cli.display import count_tables, findings_table
-    from fednotes.jobs.checking import UNREADABLE
 
     if checked.job is not None and checked.sites is not None:
         tell(checked.sites.remarks)
@@ -77,7 +76,7 @@ def show_checked(checked: Checked) -> None:
     for finding in checked.findings:
         if finding.level == "error":
             problems += finding.problems
-    say(*fold_problems(problems))
+    say(*map(with_options, fold_problems(problems)))
 
     if checked.wrong:
         counts = checked.to_dict()["counts"]
@@ -109,12 +108,13 @@ def corpus_stats(
     from fednotes.data.formats import examine
     from fednotes.data.formats.folders import name_paths
     from fednotes.data.stats import corpus_stats as count
+    from fednotes.jobs.input_readers import requiring_annotations
 
     places = name_paths(paths)
     corpora = {}
     left_out = {}
     for name, path in places.items():
-        with show_work("reading"):
+        with show_work("reading"), requiring_annotations(encoding):
             documents, problems = examine(path, format or None, encoding)
         problems.refuse(on_error.value, documents)
         corpora[name] = documents
@@ -263,9 +263,10 @@ def convert(
     """
     from fednotes.data.formats import LossyError
     from fednotes.data.formats import convert as run
+    from fednotes.jobs.input_readers import requiring_annotations
 
     try:
-        with show_work("comparing"):
+        with show_work("comparing"), requiring_annotations(encoding):
             number, losses, problems = run(
                 source,
                 out,

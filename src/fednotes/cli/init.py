@@ -104,10 +104,12 @@ def init(
             "--interactive needs a terminal: leave it out, and use the proposals, "
             "or the options --method, --encoder and --sites"
         )
-    require_free(out, overwrite=overwrite or interactive)
     options = ReadOptions(format, column, on_error.value, encoding)
     with show_work("examining"):
-        facts = read_facts(find_places(paths, encoding), options)
+        places = find_places(paths, encoding)
+        # Before the notes are read, which may take minutes.
+        require_free(out, overwrite=overwrite or interactive)
+        facts = read_facts(places, options)
     choices = Choices(method=method, encoder=encoder, silos=sites)
     if not json_output:
         for table in facts_tables(facts):

@@ -219,15 +219,17 @@ _OPTIONS = {
     "types": "--type",
     "replace_root": "--new-root",
 }
-_PARAMETER = re.compile("`([a-z_]+)`")
+# A parameter such as `out`, or with a value as in `encoding = "cp1252"`.
+_PARAMETER = re.compile('`([a-z_]+)(?: = "([^"`]*)")?`')
 
 
 def with_options(message: str) -> str:
     """Return a message with its parameters in backticks written as options."""
 
     def option(match: re.Match[str]) -> str:
-        parameter = match[1]
-        return _OPTIONS.get(parameter) or "--" + parameter.replace("_", "-")
+        parameter, value = match.groups()
+        name = _OPTIONS.get(parameter) or "--" + parameter.replace("_", "-")
+        return name if value is None else f"{name} {value}"
 
     return _PARAMETER.sub(option, message)
 

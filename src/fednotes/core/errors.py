@@ -2,7 +2,8 @@
 
     FednotesError
     ├── DataError        a corpus file cannot be read
-    │   └── LabelError        the data and the model have no label in common
+    │   ├── LabelError        the data and the model have no label in common
+    │   └── UnknownFormatError  no format of annotated corpora matches
     ├── ConfigError      a setting is unknown, missing or impossible
     │   └── ParameterError    invalid parameters of a function
     ├── ModelError       a model, vector file or encoder cannot be used
@@ -25,7 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,15 @@ def fold_problems(problems: Iterable[Problem]) -> list[str]:
     return lines
 
 
+# Kind of problem for a path that cannot be read, even if problems are skipped.
+UNREADABLE = "unreadable"
+
+
 class DataError(FednotesError):
     """A corpus file cannot be read in its format.
+
+    A message may name a parameter in backticks, which the command line shows as its
+    option, and a job as its key.
 
     Attributes:
         problems: The problems by file and line, if known. The message shows the first
@@ -94,9 +102,17 @@ class DataError(FednotesError):
         self.problems = tuple(problems)
 
     @classmethod
-    def at(cls, path: str | Path, line: int, message: str) -> DataError:
-        """Return an error at a line of a file, counted from 1; 0 is the whole file."""
-        return cls.of([Problem(str(path), line, "line" if line else "file", message)])
+    def at(cls, path: str | Path, line: int, message: str, kind: str = "") -> DataError:
+        """Return an error at a line of a file.
+
+        Args:
+            path: The file.
+            line: The line, counted from 1; 0 is the whole file.
+            message: A description of the problem.
+            kind: The kind of problem; by default a line or a file that is lost.
+        """
+        kind = kind or ("line" if line else "file")
+        return cls.of([Problem(str(path), line, kind, message)])
 
     @classmethod
     def of(cls, problems: Sequence[Problem], number: int = 0) -> DataError:
@@ -111,6 +127,38 @@ class DataError(FednotesError):
         if others:
             message += f" (and {others:,} more)"
         return cls(message, problems)
+
+
+class UnknownFormatError(DataError):
+    """No format of annotated corpora matches a file or a folder.
+
+    Attributes:
+        path: The file or folder.
+    """
+
+    def __init__(self, path: Path, message: str) -> None:
+        super().__init__(f"{path}: {message}")
+        self.path = path
+
+
+@contextmanager
+def parameters_as_keys() -> Iterator[None]:
+    """Name keys of a job in place of parameters in the errors about data in a context.
+
+    Raises:
+        DataError: A DataError was raised in the context.
+    """
+    try:
+        yield
+    except DataError as error:
+        messages = [str(error), *(problem.message for problem in error.problems)]
+        if not any("`" in message for message in messages):
+            raise
+        problems = [
+            replace(problem, message=problem.message.replace("`", ""))
+            for problem in error.problems
+        ]
+        raise DataError(str(error).replace("`", ""), problems) from error
 
 
 class NamesParameters:

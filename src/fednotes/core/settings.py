@@ -73,6 +73,11 @@ def read_toml(path: Path) -> dict[str, Any]:
                 "right file"
             )
         return tomllib.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ConfigError(
+            f"{path}: not a TOML file: line {line} is not UTF-8: save the file as UTF-8"
+        ) from error
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
     except IsADirectoryError as error:
@@ -81,7 +86,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
         # ValueError is also raised for a number with thousands of digits
-        raise ConfigError(f"{path}: not a TOML file: {error}") from error
+        message = str(error)
+        if "at end of document" in message:
+            last_line = raw.count(b"\n") + 1
+            message += f": line {last_line} is the last one, so look at its end"
+        raise ConfigError(f"{path}: not a TOML file: {message}") from error
 
 
 # ---- marks of fields ----------------------------------------------------------------

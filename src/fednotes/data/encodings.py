@@ -160,7 +160,7 @@ def codec_of(head: bytes, named: str = AUTO) -> tuple[str, int]:
     if wide := _wide(head[:HEAD]):
         raise DataError(
             f"the text looks like {wide.upper()} without a byte-order mark: set "
-            f'encoding = "{wide}"'
+            f'`encoding = "{wide}"`'
         )
     # UTF-8 first, even if the user named another encoding that contains ASCII: text in
     # such an encoding is rarely valid UTF-8.
@@ -199,7 +199,8 @@ def undecodable(place: str, encoding: str, named: str, *, binary: bool) -> str:
         return f"{fact}: check whether the file has another encoding"
     if encoding == "utf-8":
         return (
-            f'{fact}: give the encoding that the file has, such as encoding = "cp1252"'
+            f"{fact}: give the encoding that the file has, such as "
+            '`encoding = "cp1252"`'
         )
     return (
         f"{fact}, although its byte-order mark says so: check that the file is complete"

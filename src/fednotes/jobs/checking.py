@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fednotes.core.errors import DataError, Problem
+from fednotes.core.errors import UNREADABLE, DataError, Problem, UnknownFormatError
 from fednotes.core.types import Document
 from fednotes.data.checks import (
     CorpusCheck,
@@ -23,11 +23,9 @@ from fednotes.data.formats import read, stream
 from fednotes.data.formats.folders import name_paths
 from fednotes.data.formats.gathering import with_unique_ids
 from fednotes.data.formats.problems import OnError, Problems, refuses
+from fednotes.jobs.input_readers import explain_unknown_format
 from fednotes.jobs.job import Job, Sites
 from fednotes.metrics.agreement import measure_agreement
-
-# Kind of problem for a path that cannot be read, even if problems are skipped.
-UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True)
@@ -189,6 +187,9 @@ class _PartReader:
         """Check one path; that it cannot be read is a problem."""
         try:
             return self.check_readable(name, path)
+        except UnknownFormatError as error:
+            explained = explain_unknown_format(error, self.encoding)
+            return _CheckedPart(name, (_describe_unreadable(path, explained),), 1)
         except DataError as error:
             reasons = error.problems or (_describe_unreadable(path, error),)
             return _CheckedPart(name, reasons, len(reasons))

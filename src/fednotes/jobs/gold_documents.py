@@ -7,13 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from fednotes.core.errors import DataError, LabelError, ParameterError, nearest
+from fednotes.core.errors import (
+    DataError,
+    LabelError,
+    ParameterError,
+    nearest,
+)
 from fednotes.core.types import Document
 from fednotes.data import formats
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import OnError
 from fednotes.data.tags import keep_outermost, relabel, types_of
 from fednotes.jobs.evaluation import require_mapping
+from fednotes.jobs.input_readers import requiring_annotations
 
 
 class AnnotatedDocuments(NamedTuple):
@@ -62,7 +68,8 @@ def read_annotated(
         DataError: A file cannot be read, or an item is not a document.
     """
     if isinstance(source, str | Path):
-        documents, problems = formats.examine(source, format, encoding)
+        with requiring_annotations(encoding):
+            documents, problems = formats.examine(source, format, encoding)
         problems.refuse(on_error, documents)
         return AnnotatedDocuments(documents, str(source), str(problems))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.errors import ConfigError, DataError, UnknownFormatError, nearest
 from fednotes.core.types import Document
 from fednotes.data.encodings import encoding_of, reading_as
 from fednotes.data.formats import FORMATS, examine, guess_format, parquet
@@ -19,7 +20,13 @@ from fednotes.data.formats.jsonl import accepts as accepts_jsonl
 from fednotes.data.formats.jsonl import stream_file
 from fednotes.data.formats.problems import Problems
 from fednotes.data.notes import FORMATS as NOTE_FORMATS
-from fednotes.data.notes import Note, guess_notes, read_notes, with_standard_keys
+from fednotes.data.notes import (
+    Note,
+    find_note_files,
+    guess_notes,
+    read_notes,
+    with_standard_keys,
+)
 
 # Corpus formats that can also be read as tables of notes.
 _STREAMED = ("fhir", "omop")
@@ -206,6 +213,43 @@ def find_note_format(
             f"{', '.join(sorted(FORMATS))}"
         )
     return guessed
+
+
+def explain_unknown_format(error: UnknownFormatError, encoding: str) -> DataError:
+    """Return the error for a path that is no annotated corpus, but may hold notes.
+
+    Args:
+        error: The error of the search for a corpus format.
+        encoding: Encoding of files that have no byte-order mark and are not UTF-8.
+    """
+    try:
+        kind, _ = find_note_files(error.path, None, None, encoding_of(encoding))
+    except DataError:
+        return error
+    if kind == "text" and not (error.path.is_dir() or _has_text_name(error.path)):
+        return error
+    what = "a table of notes" if kind not in ("text", "fhir") else "notes"
+    return DataError(
+        f"{error.path}: this is {what} without annotations: `fednotes predict` finds "
+        "mentions in them, `fednotes calibrate` and `fednotes evaluate` need annotated "
+        "ones, and `fednotes init` proposes a job that pre-trains on them"
+    )
+
+
+@contextmanager
+def requiring_annotations(encoding: str) -> Iterator[None]:
+    """Say in errors of the context that a path holds notes without annotations.
+
+    Args:
+        encoding: Encoding of files that have no byte-order mark and are not UTF-8.
+
+    Raises:
+        DataError: No format of annotated corpora matched a path.
+    """
+    try:
+        yield
+    except UnknownFormatError as error:
+        raise explain_unknown_format(error, encoding) from error
 
 
 def guess_corpus_format(path: Path, encoding: str) -> str | None:

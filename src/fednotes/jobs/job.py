@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from annotated_types import Ge, Gt
 
 from fednotes import methods
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, parameters_as_keys
 from fednotes.core.federation import MethodConfig
 from fednotes.core.numbers import (
     Fraction,
@@ -842,4 +842,5 @@ def load_sites(
         for name, values in job.kind.collect_tables(job).items()
     }
     require_variables(job.kind.list_paths(sites, tables))
-    return job.kind.load(job, progress, cache)
+    with parameters_as_keys():
+        return job.kind.load(job, progress, cache)

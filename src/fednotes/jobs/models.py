@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.core import plugins
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.parsing import read_json_table
 from fednotes.core.settings import path_of
+from fednotes.core.wording import list_names
 from fednotes.jobs.mention_models import MentionModel
 from fednotes.jobs.patient_models import PatientModel
+from fednotes.jobs.run_folder import list_model_folders, list_runs_near
 from fednotes.jobs.saved_models import LoadOptions, SavedModel
 
 __all__ = [
@@ -37,11 +39,35 @@ def find_model_class(folder: Path) -> type[SavedModel]:
 
     Raises:
         ConfigError: The class cannot be loaded.
+        ModelError: The folder is that of a run, or of runs; the message lists models.
     """
     for name, entry in plugins.registered("models").items():
         if (folder / f"{name}.json").is_file():
             return _load_class(entry)
+    if not any((folder / name).is_file() for name in _MENTION_FILES):
+        _refuse_run(folder)
     return MentionModel
+
+
+def _refuse_run(folder: Path) -> None:
+    """Raise ModelError, with the models to choose from, if a folder holds a run."""
+    models = [str(path) for path in list_model_folders(folder)]
+    if models:
+        raise ModelError(
+            f"{folder} is the folder of a run: give one of its models: "
+            f"{list_names(models)}"
+        )
+    if folder.is_dir():
+        models = [
+            str(path)
+            for run in list_runs_near(folder)
+            for path in list_model_folders(run)[:1]
+        ]
+    if models:
+        raise ModelError(
+            f"{folder}: no model here: give the folder of a model, such as "
+            f"{list_names(models)}"
+        )
 
 
 def _load_class(entry: EntryPoint) -> type[SavedModel]:

@@ -283,6 +283,20 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (SUMMARY, JOB_RECORD))
 
 
+def list_model_folders(folder: Path) -> list[Path]:
+    """Return the folders of models in the folder of a run, federated models first."""
+    models = {
+        path
+        for pattern in ("model", "*/model", "*/sites/*/model", "*/*/sites/*/model")
+        for path in folder.glob(pattern)
+        if path.is_dir()
+    }
+    return sorted(
+        models,
+        key=lambda path: (path.relative_to(folder).parts[0] != "federated", path),
+    )
+
+
 def list_runs_near(path: Path) -> list[Path]:
     """Return a few runs near a path that holds none, those with similar names first.
 

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from fednotes.core import plugins
-from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.errors import ConfigError, DataError, UnknownFormatError, nearest
 from fednotes.core.parsing import shipped
 from fednotes.data import formats
 from fednotes.data.formats import published
@@ -94,13 +94,13 @@ def guess_format(path: str | os.PathLike[str]) -> str:
     path = Path(path)
     if not os.path.exists(path):
         raise DataError(f"{path}: no such file or folder")
-    known = ", ".join(sorted(FORMATS))
+    listed = "`fednotes corpus formats` lists the formats"
     if not path.is_dir():
         guess = _guess_file(path)
         if guess is None:
             read_text(path)  # raises a more specific error
-            raise DataError(
-                f"{path}: cannot recognise the format: choose one of {known}"
+            raise UnknownFormatError(
+                path, f"cannot recognise the format: give `format`; {listed}"
             )
         return guess
     for recursive in (False, True):
@@ -110,7 +110,11 @@ def guess_format(path: str | os.PathLike[str]) -> str:
             raise mixed_formats(path, counts)
         if counts:
             return next(iter(counts))
-    raise DataError(f"{path}: no file in this folder is of a known format: {known}")
+    if not any(path.iterdir()):
+        raise UnknownFormatError(path, "the folder is empty: give one with notes")
+    raise UnknownFormatError(
+        path, f"no file in this folder is of a known format; {listed}"
+    )
 
 
 def _guess_file(path: Path) -> str | None:

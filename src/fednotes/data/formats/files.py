@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
 from fednotes.core import bounds
-from fednotes.core.errors import DataError, MissingExtra, needs
+from fednotes.core.errors import UNREADABLE, DataError, MissingExtra, needs
 from fednotes.core.parsing import NotAFile, open_regular, read_at_most
 from fednotes.data import encodings
 
@@ -200,9 +200,9 @@ def read_text(path: Path, *, empty: bool = False, exact: bool = False) -> str:
     try:
         text, mark_length = encodings.decode(data, encodings.named_encoding())
     except encodings.UndecodableError as error:
-        raise DataError.at(path, error.line, str(error)) from None
+        raise DataError.at(path, error.line, str(error), UNREADABLE) from None
     except DataError as error:
-        raise DataError.at(path, 0, str(error)) from None
+        raise DataError.at(path, 0, str(error), UNREADABLE) from None
     if not empty and not text.strip(_BLANK):
         raise DataError.at(path, 0, "the file is empty")
     if exact:
@@ -279,7 +279,7 @@ def open_text(
             message = encodings.undecodable(
                 f"byte {position}", codec, named, binary=is_binary
             )
-            raise DataError.at(path, line, message) from None
+            raise DataError.at(path, line, message, UNREADABLE) from None
         except READ_ERRORS as error:
             raise incomplete_file(path, error) from None
 

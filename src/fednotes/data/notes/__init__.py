@@ -17,7 +17,7 @@ The tables of MIMIC and OMOP are also read in Parquet. Files whose names end in 
 batch of rows; for a FHIR file that is not JSON lines, the whole file, up to 64 MiB.
 """
 
-from fednotes.data.notes._guessing import guess_notes
+from fednotes.data.notes._guessing import find_note_files, guess_notes
 from fednotes.data.notes._note import (
     EMPTY,
     MISTAKEN,
@@ -43,6 +43,7 @@ __all__ = [
     "Note",
     "NoteStream",
     "describe_left_out",
+    "find_note_files",
     "find_packed_or_plain",
     "guess_notes",
     "patient_of",

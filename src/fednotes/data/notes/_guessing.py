@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from fednotes.core.errors import DataError
 from fednotes.core.parsing import JsonError, parse_json
+from fednotes.core.wording import format_count, list_names
 from fednotes.data import encodings
 from fednotes.data.formats import fhir, parquet
 from fednotes.data.formats.files import PACKED_SUFFIXES, open_text, unpacked_name
@@ -18,6 +20,10 @@ _HEAD = 1 << 16  # characters, enough for any header
 _TEXT_SUFFIXES = (".txt", ".text")
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
 _CSV_SUFFIXES = (".csv", ".tsv")
+# A header has several names, each one word, and one of them says that it is a header.
+_COLUMN_NAME = re.compile(r"[A-Za-z_][\w.-]{0,39}")
+_OF_HEADER = re.compile("id$|note|text|date|report|patient|subject|_", re.IGNORECASE)
+_MAX_COLUMNS = 12
 
 
 def find_note_files(
@@ -89,7 +95,7 @@ def guess_notes(
     if parquet.accepts(path):
         guess = _guess_table(parquet.column_names(path), column)
         if not guess:
-            raise _unknown_table(path, has_header=True)
+            raise _unknown_table(path, parquet.column_names(path), column)
         return guess
     with open_text(path, encoding, errors="replace") as file:
         head = file.read(_HEAD).lstrip("\r\n")
@@ -111,7 +117,7 @@ def guess_notes(
         return "csv" if guess == "parquet" else guess
     must_be_table = column is not None and suffix not in _TEXT_SUFFIXES
     if suffix in _CSV_SUFFIXES or must_be_table:
-        raise _unknown_table(path, has_header=bool(first_line))
+        raise _unknown_table(path, header_of(first_line), column)
     return "text"
 
 
@@ -128,14 +134,39 @@ def _guess_table(header: Sequence[str], column: str | None) -> str:
     return "parquet" if text_columns & names else ""
 
 
-def _unknown_table(path: Path, *, has_header: bool) -> DataError:
-    message = "the table is empty"
-    if has_header:
-        message = (
-            "no column of this table is recognised as the text of notes: "
-            "set `column` to its name"
-        )
-    return DataError.at(path, 1, message)
+def _unknown_table(path: Path, header: Sequence[str], column: str | None) -> DataError:
+    """Return the error for a table without a column of texts.
+
+    Args:
+        path: The table.
+        header: The names of its columns; empty if the table is empty.
+        column: The column that the user names, or None.
+    """
+    if not any(name.strip() for name in header):
+        return DataError.at(path, 1, "the table is empty")
+    columns = describe_columns(header)
+    if column is not None:
+        return DataError.at(path, 1, f"there is no column {column!r}: {columns}")
+    return DataError.at(
+        path,
+        1,
+        "no column of this table is recognised as the text of notes: set `column` to "
+        f"its name; {columns}",
+    )
+
+
+def describe_columns(header: Sequence[str]) -> str:
+    """Return the names of a table's columns in words.
+
+    The first line of a file without a header may be note text, so names are shown only
+    if all of them look like names of columns.
+    """
+    names = [name.strip() for name in header]
+    are_names = len(names) > 1 and all(map(_COLUMN_NAME.fullmatch, names))
+    if are_names and any(map(_OF_HEADER.search, names)):
+        return f"the columns are {list_names(names, _MAX_COLUMNS)}"
+    columns = format_count(len(names), "column")
+    return f"the first line has {columns}, without names that look like a header's"
 
 
 def _is_json_record(line: str, column: str | None) -> bool:

@@ -10,7 +10,7 @@ from fednotes.core.errors import DataError, nearest
 from fednotes.data.formats import parquet
 from fednotes.data.formats.csv_rows import read_csv_rows
 from fednotes.data.formats.files import bounded_lines, open_text
-from fednotes.data.notes._guessing import delimiter_of, header_of
+from fednotes.data.notes._guessing import delimiter_of, describe_columns, header_of
 from fednotes.data.notes._note import Note
 from fednotes.data.notes._settings import COMMON_KEYS, TABLES, ReadSettings, stem_of
 
@@ -144,12 +144,7 @@ def _find_columns(
         needed.append(("category", "categories", "".join(table["category"][:1])))
     for field, content, name in needed:
         if not columns[field]:
-            # The columns are not listed, because the first line may be note text.
-            hint = nearest(
-                name,
-                header,
-                f"the first line has {len(header)} columns, none with a similar name",
-            )
+            hint = nearest(name, header, describe_columns(header))
             raise DataError.at(
                 path, 1, f"there is no column {name!r} for the {content}: {hint}"
             )
