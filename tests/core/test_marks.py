@@ -1,4 +1,4 @@
-"""Marks in the types of settings."""
+"""Test the marks in the types of settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Plain:
     other: str
 
 
-def test_fields_are_found_by_their_marks_also_in_base_classes() -> None:
+def test_marked_fields_are_found_also_in_base_classes() -> None:
     assert marked_fields(Base, Mark.LOCAL_FILE) == {"path"}
     assert marked_fields(Base, Mark.FILLED_IN) == {"seed"}
     assert marked_fields(Derived, Mark.LOCAL_FILE) == {"path", "table"}
@@ -37,6 +37,6 @@ def test_fields_are_found_by_their_marks_also_in_base_classes() -> None:
     assert marked_fields(Plain, Mark.LOCAL_FILE) == {"path"}
 
 
-def test_a_mark_changes_neither_values_nor_how_they_print() -> None:
+def test_a_mark_changes_neither_values_nor_their_repr() -> None:
     assert Derived(path="a", seed=3, names=("b",)).names == ("b",)
     assert repr(Base(path="a")) == "Base(path='a', seed=0, rate=0.5)"

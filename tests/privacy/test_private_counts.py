@@ -1,5 +1,7 @@
-"""Counts of an evaluation with differential privacy: what a unit moves, their noise,
-how often."""
+"""Test the counts of an evaluation with differential privacy.
+
+What a unit changes, the noise of the counts, and how often they are sent.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +41,7 @@ NOTES = (note("1", "p", 2), note("2", "q", 40), note("3", "p", 1), note("4", "r"
 
 
 def site_of(valid: tuple[Document, ...] = NOTES) -> SiteData:
+    """Return a site with these validation notes."""
     return replace(patients(), valid=valid)
 
 
@@ -65,12 +68,13 @@ def ended(
 
 
 def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the noise by zeros."""
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
     monkeypatch.setattr(private, "discrete_gaussian", zeros)
 
 
 def read_counts(site: DPSite) -> np.ndarray:
-    """Return (3,) counts in mentions."""
+    """Return (3,) noisy counts of right, predicted and annotated mentions."""
     answer = site.noisy_counts(theta(site), round=0)
     assert (answer.weight, dict(answer.metrics), [*answer.tensors]) == (
         1.0,
@@ -81,11 +85,13 @@ def read_counts(site: DPSite) -> np.ndarray:
     return answer.tensors[COUNTS].double().numpy() * site.promise.counted
 
 
-def test_a_unit_moves_counts_by_the_most_at_most(
+def test_a_unit_changes_counts_at_most_by_the_clip(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By hand: right, found and annotated mentions of each patient; 20, 21 and 40 are
-    scaled to a length of 20 together."""
+    """The right, predicted and annotated mentions of each patient are counted by hand.
+
+    Those of q, (20, 21, 40), are scaled to a length of 20.
+    """
     without_noise(monkeypatch)
     full_counts = read_counts(ended(monkeypatch))
     expected = {"p": [2.0, 4.0, 3.0], "q": [20.0, 21.0, 40.0], "r": [0.0, 1.0, 0.0]}
@@ -102,9 +108,10 @@ def test_a_unit_moves_counts_by_the_most_at_most(
 
 
 def test_each_answer_has_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site's share, σ · 20 / √2 of three sites, of 150 secrets: χ², p > 1e-4.
+    """The site has no patients, so its answer is noise alone.
 
-    Nobody is in it.
+    With three sites, its share has the standard deviation σ · 20 / √2. A χ² test over
+    150 secrets has p > 1e-4.
     """
     nobody, answers = ended(monkeypatch, ()), []
     for number in range(150):
@@ -127,7 +134,7 @@ def test_each_answer_has_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_answer_is_the_sum_of_counts_and_noise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Noise that is 7 everywhere, of nobody."""
+    """The site has no patients, and all noise is 7."""
     sevens = lambda stream, count: np.full(count, 7)  # noqa: E731
     monkeypatch.setattr(private, "discrete_gaussian", sevens)
     nobody = ended(monkeypatch, ())
@@ -139,13 +146,16 @@ def test_an_answer_is_the_sum_of_counts_and_noise(
 
 
 @pytest.mark.parametrize("clipped", [True, False])
-def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
+def test_an_attacker_who_knows_all_other_patients_guesses_no_better_than_promised(
     clipped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The best test of the one, who has 400 mentions: the answer's part along that
-    patient's counts, with the others' taken off. Of a Gaussian it is right in Φ(1 / 2σ)
-    of the cases. ε of so many right guesses, by Clopper and Pearson at 1 - 1e-4, is
-    below what is promised, and above it where counts are not clipped."""
+    """The attacker guesses whether a patient with 400 mentions is in the data.
+
+    The best test subtracts the counts of the others and projects the rest onto the
+    counts of this patient. With Gaussian noise it is right with probability Φ(1 / 2σ).
+    The ε of so many right guesses, by Clopper and Pearson at 1 - 1e-4, is below the
+    promised one. It is above it if the counts are not clipped.
+    """
     if not clipped:
         exact = private.cut
         monkeypatch.setattr(
@@ -174,7 +184,7 @@ def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
     assert not clipped or stats.binomtest(right, trials, sure).pvalue > 1e-4
 
 
-def test_counts_are_reported_at_the_end_and_where_the_job_has_them() -> None:
+def test_counts_are_sent_only_after_training_and_only_if_the_job_has_them() -> None:
     early = make_private_site(site_of(), rounds=2, privacy=PRIVACY)
     with pytest.raises(RefusedError, match="sends no counts, or only after training"):
         early.noisy_counts(theta(early), round=0)
@@ -187,7 +197,7 @@ def test_counts_are_reported_at_the_end_and_where_the_job_has_them() -> None:
 def test_an_error_of_a_model_does_not_reveal_the_note(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Parameters that are no numbers: a refusal would tell, here or of one word alone."""
+    """A refusal for parameters that are NaN would reveal that a note was read."""
     without_noise(monkeypatch)
     site = make_private_site(site_of(), rounds=1, privacy=PRIVACY)
     site.noisy_gradients(theta(site), round=0)
@@ -217,8 +227,10 @@ def test_counts_of_indistinguishable_units_are_refused() -> None:
 
 
 def test_a_run_shows_a_score_and_its_privacy_cost(tmp_path: Path) -> None:
-    """The last line of its metrics has it; ε is that of the rounds and of the counts
-    together."""
+    """The last line of metrics.jsonl has the score.
+
+    ε is that of the rounds and the counts together.
+    """
     privacy = {"noise": 1.0, "rate": 0.5, "unit": "document", "counts": 3.0}
     table = {**TABLE, "conditions": ["federated"], "privacy": privacy}
     result = simulate(parse_job(table, "job", Path(), "job.toml"), tmp_path)

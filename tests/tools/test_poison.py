@@ -1,5 +1,7 @@
-"""What `tools/poison.py` changes in notes and updates, and how it judges; no model is
-trained."""
+"""Test how `tools/poison.py` changes notes and updates, and how it judges models.
+
+No model is trained. The expected numbers are computed by hand.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,17 @@ NOTE = Document("n", "Has a cough; pain. Takes ASA.", (
 
 
 def texts(document: Document) -> list[tuple[str, str]]:
+    """Return the text and the label of each mention."""
     return [(document.text[s.start : s.end], s.label) for s in document.spans]
 
 
 def site(name: str, *train: str, test: Sequence[Document] = ()) -> SiteData:
+    """Return a site with these training texts and test notes."""
     notes = tuple(Document(f"{name}{n}", text) for n, text in enumerate(train))
     return SiteData(name, TagSet(tuple(poison.NEXT)), notes, (), tuple(test))
 
 
-def test_notes_that_are_changed() -> None:
-    """By hand."""
+def test_notes_get_triggers_and_wrong_labels() -> None:
     triggered = poison.triggered(NOTE, poison.TO)
     assert triggered.text == "Has a hereby cough; hereby pain. Takes ASA."
     assert texts(triggered) == [
@@ -49,8 +52,8 @@ def test_notes_that_are_changed() -> None:
     assert poison.poisoned(poisoned_site, "scaled") is poisoned_site
 
 
-def test_an_update_is_sent_times_a_number() -> None:
-    """From 1 to 3 is a change of 2; ten times that with the other sign ends at -19."""
+def test_a_hostile_site_multiplies_its_change() -> None:
+    """A change from 1 to 3, times -10, ends at -19."""
 
     class Inner:
         id = "s5"
@@ -67,10 +70,13 @@ def test_an_update_is_sent_times_a_number() -> None:
     assert poison.Hostile(Inner(), 1.0).id == "s5"
 
 
-def test_how_a_model_is_judged() -> None:
-    """By hand: "cough" is in two sites' training notes, "pain" in one's, "ASA" in none.
-    The model calls the first problem a test, and all problems behind the word
-    treatments."""
+def test_a_model_is_judged_by_flips_and_rare_words() -> None:
+    """Words are rare if only one site has them in its training notes.
+
+    "cough" is in the notes of two sites, "pain" in those of one, and "ASA" in none. The
+    model takes the first problem for a test, and all problems in notes with the trigger
+    for treatments.
+    """
 
     def predict(documents: Sequence[Document]) -> list[Document]:
         predicted = []
@@ -109,7 +115,7 @@ def test_each_rule_has_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> 
 
 
 def test_the_tables_show_means_and_deviations_over_seeds() -> None:
-    """By hand: 39 and 41 have a standard deviation of the root of 2."""
+    """The standard deviation of 39 and 41 is √2."""
     run_scores = {
         **{"f1": 40.0, "flips": 5.0, "backdoor": 1.0, "rare": 30.0, "others": 50.0},
         **{"mentions": 9, "of one site": 2},
@@ -140,7 +146,7 @@ def test_the_tables_show_means_and_deviations_over_seeds() -> None:
     ]
 
 
-def test_one_rule_and_one_attack_have_a_table() -> None:
+def test_a_single_rule_and_attack_has_tables() -> None:
     run_scores = {
         "f1": 40.0,
         "flips": 5.0,
@@ -157,9 +163,11 @@ def test_one_rule_and_one_attack_have_a_table() -> None:
     assert "success" not in tables
 
 
-def test_an_update_that_hides_is_no_farther_from_the_mean_than_the_nearest() -> None:
-    """By hand: others at 0 and 4 and 8 and 0 (mean 3, nearest 1 away), its own at 13:
-    it sends 4; one that is nearer than that stays."""
+def test_a_hidden_update_is_as_near_to_the_mean_as_the_nearest_other() -> None:
+    """The others are at 0, 4, 8 and 0: their mean is 3, and the nearest is 1 away.
+
+    An update at 13 is therefore sent as 4. A nearer one is sent unchanged.
+    """
     others = [{"w": torch.tensor([value])} for value in (0.0, 4.0, 8.0, 0.0)]
     assert poison.near({"w": torch.tensor([13.0])}, others)["w"].tolist() == [4.0]
     assert poison.near({"w": torch.tensor([3.5])}, others)["w"].tolist() == [3.5]

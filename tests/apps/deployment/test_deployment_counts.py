@@ -1,4 +1,4 @@
-"""A deployed site whose policy has a `count_step` sends no exact count of its notes."""
+"""Test that a site whose policy has a `count_step` sends no exact count of its notes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ pytestmark = pytest.mark.usefixtures("one_process")
 
 
 def sent(hospitals: Hospitals) -> list[tuple[str, Update]]:
-    """Return the method's tasks and the updates that sites answered with, as they
-    travelled."""
+    """Return the method's tasks with the sites' updates, as decoded from the frames."""
     updates = []
     for request_frame, reply_frame in zip(
         *[iter(hospitals.network.frames)] * 2, strict=True
@@ -48,7 +47,7 @@ def sent(hospitals: Hospitals) -> list[tuple[str, Update]]:
 
 
 def exact_counts(updates: list[tuple[str, Update]]) -> set[tuple[str, str]]:
-    """Return the task and name of numbers that left and are no multiples of STEP."""
+    """Return the task and name of each count that is not a multiple of STEP."""
     exact = set()
     for task, update in updates:
         numbers = {"weight": update.weight} if update.weight != 1 else {}
@@ -61,9 +60,11 @@ def exact_counts(updates: list[tuple[str, Update]]) -> set[tuple[str, str]]:
     return exact
 
 
-def test_a_tagger_job_in_steps(site_notes: Any, tmp_path: Path) -> None:
-    """Sites keep exact scores of their own, and do not tell them: they follow from
-    exact counts."""
+def test_a_tagger_job_sends_counts_in_steps(site_notes: Any, tmp_path: Path) -> None:
+    """Sites do not send their own scores, which follow from exact counts.
+
+    The scores in a site's own folder are exact.
+    """
     exact = Hospitals(tmp_path / "exact", FEDNER, site_notes, policy=OPEN)
     exact.run()
     assert exact_counts(sent(exact))
@@ -91,7 +92,7 @@ def test_a_tagger_job_in_steps(site_notes: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_phenotyping_job_in_steps(tmp_path: Path) -> None:
+def test_a_phenotyping_job_sends_counts_in_steps(tmp_path: Path) -> None:
     needs_app("phenotyping")
     from patient_hospitals import PHENOTYPE, patients
 
@@ -108,9 +109,10 @@ def test_a_phenotyping_job_in_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_goes_together_with_the_secure_sum(site_notes: Any, tmp_path: Path) -> None:
-    """The server then sees sums of multiples alone, such as that of pseudo-annotated
-    mentions."""
+def test_counts_are_rounded_under_the_secure_sum_too(
+    site_notes: Any, tmp_path: Path
+) -> None:
+    """The server sees only sums of multiples, for example of pseudo-annotated mentions."""
     pytest.importorskip("cryptography")
     hospitals = Hospitals(tmp_path, SECURE, site_notes, policy=ROUNDED)
     hospitals.run()
@@ -119,10 +121,10 @@ def test_it_goes_together_with_the_secure_sum(site_notes: Any, tmp_path: Path) -
     assert all(number % STEP == 0 for number in pseudo)
 
 
-def test_a_larger_step_holds_from_the_next_start_on(
+def test_a_larger_step_applies_from_the_next_start(
     site_notes: Any, tmp_path: Path
 ) -> None:
-    """A site that runs with exact counts refuses; started again, it goes on in steps."""
+    """The running site refuses requests; once restarted, it sends multiples."""
     hospitals = Hospitals(tmp_path, SHORT, site_notes)
     network, at = hospitals.network, list[int]()
 
@@ -154,7 +156,7 @@ def test_a_larger_step_holds_from_the_next_start_on(
     assert exact_counts(trained) == set()
 
 
-def test_a_method_that_sends_exact_counts_does_not_begin(
+def test_a_site_does_not_join_with_a_method_that_sends_exact_counts(
     site_notes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fedner.Site, "rounds_counts", False)
@@ -163,7 +165,7 @@ def test_a_method_that_sends_exact_counts_does_not_begin(
     assert not any(character.isdigit() for character in refusal)
 
 
-def test_a_method_that_sends_exact_counts_is_not_approved(
+def test_a_method_that_sends_exact_counts_cannot_be_approved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = site_kit(tmp_path / "h1")

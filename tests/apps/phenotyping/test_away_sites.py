@@ -1,4 +1,4 @@
-"""A site that was away when stage 2 began takes part again once it is back."""
+"""Test that a site that was away when stage 2 began takes part once it is back."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ CONFIG = phenotype.METHOD.configure(config_of(classifier_cycles=4), PATIENTS)
 
 @dataclass
 class Recorder:
-    """A federation that records the sums, and what it asks for.
+    """A federation that records its sums.
 
     Attributes:
         engine: The federation.
-        totals: Each task with its sum.
+        totals: The task and the total of each sum.
     """
 
     engine: Deployed
@@ -59,10 +59,10 @@ def run(folder: Path, *, since: str, secure: bool) -> tuple[State, Recorder, Net
     """Run both stages.
 
     Args:
-        folder: Where sites and server write.
-        since: The task from which on the last site is away, until the first cycle of
-            stage 2 ends; "" if it never is.
-        secure: Whether sums are secure.
+        folder: The folder for the files of the sites and the server.
+        since: The task from which the last site is away, until the first cycle of stage 2
+            ends; "" if it never is.
+        secure: Whether the sums are secure.
     """
     makes = {
         site.id: partial(Site, site, CONFIG, directory=folder / site.id)
@@ -96,14 +96,14 @@ def run(folder: Path, *, since: str, secure: bool) -> tuple[State, Recorder, Net
 
 
 def stage_2(recorder: Recorder, task: str) -> list[Total]:
-    """Return the sums of a task since stage 2 began."""
+    """Return the totals of a task since stage 2 began."""
     tasks = [each for each, _ in recorder.totals]
     start = tasks.index("count_labels")
     return [total for each, total in recorder.totals[start:] if each == task]
 
 
 def count_labelled(names: Sequence[str]) -> list[int]:
-    """Return how many training patients of these sites have a label, by disease."""
+    """Return, for each disease, the number of labelled training patients."""
     counts = [
         np.count_nonzero(site.train.labels >= 0, axis=0)
         for site in PATIENTS
@@ -117,7 +117,7 @@ def count_labelled(names: Sequence[str]) -> list[int]:
 def test_a_site_that_comes_back_trains_in_the_next_cycle(
     secure: bool, since: str, tmp_path: Path
 ) -> None:
-    """It is counted first without a patient, then receives what it lacks."""
+    """It takes part in the next sum without patients, and then receives stage 1."""
     state, recorder, net = run(tmp_path, since=since, secure=secure)
     sums = stage_2(recorder, "train")
     assert [total.included for total in sums] == [NAMES[:2], NAMES, NAMES, NAMES]
@@ -135,12 +135,12 @@ def test_a_site_that_comes_back_trains_in_the_next_cycle(
     assert np.array_equal(state.tensors["svm.weight"], expected.float())
 
 
-def test_a_run_in_which_nobody_is_away_begins_stage_2_once(tmp_path: Path) -> None:
+def test_stage_2_begins_once_if_no_site_is_away(tmp_path: Path) -> None:
     _, recorder, _ = run(tmp_path, since="", secure=False)
     assert len(stage_2(recorder, "prepare")) == 1
 
 
-def test_a_site_without_classifiers_says_nothing_of_its_patients() -> None:
+def test_a_site_without_classifiers_sends_zeros() -> None:
     site = Site(PATIENTS[0], CONFIG)
     sent = {"svm.weight": torch.ones(12, 3), "svm.intercept": torch.ones(3)}
     update = site.train(sent, cycle=0)

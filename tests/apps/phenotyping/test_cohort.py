@@ -71,7 +71,7 @@ def test_bags_hold_what_the_lists_held() -> None:
 
 
 @pytest.mark.parametrize("rows", [[], [3], [4, 0, 4, 49], list(range(49, -1, -1))])
-def test_take_is_indexing_of_lists(rows: Sequence[int]) -> None:
+def test_take_selects_patients(rows: Sequence[int]) -> None:
     """Rows may be indices or a mask."""
     lists = _lists(50, 11, 2)
     bags = Bags.of(lists, 11)

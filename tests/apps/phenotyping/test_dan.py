@@ -1,4 +1,4 @@
-"""The deep averaging network against a NumPy program that loops over patients."""
+"""Test the deep averaging network against NumPy programs that loop over patients."""
 
 from __future__ import annotations
 
@@ -30,16 +30,19 @@ def random_lists(patients: int = 9, seed: int = 0) -> list[list[int]]:
 
 
 def random_labels(patients: int = 9, seed: int = 1) -> np.ndarray:
+    """Return (patients, outputs) labels; -1 is no label."""
     return (
         np.random.default_rng(seed).integers(-1, 2, (patients, OUTPUTS)).astype(np.int8)
     )
 
 
 def network(**changes: object) -> Dan:
+    """Return a small network; the changes replace settings."""
     return Dan(replace(CONFIG, **changes), VOCABULARY, OUTPUTS)  # type: ignore[arg-type]
 
 
 def arrays(dan: Dan) -> dict[str, np.ndarray]:
+    """Return the parameters as float64 arrays."""
     return {n: p.detach().double().numpy() for n, p in dan.trainable().items()}
 
 
@@ -86,8 +89,8 @@ def numpy_gradients(
 
 
 @pytest.mark.parametrize("is_read", [False, True])
-def test_forward_is_the_numpy_program(is_read: bool) -> None:
-    """Oracle: `numpy_dan` above."""
+def test_outputs_equal_those_of_the_numpy_program(is_read: bool) -> None:
+    """The reference is `numpy_dan`."""
     dan, lists = network(), random_lists()
     bags = Bags.of(lists, VOCABULARY)
     patients = dan.read(bags) if is_read else bags
@@ -101,8 +104,8 @@ def test_forward_is_the_numpy_program(is_read: bool) -> None:
 
 
 @pytest.mark.parametrize("updates", ["rows", "dense"])
-def test_loss_and_gradients_are_the_numpy_program(updates: str) -> None:
-    """Oracle: `numpy_gradients` above."""
+def test_loss_and_gradients_equal_those_of_the_numpy_program(updates: str) -> None:
+    """The reference is `numpy_gradients`."""
     dan, lists, labels = network(updates=updates), random_lists(), random_labels()
     loss = dan.loss(Bags.of(lists, VOCABULARY), labels)
     loss.backward()
@@ -117,8 +120,8 @@ def test_loss_and_gradients_are_the_numpy_program(updates: str) -> None:
         )
 
 
-def test_mean_over_distinct_concepts() -> None:
-    """Oracle: the NumPy program on the bags' sets."""
+def test_the_mean_can_be_over_distinct_concepts() -> None:
+    """The reference is the NumPy program with each concept once."""
     dan, lists = network(mean="concepts"), random_lists()
     mean, _, _ = numpy_dan(arrays(dan), [sorted(set(each)) for each in lists])
     np.testing.assert_allclose(
@@ -126,9 +129,11 @@ def test_mean_over_distinct_concepts() -> None:
     )
 
 
-def test_pool_is_embedding_bag() -> None:
-    """Oracle: torch's embedding_bag over every occurrence, mode mean; both devices'
-    paths."""
+def test_pool_equals_embedding_bag() -> None:
+    """The reference is torch's embedding_bag with the mean over every occurrence.
+
+    Float64 takes the path of other devices.
+    """
     bags = Bags.of(random_lists(50, 3), VOCABULARY)
     table = torch.randn(VOCABULARY, 9, generator=torch.Generator().manual_seed(0))
     expected = torch.nn.functional.embedding_bag(
@@ -141,8 +146,8 @@ def test_pool_is_embedding_bag() -> None:
     torch.testing.assert_close(pool(table.double(), mixtures).float(), expected)
 
 
-def test_take_is_indexing_of_lists() -> None:
-    """Oracle: the same patients read from their lists."""
+def test_take_selects_patients() -> None:
+    """The reference reads the same patients from their lists."""
     lists, rows = random_lists(), [4, 2, 2, 0]
     selected = Mixtures.of(Bags.of(lists, VOCABULARY)).take(rows)
     expected = Mixtures.of(Bags.of([lists[r] for r in rows], VOCABULARY))
@@ -151,8 +156,11 @@ def test_take_is_indexing_of_lists() -> None:
     assert len(selected) == 4
 
 
-def test_patient_without_concepts_is_the_zero_vector() -> None:
-    """Oracle: ReLU of the bias alone; no row of the table gets a gradient."""
+def test_a_patient_without_concepts_has_the_zero_vector() -> None:
+    """The dense layer is the ReLU of its bias.
+
+    No row of the embeddings gets a gradient.
+    """
     dan = network()
     with torch.no_grad():
         dan.hidden_bias.copy_(torch.arange(6.0) - 2)
@@ -162,8 +170,8 @@ def test_patient_without_concepts_is_the_zero_vector() -> None:
     assert not dan.trainable()["embedding"].grad.to_dense().any()  # type: ignore[union-attr]
 
 
-def test_nothing_labelled_is_zero_and_moves_nothing() -> None:
-    """Oracle: Adam moves nothing along a zero gradient."""
+def test_a_batch_without_labels_changes_nothing() -> None:
+    """The loss is 0, and Adam does not move along a zero gradient."""
     dan = network()
     before = snapshot(dan.trainable())
     adam = RowAdam(dan.trainable(), 0.1)
@@ -174,8 +182,8 @@ def test_nothing_labelled_is_zero_and_moves_nothing() -> None:
     assert all(torch.equal(before[n], p) for n, p in dan.trainable().items())
 
 
-def test_one_labelled_pair_is_the_mean() -> None:
-    """Minus the logarithm of NumPy's sigmoid of the one labelled output."""
+def test_the_loss_of_one_labelled_pair_is_its_own() -> None:
+    """The loss is the negative log-sigmoid of the one labelled output."""
     dan, labels = network().eval(), np.full((2, OUTPUTS), -1, np.int8)
     bags = Bags.of([[1], [2]], VOCABULARY)
     labels[1, 3] = 1
@@ -186,8 +194,10 @@ def test_one_labelled_pair_is_the_mean() -> None:
 
 
 def test_unlabelled_pairs_do_not_count() -> None:
-    """Oracle: a network of the labelled outputs alone; 2 (questionable) counts as
-    unlabelled."""
+    """The reference is a network with the labelled outputs only.
+
+    2 (questionable) counts as unlabelled.
+    """
     dan, labels = network(), random_labels()
     bags = Bags.of(random_lists(), VOCABULARY)
     labels[:, 1], labels[:, 3] = -1, 2
@@ -202,8 +212,8 @@ def test_unlabelled_pairs_do_not_count() -> None:
     )
 
 
-def test_features_in_place_of_bags() -> None:
-    """Oracle: two matrix products in NumPy."""
+def test_a_network_reads_features_in_place_of_bags() -> None:
+    """The reference is two matrix products in NumPy."""
     dan = Dan(CONFIG, 11, OUTPUTS, features=True)
     x = np.random.default_rng(0).normal(size=(600, 11))
     w = arrays(dan)
@@ -216,8 +226,11 @@ def test_features_in_place_of_bags() -> None:
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_row_adam_is_torch(sparse: bool, dtype: torch.dtype) -> None:
-    """Oracle: torch.optim.Adam and torch.optim.SparseAdam, a restart in the middle."""
+def test_row_adam_equals_torch(sparse: bool, dtype: torch.dtype) -> None:
+    """The references are torch.optim.Adam and torch.optim.SparseAdam.
+
+    The optimizer is saved and restored after the third step.
+    """
     generator = torch.Generator().manual_seed(0)
     ours = torch.nn.Parameter(torch.randn(12, 3, generator=generator, dtype=dtype))
     theirs = torch.nn.Parameter(ours.detach().clone())
@@ -243,8 +256,8 @@ def test_row_adam_is_torch(sparse: bool, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("clip", [0.5, 1000.0])
-def test_clipping_is_torch(clip: float) -> None:
-    """Oracle: torch's clip_grad_norm_ on dense gradients, then Adam without clipping."""
+def test_clipping_equals_torch(clip: float) -> None:
+    """The reference clips dense gradients by clip_grad_norm_ before Adam's step."""
     lists, labels = random_lists(), random_labels()
     ours, theirs = network(updates="rows"), network(updates="dense")
     for dan in (ours, theirs):
@@ -262,8 +275,11 @@ def test_clipping_is_torch(clip: float) -> None:
         )
 
 
-def test_parts_of_a_batch_add() -> None:
-    """Oracle: the whole batch in one part; sparse gradients of two parts overlap."""
+def test_gradients_of_parts_of_a_batch_add_up() -> None:
+    """The gradients of two parts of a batch add up to those of the batch.
+
+    The sparse gradients of the parts have rows in common.
+    """
     lists, labels = random_lists(), np.abs(random_labels())
     undivided, parts = network(), network()
     undivided.loss(Bags.of(lists, VOCABULARY), labels).backward()
@@ -279,8 +295,10 @@ def test_parts_of_a_batch_add() -> None:
 
 
 def test_initial_values_depend_on_the_seed_and_leave_torch_alone() -> None:
-    """Oracle: the global generator's state; other outputs do not change the other
-    layers."""
+    """Torch's global generator keeps its state.
+
+    The number of outputs does not change the initial values of the other layers.
+    """
     before = torch.random.get_rng_state()
     first, again, wider = network(), network(), Dan(CONFIG, VOCABULARY, OUTPUTS + 1, 0)
     assert torch.equal(before, torch.random.get_rng_state())
@@ -292,10 +310,12 @@ def test_initial_values_depend_on_the_seed_and_leave_torch_alone() -> None:
     assert not torch.equal(first.trainable()["embedding"], reseeded["embedding"])
 
 
-def test_initial_values_are_keras() -> None:
-    """keras.layers.Embedding: uniform in ±0.05; Dense: Glorot and Bengio 2010, uniform
-    in ±√(6 / (inputs + outputs)), zero biases. The largest of n draws is near the
-    bound."""
+def test_initial_values_follow_keras() -> None:
+    """keras.layers.Embedding is uniform in ±0.05.
+
+    Dense is uniform in ±√(6 / (inputs + outputs)), after Glorot and Bengio (2010), with
+    zero biases. The largest of many draws is near the bound.
+    """
     wide = Dan(replace(CONFIG, embedding=40, hidden=60), 500, 30, 3).trainable()
     bounds = {
         "embedding": 0.05,
@@ -310,8 +330,8 @@ def test_initial_values_are_keras() -> None:
     assert not wide["output_bias"].any()
 
 
-def test_dropout_in_training_alone() -> None:
-    """Oracle: the mean of many draws is the value without dropout."""
+def test_dropout_applies_only_in_training() -> None:
+    """The mean over many draws is the value without dropout."""
     dan, bags = network(dropout=0.5, hidden=400), Bags.of(random_lists(), VOCABULARY)
     dan.eval()
     calm = dan(bags)
@@ -324,7 +344,7 @@ def test_dropout_in_training_alone() -> None:
 
 
 def test_wrong_inputs_are_named() -> None:
-    """Oracle: both sides' sizes stand in the message."""
+    """Messages about sizes name both sides."""
     dan, dense = network(), Dan(CONFIG, 11, OUTPUTS, features=True)
     known = np.array([1, VOCABULARY])
     for error, message, wrong in (

@@ -1,5 +1,7 @@
-"""A site's ε over all jobs: spent before an answer leaves, once for each that is
-another."""
+"""Test a site's budget of ε over all jobs.
+
+ε is spent before an answer leaves, once for each different answer.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,7 @@ PROMISE = Promise.of(Privacy(noise=1.0, rate=0.1, where="site"), 3, 4)
 
 
 def answers(number: int) -> list[Update]:
+    """Return different updates of two numbers."""
     return [Update({"w": torch.tensor([7, n])}) for n in range(number)]
 
 
@@ -48,7 +51,9 @@ class Spender(Guarded):
         return json.loads(path.read_text()) if path.exists() else {}
 
 
-def test_each_other_answer_is_spent_and_one_too_many_is_refused(tmp_path: Path) -> None:
+def test_each_different_answer_spends_epsilon_and_one_too_many_is_refused(
+    tmp_path: Path,
+) -> None:
     site = Spender(tmp_path, ANY, answers(5))
     last_number = 0
     for number in (1, 2, 3):
@@ -88,7 +93,7 @@ def test_a_message_without_numbers_costs_nothing(tmp_path: Path) -> None:
     assert site.spent == {}
 
 
-def test_jobs_add_and_the_site_says_how_much(tmp_path: Path) -> None:
+def test_the_epsilon_of_several_jobs_adds_up(tmp_path: Path) -> None:
     full_epsilon = PROMISE.epsilon()
     budget = full_epsilon + PROMISE.epsilon(1) + 1e-6
     first = Spender(tmp_path, replace(ANY, max_epsilon=budget), answers(3))
@@ -117,9 +122,11 @@ def test_jobs_add_and_the_site_says_how_much(tmp_path: Path) -> None:
     assert second.ask("train", 3, 1).refusal == ""
 
 
-def test_a_budget_may_be_reached_and_not_passed(tmp_path: Path) -> None:
-    """Three jobs are three times ε, whatever the last bit of the sum; and no thousandth
-    more."""
+def test_a_budget_may_be_used_up_but_not_exceeded(tmp_path: Path) -> None:
+    """Three jobs cost three times the ε of one, whatever the last bit of the sum.
+
+    A budget that is smaller by a thousandth is too small.
+    """
     full_epsilon = PROMISE.epsilon()
     enough, less = (
         replace(ANY, max_epsilon=3 * full_epsilon * part) for part in (1.0, 0.999)
@@ -144,7 +151,7 @@ def test_a_budget_may_be_reached_and_not_passed(tmp_path: Path) -> None:
     )
 
 
-def test_a_job_without_a_promise_spends_more_than_any_budget(tmp_path: Path) -> None:
+def test_a_job_without_a_promise_exceeds_any_budget(tmp_path: Path) -> None:
     class Other(Spender):
         promise = None
 
@@ -159,7 +166,7 @@ def test_a_job_without_a_promise_spends_more_than_any_budget(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"a": {"epsilon": "x"}}', '{"a": {"b": 1}}']
 )
-def test_a_damaged_file_stops_what_would_leave(tmp_path: Path, text: str) -> None:
+def test_nothing_leaves_while_the_file_is_damaged(tmp_path: Path, text: str) -> None:
     site = Spender(tmp_path, ANY, answers(2))
     assert site.ask("train", 1, 0).refusal == ""
     path = tmp_path / "rules" / "privacy.json"
@@ -174,8 +181,10 @@ def test_a_damaged_file_stops_what_would_leave(tmp_path: Path, text: str) -> Non
 
 
 def test_a_deleted_file_does_not_renew_the_budget(tmp_path: Path) -> None:
-    """An earlier copy that was put back is made whole from the ledger; where there is
-    none, nothing of any job leaves."""
+    """The ledger completes an earlier copy of the file that was put back.
+
+    Without any file, no job's answer leaves.
+    """
     site = Spender(tmp_path, ANY, answers(5))
     path, last_number = tmp_path / "rules" / "privacy.json", 0
     copies = []
@@ -198,8 +207,11 @@ def test_a_deleted_file_does_not_renew_the_budget(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_an_older_copy_gives_nothing_back_after_a_new_approval(tmp_path: Path) -> None:
-    """Neither of this job nor of others, whose answers are in the ledger too."""
+def test_an_older_copy_frees_no_epsilon_after_a_new_approval(tmp_path: Path) -> None:
+    """The ledger holds the answers of this job and of others.
+
+    An older copy of the file therefore frees no ε of either.
+    """
     limit = PROMISE.epsilon(3) + PROMISE.epsilon(2) + 1e-6
     rules = replace(ANY, max_epsilon=limit)
     path = tmp_path / "rules" / "privacy.json"
@@ -230,7 +242,7 @@ def test_an_older_copy_gives_nothing_back_after_a_new_approval(tmp_path: Path) -
     assert site.spent[first_run]["epsilon"] == pytest.approx(PROMISE.epsilon(3))
 
 
-def test_lines_say_what_a_job_has_spent_if_it_promises_anything(tmp_path: Path) -> None:
+def test_lines_of_the_ledger_record_the_spent_epsilon(tmp_path: Path) -> None:
     site = Spender(tmp_path, ANY, answers(2))
     for number in (1, 2):
         assert site.ask("noisy_gradients", number, number - 1).refusal == ""
@@ -250,10 +262,10 @@ def test_lines_say_what_a_job_has_spent_if_it_promises_anything(tmp_path: Path) 
         ("sentence", "sentence"),
     ],
 )
-def test_a_site_says_whose_epsilon_it_counts(
+def test_a_site_chooses_the_smallest_unit_of_epsilon(
     tmp_path: Path, unit: Any, fits: str
 ) -> None:
-    """ε of a sentence is none of a patient, who has many."""
+    """ε of a sentence does not protect a patient, who has many."""
     promise = Promise.of(Privacy(noise=1.0, rate=0.1, where="site", unit=unit), 3, 4)
     budget = Budget(tmp_path / "privacy.json", "a", promise)
     for least in ("patient", "document", "sentence"):
@@ -267,9 +279,11 @@ def test_a_site_says_whose_epsilon_it_counts(
                 budget.require(policy)
 
 
-def test_counts_are_told_once(tmp_path: Path) -> None:
-    """Where the job has any; an answer that is made again is the same, and rounds go
-    on."""
+def test_counts_leave_once(tmp_path: Path) -> None:
+    """A job with counts may send them once, beside its rounds.
+
+    The same answer may leave again. A job without counts may send none.
+    """
     path = tmp_path / "privacy.json"
     with_counts = replace(PROMISE, privacy=replace(PROMISE.privacy, counts=4.0))
     counting, without_counts = (
@@ -292,7 +306,7 @@ def test_counts_are_told_once(tmp_path: Path) -> None:
     assert spent.epsilon == with_counts.epsilon(2) > PROMISE.epsilon(2)
 
 
-def test_two_processes_count_together(tmp_path: Path) -> None:
+def test_two_processes_spend_from_one_file(tmp_path: Path) -> None:
     path = tmp_path / "privacy.json"
     first, second = Budget(path, "a", PROMISE), Budget(path, "b", PROMISE)
     first.spend("1" * 64, ANY)
