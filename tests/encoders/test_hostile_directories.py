@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from fednotes.core.allocation import MAX_TENSORS
 from fednotes.core.errors import ModelError
-from fednotes.encoders.pretrained import open_pretrained, open_tokenizer
+from fednotes.encoders.pretrained import open_config, open_pretrained, open_tokenizer
 
 
 def change_json(path: Path, **changes: Any) -> None:
@@ -138,3 +139,47 @@ def test_weights_may_lie_elsewhere(hostile: Path, tmp_path: Path) -> None:
     shutil.move(hostile / "model.safetensors", tmp_path / "weights")
     (hostile / "model.safetensors").symlink_to(tmp_path / "weights")
     open_pretrained(hostile, "AutoModel")
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_a_configuration_names_no_code_of_others(hostile: Path, key: str) -> None:
+    """transformers would run a package of a hub that was fetched before."""
+    for config in ({key: "somebody/kernel"}, {"text_config": {key: "a/b@main:f"}}):
+        change_json(hostile / "config.json", **config)
+        with pytest.raises(ModelError, match=f"{key} names code that is not part"):
+            open_pretrained(hostile, "AutoModel")
+    change_json(hostile / "config.json", **{key: "sdpa", "text_config": None})
+    open_pretrained(hostile, "AutoModel")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_labels": 10**10}, {"id2label": {str(n): "x" for n in range(100_001)}}],
+    ids=["counted", "listed"],
+)
+def test_labels_without_number_are_refused_before_they_are_named(
+    hostile: Path, changes: dict[str, Any]
+) -> None:
+    change_json(hostile / "config.json", **changes)
+    for opened in (open_config, open_tokenizer):
+        with pytest.raises(ModelError, match="more than 100,000 labels"):
+            opened(hostile)
+
+
+@pytest.mark.parametrize("what", ["a long name", "many tensors", "a length"])
+def test_a_header_of_weights_is_bounded_before_it_is_parsed(
+    hostile: Path, what: str
+) -> None:
+    """A name of 90 MB took 5 GB of memory; a million tensors took minutes."""
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    names = {
+        "a long name": ["x" * 2**24],
+        "many tensors": [str(number) for number in range(MAX_TENSORS + 1)],
+        "a length": [],
+    }
+    header = json.dumps(dict.fromkeys(names[what], entry)).encode()
+    length = len(header) if names[what] else 2**63
+    weights = struct.pack("<Q", length) + header
+    (hostile / "model.safetensors").write_bytes(weights)
+    with pytest.raises(ModelError, match="names more than 20,000 tensors"):
+        open_pretrained(hostile, "AutoModel")

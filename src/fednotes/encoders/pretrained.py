@@ -28,7 +28,11 @@ import torch
 from torch import Tensor, nn
 
 from fednotes.core import bounds
-from fednotes.core.allocation import OversizedModelError, bounded_allocation
+from fednotes.core.allocation import (
+    MAX_TENSORS,
+    OversizedModelError,
+    bounded_allocation,
+)
 from fednotes.core.errors import ConfigError, MissingExtra, ModelError, needs, readable
 from fednotes.core.parsing import (
     NotAFile,
@@ -44,6 +48,9 @@ NO_ENCODER = (TypeError, ValueError, AttributeError, RuntimeError, IndexError)
 Stamp = tuple[tuple[str, int, int], ...]
 # The factor by which a tokenizer may lengthen a text; published ones reach 3.
 MAX_GROWTH = 1000
+MAX_LABELS = 100_000
+MAX_HEADER_BYTES = 2**24  # of a safetensors file: 800 bytes for each tensor
+_LENGTH_BYTES = 8  # of the length of the header, at its beginning
 
 # Keeps `from_pretrained` from looking for the directory's files on a server and from
 # running its code. `_offline` keeps it from fetching other models.
@@ -531,6 +538,63 @@ def _require_no_links_out(directory: Path) -> None:
             )
 
 
+def _require_plain_config(directory: Path) -> None:
+    """Refuse a configuration that would run code or fill memory.
+
+    transformers takes the name of an implementation of attention from it. A name with
+    a slash is a package of code on a hub, or one that was fetched before. The library
+    also makes a name for each of the labels that are only counted.
+
+    Raises:
+        ModelError: The configuration does so.
+    """
+    file = directory / "config.json"
+    if not file.exists():
+        return
+    content = read_json(file, strict=False)
+    for key, value in _walk(content):
+        if key.endswith("_implementation") and re.search(r"[/:|]", str(value)):
+            raise ModelError(
+                f"{file}: {key} names code that is not part of the library: delete the "
+                "key if you trust the model"
+            )
+        is_count = key == "num_labels" and isinstance(value, int | float)
+        is_table = key in ("id2label", "label2id") and isinstance(value, Mapping)
+        count = value if is_count else len(value) if is_table else 0
+        if count > MAX_LABELS:
+            raise ModelError(
+                f"{file}: {key}: more than {MAX_LABELS:,} labels: the model is damaged "
+                "or was tampered with; copy the directory again"
+            )
+
+
+def _walk(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values of a JSON value and of all tables in it."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield key, inner
+            yield from _walk(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _walk(inner)
+
+
+def _require_bounded_header(file: Path) -> None:
+    """Raise ModelError for a header of weights that would take gigabytes to parse.
+
+    A header has about a hundred bytes for each tensor.
+    """
+    with open(file, "rb", opener=open_regular) as stream:
+        length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+        is_long = length > MAX_HEADER_BYTES
+        header = b"" if is_long else stream.read(length)
+    if is_long or header.count(b'"data_offsets"') > MAX_TENSORS:
+        raise ModelError(
+            f"{file}: names more than {MAX_TENSORS:,} tensors: it is damaged or was "
+            "tampered with; copy the directory again"
+        )
+
+
 def _class(name: str) -> Any:
     with needs("transformers", "transformers"):
         import transformers
@@ -544,6 +608,9 @@ def _load(directory: Path, load: Callable[[], Any]) -> Any:
     try:
         require_regular_files(directory.iterdir())
         _require_no_links_out(directory)
+        _require_plain_config(directory)
+        for weights in directory.glob("*.safetensors"):
+            _require_bounded_header(weights)
         with _offline():
             return load()
     except NotAFile as error:
