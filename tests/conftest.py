@@ -48,6 +48,17 @@ def _one_thread() -> None:
     torch.set_num_threads(int(os.environ.get("FEDNOTES_TEST_THREADS", "1")))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_worker_by_itself() -> Iterator[None]:
+    """Keep runs in this process, which has what tests change, unless they give a number.
+
+    A machine with much other work has no free cores.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "getloadavg", lambda: (1e6, 1e6, 1e6))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _torch_as_before() -> Iterator[None]:
     """Undo a run's choice of deterministic algorithms, which holds for the process."""

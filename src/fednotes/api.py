@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -303,7 +303,7 @@ def simulate(
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
-    workers: int = 1,
+    workers: int | Literal["auto"] = "auto",
     command: str = "",
 ) -> RunResult: ...
 @overload
@@ -317,7 +317,7 @@ def simulate(
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
-    workers: int = 1,
+    workers: int | Literal["auto"] = "auto",
     command: str = "",
 ) -> SeedsResult: ...
 def simulate(
@@ -330,7 +330,7 @@ def simulate(
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
-    workers: int = 1,
+    workers: int | Literal["auto"] = "auto",
     command: str = "",
 ) -> RunResult | SeedsResult:
     """Train a job's sites on this machine: alone, federated and pooled; score them.
@@ -350,7 +350,9 @@ def simulate(
         device: Device to compute on, such as "cuda"; with several workers, "cuda:*"
             deals them out to all GPUs.
         workers: Number of processes that compute at the same time, for different sites.
-            With 1, this process computes. The results are equal to the last bit.
+            With 1, this process computes. With "auto", it trains the first condition,
+            and processes for all free cores train the others if these take longer than
+            half a minute. The results are equal to the last bit.
         command: The command that repeats the run, for its record.
 
     Raises:

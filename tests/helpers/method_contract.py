@@ -175,7 +175,7 @@ PRIVATE_RUNS: dict[str, Callable[[Reference, Path], tuple[State, list[Any]]]] = 
 WAYS_OF_PRIVATE_RUNS = [
     "secure sum and a step of counts",
     "resumed",
-    "worker processes",
+    pytest.param("worker processes", marks=pytest.mark.slow),
     pytest.param("restarts", marks=pytest.mark.slow),
 ]
 

@@ -24,12 +24,15 @@ from fednotes.jobs.simulate import simulate
 from fednotes.jobs.workers import dealing, pool
 from fednotes.jobs.workers.commands import require_same_data
 from fednotes.jobs.workers.dealing import (
+    Pace,
     check_workers,
     choose_devices,
     count_cores,
+    count_free_cores,
     count_useful,
     deal_sites,
     list_devices,
+    parse_workers,
 )
 from fednotes.jobs.workers.turns import Turns
 
@@ -159,6 +162,88 @@ def test_the_runs_of_several_seeds_share_workers(
     assert find_workers(os.getpid()) == []
 
 
+# workers that start by themselves
+
+
+class Names(ProgressListener):
+    """Keeps the names of the parts."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def begin(self, part: Part, rounds: int, sentences: int) -> None:
+        self.names.append(part.name)
+
+
+@pytest.mark.slow
+def test_workers_start_by_themselves_if_the_first_part_shows_a_long_run(
+    job_file: Path,
+    in_one_process: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "count_free_cores", lambda: 4)
+    monkeypatch.setattr(pool, "LONG_SECONDS", 1e-9)
+    listener = Names()
+    result = simulate(load_job(str(job_file)), tmp_path / "run", listener=listener)
+    assert result.workers == 2  # as many as there are sites
+    record = json.loads((tmp_path / "run" / "job.json").read_text())
+    assert record["workers"] == 2
+    assert listener.names == ["alone/north", "alone/south", "federated"]
+    assert read_run(tmp_path / "run") == read_run(in_one_process)
+    assert find_workers(os.getpid()) == []
+
+
+def test_a_short_run_starts_no_worker(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "count_free_cores", lambda: 4)
+
+    def start(*arguments: object) -> None:
+        raise AssertionError("a worker starts")
+
+    monkeypatch.setattr(pool, "WorkerProcess", start)
+    result = simulate(load_job(str(job_file)), tmp_path / "run")
+    assert result.workers == 1
+
+
+def test_the_pace_follows_from_the_parts_that_have_ended() -> None:
+    """Two of eight units took 6 s: three more take 9 s."""
+    pace = Pace({"a": 2.0, "b": 3.0, "c": 3.0, "unknown": 0.0})
+    assert pace.expect(["b"]) == 0
+    pace.record("unknown", 5.0)
+    assert pace.expect(["b"]) == 0
+    pace = Pace({"a": 2.0, "b": 3.0, "c": 3.0})
+    pace.record("a", 6.0)
+    assert pace.expect(["b"]) == 9.0
+    assert pace.expect(["b", "c"]) == 18.0
+    assert pace.expect([]) == 0
+
+
+def test_other_work_leaves_fewer_cores_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dealing, "count_cores", lambda: 8)
+    for load, free in ((0.2, 8), (2.6, 5), (80.0, 1)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert count_free_cores() == free
+    monkeypatch.setattr(pool, "count_free_cores", lambda: 8)
+    assert [pool._choose_number("cpu", threads) for threads in (1, 3, 9)] == [8, 2, 1]
+    assert pool._choose_number("cuda", 1) == 1
+    monkeypatch.setattr(pool, "count_gpus", lambda: 4)
+    assert pool._choose_number("cuda:*", 1) == 4
+
+
+def test_the_number_of_workers_is_a_number_or_auto(
+    run_cli: Any, tmp_path: Path
+) -> None:
+    assert [parse_workers(text) for text in ("auto", "3")] == ["auto", 3]
+    words = ("simulate", "demo", "--out", tmp_path / "run", "--workers")
+    for text in ("many", "0", "1.5"):
+        code, _, printed = run_cli(*words, text)
+        assert code == 2
+        assert "expected a whole number of at least 1, or auto" in printed
+        assert printed.startswith("error: --workers = ")
+
+
 # errors
 
 
@@ -187,8 +272,9 @@ def test_too_many_workers_are_refused(job_file: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(ParameterError, match=message):
         simulate(job, tmp_path / "run", workers=3)
-    for number in (0, -1, True):
-        with pytest.raises(ParameterError, match="a whole number of at least 1"):
+    numbers: list[Any] = [0, -1, True, 1.5, "all"]
+    for number in numbers:
+        with pytest.raises(ParameterError, match="a whole number of at least 1, or"):
             simulate(job, tmp_path / "run", workers=number)
     assert check_workers(1, threads=4, cores=2) == 1
     assert not (tmp_path / "run").exists()

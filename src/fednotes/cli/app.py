@@ -65,7 +65,6 @@ from fednotes.cli.shared import (
     RenamedFormatOption,
     Settings,
     Track,
-    Workers,
     Yes,
     can_ask,
     choose_console,
@@ -167,7 +166,14 @@ def simulate(
     ] = False,
     track: Track = None,
     device: Device = "cpu",
-    workers: Workers = 1,
+    workers: Annotated[
+        str,
+        typer.Option(
+            metavar="N|auto",
+            help="Number of processes that compute at the same time; auto uses free "
+            "cores if the first condition shows that the others take long.",
+        ),
+    ] = "auto",
     yes: Yes = False,
     json_output: Json = False,
 ) -> None:
@@ -182,6 +188,7 @@ def simulate(
     from fednotes.cli.display import RichDisplay
     from fednotes.jobs.job_file import load_job
     from fednotes.jobs.seeds import parse_seeds
+    from fednotes.jobs.workers.dealing import AUTO, parse_workers
 
     for setting in settings or ():
         if seeds and setting.partition("=")[0].strip() == "seed":
@@ -194,8 +201,9 @@ def simulate(
         words += ["--set", setting]
     for seed in seeds or ():
         words += ["--seeds", seed]
-    if workers > 1:
-        words += ["--workers", str(workers)]
+    chosen_workers = parse_workers(workers)
+    if chosen_workers != AUTO:
+        words += ["--workers", workers]
 
     shown = choose_console(as_json=json_output)
     with RichDisplay(shown, ask=can_ask(yes or json_output)) as display:
@@ -206,7 +214,7 @@ def simulate(
             resume=resume,
             overwrite=overwrite,
             device=device,
-            workers=workers,
+            workers=chosen_workers,
             progress=display,
             track=track or (),
             command=shlex.join(words),

@@ -19,6 +19,8 @@ from fednotes.cli.plain_help import PlainCommand, with_placeholders
 MEANINGS = {
     "--out": "File or folder to write; a command's help says which, and its default.",
     "--site-file": "The site's file; a command's help says what is used without it.",
+    "--workers": "Number of processes that compute at the same time; a command's help "
+    "says what each computes.",
     "--sites": "Number of sites to generate or to simulate.",
 }
 _HEAD = """\

@@ -122,9 +122,6 @@ Protect = Annotated[
 Device = Annotated[
     str, typer.Option(help="Device to compute on, such as cpu, cuda or cuda:1.")
 ]
-Workers = Annotated[
-    int, typer.Option(min=1, help="Number of processes that compute at the same time.")
-]
 Track = Annotated[
     list[str] | None,
     typer.Option(

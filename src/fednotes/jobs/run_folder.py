@@ -242,6 +242,12 @@ def _require_same_inputs(
             )
 
 
+def record_workers(out: Path, workers: int) -> None:
+    """Record in a run's job.json how many workers compute for its sites."""
+    record = read_job_record(out)
+    write_json(out / JOB_RECORD, {**record, "workers": workers})
+
+
 @contextmanager
 def recorded_failure(out: Path, part: str) -> Iterator[None]:
     """Record in a run's folder if training fails within the context.

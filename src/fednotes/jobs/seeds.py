@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
@@ -213,7 +213,7 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
-    workers: int = 1,
+    workers: int | Literal["auto"] = "auto",
     listener: AnyListener = None,
     command: str = "",
 ) -> SeedsResult:

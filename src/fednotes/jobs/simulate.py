@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -55,12 +56,13 @@ from fednotes.jobs.run_folder import (
     list_versions,
     nothing_to_resume,
     read_outcome,
+    record_workers,
     recorded_failure,
     require_run_folder,
     require_usable,
     set_aside,
 )
-from fednotes.jobs.workers.dealing import count_useful
+from fednotes.jobs.workers.dealing import Pace, count_useful
 from fednotes.jobs.workers.pool import (
     SitesOfWorkers,
     TrainedPart,
@@ -82,7 +84,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
-    workers: int = 1,
+    workers: int | Literal["auto"] = "auto",
     pool: Workers | None = None,
     listener: AnyListener = None,
     command: str = "",
@@ -98,7 +100,8 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
             happens once the sites' data have been read.
         device: PyTorch device to train on; "cuda:*" deals workers out to all GPUs.
         workers: Largest number of worker processes, which compute for sites at the same
-            time; 1 computes in this process. Results do not depend on it.
+            time; 1 computes in this process; "auto" decides after the first part.
+            Results do not depend on it.
         pool: Workers that several runs share; None starts those of this run.
         listener: Receives the progress.
         command: Command that repeats this run, for the report.
@@ -204,33 +207,53 @@ class _Run:
             if outcome is not None:
                 outcomes[part.name] = outcome
         unfinished = [part for part in parts if part.name not in outcomes]
-        if self.workers.count == 1:
-            outcomes |= self._train_here(unfinished, sites)
-        else:
-            outcomes |= self._train_in_workers(unfinished)
+        outcomes |= self._train_unfinished(unfinished, sites)
         order_entries(self.out / METRICS, [part.name for part in parts])
         return {part.name: outcomes[part.name] for part in parts}
 
-    def _train_here(
+    def _train_unfinished(
         self, parts: Sequence[Part], sites: Sequence[Any]
     ) -> dict[str, Outcome]:
-        """Train one part after another in this process; return their outcomes.
+        """Train parts in this process or in workers; return their outcomes.
+
+        Parts are trained here until there are workers. Those that wait start after a
+        part that shows that the others will take long.
 
         Args:
             parts: The parts.
             sites: Data of all sites; a pooled model is scored on each of them.
         """
-        outcomes = {}
-        for part in parts:
-            run = PartRun(self.job, part, self.out, self.resume)
-            with recorded_failure(self.out, part.name):
-                part_sites = SitesHere(
-                    run, sites, self.workers.device, progress=self.listener.features
-                )
-                events = _PartEvents(self.out, part, self.listener)
-                outcomes[part.name] = train_part(run, part_sites, events)
-            self._finish(part, outcomes[part.name])
-        return outcomes
+        outcomes: dict[str, Outcome] = {}
+        pace = Pace(self._plan_work(parts))
+        waiting = list(parts)
+        while waiting and self.workers.count == 1:
+            part = waiting.pop(0)
+            started = time.monotonic()
+            outcomes[part.name] = self._train_here(part, sites)
+            pace.record(part.name, time.monotonic() - started)
+            useful = count_useful([len(part.sites) for part in waiting])
+            seconds = pace.expect([part.name for part in waiting])
+            if useful > 1 and self.workers.is_worthwhile(seconds):
+                self.workers.start_late(self.job, sites, useful)
+                record_workers(self.out, self.workers.count)
+        return outcomes | self._train_in_workers(waiting)
+
+    def _train_here(self, part: Part, sites: Sequence[Any]) -> Outcome:
+        """Train a part in this process, and return its outcome.
+
+        Args:
+            part: The part.
+            sites: Data of all sites; a pooled model is scored on each of them.
+        """
+        run = PartRun(self.job, part, self.out, self.resume)
+        with recorded_failure(self.out, part.name):
+            part_sites = SitesHere(
+                run, sites, self.workers.device, progress=self.listener.features
+            )
+            events = _PartEvents(self.out, part, self.listener)
+            outcome = train_part(run, part_sites, events)
+        self._finish(part, outcome)
+        return outcome
 
     def _train_in_workers(self, parts: Sequence[Part]) -> dict[str, Outcome]:
         """Train parts in worker processes; return their outcomes.

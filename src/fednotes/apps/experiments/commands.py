@@ -21,7 +21,6 @@ from fednotes.cli.shared import (
     Notes,
     Seed,
     Settings,
-    Workers,
     Yes,
     can_ask,
     choose_console,
@@ -78,15 +77,14 @@ def reproduce(
         list[str] | None,
         typer.Option("--seeds", OldName("--seed"), metavar=SEEDS, help=SEEDS_HELP),
     ] = None,
-    workers: Workers = 2,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Number of concurrent runs, one thread each.")
+    ] = 2,
     device: Device = "cpu",
     yes: Yes = False,
     json_output: Json = False,
 ) -> None:
-    """Reproduce a paper's table or figure; run it again to resume.
-
-    Each of the --workers carries out one run at a time, in one thread.
-    """
+    """Reproduce a paper's table or figure; run it again to resume."""
     from rich.markdown import Markdown
 
     from fednotes.apps.experiments.attention import ENTROPY_PLOT

@@ -153,7 +153,8 @@ def execute(run: GridRun) -> None:
     with log.open("a", encoding="utf-8") as file:
         start = file.tell()
         code = call(
-            [sys.executable, "-m", "fednotes", *run.arguments, *resume],
+            # Runs take place at the same time, so each computes in one process.
+            [sys.executable, "-m", "fednotes", *run.arguments, "--workers=1", *resume],
             stdout=file,
             stderr=subprocess.STDOUT,
             env=os.environ | {"OMP_NUM_THREADS": "1"},

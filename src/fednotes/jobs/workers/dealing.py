@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final, Literal
 
 import torch
 
 from fednotes.core.errors import ParameterError
 from fednotes.core.tensors import device_of
 
+AUTO: Final = "auto"
 EVERY_GPU = "cuda:*"
 
 
@@ -60,12 +62,21 @@ def choose_devices(device: str, workers: int) -> list[str]:
         ConfigError: This machine has no such device.
     """
     if device == EVERY_GPU:
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if gpus == 0:
-            device_of("cuda")  # raises the error of a machine without a GPU
-        return list_devices(device, workers, gpus)
+        return list_devices(device, workers, count_gpus())
     device_of(device)
     return list_devices(device, workers, 0)
+
+
+def count_gpus() -> int:
+    """Return the number of GPUs.
+
+    Raises:
+        ConfigError: This machine has none.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus == 0:
+        device_of("cuda")  # raises the error of a machine without a GPU
+    return gpus
 
 
 def count_cores() -> int:
@@ -87,6 +98,34 @@ def _read_quota(path: Path, without: int) -> int:
         return without
 
 
+def count_free_cores() -> int:
+    """Return the number of cores that other work has left over in the last minute."""
+    try:
+        load, _, _ = os.getloadavg()
+    except OSError:  # the system does not know it
+        load = 0.0
+    return max(1, count_cores() - round(load))
+
+
+def parse_workers(text: str) -> int | Literal["auto"]:
+    """Return the number of workers in a text, or "auto".
+
+    Raises:
+        ParameterError: The text is neither.
+    """
+    if text == AUTO:
+        return AUTO
+    if not text.isdecimal():
+        raise _not_a_number(text)
+    return int(text)
+
+
+def _not_a_number(workers: object) -> ParameterError:
+    return ParameterError(
+        f"`workers` = {workers!r}: expected a whole number of at least 1, or auto"
+    )
+
+
 def check_workers(workers: int, threads: int, cores: int) -> int:
     """Check that a number of workers fits on this machine, and return it.
 
@@ -99,9 +138,7 @@ def check_workers(workers: int, threads: int, cores: int) -> int:
         ParameterError: The number is below 1, or needs more cores than there are.
     """
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise ParameterError(
-            f"`workers` = {workers!r}: expected a whole number of at least 1"
-        )
+        raise _not_a_number(workers)
     if workers > 1 and workers * threads > cores:
         each = "1 thread" if threads == 1 else f"{threads} threads"
         largest = max(1, cores // threads)
@@ -121,3 +158,44 @@ def count_useful(sites_of_parts: Sequence[int]) -> int:
     """
     single = sum(sites == 1 for sites in sites_of_parts)
     return max([1, single, *sites_of_parts])
+
+
+# ---- workers that the command chooses itself -----------------------------------------
+
+
+class Pace:
+    """How long the parts of a run take, by those that have ended.
+
+    Args:
+        work: The planned work of each part in any unit; 0 where it is unknown.
+    """
+
+    def __init__(self, work: Mapping[str, float]) -> None:
+        self._work = dict(work)
+        self._done = 0.0
+        self._seconds = 0.0
+
+    def record(self, part: str, seconds: float) -> None:
+        """Record that a part has ended.
+
+        Args:
+            part: The part's name.
+            seconds: The seconds that it took.
+        """
+        self._done += self._work.get(part, 0.0)
+        self._seconds += seconds
+
+    def expect(self, parts: Sequence[str]) -> float:
+        """Return the seconds that further parts will take in one process.
+
+        Parts that have ended may have done less than planned, by early stopping; the
+        others are expected to do as well.
+
+        Returns:
+            The seconds; 0 if they are unknown.
+        """
+        if not self._done:
+            return 0.0
+        return sum(self._work.get(part, 0.0) for part in parts) * (
+            self._seconds / self._done
+        )

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Literal
 
 from fednotes.core.errors import WorkerError
 from fednotes.core.messages import Reply, decode
@@ -46,14 +46,21 @@ from fednotes.jobs.workers.commands import (
     require_same_data,
 )
 from fednotes.jobs.workers.dealing import (
+    AUTO,
+    EVERY_GPU,
     check_workers,
     choose_devices,
     count_cores,
+    count_free_cores,
+    count_gpus,
     deal_sites,
 )
 
 # Seconds in which a worker must end after its stdin was closed.
 END_SECONDS = 5.0
+# Expected seconds of work from which workers start by themselves. Their start takes a
+# few seconds of each core.
+LONG_SECONDS = 30.0
 PIPE_BYTES = 2**20  # capacity of a pipe; the system's default needs more exchanges
 _PROGRAM = "fednotes.jobs.workers.process"
 
@@ -186,20 +193,22 @@ def _describe_code(process: subprocess.Popen[bytes]) -> str:
 class Workers:
     """Worker processes that share the work on a run, or on several runs.
 
-    They start when the first job is opened.
+    They start when the first job is opened, or later if they wait.
 
     Args:
         devices: The PyTorch device of each worker. With one device there is no worker:
             the process that has this object computes itself.
+        wait: Whether they start only once the work turns out to be long (`start_late`).
 
     Attributes:
         all: The processes.
         device: The PyTorch device of a process that computes without workers.
     """
 
-    def __init__(self, devices: Sequence[str]) -> None:
+    def __init__(self, devices: Sequence[str], *, wait: bool = False) -> None:
         self.all: list[WorkerProcess] = []
         self.device = devices[0]
+        self._wait = wait
         self._to_start = list(devices) if len(devices) > 1 else []
 
     @property
@@ -207,8 +216,31 @@ class Workers:
         """The number of processes that compute for sites."""
         return max(1, len(self.all))
 
+    def is_worthwhile(self, seconds: float) -> bool:
+        """Return whether workers that wait should start now.
+
+        Args:
+            seconds: The seconds that the remaining work takes in one process.
+        """
+        return bool(self._wait and self._to_start) and seconds >= LONG_SECONDS
+
+    def start_late(self, job: Job, sites: Sequence[Any], useful: int) -> None:
+        """Start workers that wait, for a job that has begun in this process.
+
+        Args:
+            job: The job.
+            sites: The data of its sites as they were read here.
+            useful: Number of workers that will have work.
+        """
+        self._wait = False
+        del self._to_start[useful:]
+        self.begin_to_open(job)
+        self.open(job, sites)
+
     def begin_to_open(self, job: Job) -> None:
         """Let the workers begin to read a job's data; start them for the first one."""
+        if self._wait:
+            return
         while self._to_start:
             device = self._to_start.pop(0)
             self.all.append(WorkerProcess(len(self.all) + 1, device))
@@ -265,24 +297,42 @@ def _end(workers: Sequence[WorkerProcess]) -> None:
 
 
 @contextmanager
-def start_workers(device: str, number: int, threads: int) -> Iterator[Workers]:
+def start_workers(
+    device: str, number: int | Literal["auto"], threads: int
+) -> Iterator[Workers]:
     """Yield workers, which start when they are needed and end with the context.
 
     Args:
         device: The PyTorch device; "cuda:*" deals workers out to all GPUs.
-        number: Number of workers; with 1, this process computes.
+        number: Number of workers; with 1, this process computes. With "auto", workers
+            for all free cores wait until the work turns out to be long; for "cuda:*",
+            there is one for each GPU from the start.
         threads: Number of threads of each worker.
 
     Raises:
         ConfigError: This machine has no such device.
         ParameterError: The number is below 1, or needs more cores than there are.
     """
-    check_workers(number, threads, count_cores())
-    workers = Workers(choose_devices(device, number))
+    is_auto = number == AUTO
+    if number == AUTO:
+        number = _choose_number(device, threads)
+    else:
+        check_workers(number, threads, count_cores())
+    wait = is_auto and device != EVERY_GPU
+    workers = Workers(choose_devices(device, number), wait=wait)
     try:
         yield workers
     finally:
         workers.close()
+
+
+def _choose_number(device: str, threads: int) -> int:
+    """Return the number of workers that this machine has room for."""
+    if device == EVERY_GPU:
+        return count_gpus()
+    if device != "cpu":
+        return 1  # one process uses one GPU well
+    return max(1, count_free_cores() // threads)
 
 
 # ---- parts whose sites are in several workers ----------------------------------------
