@@ -38,6 +38,7 @@ EXTRAS = frozenset(
         "dp_accounting",
         *("onnx", "onnxruntime", "onnxscript", "spacy", "srsly", "skops"),
         *("mlflow", "tensorboard"),
+        *("sqlalchemy", "psycopg"),
         *("fastapi", "prometheus_client", "starlette", "uvicorn", "h11"),
     }
 )

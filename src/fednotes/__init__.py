@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fednotes.core.types import Document, Span
     from fednotes.core.update import Update
     from fednotes.data.formats import convert
+    from fednotes.data.notes import NoteDatabase
     from fednotes.engines.inprocess import InProcess
     from fednotes.jobs.compare import compare
     from fednotes.jobs.diagnosis import Diagnosis
@@ -55,6 +56,7 @@ __all__ = [
     "InProcess",
     "Job",
     "MentionModel",
+    "NoteDatabase",
     "PatientModel",
     "RunResult",
     "ShownJob",
@@ -82,6 +84,7 @@ _PLACES = {
     "core.types": ("Document", "Span"),
     "core.update": ("Update",),
     "data.formats": ("convert",),
+    "data.notes": ("NoteDatabase",),
     "engines.inprocess": ("InProcess",),
     "jobs.compare": ("compare",),
     "jobs.diagnosis": ("Diagnosis",),

@@ -19,12 +19,13 @@ from fednotes.data import formats
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.gathering import with_unique_ids
 from fednotes.data.formats.problems import OnError, refuses
+from fednotes.data.notes import NoteDatabase, NotePlace, place_of_notes
 from fednotes.jobs.built_in_jobs import built_in_jobs
 from fednotes.jobs.card import write_cards
 from fednotes.jobs.checking import Checked, check_against, check_files
 from fednotes.jobs.diagnosis import Diagnosis, diagnose
 from fednotes.jobs.evaluation import Evaluation
-from fednotes.jobs.inputs import open_inputs
+from fednotes.jobs.inputs import name_of_notes, open_inputs
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_check import check_job
 from fednotes.jobs.job_file import load_table, parse_job
@@ -53,20 +54,21 @@ from fednotes.metrics.calibration import calibrate as fit_calibration
 from fednotes.metrics.platt import fit_platt, platt_sums
 
 PathLike = str | Path
+NotesLike = PathLike | NoteDatabase
 
 
 def read(
-    path: PathLike,
+    path: NotesLike,
     format: str | None = None,
     on_error: OnError = "refuse",
     *,
     column: str | None = None,
     encoding: str = AUTO,
 ) -> tuple[Document, ...]:
-    """Return the documents of a corpus, a table of notes or plain text files.
+    """Return the documents of a corpus, a table or database of notes, or texts.
 
     Args:
-        path: The file or folder.
+        path: The file, folder or database.
         format: A format of corpora or of notes; recognised from the content if it is
             None.
         on_error: "refuse" raises an error for data that cannot be used; "skip" leaves
@@ -79,18 +81,26 @@ def read(
         DataError: Something is wrong with a file; the message names file and line.
         ConfigError: A parameter has an impossible value.
     """
-    if not path_of(path, "a file or folder of notes").exists():
-        raise DataError(f"{path}: no such file or folder")
-    if format and formats.name_of_format(format) in formats.FORMATS and column is None:
-        return formats.read(path, format, on_error, encoding)
+    place = place_of_notes(path)
+    if isinstance(place, Path):
+        if not place.exists():
+            raise DataError(f"{path}: no such file or folder")
+        is_corpus = format and formats.name_of_format(format) in formats.FORMATS
+        if is_corpus and column is None:
+            return formats.read(place, format, on_error, encoding)
     inputs = open_inputs(
-        str(path), None, on_error, format=format, column=column, encoding=encoding
+        name_of_notes(place),
+        None,
+        on_error,
+        format=format,
+        column=column,
+        encoding=encoding,
     )
     return with_unique_ids(inputs.read_all())
 
 
 def check(
-    *targets: PathLike,
+    *targets: NotesLike,
     format: str | None = None,
     on_error: OnError = "refuse",
     settings: Sequence[str] = (),
@@ -102,7 +112,8 @@ def check(
     The result has counts and places, never text.
 
     Args:
-        targets: A job's file or name; or the files and folders of one corpus.
+        targets: A job's file or name; or the files, folders and databases of one
+            corpus.
         format: Format of the corpus; recognised if it is None.
         on_error: As in `read`.
         settings: Assignments over the job, such as "seed=2".
@@ -113,12 +124,8 @@ def check(
         DataError: A path does not exist.
         ConfigError: Parameters exclude each other.
     """
-    for target in targets:
-        path_of(target, "a corpus or a job")
-    names = [str(target) for target in targets]
-    if not names or not all(map(str.strip, names)):
-        raise ConfigError("nothing to check: give a corpus file or folder, or a job")
-
+    places = _list_checked_places(targets)
+    names = [str(place) for place in places]
     known_jobs = built_in_jobs()
     jobs = [name for name in names if name.endswith(".toml") or name in known_jobs]
     if jobs:
@@ -145,12 +152,29 @@ def check(
             "`settings` applies to a job, but this is a corpus: leave it out"
         )
     if against is None:
-        paths = [Path(name) for name in names]
-        return check_files(paths, format or None, on_error, encoding)
+        return check_files(places, format or None, on_error, encoding)
     if len(names) > 1:
         raise ParameterError("`against` compares two corpora: give only one beside it")
     other = path_of(against, "a corpus to compare with")
-    return check_against(Path(names[0]), other, format or None, on_error, encoding)
+    if not isinstance(places[0], Path):
+        raise ParameterError(
+            "`against` compares two annotations, and a database has none: leave it out"
+        )
+    return check_against(places[0], other, format or None, on_error, encoding)
+
+
+def _list_checked_places(targets: Sequence[NotesLike]) -> list[NotePlace]:
+    """Return what to check as paths and databases.
+
+    Raises:
+        ConfigError: A target is neither, or there is none.
+    """
+    for target in targets:
+        if not isinstance(target, NoteDatabase):
+            path_of(target, "a corpus or a job")
+    if not targets or not all(str(target).strip() for target in targets):
+        raise ConfigError("nothing to check: give a corpus file or folder, or a job")
+    return [place_of_notes(target) for target in targets]
 
 
 def doctor(
@@ -180,7 +204,7 @@ def doctor(
 
 
 def init(
-    paths: PathLike | Sequence[PathLike] | Mapping[str, PathLike],
+    paths: NotesLike | Sequence[NotesLike] | Mapping[str, NotesLike],
     out: PathLike | None = None,
     *,
     method: str = "",
@@ -199,8 +223,8 @@ def init(
 
     Args:
         paths: A folder with a folder for each site; one corpus, which is dealt out to
-            simulated sites; or the paths of several sites, optionally keyed by
-            site name.
+            simulated sites; or the paths or databases of several sites, optionally
+            keyed by site name.
         out: The job file to write; None writes nothing.
         method: The method; proposed if it is "".
         encoder: "minilm", a directory of an encoder, or "none" for a light tagger;
@@ -230,25 +254,24 @@ def init(
         method=method, encoder=encoder, silos=silos, label_maps=label_maps or {}
     )
     require_free(file, overwrite=overwrite)
-    facts = read_facts(find_places(_path_texts(paths), encoding), options)
+    facts = read_facts(find_places(_list_paths(paths), encoding), options)
     return make_first_job(facts, choices, file, overwrite=overwrite)
 
 
-def _path_texts(
-    paths: PathLike | Sequence[PathLike] | Mapping[str, PathLike],
-) -> list[str] | dict[str, str]:
-    """Return the paths of notes as texts.
+def _list_paths(
+    paths: NotesLike | Sequence[NotesLike] | Mapping[str, NotesLike],
+) -> list[str | NoteDatabase] | dict[str, str | NoteDatabase]:
+    """Return the paths of notes as texts, and databases.
 
     Raises:
         ConfigError: A path is not one, or there is none.
     """
-    expected = "a file or folder of notes"
     if isinstance(paths, Mapping):
-        return {name: str(path_of(path, expected)) for name, path in paths.items()}
-    if isinstance(paths, str | Path):
+        return {name: name_of_notes(path) for name, path in paths.items()}
+    if isinstance(paths, str | Path | NoteDatabase):
         paths = [paths]
-    texts = [str(path_of(path, expected)) for path in paths]
-    if not texts or not all(map(str.strip, texts)):
+    texts = [name_of_notes(path) for path in paths]
+    if not texts or not all(str(text).strip() for text in texts):
         raise ConfigError("no notes were given: give a file or folder of notes")
     return texts
 
@@ -390,7 +413,7 @@ def simulate(
 
 def evaluate(
     model: SavedModel | PathLike,
-    documents: PathLike | Sequence[Document],
+    documents: NotesLike | Sequence[Document],
     *,
     types: Sequence[str] = (),
     label_map: Mapping[str, str] | None = None,
@@ -404,7 +427,8 @@ def evaluate(
     Args:
         model: An open model, or its folder.
         documents: Annotated documents, or a file or folder of them. For a model of
-            patients: a file or folder of labelled patients, or of their notes.
+            patients: a file or folder of labelled patients, or of their notes, which
+            may be in a database.
         types: The entity types to score; by default all types of the model that the
             documents annotate.
         label_map: New names of the documents' labels.

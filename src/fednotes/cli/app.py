@@ -60,8 +60,10 @@ from fednotes.cli.shared import (
     Json,
     LabelMap,
     Labels,
+    OmopOption,
     OnError,
     OnErrorOption,
+    QueryOption,
     RenamedFormatOption,
     Settings,
     Track,
@@ -70,12 +72,15 @@ from fednotes.cli.shared import (
     choose_console,
     console,
     print_json,
+    read_place,
+    read_places,
     say,
     show_work,
     tell,
     with_options,
 )
 from fednotes.core.cleaning import one_line
+from fednotes.core.databases import hide_passwords
 from fednotes.core.errors import (
     ConfigError,
     DataError,
@@ -315,13 +320,16 @@ def _fast_imports() -> Iterator[None]:
 @with_examples(
     "fednotes predict runs/first/federated/model --text 'She took aspirin.'",
     "fednotes predict runs/first/federated/model notes.csv --out found.jsonl",
-    "fednotes predict runs/first/federated/model notes/ --to brat --out found",
+    "fednotes predict runs/first/federated/model env:NOTES_DB --omop cdm.note",
 )
 def predict(
     context: typer.Context,
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     path: Annotated[
-        str, typer.Argument(help="File or folder to read, or - for stdin.")
+        str,
+        typer.Argument(
+            help="File or folder, a database's address or env:NAME, or - for stdin."
+        ),
     ] = "-",
     text: Annotated[
         str | None, typer.Option(help="Text to read in place of PATH.")
@@ -336,6 +344,8 @@ def predict(
     ] = 0.0,
     format: RenamedFormatOption = "",
     column: ColumnOption = "",
+    query: QueryOption = "",
+    omop: OmopOption = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
     device: Device = "cpu",
@@ -347,7 +357,8 @@ def predict(
     Mentions are written as jsonl, brat or conll, phenotypes as jsonl or csv.
     PATH is a table of notes (CSV, TSV, JSON lines or Parquet, also compressed as .gz or
     .zst; MIMIC, OMOP or FHIR), an annotated corpus, a text file that ends in .txt, or a
-    folder of these.
+    folder of these. Or it is a database: its URL without a password, or env:NAME for
+    an environment variable that holds the URL.
     """
     with _fast_imports():
         from fednotes.jobs.predict import predict as run
@@ -355,7 +366,7 @@ def predict(
 
     _require_clear_format(context, format)
     source = NoteSource(
-        path,
+        read_place(path, query, omop),
         text,
         format=format or None,
         column=column or None,
@@ -392,10 +403,12 @@ def _require_clear_format(context: typer.Context, format: str) -> None:
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     path: Annotated[
-        Path,
+        str,
         typer.Argument(help="Annotated file or folder, or notes of labelled patients."),
     ],
     format: FormatOption = "",
+    query: QueryOption = "",
+    omop: OmopOption = "",
     label_map: LabelMap = None,
     labels: Labels = None,
     types: Annotated[
@@ -424,7 +437,7 @@ def evaluate(
         loaded = load(model, device, backbone, calibrated=False, dictionary=dictionary)
         evaluation = run(
             loaded,
-            path,
+            read_place(path, query, omop),
             types=chosen_types,
             label_map=new_names,
             labels=labels,
@@ -532,6 +545,8 @@ def check(
         ),
     ],
     format: FormatOption = "",
+    query: QueryOption = "",
+    omop: OmopOption = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
     settings: Settings = None,
@@ -554,7 +569,7 @@ def check(
 
     with show_work("checking"):
         checked = run(
-            *targets,
+            *read_places(targets, query, omop),
             format=format,
             on_error=on_error.value,
             settings=settings or (),
@@ -686,7 +701,7 @@ def fail(message: str, more: Sequence[Problem] = ()) -> None:
         message: What is wrong, on one line.
         more: Further problems; of many similar ones, only a few are printed.
     """
-    print(f"error: {one_line(message, None)}", file=sys.stderr)
+    print(f"error: {one_line(hide_passwords(message), None)}", file=sys.stderr)
     lines = fold_problems(more)
     for line in lines[: _MAX_PROBLEMS - 1]:
         print(f"error: {one_line(with_options(line), None)}", file=sys.stderr)

@@ -15,8 +15,10 @@ from fednotes.cli.shared import (
     EncodingOption,
     FormatOption,
     Json,
+    OmopOption,
     OnError,
     OnErrorOption,
+    QueryOption,
     can_ask,
     console,
     print_json,
@@ -36,6 +38,7 @@ _METHODS = "finetune|fedner|distill|personal|pretrain"
 @with_examples(
     "fednotes init hospitals/",
     "fednotes init north=siteA/notes south=siteB/notes.jsonl --out job.toml",
+    "fednotes init mercy=env:NOTES_DB --omop cdm.note",
 )
 def init(
     paths: Annotated[
@@ -79,6 +82,8 @@ def init(
     ] = False,
     format: FormatOption = "",
     column: ColumnOption = "",
+    query: QueryOption = "",
+    omop: OmopOption = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
     json_output: Json = False,
@@ -106,7 +111,7 @@ def init(
         )
     options = ReadOptions(format, column, on_error.value, encoding)
     with show_work("examining"):
-        places = find_places(paths, encoding)
+        places = find_places(paths, encoding, query=query, omop=omop)
         # Before the notes are read, which may take minutes.
         require_free(out, overwrite=overwrite or interactive)
         facts = read_facts(places, options)

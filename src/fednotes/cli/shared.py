@@ -10,11 +10,11 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,6 +22,10 @@ from rich.console import Console
 from fednotes.cli.completers import complete_format, complete_job
 from fednotes.cli.plain_help import OldName
 from fednotes.core.cleaning import clean
+from fednotes.core.databases import is_address
+
+if TYPE_CHECKING:
+    from fednotes.data.notes import NoteDatabase
 
 PIPED = 400  # columns of piped output, wide enough for the labels of all tables
 _SCREEN = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -86,6 +90,17 @@ ColumnOption = Annotated[
     str,
     typer.Option(help="Column of a table, or key of JSON lines, that holds the text."),
 ]
+QueryOption = Annotated[
+    str,
+    typer.Option(help="SELECT that returns notes, if PATH is a database's address."),
+]
+OmopOption = Annotated[
+    str,
+    typer.Option(
+        metavar="[SCHEMA.]TABLE",
+        help="OMOP table of notes, if PATH is a database's address; note by default.",
+    ),
+]
 Labels = Annotated[
     Path | None, typer.Option(help="Table with the labels of patients who have notes.")
 ]
@@ -132,6 +147,31 @@ Track = Annotated[
 SKIP_REMEDY = (
     '--on-error skip (in a job, on_error = "skip" of the site) leaves these out'
 )
+
+
+def read_place(path: str, query: str, omop: str) -> str | NoteDatabase:
+    """Return a path as it is, or the database that it is the address of.
+
+    Raises:
+        ParameterError: The path is no address, and `query` or `omop` is given.
+        ConfigError: The address is impossible.
+    """
+    (place,) = read_places([path], query, omop)
+    return place
+
+
+def read_places(
+    paths: Sequence[str], query: str, omop: str
+) -> list[str | NoteDatabase]:
+    """Return paths as they are, and the databases of addresses; see `read_place`."""
+    if not (query or omop or any(map(is_address, paths))):
+        return [*paths]
+    from fednotes.data.notes import NoteDatabase, require_database
+
+    require_database(paths, query, omop)
+    return [
+        NoteDatabase(path, query, omop) if is_address(path) else path for path in paths
+    ]
 
 
 # ---- output --------------------------------------------------------------------------

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fednotes.core.errors import UNREADABLE, DataError, Problem, UnknownFormatError
+from fednotes.core.errors import (
+    UNREADABLE,
+    ConfigError,
+    DataError,
+    Problem,
+    UnknownFormatError,
+)
 from fednotes.core.types import Document
 from fednotes.data.checks import (
     CorpusCheck,
@@ -23,9 +29,13 @@ from fednotes.data.formats import read, stream
 from fednotes.data.formats.folders import name_paths
 from fednotes.data.formats.gathering import with_unique_ids
 from fednotes.data.formats.problems import OnError, Problems, refuses
-from fednotes.jobs.input_readers import explain_unknown_format
+from fednotes.data.notes import NotePlace
+from fednotes.jobs.input_readers import choose_reader, explain_unknown_format
 from fednotes.jobs.job import Job, Sites
 from fednotes.metrics.agreement import measure_agreement
+
+# Findings that say that a corpus has no annotations.
+_ABOUT_MENTIONS = ("no_mentions", "types", "bare_documents")
 
 
 @dataclass(frozen=True)
@@ -90,17 +100,17 @@ def _describe_problem(problem: Problem) -> dict[str, Any]:
 
 
 def check_files(
-    paths: Sequence[Path],
+    paths: Sequence[NotePlace],
     format: str | None = None,
     on_error: OnError = "refuse",
     encoding: str = AUTO,
 ) -> Checked:
-    """Check a corpus, or several files or folders that are the parts of one.
+    """Check a corpus, or several files, folders or databases: the parts of one.
 
     A single corpus in JSON lines is read document by document, not held in memory.
 
     Args:
-        paths: The files and folders.
+        paths: The files, folders and databases.
         format: Format of the corpus; recognised if it is None.
         on_error: With "skip", unusable data are counted instead of reported as
             problems.
@@ -111,9 +121,10 @@ def check_files(
         ConfigError: There is no such format.
     """
     for path in paths:
-        _require_path(path)
+        if isinstance(path, Path):
+            _require_path(path)
     has_parts = len(paths) > 1
-    path_by_name = name_paths(paths) if has_parts else {"corpus": paths[0]}
+    path_by_name = _name_places(paths) if has_parts else {"corpus": paths[0]}
     # The documents of a single corpus need not be in memory at the same time.
     reader = _PartReader(
         format, encoding, refuses=refuses(on_error), holds_documents=has_parts
@@ -131,6 +142,22 @@ def check_files(
         number=sum(part.num_problems for part in parts),
         findings=tuple(findings),
     )
+
+
+def _name_places(places: Sequence[NotePlace]) -> dict[str, NotePlace]:
+    """Return the parts of a corpus by their names.
+
+    Raises:
+        ConfigError: A place is given twice.
+    """
+    paths = [place for place in places if isinstance(place, Path)]
+    databases = [place for place in places if not isinstance(place, Path)]
+    if len(set(databases)) < len(databases):
+        raise ConfigError("a database is given twice: give each place once")
+    by_name: dict[str, NotePlace] = dict(name_paths(paths))
+    for number, database in enumerate(databases, 1):
+        by_name["database" if len(databases) == 1 else f"database {number}"] = database
+    return by_name
 
 
 @dataclass(frozen=True)
@@ -183,7 +210,7 @@ class _PartReader:
     refuses: bool
     holds_documents: bool
 
-    def check(self, name: str, path: Path) -> _CheckedPart:
+    def check(self, name: str, path: NotePlace) -> _CheckedPart:
         """Check one path; that it cannot be read is a problem."""
         try:
             return self.check_readable(name, path)
@@ -194,7 +221,7 @@ class _PartReader:
             reasons = error.problems or (_describe_unreadable(path, error),)
             return _CheckedPart(name, reasons, len(reasons))
 
-    def check_readable(self, name: str, path: Path) -> _CheckedPart:
+    def check_readable(self, name: str, path: NotePlace) -> _CheckedPart:
         """Check one path.
 
         Raises:
@@ -208,15 +235,15 @@ class _PartReader:
             refused = tuple(problems.listed)
             num_refused = problems.number
             problems.counts.clear()  # what is refused is no finding too
-        findings = list(problem_findings(problems, name, path.name))
+        findings = list(problem_findings(problems, name, _last_name(path)))
         # That nothing was read is a finding only if no problem explains it.
         if corpus.num_documents or not problems.listed:
-            findings += corpus.findings
+            findings += _applicable_findings(path, corpus.findings)
         return _CheckedPart(
             name, refused, num_refused, tuple(findings), tuple(corpus.documents)
         )
 
-    def _read(self, name: str, path: Path, problems: Problems) -> _ReadCorpus:
+    def _read(self, name: str, path: NotePlace, problems: Problems) -> _ReadCorpus:
         """Read a path and check its documents in one pass.
 
         Args:
@@ -230,15 +257,35 @@ class _PartReader:
         documents: list[Document] = []
         num_documents = 0
         with CorpusCheck(name) as check:
-            for document in stream(path, problems, self.format, self.encoding):
+            for document in self._stream(path, problems):
                 check.add(document)
                 num_documents += 1
                 if self.holds_documents:
                     documents.append(document)
             return _ReadCorpus(documents, num_documents, check.findings())
 
+    def _stream(self, place: NotePlace, problems: Problems) -> Iterable[Document]:
+        """Return the documents of a corpus, or the notes of a database."""
+        if isinstance(place, Path):
+            return stream(place, problems, self.format, self.encoding)
+        return choose_reader(place, self.format, None, self.encoding).read(problems)
 
-def _describe_unreadable(path: Path, error: DataError) -> Problem:
+
+def _applicable_findings(
+    place: NotePlace, findings: Iterable[Finding]
+) -> list[Finding]:
+    """Return findings without those about the mentions that a database cannot hold."""
+    if isinstance(place, Path):
+        return [*findings]
+    return [finding for finding in findings if finding.code not in _ABOUT_MENTIONS]
+
+
+def _last_name(place: NotePlace) -> str:
+    """Return the last part of a path, or the address of a database."""
+    return place.name if isinstance(place, Path) else str(place)
+
+
+def _describe_unreadable(path: NotePlace, error: DataError) -> Problem:
     """Return the problem of a path that cannot be read."""
     # The problem already names the file.
     message = str(error).removeprefix(f"{path}: ")

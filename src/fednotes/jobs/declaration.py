@@ -35,6 +35,9 @@ PLACE_KEYS = frozenset(
         "share",
         "column",
         "encoding",
+        # in a database: no other party may write a site's query
+        "query",
+        "omop",
         # patients
         "notes",
         "concepts",

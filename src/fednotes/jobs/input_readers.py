@@ -22,6 +22,8 @@ from fednotes.data.formats.problems import Problems
 from fednotes.data.notes import FORMATS as NOTE_FORMATS
 from fednotes.data.notes import (
     Note,
+    NoteDatabase,
+    NotePlace,
     find_note_files,
     guess_notes,
     read_notes,
@@ -49,15 +51,15 @@ class ChosenReader(NamedTuple):
 
 
 def choose_reader(
-    path: Path, format: str | None, column: str | None, encoding: str
+    path: NotePlace, format: str | None, column: str | None, encoding: str
 ) -> ChosenReader:
-    """Return the reader of a file or folder.
+    """Return the reader of a file, a folder or a database.
 
     A named format or column decides. Otherwise the files do: a corpus is read as such,
     unless it is a table with a column of texts.
 
     Args:
-        path: A file or folder that exists.
+        path: A file or folder that exists, or a database.
         format: A format of corpora or of notes; detected if None.
         column: The column of a table, or the key of JSON lines, that holds the text.
         encoding: Encoding of files that have no byte-order mark and are not UTF-8.
@@ -67,10 +69,11 @@ def choose_reader(
     """
     notes = _NotesReader(path, format, column, encoding)
     as_table = ChosenReader(notes.read_table, is_held=False)
-    as_json_lines = ChosenReader(notes.read_json_lines, is_held=False)
     is_only_of_notes = format in NOTE_FORMATS and format not in FORMATS
-    if column is not None or is_only_of_notes:
+    if isinstance(path, NoteDatabase) or column is not None or is_only_of_notes:
         return as_table
+    json_lines = _JsonLinesReader(path, encoding)
+    as_json_lines = ChosenReader(json_lines.read, is_held=False)
     if format == "jsonl":
         return as_json_lines
 
@@ -92,17 +95,20 @@ def choose_reader(
 class _NotesReader:
     """Reads notes one by one; the attributes are those of `choose_reader`."""
 
-    path: Path
+    path: NotePlace
     format: str | None
     column: str | None
     encoding: str
 
     def read_table(self, problems: Problems) -> Iterator[Document]:
-        """Yield the notes of a table, of JSON lines or of text files."""
+        """Yield the notes of a table, of JSON lines, of text files or a database."""
         named = self.format if self.format in NOTE_FORMATS else None
+        format = self.format
+        if isinstance(self.path, Path):
+            format = find_note_format(self.path, named, self.column, self.encoding)
         notes = read_notes(
             self.path,
-            find_note_format(self.path, named, self.column, self.encoding),
+            format,
             column=self.column,
             encoding=self.encoding,
             problems=problems,
@@ -110,7 +116,15 @@ class _NotesReader:
         )
         return map(_as_document, notes)
 
-    def read_json_lines(self, problems: Problems) -> Iterator[Document]:
+
+@dataclass(frozen=True)
+class _JsonLinesReader:
+    """Reads this project's own JSON lines; the attributes are as in `choose_reader`."""
+
+    path: Path
+    encoding: str
+
+    def read(self, problems: Problems) -> Iterator[Document]:
         """Yield the documents of this project's own JSON lines."""
         with reading_as(self.encoding):
             files = find_corpus_files(self.path, accepts_jsonl, "JSONL")

@@ -24,6 +24,7 @@ from fednotes.data.encodings import AUTO, encoding_of
 from fednotes.data.formats import FORMATS, require_format
 from fednotes.data.formats.problems import OnError, Problems, refuses
 from fednotes.data.notes import FORMATS as NOTE_FORMATS
+from fednotes.data.notes import NoteDatabase, NotePlace, place_of_notes
 from fednotes.jobs.input_readers import Reader, choose_reader
 
 _MAX_LENGTH = 100  # maximum length of a path in a message
@@ -36,7 +37,7 @@ class Inputs:
     Each iteration reads the source from its beginning, one note at a time.
 
     Attributes:
-        where: Name of the source in messages.
+        where: Name of the source in messages; a database's has no password.
         problems: The unusable data of the last iteration.
         is_held: Whether all documents are in memory at once.
     """
@@ -48,12 +49,16 @@ class Inputs:
         on_error: OnError = "refuse",
         *,
         is_held: bool = False,
+        database: NoteDatabase | None = None,
+        column: str | None = None,
     ) -> None:
         self.where = where
         self.is_held = is_held
         self.problems = Problems()
         self._read = read
         self._refuses = refuses(on_error)
+        self._database = database
+        self._column = column
 
     def __iter__(self) -> Iterator[Document]:
         """Yield the documents.
@@ -89,11 +94,15 @@ class Inputs:
         """Read the source once, unless unusable data are skipped.
 
         Prediction takes far longer than reading. A file that ends in the middle of a
-        row is therefore refused before the first prediction.
+        row is therefore refused before the first prediction. A database keeps its rows
+        complete, so only its columns are checked.
 
         Raises:
             DataError: Something cannot be used; the error lists all of it.
         """
+        if self._database is not None:
+            self._database.require_readable(self._column)
+            return
         if not self._refuses:
             return
         problems = Problems()
@@ -103,7 +112,7 @@ class Inputs:
 
 
 def open_inputs(
-    name: str,
+    name: str | NoteDatabase,
     text: str | None = None,
     on_error: OnError = "refuse",
     *,
@@ -111,10 +120,10 @@ def open_inputs(
     column: str | None = None,
     encoding: str = AUTO,
 ) -> Inputs:
-    """Return the documents of a file or folder, of stdin, or of a text.
+    """Return the documents of a file, a folder or a database, of stdin, or of a text.
 
     Args:
-        name: A path, or `-` for stdin.
+        name: A path, the address of a database, or `-` for stdin.
         text: A text in place of a path.
         on_error: "skip" leaves out unusable data, and counts them.
         format: A format of corpora or of notes; recognised if it is None.
@@ -132,8 +141,17 @@ def open_inputs(
     if isinstance(source, Document):
         read = partial(_yield_document, source)
         return Inputs(source.id, read, on_error, is_held=True)
+    if isinstance(source, NoteDatabase) and format is not None:
+        raise ParameterError(f"{source}: `format` is for files: leave it out")
     reader = choose_reader(source, format, column, encoding)
-    return Inputs(str(source), reader.read, on_error, is_held=reader.is_held)
+    return Inputs(
+        str(source),
+        reader.read,
+        on_error,
+        is_held=reader.is_held,
+        database=source if isinstance(source, NoteDatabase) else None,
+        column=column,
+    )
 
 
 def _yield_document(document: Document, _problems: Problems) -> Iterator[Document]:
@@ -143,11 +161,15 @@ def _yield_document(document: Document, _problems: Problems) -> Iterator[Documen
 # ---- where the source is -------------------------------------------------------------
 
 
-def find_source(name: str, text: str | None, encoding: str = AUTO) -> Path | Document:
-    """Return a text, or that of stdin, as a document; otherwise an existing path.
+def find_source(
+    name: str | NoteDatabase, text: str | None, encoding: str = AUTO
+) -> NotePlace | Document:
+    """Return a text, or that of stdin, as a document; otherwise a place of notes.
+
+    A path exists. A database is not opened.
 
     Args:
-        name: A path, or `-` for stdin.
+        name: A path, the address of a database, or `-` for stdin.
         text: A text in place of a path.
         encoding: Encoding of stdin, if it has no byte-order mark and is not UTF-8.
 
@@ -167,13 +189,26 @@ def find_source(name: str, text: str | None, encoding: str = AUTO) -> Path | Doc
         if len(data) > _MAX_BYTES:
             raise DataError("stdin: this is more than one note: give a file")
         return Document("stdin", _decode("stdin", data, encoding_of(encoding)))
-    path = Path(name)
+    path = place_of_notes(name)
+    if isinstance(path, NoteDatabase):
+        return path
+    name = str(name)
     if not name.strip() or not _exists(path):
         short = name if len(name) <= _MAX_LENGTH else f"{name[:_MAX_LENGTH]}…"
         raise ParameterError(
             f"{short}: no such file or folder; for text use `text` or -"
         )
     return path
+
+
+def name_of_notes(value: object) -> str | NoteDatabase:
+    """Return the name of a path of notes, or a database, for `open_inputs`.
+
+    Raises:
+        ConfigError: The value is neither.
+    """
+    place = place_of_notes(value)
+    return place if isinstance(place, NoteDatabase) else str(place)
 
 
 def _exists(path: Path) -> bool:

@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from annotated_types import Ge, Gt
 
 from fednotes import methods
+from fednotes.core.databases import is_address
 from fednotes.core.errors import ConfigError, parameters_as_keys
 from fednotes.core.federation import MethodConfig
 from fednotes.core.numbers import (
@@ -47,6 +48,7 @@ from fednotes.core.settings import (
 from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding
 from fednotes.data.encodings import AUTO, encoding_of
+from fednotes.data.notes import NoteDatabase, NotePlace, require_places_of_notes
 from fednotes.jobs.causes import Cause
 from fednotes.jobs.patient_reviews import ReviewedPatients
 from fednotes.methods.base import Method
@@ -204,8 +206,9 @@ class NotesConfig:
     """Where one site's notes without annotations are, and which of them are used.
 
     Attributes:
-        path: A file or folder of notes. Relative paths are relative to the job file;
-            `$NAME` stands for an environment variable. Give either `path` or `paths`.
+        path: A file or folder of notes, or the address of a database. Relative paths
+            are relative to the job file; `$NAME` stands for an environment variable.
+            Give either `path` or `paths`.
         paths: Several files or folders, read one after the other.
         format: Format of the notes, one of `data.notes.FORMATS`; guessed from the
             content if empty.
@@ -221,6 +224,11 @@ class NotesConfig:
             hash of seed, patient and note are kept, so the notes of a smaller number
             are among those of a larger one. With [silos], it limits the notes that all
             silos together get from this table.
+        query: If `path` is the address of a database: a SELECT whose columns are those
+            of a table of notes, among them the notes' ids. An address is a URL without
+            a password, or "env:NAME" for an environment variable that holds one.
+        omop: If `path` is the address of a database: its NOTE table of OMOP's common
+            data model, such as "cdm.note"; "note" if both are empty.
         exclude: Annotated corpora; a note that shares a sentence with one of them is
             left out (`data/overlap.py`). Name the corpora on which the pre-trained
             model will be tested.
@@ -234,6 +242,8 @@ class NotesConfig:
     encoding: str = AUTO
     valid_fraction: FractionBelowOne = 0.05
     max_notes: NonNegativeInt = 0
+    query: str = ""
+    omop: str = ""
     exclude: Annotated[tuple[str, ...], Mark.LOCAL_FILE] = ()
 
     def __post_init__(self) -> None:
@@ -248,6 +258,7 @@ class NotesConfig:
                 "paths: a path is listed twice, so its notes would count twice: list "
                 "each path once"
             )
+        require_places_of_notes(self.files, self.query, self.omop)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -762,8 +773,34 @@ class Job:
         Raises:
             ConfigError: An environment variable is not set.
         """
-        path = Path(expand(text, where))
+        expanded = expand(text, where)
+        if is_address(expanded):
+            raise ConfigError(
+                f"{where} is the address of a database, where a file or folder is "
+                "needed: only notes without annotations are read from a database, by "
+                "its URL or env:NAME"
+            )
+        path = Path(expanded)
         return path if path.is_absolute() else self.folder / path
+
+    def locate_notes(
+        self, text: str, where: str, query: str = "", omop: str = ""
+    ) -> NotePlace:
+        """Return a path of notes of the job, or a database; see `locate`.
+
+        Args:
+            text: The path, or the address of a database, as the job gives it.
+            where: Name of the key in error messages.
+            query: As in `NoteDatabase`.
+            omop: As in `NoteDatabase`.
+
+        Raises:
+            ConfigError: An environment variable is not set, or the address is
+                impossible.
+        """
+        if is_address(text):
+            return NoteDatabase(text, query, omop).located(self.folder)
+        return self.locate(text, where)
 
 
 @dataclass(frozen=True)

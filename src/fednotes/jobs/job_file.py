@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes import methods
+from fednotes.core.databases import DatabaseAddress, is_address
 from fednotes.core.errors import ConfigError, nearest, within
 from fednotes.core.settings import (
     Mark,
@@ -472,8 +473,18 @@ class _TableReader:
                     f"{self.where}: sites.{name} is a value, expected a table "
                     f"[sites.{name}]"
                 )
+            self._require_addresses_without_passwords(name, values)
             sites[name] = build(self.kind.site_config, values, place)
         return sites
+
+    def _require_addresses_without_passwords(
+        self, name: str, values: Mapping[str, Any]
+    ) -> None:
+        """Raise ConfigError if a site names an impossible address of a database."""
+        for key, text in self.kind.list_paths({name: values}, {}):
+            if is_address(text):
+                with within(f"{self.where} {key}", ConfigError):
+                    DatabaseAddress(text)
 
 
 def _require_site_name(name: str, earlier: Collection[str], place: str) -> None:

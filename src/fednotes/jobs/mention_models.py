@@ -16,14 +16,14 @@ import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError, ParameterError
 from fednotes.core.parsing import mapping
-from fednotes.core.settings import path_of
 from fednotes.core.types import Document, Span
 from fednotes.core.work import working
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import OnError
+from fednotes.data.notes import NoteDatabase
 from fednotes.jobs.evaluation import Evaluation
 from fednotes.jobs.gold_documents import prepare_gold, read_annotated
-from fednotes.jobs.inputs import Inputs, open_inputs
+from fednotes.jobs.inputs import Inputs, name_of_notes, open_inputs
 from fednotes.jobs.prediction_files import write_brat, write_conll, write_documents
 from fednotes.jobs.saved_models import (
     EvaluationOptions,
@@ -177,7 +177,7 @@ class MentionModel:
 
     def predict_file(
         self,
-        path: str | Path,
+        path: str | Path | NoteDatabase,
         *,
         format: str | None = None,
         column: str | None = None,
@@ -185,13 +185,13 @@ class MentionModel:
         on_error: OnError = "refuse",
         threshold: float = 0.0,
     ) -> Iterator[Document]:
-        """Find the mentions in a table of notes, JSON lines, a corpus or texts.
+        """Find the mentions in a table or database of notes, a corpus or texts.
 
         Notes are read as needed, one batch at a time. Unless `on_error` is "skip", the
         file is first read once, so that a damaged file is refused.
 
         Args:
-            path: The file or folder.
+            path: The file, folder or database.
             format: Format of the notes; recognised if it is None.
             column: The column, or the key of JSON lines, that holds the text.
             encoding: Encoding of files without a byte-order mark that are not UTF-8,
@@ -208,7 +208,7 @@ class MentionModel:
             ConfigError: A parameter has an impossible value.
         """
         source = NoteSource(
-            str(path_of(path, "a file or folder of notes")),
+            name_of_notes(path),
             format=format,
             column=column,
             encoding=encoding,
@@ -312,11 +312,16 @@ class MentionModel:
 
     def evaluate(
         self,
-        documents: str | Path | Sequence[Document],
+        documents: str | Path | NoteDatabase | Sequence[Document],
         options: EvaluationOptions | None = None,
     ) -> Evaluation:
         """Score the model on annotated documents; see `SavedModel.evaluate`."""
         options = options or EvaluationOptions()
+        if isinstance(documents, NoteDatabase):
+            raise ConfigError(
+                f"{documents}: notes in a database have no annotations to score "
+                "mentions on: give an annotated file or folder"
+            )
         if options.labels is not None:
             raise ParameterError(
                 "`labels` applies only to phenotyping models, and "

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, overload
 
 from fednotes.core.errors import ConfigError, ParameterError
-from fednotes.core.settings import path_of
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import refuses
+from fednotes.data.notes import NoteDatabase, NotePlace, place_of_notes
 from fednotes.jobs.evaluation import Evaluation
+from fednotes.jobs.inputs import name_of_notes
 from fednotes.jobs.patient_reviews import ReviewedPatients
 from fednotes.jobs.saved_models import (
     EvaluationOptions,
@@ -155,7 +156,7 @@ class PatientModel(ABC):
     @abstractmethod
     def evaluate_file(
         self,
-        path: Path,
+        path: NotePlace,
         label_map: Mapping[str, str] | None = None,
         labels: Path | None = None,
         encoding: str = AUTO,
@@ -163,7 +164,7 @@ class PatientModel(ABC):
         """Score the model on labelled patients.
 
         Args:
-            path: Labelled patients, or notes.
+            path: Labelled patients, or notes, which may be in a database.
             label_map: New names for phenotypes in the files.
             labels: A table of labels for the notes.
             encoding: Encoding of files without a byte-order mark that are not UTF-8.
@@ -243,19 +244,19 @@ class PatientModel(ABC):
 
     def predict_file(
         self,
-        path: str | Path,
+        path: str | Path | NoteDatabase,
         *,
         format: str | None = None,
         column: str | None = None,
         encoding: str = AUTO,
     ) -> list[PatientFinding]:
-        """Find the phenotypes of the patients whose notes are in a file or folder.
+        """Find the phenotypes of patients from their notes in a file or database.
 
         One note is in memory at a time.
 
         Args:
-            path: A table of notes, JSON lines, or a folder of texts. A note without a
-                patient is a patient of its own.
+            path: A table of notes, JSON lines, a folder of texts, or a database. A note
+                without a patient is a patient of its own.
             format: Format of the notes; recognised if it is None.
             column: The column, or the key of JSON lines, that holds the text.
             encoding: Encoding of files without a byte-order mark that are not UTF-8.
@@ -264,7 +265,7 @@ class PatientModel(ABC):
             DataError: The file cannot be read, or its format is not known.
             ConfigError: A parameter has an impossible value.
         """
-        name = str(path_of(path, "a file or folder of notes"))
+        name = name_of_notes(path)
         source = NoteSource(name, format=format, column=column, encoding=encoding)
         return self.find_in_stream(self.read_notes(source))
 
@@ -301,7 +302,7 @@ class PatientModel(ABC):
 
     def evaluate(
         self,
-        documents: str | Path | Sequence[Document],
+        documents: str | Path | NoteDatabase | Sequence[Document],
         options: EvaluationOptions | None = None,
     ) -> Evaluation:
         """Score the model on labelled patients; see `SavedModel.evaluate`."""
@@ -317,12 +318,13 @@ class PatientModel(ABC):
                     f"`{parameter}` applies only to annotated text, but this model "
                     "scores labelled patients; leave it out"
                 )
-        if not isinstance(documents, str | Path):
+        if not isinstance(documents, str | Path | NoteDatabase):
             raise ConfigError(
                 "expected the path of a file or folder of labelled patients"
             )
+        place = place_of_notes(documents)
         return self.evaluate_file(
-            Path(documents), options.label_map, options.labels, options.encoding
+            place, options.label_map, options.labels, options.encoding
         )
 
     def judge_confidences(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fednotes.core.databases import is_address
 from fednotes.core.errors import ParameterError
+from fednotes.data.notes import NoteDatabase
 from fednotes.jobs.models import find_model_class
 from fednotes.jobs.saved_models import LoadOptions, NoteSource, PredictionOutput
 
@@ -39,6 +41,8 @@ def predict(
 def _require_apart(source: NoteSource, output: PredictionOutput) -> None:
     """Raise ParameterError if predictions would replace the input notes."""
     out = output.path
+    if isinstance(source.path, NoteDatabase) or is_address(source.path):
+        return
     if out is None or source.path == "-" or not out.exists():
         return
     path = Path(source.path).resolve()

@@ -18,6 +18,7 @@ import numpy as np
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import OnError
+from fednotes.data.notes import NoteDatabase
 from fednotes.jobs.evaluation import Evaluation
 
 # What one prediction covers: a document, or a patient with all notes.
@@ -47,7 +48,7 @@ class NoteSource:
     """The notes that a model reads.
 
     Attributes:
-        path: A file or folder, or "-" for stdin.
+        path: A file or folder, a database, or "-" for stdin.
         text: A text in place of a path.
         format: Format of the notes; recognised if it is None.
         column: The column, or the key of JSON lines, that holds the text.
@@ -56,7 +57,7 @@ class NoteSource:
         on_error: "skip" leaves out unusable data, if the model allows it.
     """
 
-    path: str = "-"
+    path: str | NoteDatabase = "-"
     text: str | None = field(default=None, repr=False)
     format: str | None = None
     column: str | None = None
@@ -191,16 +192,16 @@ class SavedModel(Protocol):
 
     def predict_file(
         self,
-        path: str | Path,
+        path: str | Path | NoteDatabase,
         *,
         format: str | None = None,
         column: str | None = None,
         encoding: str = AUTO,
     ) -> Iterable[Any]:
-        """Return the predictions for the notes in a file or folder.
+        """Return the predictions for the notes in a file, a folder or a database.
 
         Args:
-            path: The file or folder.
+            path: The file, folder or database.
             format: Format of the notes; recognised if it is None.
             column: The column, or the key of JSON lines, that holds the text.
             encoding: Encoding of files without a byte-order mark that are not UTF-8.
@@ -212,14 +213,14 @@ class SavedModel(Protocol):
 
     def evaluate(
         self,
-        documents: str | Path | Sequence[Document],
+        documents: str | Path | NoteDatabase | Sequence[Document],
         options: EvaluationOptions | None = None,
     ) -> Evaluation:
         """Score the model.
 
         Args:
             documents: Annotated documents or labelled patients, or a file or folder of
-                them.
+                them. The notes of labelled patients may be in a database.
             options: How the model is scored; the defaults if None.
 
         Raises:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import http.server
 import shutil
 import socket
+import sqlite3
 import ssl
 import threading
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from fednotes.apps.deployment.preflight import (
     preflight,
     proxy_of,
 )
+from fednotes.apps.deployment.site_file import SITE_FILE
 
 
 def checks(kit: Path, subject: str) -> list[Check]:
@@ -223,3 +225,17 @@ def test_which_proxy_is_grpcs() -> None:
     assert proxy_of("s.org", {"HTTPS_PROXY": "http://p.org:3128"}) is None
     assert proxy_of("s.org", {**https, "no_proxy": "a.net,.org"}) is None
     assert proxy_of("s.org", {**https, "no_proxy": ".org", "no_grpc_proxy": ".net"})
+
+
+def test_a_database_of_a_site_file_is_opened_and_a_wrong_one_is_named(
+    kits: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sqlalchemy")
+    sqlite3.connect(tmp_path / "notes.db").close()
+    (kits["h1"] / SITE_FILE).write_text('[data]\npath = "env:NOTES_DB"\n', "utf-8")
+    monkeypatch.setenv("NOTES_DB", f"sqlite:///{tmp_path}/notes.db")
+    assert [check.ok for check in checks(kits["h1"], "data")] == [True]
+    monkeypatch.setenv("NOTES_DB", f"sqlite:///{tmp_path}/missing.db")
+    (check,) = checks(kits["h1"], "data")
+    assert check.ok is False
+    assert check.message.startswith("path: env:NOTES_DB: there is no such SQLite file")

@@ -39,6 +39,7 @@ from fednotes.apps.deployment.site_file import (
     read_kit_site_file,
     read_site_file,
 )
+from fednotes.core.databases import DatabaseAddress, is_address
 from fednotes.core.errors import FednotesError
 from fednotes.core.settings import expand
 from fednotes.jobs.local_files import site_path_keys
@@ -208,21 +209,27 @@ def check_site(kit: Path, source: Path | None = None) -> Iterator[Check]:
 
 
 def _check_data(file: SiteFile) -> Check:
-    """Check that the files exist that [data] of a site's file names."""
-    missing = [
-        f"{key} = {path}"
-        for key, path in _list_data_files(file.data, file.folder)
-        if not path.exists()
-    ]
+    """Check that the files and databases exist that [data] of a site's file names."""
+    missing: list[str] = []
+    for key, place in _list_data_places(file.data, file.folder):
+        if isinstance(place, Path):
+            if not place.exists():
+                missing.append(f"{key} = {place}")
+            continue
+        try:
+            with place.connect():
+                pass
+        except FednotesError as error:
+            return Check("data", ok=False, message=f"{key}: {error}")
     if missing:
         return Check("data", ok=False, message=f"missing: {', '.join(missing)}")
     return Check("data", ok=True, message="all files that it names exist")
 
 
-def _list_data_files(
+def _list_data_places(
     data: Mapping[str, Any], folder: Path, prefix: str = ""
-) -> Iterator[tuple[str, Path]]:
-    """Yield the files that [data] of a site's file names, each with its key.
+) -> Iterator[tuple[str, Path | DatabaseAddress]]:
+    """Yield the files and databases of [data] of a site's file, each with its key.
 
     Args:
         data: The table [data], or a table in it.
@@ -233,11 +240,14 @@ def _list_data_files(
     for key, value in data.items():
         full_key = f"{prefix}{key}"
         if isinstance(value, dict):
-            yield from _list_data_files(value, folder, f"{full_key}.")
+            yield from _list_data_places(value, folder, f"{full_key}.")
         elif key in path_keys:
             names = value if isinstance(value, list) else [value]
-            for name in filter(None, names):
-                yield full_key, folder / expand(str(name), full_key)
+            for name in map(str, filter(None, names)):
+                if is_address(name):
+                    yield full_key, DatabaseAddress(name).located(folder)
+                else:
+                    yield full_key, folder / expand(name, full_key)
 
 
 # ---- a server's own port -------------------------------------------------------------

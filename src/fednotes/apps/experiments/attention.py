@@ -42,7 +42,7 @@ from fednotes.core.errors import (
     os_errors_as,
 )
 from fednotes.core.store import write_text
-from fednotes.data.notes import read_notes
+from fednotes.data.notes import NotePlace, read_notes
 from fednotes.report.markdown import markdown_table
 
 # Receives the model, the number of texts that it has read, and the total.
@@ -72,7 +72,7 @@ def _ignore_progress(model: str, done: int, total: int) -> None:
 
 def run_attention(  # noqa: PLR0913 - the options of a command
     model: Sequence[str],
-    notes: Sequence[Path],
+    notes: Sequence[NotePlace],
     out: Path,
     *,
     sample: int = 200,
@@ -89,7 +89,7 @@ def run_attention(  # noqa: PLR0913 - the options of a command
 
     Args:
         model: Each model as NAME=DIR.
-        notes: Files or folders that `read_notes` reads.
+        notes: Files, folders or databases that `read_notes` reads.
         out: The folder for the results.
         sample: Number of passages.
         length: Tokens of a passage.
@@ -155,7 +155,9 @@ def parse_models(pairs: Iterable[str]) -> dict[str, str]:
     return directories
 
 
-def _read_texts(notes: Iterable[Path], categories: Collection[str]) -> Iterator[str]:
+def _read_texts(
+    notes: Iterable[NotePlace], categories: Collection[str]
+) -> Iterator[str]:
     """Yield the texts of notes."""
     for path in notes:
         for note in read_notes(path, categories=categories):

@@ -38,7 +38,7 @@ from fednotes.core.errors import DataError
 from fednotes.core.settings import expand
 from fednotes.core.store import write_json, write_text
 from fednotes.core.tensors import device_of
-from fednotes.data.notes import find_packed_or_plain
+from fednotes.data.notes import NotePlace, find_packed_or_plain
 from fednotes.jobs.job_file import load_job
 
 
@@ -172,7 +172,7 @@ def require_notes(attention: Attention, jobs: Jobs, base: str) -> None:
     """Raise DataError unless the notes for comparing attention exist."""
     paths, _ = _find_notes(attention, jobs, base)
     for path in paths:
-        if not path.exists():
+        if isinstance(path, Path) and not path.exists():
             raise DataError(
                 f"{path}: no such file or folder of notes to compare attention on"
             )
@@ -180,7 +180,7 @@ def require_notes(attention: Attention, jobs: Jobs, base: str) -> None:
 
 def _find_notes(
     attention: Attention, jobs: Jobs, base: str
-) -> tuple[list[Path], list[str]]:
+) -> tuple[list[NotePlace], list[str]]:
     """Return the paths and categories of the notes for comparing attention.
 
     For a user's own job, they are the notes of its sites.
@@ -188,11 +188,14 @@ def _find_notes(
     if not jobs.replacements:
         return [Path(expand(path, "notes")) for path in attention.notes], []
     job = load_job(jobs.find(base))
-    paths: list[Path] = []
+    paths: list[NotePlace] = []
     categories: list[str] = []
     for site in job.sites.values():
-        located = [job.locate(path, "path") for path in site.files]
-        paths += [find_packed_or_plain(path) for path in located]
+        for text in site.files:
+            place = job.locate_notes(text, "path", site.query, site.omop)
+            if isinstance(place, Path):
+                place = find_packed_or_plain(place)
+            paths.append(place)
         categories += site.categories
     return paths, categories
 

@@ -14,6 +14,7 @@ from fednotes.core.errors import DataError
 from fednotes.core.parsing import JsonError, parse_json
 from fednotes.data.encodings import named_encoding
 from fednotes.data.formats.files import bounded_lines, open_text
+from fednotes.data.notes import NotePlace
 from fednotes.jobs.patient_models import PatientNote
 
 Gold = dict[str, dict[str, int]]  # labels by patient and phenotype
@@ -136,7 +137,7 @@ def _parse_record(path: Path, number: int, line: str) -> _Record:
 
 
 def read_gold_table(
-    patients: Sequence[str], path: Path, labels: Path
+    patients: Sequence[str], path: NotePlace, labels: Path
 ) -> tuple[Gold, tuple[str, ...]]:
     """Read the labels of patients from a table.
 

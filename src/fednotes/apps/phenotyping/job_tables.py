@@ -35,6 +35,7 @@ from fednotes.core.numbers import (
 )
 from fednotes.core.settings import LocalFile, Mark, build, checked, over
 from fednotes.data.encodings import AUTO, encoding_of
+from fednotes.data.notes import require_places_of_notes
 from fednotes.jobs.job import ConfigTable, Job, ListsTable
 
 # Text or a list of texts, as `_paths` checks.
@@ -64,7 +65,8 @@ class PatientsConfig:
     Attributes:
         notes: A file or folder of notes, or a list of them. Relative paths are relative
             to the job file; `$NAME` stands for an environment variable. A note without
-            a patient is a patient of its own, named by its id.
+            a patient is a patient of its own, named by its id. The address of a
+            database is a place of notes, too.
         concepts: A file or folder with the output of cTAKES, in place of `notes`
             (`apps/phenotyping/ctakes.py`). Give it if the site has already extracted
             its concepts.
@@ -74,6 +76,12 @@ class PatientsConfig:
             guessed if empty.
         encoding: Encoding of files of notes that are not UTF-8 and have no byte-order
             mark, such as "cp1252"; "auto" refuses such files.
+        query: If `notes` or `test` is the address of a database: a SELECT whose columns
+            are those of a table of notes, among them the notes' ids. An address is a
+            URL without a password, or "env:NAME" for an environment variable that holds
+            one.
+        omop: If `notes` or `test` is the address of a database: its NOTE table of
+            OMOP's common data model, such as "cdm.note"; "note" if both are empty.
         codes: A file or folder of billing codes, or a list of them, in the format
             `codes_format`.
         codes_format: Format of `codes`: "table" is a CSV or tab-separated table with a
@@ -119,6 +127,8 @@ class PatientsConfig:
     categories: tuple[str, ...] = ()
     column: str = ""
     encoding: str = AUTO
+    query: str = ""
+    omop: str = ""
     codes: LocalFiles = ()
     codes_format: Literal["", "table", "mimic", "omop", "codiesp"] = ""
     system: str = ""
@@ -157,6 +167,8 @@ class PatientsConfig:
                 "the site has no notes: give `notes`, `concepts` (cTAKES output) or "
                 "`labels` (a folder of the obesity challenge)"
             )
+        places = self.notes if self.concepts else (*self.notes, *self.test)
+        require_places_of_notes(places, self.query, self.omop)
         test_fraction = 0.0 if self.test else self.test_fraction
         if self.valid_fraction + test_fraction >= 1:
             raise ConfigError(

@@ -15,6 +15,7 @@ from fednotes.apps.phenotyping.predict import (
 )
 from fednotes.apps.phenotyping.review import describe_probabilities, review_patients
 from fednotes.data.encodings import AUTO
+from fednotes.data.notes import NotePlace
 from fednotes.jobs.evaluation import Evaluation
 from fednotes.jobs.patient_models import PatientFinding, PatientModel, PatientNote
 from fednotes.jobs.patient_reviews import ReviewedPatients
@@ -120,7 +121,7 @@ class PhenotypeModel(PatientModel):
 
     def evaluate_file(
         self,
-        path: Path,
+        path: NotePlace,
         label_map: Mapping[str, str] | None = None,
         labels: Path | None = None,
         encoding: str = AUTO,

@@ -16,7 +16,7 @@ from fednotes.core.errors import DataError
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.folders import list_files
-from fednotes.data.notes import Note, read_notes
+from fednotes.data.notes import Note, NoteDatabase, read_notes
 from fednotes.jobs.input_readers import find_note_format
 from fednotes.jobs.inputs import find_source
 from fednotes.jobs.patient_models import PatientNote
@@ -39,20 +39,20 @@ class PatientNotes(Iterable[PatientNote]):
 
 
 def notes_of(
-    name: str,
+    name: str | NoteDatabase,
     text: str | None = None,
     *,
     format: str | None = None,
     column: str | None = None,
     encoding: str = AUTO,
 ) -> PatientNotes:
-    """Return the notes of each patient in a file or folder, in stdin, or in a text.
+    """Return the notes of each patient in a place of notes, in stdin, or in a text.
 
-    A file or folder is read once by this function, so a damaged one is refused before a
-    model reads its first note.
+    A file, folder or database is read once by this function, so a damaged one is
+    refused before a model reads its first note.
 
     Args:
-        name: A path, or `-` for stdin.
+        name: A path, the address of a database, or `-` for stdin.
         text: A text in place of a path.
         format: Format of the notes, as in `read_notes`; recognised if it is None.
         column: The column, or the key of JSON lines, that contains the text.
@@ -67,8 +67,11 @@ def notes_of(
         return PatientNotes((note.patient,), lambda: iter([note]))
 
     path = source
-    summaries = _summary_files(path)
-    kind = None if summaries else find_note_format(path, format, column, encoding)
+    summaries: list[Path] = []
+    kind = format
+    if isinstance(path, Path):
+        summaries = _summary_files(path)
+        kind = None if summaries else find_note_format(path, format, column, encoding)
 
     def read() -> Iterator[PatientNote]:
         notes: Iterator[Note]

@@ -30,10 +30,13 @@ from fednotes.core.errors import (
     DataError,
     LabelError,
     ModelError,
+    ParameterError,
     within,
 )
 from fednotes.data.encodings import AUTO, reading_as
+from fednotes.data.notes import NotePlace
 from fednotes.jobs.evaluation import Evaluation, require_mapping
+from fednotes.jobs.inputs import name_of_notes
 from fednotes.jobs.patient_models import PatientNote
 from fednotes.metrics.classification import ClassCounts, rankings
 
@@ -197,7 +200,7 @@ class PatientReader:
 
 def evaluate_patients(
     reader: PatientReader,
-    path: Path,
+    path: NotePlace,
     label_map: Mapping[str, str] | None = None,
     labels: Path | None = None,
     encoding: str = AUTO,
@@ -238,7 +241,7 @@ class LabelledPatients(NamedTuple):
 
 def read_labelled(
     reader: PatientReader,
-    path: Path,
+    path: NotePlace,
     label_map: Mapping[str, str] | None = None,
     labels: Path | None = None,
     encoding: str = AUTO,
@@ -252,25 +255,32 @@ def read_labelled(
         path: A folder of the i2b2 2008 obesity challenge (intuitive judgments), or JSON
             lines with "patient", "text" and "labels" ({name: "present" | "absent" |
             "questionable"}), possibly several per patient. With `labels`: notes, as in
-            `predict`.
+            `predict`; they may be in a database.
         label_map: Name in the files to the model's name. If two different labels of a
             patient get the same name, neither is used.
         labels: A table of labels for the notes (`labels.py`).
         encoding: Encoding of files without a byte-order mark that are not UTF-8.
 
     Raises:
-        ConfigError: The model predicts no phenotypes.
+        ConfigError: The model predicts no phenotypes, or notes in a database have no
+            table of labels.
         DataError: The files cannot be read, or contain none of the model's phenotypes.
     """
     model = reader.model
     _require_machines(model)
+    notes: Iterable[PatientNote]
     with reading_as(encoding):
-        if labels is None:
+        if labels is not None:
+            patient_notes = notes_of(name_of_notes(path), encoding=encoding)
+            gold = _labels_of(patient_notes.patients, path, labels)
+            notes = patient_notes
+        elif isinstance(path, Path):
             notes, gold = read_gold(path)
         else:
-            notes = notes_of(str(path), encoding=encoding)
-            gold = _labels_of(notes.patients, path, labels)
-    gold, names = _rename(gold, label_map, model.phenotypes, place=labels or path)
+            raise ParameterError(
+                f"{path}: the notes of a database need a table of labels: give `labels`"
+            )
+    gold, names = _rename(gold, label_map, model.phenotypes, place=str(labels or path))
 
     inputs = reader.read(note for note in notes if note.patient in gold)
     reader.warn(inputs)
@@ -296,7 +306,7 @@ def _require_machines(model: Phenotyper) -> LinearSVMs:
     return model.machines
 
 
-def _labels_of(patients: Sequence[str], path: Path, labels: Path) -> Gold:
+def _labels_of(patients: Sequence[str], path: NotePlace, labels: Path) -> Gold:
     """Return the labels of patients with notes, and print problems with the table.
 
     Args:
@@ -323,7 +333,7 @@ def _rename(
     label_map: Mapping[str, str] | None,
     phenotypes: Sequence[str],
     *,
-    place: Path,
+    place: str,
 ) -> tuple[Gold, tuple[str, ...]]:
     """Rename labels to the model's names.
 

@@ -242,7 +242,12 @@ class _SiteReader:
         Raises:
             ConfigError: There are no notes.
         """
-        paths = self._places(key)
+        where = f"sites.{self._name}.{key}"
+        query, omop = self._config.query, self._config.omop
+        paths = [
+            self._job.locate_notes(text, where, query, omop)
+            for text in getattr(self._config, key)
+        ]
         stream = read_notes(
             paths,
             self._config.format,

@@ -98,13 +98,13 @@ class Problems:
 
     @contextmanager
     def collect(
-        self, kind: str, path: Path, line: int = 0, prefix: str = ""
+        self, kind: str, path: Path | str, line: int = 0, prefix: str = ""
     ) -> Iterator[list[DataError]]:
         """Catch and add a DataError that is raised in the context.
 
         Args:
             kind: The kind of item that is left out because of the error.
-            path: The file, if the error names none.
+            path: The file or database, if the error names none.
             line: The line, if the error names none.
             prefix: Prefix of the message of an error that names no file.
 

@@ -12,11 +12,21 @@
     parquet      any other table in Parquet or Arrow, with the columns of "csv"
     text         a file per note: one file, or every .txt file in a folder and below it
 
+Notes are also read from a database (`NoteDatabase`), in batches of rows.
+
 The tables of MIMIC and OMOP are also read in Parquet. Files whose names end in .gz or
 .zst are unpacked during reading. One note at a time is in memory; for Parquet, one
 batch of rows; for a FHIR file that is not JSON lines, the whole file, up to 64 MiB.
 """
 
+from fednotes.data.notes._database import (
+    DEFAULT_TABLE,
+    NoteDatabase,
+    NotePlace,
+    place_of_notes,
+    require_database,
+    require_places_of_notes,
+)
 from fednotes.data.notes._guessing import find_note_files, guess_notes
 from fednotes.data.notes._note import (
     EMPTY,
@@ -34,6 +44,7 @@ from fednotes.data.notes._records import with_standard_keys
 from fednotes.data.notes._settings import FORMATS
 
 __all__ = [
+    "DEFAULT_TABLE",
     "EMPTY",
     "FORMATS",
     "MISTAKEN",
@@ -41,12 +52,17 @@ __all__ = [
     "SHARED",
     "Key",
     "Note",
+    "NoteDatabase",
+    "NotePlace",
     "NoteStream",
     "describe_left_out",
     "find_note_files",
     "find_packed_or_plain",
     "guess_notes",
     "patient_of",
+    "place_of_notes",
     "read_notes",
+    "require_database",
+    "require_places_of_notes",
     "with_standard_keys",
 ]

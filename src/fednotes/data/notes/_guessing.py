@@ -93,7 +93,7 @@ def guess_notes(
         DataError: The file is a table without a known text column, or it is not text.
     """
     if parquet.accepts(path):
-        guess = _guess_table(parquet.column_names(path), column)
+        guess = guess_table(parquet.column_names(path), column)
         if not guess:
             raise _unknown_table(path, parquet.column_names(path), column)
         return guess
@@ -109,7 +109,7 @@ def guess_notes(
     if suffix in _JSON_SUFFIXES or _is_json_record(first_line, column):
         return "jsonl"
 
-    guess = _guess_table(header_of(first_line), column)
+    guess = guess_table(header_of(first_line), column)
     # The first line of a note may contain a comma and the word "text", so an unknown
     # table needs a CSV suffix or a user-specified column.
     has_csv_name = any(suffix in _CSV_SUFFIXES for suffix in suffixes)
@@ -121,7 +121,7 @@ def guess_notes(
     return "text"
 
 
-def _guess_table(header: Sequence[str], column: str | None) -> str:
+def guess_table(header: Sequence[str], column: str | None) -> str:
     """Return the known table with this header.
 
     "parquet" means any other table with a text column, "" no such table.

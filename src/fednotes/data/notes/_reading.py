@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.work import counted
 from fednotes.data import encodings
 from fednotes.data.formats import parquet
 from fednotes.data.formats.problems import Problems
+from fednotes.data.notes._database import NoteDatabase, NotePlace, place_of_notes
 from fednotes.data.notes._guessing import find_note_files
 from fednotes.data.notes._note import EMPTY, MISTAKEN, OTHER, Note, NoteStream
 from fednotes.data.notes._records import read_fhir, read_json_lines, read_text_file
@@ -25,7 +27,7 @@ _MAX_NAMED = 30
 
 
 def read_notes(  # noqa: PLR0913 - the options of a public function
-    paths: str | os.PathLike[str] | Sequence[Path],
+    paths: str | os.PathLike[str] | NoteDatabase | Sequence[NotePlace],
     format: str | None = None,
     categories: Collection[str] = (),
     *,
@@ -35,13 +37,13 @@ def read_notes(  # noqa: PLR0913 - the options of a public function
     problems: Problems | None = None,
     exact: bool = False,
 ) -> NoteStream:
-    r"""Return a stream of the notes in files or folders, read on demand.
+    r"""Return a stream of the notes in files, folders or databases, read on demand.
 
     Notes without visible characters are left out and counted.
 
     Args:
-        paths: A file or folder, or several.
-        format: One of `FORMATS`; None guesses it from the content.
+        paths: A file, a folder or a database, or several.
+        format: One of `FORMATS`; None guesses it from the content. A database has none.
         categories: Only notes of these categories are kept, ignoring case and
             surrounding blanks (MIMIC has "Nursing " and "Discharge summary"). If empty,
             all are kept.
@@ -71,19 +73,24 @@ def read_notes(  # noqa: PLR0913 - the options of a public function
         )
     named_encoding = encodings.encoding_of(encoding)
     wanted = frozenset(category.strip().casefold() for category in categories)
-    path_list = [paths] if isinstance(paths, str | os.PathLike) else paths
+    places: Sequence[str | os.PathLike[str] | NoteDatabase]
+    if isinstance(paths, str | os.PathLike | NoteDatabase):
+        places = [paths]
+    else:
+        places = paths
     counts = Counter[str]()
     streams: list[Iterator[Note]] = []
-    for number, given_path in enumerate(path_list):
-        path = find_packed_or_plain(Path(given_path))
-        path_format, files = find_note_files(path, format, column, named_encoding)
+    for number, any_place in enumerate(places):
+        place, path_format, files = _find_place(
+            place_of_notes(any_place), format, column, named_encoding
+        )
         if wanted and path_format == "text":
             raise ConfigError(
-                f"{path}: text files have no category: leave out the category filter"
+                f"{place}: text files have no category: leave out the category filter"
             )
-        name = source or path.resolve().name.split(".")[0]
+        name = source or _name_place(place)
         settings = ReadSettings(
-            root=path,
+            root=place,
             format=path_format,
             source=f"{name}/{number}" if number else name,
             column=column,
@@ -92,10 +99,52 @@ def read_notes(  # noqa: PLR0913 - the options of a public function
             problems=problems,
             exact=exact,
         )
-        records = _read_files(settings, files)
+        records = _read_place(settings, files)
         streams.append(_select(records, settings, wanted, counts))
     notes = counted(chain.from_iterable(streams), "reading notes")
     return NoteStream(notes, counts)
+
+
+class _FoundPlace(NamedTuple):
+    """A place of notes.
+
+    Attributes:
+        place: The path, perhaps of the packed version of a file; or the database.
+        format: The format of its files; "" for a database.
+        files: Its files; none for a database.
+    """
+
+    place: NotePlace
+    format: str
+    files: list[Path]
+
+
+def _find_place(
+    path: NotePlace, format: str | None, column: str | None, encoding: str
+) -> _FoundPlace:
+    """Return a place of notes with its format and files.
+
+    Raises:
+        ConfigError: A format is named for a database.
+        DataError: The path does not exist, or its format is not known.
+    """
+    if isinstance(path, NoteDatabase):
+        if format:
+            raise ConfigError(
+                f"{path}: a format is that of files, and this is a database: leave it "
+                "out"
+            )
+        return _FoundPlace(path, "", [])
+    place = find_packed_or_plain(path)
+    path_format, files = find_note_files(place, format, column, encoding)
+    return _FoundPlace(place, path_format, files)
+
+
+def _name_place(place: NotePlace) -> str:
+    """Return the name of the source of the notes at a place."""
+    if isinstance(place, NoteDatabase):
+        return "database"
+    return place.resolve().name.split(".")[0]
 
 
 def find_packed_or_plain(path: Path) -> Path:
@@ -114,8 +163,10 @@ def find_packed_or_plain(path: Path) -> Path:
     raise DataError(f"{path}: no such file or folder, nor {other.name} beside it")
 
 
-def _read_files(settings: ReadSettings, files: Sequence[Path]) -> Iterator[Note | None]:
-    """Yield the records of files; None for records marked as mistakes."""
+def _read_place(settings: ReadSettings, files: Sequence[Path]) -> Iterator[Note | None]:
+    """Yield the records of files or a database; None for those marked as mistakes."""
+    if isinstance(settings.root, NoteDatabase):
+        yield from settings.root.read_notes(settings)
     for file in files:
         if settings.problems is None:
             yield from _read_file(settings, file)

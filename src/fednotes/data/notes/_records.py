@@ -29,7 +29,7 @@ def read_text_file(settings: ReadSettings, path: Path) -> Note:
     with open_text(path, settings.encoding, newline="") as file:
         text = file.read(bounds.NOTE + 1)
     name = Path(stem_of(path))
-    if path != settings.root:
+    if isinstance(settings.root, Path) and path != settings.root:
         name = path.relative_to(settings.root).parent / name
     with locate_errors(path):
         text = settings.finish_text(text)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fednotes.core import bounds
 from fednotes.core.errors import DataError
@@ -14,6 +14,9 @@ from fednotes.core.parsing import shipped
 from fednotes.data import encodings
 from fednotes.data.formats.files import unpacked_name
 from fednotes.data.formats.problems import Problems
+
+if TYPE_CHECKING:
+    from fednotes.data.notes._database import NoteDatabase
 
 # The table columns of each format. "csv" has those of any other table, which are also
 # the keys of JSON records.
@@ -27,7 +30,7 @@ class ReadSettings:
     """How the files of one path are read.
 
     Attributes:
-        root: The path.
+        root: The path, or the database.
         format: One of `FORMATS`.
         source: As in `Note`.
         column: As in `read_notes`.
@@ -37,7 +40,7 @@ class ReadSettings:
         exact: Whether to keep line ends unchanged.
     """
 
-    root: Path
+    root: Path | NoteDatabase
     format: str
     source: str
     column: str | None = None
@@ -66,7 +69,7 @@ class ReadSettings:
 
     @contextmanager
     def handle_errors(
-        self, kind: str, path: Path, line: int = 0, prefix: str = ""
+        self, kind: str, path: Path | str, line: int = 0, prefix: str = ""
     ) -> Iterator[None]:
         """Collect a DataError raised in the context, or raise it with its place.
 
@@ -74,7 +77,7 @@ class ReadSettings:
 
         Args:
             kind: The kind of item that is left out because of the error.
-            path: The file, if the error names none.
+            path: The file or database, if the error names none.
             line: The line, if the error names none; 0 is the whole file.
             prefix: Prefix of the message of an error that names no file.
         """

@@ -28,7 +28,7 @@ def read_table(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
         lines = bounded_lines(file, path)
         first_line = next(lines, "")
         header = header_of(first_line)
-        columns = _find_columns(settings, path, header, table)
+        columns = find_columns(settings, path, header, table)
         rows = read_csv_rows(lines, path, 2, delimiter_of(first_line))
         for line, row in rows:
             notes: list[Note | None] = []
@@ -50,7 +50,7 @@ def read_columns(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
     table = TABLES.get(settings.format, COMMON_KEYS)
     names = parquet.column_names(path)
     header = [name.strip().lower() for name in names]
-    columns = _find_columns(settings, path, header, table)
+    columns = find_columns(settings, path, header, table)
     # Read only the columns that are needed.
     needed = sorted({column for each in columns.values() for column in each})
     place_of = {column: place for place, column in enumerate(needed)}
@@ -88,23 +88,28 @@ def _parse_row(
         path: The file.
         number: The number of the row.
     """
-    if _first_filled(row, columns["error"]) in _TRUE:
+    if is_marked_as_error(row, columns):
         return None
-    own_id = _first_filled(row, columns["id"])
+    own_id = first_filled(row, columns["id"])
     id = own_id or str(number)
     has_unique_ids = TABLES.get(settings.format, COMMON_KEYS).get("own_ids")
     return Note(
         id=id if has_unique_ids else f"{stem_of(path)}:{id}",
         text=settings.finish_text(row[columns["text"][0]]),
-        patient=_first_filled(row, columns["patient"]),
-        category=_first_filled(row, columns["category"]),
+        patient=first_filled(row, columns["patient"]),
+        category=first_filled(row, columns["category"]),
         source=settings.source,
-        visit=_first_filled(row, columns["visit"]),
+        visit=first_filled(row, columns["visit"]),
         own_id=own_id,
     )
 
 
-def _first_filled(row: Sequence[str], columns: Sequence[int]) -> str | None:
+def is_marked_as_error(row: Sequence[str], columns: Columns) -> bool:
+    """Return whether a row says that its note is a mistake."""
+    return first_filled(row, columns["error"]) in _TRUE
+
+
+def first_filled(row: Sequence[str], columns: Sequence[int]) -> str | None:
     """Return the first value of some columns that is not blank."""
     for column in columns:
         value = row[column].strip()
@@ -113,19 +118,22 @@ def _first_filled(row: Sequence[str], columns: Sequence[int]) -> str | None:
     return None
 
 
-def _find_columns(
+def find_columns(
     settings: ReadSettings,
-    path: Path,
+    path: Path | str,
     header: Sequence[str],
     table: Mapping[str, Any],
+    *,
+    line: int = 1,
 ) -> dict[str, list[int]]:
     """Return the columns of a note's fields in a table.
 
     Args:
         settings: How the file is read.
-        path: The file, for messages.
+        path: The file or database, for messages.
         header: The names of the columns, in lower case.
         table: The possible column names of each field.
+        line: The line of the header, for messages; 0 if there are no lines.
 
     Raises:
         DataError: A required column is missing.
@@ -146,7 +154,7 @@ def _find_columns(
         if not columns[field]:
             hint = nearest(name, header, describe_columns(header))
             raise DataError.at(
-                path, 1, f"there is no column {name!r} for the {content}: {hint}"
+                path, line, f"there is no column {name!r} for the {content}: {hint}"
             )
     return {
         field: places if field == "category" else places[:1]

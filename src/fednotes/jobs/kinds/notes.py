@@ -61,7 +61,10 @@ def _open_corpora(job: Job) -> Iterator[NoteCorpus]:
 
     for name, site in job.sites.items():
         assert isinstance(site, NotesConfig)
-        paths = [job.locate(path, f"sites.{name}.path") for path in site.files]
+        paths = [
+            job.locate_notes(path, f"sites.{name}.path", site.query, site.omop)
+            for path in site.files
+        ]
         source = partial(
             read_notes,
             paths,

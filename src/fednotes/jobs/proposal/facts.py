@@ -20,7 +20,7 @@ from fednotes.data.formats.files import open_bytes
 from fednotes.data.formats.folders import list_files
 from fednotes.data.formats.problems import OnError, Problems
 from fednotes.data.notes import FORMATS as NOTE_FORMATS
-from fednotes.data.notes import patient_of, read_notes
+from fednotes.data.notes import NoteDatabase, NotePlace, patient_of, read_notes
 from fednotes.data.split import unit_of
 from fednotes.data.tags import FlattenCounts, flatten
 from fednotes.data.text import tokenize
@@ -85,9 +85,9 @@ class SiteFacts:
 
     Attributes:
         name: The site's name.
-        root: The file or folder of all its notes.
+        root: The file or folder of all its notes, or their database.
         parts: Its files or folders by key of a job: "path" alone, or "train", "test"
-            and perhaps "valid".
+            and perhaps "valid". A database has none.
         holds: "mentions" if entities are annotated, "patients" if there are labels of
             patients beside the notes, otherwise "notes".
         format: Format of the files.
@@ -109,7 +109,7 @@ class SiteFacts:
     """
 
     name: str
-    root: Path
+    root: NotePlace
     parts: Mapping[str, Path]
     holds: Holds
     format: str
@@ -173,7 +173,7 @@ def read_facts(places: Iterable[Place], options: ReadOptions) -> Facts:
 def _read_site(place: Place, options: ReadOptions) -> SiteFacts:
     """Return the facts of one site, as an annotated corpus or as plain notes."""
     is_table = bool(options.column) or _is_only_of_notes(options.format)
-    if is_table:
+    if is_table or isinstance(place.root, NoteDatabase):
         return _read_notes(place, options)
     formats = [_find_format(path, options) for path in place.parts.values()]
     if None in formats:
@@ -343,15 +343,18 @@ def _read_notes(place: Place, options: ReadOptions) -> SiteFacts:
         DataError: The notes cannot be read.
         ConfigError: There is no such format.
     """
-    format = find_note_format(
-        place.root, options.format or None, options.column or None, options.encoding
-    )
+    root = place.root
+    format = options.format or None
+    if isinstance(root, Path):
+        format = find_note_format(
+            root, format, options.column or None, options.encoding
+        )
     problems = Problems()
     lengths = _LengthCounter()
     patient_hashes: set[int] = set()  # a hash takes less memory than a name
     has_patients = False
     for note in read_notes(
-        place.root,
+        root,
         format,
         column=options.column or None,
         encoding=options.encoding,
@@ -363,22 +366,29 @@ def _read_notes(place: Place, options: ReadOptions) -> SiteFacts:
     num_notes = len(lengths.words)
     problems.refuse(options.on_error)
     if not num_notes:
-        raise DataError(f"{place.root}: no note in these files: give files of notes")
+        raise DataError(f"{root}: there is no note: give another file or database")
+    parts: dict[str, Path] = {}
+    encodings_of_files: tuple[str, ...] = ()
+    labels = None
+    if isinstance(root, Path):
+        parts["path"] = root
+        format = format or _find_format_of_notes(root, options.encoding)
+        encodings_of_files = _list_encodings([root], options.encoding)
+        labels = _find_labels(root)
     site = SiteFacts(
         name=place.name,
-        root=place.root,
-        parts={"path": place.root},
+        root=root,
+        parts=parts,
         holds="notes",
-        format=format or _find_format_of_notes(place.root, options.encoding),
+        format=format or "database",
         notes=num_notes,
         patients=len(patient_hashes) if has_patients else 0,
         words=Lengths.of(lengths.words),
         characters=Lengths.of(lengths.characters),
-        encodings=_list_encodings([place.root], options.encoding),
+        encodings=encodings_of_files,
         left_out=dict(problems.counts),
         units={"train": len(patient_hashes)},
     )
-    labels = _find_labels(place.root)
     return site if labels is None else _with_labels(site, labels)
 
 
@@ -394,13 +404,13 @@ def _find_labels(path: Path) -> FoundLabels | None:
 
 
 def _with_labels(site: SiteFacts, labels: FoundLabels) -> SiteFacts:
-    """Return a site whose patients are labelled."""
+    """Return a site of files whose patients are labelled."""
     number = labels.patients
     units = {"train": number * 7 // 10, "valid": number // 10, "test": number // 5}
     return replace(
         site,
         holds="patients",
-        parts={labels.notes_key: site.root, labels.labels_key: labels.path},
+        parts={labels.notes_key: site.parts["path"], labels.labels_key: labels.path},
         labels=labels,
         units=units,
     )

@@ -5,6 +5,7 @@ a folder with files train, valid and test     a site with these parts
 a folder with files of notes                  a site
 a folder with folders such as train and dev   a site
 one folder with folders of notes              a site for each of these folders
+a database                                    a site
 NAME=PATH                                     a site with this name
 """
 
@@ -12,17 +13,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from fednotes.core.databases import is_address
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import POOLED
 from fednotes.data.encodings import reading_as
 from fednotes.data.formats import guess_format
 from fednotes.data.formats.files import unpacked_name
 from fednotes.data.formats.folders import list_files
+from fednotes.data.notes import (
+    NoteDatabase,
+    NotePlace,
+    place_of_notes,
+    require_database,
+)
 from fednotes.jobs.input_readers import find_note_format
 
 _PART_WORDS = {
@@ -35,6 +43,7 @@ _PARTS = {word: part for part, words in _PART_WORDS.items() for word in words}
 _ABOUT = {"readme", "license", "licence", "copying", "notice", "changelog"}
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,63})=(.+)", re.DOTALL)
 _MAX_NAME = 64
+_DATABASE = "database"  # the site of a database without a name
 _WHOLE = "path"  # the part of a site whose notes are split by the job
 
 
@@ -44,41 +53,55 @@ class Place:
 
     Attributes:
         name: Name of the site, as a job allows it.
-        root: The file or folder of all its notes.
+        root: The file or folder of all its notes, or their database.
         parts: Its files or folders by key of a job: "path" alone, or "train", "test"
-            and perhaps "valid".
+            and perhaps "valid". A database has none.
     """
 
     name: str
-    root: Path
+    root: NotePlace
     parts: Mapping[str, Path]
 
 
 def find_places(
-    paths: Sequence[str] | Mapping[str, str], encoding: str
+    paths: Sequence[str | NoteDatabase] | Mapping[str, str | NoteDatabase],
+    encoding: str,
+    *,
+    query: str = "",
+    omop: str = "",
 ) -> tuple[Place, ...]:
-    """Return the sites in files and folders.
+    """Return the sites in files, folders and databases.
 
     Args:
-        paths: The paths, possibly as "NAME=PATH"; or paths by the names of sites.
+        paths: The paths or addresses of databases, possibly as "NAME=PATH"; or paths or
+            databases by the names of sites.
         encoding: Encoding of files without a byte-order mark that are not UTF-8.
+        query: As in `NoteDatabase`, for each address.
+        omop: As in `NoteDatabase`, for each address.
 
     Raises:
         DataError: A path does not exist, or a folder has nothing that can be read.
         ConfigError: A name of a site is invalid or given twice.
     """
-    if isinstance(paths, Mapping):
-        paths = [f"{name}={path}" for name, path in paths.items()]
-    named_paths = [_split_name(path) for path in paths]
-    for named_path in named_paths:
-        if not os.path.exists(named_path.path):
-            raise DataError(f"{named_path.path}: no such file or folder")
+    named_paths: list[_NamedPath] = []
+    places: list[Place] = []
+    for name, path in _list_named(paths):
+        if isinstance(path, str) and not is_address(path):
+            named_path = _split_name(path, name)
+            if not os.path.exists(named_path.path):
+                raise DataError(f"{named_path.path}: no such file or folder")
+            named_paths.append(named_path)
+        else:
+            database = place_of_notes(path, query, omop)
+            places.append(Place(name or _DATABASE, database, {}))
+    if not places:
+        require_database([], query, omop)
     finder = _Finder(encoding)
     is_one_unnamed_path = len(named_paths) == 1 and not named_paths[0].name
-    if is_one_unnamed_path:
+    if is_one_unnamed_path and not places:
         places = finder.expand(named_paths[0].path)
-    else:
-        places = finder.find_each(named_paths)
+    elif named_paths:
+        places = [*finder.find_each(named_paths), *places]
     _require_distinct([place.name for place in places])
     return tuple(places)
 
@@ -95,12 +118,42 @@ class _NamedPath(NamedTuple):
     path: Path
 
 
-def _split_name(text: str) -> _NamedPath:
+def _list_named(
+    paths: Sequence[str | NoteDatabase] | Mapping[str, str | NoteDatabase],
+) -> Iterator[tuple[str, str | NoteDatabase]]:
+    """Yield the name of a site, "" for none, with its path or database.
+
+    A path may still be "NAME=PATH".
+    """
+    if isinstance(paths, Mapping):
+        yield from paths.items()
+        return
+    for path in paths:
+        match = _NAMED.fullmatch(path) if isinstance(path, str) else None
+        if match is not None and is_address(match[2]):
+            yield match[1], match[2]
+        else:
+            yield "", path
+
+
+def _split_name(text: str, known_name: str) -> _NamedPath:
     """Return the name and the path of "NAME=PATH", or of a path without a name.
+
+    Args:
+        text: The path.
+        known_name: The name, if the text is certainly a path alone; otherwise "".
 
     Raises:
         ConfigError: The name is not a valid name of a site.
     """
+    if known_name:
+        match = _NAMED.fullmatch(f"{known_name}={text}")
+        if match is None:
+            raise ConfigError(
+                f"{known_name}: a site's name has letters, digits, - and _ only: "
+                "choose another"
+            )
+        return _NamedPath(known_name, Path(text))
     if os.path.exists(text):
         return _NamedPath("", Path(text))
     match = _NAMED.fullmatch(text)

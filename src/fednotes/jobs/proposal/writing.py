@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fednotes.core.cleaning import NAME, one_line
+from fednotes.core.databases import DatabaseAddress
 from fednotes.core.errors import ConfigError
 from fednotes.core.wording import list_names
 from fednotes.data.encodings import AUTO
+from fednotes.data.notes import DEFAULT_TABLE, NoteDatabase
 from fednotes.jobs.label_maps import LabelMap
 from fednotes.jobs.proposal.decisions import MINILM, Proposal
 from fednotes.jobs.proposal.facts import Facts, SiteFacts
@@ -110,6 +112,8 @@ def describe_site(site: SiteFacts) -> str:
 def _list_site_keys(site: SiteFacts, facts: Facts, folder: Path) -> Iterator[str]:
     """Yield the lines of a site's table."""
     options = facts.options
+    if isinstance(site.root, NoteDatabase):
+        yield from _list_database_keys(site.root, folder)
     for part, path in site.parts.items():
         yield _line(part, job_path(path, folder))
     if options.format:
@@ -125,6 +129,16 @@ def _list_site_keys(site: SiteFacts, facts: Facts, folder: Path) -> Iterator[str
             yield _line("split", site.split_by)
         if site.overlapping or site.discontinuous:
             yield _line("flatten", "outermost")
+
+
+def _list_database_keys(database: NoteDatabase, folder: Path) -> Iterator[str]:
+    """Yield the lines of a site whose notes are in a database."""
+    address = DatabaseAddress(database.address).relative_to(folder)
+    yield _line("path", address.text)
+    if database.query:
+        yield _line("query", database.query)
+    else:
+        yield _line("omop", database.omop or DEFAULT_TABLE)
 
 
 def _line(key: str, value: object) -> str:

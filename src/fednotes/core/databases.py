@@ -1,0 +1,415 @@
+"""Databases by SQLAlchemy: their addresses, connections and errors.
+
+    address = DatabaseAddress("env:NOTES_DB")
+    with address.connect() as connection:           # a read-only transaction
+        ...
+
+An address is a URL without a password, or `env:NAME`: the name of an environment
+variable that holds the URL. So a password is in no job, record, message or history of
+commands. No message repeats a URL, or what a database says, which may quote a text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import parse_qsl, quote, urlsplit
+
+from fednotes.core.errors import ConfigError, DataError, needs
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+    from sqlalchemy.exc import SQLAlchemyError
+
+EXTRA: Final = "database"
+# A path may be "C:/notes", so the name of a scheme has at least two letters. A `Path`
+# merges two slashes into one, and a password must be recognised there too.
+_ADDRESS = re.compile(r"env:|[A-Za-z][A-Za-z0-9+.-]+:/")
+_VARIABLE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
+_DRIVERS: Final = {
+    "sqlite": "sqlite",
+    "sqlite+pysqlite": "sqlite",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+}
+_EXAMPLES = (
+    "postgresql+psycopg://user@host/database, sqlite:///notes.db, or env:NAME for an "
+    "environment variable that holds such an address"
+)
+_PASSWORD = re.compile(r"(:/{1,2}[^\s/:@]*:)\S+@")
+_RELATIVE_FILE = re.compile(r"(?i)sqlite(?:\+pysqlite)?:///(?!/)")
+_CONNECT_SECONDS = 30
+_READ_ONLY_SESSION = "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"
+
+
+class _Cause(NamedTuple):
+    """A cause of errors, and its remedy.
+
+    Attributes:
+        codes: A pattern of the beginnings of PostgreSQL's codes of such errors.
+        words: A pattern of words in the messages of errors without a code.
+        text: What is wrong.
+        remedy: What a person can do.
+    """
+
+    codes: str
+    words: str
+    text: str
+    remedy: str
+
+
+_CAUSES = (
+    _Cause(
+        "28",
+        "password authentication failed|no password supplied|authentication",
+        "the user or the password is refused",
+        "check the user and the password, in the variable of env:NAME or in ~/.pgpass",
+    ),
+    _Cause(
+        "",
+        'role "',
+        "there is no such user",
+        "check the user in the address",
+    ),
+    _Cause(
+        "3D000",
+        'database "',
+        "there is no such database",
+        "check the name of the database in the address",
+    ),
+    _Cause(
+        "",
+        "translate host name|resolve|could not find host",
+        "the host is unknown",
+        "check the host in the address",
+    ),
+    _Cause(
+        "",
+        "connection refused|no such file or directory|timeout|timed out|unreachable",
+        "no server answers",
+        "check the host and the port in the address, and that the server runs",
+    ),
+    _Cause(
+        "",
+        "connection option",
+        "the address has an option that PostgreSQL does not know",
+        "check what follows the question mark in the address",
+    ),
+    _Cause(
+        "",
+        "unable to open",
+        "the file cannot be opened",
+        "check the path of the database's file and its permissions",
+    ),
+    _Cause(
+        "42P01",
+        "no such table",
+        "there is no such table",
+        "check the name of the table, with its schema",
+    ),
+    _Cause(
+        "3F000",
+        "unknown database",
+        "there is no such schema",
+        "check the schema of the table",
+    ),
+    _Cause(
+        "42703",
+        "no such column",
+        "there is no such column",
+        "check the columns of the query",
+    ),
+    _Cause(
+        "42501",
+        "not authorized",
+        "the user may not use this table",
+        "ask the database's administrators for the right",
+    ),
+    _Cause(
+        "42|0A000",
+        "syntax error|incomplete input|one statement|unrecognized token",
+        "the query is not one SELECT that this database understands",
+        "try the query in the database's client",
+    ),
+    _Cause(
+        "25006",
+        "readonly database",
+        "the connection may only read, and the query writes",
+        "give a query that only reads",
+    ),
+    _Cause(
+        "23505",
+        "UNIQUE constraint",
+        "a row with the same key exists",
+        "end other programs that write into this table, and try again",
+    ),
+    _Cause(
+        "22001",
+        "",
+        "a value is longer than its column",
+        "create the table with the columns of OMOP CDM 5.4",
+    ),
+    _Cause(
+        "23",
+        "constraint failed",
+        "the table refuses a row",
+        "create the table with the columns of OMOP CDM 5.4",
+    ),
+    _Cause(
+        "55P03|40P01|40001",
+        "database is locked",
+        "another program uses the table",
+        "try again when it has ended",
+    ),
+    _Cause(
+        "57014|57P0|08",
+        "closed the connection|connection is lost|terminat",
+        "the connection ended",
+        "check that the server runs, and try again",
+    ),
+    _Cause(
+        "22021|22P05",
+        "could not decode",
+        "a text is not in the database's encoding",
+        "correct the text, or leave it out in a query",
+    ),
+    _Cause(
+        "22",
+        "",
+        "a value cannot be converted or computed",
+        "check the casts and the arithmetic of the query",
+    ),
+    _Cause(
+        "",
+        "not a database|malformed",
+        "the file is not a SQLite database",
+        "check the path of the database's file",
+    ),
+)
+
+
+def is_address(text: str | os.PathLike[str]) -> bool:
+    """Return whether a place of notes is the address of a database, not a path."""
+    return _ADDRESS.match(os.fspath(text)) is not None
+
+
+@dataclass(frozen=True)
+class DatabaseAddress:
+    """The address of a database; `str()` gives it as the user wrote it.
+
+    Attributes:
+        text: A URL without a password, or `env:NAME`.
+
+    Raises:
+        ConfigError: The text is no address, has a password, or names a database that
+            fednotes does not support.
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.text.startswith("env:"):
+            if not _VARIABLE.fullmatch(self.text):
+                raise ConfigError(
+                    "the address of a database begins with env: but names no "
+                    "environment variable: write env:NAME"
+                )
+            return
+        if _has_password(self.text):
+            raise ConfigError(
+                "the address of a database has a password: put the address into an "
+                "environment variable, and give env: and the variable's name"
+            )
+        _require_known_scheme(self.text, "the address of a database")
+
+    def __str__(self) -> str:
+        return self.text
+
+    @contextmanager
+    def connect(self, *, writes: bool = False) -> Iterator[Connection]:
+        """Yield a connection; it has begun a read-only transaction unless it writes.
+
+        Args:
+            writes: Whether the connection may write. Its user then begins and commits
+                the transactions.
+
+        Raises:
+            ConfigError: The variable of the address is not set, or holds no address.
+            DataError: The database cannot be reached, or refuses a statement.
+            MissingExtra: The packages of the extra `database` are missing.
+        """
+        with needs("sqlalchemy", EXTRA):
+            import sqlalchemy as sa
+        engine = self._make_engine(writes=writes)
+        try:
+            with self._naming_errors("connect to the database"):
+                connection = engine.connect()
+                is_postgresql = engine.dialect.name == "postgresql"
+                if is_postgresql and not writes:
+                    connection.execute(sa.text(_READ_ONLY_SESSION))
+                    connection.commit()
+                    connection.execute(sa.text("SET TRANSACTION READ ONLY"))
+            try:
+                with self._naming_errors("use the database"):
+                    yield connection
+            finally:
+                with self._naming_errors("use the database"):
+                    connection.close()
+        finally:
+            engine.dispose()
+
+    @contextmanager
+    def _naming_errors(self, action: str) -> Iterator[None]:
+        """Turn errors of the driver into a message without what the driver says.
+
+        Raises:
+            DataError: The driver raised an error.
+        """
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield
+        except SQLAlchemyError as error:
+            message = _describe_cause(error)
+            raise DataError(f"{self}: cannot {action}: {message}") from None
+
+    def _make_engine(self, *, writes: bool) -> Engine:
+        """Return an engine that keeps no connection and shows no parameters."""
+        import sqlite3
+
+        import sqlalchemy as sa
+        from sqlalchemy.exc import ArgumentError
+        from sqlalchemy.pool import NullPool
+
+        text = self._resolve()
+        scheme, _, remainder = text.partition("://")
+        driver = _DRIVERS[scheme.lower()]
+        try:
+            url = sa.make_url(f"{driver}://{remainder}")
+        except (ArgumentError, ValueError):
+            raise ConfigError(
+                f"{self}: this is not the address of a database: write {_EXAMPLES}"
+            ) from None
+        if driver == "sqlite":
+            path = self._require_file(url.database)
+            mode = "rw" if writes else "ro"
+
+            def open_file() -> sqlite3.Connection:
+                return sqlite3.connect(f"file:{quote(path)}?mode={mode}", uri=True)
+
+            return sa.create_engine(
+                "sqlite://",
+                creator=open_file,
+                poolclass=NullPool,
+                hide_parameters=True,
+            )
+        with needs("psycopg", EXTRA):
+            import psycopg  # noqa: F401 - SQLAlchemy imports it by its name
+        return sa.create_engine(
+            url,
+            poolclass=NullPool,
+            hide_parameters=True,
+            connect_args={
+                "application_name": "fednotes",
+                "connect_timeout": _CONNECT_SECONDS,
+            },
+        )
+
+    def _require_file(self, path: str | None) -> str:
+        """Return the absolute path of SQLite's file.
+
+        Raises:
+            DataError: There is no such file.
+        """
+        if not path or not Path(path).is_file():
+            raise DataError(
+                f"{self}: there is no such SQLite file: write sqlite:///notes.db for a "
+                "file in this folder, or sqlite:////data/notes.db"
+            )
+        return os.path.abspath(path)
+
+    def _resolve(self) -> str:
+        """Return the URL, read from the environment if the address says so.
+
+        Raises:
+            ConfigError: The variable is not set, or holds no address.
+        """
+        match = _VARIABLE.fullmatch(self.text)
+        if match is None:
+            return self.text
+        value = os.environ.get(match[1], "").strip()
+        if not value:
+            raise ConfigError(
+                f"the environment variable {match[1]} is not set: set it to the "
+                "address of a database, such as "
+                "postgresql+psycopg://user:password@host/database"
+            )
+        _require_known_scheme(value, f"the environment variable {match[1]}")
+        return value
+
+    def located(self, folder: Path) -> DatabaseAddress:
+        """Return the address with a SQLite file's relative path below a folder."""
+        prefix = _RELATIVE_FILE.match(self.text)
+        if prefix is None:
+            return self
+        path = os.path.abspath(folder / self.text[prefix.end() :])
+        return DatabaseAddress(f"{prefix[0]}{path}")
+
+    def relative_to(self, folder: Path) -> DatabaseAddress:
+        """Return the address with a SQLite file's relative path as seen from a folder.
+
+        This is the inverse of `located` for a path that is relative to the current one.
+        """
+        prefix = _RELATIVE_FILE.match(self.text)
+        if prefix is None:
+            return self
+        path = os.path.relpath(self.text[prefix.end() :], folder)
+        return DatabaseAddress(f"{prefix[0]}{path}")
+
+
+def hide_passwords(text: str) -> str:
+    """Return a message with "***" in place of the passwords of addresses in it."""
+    return _PASSWORD.sub(r"\1***@", text)
+
+
+def _has_password(text: str) -> bool:
+    """Return whether a URL has a password, even if it is not a valid URL."""
+    remainder = text.split(":/", 1)[-1]
+    if text.lower().startswith("sqlite"):
+        return False
+    before_host, sign, _ = remainder.rpartition("@")
+    if sign and ":" in before_host:
+        return True
+    try:
+        options = parse_qsl(urlsplit(text).query, keep_blank_values=True)
+    except ValueError:
+        return True  # it cannot be read, so nothing says that it has none
+    return any("passw" in name.lower() for name, _ in options)
+
+
+def _require_known_scheme(text: str, where: str) -> None:
+    """Raise ConfigError unless a URL names a supported database; it is not shown."""
+    scheme, sign, _ = text.partition("://")
+    if not sign or scheme.lower() not in _DRIVERS:
+        raise ConfigError(f"{where} is not one that fednotes reads: write {_EXAMPLES}")
+
+
+def _describe_cause(error: SQLAlchemyError) -> str:
+    """Return what is wrong and a remedy, in words of this module only."""
+    original = getattr(error, "orig", None)
+    code = getattr(original, "sqlstate", None) or ""
+    for cause in _CAUSES:
+        if code:
+            is_cause = cause.codes and re.match(cause.codes, code)
+        else:
+            is_cause = cause.words and re.search(cause.words, str(original), re.I)
+        if is_cause:
+            return f"{cause.text}: {cause.remedy}"
+    name = code or type(original or error).__name__
+    return f"it refused with the error {name}: look it up in the database's manual"

@@ -1,0 +1,330 @@
+"""Notes in SQLite and PostgreSQL: what is read, and what no message may repeat."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from note_databases import NOTE_COLUMNS, NOTE_DDL, fill_sqlite, note_row
+from postgres import PASSWORD, Postgres, running_postgres
+
+from fednotes.core.databases import DatabaseAddress, is_address
+from fednotes.core.errors import ConfigError, DataError, FednotesError, MissingExtra
+from fednotes.data.formats.problems import Problems
+from fednotes.data.notes import Note, NoteDatabase, read_notes
+
+pytest.importorskip("sqlalchemy")
+
+SECRET = "pa55-w0rd"
+TEXT = "Gave aspirin 100 % of days: see \\d:\\d and :name."
+ROWS = [note_row(number, f"{number} {TEXT}", 7 + number % 2) for number in (12, 3, 1)]
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return fill_sqlite(tmp_path / "notes.db", ROWS)
+
+
+def facts(note: Note) -> tuple[object, ...]:
+    return note.id, note.patient, note.visit, note.category, note.text
+
+
+# ---- what is read --------------------------------------------------------------------
+
+
+def test_the_note_table_of_omop_is_read_in_the_order_of_the_ids(address: str) -> None:
+    expected = [
+        (str(number), str(7 + number % 2), "70", "Letter", f"{number} {TEXT}")
+        for number in (1, 3, 12)
+    ]
+    assert [facts(note) for note in read_notes(NoteDatabase(address))] == expected
+    assert [facts(note) for note in read_notes(address)] == expected
+    assert NoteDatabase(address).count_notes() == 3
+
+
+def test_a_query_names_the_columns_as_a_table_of_notes_does(address: str) -> None:
+    query = (
+        "SELECT note_id AS id, note_text AS body, person_id AS patient -- letters\n"
+        "FROM note WHERE note_text LIKE '%100 \\%%' ESCAPE '\\' "
+        "AND note_text LIKE '%:name%';"
+    )
+    database = NoteDatabase(address, query)
+    notes = list(read_notes(database, column="body"))
+    assert [note.id for note in notes] == ["1", "3", "12"]
+    assert notes[0].text == f"1 {TEXT}"
+    assert notes[0].patient == "8"
+    assert database.count_notes() == 3
+
+
+def test_categories_and_exact_texts_apply_to_a_database(tmp_path: Path) -> None:
+    rows = [note_row(number, f"a\r\nb {number}") for number in (1, 3)]
+    rows.append(note_row(12, "a\r\nb 12", title="Nursing "))
+    address = fill_sqlite(tmp_path / "notes.db", rows)
+    (note,) = read_notes(address, categories=["nursing"])
+    assert note.text == "a\nb 12"
+    assert [note.text[1:3] for note in read_notes(address, exact=True)] == ["\r\n"] * 3
+
+
+def test_rows_that_cannot_be_used_are_problems_with_their_numbers(
+    tmp_path: Path,
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "notes.db")) as connection, connection:
+        connection.execute("CREATE TABLE letters (id, text)")
+        rows = [(1, "a"), (1, "b"), (2, b"bytes"), (None, "d"), (3, "e"), (4, None)]
+        connection.executemany("INSERT INTO letters VALUES (?, ?)", rows)
+    address = f"sqlite:///{tmp_path}/notes.db"
+    database = NoteDatabase(address, "SELECT * FROM letters")
+    problems = Problems()
+    notes = list(read_notes(database, problems=problems, exact=True))
+    assert [note.text for note in notes] == ["a", "e", ""]
+    messages = [problem.message for problem in problems.listed]
+    assert [message.split(":")[0] for message in messages] == [
+        "row 1",
+        "row 3",
+        "row 4",
+    ]
+    assert "no id" in messages[0]
+    assert "same note id" in messages[1]
+    assert "neither text nor a number" in messages[2]
+    with pytest.raises(DataError, match="row 1: the note has no id"):
+        list(read_notes(database))
+
+
+def test_a_relative_sqlite_path_of_a_job_is_below_its_folder(tmp_path: Path) -> None:
+    located = DatabaseAddress("sqlite:///data/notes.db").located(tmp_path)
+    assert located.text == f"sqlite:///{tmp_path}/data/notes.db"
+    assert located.located(Path("/other")) == located
+    relative = DatabaseAddress("sqlite:///notes.db").relative_to(Path("jobs"))
+    assert relative.text == "sqlite:///../notes.db"
+
+
+def test_memory_does_not_grow_with_the_number_of_rows(tmp_path: Path) -> None:
+    import tracemalloc
+
+    def measure(number: int) -> int:
+        path = tmp_path / f"{number}.db"
+        long_text = "word " * 2000
+        rows = [
+            (n, 7, "2021-03-04", 0, 0, "", long_text, 0, 0, 1) for n in range(number)
+        ]
+        address = fill_sqlite(path, rows)
+        del rows
+        tracemalloc.start()
+        assert sum(1 for _ in read_notes(address)) == number
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    measure(10)  # imports
+    assert measure(2000) < 1.3 * measure(600)
+
+
+# ---- addresses and credentials -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("env:NOTES_DB", True),
+        ("sqlite:///notes.db", True),
+        ("postgresql+psycopg://user@host/db", True),
+        ("mysql://user:x@host/db", True),  # refused, and never shown as a path
+        ("postgresql:/user:x@host/db", True),  # as `Path` writes it
+        ("notes.csv", False),
+        ("/data/notes", False),
+        ("C:/notes", False),
+        ("a=b/env:x", False),
+        ("-", False),
+    ],
+)
+def test_an_address_is_told_from_a_path(text: str, expected: bool) -> None:
+    assert is_address(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"postgresql+psycopg://user:{SECRET}@host/db",
+        f"postgresql://user:{SECRET}/@b@host:5432/db",
+        f"postgresql:/user:{SECRET}@host/db",
+        f"postgresql://host/db?user=u&password={SECRET}",
+        f"postgresql://host/db?sslpassword={SECRET}",
+        f"mysql://user:{SECRET}@host/db",
+    ],
+)
+def test_an_address_with_a_password_is_refused_without_showing_it(text: str) -> None:
+    for function in (NoteDatabase, DatabaseAddress, read_notes):
+        with pytest.raises(ConfigError, match="env:") as raised:
+            function(text)
+        assert SECRET not in str(raised.value)
+
+
+def test_other_databases_are_refused_by_naming_those_that_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigError, match=r"postgresql\+psycopg://"):
+        NoteDatabase("mysql://host/db")
+    monkeypatch.setenv("NOTES_DB", f"mysql://u:{SECRET}@host/db")
+    with pytest.raises(ConfigError, match="variable NOTES_DB is not one") as raised:
+        list(read_notes("env:NOTES_DB"))
+    assert SECRET not in str(raised.value)
+    monkeypatch.setenv("NOTES_DB", f"postgresql://u:{SECRET}@host:port/db")
+    with pytest.raises(ConfigError, match="not the address of a database") as raised:
+        list(read_notes("env:NOTES_DB"))
+    assert SECRET not in str(raised.value)
+    monkeypatch.delenv("NOTES_DB")
+    with pytest.raises(ConfigError, match="NOTES_DB is not set"):
+        list(read_notes("env:NOTES_DB"))
+    with pytest.raises(ConfigError, match="write env:NAME"):
+        NoteDatabase("env:not a name")
+
+
+def test_query_and_omop_exclude_each_other_and_formats(address: str) -> None:
+    with pytest.raises(ConfigError, match="either `query` or `omop`"):
+        NoteDatabase(address, query="SELECT 1", omop="note")
+    with pytest.raises(ConfigError, match="not the name of a table"):
+        NoteDatabase(address, omop="note; DROP TABLE note")
+    with pytest.raises(ConfigError, match="leave it out"):
+        read_notes(address, "csv")
+
+
+def test_a_missing_package_is_named_with_its_extra(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    with pytest.raises(MissingExtra, match=r"fednotes\[database\]"):
+        list(read_notes(address))
+
+
+def test_sqlalchemy_is_imported_only_when_a_database_is_read() -> None:
+    code = (
+        "import sys\n"
+        "from fednotes.data.notes import NoteDatabase\n"
+        "NoteDatabase('sqlite:///notes.db')\n"
+        "assert not {'sqlalchemy', 'psycopg'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ---- what SQLite refuses -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("SELECT id FROM nowhere", "no such table"),
+        ("SELECT unheard FROM note", "no such column"),
+        ("SELECT note_text FROM note", "column for the notes' id"),
+        ("SELECT note_id FROM note", "no column 'text'"),
+        ("SELECT FROM WHERE", "not one SELECT"),
+        ("DELETE FROM note RETURNING note_id, note_text", "not one SELECT"),
+        ("SELECT 1 AS id, 'a' AS text); DELETE FROM note; --", "not one SELECT"),
+    ],
+)
+def test_a_query_that_sqlite_refuses_is_one_plain_message(
+    address: str, query: str, message: str
+) -> None:
+    with pytest.raises(DataError, match=message) as raised:
+        list(read_notes(NoteDatabase(address, query)))
+    assert "aspirin" not in str(raised.value)
+    assert NoteDatabase(address).count_notes() == 3
+
+
+def test_a_missing_or_other_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such SQLite file"):
+        list(read_notes(f"sqlite:///{tmp_path}/missing.db"))
+    assert not (tmp_path / "missing.db").exists()
+    (tmp_path / "other.db").write_text("not a database " * 100, "utf-8")
+    with pytest.raises(DataError, match="not a SQLite database"):
+        list(read_notes(f"sqlite:///{tmp_path}/other.db"))
+
+
+def test_a_text_that_is_not_utf8_is_not_quoted(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "notes.db")) as connection, connection:
+        connection.execute("CREATE TABLE note (note_id, person_id, note_text)")
+        bad = "CAST(X'617370697269ff6e' AS TEXT)"
+        connection.execute(f"INSERT INTO note VALUES (1, 1, {bad})")
+    with pytest.raises(DataError, match="encoding") as raised:
+        list(read_notes(f"sqlite:///{tmp_path}/notes.db"))
+    assert "aspiri" not in str(raised.value)
+    assert raised.value.__suppress_context__
+
+
+# ---- PostgreSQL ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    psycopg = pytest.importorskip("psycopg")
+    with running_postgres() as server:
+        address = server.url().replace("+psycopg", "")
+        with psycopg.connect(address) as connection:
+            connection.execute("CREATE SCHEMA cdm")
+            connection.execute(NOTE_DDL.format(table="cdm.note"))
+            marks = ", ".join(["%s"] * 10)
+            with connection.cursor() as cursor:
+                cursor.executemany(
+                    f"INSERT INTO cdm.note ({NOTE_COLUMNS}) VALUES ({marks})", ROWS
+                )
+        yield server
+
+
+def test_postgresql_gives_the_notes_and_refuses_in_plain_words(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One test, because starting the server takes longer than all that it asserts."""
+    monkeypatch.setenv("NOTES_DB", postgres.url())
+    database = NoteDatabase("env:NOTES_DB", omop="cdm.note")
+    expected = [
+        (str(number), str(7 + number % 2), "70", "Letter", f"{number} {TEXT}")
+        for number in (1, 3, 12)
+    ]
+    assert [facts(note) for note in read_notes(database)] == expected
+    assert database.count_notes() == 3
+
+    letters = "SELECT note_id, note_text FROM cdm.note"
+    query = f"{letters} WHERE note_text LIKE '%100 \\%%' AND note_id::text < '2' -- x"
+    notes = list(read_notes(NoteDatabase("env:NOTES_DB", query)))
+    assert [note.id for note in notes] == ["1", "12"]
+
+    refused = {
+        "": "no such table",  # OMOP's table is in another schema
+        "SELECT 1 FROM nowhere.note": "no such table",
+        "SELECT unheard FROM cdm.note": "no such column",
+        f"{letters} WHERE": "not one SELECT",
+        "DELETE FROM cdm.note RETURNING note_id, note_text": "not one SELECT",
+        "WITH gone AS (DELETE FROM cdm.note RETURNING note_id, note_text) "
+        "SELECT * FROM gone": "not one SELECT",
+        f"{letters}) AS q; COMMIT; DELETE FROM cdm.note; SELECT * FROM (SELECT 1": "not one SELECT",
+        "SELECT note_id, note_text::int AS text FROM cdm.note": "cannot be converted",
+        "SELECT nextval('numbers') AS note_id, 'a' AS text": "only read",
+    }
+    import psycopg
+
+    with psycopg.connect(postgres.url().replace("+psycopg", "")) as connection:
+        connection.execute("CREATE SEQUENCE numbers")
+    for query, message in refused.items():
+        with pytest.raises(DataError, match=message) as raised:
+            list(read_notes(NoteDatabase("env:NOTES_DB", query)))
+        assert "aspirin" not in str(raised.value)
+        assert PASSWORD not in str(raised.value)
+    assert database.count_notes() == 3
+
+    wrong = {
+        postgres.url(password=SECRET): "the user or the password is refused",
+        postgres.url(database="nowhere"): "no such database",
+        f"postgresql://u:{SECRET}@/db?host=/nowhere": "no server answers",
+        f"postgresql://u:{SECRET}@/db?host=/nowhere&optoin=1": "has an option",
+    }
+    for url, message in wrong.items():
+        monkeypatch.setenv("NOTES_DB", url)
+        with pytest.raises(FednotesError, match=message) as raised:
+            list(read_notes("env:NOTES_DB"))
+        assert SECRET not in str(raised.value)
+        assert str(raised.value).startswith("env:NOTES_DB: ")
+        assert raised.value.__suppress_context__
