@@ -265,7 +265,7 @@ def test_a_device_that_is_not_here_is_named(
     assert not (tmp_path / "out").exists()
 
 
-def test_calibrated_by_notes_of_ones_own(
+def test_a_model_can_be_calibrated_with_the_users_own_notes(
     sure: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """Kept, used by `load` and by `predict`, and said; the order of spans stays."""

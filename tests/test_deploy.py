@@ -59,7 +59,7 @@ def test_systemd_takes_a_unit(tmp_path: Path, path: Path) -> None:
     assert (completed.returncode, complaints) == (0, [])
 
 
-def test_a_container_is_nobodys_root_and_holds_what_there_is() -> None:
+def test_a_container_does_not_run_as_root_and_copies_existing_files() -> None:
     """Of a base with a version; with the torch that the Makefile names."""
     (base,) = instructions("FROM")
     assert re.fullmatch(r"\S+:3\.1\d\S*", base)

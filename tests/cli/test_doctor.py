@@ -169,7 +169,7 @@ def test_every_proposed_setting_is_toml(job: Path, run: Run) -> None:
             assert tomllib.loads(str(setting))
 
 
-def test_a_folder_that_is_no_run_is_refused_in_one_line(job: Path, run: Run) -> None:
+def test_a_folder_that_is_not_a_run_is_refused_in_one_line(job: Path, run: Run) -> None:
     (job.parent / "empty").mkdir()
     _, err = run("doctor", "empty", code=2)
     assert err.startswith("error: empty is not the folder of a run: give the folder")

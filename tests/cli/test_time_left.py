@@ -121,7 +121,7 @@ def test_no_time_is_shown_if_the_work_is_unknown() -> None:
     assert unknown.time_left.seconds() is None
 
 
-def test_a_run_that_goes_on_counts_from_where_it_is() -> None:
+def test_a_resumed_run_counts_from_its_round() -> None:
     """Six rounds are left after round 13 of 20, whose rounds take 3 s since it goes on."""
     clock = Clock()
     clock.begin("federated", 20, start=900.0)

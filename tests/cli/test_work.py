@@ -87,7 +87,7 @@ def test_a_piped_command_is_quiet(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are of POSIX")
-def test_a_terminal_shows_work_while_stdout_holds_the_result_alone(
+def test_a_terminal_shows_work_while_stdout_holds_only_the_result(
     tmp_path: Path,
 ) -> None:
     corpus(tmp_path / "a.conll", "Drug", "north")

@@ -61,7 +61,7 @@ def test_words_of_every_script_stay() -> None:
         assert clean(text) == text
 
 
-def test_a_joiner_stays_inside_an_emoji_alone() -> None:
+def test_a_joiner_stays_only_inside_an_emoji() -> None:
     nurse = "\U0001f469\u200d\u2695\ufe0f"
     assert clean(nurse) == nurse
     assert clean("pay\u200dpal") == "pay\\u200dpal"

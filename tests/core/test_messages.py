@@ -317,7 +317,7 @@ def test_the_wrong_kind_is_refused() -> None:
 
 
 @given(st.binary(max_size=300))
-def test_arbitrary_bytes_and_headers_raise_wire_error_alone(noise: bytes) -> None:
+def test_arbitrary_bytes_and_headers_raise_only_wire_error(noise: bytes) -> None:
     for frame in (noise, forged(noise), forged(canonical(GOOD), noise)):
         try:
             decode(frame)

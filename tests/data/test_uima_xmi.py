@@ -230,7 +230,7 @@ def test_commands_take_the_choice_after_the_format(tmp_path: Path) -> None:
 # ---- what is left out, and what is refused -------------------------------------------
 
 
-def test_annotations_that_are_no_mentions_are_counted(tmp_path: Path) -> None:
+def test_annotations_that_are_not_mentions_are_counted(tmp_path: Path) -> None:
     cas = make_cas(make_types())
     annotate(cas, NAMED_ENTITY, "fever", value="ADE")
     annotate(cas, NAMED_ENTITY, "rash", identifier="C1")

@@ -140,7 +140,7 @@ def test_a_killed_writer_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not finished.name.startswith(".")
 
 
-def test_clearing_removes_corpora_alone(tmp_path: Path) -> None:
+def test_clearing_removes_only_corpora(tmp_path: Path) -> None:
     """Not what another process writes, nor what is no corpus of this cache."""
     assert clear_tokens(tmp_path / "tokens") == 0
     _cached(tmp_path / "tokens")

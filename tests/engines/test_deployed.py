@@ -257,7 +257,7 @@ def test_a_checkpoint_is_due_after_some_time_too(tmp_path: Path) -> None:
     assert names == ["round-00000004", "round-00000005"]
 
 
-def test_a_full_disk_at_the_server_ends_the_run_and_it_can_go_on(
+def test_a_full_disk_at_the_server_ends_the_run_which_can_be_resumed(
     tmp_path: Path,
 ) -> None:
     net = toys(tmp_path)

@@ -66,7 +66,7 @@ def documented_table() -> list[str]:
 
 
 @pytest.mark.parametrize(("fault", "phase"), CELLS)
-def test_the_job_goes_on_as_documented_with_the_same_bits(
+def test_the_job_continues_as_documented_with_the_same_bits(
     fault: str, phase: str, secure_reference: bytes, tmp_path: Path
 ) -> None:
     """The toy job in NumPy (`by_hand`), given who was in which sum.
@@ -206,7 +206,7 @@ def run_securely(
 
 @pytest.mark.parametrize("seed", FEW_SEEDS)
 @pytest.mark.parametrize("threshold", [2, 3])
-def test_random_faults_leave_the_bits_alone(
+def test_random_faults_do_not_change_the_bits(
     seed: int, threshold: int, tmp_path: Path, secure_reference: bytes
 ) -> None:
     """Messages lost and repeated, sites and the server killed, all sites needed."""

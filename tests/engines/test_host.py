@@ -163,7 +163,7 @@ def test_old_requests_are_refused_and_change_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keeping", "nbytes"), [(0.0, 2**29), (1e9, 2**29), (1e9, 400)]
 )
-def test_a_restarted_site_goes_on_with_the_same_bits(
+def test_a_restarted_site_continues_with_the_same_bits(
     server: Server,
     tmp_path: Path,
     keeping: float,
@@ -629,7 +629,7 @@ def test_a_site_that_was_killed_before_its_first_state_begins(tmp_path: Path) ->
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_a_stored_reply_is_for_the_same_request_alone(
+def test_a_stored_reply_answers_only_the_same_request(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
     request = train(1, 0)
@@ -786,7 +786,7 @@ def test_a_server_that_begins_no_round_cannot_fill_the_disk(
 FIRST, SECOND, THIRD = b"\x01" * 32, b"\x02" * 32, b"\x03" * 32
 
 
-def test_a_question_is_opened_over_the_same_sites_alone(tmp_path: Path) -> None:
+def test_a_question_is_opened_only_over_the_same_sites(tmp_path: Path) -> None:
     opened = Opened("a", tmp_path / OPENED)
     opened.add(FIRST, ["a", "b", "c"])
     opened.add(FIRST, ["c", "b", "a"])

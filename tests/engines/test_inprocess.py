@@ -84,7 +84,7 @@ def test_checkpoints_hold_both_sides_and_only_the_last_are_kept(tmp_path: Path) 
     )
 
 
-def test_time_goes_on_after_a_restart(
+def test_time_continues_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock: Iterator[float] = iter(range(0, 1000, 10))
@@ -123,7 +123,7 @@ def test_a_state_that_is_not_finite_is_neither_reported_nor_stored(
     assert [path.name for path in tmp_path.iterdir()] == ["round-00000001"]
 
 
-def test_a_site_in_this_process_computes_with_finite_numbers_alone() -> None:
+def test_a_site_in_this_process_computes_only_with_finite_numbers() -> None:
     with pytest.raises(
         RefusedError, match="site 'a': tensor 'x' that came with task 'train'"
     ):

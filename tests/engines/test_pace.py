@@ -186,7 +186,7 @@ def test_classes_are_powers_of_the_square_root_of_two() -> None:
     assert all(class_of(seconds_of(k)) == k for k in range(CLASSES))
 
 
-def test_a_server_that_tells_too_low_a_class_sees_a_power_of_four_alone() -> None:
+def test_a_server_that_names_too_low_a_class_sees_only_a_power_of_four() -> None:
     clock = Clock()
     pace = clock.pace()
     for took, answered in (

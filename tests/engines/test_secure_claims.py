@@ -85,7 +85,9 @@ def test_a_sum_that_was_opened_before_is_opened_for_the_same_sites(
     )
 
 
-def test_a_claim_is_believed_of_the_servers_own_record_alone(tmp_path: Path) -> None:
+def test_a_claim_is_believed_only_if_the_servers_own_record_agrees(
+    tmp_path: Path,
+) -> None:
     """With c away, a's word for a sum over a and c must not cost b its place."""
     sites, updates = SITES[:3], random_updates(seed=1)
     net, *_ = network(tmp_path, {site: updates[site] for site in sites}, threshold=2)

@@ -24,7 +24,7 @@ from fednotes.engines.secure import SecureSum
 pytestmark = pytest.mark.usefixtures("instant_disk")
 
 
-def test_below_the_threshold_it_waits_and_asks_nobody_to_open(tmp_path: Path) -> None:
+def test_below_the_threshold_it_waits_and_asks_no_site_to_open(tmp_path: Path) -> None:
     """A policy of one site is lifted to two of three; the third's update alone stays
     masked."""
     net = secure_toys(tmp_path)

@@ -83,7 +83,7 @@ def test_a_search_for_the_largest_value_ends_at_once() -> None:
         assert not re.search(r"\d", text)
 
 
-def test_a_redo_and_a_restart_of_the_server_do_not_begin_the_count_anew() -> None:
+def test_a_redo_and_a_restart_of_the_server_do_not_reset_the_count() -> None:
     """The same question has the same answer, so that an honest server can do a task
     again; other values under the same limits are another question."""
     prober = Prober()

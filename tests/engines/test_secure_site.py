@@ -95,7 +95,7 @@ def test_after_a_fresh_start_the_older_exchange_is_never_opened() -> None:
         seals["c"].stage(undone)
 
 
-def test_what_is_no_message_of_the_secure_sum_is_refused() -> None:
+def test_bytes_that_are_not_a_message_of_the_secure_sum_are_refused() -> None:
     seals, attached, opening = exchanged(Update())
     seal = seals["c"]
     with pytest.raises(RefusedError, match="has no task '@open'"):

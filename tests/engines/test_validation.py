@@ -188,7 +188,7 @@ def test_the_largest_metric_of_as_many_sites_as_there_may_be_adds_up_to_a_number
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_site_computes_with_finite_numbers_alone(value: float) -> None:
+def test_a_site_computes_only_with_finite_numbers(value: float) -> None:
     received = {"good": torch.ones(2), "codes": torch.ones(2, dtype=torch.int64)}
     check_received(received, "mercy", "train")
     received["bad"] = torch.tensor([1.0, value])

@@ -86,7 +86,7 @@ def test_a_reader_that_skips_leaves_out_what_it_cannot_use(tmp_path: Path) -> No
     assert str(examine(folder)[1]) == "2 documents, 2 mentions, 2 lines"
 
 
-def test_what_is_left_out_is_no_problem_if_the_check_skips(tmp_path: Path) -> None:
+def test_left_out_data_are_not_a_problem_if_the_check_skips(tmp_path: Path) -> None:
     checked = check_files([write_damaged_brat(tmp_path / "notes")], None, "skip")
     assert not checked.wrong
     (finding,) = findings_of(checked, "left_out")

@@ -152,7 +152,7 @@ def test_similar_names_of_two_sites_are_proposed(
         ({"Disease": 5}, {"Disease": 2, "Disease_disorder": 3}),
     ],
 )
-def test_names_that_mean_something_else_are_left_alone(
+def test_names_with_another_meaning_are_not_changed(
     first_labels: Mapping[str, int], second_labels: Mapping[str, int]
 ) -> None:
     assert find_label_maps({"one": first_labels, "two": second_labels}) == ()

@@ -209,7 +209,7 @@ def test_the_loss_of_each_variant(variant: str) -> None:
         np.testing.assert_allclose(grad_of(value, weight), down, atol=1e-8)
 
 
-def test_entropy_is_made_low_on_pseudo_targets_alone() -> None:
+def test_entropy_is_minimised_only_on_pseudo_targets() -> None:
     """By NumPy over the open candidates; a known target's state has no gradient, a
     pseudo target's that of finite differences, and closed candidates make nothing NaN.
     """

@@ -595,7 +595,7 @@ def test_a_warm_up_trains_its_parameters_alone_at_its_own_rate(server: Any) -> N
     assert torch.equal(states[1]["2.weight"], model[2].weight.detach())
 
 
-def test_a_site_trains_the_parameters_of_the_job_alone() -> None:
+def test_a_site_trains_only_the_parameters_of_the_job() -> None:
     """All of them, or in the cycles of the warm-up its own: no request narrows them
     down."""
     site = Fit(1, CONFIG, before=1, warm_up=HEAD, warm_up_rate=0.01)

@@ -592,7 +592,7 @@ def test_training_stops_when_validation_stops_improving(
     assert history == stops
 
 
-def test_patience_goes_on_after_a_restart(sites) -> None:
+def test_patience_continues_after_a_restart(sites) -> None:
     """The evaluations before and after it count together: 0.5, 0, restart, 0 are two in
     a row."""
     settings = config(sites, patience=2)
@@ -689,7 +689,7 @@ def test_all_rounds_are_run_and_the_last_is_kept_where_that_is_selected(
     assert 3 * fewer.round == 2 * state.round == 2 * again.round
 
 
-def test_personal_epochs_go_on_from_the_best_tagger(sites) -> None:
+def test_personal_epochs_start_from_the_best_tagger(sites) -> None:
     """A plain loop over two epochs with a new Adam, from the tagger that was kept and
     not from the last one; a validation F1 below any makes it keep what the loop makes.
     """

@@ -166,7 +166,7 @@ def test_no_refusal_tells_which_tags_a_site_has(
     assert answer.tensors.keys() == sent.keys()
 
 
-def test_patients_are_one_where_their_names_differ_in_case_or_blanks_alone() -> None:
+def test_patients_whose_names_differ_only_in_case_or_blanks_are_one() -> None:
     site = patients()
     names = ("p 1", "P 1", " p  1 ", "p2", "P2\t", "p3")
     owned = tuple(replace(d, patient=p) for d, p in zip(site.train, names, strict=True))

@@ -255,7 +255,7 @@ def test_an_answer_is_of_its_teacher_too() -> None:
     assert np.concatenate(spread).std() > 1.2
 
 
-def test_a_round_without_units_is_noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_without_units_is_only_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """χ², p > 1e-4."""
     monkeypatch.setattr(
         private, "chosen", lambda stream, count, rate: np.zeros(count, bool)

@@ -108,7 +108,7 @@ def texts(site: Any) -> list[list[list[int]]]:
     return [[rows[r] for r in unit] for unit in site.units]
 
 
-def test_a_unit_has_its_own_notes_alone(bert: Path, tmp_path: Path) -> None:
+def test_a_unit_has_only_its_own_notes(bert: Path, tmp_path: Path) -> None:
     """Against the tokens of its notes, found by hand: in sequences that are the same
     whoever else is at the site, each token once."""
     site = make_private_site(bert, tmp_path)

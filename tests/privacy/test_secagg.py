@@ -205,7 +205,7 @@ def test_below_the_threshold_nothing_is_opened() -> None:
         server.boxes()
 
 
-def test_bad_values_are_refused_before_masking_and_the_exchange_goes_on() -> None:
+def test_bad_values_are_refused_before_masking_and_the_exchange_continues() -> None:
     """Out of range: with wider limits the same exchange gives the total; NaN: a
     drop-out."""
     updates = {s: Update({"v": torch.tensor([1e12])}, 1.0) for s in (A, B, C)}
@@ -297,7 +297,7 @@ def test_late_doubled_and_foreign_messages_are_refused() -> None:
     check(run.total([answers[B]]), updates, [A, B], 3)
 
 
-def test_parameters_that_protect_nobody_are_refused() -> None:
+def test_parameters_without_protection_are_refused() -> None:
     for sites, threshold, why in [
         ((A, B), 2, "2 sites; it takes 3"),
         ((A, B, C, A), 3, "contains a site twice"),

@@ -218,7 +218,7 @@ WORDS = [match.span() for match in re.finditer(r"\S+", TEXT)]
     scheme=st.sampled_from(SCHEMES),
     max_tokens=st.sampled_from([4, 256]),
 )
-def test_retag_equals_encoding_anew(
+def test_retag_equals_a_new_encoding(
     picks: list[tuple[int, str]], scheme: Scheme, max_tokens: int
 ) -> None:
     """Words as mentions, in two of three documents: tags and all as `encode_corpus` of

@@ -110,7 +110,7 @@ def test_a_published_bart_keeps_its_epsilon() -> None:
     assert {norm.eps for norm in norms} == {1e-5}
 
 
-def test_training_moves_the_decoder_alone(
+def test_training_changes_only_the_decoder(
     bert: Path, grafted: tuple[Path, Any]
 ) -> None:
     original, tokenizer = opened(bert)

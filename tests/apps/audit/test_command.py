@@ -135,7 +135,7 @@ def test_attacks_that_fail_or_were_not_tried_are_listed() -> None:
     assert Audit(attacks=[sample]).worst == pytest.approx(0.59)
 
 
-def test_a_site_audits_with_its_own_notes_alone(tmp_path: Path) -> None:
+def test_a_site_audits_with_only_its_own_notes(tmp_path: Path) -> None:
     """Copies of its notes stand for those of the other site, which has no file."""
     needs_app("deployment")
     from fednotes.apps.deployment.site_file import job_at_home

@@ -362,7 +362,7 @@ def test_the_command_audits_a_job_on_patients(
     assert not [p for p in load_sites(parsed).data[0].train.patients if p in output]
 
 
-def test_a_site_audits_with_its_own_patients_alone(tmp_path: Path) -> None:
+def test_a_site_audits_with_only_its_own_patients(tmp_path: Path) -> None:
     """Parts of them stand for other sites, so means differ from its counts."""
     needs_app("deployment")
     write_terms(tmp_path, "pain", "fever", "cough", "rash", "unseen")

@@ -51,7 +51,7 @@ def test_the_interval_is_that_of_wilson() -> None:
     assert (none.low, none.high) == pytest.approx((0.0, 0.1611), abs=5e-5)
 
 
-def test_the_chance_of_pairs_is_that_of_knowing_frequencies_alone() -> None:
+def test_the_chance_of_pairs_is_that_of_knowing_only_frequencies() -> None:
     """By hand: first, both pairs have the largest product of frequencies.
 
     Then one of three pairs has it, and three absent pairs rank above the other two.

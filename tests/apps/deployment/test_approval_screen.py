@@ -429,7 +429,7 @@ def test_other_training_settings_do_not_mean_other_notes(kit: Path) -> None:
     assert "warning" not in comparison
 
 
-def test_another_seed_splits_the_notes_anew(kit: Path) -> None:
+def test_another_seed_splits_the_notes_differently(kit: Path) -> None:
     second = notes_job(SITES)
     second["job"]["seed"] = 7
     comparison = screen(kit, notes_job(SITES), second)

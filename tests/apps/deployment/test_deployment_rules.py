@@ -81,7 +81,7 @@ def test_a_killed_part_changes_nothing(
     assert hospitals.ends() == expected
 
 
-def test_a_paused_run_goes_on(
+def test_a_paused_run_continues(
     site_notes: Any, undisturbed: tuple[Any, int], tmp_path: Path
 ) -> None:
     """As the server's watch asks when a lost site is back; another submission finishes
@@ -210,7 +210,7 @@ def test_a_broken_rule_is_named(
     assert str(tmp_path) not in refusal
 
 
-def test_a_run_that_a_site_has_no_room_for_ends_and_goes_on_with_more(
+def test_a_run_without_room_at_a_site_ends_and_continues_once_there_is_more(
     site_notes: Any,
     undisturbed: tuple[Any, int],
     tmp_path: Path,

@@ -136,7 +136,7 @@ def test_a_signature_is_what_openssl_verifies(
         assert verdict in completed.stdout + completed.stderr
 
 
-def test_sites_know_each_other_by_the_authority_alone(
+def test_sites_trust_only_keys_of_the_authority(
     shared_kits: dict[str, Path],
 ) -> None:
     a, b = (CertificateIdentity.of_kit(shared_kits[site]) for site in ("a", "b"))

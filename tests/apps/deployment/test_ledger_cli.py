@@ -63,7 +63,7 @@ def test_the_end_that_is_printed_can_be_passed_back(kit: Path) -> None:
     assert f"next: note 4:{ledger_of(kit).head().hash} elsewhere" in later
 
 
-def test_a_history_that_was_written_anew_shows(kit: Path) -> None:
+def test_a_rewritten_history_is_detected(kit: Path) -> None:
     """Or taken away, with its head: without the noted end both look well."""
     end, path = f"3:{ledger_of(kit).head().hash}", ledger_of(kit).path
     for file in (path, head_path(path)):

@@ -77,7 +77,7 @@ class Calibrated:
         return self.ask("calibrate", {**sent, "platt": platt}, counted)
 
 
-def test_a_run_that_goes_on_calibrates_one_model(tmp_path: Path) -> None:
+def test_a_resumed_run_calibrates_one_model(tmp_path: Path) -> None:
     site = Calibrated(tmp_path, OPEN)
     first = site.calibrate(7, slope=1.0, counted=site.prepared)
     assert first.update is not None

@@ -78,7 +78,7 @@ def local(kit: Path, name: str) -> dict[str, Any]:
     return json.loads((kit / "local" / name).read_text())
 
 
-def test_nobody_may_send_code(shared_kits: dict[str, Path]) -> None:
+def test_no_participant_may_send_code(shared_kits: dict[str, Path]) -> None:
     for name in ("server", "h1"):
         policy = local(shared_kits[name], "authorization.json")
         for role in ROLES:
@@ -656,9 +656,7 @@ def test_a_member_speaks_for_itself_and_sends_what_a_run_needs(
         ("h2.job-id", "reply", True),  # NVFlare drops it if there was no question
     ],
 )
-def test_a_member_asks_nobody_but_the_server(
-    receiver: str, kind: str, passes: bool
-) -> None:
+def test_a_member_asks_only_the_server(receiver: str, kind: str, passes: bool) -> None:
     keys = cells.MessageHeaderKey
     headers = {keys.ORIGIN: "h1", keys.CHANNEL: "task", keys.TOPIC: "heart_beat"}
     headers |= {keys.MSG_TYPE: kind, keys.DESTINATION: receiver}

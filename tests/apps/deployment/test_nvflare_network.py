@@ -87,7 +87,7 @@ def test_a_job_with_code_is_refused(net: Network, tmp_path: Path, who: str) -> N
     assert sites == [True] * 3 * (who == "site")
 
 
-def test_a_run_goes_on_after_a_kill(net: Network, tmp_path: Path) -> None:
+def test_a_run_continues_after_a_kill(net: Network, tmp_path: Path) -> None:
     """Started, run, killed in round 1, resubmitted by the watch, fetched, stopped:
     the numbers are those of plain arithmetic, and 5 MB frames travel fast."""
     kits = [net.server, *(net.kits[site] for site in SITES)]

@@ -608,7 +608,7 @@ def test_precision_and_recall_of_each_site_have_tables(tiny: Any) -> None:
     )
 
 
-def test_all_tables_of_a_page_name_a_condition_alike(tiny: Any) -> None:
+def test_all_tables_of_a_page_name_a_condition_the_same(tiny: Any) -> None:
     """The tables of precision and recall name local fine-tuning, too."""
 
     def rates(run: GridRun) -> dict[str, Any]:

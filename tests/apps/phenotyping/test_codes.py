@@ -206,7 +206,7 @@ def test_counts_are_of_patients_and_add_over_sites() -> None:
     assert all(vector.dtype == np.int64 for vector in vectors)
 
 
-def test_the_chosen_outputs_depend_on_the_total_alone() -> None:
+def test_the_chosen_outputs_depend_only_on_the_total() -> None:
     totals = {"icd9:401": 1001, "icd9:038": 1000, "cpt:99254": 5000}
     assert choose(totals, 1001) == ("cpt:99254", "icd9:401")
     assert choose(totals, 1000) == ("cpt:99254", "icd9:038", "icd9:401")

@@ -510,7 +510,7 @@ def test_saved_models_know_these_rules() -> None:
     )
 
 
-def test_tables_hold_lower_case_words_alone() -> None:
+def test_tables_hold_only_lower_case_words() -> None:
     for table in phrases().values():
         for phrase in (
             phrase for phrases_of_kind in table.values() for phrase in phrases_of_kind

@@ -329,7 +329,7 @@ def restored(site: Site, state: State) -> Site:
     return again
 
 
-def test_a_site_that_was_built_again_goes_on_with_stage_2() -> None:
+def test_a_rebuilt_site_continues_with_stage_2() -> None:
     """Without being prepared again, as after a kill between two requests."""
     site, parameters, _ = calibrated_site()
     again = restored(site, site.state())
@@ -357,7 +357,7 @@ def test_a_site_that_is_prepared_again_keeps_its_steps(kind: str) -> None:
     assert np.array_equal(classifiers_of(site).machines.steps, steps)
 
 
-def test_a_site_that_goes_back_to_stage_1_begins_stage_2_anew() -> None:
+def test_a_site_that_goes_back_to_stage_1_repeats_stage_2() -> None:
     site, parameters, prepared = calibrated_site()
     before = Site(site.data, site.config).state()
     site.train(parameters, cycle=0)

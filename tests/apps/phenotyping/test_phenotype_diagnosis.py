@@ -66,7 +66,7 @@ def test_a_phenotype_that_no_training_patient_has_is_named(job: Job) -> None:
     assert by_code(fn.doctor(weighted).causes)["types_rare"].settings == ()
 
 
-def test_common_phenotypes_and_labelled_sites_are_no_cause(job: Job) -> None:
+def test_common_phenotypes_and_labelled_sites_are_not_a_cause(job: Job) -> None:
     labels = {"asthma": {"present": 40, "labelled": 90}}
     facts = {site: {"patients": 90, "labels": labels} for site in "ab"}
     assert list(find_data_causes(job, facts)) == []

@@ -373,7 +373,7 @@ def test_a_saved_model_knows_its_concepts_and_a_later_run_takes_them(
 
 
 @pytest.mark.parametrize("last", [0, 2])
-def test_a_killed_run_goes_on_with_the_same_bits(tmp_path: Path, last: int) -> None:
+def test_a_killed_run_continues_with_the_same_bits(tmp_path: Path, last: int) -> None:
     """In stage 1 and in stage 2."""
     sites, config = with_vectors(sites_of(2)), paper_config(classifier_cycles=3)
     uninterrupted, _ = trained(sites, config)

@@ -260,7 +260,7 @@ def test_questionable_patients_count_where_the_sites_together_have_the_class() -
         assert uncounted == np.isin(test[:, 2], (ABSENT, PRESENT)).sum()
 
 
-def test_questionable_is_a_class_at_a_site_that_has_enough_alone() -> None:
+def test_questionable_is_a_class_only_at_a_site_with_enough_patients() -> None:
     """Its own test patients count too, whatever the job's list says."""
     (site,) = sites_of(1)
     changed = relabelled(site, QUESTIONABLE, slice(25), 2)

@@ -204,7 +204,7 @@ def test_what_has_no_graph_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_onnx_runtime_tells_nobody(tmp_path: Path) -> None:
+def test_onnx_runtime_sends_no_telemetry(tmp_path: Path) -> None:
     """Where the library would identify the machine and send what it does, it leaves no
     trace."""
     save_model(tagger(tmp_path, "BIO"), tmp_path / "model")

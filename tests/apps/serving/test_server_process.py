@@ -107,7 +107,7 @@ def test_an_endless_body_is_cut_off(place: Place, model: Path) -> None:
     assert served.end(signal.SIGTERM) == (143, "stopped\n")
 
 
-def test_connections_that_say_nothing_stop_nobody(place: Place, model: Path) -> None:
+def test_silent_connections_stop_no_other_connection(place: Place, model: Path) -> None:
     """More half requests than it may have files open; each goes, and none fills the
     log."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

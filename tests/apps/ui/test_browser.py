@@ -210,7 +210,7 @@ def test_a_live_page_keeps_what_a_person_has_opened(
     assert browser.run("return document.activeElement.tagName") == "SUMMARY"
 
 
-def test_the_browser_refuses_nothing_and_asks_nobody_else(
+def test_the_browser_blocks_nothing_and_asks_no_other_host(
     browser: Browser, page: tuple[str, Path]
 ) -> None:
     root = page[0].split("/?")[0]

@@ -62,7 +62,7 @@ def test_what_cannot_be_shown_is_refused(run: Path, tmp_path: Path) -> None:
         fn.open_ui(model, device="gpu")
 
 
-def test_the_page_is_for_who_has_its_address(
+def test_only_a_browser_with_the_address_sees_the_page(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would listen where nobody else's computer reaches it; its token is told to the

@@ -99,7 +99,7 @@ def corrections(tmp_path: Path) -> Path:
 # ---- access
 
 
-def test_nobody_reads_without_the_token(corrections: Path) -> None:
+def test_no_page_is_shown_without_the_token(corrections: Path) -> None:
     browser = browse(make_review(corrections), enter=False)
     for path in (
         "/",
@@ -628,7 +628,7 @@ def test_a_file_that_holds_no_decisions_is_refused_and_unchanged(
 # ---- odd requests
 
 
-def test_texts_that_are_too_long_and_bodies_that_are_no_form_are_refused(
+def test_texts_that_are_too_long_and_bodies_that_are_not_forms_are_refused(
     corrections: Path,
 ) -> None:
     browser = browse(make_review(corrections))

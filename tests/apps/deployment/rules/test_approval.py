@@ -162,7 +162,7 @@ def test_the_file_is_its_owners_and_whole(
         book.decide("approved", JOB, "anna", NOON.replace(tzinfo=None))
 
 
-def test_decisions_at_once_are_all_kept(tmp_path: Path) -> None:
+def test_simultaneous_decisions_are_all_stored(tmp_path: Path) -> None:
     book = Approvals(tmp_path)
     jobs = [{**JOB, "seed": seed} for seed in range(12)]
     threads = [

@@ -211,7 +211,7 @@ def never() -> str:
     raise AssertionError("asked for a passphrase")
 
 
-def test_a_key_is_its_owners_alone(tmp_path: Path) -> None:
+def test_only_its_owner_can_read_a_key(tmp_path: Path) -> None:
     path = tmp_path / "alice.key"
     public = make_key(path, "alice")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -156,7 +156,7 @@ def test_the_record_has_keyed_digests_and_the_sites_alone(tmp_path: Path) -> Non
     assert not expected & digest_examples(bytes(32), "texts", [b"a", b"b", b"a"])
 
 
-def test_the_files_are_their_owners_alone(tmp_path: Path) -> None:
+def test_only_their_owner_can_read_the_files(tmp_path: Path) -> None:
     join(tmp_path / "rules", "abcdef")
     for path in (tmp_path / "rules").rglob("*"):
         mode = 0o700 if path.is_dir() else 0o600

@@ -878,7 +878,7 @@ def ask_each(site: Guarded, count: int) -> list[str]:
     return refusals
 
 
-def test_refused_questions_are_rounds_after_a_restart_too(tmp_path: Path) -> None:
+def test_refused_questions_count_as_rounds_after_a_restart_too(tmp_path: Path) -> None:
     rules = replace(OPEN, max_rounds=2)
     site = Guarded(tmp_path, rules, not_finite(math.nan))
     refusals = ask_each(site, 2)
@@ -902,7 +902,9 @@ def test_a_refused_question_that_is_answered_later_counts_once(tmp_path: Path) -
     assert site.ask("train", 4, 0).update is not None
 
 
-def test_refusals_before_a_task_reads_notes_are_no_rounds(tmp_path: Path) -> None:
+def test_refusals_before_a_task_reads_notes_do_not_count_as_rounds(
+    tmp_path: Path,
+) -> None:
     """Of tensors that nothing can be computed with, other options, another task."""
     site = Guarded(tmp_path, replace(OPEN, max_rounds=1), updates(1))
     wrong = {"x": torch.tensor([math.inf])}
