@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from applications import has_app, needs_app
-from browser import TOOLS, Browser, chromium
+from browser import AXE, TOOLS, Browser, chromium
 from tiny_jobs import TABLE
 
 from fednotes.jobs.job_file import parse_job
@@ -25,7 +25,6 @@ from fednotes.jobs.results import SUMMARY
 from fednotes.jobs.simulate import simulate
 
 pytestmark = pytest.mark.network
-AXE = Path(__file__).parents[3] / "node_modules" / "axe-core" / "axe.min.js"
 PAGES = (
     "/runs",
     "/runs/0",
@@ -43,10 +42,6 @@ PAGES = (
     "/phenotype?run=clinics&phenotype=diabetes",
     "/nowhere",
 )
-RUN_AXE = """
-return axe.run(document, {resultTypes: ["violations"]}).then(found => found.violations.map(
-    one => one.impact + " " + one.id + ": " + one.nodes.map(node => node.html).join(" | ")))
-"""
 
 
 def make_kit(folder: Path) -> Path:
@@ -169,9 +164,7 @@ def test_axe_finds_nothing_but_minor_problems(
     browser.dark(dark)
     for path in PAGES:
         browser.go(root + path)
-        browser.run(AXE.read_text("utf-8"))
-        problems = browser.run(RUN_AXE)
-        assert [line for line in problems if not line.startswith("minor")] == [], path
+        assert browser.accessibility_problems() == [], path
 
 
 @pytest.mark.parametrize("width", [360, 1280])
@@ -183,10 +176,7 @@ def test_no_page_scrolls_sideways(
     browser.resize(width)
     for path in PAGES:
         browser.go(root + path)
-        widths = browser.run(
-            "return [document.documentElement.scrollWidth, innerWidth]"
-        )
-        assert widths[0] <= widths[1], path
+        assert not browser.scrolls_sideways(), path
         unreachable = browser.run(
             "return [...document.querySelectorAll('.wide')].filter("
             "box => box.scrollWidth > box.clientWidth && box.tabIndex < 0).length"

@@ -1,5 +1,5 @@
-"""A headless Chromium that reaches 127.0.0.1 alone, told what to do by the WebDriver
-protocol."""
+"""A headless Chromium that reaches 127.0.0.1 alone, controlled by the WebDriver
+protocol, and the checks of a page that every page must pass."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ ARGUMENTS = (
 ).split()
 REST = '--host-resolver-rules="MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"'.replace('"', "")
 TOOLS = ("chromium", "chromedriver")
+AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
+_RUN_AXE = """
+return axe.run(document, {resultTypes: ["violations"]}).then(found => found.violations.map(
+    one => one.impact + " " + one.id + ": " + one.nodes.map(node => node.html).join(" | ")))
+"""
 _HERE = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # of no proxy
 
 
@@ -88,6 +93,20 @@ class Browser:
             },
         }
         self.ask("POST", "/goog/cdp/execute", **command)
+
+    def accessibility_problems(self) -> list[str]:
+        """Return what axe-core finds on the page, but for minor problems.
+
+        Tests that call this skip where the file `AXE` is missing.
+        """
+        self.run(AXE.read_text("utf-8"))
+        return [line for line in self.run(_RUN_AXE) if not line.startswith("minor")]
+
+    def scrolls_sideways(self) -> bool:
+        """Return whether the page is wider than the window."""
+        return bool(
+            self.run("return document.documentElement.scrollWidth > innerWidth")
+        )
 
     def messages(self) -> list[str]:
         """What the browser complained of since it was last asked."""

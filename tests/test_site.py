@@ -1,0 +1,119 @@
+"""The site of the documents in a real browser, if `make docs` has built it.
+
+Marked `network`: a browser and a server. Needs Chromium and its driver; `npm install
+--no-save axe-core` for the check of accessibility.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import AXE, TOOLS, Browser, chromium
+
+pytestmark = pytest.mark.network
+SITE = Path(__file__).parents[1] / "build" / "site"
+PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """A handler that prints no requests."""
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture(scope="module")
+def root() -> Iterator[str]:
+    """The address of the site, which a thread serves."""
+    if not PAGES:
+        pytest.skip("`make docs` has not built the site")
+    handler = functools.partial(QuietHandler, directory=str(SITE))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser(root: str) -> Iterator[Browser]:
+    if not all(map(shutil.which, TOOLS)):
+        pytest.skip("there is no Chromium here with its driver")
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_finds_nothing_but_minor_problems(
+    browser: Browser, root: str, dark: bool
+) -> None:
+    if not AXE.is_file():
+        pytest.skip("npm install --no-save axe-core brings what looks for barriers")
+    browser.go(f"{root}/index.html")
+    browser.run("localStorage.clear()")  # the theme remembers the colours of before
+    browser.dark(dark)
+    browser.go(f"{root}/index.html")
+    scheme = browser.run("return document.body.dataset.mdColorScheme")
+    assert scheme == ("slate" if dark else "default")
+    problems = {}
+    for path in PAGES:
+        browser.go(f"{root}/{path}")
+        problems[path] = browser.accessibility_problems()
+    assert {path: each for path, each in problems.items() if each} == {}
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_no_page_scrolls_sideways(browser: Browser, root: str, width: int) -> None:
+    browser.resize(width)
+    wide = []
+    for path in PAGES:
+        browser.go(f"{root}/{path}")
+        if browser.scrolls_sideways():
+            wide.append(path)
+    browser.resize(1280)
+    assert wide == []
+
+
+def test_every_page_has_a_title_and_one_heading_of_the_first_level(
+    browser: Browser, root: str
+) -> None:
+    for path in PAGES:
+        browser.go(f"{root}/{path}")
+        assert browser.run("return document.title"), path
+        assert browser.run("return document.querySelectorAll('h1').length") == 1, path
+
+
+def test_the_browser_asks_nobody_else_and_complains_of_nothing(
+    browser: Browser, root: str
+) -> None:
+    browser.messages()
+    for path in PAGES:
+        browser.go(f"{root}/{path}")
+        requested = browser.run(
+            "return performance.getEntriesByType('resource').map(e => e.name)"
+        )
+        assert requested, path
+        assert all(address.startswith(f"{root}/") for address in requested), path
+    assert browser.messages() == []
+
+
+def test_the_search_finds_a_page(browser: Browser, root: str) -> None:
+    browser.go(f"{root}/index.html")
+    browser.run(
+        "const field = document.querySelector('.md-search__input'); field.focus();"
+        "field.value = 'secure sum';"
+        "field.dispatchEvent(new Event('keyup', {bubbles: true}))"
+    )
+    browser.until(
+        "return document.querySelectorAll('.md-search-result__link').length > 0"
+    )
