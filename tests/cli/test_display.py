@@ -429,7 +429,7 @@ def test_the_verdict_is_that_of_the_paired_test() -> None:
     )
 
 
-def test_what_the_federation_gave_each_site_is_a_table() -> None:
+def test_the_gain_of_each_site_is_a_table() -> None:
     values = summary()
     verdicts = display.verdict_table(RunResult(**values))
     for site, scores in values["sites"].items():
@@ -502,7 +502,7 @@ def test_no_condition_is_marked_without_personal_epochs() -> None:
 @pytest.mark.parametrize(
     ("low", "p", "disagreements"), [(0.01, 0.08, 1), (0.01, 0.01, 0), (-0.1, 0.5, 0)]
 )
-def test_where_interval_and_p_disagree_the_table_says_so(
+def test_the_table_says_if_interval_and_p_value_disagree(
     low: float, p: float, disagreements: int
 ) -> None:
     test = Bootstrap(0.5, 0.4, 0.1, low, 0.2, p, 100)

@@ -37,7 +37,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.booleans())
-def test_what_is_json_comes_back(value: Any, strict: bool) -> None:
+def test_json_values_survive_a_round_trip(value: Any, strict: bool) -> None:
     text = json.dumps(value, ensure_ascii=False)
     assert parse_json(text, strict=strict) == value
     assert parse_json(text.encode(), strict=strict) == value

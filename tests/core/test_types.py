@@ -8,7 +8,7 @@ from fednotes.data.notes import Note
 from fednotes.jobs.parts import Part
 
 
-def test_what_holds_notes_shows_no_text_and_no_patient() -> None:
+def test_the_repr_of_objects_with_notes_shows_no_text_and_no_patient() -> None:
     """In a log, a traceback's locals or a notebook."""
     note = Document(
         "n1", "Took Xylozan.", (Span(5, 12, "Drug"),), "Erika", ("F32",), {"a": "Hugo"}

@@ -86,7 +86,7 @@ def test_the_mean_is_cast_once() -> None:
     assert Total.of(pair).mean(torch.float64)["w"].item() == 2.0**25 / 3
 
 
-def test_what_was_added_is_not_changed() -> None:
+def test_a_total_does_not_change_its_updates() -> None:
     site_updates = updates(3, 10)
     before = [update.tensors["w"].clone() for update in site_updates]
     total = Total.of(site_updates)

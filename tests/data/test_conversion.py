@@ -137,7 +137,7 @@ def test_every_format_that_is_written_has_a_row() -> None:
 @pytest.mark.parametrize("name", MAY_LOSE)
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(generated=GENERATED)
-def test_what_comes_back_is_all_but_what_was_named(
+def test_a_round_trip_loses_only_what_was_named(
     name: str, generated: list[Document], instant_disk: None
 ) -> None:
     """Nothing unnamed is missing, and no kind is named that the format's promise
@@ -264,7 +264,7 @@ def _umask() -> int:
     return mask
 
 
-def test_what_cannot_be_read_is_left_out_only_if_asked(
+def test_unreadable_files_are_left_out_only_on_request(
     file: File, tmp_path: Path
 ) -> None:
     source = file('{"text": "a"}\n{"text": 1}\n', "a.jsonl")

@@ -57,7 +57,7 @@ def complains(path: Path, message: str, format: str | None = None) -> None:
 BIO = "He\tO\ntook\tO\nthe\tB-Drug\ndrug\tI-Drug\n\n#\tO\n1\tB-ADR\n\n"
 
 
-def test_wrong_files(file: File, tmp_path: Path) -> None:
+def test_wrong_files_are_refused_in_one_line(file: File, tmp_path: Path) -> None:
     """One line each, with the remedy."""
     complains(tmp_path / "nowhere", "no such file or folder")
     complains(file("", "empty.tsv"), "empty.tsv: the file is empty")
@@ -74,7 +74,7 @@ def test_wrong_files(file: File, tmp_path: Path) -> None:
         read(tmp_path, "conl")
 
 
-def test_folders(file: File, tmp_path: Path) -> None:
+def test_a_folder_has_one_format(file: File, tmp_path: Path) -> None:
     """One format a folder, other files passed over, folders below only if they must."""
     folder = file(BIO, "c/b.tsv").parent
     file(BIO, "c/a.tsv")
@@ -337,7 +337,7 @@ def _moved(ann: str, by: int) -> str:
     return re.sub(r"(?<= )\d+ \d+(;\d+ \d+)*(?=\t)", move, ann)
 
 
-def test_brat_mentions(file: File, tmp_path: Path) -> None:
+def test_brat_mentions_may_overlap_and_have_pieces(file: File, tmp_path: Path) -> None:
     """Overlapping and discontinuous mentions; the other lines survive a round trip."""
     path = _pair(file, NOTE, ANN)
     for source in (path, path.with_suffix(".txt"), path.parent):
@@ -431,7 +431,9 @@ ID = st.text(st.sampled_from(list('ab/.:%*?"<>|\\\n\x7f~ é2356AECF')), max_size
 @example(name="..")
 @example(name="/a//.b/")
 @example(name="100%/%253A%2")
-def test_brat_keeps_ids(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_brat_keeps_the_ids_of_documents(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Whatever characters, hidden or relative names; in one file below the folder."""
     folder = tmp_path_factory.mktemp("b") / "in"
     brat.write([Document(name, "x")], folder)
@@ -475,7 +477,7 @@ def test_brat_ids_cannot_leave_the_folder(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.corpora
-def test_maccrobat(corpora: Path, tmp_path: Path) -> None:
+def test_maccrobat_is_read_and_written_unchanged(corpora: Path, tmp_path: Path) -> None:
     """200 documents, 25,189 mentions, 44 in pieces; written again every file is the
     same."""
     documents = read(corpora / "maccrobat")
@@ -574,7 +576,7 @@ c="a chest x-ray" 4:0 5:0||t="test"
     "layout",
     ["r.txt r.con", "txt/r.txt concept/r.con", "test_data/r.txt ref/concepts/r.con"],
 )
-def test_i2b2(file: File, layout: str) -> None:
+def test_i2b2_counts_tokens_from_zero(file: File, layout: str) -> None:
     """Lines from 1, tokens from 0 and parted by spaces only, the end included."""
     text, con = layout.split()
     file(I2B2_TEXT, text)

@@ -200,7 +200,7 @@ def test_the_partner_of_a_named_file_may_not_lead_out(
     assert document.text == SECRET
 
 
-def test_what_a_person_names_may_be_a_link(tmp_path: Path) -> None:
+def test_a_path_that_a_person_names_may_be_a_link(tmp_path: Path) -> None:
     folder = corpus(tmp_path / "elsewhere" / "corpus")
     note = {"text": "He has rash.", "spans": [{"start": 7, "end": 11, "label": "ADE"}]}
     (folder.parent / "one.jsonl").write_text(json.dumps(note) + "\n")

@@ -328,7 +328,7 @@ def test_fhir_of_hospitals(file: File, tmp_path: Path) -> None:
     assert (link.contentType, link.url) == ("application/pdf", "x")
 
 
-def test_what_else_a_bundle_holds_is_counted(file: File, tmp_path: Path) -> None:
+def test_other_resources_of_a_bundle_are_counted(file: File, tmp_path: Path) -> None:
     """By type, as far as it is one; another's words are not repeated, and no list is
     endless."""
     note = {

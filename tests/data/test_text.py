@@ -78,7 +78,7 @@ def test_tokens_of_clinical_text() -> None:
     assert forms == expected.split()
 
 
-def test_normalise() -> None:
+def test_normalisation_folds_case() -> None:
     """Case folding, not lowering: ß is ss."""
     assert normalise(" Straße\n  PAIN\t") == "strasse pain"
 

@@ -102,7 +102,7 @@ def test_another_program_reads_what_is_written(tmp_path: Path) -> None:
         assert tuple((row.begin, row.end) for row in rows) == places
 
 
-def test_what_another_program_writes_is_read(tmp_path: Path) -> None:
+def test_a_file_of_another_program_is_read(tmp_path: Path) -> None:
     """Offsets in UTF-16 units, a type derived from the layer, sentences and tokens."""
     cas = make_cas(make_types())
     annotate(cas, NAMED_ENTITY, '"rash"', value="ADE")

@@ -47,7 +47,7 @@ def test_words_of_a_type(label: str, words: str) -> None:
     assert words_of(label) == words
 
 
-def test_label_words(bart: Path) -> None:
+def test_label_words_are_means_of_their_sub_words(bart: Path) -> None:
     """The mean of the words' sub-words, from the table of embeddings; refused where
     unclear."""
     model = build(bart, label_words={"ADE": "finding with"})
@@ -110,7 +110,7 @@ def test_limits_are_the_backbones_or_less(bart: Path) -> None:
         assert (limits.subwords, limits.entities) == expected
 
 
-def test_loaded_once(
+def test_an_encoder_is_loaded_once(
     bart: Path, make_bart: Callable[..., Path], tmp_path: Path
 ) -> None:
     """The same object for the same content; another where the directory has changed."""

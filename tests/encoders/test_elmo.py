@@ -233,7 +233,7 @@ def test_character_ids() -> None:
     assert character_ids("").shape == (50,)
 
 
-def test_through_load_encoder(tmp_path: Path) -> None:
+def test_elmo_is_loaded_by_load_encoder(tmp_path: Path) -> None:
     """By directory, float16, one object a process, a new one when the file changes."""
     write(tmp_path / "m", OPTIONS)
     encoder = load_encoder(str(tmp_path / "m"))

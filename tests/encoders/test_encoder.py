@@ -84,7 +84,7 @@ def test_equals_one_by_one(bert: Path, pooling: str, layers: int) -> None:
     assert vectors[:5].any(axis=(1, 2)).all()
 
 
-def test_one_layer_alone(bert: Path) -> None:
+def test_a_single_layer_equals_its_place_in_all_layers(bert: Path) -> None:
     """Each equals its place in all of them, whose values `reference` gives above."""
     every = HuggingFaceEncoder(bert, layers=4).hidden(passages(SENTENCES))
     for layer in range(4):

@@ -197,7 +197,7 @@ def test_only_the_owner_can_read(tmp_path: Path) -> None:
     assert not any(word.encode() in file.read_bytes() for word in FORMS)
 
 
-def test_full_disk(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_partial_features(tmp_path: Path) -> None:
     """The system itself refuses the write (file size limit): one error, nothing left."""
     form, bounds = corpus(300)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -219,7 +219,7 @@ def test_a_cache_that_is_not_a_folder_is_refused(tmp_path: Path) -> None:
         cached_features(Hashing(), lazy_passages(form, bounds), tmp_path / "file")
 
 
-def test_three_at_once(tmp_path: Path) -> None:
+def test_three_processes_compute_features_once(tmp_path: Path) -> None:
     """They wait for each other: one computes, all get its vectors, one file stays."""
     form, bounds = corpus(200)
     encoders = [Hashing() for _ in range(3)]

@@ -153,7 +153,9 @@ def test_loss_at_masked_positions_is_the_whole_models(
     assert (result.pairs, result.pair_right) == (0, 0)
 
 
-def test_next_sentence_prediction(saved: Callable[[str], Path]) -> None:
+def test_next_sentence_prediction_equals_berts_own_loss(
+    saved: Callable[[str], Path],
+) -> None:
     """Both losses, gradients and hits against BertForPreTraining's own."""
     path = saved("BertForPreTraining")
     model = build(path, objective="mlm+nsp", train="all")
@@ -186,7 +188,9 @@ def bart_loss(path: Path, masked: Masked, pad: int) -> Any:
 
 
 @pytest.mark.parametrize("chunk", [2048, 7])
-def test_denoising(bart: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_denoising_equals_barts_own_loss(
+    bart: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Loss and gradients against BartForConditionalGeneration's own, in chunks or at
     once."""
     monkeypatch.setattr(language_model, "CHUNK", chunk)
@@ -237,7 +241,7 @@ def test_what_is_trained(saved: Callable[[str], Path]) -> None:
 
 @pytest.mark.parametrize("train", ["all", "lora"])
 @pytest.mark.parametrize("kind", MASKED_LM)
-def test_saved_directory(
+def test_the_library_loads_a_saved_model(
     saved: Callable[[str], Path], kind: str, train: Any, tmp_path: Path
 ) -> None:
     """The library's own classes load it and give the same logits and states, LoRA
@@ -284,7 +288,7 @@ def test_lora_starts_as_the_model(saved: Callable[[str], Path]) -> None:
         assert not torch.allclose(start, with_lora.loss(*inputs).loss)
 
 
-def test_fresh(saved: Callable[[str], Path]) -> None:
+def test_a_fresh_model_depends_on_the_seed_only(saved: Callable[[str], Path]) -> None:
     """Sizes of the table, weights of the seed alone, global state untouched."""
     path = saved("BertForMaskedLM")
     sizes = {"layers": 3, "width": 24, "heads": 2, "feed_forward": 20}
@@ -349,7 +353,7 @@ def test_new_head(saved: Callable[[str], Path], tmp_path: Path) -> None:
     )
 
 
-def test_autocast(saved: Callable[[str], Path]) -> None:
+def test_the_loss_is_float32_under_autocast(saved: Callable[[str], Path]) -> None:
     """bfloat16 around the call: a float32 loss within its precision, gradients in
     float32."""
     model = build(saved("BertForMaskedLM"))

@@ -208,7 +208,9 @@ def test_a_reply_to_another_request_is_dropped(changes: dict[str, Any]) -> None:
     }
 
 
-def test_what_is_attached_has_a_size_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attached_tensors_have_a_size_limit_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """40 bytes of numbers, as a secure sum sends instead of an update."""
     words = {"words": torch.zeros(5, dtype=torch.int64)}
     reply = Reply(JOB, 3, 9, "a", Update(), attached=Attached(tensors=words))

@@ -141,7 +141,7 @@ def test_a_repeated_request_gets_the_stored_reply_and_is_not_done_again(
     assert local_metric(server.ask("finish", X)) == reference(1)
 
 
-def test_what_did_not_count_is_undone(server: Server) -> None:
+def test_requests_that_do_not_count_are_undone(server: Server) -> None:
     server.train(0)
     counted = server.counted
     server.train(7)
@@ -587,7 +587,7 @@ def test_a_folder_that_does_not_say_whose_it_is_is_refused(
         host(tmp_path)
 
 
-def test_what_another_version_keeps_is_refused_with_a_remedy(tmp_path: Path) -> None:
+def test_the_state_of_another_version_is_refused_with_a_remedy(tmp_path: Path) -> None:
     """Before a version was written there, requests had another form."""
     send(host(tmp_path), train(1, 0))
     run = tmp_path / "run.json"
@@ -758,7 +758,9 @@ def test_all_of_a_task_is_on_disk_before_its_reply_leaves(tmp_path: Path) -> Non
     assert events == writes_of("site", "run.json")
 
 
-def test_what_is_undone_is_so_on_disk_before_anything_follows(tmp_path: Path) -> None:
+def test_an_undone_request_is_undone_on_disk_before_the_next_one(
+    tmp_path: Path,
+) -> None:
     journal = Journal(tmp_path, "b", JOB)
     journal.save(5, State(1), 0)
     with calls(tmp_path) as events:

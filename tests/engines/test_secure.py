@@ -49,7 +49,7 @@ def test_two_messages_a_sum_and_two_more_for_a_fresh_start(tmp_path: Path) -> No
     assert len({id(frame) for _, _, frame in net.sent}) == len(frames)
 
 
-def test_where_sites_may_be_left_out_a_sum_has_one_message_more(tmp_path: Path) -> None:
+def test_a_sum_that_may_leave_sites_out_has_one_more_message(tmp_path: Path) -> None:
     """Survivors confirm their list; a drop-out costs no message."""
     net, engine, _, _ = network(tmp_path, random_updates(1, rounds=5))
     opened = ["give", "@confirm", "@unmask"]

@@ -39,7 +39,7 @@ def changed(**tensors: torch.Tensor) -> Update:
     return Update(dict(GOOD.tensors) | tensors, GOOD.weight, GOOD.metrics)
 
 
-def test_what_is_right_passes() -> None:
+def test_correct_updates_pass() -> None:
     check_addable(GOOD, "mercy")
     assert mismatch(GOOD, expected(GOOD.tensors)) == mismatch(Update(), {}) == ""
     check_addable(Update({"none": torch.empty(0, 3)}, 0), "mercy")
@@ -65,7 +65,7 @@ def test_what_is_right_passes() -> None:
         (changed(w=torch.tensor([0.0, -math.inf, 1.0])), r"tensor 'w' is not finite"),
     ],
 )
-def test_what_is_wrong_is_refused_with_the_site_and_the_reason(
+def test_wrong_updates_are_refused_with_the_site_and_the_reason(
     update: Update, reason: str
 ) -> None:
     with pytest.raises(
@@ -167,7 +167,7 @@ def test_a_sites_own_refusal_reveals_no_value(
     assert str(quoted.value) == refusal + (f" ({value})" if value else "")
 
 
-def test_what_is_just_within_a_bound_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_just_within_a_bound_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The norm is NumPy's over all floating-point tensors together."""
     norm = float(np.linalg.norm([3.0, 0.0, -4.0, 1.0, 1.0]))
     for name, number in (("BYTES", SIZE), ("WEIGHT", 2), ("METRICS", 1)):

@@ -652,7 +652,7 @@ def test_the_documents_of_a_patient_stay_together_in_silos(tmp_path: Path) -> No
         ),
     ],
 )
-def test_what_cannot_be_dealt_into_silos_is_refused(
+def test_notes_that_cannot_be_dealt_into_silos_are_refused(
     tmp_path: Path,
     table: dict[str, Any],
     a: dict[str, Any],

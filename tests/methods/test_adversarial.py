@@ -394,7 +394,7 @@ def reference(sites) -> tuple[InProcess, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_nothing_else_travels(sites, reference, variant: str) -> None:
+def test_no_other_parameters_are_sent(sites, reference, variant: str) -> None:
     """A matrix K × d a layer, the CNN's and the BiLSTM's, and for Peng below the
     outputs: four bytes a number more than `distill`, in each copy: two rounds of θ down
     twice (to train, to evaluate) and up once, and the final one down, at three sites.

@@ -751,7 +751,7 @@ def test_parameters_travel_down_once_a_cycle() -> None:
     assert engine.bytes_down == 5 * size + options
 
 
-def test_what_was_not_sent_goes_with_the_next_change() -> None:
+def test_the_unsent_part_is_added_to_the_next_change() -> None:
     """By hand: steps of 1 are too large for the first change but for one of a tensor,
     so the second change is the training's own and what the first left."""
     config = replace(CONFIG, compression="packed")

@@ -204,7 +204,7 @@ def test_a_row_is_divided_by_the_notes_of_the_sites_that_have_it(encoder: Path) 
         ("none", (BOTH, BOTH), ""),
     ],
 )
-def test_which_rows_are_shared(
+def test_rows_of_common_tags_are_shared(
     encoder: Path, share_outputs: str, types: Sequence[Sequence[str]], shared_tags: str
 ) -> None:
     """By hand; and the sites end with equal ones of these, and each with its own of the
@@ -361,7 +361,7 @@ def test_the_mix_is_the_mean_and_is_learnt(encoder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_saved_is_what_was_tested(encoder: Path, tmp_path: Path) -> None:
+def test_the_saved_model_has_the_reported_scores(encoder: Path, tmp_path: Path) -> None:
     """The saved model's predictions have the scores told; of both ends of the mix the
     parts have those of one model; and distilling changed the student, and no other
     model."""

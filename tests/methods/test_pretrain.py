@@ -241,7 +241,7 @@ def test_a_new_head_is_trained_first_and_alone(bare_bert: Path, tmp_path: Path) 
         ({}, {"precision": "bfloat16", "compression": "packed"}),
     ],
 )
-def test_every_way_learns(
+def test_every_objective_lowers_the_held_out_loss(
     bert: Path,
     bart: Path,
     tmp_path: Path,

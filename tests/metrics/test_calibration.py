@@ -127,7 +127,7 @@ def test_the_fit_is_scikit_learns() -> None:
     )
 
 
-def test_what_is_wrong_is_mended_and_what_is_right_is_left() -> None:
+def test_only_a_needed_calibration_is_kept() -> None:
     """A calibration that is needed is found and kept; one that changes nothing is not
     kept."""
     actual = fitted(0.5, -0.7)

@@ -250,7 +250,7 @@ def test_kinds_of_errors_equal_nervaluate_where_the_definitions_coincide() -> No
     assert ours["type"] + ours["both"] == theirs["ent_type"].incorrect
 
 
-def test_what_has_most_in_common_is_paired_first() -> None:
+def test_mentions_with_the_largest_overlap_are_paired_first() -> None:
     """By hand: a prediction that equals a mention is not taken for one beside it."""
     gold = [Span(0, 9, "D"), Span(2, 4, "D"), Span(20, 25, "E")]
     predicted = [
@@ -424,7 +424,7 @@ def test_nothing_is_judged_where_nothing_is_annotated() -> None:
     assert half.strict_f1 == pytest.approx(2 / 3)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_documents_that_do_not_match_are_refused() -> None:
     """Errors name the document and the numbers, never its text."""
     gold, predicted = corpus([([Span(0, 1, "D")], []), ([], [])])
     with pytest.raises(DataError, match="2 gold documents but 1"):

@@ -85,7 +85,7 @@ def test_units_are_drawn_at_their_rate(rate: float) -> None:
 
 
 @pytest.mark.parametrize("bits", [1, 3])
-def test_what_candidates_are_drawn_from_is_laplace(bits: int) -> None:
+def test_candidates_follow_the_discrete_laplace_distribution(bits: int) -> None:
     """P(y) ∝ exp(-|y| / s): with r = exp(-1 / s) it is (1 - r) / (1 + r) · r^|y|. χ², p
     > 1e-4."""
     count, ratio = 100_000, math.exp(-1 / 2**bits)
@@ -141,7 +141,7 @@ def test_a_toss_of_a_fraction_is_of_its_own_words() -> None:
     assert toss(low, 2, low, 4, low)
 
 
-def test_what_is_cut_is_as_long_as_it_may_be() -> None:
+def test_a_clipped_update_has_the_largest_permitted_length() -> None:
     """By hand, in fractions: (3, -4) of length 5 to the length 2, less the margin of
     1e-9, is (1.2, -1.6) less it: in steps of 2^-30 and 2^-31 1288490187.51 and
     -3435973833.36, towards zero. What is shorter stays, what is zero too; what is not

@@ -290,7 +290,7 @@ def test_token_classifiers_are_taught_too(
     assert any(value.any() for value in together.values())
 
 
-def test_what_couples_units_is_refused_by_name() -> None:
+def test_settings_that_couple_units_are_refused_by_name() -> None:
     table: dict[str, Any] = {
         "method": "distill",
         "synthetic": {},

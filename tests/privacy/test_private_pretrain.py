@@ -212,7 +212,7 @@ def test_a_clipped_gradient_is_that_of_the_units_own_loss(
             assert np.abs(clipped[name].numpy() - expected).max() <= 1 + 1e-4 * SCALE
 
 
-def test_what_leaves_has_the_noise_that_is_promised(
+def test_an_update_has_the_promised_noise(
     bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With nobody in the round, a site's share of three sites': s of the grid, by χ², p

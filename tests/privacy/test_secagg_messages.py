@@ -73,7 +73,7 @@ def header(message: Any) -> tuple[Any, dict[str, Any]]:
     return json.loads(json.dumps(plain(message, *apart))), apart
 
 
-def test_there_and_back() -> None:
+def test_messages_survive_a_round_trip_through_json() -> None:
     """Through JSON text; fields compared one by one."""
     kinds = set()
     for message in every_kind():

@@ -320,7 +320,7 @@ def test_signed_keys_cannot_be_replaced() -> None:
     assert set(honest_sites[A].shares(keys).boxes) == {B, C}
 
 
-def test_what_a_site_sent_is_no_message_to_itself() -> None:
+def test_a_site_refuses_its_own_messages() -> None:
     """One key for each direction: a server that sends a site its own box or receipts
     back, as another's, has nothing of it."""
     run = Exchange((A, B, C, D))

@@ -256,7 +256,7 @@ def _found(
     ]
 
 
-def test_what_is_known_is_never_changed_by_what_was_added() -> None:
+def test_added_mentions_never_change_known_ones() -> None:
     """A longer added mention over a known one; one that shares only a token's other
     half."""
     # "mild rash", "ild " within "mild"

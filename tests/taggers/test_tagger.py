@@ -220,7 +220,9 @@ def test_widths_of_the_convolutions(glove: Path) -> None:
         assert shapes == {f"cnn.weight_{width}": width for width in widths}, name
 
 
-def test_where_dropout_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_applies_to_each_part_of_a_representation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """On each part of a word's representation, after the CNN and after the LSTM: by the
     widths of what it is given, and each result goes on into the layer above."""
     calls: list[tuple[int, float, bool]] = []

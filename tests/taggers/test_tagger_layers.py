@@ -86,7 +86,7 @@ def as_torchs(ours: BiLSTM) -> nn.LSTM:
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("compiled", [True, False])
-def test_lstm_is_torchs(
+def test_the_lstm_equals_torchs(
     lengths: list[int], layers: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nn.LSTM on the packed sequence with the same weights (its second bias zero):

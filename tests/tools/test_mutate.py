@@ -243,7 +243,7 @@ def test_mutants_of_a_line(line: str, expected: list[str]) -> None:
     )
 
 
-def test_which_statement_is_marked() -> None:
+def test_the_marked_statement_is_found() -> None:
     """By hand: on its line, in its lines, above it; of a loop the header, of a
     definition and a docstring nothing."""
     source = '''def f():

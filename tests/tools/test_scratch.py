@@ -71,7 +71,7 @@ def processes_in(place: Path) -> list[object]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "SIGKILL", "group", "nothing"])
-def test_nothing_is_left(place: Path, end: str) -> None:
+def test_no_process_is_left_after_the_command(place: Path, end: str) -> None:
     """Its children ignore signals, have children of their own and are in sessions of
     their own."""
     process = begin(place, "-c", PROGRAM, end)

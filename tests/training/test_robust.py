@@ -189,7 +189,7 @@ def test_the_median_length_bounds_where_no_bound_is_given() -> None:
     )
 
 
-def test_whom_the_reference_does_not_support_is_not_added() -> None:
+def test_updates_against_the_reference_are_not_added() -> None:
     """One against it, one that changed nothing; where nobody is with it the model
     stays."""
     rng = np.random.default_rng(4)

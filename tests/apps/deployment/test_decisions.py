@@ -216,10 +216,10 @@ def test_refusals_by_rules_are_reported_unchanged() -> None:
     assert refusal.value is error
 
 
-def test_what_is_asked_again_travels_with_the_site(
+def test_the_run_waits_while_the_disk_of_a_site_is_full(
     site_notes: Any, tmp_path: Path
 ) -> None:
-    """A disk is full for a while: the run waits, and whoever watches hears why."""
+    """A person who watches the run sees why it waits."""
     hospitals = Hospitals(tmp_path, SHORT, site_notes)
     adding, calls = Journal.add, [0]
 

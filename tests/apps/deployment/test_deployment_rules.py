@@ -476,7 +476,7 @@ def test_another_version_is_named(site_notes: Any, tmp_path: Path) -> None:
         ('[tags]\ndesign = "disjoint"', "draws the sites' types"),
     ],
 )
-def test_what_needs_all_notes_is_refused(
+def test_a_job_that_needs_all_notes_is_refused(
     table: str, message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "job.toml"

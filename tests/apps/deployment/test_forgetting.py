@@ -57,7 +57,7 @@ def kit(kit_after_a_run: Path, tmp_path: Path) -> Path:
     return kit
 
 
-def test_what_is_deleted_and_what_stays(kit: Path, tmp_path: Path) -> None:
+def test_forget_deletes_states_and_keeps_rules(kit: Path, tmp_path: Path) -> None:
     before, lines = files_of(kit), ledger_of(kit).head().lines
     run_folders = [kit / "state" / "run1", kit / "results" / "run1", kit / JOB_ID]
     assert {"tagger.safetensors", "scores.json"} <= {

@@ -46,7 +46,7 @@ def run_with(net: Network, hostile: str, folder: Path) -> str:
         net.stop(h3)
 
 
-def test_what_a_site_sends_that_cannot_be_decoded_ends_no_run(
+def test_an_undecodable_result_of_a_site_ends_no_run(
     net: Network, tmp_path: Path
 ) -> None:
     """NVFlare's server ends the process of a job at such a result. The numbers are

@@ -334,7 +334,7 @@ def test_other_tensors_of_a_step_before_give_no_sum(case: Case) -> None:
     assert "sites can be added" in refusal or "received different requests" in refusal
 
 
-def test_what_came_before_the_first_round_stays_part_of_every_question(
+def test_requests_before_the_first_round_are_part_of_every_question(
     tmp_path: Path,
 ) -> None:
     """A site that makes up for a task of before the first round sends nothing of it, so

@@ -973,7 +973,7 @@ def test_a_server_does_not_fill_the_disk_of_the_admin(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_the_admin_sends_and_fetches_lies_in_no_folder_of_others(
+def test_files_of_the_admin_are_in_no_shared_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NVFlare writes it to the folder of temporary files, readable by everyone."""

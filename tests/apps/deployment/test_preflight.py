@@ -215,7 +215,7 @@ def test_an_unreachable_server_is_reported_with_the_route_to_it(
     assert "through the proxy 127.0.0.1:" in check.message
 
 
-def test_which_proxy_is_grpcs() -> None:
+def test_the_proxy_is_the_one_that_grpc_uses() -> None:
     """As gRPC documents it: grpc_proxy, https_proxy, http_proxy; no_grpc_proxy before
     no_proxy."""
     https = {"https_proxy": "http://p.org:3128"}

@@ -86,7 +86,7 @@ def _approved(kit: Path) -> bool:
     return (kit / RULES / "approvals.json").exists()
 
 
-def test_what_is_there_is_closed_without_following_a_link(tmp_path: Path) -> None:
+def test_existing_files_are_closed_without_following_links(tmp_path: Path) -> None:
     kit, mine = tmp_path / "kit", tmp_path / "mine"
     (kit / "a").mkdir(parents=True)
     (kit / "a" / "b").write_text("")

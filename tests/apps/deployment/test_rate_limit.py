@@ -86,7 +86,7 @@ def test_a_line_that_comes_again_passes_once_a_minute_and_counts_the_rest() -> N
         ([(CELLS, "no callback for request", logging.ERROR)], [True]),
     ],
 )
-def test_which_lines_pass_within_a_minute(
+def test_the_log_passes_a_limited_number_of_lines_a_minute(
     lines: list[tuple[str, str]], passed: list[bool]
 ) -> None:
     seldom = RateLimit(now=lambda: 0.0)

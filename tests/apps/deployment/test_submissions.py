@@ -171,7 +171,7 @@ def test_a_run_that_is_done_is_not_aborted(tmp_path: Path) -> None:
         "[",
     ],
 )
-def test_what_was_fetched_is_kept_whatever_its_summary_says(
+def test_a_fetched_result_is_stored_whatever_its_summary_contains(
     text: str, tmp_path: Path
 ) -> None:
     server, out = Server("FINISHED:COMPLETED"), tmp_path / "out"

@@ -359,7 +359,7 @@ def test_if_nothing_can_run_there_is_one_error(tiny: Any, tmp_path: Path) -> Non
     assert tiny.executed == []
 
 
-def test_what_a_rehearsal_refuses_is_left_out_with_what_starts_from_it(
+def test_a_refused_run_is_left_out_with_the_runs_that_start_from_it(
     tiny: Any, tmp_path: Path
 ) -> None:
     """The run of a refused model is left out too. Rows that do not need it run."""

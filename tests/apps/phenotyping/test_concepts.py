@@ -486,7 +486,7 @@ def cases(table: str) -> list[str]:
         ),
     ],
 )
-def test_what_the_definitions_say(sentence: str, expected: str) -> None:
+def test_contexts_follow_their_definitions(sentence: str, expected: str) -> None:
     """The last cases test how many words may stand between a trigger and a mention."""
     text, spans = parsed(sentence)
     assert spans

@@ -141,7 +141,7 @@ def test_a_site_shows_no_category_of_its_own() -> None:
     assert not update.metrics
 
 
-def test_learning_helps() -> None:
+def test_training_ranks_test_patients_better_than_chance() -> None:
     """Codes and diseases of test patients are ranked better than by chance."""
     _, members = trained(sites_of(2), config_of(cycles=12, classifier_cycles=5))
     for kind in ("codes", "ranking"):

@@ -184,7 +184,7 @@ def test_vectors_of_text_have_no_concepts(
     assert capsys.readouterr().out.startswith("patient,phenotype,probability,label\n")
 
 
-def test_what_was_never_learnt_is_null(
+def test_phenotypes_that_were_never_learned_are_null(
     tmp_path: Path, model: Path, capsys: Any
 ) -> None:
     """A disease without classes; and stage 1 alone, which gives codes."""

@@ -223,7 +223,7 @@ def alone(config: Config, sites: tuple[SitePatients, ...]) -> dict[str, Any]:
     return member.scores
 
 
-def test_who_never_saw_a_disease_is_judged_on_it() -> None:
+def test_a_site_that_never_saw_a_disease_is_scored_on_it() -> None:
     """F1 of calling everybody absent, by scikit-learn: half of a mean of two classes at
     most."""
     first, second = sites_of(2)

@@ -151,7 +151,7 @@ def test_other_notes_of_the_same_patients_have_other_noise(
     assert not torch.equal(sums[0], sums[2])
 
 
-def test_what_counts_patients_exactly_is_refused() -> None:
+def test_settings_that_count_patients_exactly_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r'unit = "document": .* set unit = "patient"'
     ):

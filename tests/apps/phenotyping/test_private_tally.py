@@ -180,7 +180,7 @@ def test_each_answer_has_noise_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("representation", ["learn", "none"])
-def test_what_is_agreed_is_of_all_sites_counts(
+def test_agreed_codes_follow_from_the_counts_of_all_sites(
     representation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without noise: codes and concepts that are frequent by hand; what scikit-learn

@@ -71,7 +71,7 @@ def test_a_span_group_and_a_threshold(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("alignment", "lost"), [("strict", 2), ("contract", 2), ("expand", 1)]
 )
-def test_what_does_not_fit_on_tokens_is_counted(
+def test_mentions_that_do_not_fit_tokens_are_counted(
     alignment: str, lost: int, folder: Path
 ) -> None:
     """One token for the whole text has room for one of its two mentions, if any."""

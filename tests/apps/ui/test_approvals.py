@@ -221,7 +221,7 @@ def test_only_what_was_shown_is_approved(kit: Path) -> None:
     ]
 
 
-def test_what_the_policy_forbids_cannot_be_approved(kit: Path) -> None:
+def test_a_job_that_the_policy_forbids_cannot_be_approved(kit: Path) -> None:
     """Nor by a form that the page does not have."""
     (kit / SITE_FILE).write_text('[data]\npath = "x"\n[policy]\naudit = "required"\n')
     request_approval(kit, JOB)

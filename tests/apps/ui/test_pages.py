@@ -427,7 +427,7 @@ def test_decisions_are_saved_and_are_in_every_export(
     )
 
 
-def test_what_a_format_cannot_represent_is_named_before_the_export(
+def test_losses_of_a_format_are_named_before_the_export(
     corrections: Path,
 ) -> None:
     """A type with a blank in it cannot be written as brat."""

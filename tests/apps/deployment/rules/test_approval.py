@@ -95,7 +95,7 @@ def test_a_table_that_is_too_deep_or_holds_itself_is_refused() -> None:
         table_fingerprint(table)
 
 
-def test_decisions_are_kept(tmp_path: Path) -> None:
+def test_decisions_are_stored(tmp_path: Path) -> None:
     folder = tmp_path / "site" / "approvals"
     book = Approvals(folder)
     changed = copy.deepcopy(JOB)
@@ -266,7 +266,7 @@ def _leaves(
     return {key: json.dumps(value, sort_keys=True, ensure_ascii=False)}
 
 
-def test_properties_of_differences() -> None:
+def test_random_tables_have_a_difference_for_each_changed_leaf() -> None:
     """Random tables, against the leaves found by `_leaves`: as many lines as leaves
     differ; none exactly for equal fingerprints; the way back swaps the signs."""
     rng, equal = random.Random(7), 0

@@ -94,7 +94,7 @@ def test_two_different_people_of_the_list_are_needed(
         assert site.status(OTHER) == ("changed" if status == "approved" else "unknown")
 
 
-def test_what_is_approved_is_approved_anew_by_both_alone(tmp_path: Path) -> None:
+def test_a_new_approval_needs_both_people(tmp_path: Path) -> None:
     """`max_rounds` counts from the newest approval: one person cannot begin it anew."""
     site = Approvals(tmp_path, TWO)
     for signer in (ALICE, BOB):

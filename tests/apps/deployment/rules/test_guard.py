@@ -542,7 +542,7 @@ def test_each_number_of_an_update_is_in_its_hash() -> None:
     assert hash_of_update(Update(weight=2.0), ()) != ""
 
 
-def test_what_trains_nothing_may_be_asked_after_the_rounds(tmp_path: Path) -> None:
+def test_a_task_without_training_may_be_asked_after_the_rounds(tmp_path: Path) -> None:
     """As a calibration does, at most 100 times."""
     site = Guarded(tmp_path, replace(OPEN, max_rounds=2), updates(200))
     site.covered = {"patients": 60}
@@ -573,7 +573,7 @@ def test_questions_about_one_model_are_bounded(tmp_path: Path) -> None:
     assert served(site, "calibrate", 61, 60) == 42
 
 
-def test_evaluations_are_bounded(tmp_path: Path) -> None:
+def test_the_number_of_evaluations_is_bounded(tmp_path: Path) -> None:
     """A server that lies could otherwise ask about as many models as it likes."""
     counts = [Update(metrics={"n": 1.0 * n}) for n in range(200)]
     site = Guarded(tmp_path, replace(OPEN, max_rounds=1), counts)
@@ -704,7 +704,7 @@ def test_every_message_is_noted_as_what_it_is(tmp_path: Path) -> None:
     assert [t["name"] for t in site.ledger[0]["tensors"]] == ["scores"]
 
 
-def test_what_cannot_be_noted_does_not_leave(tmp_path: Path) -> None:
+def test_a_reply_that_the_ledger_cannot_record_does_not_leave(tmp_path: Path) -> None:
     """Not even a refusal; and no journal hands it out later."""
     site = Guarded(tmp_path, OPEN, updates(1))
     ledger = ledger_of(tmp_path).path
@@ -803,7 +803,7 @@ def test_an_approval_notes_where_the_ledger_ends(tmp_path: Path, clock: Clock) -
     assert open_approvals(tmp_path).approved_after({"name": "another"}) == ""
 
 
-def test_where_the_approval_is_of_another_ledger_all_lines_count(
+def test_all_lines_count_if_the_approval_belongs_to_another_ledger(
     tmp_path: Path, clock: Clock
 ) -> None:
     """A ledger was begun anew after the approval, or an earlier version noted no place."""

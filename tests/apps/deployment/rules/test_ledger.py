@@ -631,7 +631,7 @@ def test_a_restart_in_the_middle_of_the_lines_is_found(tmp_path: Path) -> None:
     ]
 
 
-def test_what_was_noted_elsewhere_is_found_or_missed(tmp_path: Path) -> None:
+def test_an_end_that_was_noted_elsewhere_is_compared(tmp_path: Path) -> None:
     path = tmp_path / "l"
     ledger = write_ledger(path, 3)
     noted = ledger.head()

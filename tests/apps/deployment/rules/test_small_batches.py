@@ -72,7 +72,7 @@ def test_a_site_with_less_than_a_batch_sends_no_update(
 
 
 @pytest.mark.parametrize("make", [averaged, distilled])
-def test_what_an_epoch_leaves_over_may_be_a_batch_alone(
+def test_the_rest_of_an_epoch_may_be_a_mini_batch(
     make: Any, bert: Path, tmp_path: Path
 ) -> None:
     """A half of an epoch of 8 + 1 examples is one mini-batch, the first or the last."""
