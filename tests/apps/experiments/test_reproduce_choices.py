@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import IO, Any
@@ -29,6 +30,7 @@ from fednotes.cli.app import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.store import write_json
 from fednotes.jobs.job_file import load_job
+from fednotes.jobs.workers import dealing
 from fednotes.metrics.paired_tests import paired_t
 
 GRID = """\
@@ -648,6 +650,32 @@ def test_a_failed_run_reports_its_first_error(
         with pytest.raises(FednotesError) as failure:
             execute(run)
         assert str(failure.value) == f"{expected} (in: fednotes simulate job.toml)"
+
+
+def test_concurrent_runs_get_the_gpus_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs at a time on three GPUs use two of them; the device of others stays."""
+    monkeypatch.setattr(dealing, "count_gpus", lambda: 3)
+    devices: list[str] = []
+    monkeypatch.setattr(work, "execute", lambda run: devices.append(run.arguments[-1]))
+    row = Row("a", ("alone",))
+    runs = [
+        GridRun(row, "alone", 1, tmp_path / name, ("simulate", "--device", "cuda:*"))
+        for name in "abcd"
+    ]
+    several = work.Work(
+        2,
+        device="cuda:*",
+        on_run=lambda *_: None,
+        say=lambda _: None,
+        confirm=None,
+    )
+    several.carry_out(runs)
+    assert set(devices) <= {"cuda:0", "cuda:1"}
+    assert len(devices) == 4
+    one = replace(runs[0], arguments=("simulate", "--device", "cuda:1"))
+    assert work.on_device(one, "cuda:0") == one
 
 
 SEVERAL = """\

@@ -107,7 +107,7 @@ def reproduce(  # noqa: PLR0913 - the options of a command
     )
     plan = plan_grid(grid, rows, request, Rehearsal(), on_plan=on_plan, say=say)
 
-    work = Work(workers, on_run=on_run, say=say, confirm=confirm)
+    work = Work(workers, device=device, on_run=on_run, say=say, confirm=confirm)
     cells = _carry_out(plan, work)
 
     label = f"{name}-{jobs.short_name(grid.base)}" if jobs.replacements else name

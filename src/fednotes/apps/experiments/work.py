@@ -10,7 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 
 from fednotes.apps.experiments.runs import GridRun
 from fednotes.apps.experiments.search import search_runs
@@ -18,6 +20,7 @@ from fednotes.core.errors import FednotesError
 from fednotes.core.stopping import call
 from fednotes.core.wording import format_duration
 from fednotes.jobs.progress import LONG_SECONDS
+from fednotes.jobs.workers.dealing import EVERY_GPU, choose_devices
 
 # Receives the run that has ended, the number of ended runs, and the total.
 RunProgress = Callable[[str, int, int], None]
@@ -28,22 +31,31 @@ class Work:
 
     Args:
         workers: Number of concurrent runs.
+        device: The device of the runs; with "cuda:*", the GPUs in turn.
         on_run: Called after each run.
         say: Receives lines about the state and the time of the runs.
         confirm: Called with an estimate once the first run has ended, if the others
             will take long; raises an exception to stop. If given, the first run is
             carried out alone, so that the others can be stopped.
+
+    Raises:
+        ConfigError: This machine has no such device.
     """
 
     def __init__(
         self,
         workers: int,
         *,
+        device: str = "cpu",
         on_run: RunProgress,
         say: Callable[[str], None],
         confirm: Callable[[str], None] | None,
     ) -> None:
         self._workers = workers
+        # The devices of the runs that can begin now.
+        self._devices: SimpleQueue[str] = SimpleQueue()
+        for each in choose_devices(device, workers):
+            self._devices.put(each)
         self._on_run = on_run
         self._say = say
         self._confirm = confirm
@@ -96,11 +108,19 @@ class Work:
         if self._confirm is not None and not self._is_time_announced:
             first = next((run for run in new if not run.is_done()), None)
             if first is not None:
-                self._report(first, _timed(first))
+                self._report(first, self._carry_out(first))
                 new.remove(first)
         with ThreadPoolExecutor(max_workers=self._workers) as pool:
-            for run, seconds in zip(new, pool.map(_timed, new), strict=True):
+            for run, seconds in zip(new, pool.map(self._carry_out, new), strict=True):
                 self._report(run, seconds)
+
+    def _carry_out(self, run: GridRun) -> float:
+        """Carry out a run on a device that is free; return its seconds, as `_timed`."""
+        device = self._devices.get()
+        try:
+            return _timed(on_device(run, device))
+        finally:
+            self._devices.put(device)
 
     def _report(self, run: GridRun, seconds: float) -> None:
         """Report on a run that has ended; 0 seconds if it had ended before."""
@@ -127,6 +147,12 @@ class Work:
         self._say(line)
         if self._confirm is not None and estimate > LONG_SECONDS:
             self._confirm(line)
+
+
+def on_device(run: GridRun, device: str) -> GridRun:
+    """Return a run on one GPU, if it was planned for any of them."""
+    arguments = (device if word == EVERY_GPU else word for word in run.arguments)
+    return replace(run, arguments=tuple(arguments))
 
 
 def _timed(run: GridRun) -> float:

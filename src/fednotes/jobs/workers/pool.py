@@ -80,7 +80,7 @@ class WorkerProcess:
         self.number = number
         self.device = device
         self.duty = "no site yet"
-        # The folders from which this process imports, but not the current one.
+        # The folders from which this process imports; `-P` adds no other.
         folders = [os.path.abspath(folder) for folder in sys.path]
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", _PROGRAM],
