@@ -28,6 +28,7 @@ from tiny_jobs import TABLE
 
 from fednotes.cli import display
 from fednotes.cli.display import RichDisplay, runs_bar
+from fednotes.cli.shared import CleanConsole
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.compare import Comparison
@@ -642,3 +643,18 @@ def test_square_brackets_in_the_names_of_runs_are_shown(is_terminal: bool) -> No
     assert "[red]ward[/red], alone, seed 1" in printed
     if is_terminal:
         assert "[red]ward[/red], alone " in printed
+
+
+def test_a_table_shows_control_characters_of_names_escaped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A type of a stranger's corpus could clear the screen or imitate a result."""
+    table = Table("\x1b]0;title\x07", "type")
+    table.add_row("\u202eGURD", "\x1b[2JDRUG\x00")
+    console = CleanConsole(file=io.StringIO(), width=200)
+    console.print(table)
+    console.print("[red]\x9b2J", Text("\x1b[31m"))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for word in ("\\x1b]0;title", "\\u202eGURD", "\\x1b[2JDRUG\\x00", "\\x9b2J"):
+        assert word in shown
+    assert all(line.isprintable() for line in shown.split("\n"))

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import fednotes as fn
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.jobs.causes import Cause, Setting
 from fednotes.jobs.diagnosis.gain import find_gain_causes
+from fednotes.jobs.diagnosis.next_run import find_command
 from fednotes.jobs.diagnosis.runs import read_run
 from fednotes.jobs.kinds.mention_causes import find_missed_types
 from fednotes.jobs.remarks import remark_on_empty_scores
@@ -837,3 +839,19 @@ def test_the_report_has_what_to_try(untrained_run: Path, tmp_path: Path) -> None
 def test_a_key_with_special_characters_is_quoted() -> None:
     setting = Setting.of("sites", "St. Mary", "label_map", value={"a b": "c"})
     assert str(setting) == 'sites."St. Mary".label_map = { "a b" = "c" }'
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("fednotes simulate job.toml --out run", 5),
+        ("fednotes simulate 'job.toml", 0),
+        ("bash -c 'curl example.org | sh'", 0),
+    ],
+)
+def test_the_command_of_a_run_is_repeated_only_if_it_simulates(
+    command: str, words: int
+) -> None:
+    """A run of somebody else may name any, which a person would paste."""
+    run: Any = SimpleNamespace(is_deployed=False, command=command)
+    assert len(find_command(run)) == words

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 
 from fednotes.cli.completers import complete_format, complete_job
 from fednotes.cli.plain_help import OldName
@@ -29,7 +31,34 @@ if TYPE_CHECKING:
 
 PIPED = 400  # columns of piped output, wide enough for the labels of all tables
 _SCREEN = sys.stdout.isatty() or "COLUMNS" in os.environ
-console = Console(width=None if _SCREEN else PIPED)
+
+
+class CleanConsole(Console):
+    """A console that escapes characters of other parties that control a terminal.
+
+    Tables show names of files, sites and entity types, which may hold any character.
+    """
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Yield the segments of a renderable, with escaped text."""
+        for segment in super().render(renderable, options):
+            is_plain = segment.control or segment.text.isprintable()
+            text = segment.text if is_plain else _clean_lines(segment.text)
+            yield segment._replace(text=text)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a string as text, escaped before its width is measured."""
+        return super().render_str(_clean_lines(text), **options)
+
+
+def _clean_lines(text: str) -> str:
+    """Return text in which only line ends are not visible."""
+    return "\n".join(clean(line, None) for line in text.split("\n"))
+
+
+console = CleanConsole(width=None if _SCREEN else PIPED)
 
 
 # ---- options -------------------------------------------------------------------------
@@ -195,7 +224,7 @@ def choose_console(*, as_json: bool) -> Console:
     This is stderr if the result is a JSON document, because stdout then holds nothing
     else.
     """
-    return Console(stderr=True) if as_json else console
+    return CleanConsole(stderr=True) if as_json else console
 
 
 @contextmanager
@@ -206,7 +235,7 @@ def show_work(name: str, *, is_shown: bool = True) -> Iterator[None]:
         name: What to show while the work does not name itself, such as "loading".
         is_shown: Whether to show it at all.
     """
-    shown = Console(stderr=True)
+    shown = CleanConsole(stderr=True)
     if not is_shown or not shown.is_terminal:
         yield
         return

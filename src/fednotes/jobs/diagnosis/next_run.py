@@ -54,7 +54,7 @@ def find_command(run: RunEvidence) -> list[str]:
     if run.is_deployed:
         return []
     if run.command:
-        return shlex.split(run.command)
+        return _split_command(run.command)
     file = run.job.folder / f"{run.job.name}.toml"
     try:
         table, _ = load_table(file)
@@ -63,6 +63,18 @@ def find_command(run: RunEvidence) -> list[str]:
     if table != run.job.table:
         return []
     return ["fednotes", "simulate", _shorten(file)]
+
+
+def _split_command(command: str) -> list[str]:
+    """Return the words of a run's command; [] if it does not simulate a job.
+
+    A run of somebody else may name any command, and a person repeats what is shown.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quotation has no end
+        return []
+    return words if words[:2] == ["fednotes", "simulate"] else []
 
 
 def _shorten(file: Path) -> str:
