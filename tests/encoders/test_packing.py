@@ -17,7 +17,7 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.encoders.packing import (
     Plan,
     Specials,
-    _elsewhere,
+    _pick_elsewhere,
     _shorten,
     gather,
     plan_full,
@@ -308,7 +308,7 @@ def test_a_pair_takes_no_sentence_beyond_its_target() -> None:
     cuts, docs = list(range(961)), [0, 480, 960]
     rng = np.random.default_rng(1)
     for _ in range(50):
-        start, end = _elsewhere(0, cuts, docs, 5, rng)
+        start, end = _pick_elsewhere(0, cuts, docs, 5, rng)
         assert end == min(start + 5, 960)
 
 

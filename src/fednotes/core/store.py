@@ -36,6 +36,7 @@ _KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a FIFO"}
 _MAX_LINKS = 40  # in a chain of links, the limit of the operating system
 ATTEMPTS = 5  # at renaming a folder while other processes do the same
 BLOCK_BYTES = 4096  # block size of most file systems
+_LOCK_ATTEMPTS = 3  # at locking a folder that other processes may clean up
 
 
 def replace_file(
@@ -205,11 +206,13 @@ def locked_folder(path: Path, *, mode: int = 0o777) -> Iterator[None]:
         path: The folder.
         mode: The permissions, before applying the umask.
     """
-    # Another process may clean up the folder between creation and locking.
-    for is_last in (False, False, True):
+    for attempt in range(1, _LOCK_ATTEMPTS + 1):
+        # Another process may clean up the folder before it is locked.
         path.mkdir(mode=mode, exist_ok=True)
         with try_lock_folder(path) as is_locked:
-            if is_locked or is_last:  # a file system without locks never locks it
+            # A file system without locks never locks it; the folder is then used as it
+            # is.
+            if is_locked or attempt == _LOCK_ATTEMPTS:
                 yield
                 return
 

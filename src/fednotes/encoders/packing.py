@@ -122,13 +122,17 @@ def _cut_sentences(tokens: Tokens, longest: int) -> tuple[np.ndarray, np.ndarray
     """
     if len(tokens.ids) == 0 or len(tokens.documents) < 2:
         raise DataError("the corpus has no tokens: give notes with text")
-    starts, ends = np.asarray(tokens.sentences[:-1]), np.asarray(tokens.sentences[1:])
-    counts = -(-(ends - starts) // longest)  # (sentences,)
-    first = np.concatenate(([0], np.cumsum(counts)))
-    owner = np.repeat(np.arange(len(counts)), counts)
-    number = np.arange(first[-1]) - first[owner]
-    cuts = starts[owner] + number * longest
-    return np.append(cuts, ends[-1]), first[np.asarray(tokens.documents)]
+    starts = np.asarray(tokens.sentences[:-1])  # (sentences,)
+    ends = np.asarray(tokens.sentences[1:])
+    counts = (ends - starts + longest - 1) // longest  # pieces, rounded up
+    first_pieces = np.concatenate(([0], np.cumsum(counts)))  # (sentences + 1,)
+    num_pieces = first_pieces[-1]
+
+    sentence_of_piece = np.repeat(np.arange(len(counts)), counts)
+    place_in_sentence = np.arange(num_pieces) - first_pieces[sentence_of_piece]
+    piece_starts = starts[sentence_of_piece] + place_in_sentence * longest
+    bounds = np.append(piece_starts, ends[-1])
+    return bounds, first_pieces[np.asarray(tokens.documents)]
 
 
 def plan_full(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
@@ -255,7 +259,7 @@ def _document_pairs(
         a = (sentence_bounds[at], sentence_bounds[middle])
         random_next = end - at == 1 or rng.random() < 0.5
         if random_next:
-            b = _elsewhere(
+            b = _pick_elsewhere(
                 document, sentence_bounds, document_bounds, target - (a[1] - a[0]), rng
             )
             end = middle  # the unused second half starts the next pair
@@ -265,7 +269,7 @@ def _document_pairs(
         at = end
 
 
-def _elsewhere(
+def _pick_elsewhere(
     document: int,
     sentence_bounds: list[int],
     document_bounds: list[int],
@@ -274,21 +278,21 @@ def _elsewhere(
 ) -> tuple[int, int]:
     """Return start and end of sentences at a random position of another document.
 
-    They have about `target` tokens.
+    Sentences are added until they have `target` tokens, or the document ends. After
+    `_TRIES` draws, it may be the same document.
     """
     other = document
     for _ in range(_TRIES):
         other = int(rng.integers(0, len(document_bounds) - 1))
         if other != document:
             break
-    start = int(rng.integers(document_bounds[other], document_bounds[other + 1]))
-    end = start + 1
-    while (
-        end < document_bounds[other + 1]
-        and sentence_bounds[end] - sentence_bounds[start] < target
-    ):
-        end += 1
-    return sentence_bounds[start], sentence_bounds[end]
+    document_end = document_bounds[other + 1]
+    first = int(rng.integers(document_bounds[other], document_end))
+    start = sentence_bounds[first]
+    after = first + 1  # the sentence after the last one
+    while after < document_end and sentence_bounds[after] - start < target:
+        after += 1
+    return start, sentence_bounds[after]
 
 
 def _shorten(

@@ -507,7 +507,7 @@ def learn_from(corpus: EncoderCorpus, site: finetune.Site, *, epochs: int) -> No
         epochs: Number of epochs.
     """
     config = site.config
-    slow = replace(
+    slow_config = replace(
         config,
         learning_rate=RATE * config.learning_rate,
         lora_learning_rate=RATE * config.lora_learning_rate,
@@ -516,11 +516,13 @@ def learn_from(corpus: EncoderCorpus, site: finetune.Site, *, epochs: int) -> No
     # A separate name, so that order and dropout differ from those in training.
     name = f"{site.id}, distilling"
     parameters = site.model.trainable()
-    trainer = LocalTrainer(name, slow, parameters, draws=site.draws, device=site.device)
+    trainer = LocalTrainer(
+        name, slow_config, parameters, draws=site.draws, device=site.device
+    )
     for parameter in parameters.values():
         parameter.requires_grad_()
     planned = max(1, epochs * math.ceil(site.num_examples / site.share))
-    part_size = -(-site.share // config.accumulate)
+    part_size = math.ceil(site.share / config.accumulate)
     for epoch in range(epochs):
         rng = site.draws.rng_of("order", name, epoch)
         batches = finetune.batches_of(

@@ -446,17 +446,20 @@ def _with_entities(corpus: PointerCorpus, entities: np.ndarray) -> PointerCorpus
         corpus: The corpus.
         entities: (entities, 3) first word, last word and type.
     """
+    first_word, last_word, type = entities.T
     bounds = corpus.encoded.bounds
-    sentence = np.searchsorted(bounds, entities[:, 0], side="right") - 1
-    last_word = np.minimum(entities[:, 1], bounds[sentence + 1] - 1)
-    start = corpus.first[entities[:, 0]]
+    sentence = np.searchsorted(bounds, first_word, side="right") - 1
+    # An entity that crosses the end of its sentence keeps its first part.
+    last_word = np.minimum(last_word, bounds[sentence + 1] - 1)
+    start = corpus.first[first_word]
     end = corpus.last[last_word]
+
     # The order of `in_order`, by sentence.
-    rows = np.stack([sentence, start, -end, entities[:, 2]], axis=1)
+    rows = np.stack([sentence, start, -end, type], axis=1)
     rows = np.unique(rows, axis=0)
-    # (rows,) the first row of the sentence
-    opening = np.searchsorted(rows[:, 0], rows[:, 0])
-    rows = rows[np.arange(len(rows)) - opening < corpus.limits.entities]
+    first_row_of_sentence = np.searchsorted(rows[:, 0], rows[:, 0])  # (rows,)
+    place_in_sentence = np.arange(len(rows)) - first_row_of_sentence
+    rows = rows[place_in_sentence < corpus.limits.entities]
     counts = np.bincount(rows[:, 0], minlength=corpus.sentences)
     return replace(
         corpus,

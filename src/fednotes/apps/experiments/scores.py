@@ -80,7 +80,10 @@ def _summarise_cell(
 ) -> dict[str, Any]:
     """Return the numbers of one row and condition.
 
-    summaries: the summaries of its runs, one per seed.
+    Args:
+        grid: The experiment.
+        cell: The row and condition, with their runs.
+        summaries: The summary of each run, one per seed.
     """
     first = cell.runs[0]
     row = first.row
