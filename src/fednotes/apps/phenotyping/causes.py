@@ -60,49 +60,70 @@ def find_score_causes(
     for site, by_condition in scores.items():
         for condition, score in by_condition.items():
             by_disease = score.get("by_output", {}) if score else {}
-            missed = _never_predicted(by_disease)
-            if missed:
-                support = {
-                    disease: _support(by_disease[disease], "present")
-                    for disease in missed
-                }
-                importance: Importance = "medium"
-                if 2 * len(missed) >= len(by_disease):
-                    importance = "high"
-                yield Cause(
-                    "types_missed",
-                    limit_importance(importance, sum(support.values()), RARE_PATIENTS),
-                    f"{site}, {condition}",
-                    f"predicts {list_names(missed)} for no patient",
-                    "train longer, or give rare classes more weight",
-                    evidence=(
-                        Evidence(
-                            "test patients who have it: "
-                            + list_names([f"{d} {n:,}" for d, n in support.items()]),
-                            "summary.json",
-                            {"test_patients": support},
-                        ),
-                    ),
-                    settings=(*_weight_settings(job), *list_longer_training(job)),
-                )
-            alike = _without_both_classes(by_disease)
-            if alike:
-                yield Cause(
-                    "no_auroc",
-                    "low",
-                    f"{site}, {condition}",
-                    f"all test patients are present, or all absent, for "
-                    f"{list_names(alike)}",
-                    "these have no AUROC",
-                    evidence=(
-                        Evidence(
-                            f"{len(alike)} of "
-                            f"{format_count(len(by_disease), 'phenotype')}",
-                            "summary.json",
-                            {"phenotypes": alike},
-                        ),
-                    ),
-                )
+            where = f"{site}, {condition}"
+            yield from _find_missed_diseases(job, where, by_disease)
+            yield from _find_single_classes(where, by_disease)
+
+
+def _find_missed_diseases(
+    job: Job, where: str, by_disease: Mapping[str, Any]
+) -> Iterator[Cause]:
+    """Yield a cause if a model predicts diseases of test patients for no patient.
+
+    Args:
+        job: The job.
+        where: The site and the condition.
+        by_disease: The scores of each disease on the site's test patients.
+    """
+    missed = _never_predicted(by_disease)
+    if not missed:
+        return
+    support = {disease: _support(by_disease[disease], "present") for disease in missed}
+    numbers = [f"{disease} {number:,}" for disease, number in support.items()]
+    importance: Importance = "medium"
+    if 2 * len(missed) >= len(by_disease):
+        importance = "high"
+    yield Cause(
+        "types_missed",
+        limit_importance(importance, sum(support.values()), RARE_PATIENTS),
+        where,
+        f"predicts {list_names(missed)} for no patient",
+        "train longer, or give rare classes more weight",
+        evidence=(
+            Evidence(
+                f"test patients who have it: {list_names(numbers)}",
+                "summary.json",
+                {"test_patients": support},
+            ),
+        ),
+        settings=(*_weight_settings(job), *list_longer_training(job)),
+    )
+
+
+def _find_single_classes(where: str, by_disease: Mapping[str, Any]) -> Iterator[Cause]:
+    """Yield a cause if all test patients have the same label for some diseases.
+
+    Args:
+        where: The site and the condition.
+        by_disease: The scores of each disease on the site's test patients.
+    """
+    alike = _without_both_classes(by_disease)
+    if not alike:
+        return
+    yield Cause(
+        "no_auroc",
+        "low",
+        where,
+        f"all test patients are present, or all absent, for {list_names(alike)}",
+        "these have no AUROC",
+        evidence=(
+            Evidence(
+                f"{len(alike)} of {format_count(len(by_disease), 'phenotype')}",
+                "summary.json",
+                {"phenotypes": alike},
+            ),
+        ),
+    )
 
 
 def _weight_settings(job: Job) -> tuple[Setting, ...]:
