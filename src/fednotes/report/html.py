@@ -189,32 +189,45 @@ def parts_of_page(result: RunResult, lines: Sequence[Line]) -> dict[str, Any]:
     return _Page(result, lines).parts()
 
 
-def compare_runs(
-    runs: Mapping[str, tuple[RunResult, Sequence[Line]]],
-) -> dict[str, Any]:
+class ComparedRun(NamedTuple):
+    """One side of a comparison.
+
+    Attributes:
+        result: The run's result, or what is known of it so far.
+        lines: The lines of its metrics.jsonl.
+        condition: The condition whose models are compared.
+    """
+
+    result: RunResult
+    lines: Sequence[Line]
+    condition: str
+
+
+def compare_runs(runs: Mapping[str, ComparedRun]) -> dict[str, Any]:
     """Return what a page shows of runs side by side.
 
     Args:
-        runs: The result and the lines of each run, by its name.
+        runs: The sides of the comparison, by the name that the page shows.
 
     Returns:
-        "rows": a site, a score and its value of each run, for the federated models.
+        "rows": a site, a score and its value on each side.
         "dots": these scores as a figure.
-        "curves": the federated training of all runs as a figure.
+        "curves": the training of all sides as a figure.
     """
-    pages = {name: _Page(*run) for name, run in runs.items()}
-    rows, dots = _compare_scores(pages)
-    caption = "Federated models; the axis need not begin at zero."
+    rows, dots = _compare_scores(runs)
+    caption = "The axis need not begin at zero."
     return {
         "rows": rows,
         "dots": _figure(dots, caption),
-        "curves": _figure(_compare_curves(pages), caption),
+        "curves": _figure(_compare_curves(runs), caption),
     }
 
 
-def _compare_scores(pages: Mapping[str, _Page]) -> tuple[list[_ScoreRow], list[Chart]]:
+def _compare_scores(
+    runs: Mapping[str, ComparedRun],
+) -> tuple[list[_ScoreRow], list[Chart]]:
     """Return a row for each site and score, and a chart for each kind of score."""
-    sites = dict.fromkeys(site for page in pages.values() for site in page.result.sites)
+    sites = dict.fromkeys(site for run in runs.values() for site in run.result.sites)
     rows: list[_ScoreRow] = []
     charts = []
     for kind, layout in SCORES.items():
@@ -224,27 +237,28 @@ def _compare_scores(pages: Mapping[str, _Page]) -> tuple[list[_ScoreRow], list[C
         scores = {}
         for site in sites:
             values = {
-                name: number(page.result.sites, site, "federated", kind, measure)
-                for name, page in pages.items()
+                name: number(run.result.sites, site, run.condition, kind, measure)
+                for name, run in runs.items()
             }
             known = {name: value for name, value in values.items() if value is not None}
             if known:
                 scores[site] = known
                 rows.append((site, title, list(values.values())))
         if scores:
-            charts.append(dot_chart(f"two-{kind}", title, scores, list(pages)))
+            charts.append(dot_chart(f"two-{kind}", title, scores, list(runs)))
     return rows, charts
 
 
-def _compare_curves(pages: Mapping[str, _Page]) -> list[Chart]:
-    """Return a chart for each kind of curve, with one curve for each run."""
+def _compare_curves(runs: Mapping[str, ComparedRun]) -> list[Chart]:
+    """Return a chart for each kind of curve, with one curve for each side."""
+    pages = {name: _Page(run.result, run.lines) for name, run in runs.items()}
     charts = []
     for key, curve in CURVES.items():
         series = [
             (name, style, points)
             for style, (name, page) in enumerate(pages.items())
             for condition, _, points in page.overall(key)
-            if condition == "federated"
+            if condition == runs[name].condition
         ]
         if series:
             title = f"{curve.short}, all sites"

@@ -210,6 +210,39 @@ def test_a_comparison_says_what_the_command_says(
     assert "runs on documents are compared by" in answer.text
 
 
+def test_conditions_are_compared_of_one_run_and_of_two(runs: Path) -> None:
+    browser = browse(load_content([runs / "one", runs / "two"]))
+    sites = read_result(runs / "one").sites
+
+    rows = Tree(
+        browser.get("/compare?a=one&b=one&condition=federated&against=alone").text
+    ).rows
+    assert "one, federated" in rows[0]
+    assert "one, alone" in rows[0]
+    for site, scores in sites.items():
+        first, second = (
+            scores[name]["strict"]["f1"] for name in ("federated", "alone")
+        )
+        values = [f"{first:.3f}", f"{second:.3f}", f"{first - second:+.3f}"]
+        assert [site, "Strict F1", *values] in rows
+
+    query = "a=one&b=two&condition=alone&against=federated&test=1"
+    comparison = compare(
+        runs / "one", runs / "two", condition="alone", against="federated"
+    )
+    tested = Tree(wait_for_page(browser, f"/compare?{query}")).rows
+    for site, test in comparison.tests.items():
+        (row,) = [row for row in tested if row[0] == site and len(row) == 7]
+        assert row[1] == f"{test.f1_a:.3f}"
+        assert row[3] == f"{test.difference:+.3f}"
+
+    same = browser.get("/compare?a=one&b=one")
+    assert same.status_code == 400
+    assert "choose another run or another condition" in same.text
+    unknown = browser.get("/compare?a=one&b=two&condition=%3Cb%3E&against=nothing")
+    assert "<title>one and two</title>" in unknown.text
+
+
 def test_curves_are_also_tables(runs: Path) -> None:
     """Each evaluation over all sites is a row, as in metrics.jsonl."""
     rows = Tree(browse(load_content([runs / "one"])).get("/runs").text).rows

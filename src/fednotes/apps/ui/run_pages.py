@@ -26,8 +26,9 @@ from fednotes.core.wording import format_duration
 from fednotes.jobs.compare import Comparison, compare
 from fednotes.jobs.job_file import load_recorded_job
 from fednotes.jobs.metrics_file import read_metrics
+from fednotes.jobs.results import CONDITIONS, RunResult
 from fednotes.jobs.run_folder import read_progress
-from fednotes.report.html import compare_runs, parts_of_page
+from fednotes.report.html import ComparedRun, compare_runs, parts_of_page
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -51,7 +52,7 @@ class RunPages:
         self._views = views
         # The rows of finished runs, which do not change.
         self._finished: dict[str, RunRow] = {}
-        self._comparisons: dict[tuple[str, str, str], BackgroundWork[Comparison]] = {}
+        self._comparisons: dict[tuple[str, ...], BackgroundWork[Comparison]] = {}
 
     def show_runs(self, _request: Request) -> Response:
         """List all runs, newest first; redirect to the run if there is only one."""
@@ -122,16 +123,28 @@ class RunPages:
         if len(names) < 2:
             raise ConfigError("name two runs: fednotes ui RUN RUN")
         first, second = _choose_two(request, names)
-        results = {}
-        for name in (first, second):
-            folder = self._content.runs[name]
-            results[name] = (read_progress(folder), read_metrics(folder))
+        results = {
+            name: read_progress(self._content.runs[name]) for name in (first, second)
+        }
+        first_conditions = _conditions_of(results[first])
+        second_conditions = _conditions_of(results[second])
+        condition = _choose_condition(request, "condition", first_conditions)
+        against = _choose_condition(request, "against", second_conditions)
+        labels = _name_sides((first, condition), (second, against))
+        sides = {
+            label: ComparedRun(
+                results[name], read_metrics(self._content.runs[name]), side_condition
+            )
+            for label, name, side_condition in zip(
+                labels, (first, second), (condition, against), strict=True
+            )
+        }
 
         metric = request.query_params.get("metric", "strict")
         comparison = None
         refresh = 0
         if request.query_params.get("test"):
-            comparison = self._compare(first, second, metric)
+            comparison = self._compare(first, condition, second, against, metric)
             if comparison is None:
                 refresh = _REFRESH_WORK
         return self._views.render(
@@ -141,23 +154,30 @@ class RunPages:
             names=names,
             first=first,
             second=second,
+            condition=condition,
+            against=against,
+            first_conditions=first_conditions,
+            second_conditions=second_conditions,
+            labels=labels,
             metric=metric,
             metrics=_metrics_of(self._content.runs[first]),
             comparison=comparison,
-            **compare_runs(results),
+            **compare_runs(sides),
         )
 
-    def _compare(self, first: str, second: str, metric: str) -> Comparison | None:
-        """Return the test of two runs' difference; None while it is computed."""
-        key = (first, second, metric)
+    def _compare(
+        self, first: str, condition: str, second: str, against: str, metric: str
+    ) -> Comparison | None:
+        """Return the test of the difference; None while it is computed."""
+        key = (first, condition, second, against, metric)
         if key not in self._comparisons:
             self._comparisons[key] = BackgroundWork(
                 partial(
                     compare,
                     self._content.runs[first],
                     self._content.runs[second],
-                    condition="federated",
-                    against="federated",
+                    condition=condition,
+                    against=against,
                     metric=metric,
                 )
             )
@@ -169,6 +189,36 @@ def _metrics_of(run: Path) -> Mapping[str, str]:
     with suppress(FednotesError):  # the test says what is wrong with the run
         return load_recorded_job(run).kind.metrics
     return {}
+
+
+def _conditions_of(result: RunResult) -> list[str]:
+    """Return the conditions that have scores at a site, in their usual order."""
+    scored = {
+        condition for conditions in result.sites.values() for condition in conditions
+    }
+    return [condition for condition in CONDITIONS if condition in scored]
+
+
+def _choose_condition(request: Request, key: str, conditions: list[str]) -> str:
+    """Return the condition that an address names if the run has it, or a usual one."""
+    chosen = request.query_params.get(key, "")
+    if chosen in conditions:
+        return chosen
+    if "federated" in conditions or not conditions:
+        return "federated"
+    return conditions[0]
+
+
+def _name_sides(first: tuple[str, str], second: tuple[str, str]) -> tuple[str, str]:
+    """Return the names of two runs, with their conditions where these differ."""
+    if first[1] == second[1] and first[0] != second[0]:
+        return first[0], second[0]
+    labels = f"{first[0]}, {first[1]}", f"{second[0]}, {second[1]}"
+    if labels[0] == labels[1]:
+        raise ConfigError(
+            f"both sides are {labels[0]}: choose another run or another condition"
+        )
+    return labels
 
 
 def _choose_two(request: Request, names: list[str]) -> tuple[str, str]:
