@@ -1,5 +1,4 @@
-"""Hugging Face encoders: a tiny random BERT and RoBERTa made here, and MiniLM where
-installed."""
+"""Test Hugging Face encoders: a tiny random BERT and RoBERTa, and MiniLM if installed."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reference(path: Path, sentence: list[str], layers: int, pooling: str) -> np.ndarray:
-    """Encode one short sentence by hand: one unpadded run, and a loop over words."""
+    """Encode one short sentence without padding; average its words in a loop."""
     model = transformers.BertModel.from_pretrained(path).eval()
     vocabulary = {
         p: i for i, p in enumerate((path / "vocab.txt").read_text().split("\n"))
@@ -68,8 +67,10 @@ def reference(path: Path, sentence: list[str], layers: int, pooling: str) -> np.
 
 @pytest.mark.parametrize("pooling", ["mean", "first"])
 @pytest.mark.parametrize("layers", [1, 4])
-def test_equals_one_by_one(bert: Path, pooling: str, layers: int) -> None:
-    """Batched and padded against `reference`; words without a piece are zero."""
+def test_a_padded_batch_equals_one_sentence_at_a_time(
+    bert: Path, pooling: str, layers: int
+) -> None:
+    """The batch is padded. Words without a sub-word have the zero vector."""
     encoder = HuggingFaceEncoder(bert, pooling, layers)
     vectors = encoder.hidden(passages(SENTENCES)).numpy()
     expected = np.concatenate(
@@ -85,7 +86,7 @@ def test_equals_one_by_one(bert: Path, pooling: str, layers: int) -> None:
 
 
 def test_a_single_layer_equals_its_place_in_all_layers(bert: Path) -> None:
-    """Each equals its place in all of them, whose values `reference` gives above."""
+    """The values of all layers are those of `reference`."""
     every = HuggingFaceEncoder(bert, layers=4).hidden(passages(SENTENCES))
     for layer in range(4):
         encoder = load_encoder(f"{bert}#layer={layer}")
@@ -99,7 +100,7 @@ def test_a_single_layer_equals_its_place_in_all_layers(bert: Path) -> None:
 
 
 def test_windows_cover_each_piece_once_with_context() -> None:
-    """Every length and capacity up to 90 and 24, by counting."""
+    """All lengths up to 90 and capacities up to 24 are tried."""
     for capacity in range(1, 25):
         for length in range(91):
             parts = windows(length, capacity)
@@ -114,7 +115,7 @@ def test_windows_cover_each_piece_once_with_context() -> None:
 
 
 def test_long_sentences_are_read_in_windows(bert: Path) -> None:
-    """Both ends equal the first and last window read as sentences of their own."""
+    """The first and the last window equal sentences of their own."""
     encoder = HuggingFaceEncoder(bert)
     words = np.random.default_rng(1).choice(["no", "pain", "."], 57).tolist()
     vectors = encoder.hidden(passages([["no"], words, ["pain"]]))[1:-1]
@@ -127,8 +128,8 @@ def test_long_sentences_are_read_in_windows(bert: Path) -> None:
     )
 
 
-def test_word_longer_than_the_model(bert: Path) -> None:
-    """A word of 37 pieces is the mean over all of them, each read once in its window."""
+def test_a_word_may_be_longer_than_the_model_reads(bert: Path) -> None:
+    """The vector of a word is the mean over its 37 sub-words, each read once."""
     encoder = HuggingFaceEncoder(bert)
     word = "metop" + "rolol" * 18
     vectors = encoder.hidden([passage(["no", word, "pain"])])
@@ -149,9 +150,11 @@ def test_word_longer_than_the_model(bert: Path) -> None:
 
 
 def test_byte_level_tokeniser_and_shifted_positions(tmp_path: Path) -> None:
-    """RoBERTa reads the text: a word has the blank before it, the first one has none,
-    and a lone mark of a blank is no part of a word. 14 positions from 2 on leave room
-    for 10."""
+    """RoBERTa reads a word with the blank before it.
+
+    The first word has no blank, and a blank alone belongs to no word. 14 positions,
+    counted from 2, leave room for 10 sub-words.
+    """
     letters = [*"abcdefghijklmnopqrstuvwxyz.", "Ġ"]
     marks = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     vocabulary = {p: i for i, p in enumerate([*marks, *letters, "Ġn", "Ġno"])}
@@ -184,8 +187,7 @@ def test_byte_level_tokeniser_and_shifted_positions(tmp_path: Path) -> None:
 
 
 def test_incomplete_or_invalid_weights_are_refused(bert: Path, tmp_path: Path) -> None:
-    """Incomplete weights or none that are numbers, too many layers: one clear line
-    each."""
+    """Also too many layers; each message is one line."""
     with pytest.raises(ConfigError, match="has 4 layers, but layers=5"):
         load_encoder(f"{bert}#layers=5")
     path = tmp_path / "m"
@@ -207,7 +209,9 @@ def test_incomplete_or_invalid_weights_are_refused(bert: Path, tmp_path: Path) -
         load_encoder(str(path)).encode([passage(["no"])])
 
 
-def test_fingerprint_is_of_contents_and_pooling(bert: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_the_contents_and_the_pooling(
+    bert: Path, tmp_path: Path
+) -> None:
     shutil.copytree(bert, tmp_path / "copy")
     original = load_encoder(str(bert)).fingerprint
     assert load_encoder(str(tmp_path / "copy")).fingerprint == original
@@ -231,7 +235,7 @@ def minilm() -> Any:
 
 
 def test_minilm_equals_the_model_run_directly(minilm: Any) -> None:
-    """One sentence of whole words, so that the plain tokeniser gives the same pieces."""
+    """With one sentence of whole words, the plain tokenizer gives the same sub-words."""
     path = minilm._directory
     text = "the patient denied pain and nausea ."
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
@@ -257,7 +261,7 @@ def test_minilm_equals_the_model_run_directly(minilm: Any) -> None:
 def test_loading_is_silent_and_opens_no_connection(
     bert: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Even where nothing forbids one; the library's own settings are as before."""
+    """The library's settings, which would permit both, do not change."""
     from transformers.utils import logging
 
     def refuse(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""Opening local directories: a tiny random BERT made here, and what is refused."""
+"""Test the opening of local directories, with a tiny random BERT."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_encoder(tmp_path_factory.mktemp("bert"), words=WORDS)
 
 
-def test_equals_the_library_and_names_what_is_new(bert: Path) -> None:
-    """States against the library's own loading; a head that was never saved is named."""
+def test_a_model_is_opened_as_by_the_library_and_new_weights_are_named(
+    bert: Path,
+) -> None:
+    """The states equal those of the library; a head that was not saved is named."""
     tokenizer, model, missing = open_pretrained(bert, "AutoModel")
     assert (missing, model.training, tokenizer.mask_token_id) == ((), False, 4)
     ids = torch.tensor([[2, 5, 6, 3]])
@@ -39,7 +41,7 @@ def test_equals_the_library_and_names_what_is_new(bert: Path) -> None:
 
 
 def test_new_weights_are_the_same_each_time(bert: Path) -> None:
-    """Whatever the global state is, which is kept."""
+    """They do not depend on the global random state, and do not change it."""
     torch.manual_seed(3)
     before = torch.get_rng_state()
     first = open_pretrained(bert, "AutoModelForTokenClassification")[1]
@@ -50,7 +52,9 @@ def test_new_weights_are_the_same_each_time(bert: Path) -> None:
     assert bool(first.classifier.weight.any())
 
 
-def test_another_shape_is_new(bert: Path, tmp_path: Path) -> None:
+def test_weights_of_another_shape_are_replaced_only_on_request(
+    bert: Path, tmp_path: Path
+) -> None:
     transformers.BertForTokenClassification.from_pretrained(
         bert, num_labels=5
     ).save_pretrained(tmp_path)
@@ -68,8 +72,7 @@ def test_another_shape_is_new(bert: Path, tmp_path: Path) -> None:
 
 
 def test_refuses(bert: Path, tmp_path: Path) -> None:
-    """One clear line each: nothing there, no weights, no tokenizer, another model's
-    tokenizer."""
+    """Each message is one line."""
     with pytest.raises(ModelError, match="no such directory"):
         open_pretrained(tmp_path / "none", "AutoModel")
     with pytest.raises(ModelError, match="cannot be loaded"):
@@ -91,8 +94,10 @@ def test_refuses(bert: Path, tmp_path: Path) -> None:
         open_pretrained(path, "AutoModel")
 
 
-def test_a_written_folder_does_not_name_its_place(bert: Path, tmp_path: Path) -> None:
-    """And is read again: same states, no path of this machine in any text file of it."""
+def test_a_written_folder_has_no_path_of_this_machine(
+    bert: Path, tmp_path: Path
+) -> None:
+    """It can be read again, and none of its text files has a path of this machine."""
     tokenizer, model, _ = open_pretrained(bert, "AutoModel")
     write_pretrained(tmp_path, model, tokenizer)
     again = open_pretrained(tmp_path, "AutoModel")[1]
@@ -106,8 +111,7 @@ def test_a_written_folder_does_not_name_its_place(bert: Path, tmp_path: Path) ->
 def test_code_in_a_directory_is_never_run(
     bert: Path, tmp_path: Path, model_type: str
 ) -> None:
-    """Neither an `auto_map` of a known type of model nor one of an unknown type is
-    followed."""
+    """An `auto_map` is ignored, whether the type of the model is known or not."""
     folder = tmp_path / "model"
     shutil.copytree(bert, folder)
     marker = tmp_path / "executed"

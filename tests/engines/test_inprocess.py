@@ -1,4 +1,4 @@
-"""The in-process engine: what it calls, counts, stores and resumes from."""
+"""Test the in-process engine: its calls, counts, checkpoints and resumption."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def engine_of(sites: Sequence[str] = SITES, **options: Any) -> InProcess:
     return InProcess([Toy(site) for site in sites], **options)
 
 
-def test_the_toy_job_is_that_by_hand() -> None:
+def test_the_toy_job_has_the_result_computed_by_hand() -> None:
     took: Took = {}
     result = toy_job(engine_of(), took)
     assert set(took.values()) == {SITES}
     assert result.tobytes() == by_hand(took).tobytes()
 
 
-def test_only_tasks_are_called() -> None:
+def test_only_methods_in_tasks_can_be_called() -> None:
     with pytest.raises(TrainingError, match="at least one site"):
         InProcess([])
     for name in ("state", "__init__", "nothing"):
@@ -43,7 +43,10 @@ def test_only_tasks_are_called() -> None:
 
 
 def test_bytes_are_those_of_numbers() -> None:
-    """Down: 4 float32 and one option of 8 bytes. Up: 4 float32, a weight, a metric."""
+    """Down: 4 float32 numbers and one option of 8 bytes.
+
+    Up: 4 float32 numbers, a weight and a metric.
+    """
     engine = engine_of()
     engine.sum("train", X, round=4)
     assert (engine.bytes_down, engine.bytes_up) == (3 * (16 + 8), 3 * (16 + 8 + 8))
@@ -145,8 +148,7 @@ def settings(vectors: Path) -> fedner.Config:
 
 
 def count_numbers(members: list[fedner.Site]) -> int:
-    """Return the bytes of all distinct tensors that the sites hold, with frozen
-    tables."""
+    """Return the bytes of all tensors of the sites, shared ones once."""
     storages: dict[int, int] = {}
     for member in members:
         tensors = [
@@ -164,12 +166,14 @@ def count_numbers(members: list[fedner.Site]) -> int:
 
 
 @pytest.mark.slow
-def test_a_hundred_sites_train_and_grow_with_the_trainable_state_alone(
+def test_the_memory_of_a_hundred_sites_grows_only_with_their_trainable_state(
     tmp_path: Path,
 ) -> None:
-    """Frozen word vectors are held once. A site adds its parameters (p floats), their
-    best values (p), and the private ones' two moments (2 q) with a step each, and
-    buffers."""
+    """Frozen word vectors are held once.
+
+    Each site adds its parameters (p floats), their best values (p), two moments (2 q)
+    and a step for each private parameter, and buffers.
+    """
     vectors = tmp_path / "vectors.txt"
     rows = (" ".join([f"w{i}", *["0.5"] * 50]) for i in range(2000))
     vectors.write_text("\n".join(["aspirin" + " 0.1" * 50, *rows]) + "\n")

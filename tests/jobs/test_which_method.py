@@ -1,4 +1,4 @@
-"""The page that chooses a method agrees with `fednotes init` and with the results."""
+"""Test that the page on methods agrees with `fednotes init` and with the results."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_the_page_and_the_proposal_agree() -> None:
         assert model.strip("`") == proposal.model.value, words
 
 
-def test_the_first_job_written_by_hand_is_the_proposed_one() -> None:
-    """Of docs/notes.md, whose sites annotate the same types."""
+def test_the_first_job_of_the_notes_page_is_the_proposed_one() -> None:
+    """The sites of docs/notes.md annotate the same types."""
     text = (ROOT / "docs" / "notes.md").read_text("utf-8")
     block = re.search(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert block is not None
@@ -83,14 +83,14 @@ def test_the_first_job_written_by_hand_is_the_proposed_one() -> None:
     assert tomllib.loads(block[1])["method"] == proposal.method.value
 
 
-def test_every_row_of_the_proposal_s_table_is_tried() -> None:
+def test_every_row_of_the_proposals_table_is_tested() -> None:
     table = PAGE.read_text("utf-8").partition("\n## ")[0]
     assert [row[0] for row in table_rows(table)] == list(NOTES)
 
 
 @pytest.mark.parametrize("path", [PAGE, ROOT / "README.md"], ids=lambda path: path.stem)
-def test_numbers_stand_in_the_section_that_their_row_links(path: Path) -> None:
-    """A number of a table is in docs/results.md, where a reader finds how it was measured."""
+def test_numbers_are_in_the_section_that_their_row_links(path: Path) -> None:
+    """There, a reader finds how a number was measured."""
     checked = 0
     for row in table_rows(path.read_text("utf-8")):
         anchors = re.findall(r"results\.md#([\w-]+)\)", " ".join(row))

@@ -1,4 +1,7 @@
-"""Differential privacy of personal models: what a unit moves, and what is as ever."""
+"""Test personal models with differential privacy.
+
+What a unit changes, and what stays as without differential privacy.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,10 @@ PRIVATE: Any = DPMethod(personal.METHOD)
 
 
 def three() -> list[SiteData]:
-    """Return sites of eight notes each: "Drug" is at all of them, "ADE" at the last
-    two."""
+    """Return three sites of eight notes each.
+
+    All annotate "Drug"; the last two also annotate "ADE".
+    """
     types = (("Drug",), ("Drug", "ADE"), ("ADE", "Drug"))
     return [
         replace(tiny_site(n, 8), tags=TagSet(site_types))
@@ -57,13 +62,16 @@ def config_of(bert: Path, sites: Sequence[Any], **privacy_options: Any) -> Any:
 
 
 @pytest.mark.parametrize("clip", [0.01, 1e6])
-def test_a_unit_moves_both_changes_together_by_the_clip_at_most(
+def test_a_unit_changes_sent_and_own_parameters_at_most_by_the_clip(
     bert: Path,
     clip: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By brute force, with a unit and without it: of what leaves and of what moves the
-    site's own change and rows. A row that only others have has nothing of it."""
+    """The answers with and without a unit are compared by brute force.
+
+    Both the sent update and the changes of the site's own parameters count. A row that
+    only other sites have does not change.
+    """
     data = three()[0]
     config = config_of(bert, three(), clip=clip)
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
@@ -99,12 +107,13 @@ def test_a_unit_moves_both_changes_together_by_the_clip_at_most(
     assert clip > 1 or min(lengths) == pytest.approx(clip, rel=2e-3)
 
 
-def test_a_run_ends_with_what_was_trained_with_noise(
+def test_a_run_saves_only_the_model_trained_with_noise(
     bert: Path, tmp_path: Path
 ) -> None:
-    """A row that a site lacks has noise alone, of the size that is promised; what is
-    saved and scored is the federated model, and nothing of one that has seen the notes
-    without noise."""
+    """The saved and scored model is the federated one, which was trained with noise.
+
+    A row that a site lacks has only noise, of the promised size.
+    """
     sites = three()
     config = config_of(bert, sites)
     members = [

@@ -1,5 +1,4 @@
-"""A site takes part in no job whose training examples differ by few from those of an
-earlier one.
+"""Test that a site refuses jobs whose examples differ by few from earlier ones.
 
 The examples are single letters, so each expected difference is counted by hand.
 """
@@ -38,8 +37,16 @@ def join(
     labels: str = "",
     policy: Policy = THREE,
 ) -> None:
-    """Join a run that trains on these letters. labels: the letters in a second view, if
-    any."""
+    """Join a run that trains on these letters.
+
+    Args:
+        rules: The folder of the site's rules.
+        letters: The examples.
+        run: Name of the run.
+        job: Fingerprint of the job.
+        labels: The examples in a second view, if there is one.
+        policy: The site's policy.
+    """
     views = {"texts": [letter.encode() for letter in letters]}
     if labels:
         views["labels"] = [label.encode() for label in labels]
@@ -74,7 +81,7 @@ def test_another_job_on_the_same_examples_is_allowed(
         ("abcdeff", 1),  # f occurs once more
     ],
 )
-def test_few_other_examples_are_refused(
+def test_a_job_with_few_different_examples_is_refused(
     letters: str, number: int, tmp_path: Path
 ) -> None:
     join(tmp_path, "abcdef")
@@ -92,8 +99,10 @@ def test_few_other_examples_are_refused(
 
 
 @pytest.mark.parametrize("letters", ["abc", "abcdefghi", "abcdgefhi", "uvwxyz"])
-def test_enough_other_examples_are_allowed(letters: str, tmp_path: Path) -> None:
-    """Differences of 3, 3, 3 and 12."""
+def test_a_job_with_enough_different_examples_is_allowed(
+    letters: str, tmp_path: Path
+) -> None:
+    """The differences are 3, 3, 3 and 12."""
     join(tmp_path, "abcdef")
     join(tmp_path, letters, run="run2", job="2" * 64)
     assert runs(tmp_path) == ["run1", "run2"]
@@ -107,7 +116,10 @@ def test_every_earlier_run_is_compared(tmp_path: Path) -> None:
 
 
 def test_every_view_is_compared(tmp_path: Path) -> None:
-    """New names for all labels hide no text that is gone, and the same texts no label."""
+    """A removed text is noticed although all labels have new names.
+
+    A changed label is noticed although all texts are the same.
+    """
     join(tmp_path, "abcdef", labels="ABCDEF")
     with pytest.raises(PolicyRefusal, match=r"\(texts\) differ by 1"):
         join(tmp_path, "abcde", labels="UVWXY", run="run2", job="2" * 64)
@@ -116,7 +128,7 @@ def test_every_view_is_compared(tmp_path: Path) -> None:
     join(tmp_path, "abcde", run="run2", job="2" * 64, policy=Policy(min_difference=1))
 
 
-def test_zero_compares_and_remembers_nothing(tmp_path: Path) -> None:
+def test_a_limit_of_zero_compares_and_records_nothing(tmp_path: Path) -> None:
     assert Policy().min_difference == 0
     join(tmp_path / "rules", "abcdef", policy=Policy())
     join(tmp_path / "rules", "abcde", run="run2", job="2" * 64, policy=Policy())
@@ -137,8 +149,11 @@ def test_a_resumed_run_is_not_compared_with_itself(tmp_path: Path) -> None:
         join(tmp_path, "abcdef", job="2" * 64)
 
 
-def test_the_record_has_keyed_digests_and_the_sites_alone(tmp_path: Path) -> None:
-    """The digests are computed anew here; without the secret those of "a" are others."""
+def test_the_record_holds_only_keyed_digests_and_names(tmp_path: Path) -> None:
+    """The expected digests are computed here.
+
+    With another secret, the digests of "a" are different.
+    """
     join(tmp_path, "aab")
     text = (tmp_path / "examples" / RECORD).read_text()
     secret = (tmp_path / "examples" / SECRET).read_bytes()
@@ -168,7 +183,7 @@ def cut(path: Path) -> None:
 
 
 def replace_a_digest(path: Path) -> None:
-    """Exchange the stored digests for others that are as well-formed."""
+    """Replace the stored digests by other well-formed ones."""
     table = json.loads(path.read_text())
     for key, digest in table["sets"].items():
         table["sets"][key] = digest.swapcase()
@@ -194,11 +209,13 @@ def forget_the_runs(path: Path) -> None:
         (SECRET, lambda path: path.write_bytes(bytes(32))),
     ],
 )
-def test_a_site_with_a_damaged_record_joins_no_sum(
+def test_a_site_with_a_damaged_record_joins_no_run(
     name: str, damage: object, tmp_path: Path
 ) -> None:
-    """Not even the same run, or one that is far from the earlier one; once it is back,
-    all is."""
+    """It joins neither the same run nor one with other examples.
+
+    Once the file is restored, runs are compared as before.
+    """
     assert callable(damage)
     join(tmp_path, "abcdef")
     path = tmp_path / "examples" / name
@@ -217,7 +234,7 @@ def test_a_site_with_a_damaged_record_joins_no_sum(
 def test_a_record_that_would_be_too_large_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Equal examples are kept once, so further runs on the same ones hardly need room."""
+    """Equal sets of examples are stored once and hardly need room."""
     many = "".join(map(chr, range(100, 1100)))
     join(tmp_path, many)
     size = (tmp_path / "examples" / RECORD).stat().st_size
