@@ -442,8 +442,12 @@ def test_the_folder_of_a_run_is_answered_with_its_models(
 ) -> None:
     """Each path that the message names is a model."""
     of_run = model.parents[3]
-    for folder in (of_run, of_run.parent):
+    for folder, start in (
+        (of_run, f"error: {of_run} is the folder of a run: give one of its models"),
+        (of_run.parent, f"error: {of_run.parent}: no model here: give the folder of"),
+    ):
         message = refused("predict", folder, "--text", "He took aspirin.")
+        assert message.startswith(start)
         assert str(model) in message
     models = refused("predict", of_run, "--text", "a").split("models: ")[1]
     for path in models.strip().split(", "):
@@ -637,6 +641,46 @@ def test_check_shows_no_text(run: Run, trained: Path) -> None:
         out, err = run("check", target)
         assert "mentions" in out
         assert not any(word in out + err for word in (NAME, *DRUGS))
+
+
+def test_check_fits_80_columns_and_says_that_nothing_is_wrong(
+    folder: Path, run: Run
+) -> None:
+    out, _ = run("check", folder / "job.toml")
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == "no problems found; 6 warnings"
+    corpus(folder / "bad.conll", "Drug", "north")
+    with (folder / "bad.conll").open("a") as file:
+        file.write("too\n")
+    _, err = run("check", folder / "bad.conll", code=1)
+    assert "problems: 1" in err
+
+
+def test_a_warning_is_printed_once(folder: Path, run: Run) -> None:
+    corpus(folder / "test.conll", "Drug", "other")
+    test = (folder / "test.conll").read_text("utf-8")
+    changed = test.replace("Drug", "Dose", 1)
+    (folder / "test.conll").write_text(changed, encoding="utf-8")
+    job = TINY + SITES.replace(
+        'path = "north.conll"', 'train = "north.conll"\ntest = "test.conll"'
+    )
+    (folder / "job.toml").write_text(job, encoding="utf-8")
+    out, _ = run("simulate", folder / "job.toml", "--out", folder / "run")
+    text = " ".join(out.split())
+    assert text.count("1 mention is of types that no training mention has (Dose)") == 1
+    summary = json.loads((folder / "run" / "summary.json").read_text("utf-8"))
+    assert any("1 mention is of types" in note for note in summary["notes"])
+
+
+def test_predict_says_what_it_wrote(run: Run, model: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.csv"
+    notes.write_text("note_id,text\n1,No fever.\n2,Took some.\n", encoding="utf-8")
+    found = tmp_path / "found.jsonl"
+    out, err = run("predict", model, notes, "--out", found)
+    assert (out, err) == ("", f"predictions of 2 notes in {found}\n")
+    _, err = run("predict", model, notes)
+    assert err == ""
 
 
 def test_tag_sets_without_overlap_warn_and_train(folder: Path, run: Run) -> None:

@@ -30,6 +30,7 @@ from fednotes.cli import display
 from fednotes.cli.display import RichDisplay, runs_bar
 from fednotes.cli.shared import CleanConsole
 from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.data.checks import Finding
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.compare import Comparison
 from fednotes.jobs.job import Sites, count_data
@@ -126,9 +127,41 @@ def test_lines_tell_the_time_left_of_the_whole_run() -> None:
     bar.end()
     lines = out.getvalue().splitlines()
     assert not any("left" in line for line in lines[:3])
-    assert lines[3].endswith("1 min 18 s left at most")
-    assert lines[4] == "the whole run: 1 min 18 s left at most"
-    assert lines[5].endswith("1 min 15 s left at most")
+    assert lines[3].endswith("about 1 min 18 s left")
+    assert lines[4] == "the whole run: about 1 min 18 s left"
+    assert lines[5].endswith("about 1 min 15 s left")
+
+
+@pytest.mark.parametrize(
+    ("condition", "sends"), [("federated", True), ("alone", False), ("pooled", False)]
+)
+def test_a_line_shows_bytes_only_where_something_is_sent(
+    condition: str, sends: bool
+) -> None:
+    out = io.StringIO()
+    bar = RichDisplay(Console(file=out, width=200))
+    part: Any = Part(condition, (object(),), None)
+    bar.begin(part, 2, 5)
+    for number in range(2):
+        bar.round(RoundResult(number, {"loss": 1.0}, 1, 10, 20, 1.0 + number, True))
+    line = out.getvalue().splitlines()[1]
+    assert ("↑10 B ↓20 B" in line) == sends
+    assert ("↑" in line) == sends
+    assert "5 sentences/s" in line
+
+
+def test_findings_of_one_kind_are_listed_together() -> None:
+    findings = [
+        Finding("warning", "rare_types", f"site{number}", "types are rare")
+        for number in range(9)
+    ]
+    errors = [Finding("error", "offsets", f"s{n}", "outside") for n in range(5)]
+    lines = [str(line) for line in display.list_findings([*findings, *errors])]
+    assert lines[:5] == [f"error  s{n}: outside [offsets]" for n in range(5)]
+    assert lines[5:] == [
+        *(f"warning  site{n}: types are rare [rare_types]" for n in range(3)),
+        "         the same kind: site3, site4, site5, site6, site7, site8",
+    ]
 
 
 class Observed:

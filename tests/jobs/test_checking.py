@@ -199,7 +199,7 @@ def test_a_note_in_two_parts_is_recognised_by_its_text(tmp_path: Path) -> None:
     assert leak.counts == {"sentences": 2, "of": 62, "long": 2}
     (problem,) = checked.wrong
     assert problem.kind == "shared_notes"
-    assert "1 notes are in a.jsonl and in b.jsonl" in problem.message
+    assert "1 note is in a.jsonl and in b.jsonl" in problem.message
 
 
 def test_files_of_equal_names_are_one_note_if_their_texts_are_equal(
@@ -208,7 +208,7 @@ def test_files_of_equal_names_are_one_note_if_their_texts_are_equal(
     mercy, north = write_hospitals(tmp_path)
     (problem,) = check_files([mercy, north]).wrong
     assert problem.kind == "shared_notes"
-    assert "1 notes are in mercy and in north" in problem.message
+    assert "1 note is in mercy and in north" in problem.message
     text = (north / "003.txt").read_text()
     (north / "003.txt").write_text(text.replace("both", "none"))
     assert not check_files([mercy, north]).wrong

@@ -224,7 +224,9 @@ def test_a_site_that_skips_has_remarks_in_place_of_problems(tmp_path: Path) -> N
     checked = check_sites(tmp_path, north='path = "a.jsonl"\non_error = "skip"')
     assert not checked.wrong
     assert checked.sites is not None
-    warning = "warning: north: 2 lines of a.jsonl cannot be used and are left out"
+    warning = (
+        "warning: north: left out of a.jsonl, because they cannot be used: 2 lines"
+    )
     assert warning in checked.sites.messages
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,28 @@ def test_the_method_fits_what_the_sites_annotate(
     assert (proposal.method.value, proposal.model.value) == (method, model)
     for choice in (proposal.method, proposal.model):
         assert re.fullmatch(r"[A-Z].*[.]", choice.reason), choice
+
+
+def test_a_site_with_few_notes_does_not_decide_the_method() -> None:
+    """One note lacks many types; a type that only it has is another matter."""
+    sites = {
+        "a": {"Drug": 50, "Dose": 40},
+        "b": {"Drug": 60, "Dose": 30},
+        "c": {"Drug": 9},
+    }
+    facts = facts_of(sites)
+    small = replace(facts.sites[2], notes=1)
+    with_small = replace(facts, sites=(*facts.sites[:2], small))
+    proposal = propose(with_small, Choices(), has_minilm=True)
+    assert proposal.method.value == "finetune"
+    assert any(
+        remark.startswith("c: 1 note cannot show which types")
+        for remark in proposal.remarks
+    )
+    assert propose(facts, Choices(), has_minilm=True).method.value == "distill"
+    other = replace(small, types={"Disease": 90})
+    different = replace(facts, sites=(*facts.sites[:2], other))
+    assert propose(different, Choices(), has_minilm=True).method.value == "distill"
 
 
 def test_a_user_decides_otherwise() -> None:

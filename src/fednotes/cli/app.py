@@ -15,7 +15,7 @@ from fednotes.core.stopping import Stopped, end_while_importing, raise_stopped
 if __name__ == "__main__" or sys.argv[0].endswith("fednotes"):
     end_while_importing(sys.argv)  # before the slow imports
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
@@ -89,6 +89,7 @@ from fednotes.core.errors import (
     Problem,
     fold_problems,
 )
+from fednotes.core.wording import format_count
 
 if TYPE_CHECKING:
     from fednotes.jobs.results import RunResult
@@ -231,7 +232,7 @@ def simulate(
     elif seeds:
         _show_seeds(result, report)
     else:
-        _show_run(result, out, report)
+        _show_run(result, out, report, display.warnings)
 
 
 def _write_reports(out: Path, seeds: Sequence[int]) -> Path:
@@ -243,11 +244,21 @@ def _write_reports(out: Path, seeds: Sequence[int]) -> Path:
     return write_report(out)
 
 
-def _show_run(result: RunResult, out: Path, report: Path) -> None:
-    """Print the notes and tables of a run, and the path of its report."""
+def _show_run(
+    result: RunResult, out: Path, report: Path, shown_warnings: Collection[str]
+) -> None:
+    """Print the notes and tables of a run, and the path of its report.
+
+    Args:
+        result: The result of the run.
+        out: The folder of the run.
+        report: The report.
+        shown_warnings: The warnings that were printed before training.
+    """
     from fednotes.cli.display import nothing_judged, result_tables
 
-    tell(result.notes)
+    shown = {f"warning: {text}" for text in shown_warnings} | set(shown_warnings)
+    tell(note for note in result.notes if note not in shown)
     missing = nothing_judged(result)
     if missing:
         say(f"note: {missing}")
@@ -377,7 +388,10 @@ def predict(
     # Predictions on the same terminal show by themselves how far it is.
     is_shown = out is not None or not console.is_terminal
     with show_work("loading the model", is_shown=is_shown):
-        run(model, source, output, LoadOptions(device, backbone, dictionary))
+        number = run(model, source, output, LoadOptions(device, backbone, dictionary))
+    if out is not None:
+        notes = format_count(number, "note")
+        print(f"predictions of {notes} in {out}", file=sys.stderr)
 
 
 def _require_clear_format(context: typer.Context, format: str) -> None:

@@ -29,7 +29,7 @@ from rich.text import Text
 from fednotes.cli.time_left import TimeLeft
 from fednotes.core.cleaning import NAME, clean, one_line
 from fednotes.core.parsing import number
-from fednotes.core.wording import format_duration, format_size
+from fednotes.core.wording import format_duration, format_size, list_names
 from fednotes.core.work import shown_by
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.parts import Part, Traffic
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from fednotes.metrics.calibration import Reliability
 
 _SITE_COLUMNS = 4  # with more sites, the table of types has no column for each
+_LIKE_FINDINGS = 3  # findings of one kind that are shown in full
 _LISTED_TYPES = 15  # maximum number of types in that table
 SHORT = 60.0  # seconds; shorter runs are not announced
 # Tables of several seeds show only the F1 of these, to fit into 80 columns.
@@ -102,6 +103,11 @@ class RichDisplay(ProgressListener):
         self._warned: set[str] = set()
         self._context = ExitStack()
 
+    @property
+    def warnings(self) -> frozenset[str]:
+        """The warnings that were printed."""
+        return frozenset(self._warned)
+
     def cost(self, traffic: Traffic) -> None:
         """Show what a run will send.
 
@@ -133,7 +139,10 @@ class RichDisplay(ProgressListener):
             self._scores = self._scores_text(result)
         self._first = self._first or result
         line = "  ".join([self._loss_text(result), self._pace_text(result)])
-        line += f"↑{format_size(result.bytes_up)} ↓{format_size(result.bytes_down)}"
+        if self._part.condition == "federated":  # elsewhere nothing leaves a site
+            sent = format_size(result.bytes_up)
+            line += f"↑{sent} ↓{format_size(result.bytes_down)}"
+        line = line.rstrip()
 
         self._time.round(result)
         seconds_left = self._time.seconds()
@@ -184,9 +193,7 @@ class RichDisplay(ProgressListener):
 
     def _left_text(self, seconds: float) -> str:
         """Return the time until the whole run ends, in words."""
-        if self._time.stops_early:
-            return f"about {format_duration(seconds)} left"
-        return f"{format_duration(seconds)} left at most"
+        return f"about {format_duration(seconds)} left"
 
     def _announce(self, line: str, *, must_ask: bool) -> None:
         """Print the cost of a run; ask for confirmation if it is high."""
@@ -1061,23 +1068,37 @@ def decisions_table(proposal: Proposal) -> Table:
     return table
 
 
-def findings_table(findings: Sequence[Finding]) -> Table:
-    """Return the findings of `fednotes check`, errors first."""
-    table = sheet("level", "where", "what", "finding", left=4)
-    styles = {"error": "bold red", "warning": "yellow", "info": ""}
-    for level, style in styles.items():
+def list_findings(findings: Sequence[Finding]) -> list[Text]:
+    """Return a line for each finding of `fednotes check`, errors first.
+
+    Of many findings of one kind, such as that of each part of each site, the first ones
+    stand for all.
+    """
+    styles = {"error": "bold red", "warning": "yellow", "info": "dim"}
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for level in styles:
         for finding in findings:
             if finding.level == level:
-                cells = (finding.where, finding.code, finding.message)
-                table.add_row(level, *map(Text, cells), style=style)
-    return table
+                groups.setdefault((level, finding.code), []).append(finding)
+    lines = []
+    for (level, _), group in groups.items():
+        shown = group if level == "error" else group[:_LIKE_FINDINGS]
+        for finding in shown:
+            message = f"{finding.where}: {finding.message} [{finding.code}]"
+            text = one_line(message, None)
+            lines.append(Text.assemble((level, styles[level]), "  ", text))
+        unshown = group[len(shown) :]
+        if unshown:
+            places = list_names([one_line(each.where, NAME) for each in unshown])
+            lines.append(Text(f"{' ' * len(level)}  the same kind: {places}"))
+    return lines
 
 
 def count_tables(counts: Sequence[CountTable]) -> list[Table]:
     """Return tables of counts about a job's sites."""
     tables = []
     for each in counts:
-        table = sheet(*each.heads, left=each.words, title=each.title or None)
+        table = compact_sheet(*each.heads, left=each.words, title=each.title)
         for row in each.rows:
             table.add_row(*map(Text, row))
         tables.append(table)

@@ -36,6 +36,7 @@ from fednotes.cli.shared import (
 )
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import UNREADABLE, FednotesError, fold_problems
+from fednotes.core.wording import format_count
 
 if TYPE_CHECKING:
     from fednotes.jobs.checking import Checked
@@ -53,6 +54,9 @@ jobs = typer.Typer(
 )
 
 
+_WIDTH = 80  # columns of findings, also in a pipe or a wide terminal
+
+
 class Output(StrEnum):
     """Formats for generated corpora."""
 
@@ -62,15 +66,15 @@ class Output(StrEnum):
 
 
 def show_checked(checked: Checked) -> None:
-    """Print the result of `fednotes check`: tables, then one line for each problem."""
-    from fednotes.cli.display import count_tables, findings_table
+    """Print the result of `fednotes check`: tables, findings, and each problem."""
+    from fednotes.cli.display import count_tables, list_findings
 
     if checked.job is not None and checked.sites is not None:
         tell(checked.sites.remarks)
         for table in count_tables(checked.job.kind.tabulate_counts(checked.sites.data)):
             console.print(table)
-    if checked.findings:
-        console.print(findings_table(checked.findings))
+    for line in list_findings(checked.findings):
+        console.print(line, width=min(_WIDTH, console.width), highlight=False)
 
     problems = list(checked.problems)
     for finding in checked.findings:
@@ -82,6 +86,10 @@ def show_checked(checked: Checked) -> None:
         counts = checked.to_dict()["counts"]
         kinds = ", ".join(f"{kind} {n:,}" for kind, n in counts["kinds"].items())
         print(f"problems: {counts['problems']:,} ({kinds})", file=sys.stderr)
+    else:
+        warnings = sum(finding.level == "warning" for finding in checked.findings)
+        of_warnings = f"; {format_count(warnings, 'warning')}" if warnings else ""
+        say(f"no problems found{of_warnings}")
     skippable = [p for p in checked.problems if p.file and p.kind != UNREADABLE]
     if skippable:
         print(f"hint: {SKIP_REMEDY}", file=sys.stderr)

@@ -98,15 +98,10 @@ class TimeLeft:
         self._part = _Part("", 0)
         self._last = None
 
-    @property
-    def stops_early(self) -> bool:
-        """Whether a part ended before its last round, so that others may do so too."""
-        return self._share_run() < 1
-
     def seconds(self) -> float | None:
         """Return the seconds until the run ends; None while they are not known.
 
-        This is an upper bound; if `stops_early`, it is an estimate.
+        It is an estimate: rounds become faster or slower, and parts may stop early.
         """
         part = self._part
         paces = [

@@ -23,6 +23,7 @@ from fednotes.core.cleaning import joiners
 from fednotes.core.errors import Problem
 from fednotes.core.parsing import shipped
 from fednotes.core.types import Document, SiteData, TagSet
+from fednotes.core.wording import list_names
 from fednotes.data.formats.problems import UNANNOTATED, WINDOWS, Problems
 from fednotes.data.identifiers import KINDS, count_identifiers
 from fednotes.data.repeats import Repeats, SharedValues
@@ -78,6 +79,17 @@ class Finding:
         return asdict(self)
 
 
+class _Count(int):
+    """A number of a sentence, which may choose the words after it."""
+
+    def __format__(self, spec: str) -> str:
+        """Return the number; with a spec "one|many", followed by one of both."""
+        singular, bar, plural = spec.partition("|")
+        if not bar:
+            return super().__format__(spec)
+        return f"{int(self)} {singular if self == 1 else plural}"
+
+
 def _finding(
     where: str,
     code: str,
@@ -97,7 +109,13 @@ def _finding(
     entry = _FINDINGS[code]
     sentence: str = entry["sentence"]
     constants = {"MIN_WORDS": MIN_WORDS, "RARE": RARE}
-    message = sentence.format_map({**counts, **words, **constants})
+    values = {**counts, **words, **constants}
+    message = sentence.format_map(
+        {
+            name: _Count(value) if isinstance(value, int) else value
+            for name, value in values.items()
+        }
+    )
     stable_name = code.split(":")[-1]
     return Finding(level or entry["level"], stable_name, where, message, counts)
 
@@ -430,7 +448,8 @@ def _count_unprintable(text: str) -> int:
 
 
 def _list_counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{label} {number}" for label, number in counts.items())
+    """Return the first counts of types in words, and the number of others."""
+    return list_names([f"{label} {number}" for label, number in counts.items()])
 
 
 def _in_braces(types: Collection[str]) -> str:
@@ -450,7 +469,7 @@ def _label_findings(
     """
     ordered = dict(sorted(counts.items()))
     total = counts.total()
-    listed = _list_counts(ordered) or "none"
+    listed = _list_counts(dict(counts.most_common())) or "none"
     yield _finding(where, "types", dict(counts), total=total, listed=listed)
     unknown = {label: n for label, n in ordered.items() if label not in types}
     if unknown:
@@ -468,7 +487,8 @@ def _label_findings(
         yield _finding(where, "no_mentions", {})
     rare = {label: counts[label] for label in types if counts[label] < RARE}
     if rare:
-        yield _finding(where, "rare_types", rare, listed=_list_counts(rare))
+        rarest_first = dict(sorted(rare.items(), key=lambda item: item[1]))
+        yield _finding(where, "rare_types", rare, listed=_list_counts(rarest_first))
 
 
 def agreement(scores: Mapping[str, Any], where: str) -> Iterator[Finding]:

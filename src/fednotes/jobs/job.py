@@ -582,7 +582,7 @@ class SiteKind:
             the tables' classes, or mappings of keys.
         count_examples: Returns the number of a site's training examples, as far as its
             data show it.
-        example_name: Short name of one training example, such as "sent".
+        example_name: Name of training examples, such as "sentences".
         make_stand_in: Copies a site under another name, to represent a site whose data
             are elsewhere. Takes the site, the name and the number of training examples;
             the copy keeps the site's own number where no example can occur twice.
@@ -634,7 +634,7 @@ class SiteKind:
     )
     collect_tables: Callable[[Job], Mapping[str, Any]] = _collect_no_tables
     count_examples: Callable[[Any], int] = _count_one_example
-    example_name: str = "sent"
+    example_name: str = "sentences"
     make_stand_in: Callable[[Any, str, int], Any] = _rename_site
     count_training: Callable[[Job, Any], Mapping[str, Any]] = _describe_nothing
     find_score_causes: Callable[

@@ -26,6 +26,7 @@ from fednotes.jobs.gold_documents import prepare_gold, read_annotated
 from fednotes.jobs.inputs import Inputs, name_of_notes, open_inputs
 from fednotes.jobs.prediction_files import write_brat, write_conll, write_documents
 from fednotes.jobs.saved_models import (
+    Counted,
     EvaluationOptions,
     JudgedConfidences,
     LoadOptions,
@@ -225,7 +226,7 @@ class MentionModel:
         source: NoteSource,
         output: PredictionOutput,
         options: LoadOptions,
-    ) -> None:
+    ) -> int:
         """Write the mentions in notes; see `SavedModel.write_predictions`."""
         _require_threshold(output.threshold)
         if output.to not in ("jsonl", "brat", "conll"):
@@ -238,7 +239,7 @@ class MentionModel:
 
         inputs = _open_inputs(source)
         model = cls.load(folder, options)
-        documents = model._find_in_stream(inputs, FILE_BATCH, output.threshold)
+        documents = Counted(model._find_in_stream(inputs, FILE_BATCH, output.threshold))
         if output.to == "brat" and output.path is not None:
             write_brat(documents, output.path)
         elif output.to == "conll" and inputs.is_held:
@@ -249,6 +250,7 @@ class MentionModel:
         skipped = str(inputs.problems)
         if skipped:
             print(f"note: left out of {inputs.where}: {skipped}", file=sys.stderr)
+        return documents.number
 
     def _find_in_stream(
         self, documents: Iterable[Document], batch: int, threshold: float

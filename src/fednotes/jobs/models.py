@@ -13,7 +13,7 @@ from fednotes.core.settings import path_of
 from fednotes.core.wording import list_names
 from fednotes.jobs.mention_models import MentionModel
 from fednotes.jobs.patient_models import PatientModel
-from fednotes.jobs.run_folder import list_model_folders, list_runs_near
+from fednotes.jobs.run_folder import is_run, list_model_folders, list_runs_near
 from fednotes.jobs.saved_models import LoadOptions, SavedModel
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "load_mention_model",
     "open_model",
     "read_description",
+    "require_model",
 ]
 
 # Files that may describe a model that finds mentions, in search order.
@@ -39,19 +40,24 @@ def find_model_class(folder: Path) -> type[SavedModel]:
 
     Raises:
         ConfigError: The class cannot be loaded.
-        ModelError: The folder is that of a run, or of runs; the message lists models.
     """
     for name, entry in plugins.registered("models").items():
         if (folder / f"{name}.json").is_file():
             return _load_class(entry)
-    if not any((folder / name).is_file() for name in _MENTION_FILES):
-        _refuse_run(folder)
     return MentionModel
 
 
-def _refuse_run(folder: Path) -> None:
+def require_model(folder: Path) -> None:
     """Raise ModelError, with the models to choose from, if a folder holds a run."""
-    models = [str(path) for path in list_model_folders(folder)]
+    files = (
+        *_MENTION_FILES,
+        *(f"{name}.json" for name in plugins.registered("models")),
+    )
+    if any((folder / name).is_file() for name in files):
+        return
+    models = []
+    if is_run(folder):
+        models = [str(path) for path in list_model_folders(folder)]
     if models:
         raise ModelError(
             f"{folder} is the folder of a run: give one of its models: "
@@ -127,6 +133,7 @@ def load(
         MissingExtra: A package is missing.
     """
     folder = folder_of(path)
+    require_model(folder)
     options = LoadOptions(device, backbone, dictionary, calibrated)
     return find_model_class(folder).load(folder, options)
 

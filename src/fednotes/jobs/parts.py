@@ -25,7 +25,7 @@ class Part:
         config: The method's config for this part.
         site: Name of the site that trains alone; empty otherwise.
         method: The method in simulations, which observe sites individually.
-        unit: Short name of a training example, such as "sent".
+        unit: Name of training examples, such as "sentences".
         is_private: Whether the part is trained with differential privacy.
         personal_epochs: Number of epochs that each site trains by itself at the end.
     """
@@ -35,7 +35,7 @@ class Part:
     config: Any
     site: str = ""
     method: Method | None = None
-    unit: str = "sent"
+    unit: str = "sentences"
     is_private: bool = False
     personal_epochs: int = 0
 

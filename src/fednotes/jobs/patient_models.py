@@ -26,6 +26,7 @@ from fednotes.jobs.evaluation import Evaluation
 from fednotes.jobs.inputs import name_of_notes
 from fednotes.jobs.patient_reviews import ReviewedPatients
 from fednotes.jobs.saved_models import (
+    Counted,
     EvaluationOptions,
     JudgedConfidences,
     LoadOptions,
@@ -276,7 +277,7 @@ class PatientModel(ABC):
         source: NoteSource,
         output: PredictionOutput,
         options: LoadOptions,
-    ) -> None:
+    ) -> int:
         """Write findings of patients; see `SavedModel.write_predictions`.
 
         A note without a patient is a patient of its own, named by the note's id.
@@ -291,12 +292,13 @@ class PatientModel(ABC):
                 "`threshold` applies only to mentions, but this model predicts "
                 "phenotypes; leave it out"
             )
-        notes = cls.read_notes(source)
+        notes = Counted(cls.read_notes(source))
         text = cls.load(folder, options).format_findings(notes, output.to)
         if output.path is None:
             sys.stdout.write(text)
         else:
             write_out(output.path, text)
+        return notes.number
 
     # ---- scores and description
 

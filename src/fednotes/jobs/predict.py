@@ -7,7 +7,7 @@ from pathlib import Path
 from fednotes.core.databases import is_address
 from fednotes.core.errors import ParameterError
 from fednotes.data.notes import NoteDatabase
-from fednotes.jobs.models import find_model_class
+from fednotes.jobs.models import find_model_class, require_model
 from fednotes.jobs.saved_models import LoadOptions, NoteSource, PredictionOutput
 
 
@@ -16,7 +16,7 @@ def predict(
     source: NoteSource,
     output: PredictionOutput | None = None,
     options: LoadOptions | None = None,
-) -> None:
+) -> int:
     """Write the mentions in notes, or the findings of patients.
 
     Args:
@@ -26,6 +26,9 @@ def predict(
             stdout.
         options: How the model is loaded; the defaults if None.
 
+    Returns:
+        The number of notes that were read.
+
     Raises:
         ConfigError: An option does not apply to the model, or the output would replace
             the input.
@@ -34,8 +37,11 @@ def predict(
     """
     output = output or PredictionOutput()
     _require_apart(source, output)
+    require_model(model)
     model_class = find_model_class(model)
-    model_class.write_predictions(model, source, output, options or LoadOptions())
+    return model_class.write_predictions(
+        model, source, output, options or LoadOptions()
+    )
 
 
 def _require_apart(source: NoteSource, output: PredictionOutput) -> None:

@@ -8,10 +8,10 @@ phenotypes of patients. All other code uses the protocol and never checks the cl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import OnError
 from fednotes.data.notes import NoteDatabase
 from fednotes.jobs.evaluation import Evaluation
+
+T = TypeVar("T")
 
 # What one prediction covers: a document, or a patient with all notes.
 ModelInput = Literal["documents", "patients"]
@@ -79,6 +81,27 @@ class PredictionOutput:
     path: Path | None = None
     to: str = "jsonl"
     threshold: float = 0.0
+
+
+class Counted(Iterator[T]):
+    """Items that are counted while they are read.
+
+    Args:
+        items: The items.
+
+    Attributes:
+        number: The number of items so far.
+    """
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = iter(items)
+        self.number = 0
+
+    def __next__(self) -> T:
+        """Return the next item."""
+        item = next(self._items)
+        self.number += 1
+        return item
 
 
 @dataclass(frozen=True)
@@ -167,11 +190,14 @@ class SavedModel(Protocol):
         source: NoteSource,
         output: PredictionOutput,
         options: LoadOptions,
-    ) -> None:
+    ) -> int:
         """Predict with the model in a folder and write the predictions.
 
         The notes are checked before the model is loaded. They are read one at a time,
         or one batch at a time. An output file appears once it is complete.
+
+        Returns:
+            The number of notes that were read.
 
         Raises:
             ConfigError: An option does not apply to this class of models.

@@ -124,7 +124,7 @@ def test_a_folder_of_runs_lists_each_with_its_facts(runs: Path, tmp_path: Path) 
         "finished",
         "fedner",
         "2",
-        f"{score}strict F1, federated",
+        f"{score}test strict F1, federated",
     ]
     assert result.seconds is not None
     assert rows["seeds/seed-1"][4] == format_duration(result.seconds)

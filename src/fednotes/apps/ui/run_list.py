@@ -168,7 +168,7 @@ def _final_score(result: RunResult) -> RunScore | None:
         for condition in _PREFERRED:
             value = number(result.mean, condition, kind, layout.dots.measure)
             if value is not None:
-                return RunScore(value, f"{layout.dots.tile}, {condition}")
+                return RunScore(value, f"test {layout.dots.tile}, {condition}")
     return None
 
 

@@ -27,6 +27,7 @@ from fednotes.core import bounds
 from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Scheme, Span, TagSet
+from fednotes.core.wording import format_count
 from fednotes.data.formats.files import read_head, read_lines
 from fednotes.data.formats.folders import find_corpus_files
 from fednotes.data.formats.gathering import (
@@ -310,7 +311,8 @@ def _parse_marker(line: str, row: Row, number: int) -> _Part | None:
 def _what_is_wrong(row: Row, width: int) -> str:
     """Return the reason why a row is not a token with its tag."""
     if len(row) != width:
-        return f"{len(row)} columns, expected {width} (token first, tag last)"
+        columns = format_count(len(row), "column")
+        return f"{columns}, expected {width} (token first, tag last)"
     if not row[0].strip(" "):
         return "the token is empty"
     return "the last column is not a tag: expected O or a tag such as B-Drug"

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from fednotes.core.cleaning import NAME, one_line
 from fednotes.core.errors import DataError, ParameterError, nearest
-from fednotes.core.wording import list_names
+from fednotes.core.wording import format_count, list_names
 from fednotes.jobs.label_maps import LabelMap, find_label_maps
 from fednotes.jobs.proposal.facts import Facts, Holds, SiteFacts
 from fednotes.jobs.unshared_types import (
@@ -50,6 +50,7 @@ MINILM = "minilm"
 _MAX_SILOS = 5
 _MIN_SILOS = 2
 _FEW_MENTIONS = 10  # with fewer mentions, a model hardly learns a type
+_FEW_NOTES = 10  # with fewer notes, a site lacks types by chance
 _SUM_SITES = 3  # sites that a secure sum needs
 
 
@@ -182,6 +183,26 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
     )
 
 
+def _find_really_unshared(
+    sites: Sequence[SiteFacts], types: Mapping[str, Counter[str]]
+) -> list[str]:
+    """Return the types that a site lacks although it has notes enough to show them.
+
+    A few notes lack many types by chance.
+    """
+    enough = [types[site.name] for site in sites if not _has_few_notes(site)]
+    if not enough:
+        enough = list(types.values())
+    all_labels = {label for counts in types.values() for label in counts}
+    return sorted(
+        label for label in all_labels if any(label not in counts for counts in enough)
+    )
+
+
+def _has_few_notes(site: SiteFacts) -> bool:
+    return site.notes < _FEW_NOTES
+
+
 def _find_common_types(types: Mapping[str, Counter[str]]) -> tuple[str, ...]:
     """Return the types of which every site has enough mentions to train and test."""
     labels = set.intersection(*(set(counts) for counts in types.values()))
@@ -300,7 +321,7 @@ def _choose_method(
             "The notes have no annotations, so sites can pre-train a language model on "
             "them.",
         )
-    unshared_types = find_unshared_types(list(types.values()))
+    unshared_types = _find_really_unshared(sites, types)
     if not are_rare(unshared_types, types):
         return Choice(
             "distill",
@@ -428,6 +449,11 @@ def _list_remarks(
 
 def _remarks_of_site(site: SiteFacts, types: Counter[str]) -> Iterator[str]:
     """Yield remarks about the notes of one site for the user."""
+    if types and _has_few_notes(site):
+        yield (
+            f"{site.name}: {format_count(site.notes, 'note')} cannot show which types "
+            "the site annotates, so the types that it lacks do not decide the method"
+        )
     if site.are_sentences:
         yield (
             f"{site.name}: the files do not say where documents begin, so each "
