@@ -19,6 +19,7 @@ from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.job_file import load_job, parse_job
 from fednotes.jobs.parts import Part
 from fednotes.jobs.progress import ProgressListener
+from fednotes.jobs.results import RunResult
 from fednotes.jobs.seeds import simulate_seeds
 from fednotes.jobs.simulate import simulate
 from fednotes.jobs.workers import dealing, pool
@@ -160,6 +161,15 @@ def test_the_runs_of_several_seeds_share_workers(
     simulate_seeds(job, tmp_path / "two", [1, 2], workers=2)
     assert read_run(tmp_path / "two") == read_run(tmp_path / "one")
     assert find_workers(os.getpid()) == []
+
+
+def test_the_time_at_a_site_does_not_depend_on_the_number_of_workers() -> None:
+    """Four sites took 40 s one after another, so 20 s two at a time."""
+    sites: dict[str, Any] = {site: {} for site in "abcd"}
+    for workers, seconds in ((1, 40), (2, 20), (4, 10), (9, 10)):
+        conditions = {"federated": {"seconds": seconds}}
+        result = RunResult(sites=sites, conditions=conditions, workers=workers)
+        assert result.cost == "10.0 s"
 
 
 # workers that start by themselves

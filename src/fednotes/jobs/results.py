@@ -263,8 +263,8 @@ class RunResult(BaseModel):
     def cost(self) -> str:
         """The cost of the federation for each site in words, as far as it is known.
 
-        The cost is the bytes per site, and the time divided by the number of sites,
-        because a simulation trains the sites one after the other.
+        The cost is the bytes per site, and the time of one site: a simulation trains as
+        many sites at a time as it has workers, and the others after them.
         """
         costs = mapping(self.conditions.get("federated"))
         sites = max(1, len(self.sites))
@@ -275,7 +275,8 @@ class RunResult(BaseModel):
         if up is not None and down is not None:
             words.append(format_size((up + down) / sites))
         if seconds is not None:
-            words.append(format_duration(seconds / sites))
+            at_once = min(sites, max(1, self.workers))
+            words.append(format_duration(seconds * at_once / sites))
         return ", ".join(words) or "–"
 
     def write(self, folder: Path) -> None:
