@@ -184,6 +184,29 @@ def test_a_fetched_result_is_stored_whatever_its_summary_contains(
     assert (out / "model").is_dir()
 
 
+def test_a_server_replaces_no_file_that_the_admin_wrote(tmp_path: Path) -> None:
+    """Such as run.json, which names the kit that the next command uses."""
+
+    class Replacing(Server):
+        def fetch(self, job_id: str, out: Path) -> Path:
+            files = super().fetch(job_id, out) / "fednotes"
+            for name in ("run.json", "job.json", "report.html", "lock"):
+                (files / name).write_text("of the server")
+            return out
+
+    server, out = Replacing("FINISHED:COMPLETED"), tmp_path / "out"
+    server.summary = True
+    out.mkdir()
+    (out / "run.json").write_text("mine")
+    Follower(RUN, out, mock.Mock(), print).follow(server)  # type: ignore[arg-type]
+    assert (out / "run.json").read_text() == "mine"
+    assert sorted(path.name for path in out.iterdir()) == [
+        "model",
+        "run.json",
+        "summary.json",
+    ]
+
+
 def test_a_run_that_does_not_end_or_is_unknown_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="has not ended yet"):
         ended(Server("DISPATCHED"), tmp_path)

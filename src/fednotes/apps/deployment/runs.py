@@ -45,6 +45,7 @@ from fednotes.core.tables import table_fingerprint
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.declaration import MIN_SECURE_SITES, table_to_approve
 from fednotes.jobs.job import Job
+from fednotes.jobs.metrics_file import METRICS
 from fednotes.jobs.parts import Part
 from fednotes.jobs.progress import ProgressListener
 from fednotes.jobs.results import SUMMARY, RunResult, read_result
@@ -60,6 +61,7 @@ ABORT_SECONDS = 120.0
 PATIENCE_SECONDS = 900.0
 ABORTED = "FINISHED:ABORTED"
 QUEUED = ("SUBMITTED", "APPROVED", "DISPATCHED")
+_RESULTS = (SUMMARY, METRICS, "model")  # what a run leaves at the server
 # Keys of a round's line that are not metrics.
 _NOT_METRICS = frozenset(
     {
@@ -630,10 +632,17 @@ class Follower:
             return read_result(self.out)
 
     def _move_into_folder(self, files: Path) -> None:
-        """Move fetched files into the run's folder, in place of earlier ones."""
+        """Move fetched files into the run's folder, in place of earlier ones.
+
+        Only results are moved. The folder also has files of this machine, such as
+        run.json, which names a kit: the server must not replace them.
+        """
         make_private(files)
-        for path in sorted(files.iterdir()):
-            target = self.out / path.name
+        for name in _RESULTS:
+            path = files / name
+            target = self.out / name
+            if not path.exists():
+                continue
             if target.is_dir():
                 shutil.rmtree(target)
             shutil.move(path, target)
