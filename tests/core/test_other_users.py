@@ -145,6 +145,21 @@ def test_a_folder_of_another_user_is_named_with_the_remedy(tmp_path: Path) -> No
         store.make_private(tmp_path)
 
 
+def test_a_folder_behind_a_link_is_closed_or_refused(tmp_path: Path) -> None:
+    """Another user may put a link to their own folder at the path of a run, and change
+    its files."""
+    (tmp_path / "folder").mkdir(mode=0o777)
+    (tmp_path / "folder").chmod(0o777)
+    (tmp_path / "run").symlink_to(tmp_path / "folder")
+    with (
+        mock.patch.object(Path, "chmod", side_effect=PermissionError),
+        pytest.raises(FednotesError, match="run: belongs to another user"),
+    ):
+        store.make_private(tmp_path / "run")
+    store.make_private(tmp_path / "run")
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o700
+
+
 def test_files_that_were_open_to_others_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     (tmp_path / "a").chmod(0o646)

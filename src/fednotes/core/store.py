@@ -123,7 +123,7 @@ def locked_file(path: Path) -> Iterator[IO[bytes]]:
 def make_private(folder: Path) -> dict[Path, int]:
     """Remove all permissions of other users from a folder and its content.
 
-    Links are not followed.
+    Links in it are not followed; one at its own path is.
 
     Returns:
         The paths that other users could open, with their earlier permissions.
@@ -135,7 +135,9 @@ def make_private(folder: Path) -> dict[Path, int]:
     for place, _, names in os.walk(folder):
         for path in (Path(place), *(Path(place, name) for name in names)):
             with suppress(FileNotFoundError):  # it was deleted meanwhile
-                mode = path.lstat().st_mode
+                # A link at the folder itself leads to what is written into.
+                is_folder = path == folder
+                mode = path.stat().st_mode if is_folder else path.lstat().st_mode
                 if stat.S_ISLNK(mode) or not mode & 0o077:
                     continue
                 try:
