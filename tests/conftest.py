@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
+from postgres import Postgres, running_postgres
 from scratch import ended_with_us
 from tiny_models import save_bart, save_bert
 
@@ -46,6 +47,14 @@ def _one_thread() -> None:
     FEDNOTES_TEST_THREADS sets more threads; what one test compares is then still equal.
     """
     torch.set_num_threads(int(os.environ.get("FEDNOTES_TEST_THREADS", "1")))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """Start a PostgreSQL server, which tests share; skip where there is none."""
+    pytest.importorskip("psycopg")
+    with running_postgres() as server:
+        yield server
 
 
 @pytest.fixture(scope="session", autouse=True)

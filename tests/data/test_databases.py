@@ -5,13 +5,12 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from note_databases import NOTE_COLUMNS, NOTE_DDL, fill_sqlite, note_row
-from postgres import PASSWORD, Postgres, running_postgres
+from postgres import PASSWORD, Postgres
 
 from fednotes.core.databases import DatabaseAddress, is_address
 from fednotes.core.errors import ConfigError, DataError, FednotesError, MissingExtra
@@ -258,26 +257,20 @@ def test_a_text_that_is_not_utf8_is_not_quoted(tmp_path: Path) -> None:
 # ---- PostgreSQL ----------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[Postgres]:
-    psycopg = pytest.importorskip("psycopg")
-    with running_postgres() as server:
-        address = server.url().replace("+psycopg", "")
-        with psycopg.connect(address) as connection:
-            connection.execute("CREATE SCHEMA cdm")
-            connection.execute(NOTE_DDL.format(table="cdm.note"))
-            marks = ", ".join(["%s"] * 10)
-            with connection.cursor() as cursor:
-                cursor.executemany(
-                    f"INSERT INTO cdm.note ({NOTE_COLUMNS}) VALUES ({marks})", ROWS
-                )
-        yield server
-
-
 def test_postgresql_gives_the_notes_and_refuses_in_plain_words(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One test, because starting the server takes longer than all that it asserts."""
+    import psycopg
+
+    with psycopg.connect(postgres.url().replace("+psycopg", "")) as connection:
+        connection.execute("CREATE SCHEMA cdm")
+        connection.execute(NOTE_DDL.format(table="cdm.note"))
+        connection.execute("CREATE SEQUENCE numbers")
+        marks = ", ".join(["%s"] * 10)
+        with connection.cursor() as cursor:
+            insert = f"INSERT INTO cdm.note ({NOTE_COLUMNS}) VALUES ({marks})"
+            cursor.executemany(insert, ROWS)
     monkeypatch.setenv("NOTES_DB", postgres.url())
     database = NoteDatabase("env:NOTES_DB", omop="cdm.note")
     expected = [
@@ -304,10 +297,6 @@ def test_postgresql_gives_the_notes_and_refuses_in_plain_words(
         "SELECT note_id, note_text::int AS text FROM cdm.note": "cannot be converted",
         "SELECT nextval('numbers') AS note_id, 'a' AS text": "only read",
     }
-    import psycopg
-
-    with psycopg.connect(postgres.url().replace("+psycopg", "")) as connection:
-        connection.execute("CREATE SEQUENCE numbers")
     for query, message in refused.items():
         with pytest.raises(DataError, match=message) as raised:
             list(read_notes(NoteDatabase("env:NOTES_DB", query)))

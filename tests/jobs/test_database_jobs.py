@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from every_kind import make
-from note_databases import fill_sqlite, note_row
+from note_databases import NOTE_COLUMNS, NOTE_DDL, fill_sqlite, note_row
+from postgres import Postgres
 
 import fednotes as fn
 from fednotes.core.errors import ConfigError, DataError
@@ -233,3 +237,151 @@ def test_notes_that_change_between_two_passes_are_refused(
         connection.execute("DELETE FROM note WHERE note_id = 2")
     with pytest.raises(DataError, match="changed while they were used"):
         list(site.train())
+
+
+# ---- predictions into a database -----------------------------------------------------
+
+
+def test_predictions_of_a_postgresql_table_become_its_note_nlp(
+    postgres: Postgres,
+    model: Path,
+    tmp_path: Path,
+    run_cli: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NOTE_NLP refers to NOTE as the constraints of OMOP's common data model say."""
+    import psycopg
+
+    place = postgres.url().replace("+psycopg", "")
+    with psycopg.connect(place, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA hospital")
+        connection.execute(NOTE_DDL.format(table="hospital.note"))
+        marks = ", ".join(["%s"] * 10)
+        with connection.cursor() as cursor:
+            insert = f"INSERT INTO hospital.note ({NOTE_COLUMNS}) VALUES ({marks})"
+            cursor.executemany(insert, [note_row(n, text) for n, text in TEXTS.items()])
+        connection.execute(
+            "CREATE TABLE hospital.note_nlp (note_nlp_id integer NOT NULL PRIMARY KEY, "
+            "note_id integer NOT NULL REFERENCES hospital.note, "
+            "section_concept_id integer NULL, snippet varchar(250) NULL, "
+            '"offset" varchar(50) NULL, lexical_variant varchar(250) NOT NULL, '
+            "note_nlp_concept_id integer NULL, note_nlp_source_concept_id integer NULL, "
+            "nlp_system varchar(250) NULL, nlp_date date NOT NULL, "
+            "nlp_datetime timestamp NULL, term_exists varchar(1) NULL, "
+            "term_temporal varchar(50) NULL, term_modifiers varchar(2000) NULL)"
+        )
+        monkeypatch.setenv("NOTES_DB", postgres.url())
+        words = ["predict", model, "env:NOTES_DB", "--omop", "hospital.note"]
+        words += ["--to", "omop", "--out", "env:NOTES_DB"]
+        words += ["--out-table", "hospital.note_nlp", "--shard", 7]
+        code, stdout, err = run_cli(*words)
+        assert code == 0, err
+        assert NAME not in stdout + err
+
+        query = (
+            'SELECT note_nlp_id, note_id, "offset", lexical_variant, term_modifiers '
+            "FROM hospital.note_nlp ORDER BY note_nlp_id"
+        )
+        rows = connection.execute(query).fetchall()
+        found = fn.load(model).predict_file(
+            NoteDatabase("env:NOTES_DB", omop="hospital.note")
+        )
+        expected = [
+            (int(document.id), str(span.start), document.text[span.start : span.end])
+            for document in found
+            for span in document.spans
+        ]
+        assert [row[1:4] for row in rows] == expected
+        assert [row[0] for row in rows] == list(range(1, len(rows) + 1))
+
+        code, _, err = run_cli(*words)
+        assert code == 2
+        assert "has complete predictions" in err
+        insert = f"INSERT INTO hospital.note ({NOTE_COLUMNS}) VALUES ({marks})"
+        connection.execute(insert, note_row(31, TEXTS[3]))
+        code, _, err = run_cli(*words, "--resume")
+        assert code == 0, err
+        longer = connection.execute(query).fetchall()
+        assert longer[: len(rows)] == rows
+        assert {row[1] for row in longer[len(rows) :]} == {31}
+        code, _, err = run_cli(*words, "--resume", "--threshold", 0.9)
+        assert code == 2
+        assert "another threshold 0.0, now 0.9" in err
+
+
+def test_shards_of_a_model_are_the_lines_of_one_file(
+    address: str, model: Path, tmp_path: Path, run_cli: Run
+) -> None:
+    words = ["predict", model, address, "--out"]
+    assert run_cli(*words, tmp_path / "all.jsonl")[0] == 0
+    code, _, err = run_cli(*words, tmp_path / "shards", "--shard", 8)
+    assert code == 0, err
+    shards = sorted((tmp_path / "shards").glob("part-*.jsonl"))
+    assert len(shards) == 4
+    joined = b"".join(path.read_bytes() for path in shards)
+    records = [json.loads(line) for line in joined.splitlines()]
+    whole = (tmp_path / "all.jsonl").read_text("utf-8").splitlines()
+    assert [record["id"] for record in records] == [
+        json.loads(line)["id"] for line in whole
+    ]
+    assert {path.stat().st_mode & 0o777 for path in shards} == {0o600}
+    manifest = json.loads((tmp_path / "shards/manifest.json").read_text("utf-8"))
+    assert manifest["progress"]["notes"] == len(TEXTS)
+    assert NAME not in json.dumps(manifest)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shard", "8"], "--shard writes a folder of files"),
+        (["--resume", "--out", "x"], "--resume continues a folder of shards"),
+        (["--to", "parquet"], "parquet is not a text: give the file to write in --out"),
+        (["--to", "brat", "--out", "x", "--shard", "8"], "leave it out"),
+        (["--out", "sqlite:///x.db"], "a database takes rows of OMOP's NOTE_NLP"),
+        (["--out", "x", "--out-table", "y"], "--out-table is a table of a database"),
+        (["--to", "omop", "--out", "sqlite:///x.db", "--out-table", "a b"], "not the"),
+        (["--to", "omop", "--out", "DB"], "SQLite cannot write"),
+        (["--to", "omop", "--out", URL], "has a password"),
+        (["--to", "csv"], "mentions are written as jsonl, conll"),
+    ],
+)
+def test_outputs_that_cannot_be_written_are_refused(
+    address: str,
+    model: Path,
+    tmp_path: Path,
+    run_cli: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [address if word == "DB" else word for word in arguments]
+    code, stdout, err = run_cli("predict", model, address, *words)
+    assert code == 2
+    assert message in err
+    assert SECRET not in stdout + err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.db"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_killed_command_resumes_with_the_same_bytes(
+    address: str, model: Path, tmp_path: Path, seed: int
+) -> None:
+    words = [sys.executable, "-m", "fednotes", "predict", str(model), address]
+    words += ["--shard", "2", "--out"]
+    subprocess.run([*words, str(tmp_path / "undisturbed")], check=True)
+    out = tmp_path / "killed"
+    kills = sorted(random.Random(seed).sample(range(1, 12), 2))
+    for number in kills:
+        process = subprocess.Popen([*words, str(out), "--resume"])
+        while process.poll() is None:
+            if (out / f"part-{number:05d}.jsonl").exists():
+                process.kill()
+        process.wait()
+    subprocess.run([*words, str(out), "--resume"], check=True)
+    names = sorted(path.name for path in (tmp_path / "undisturbed").iterdir())
+    assert sorted(path.name for path in out.iterdir()) == names
+    for name in names:
+        expected = (tmp_path / "undisturbed" / name).read_bytes()
+        assert (out / name).read_bytes() == expected, name

@@ -50,7 +50,7 @@ def test_a_model_of_mentions_refuses_what_only_patients_have(folder: Path) -> No
     options = EvaluationOptions(labels=Path("labels.csv"))
     with pytest.raises(ParameterError, match=r"`labels` applies only to phenotyping"):
         load(folder).evaluate("notes.csv", options)
-    with pytest.raises(ParameterError, match="written as jsonl, brat or conll"):
+    with pytest.raises(ParameterError, match="written as jsonl, conll, parquet, omop"):
         predict(folder, NoteSource(text=NOTE), PredictionOutput(to="csv"))
 
 

@@ -80,7 +80,7 @@ from fednotes.cli.shared import (
     with_options,
 )
 from fednotes.core.cleaning import one_line
-from fednotes.core.databases import hide_passwords
+from fednotes.core.databases import hide_passwords, is_address
 from fednotes.core.errors import (
     ConfigError,
     DataError,
@@ -142,10 +142,13 @@ _MAX_PROBLEMS = 20  # maximum number of problems that an error lists
 class Predictions(StrEnum):
     """Formats of predictions.
 
-    Mentions are written as jsonl, brat or conll, phenotypes as jsonl or csv.
+    Mentions are written as all but csv, phenotypes as jsonl or csv.
     """
 
     jsonl = "jsonl"
+    parquet = "parquet"
+    omop = "omop"
+    omop_parquet = "omop-parquet"
     brat = "brat"
     conll = "conll"
     csv = "csv"
@@ -347,8 +350,31 @@ def predict(
     ] = None,
     to: Annotated[Predictions, typer.Option(help=OUTPUT_FORMAT)] = Predictions.jsonl,
     out: Annotated[
-        Path | None, typer.Option(help="File or folder to write; stdout by default.")
-    ] = None,
+        str,
+        typer.Option(
+            metavar="PATH",
+            help="File, folder or database to write; stdout by default.",
+        ),
+    ] = "",
+    out_table: Annotated[
+        str,
+        typer.Option(
+            metavar="[SCHEMA.]TABLE",
+            help="Table to write, if --out is a database; note_nlp by default.",
+        ),
+    ] = "",
+    shard: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Write a folder of files of N notes each, or N notes a transaction.",
+        ),
+    ] = 0,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Resume an interrupted run."),
+    ] = False,
     threshold: Annotated[
         float,
         typer.Option(min=0, max=1, help="Leave out mentions below this confidence."),
@@ -365,7 +391,9 @@ def predict(
 ) -> None:
     """Find mentions in text, or predict phenotypes of patients.
 
-    Mentions are written as jsonl, brat or conll, phenotypes as jsonl or csv.
+    Mentions are written as jsonl, parquet, omop (NOTE_NLP as CSV), omop-parquet, brat
+    or conll, phenotypes as jsonl or csv. With --shard or a database in --out, a command
+    that was interrupted is continued by --resume.
     PATH is a table of notes (CSV, TSV, JSON lines or Parquet, also compressed as .gz or
     .zst; MIMIC, OMOP or FHIR), an annotated corpus, a text file that ends in .txt, or a
     folder of these. Or it is a database: its URL without a password, or env:NAME for
@@ -384,12 +412,21 @@ def predict(
         encoding=encoding,
         on_error=on_error.value,
     )
-    output = PredictionOutput(out, to.value, threshold)
+    is_database = is_address(out)
+    output = PredictionOutput(
+        Path(out) if out and not is_database else None,
+        to.value,
+        threshold,
+        shard=shard,
+        resume=resume,
+        database=out if is_database else "",
+        table=out_table,
+    )
     # Predictions on the same terminal show by themselves how far it is.
-    is_shown = out is not None or not console.is_terminal
+    is_shown = bool(out) or not console.is_terminal
     with show_work("loading the model", is_shown=is_shown):
         number = run(model, source, output, LoadOptions(device, backbone, dictionary))
-    if out is not None:
+    if out:
         notes = format_count(number, "note")
         print(f"predictions of {notes} in {out}", file=sys.stderr)
 

@@ -297,8 +297,8 @@ class DatabaseAddress:
                 f"{self}: this is not the address of a database: write {_EXAMPLES}"
             ) from None
         if driver == "sqlite":
-            path = self._require_file(url.database)
-            mode = "rw" if writes else "ro"
+            path = self._require_file(url.database, may_be_new=writes)
+            mode = "rwc" if writes else "ro"
 
             def open_file() -> sqlite3.Connection:
                 return sqlite3.connect(f"file:{quote(path)}?mode={mode}", uri=True)
@@ -321,13 +321,18 @@ class DatabaseAddress:
             },
         )
 
-    def _require_file(self, path: str | None) -> str:
+    def _require_file(self, path: str | None, *, may_be_new: bool) -> str:
         """Return the absolute path of SQLite's file.
+
+        Args:
+            path: The path in the address.
+            may_be_new: Whether the file is created if its folder exists.
 
         Raises:
             DataError: There is no such file.
         """
-        if not path or not Path(path).is_file():
+        is_new = path and may_be_new and Path(path).absolute().parent.is_dir()
+        if not path or not (is_new or Path(path).is_file()):
             raise DataError(
                 f"{self}: there is no such SQLite file: write sqlite:///notes.db for a "
                 "file in this folder, or sqlite:////data/notes.db"
@@ -352,6 +357,14 @@ class DatabaseAddress:
             )
         _require_known_scheme(value, f"the environment variable {match[1]}")
         return value
+
+    def is_sqlite(self) -> bool:
+        """Return whether the database is a SQLite file.
+
+        Raises:
+            ConfigError: The variable of the address is not set.
+        """
+        return self._resolve().lower().startswith("sqlite")
 
     def located(self, folder: Path) -> DatabaseAddress:
         """Return the address with a SQLite file's relative path below a folder."""

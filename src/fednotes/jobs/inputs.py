@@ -59,6 +59,7 @@ class Inputs:
         self._refuses = refuses(on_error)
         self._database = database
         self._column = column
+        self._number: int | None = None
 
     def __iter__(self) -> Iterator[Document]:
         """Yield the documents.
@@ -106,9 +107,23 @@ class Inputs:
         if not self._refuses:
             return
         problems = Problems()
+        number = 0
         for _ in self._read(problems):
-            pass
+            number += 1
         problems.refuse()
+        self._number = number
+
+    def count(self) -> int | None:
+        """Return the number of documents, for showing how far work is.
+
+        None if it is unknown: a file is not read once more for it.
+
+        Raises:
+            DataError: The database cannot be read.
+        """
+        if self._database is not None:
+            return self._database.count_notes()
+        return self._number
 
 
 def open_inputs(

@@ -9,6 +9,7 @@ import reprlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, overload
 
@@ -17,6 +18,7 @@ import numpy as np
 from fednotes.core.errors import ConfigError, DataError, ParameterError
 from fednotes.core.parsing import mapping
 from fednotes.core.types import Document, Span
+from fednotes.core.wording import list_names
 from fednotes.core.work import working
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import OnError
@@ -24,7 +26,10 @@ from fednotes.data.notes import NoteDatabase
 from fednotes.jobs.evaluation import Evaluation
 from fednotes.jobs.gold_documents import prepare_gold, read_annotated
 from fednotes.jobs.inputs import Inputs, name_of_notes, open_inputs
+from fednotes.jobs.prediction_batches import write_batches
 from fednotes.jobs.prediction_files import write_brat, write_conll, write_documents
+from fednotes.jobs.prediction_sinks import describe_prediction, open_sink
+from fednotes.jobs.prediction_writers import BINARY, SUFFIXES
 from fednotes.jobs.saved_models import (
     Counted,
     EvaluationOptions,
@@ -229,30 +234,66 @@ class MentionModel:
     ) -> int:
         """Write the mentions in notes; see `SavedModel.write_predictions`."""
         _require_threshold(output.threshold)
-        if output.to not in ("jsonl", "brat", "conll"):
-            raise ParameterError(
-                f"`to` = {output.to!r}: mentions are written as jsonl, brat or "
-                "conll; choose one of these"
-            )
-        if output.to == "brat" and output.path is None:
-            raise ParameterError("brat is a folder of files: give the folder in `out`")
-
+        _require_possible_output(output)
         inputs = _open_inputs(source)
-        model = cls.load(folder, options)
-        documents = Counted(model._find_in_stream(inputs, FILE_BATCH, output.threshold))
+        if output.is_in_batches:
+            settings = describe_prediction(folder, source, output)
+            with open_sink(output, settings) as make_sink:
+                model = cls.load(folder, options)
+                predict = partial(
+                    model._find_in_windows,
+                    batch=FILE_BATCH,
+                    threshold=output.threshold,
+                )
+                sink = make_sink(types=model.types)
+                write_batches(inputs, predict, sink, inputs.count())
+                number = sink.progress.notes
+        else:
+            model = cls.load(folder, options)
+            number = model._write_file(inputs, output)
+
+        skipped = str(inputs.problems)
+        if skipped:
+            print(f"note: left out of {inputs.where}: {skipped}", file=sys.stderr)
+        return number
+
+    def _write_file(self, inputs: Inputs, output: PredictionOutput) -> int:
+        """Write the mentions in notes into a file, a folder of brat or stdout.
+
+        Returns:
+            The number of notes.
+        """
+        found = self._find_in_stream(
+            inputs, FILE_BATCH, output.threshold, inputs.count()
+        )
+        documents = Counted(found)
         if output.to == "brat" and output.path is not None:
             write_brat(documents, output.path)
         elif output.to == "conll" and inputs.is_held:
             write_conll(tuple(documents), output.path)
         else:
-            write_documents(documents, output.path, output.to)
-
-        skipped = str(inputs.problems)
-        if skipped:
-            print(f"note: left out of {inputs.where}: {skipped}", file=sys.stderr)
+            write_documents(documents, output.path, output.to, self.types)
         return documents.number
 
     def _find_in_stream(
+        self,
+        documents: Iterable[Document],
+        batch: int,
+        threshold: float,
+        total: int | None = None,
+    ) -> Iterator[Document]:
+        """Yield documents with predicted spans, and show how many are done.
+
+        Args:
+            documents: The documents.
+            batch: As in `_find_in_windows`.
+            threshold: Spans of a lower confidence are left out.
+            total: The number of documents; None if it is unknown.
+        """
+        with working("predicting notes", total) as count:
+            yield from count.each(self._find_in_windows(documents, batch, threshold))
+
+    def _find_in_windows(
         self, documents: Iterable[Document], batch: int, threshold: float
     ) -> Iterator[Document]:
         """Yield documents with predicted spans; hold only a few in memory at a time.
@@ -265,16 +306,15 @@ class MentionModel:
         """
         window: list[Document] = []
         characters = 0
-        with working("predicting notes") as count:
-            for document in documents:
-                window.append(document)
-                characters += len(document.text)
-                if len(window) >= batch or characters >= MAX_CHARACTERS:
-                    yield from count.each(self._find(window, threshold))
-                    window = []
-                    characters = 0
-            if window:
-                yield from count.each(self._find(window, threshold))
+        for document in documents:
+            window.append(document)
+            characters += len(document.text)
+            if len(window) >= batch or characters >= MAX_CHARACTERS:
+                yield from self._find(window, threshold)
+                window = []
+                characters = 0
+        if window:
+            yield from self._find(window, threshold)
 
     def _find(
         self, documents: Sequence[Document], threshold: float
@@ -369,6 +409,28 @@ def _require_threshold(threshold: float) -> None:
     is_number = isinstance(threshold, int | float | np.number)
     if not (is_number and 0.0 <= threshold <= 1.0):
         raise ConfigError(f"threshold = {threshold!r}: expected 0 to 1")
+
+
+def _require_possible_output(output: PredictionOutput) -> None:
+    """Raise ParameterError unless mentions can be written as `output` says."""
+    output.require_possible()
+    formats = [*SUFFIXES, "brat"]
+    if output.to not in formats:
+        raise ParameterError(
+            f"`to` = {output.to!r}: mentions are written as {list_names(formats)}; "
+            "choose one of these"
+        )
+    if output.to == "brat" and output.path is None:
+        raise ParameterError("brat is a folder of files: give the folder in `out`")
+    if output.to == "brat" and output.shard:
+        raise ParameterError(
+            "brat has a file for each note, so it needs no `shard`: leave it out, or "
+            "choose another `to`"
+        )
+    if output.to in BINARY and output.path is None:
+        raise ParameterError(
+            f"{output.to} is not a text: give the file to write in `out`"
+        )
 
 
 def _open_inputs(source: NoteSource) -> Inputs:

@@ -292,6 +292,11 @@ class PatientModel(ABC):
                 "`threshold` applies only to mentions, but this model predicts "
                 "phenotypes; leave it out"
             )
+        if output.is_in_batches:
+            raise ParameterError(
+                "`shard` and databases take mentions, but this model predicts "
+                "phenotypes, which need all notes of a patient: name a file in `out`"
+            )
         notes = Counted(cls.read_notes(source))
         text = cls.load(folder, options).format_findings(notes, output.to)
         if output.path is None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import IO
 
@@ -17,26 +18,29 @@ from fednotes.core.errors import DataError, FednotesError
 from fednotes.core.store import locked_folder, stream_out, temporary_path
 from fednotes.core.types import Document
 from fednotes.data.formats import FORMATS
-from fednotes.data.formats.jsonl import to_json, to_record
+from fednotes.jobs.prediction_writers import FileFacts, make_writer
 
 
 def write_documents(
-    documents: Iterable[Document], out: Path | None, format: str
+    documents: Iterable[Document],
+    out: Path | None,
+    format: str,
+    types: Sequence[str] = (),
 ) -> None:
-    """Write predictions as JSON lines or CoNLL, one by one.
+    """Write predictions into a file, one by one.
 
     Args:
         documents: The documents with their predicted mentions.
-        out: A file, which appears once it is complete; None writes to stdout.
-        format: "jsonl" or "conll".
+        out: The file, which appears once it is complete; None writes to stdout.
+        format: One of `SUFFIXES` of `prediction_writers`.
+        types: The entity types of the model.
     """
+    facts = FileFacts(types, date.today().isoformat())
     with _open_out(out) as file:
-        if format == "jsonl":
-            for document in documents:
-                file.write(format_json_line(document).encode("utf-8"))
-        else:
-            for lines in FORMATS["conll"].document_lines(documents):
-                file.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
+        writer = make_writer(format, file, facts)
+        for document in documents:
+            writer.add(document)
+        writer.finish()
 
 
 @contextmanager
@@ -49,20 +53,6 @@ def _open_out(out: Path | None) -> Iterator[IO[bytes]]:
     sys.stdout.flush()
     yield sys.stdout.buffer
     sys.stdout.buffer.flush()
-
-
-def format_json_line(document: Document) -> str:
-    """Return a document as a JSON line.
-
-    The line has the project's own format, with the key "visit" beside "patient" if the
-    note has a visit.
-    """
-    meta = dict(document.meta)
-    visit = meta.pop("visit", None)
-    if visit is None:
-        return f"{to_json(document, to_record(document))}\n"
-    record = to_record(replace(document, meta=meta))
-    return f"{to_json(document, {**record, 'visit': visit})}\n"
 
 
 def write_conll(documents: Sequence[Document], out: Path | None) -> None:

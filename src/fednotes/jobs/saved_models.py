@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
+from fednotes.core.errors import ParameterError
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import OnError
@@ -72,15 +73,57 @@ class PredictionOutput:
     """Where and how predictions are written.
 
     Attributes:
-        path: A file, or a folder of brat; None writes to stdout.
-        to: The format: "jsonl", "brat" or "conll" for mentions; "jsonl" or "csv" for
-            patients.
+        path: A file, or a folder of brat or of shards; None writes to stdout, or to
+            `database`.
+        to: The format: "jsonl", "parquet", "omop", "omop-parquet", "brat" or "conll"
+            for mentions; "jsonl" or "csv" for patients.
         threshold: Mentions with a lower confidence are left out.
+        shard: The number of notes in each file of a folder of shards, or in each
+            transaction of a database; 0 writes one file.
+        resume: Whether to continue predictions of an earlier command in a folder of
+            shards or a database.
+        database: The address of a database, for the format "omop".
+        table: The table NOTE_NLP of the database, perhaps with a schema.
     """
 
     path: Path | None = None
     to: str = "jsonl"
     threshold: float = 0.0
+    shard: int = 0
+    resume: bool = False
+    database: str = ""
+    table: str = ""
+
+    @property
+    def is_in_batches(self) -> bool:
+        """Whether predictions are stored in batches, and can be resumed."""
+        return bool(self.shard or self.database)
+
+    def require_possible(self) -> None:
+        """Raise ParameterError if the attributes exclude each other."""
+        if self.shard < 0:
+            raise ParameterError(
+                f"`shard` = {self.shard}: expected a number of notes, at least 1"
+            )
+        if self.database and self.to != "omop":
+            raise ParameterError(
+                f"`to` = {self.to!r}: a database takes rows of OMOP's NOTE_NLP: set "
+                '`to` to "omop", or name a file or folder in `out`'
+            )
+        if self.table and not self.database:
+            raise ParameterError(
+                "`out_table` is a table of a database: give its address in `out`, such "
+                "as env:RESULTS_DB, or leave it out"
+            )
+        if self.resume and not self.is_in_batches:
+            raise ParameterError(
+                "`resume` continues a folder of shards or a database: give `shard`, as "
+                "in the first command, or a database in `out`"
+            )
+        if self.shard and self.path is None and not self.database:
+            raise ParameterError(
+                "`shard` writes a folder of files: give the folder in `out`"
+            )
 
 
 class Counted(Iterator[T]):

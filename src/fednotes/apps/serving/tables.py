@@ -24,7 +24,7 @@ from fednotes.core.http_server import Refused
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
 from fednotes.jobs.inputs import Inputs, open_inputs
-from fednotes.jobs.prediction_files import format_json_line
+from fednotes.jobs.prediction_writers import format_json_line
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -40,7 +40,7 @@ _NOTE_COLUMNS = (
     "language_concept_id provider_id visit_occurrence_id visit_detail_id "
     "note_source_value note_event_id note_event_field_concept_id"
 ).split()
-_NLP_COLUMNS = (
+NLP_COLUMNS = (
     "note_nlp_id note_id section_concept_id snippet offset lexical_variant "
     "note_nlp_concept_id note_nlp_source_concept_id nlp_system nlp_date nlp_datetime "
     "term_exists term_temporal term_modifiers"
@@ -278,7 +278,7 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     used_numbers = {note.id for note in notes if _NUMBER.fullmatch(note.id)}
     new_numbers = (str(n) for n in count(1) if str(n) not in used_numbers)
     note_rows = [_NOTE_COLUMNS]
-    nlp_rows = [_NLP_COLUMNS]
+    nlp_rows = [NLP_COLUMNS]
     for document in notes:
         note_id = document.id if document.id in used_numbers else next(new_numbers)
         details = mapping(document.meta.get("omop"))
@@ -291,9 +291,34 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
             )
             term["note_nlp_id"] = str(len(nlp_rows))  # row 0 is the header: ids from 1
             term["note_id"] = note_id
-            nlp_rows.append([term.get(name, "") for name in _NLP_COLUMNS])
+            nlp_rows.append([term.get(name, "") for name in NLP_COLUMNS])
     _write_table(folder / "note.csv", note_rows)
     _write_table(folder / "note_nlp.csv", nlp_rows)
+
+
+def list_nlp_rows(
+    document: Document, first_id: int, nlp_date: str
+) -> Iterator[dict[str, str]]:
+    """Yield the rows of NOTE_NLP for the mentions in a note of the table NOTE.
+
+    Args:
+        document: The note; its id is the number of its row of NOTE.
+        first_id: The id of the first row; the others follow.
+        nlp_date: The date of the rows, such as "2026-01-31".
+
+    Raises:
+        DataError: The note's id is not a number.
+    """
+    if document.spans and not _NUMBER.fullmatch(document.id):
+        raise DataError(
+            "NOTE_NLP refers to notes by numbers, and the id of a note is not one: "
+            "write jsonl, and convert it with `fednotes convert --to omop`"
+        )
+    for number, span in enumerate(document.spans, first_id):
+        row = _to_term(document.text, span, {"nlp_date": nlp_date})
+        row["note_nlp_id"] = str(number)
+        row["note_id"] = document.id
+        yield row
 
 
 def _write_table(path: Path, rows: Iterable[Sequence[str]]) -> None:

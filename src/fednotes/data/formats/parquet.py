@@ -56,7 +56,12 @@ _SMALL = 2**20  # bytes of a list column that may be unpacked without precaution
 _GROUP_ROWS = 5000  # rows per group when writing
 
 
-def _import_arrow() -> Any:
+def import_arrow() -> Any:
+    """Return pyarrow.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
     with needs("pyarrow", "arrow"):
         import pyarrow
         import pyarrow.compute
@@ -164,7 +169,7 @@ def column_names(path: Path) -> list[str]:
 
 
 def _read_schema(path: Path) -> Any:
-    arrow = _import_arrow()
+    arrow = import_arrow()
     with _open(arrow, path) as file:
         schema, _ = _open_batches(arrow, file, path)
         return schema
@@ -185,7 +190,7 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
     Raises:
         DataError: The file is incomplete, or its rows are far larger than notes.
     """
-    arrow = _import_arrow()
+    arrow = import_arrow()
     with _open(arrow, path) as file:
         schema, batches = _open_batches(arrow, file, path, columns)
         for name in columns:
@@ -441,17 +446,17 @@ def _is_within(path: str, name: str) -> bool:
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """Write Parquet with text, mentions, tokens and tags, for `datasets`."""
-    arrow = _import_arrow()
+    arrow = import_arrow()
     all_documents = list(documents)
     tagset = TagSet(types_of(all_documents))
-    records = [_to_row(document, tagset) for document in all_documents]
-    table = arrow.Table.from_pylist(records, schema=_schema(arrow, tagset))
+    records = [to_row(document, tagset) for document in all_documents]
+    table = arrow.Table.from_pylist(records, schema=make_schema(arrow, tagset))
     sink = arrow.BufferOutputStream()
     arrow.parquet.write_table(table, sink, row_group_size=_GROUP_ROWS)
     write_out(Path(path), sink.getvalue().to_pybytes())
 
 
-def _to_row(document: Document, tagset: TagSet) -> dict[str, Any]:
+def to_row(document: Document, tagset: TagSet) -> dict[str, Any]:
     """Return a document as a row of the table."""
     if document.tokens:
         tokens = np.array(document.tokens).reshape(-1, 2)
@@ -471,7 +476,7 @@ def _to_row(document: Document, tagset: TagSet) -> dict[str, Any]:
     }
 
 
-def _schema(arrow: Any, tagset: TagSet) -> Any:
+def make_schema(arrow: Any, tagset: TagSet) -> Any:
     """Return the schema of the table, with the tag names for `datasets`."""
     span = arrow.struct(
         [

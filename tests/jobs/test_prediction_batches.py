@@ -1,0 +1,304 @@
+"""Predictions in batches: what a killed process leaves, and what resuming refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from killed_predictions import (
+    NOTES,
+    SETTINGS,
+    SIZE,
+    find_first_words,
+    kill_at,
+    make_notes,
+    run_once,
+)
+
+from fednotes.core.errors import BusyError, DataError, ParameterError
+from fednotes.core.types import Document
+from fednotes.data.formats import read
+from fednotes.jobs.prediction_batches import MANIFEST, open_folder
+
+FORMATS = ["jsonl", "conll", "omop", "parquet", "omop-parquet"]
+# NOTE_NLP of OMOP's common data model 5.4, with the types of its columns.
+# https://ohdsi.github.io/CommonDataModel/cdm54.html#note_nlp
+NOTE_NLP = {
+    "note_nlp_id": "integer",
+    "note_id": "integer",
+    "section_concept_id": "integer",
+    "snippet": "varchar(250)",
+    "offset": "varchar(50)",
+    "lexical_variant": "varchar(250)",
+    "note_nlp_concept_id": "integer",
+    "note_nlp_source_concept_id": "integer",
+    "nlp_system": "varchar(250)",
+    "nlp_date": "date",
+    "nlp_datetime": "datetime",
+    "term_exists": "varchar(1)",
+    "term_temporal": "varchar(50)",
+    "term_modifiers": "varchar(2000)",
+}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of each file of a folder of shards."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def rows(folder: Path) -> list[tuple[Any, ...]]:
+    """The rows of NOTE_NLP and the record of progress in a SQLite file."""
+    with closing(sqlite3.connect(folder / "out.db")) as connection:
+        nlp = connection.execute("SELECT * FROM note_nlp ORDER BY 1").fetchall()
+        return [*nlp, *connection.execute("SELECT * FROM fednotes_progress")]
+
+
+def resume_after_kills(folder: Path, sink: str, format: str, seed: int) -> None:
+    """Kill and resume predictions at random steps until they end."""
+    rng = random.Random(seed)
+    folder.mkdir()
+    while not kill_at(folder, sink, format, rng.randint(1, 45)):
+        pass
+
+
+# ---- kills ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("format", "seed"),
+    [
+        ("jsonl", 2),
+        *(
+            pytest.param(format, seed, marks=pytest.mark.slow)
+            for format in FORMATS
+            for seed in range(3, 6)
+        ),
+    ],
+)
+def test_shards_of_a_killed_process_are_those_of_an_undisturbed_one(
+    tmp_path: Path, format: str, seed: int
+) -> None:
+    if "parquet" in format:
+        pytest.importorskip("pyarrow")
+    (tmp_path / "undisturbed").mkdir()
+    run_once(tmp_path / "undisturbed", "folder", format, resume=False)
+    resume_after_kills(tmp_path / "killed", "folder", format, seed)
+    expected = contents(tmp_path / "undisturbed" / "out")
+    assert contents(tmp_path / "killed" / "out") == expected
+    assert len(expected) == -(-NOTES // SIZE) + 1
+
+
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 8))]
+)
+def test_rows_of_a_killed_process_are_those_of_an_undisturbed_one(
+    tmp_path: Path, seed: int
+) -> None:
+    pytest.importorskip("sqlalchemy")
+    (tmp_path / "undisturbed").mkdir()
+    run_once(tmp_path / "undisturbed", "sqlite", resume=False)
+    resume_after_kills(tmp_path / "killed", "sqlite", "omop", seed)
+    expected = rows(tmp_path / "undisturbed")
+    assert rows(tmp_path / "killed") == expected
+    assert [row[1] for row in expected[:-1]] == list(range(1, NOTES + 1))
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_step_of_the_first_batches_loses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "undisturbed").mkdir()
+    run_once(tmp_path / "undisturbed", "folder", resume=False)
+    expected = contents(tmp_path / "undisturbed" / "out")
+    for step in range(1, 30):
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        assert not kill_at(folder, "folder", "jsonl", step)
+        run_once(folder, "folder")
+        assert contents(folder / "out") == expected, step
+
+
+def test_a_start_that_predicted_nothing_is_forgotten(tmp_path: Path) -> None:
+    def fail(documents: Iterable[Document]) -> Iterator[Document]:
+        raise DataError("out of memory")
+        yield from documents
+
+    with pytest.raises(DataError, match="out of memory"):
+        run_once(tmp_path, "folder", resume=False, predict=fail)
+    run_once(tmp_path, "folder", "omop", resume=False)
+    assert len(contents(tmp_path / "out")) == -(-NOTES // SIZE) + 1
+
+
+# ---- what resuming refuses -----------------------------------------------------------
+
+
+def test_resuming_names_what_differs(tmp_path: Path) -> None:
+    run_once(tmp_path, "folder", resume=False)
+    changed = {**SETTINGS, "model": "other", "threshold": "0.5"}
+    with (
+        pytest.raises(ParameterError, match=r"another model; threshold 0\.0, now 0\.5"),
+        open_folder(tmp_path / "out", changed, format="jsonl", size=SIZE, resume=True),
+    ):
+        pass
+    with pytest.raises(ParameterError, match="set `resume` to continue"):
+        run_once(tmp_path, "folder", resume=False)
+
+
+def test_resuming_with_other_notes_is_refused(tmp_path: Path) -> None:
+    run_once(tmp_path, "folder", resume=False, notes=make_notes(12))
+    notes = list(make_notes())
+    for changed in (
+        notes[1:],
+        [*notes[:3], replace(notes[3], text="word4 changed."), *notes[4:]],
+        notes[:11],
+    ):
+        with pytest.raises(DataError, match="first 12 notes of the input are not"):
+            run_once(tmp_path, "folder", notes=changed)
+    run_once(tmp_path, "folder")  # further notes are predicted
+    ids = [
+        json.loads(line)["id"]
+        for path in sorted((tmp_path / "out").glob("*.jsonl"))
+        for line in path.read_text("utf-8").splitlines()
+    ]
+    assert ids == [str(n) for n in range(1, NOTES + 1)]
+
+
+def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
+    run_once(tmp_path, "folder", resume=False)
+    shard = tmp_path / "out" / "part-00001.jsonl"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1])
+    with pytest.raises(DataError, match="missing or changed since"):
+        run_once(tmp_path, "folder")
+    shard.write_bytes(content)
+    (tmp_path / "out" / MANIFEST).write_text("{", "utf-8")
+    with pytest.raises(DataError, match="cannot be read as a manifest"):
+        run_once(tmp_path, "folder")
+    other = tmp_path / "other" / "out"
+    other.mkdir(parents=True)
+    (other / "notes.csv").write_text("text\n", "utf-8")
+    with pytest.raises(ParameterError, match="is not empty"):
+        run_once(tmp_path / "other", "folder")
+
+
+def test_two_processes_do_not_write_into_the_same_folder(tmp_path: Path) -> None:
+    with (
+        open_folder(tmp_path / "out", SETTINGS, format="jsonl", size=SIZE, resume=True),
+        pytest.raises(BusyError),
+    ):
+        run_once(tmp_path, "folder")
+
+
+def test_complete_predictions_of_a_table_are_not_repeated(tmp_path: Path) -> None:
+    pytest.importorskip("sqlalchemy")
+    run_once(tmp_path, "sqlite", resume=False)
+    before = rows(tmp_path)
+    with pytest.raises(ParameterError, match="has complete predictions"):
+        run_once(tmp_path, "sqlite", resume=False)
+    run_once(tmp_path, "sqlite")
+    assert rows(tmp_path) == before
+
+
+def test_rows_of_other_systems_keep_their_ids(tmp_path: Path) -> None:
+    pytest.importorskip("sqlalchemy")
+    columns = ", ".join(f'"{name}" {type_}' for name, type_ in NOTE_NLP.items())
+    with closing(sqlite3.connect(tmp_path / "out.db")) as connection, connection:
+        connection.execute(f"CREATE TABLE note_nlp ({columns})")
+        connection.execute(
+            "INSERT INTO note_nlp (note_nlp_id, note_id, lexical_variant, nlp_date) "
+            "VALUES (40, 1, 'x', '2020-01-01')"
+        )
+    run_once(tmp_path, "sqlite", resume=False)
+    assert [row[0] for row in rows(tmp_path)[:-1]] == [40, *range(41, 41 + NOTES)]
+
+
+# ---- what files hold -----------------------------------------------------------------
+
+
+def test_files_of_note_nlp_have_the_columns_of_the_common_data_model(
+    tmp_path: Path,
+) -> None:
+    run_once(tmp_path, "folder", "omop", resume=False)
+    found: list[dict[str, str]] = []
+    for path in sorted((tmp_path / "out").glob("*.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            table = csv.DictReader(file)
+            assert table.fieldnames == list(NOTE_NLP)
+            found += table
+    assert [row["note_nlp_id"] for row in found] == [str(n + 1) for n in range(NOTES)]
+    assert [row["note_id"] for row in found] == [str(n + 1) for n in range(NOTES)]
+    assert found[2]["lexical_variant"] == "word3"
+    assert found[2]["offset"] == "0"
+    assert found[2]["term_modifiers"] == "label=Word,pieces=0-5,confidence=0.500000"
+
+
+def test_parquet_of_note_nlp_has_numbers_and_dates(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    run_once(tmp_path, "folder", "omop-parquet", resume=False)
+    table = parquet.read_table(tmp_path / "out" / "part-00004.parquet")
+    types = {field.name: str(field.type) for field in table.schema}
+    expected = {"integer": "int64", "date": "date32[day]", "datetime": "timestamp[us]"}
+    assert types == {
+        name: expected.get(type_, "string") for name, type_ in NOTE_NLP.items()
+    }
+    assert table.column("note_id").to_pylist() == [21, 22, 23]
+    assert table.column("note_nlp_id").to_pylist() == [21, 22, 23]
+
+
+def test_parquet_is_read_by_its_library_and_by_fednotes(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    run_once(tmp_path, "folder", "parquet", resume=False)
+    paths = sorted((tmp_path / "out").glob("*.parquet"))
+    schemas = {str(parquet.read_schema(path)) for path in paths}
+    assert len(schemas) == 1
+    tables = [parquet.read_table(path) for path in paths]
+    ids = [id for table in tables for id in table.column("id").to_pylist()]
+    assert ids == [str(n) for n in range(1, NOTES + 1)]
+    expected = list(find_first_words(make_notes(SIZE)))
+    assert list(read(paths[0])) == expected
+
+
+def test_a_note_without_a_number_is_refused_for_note_nlp(tmp_path: Path) -> None:
+    notes = [Document("letter/1", "word one")]
+    with pytest.raises(DataError, match="NOTE_NLP refers to notes by numbers"):
+        run_once(tmp_path, "folder", "omop", resume=False, notes=notes)
+
+
+# ---- memory --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sink", ["folder", "sqlite"])
+def test_memory_does_not_grow_with_the_number_of_notes(
+    tmp_path: Path, sink: str
+) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from killed_predictions import make_notes, run_once\n"
+        "number = int(sys.argv[3])\n"
+        "run_once(Path(sys.argv[1]), sys.argv[2], resume=False, size=500, "
+        "notes=make_notes(number))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+
+    def measure(number: int) -> int:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        command = [sys.executable, "-c", code, str(folder), sink, str(number)]
+        helpers = Path(__file__).parents[1] / "helpers"
+        output = subprocess.run(
+            command, check=True, capture_output=True, cwd=helpers, text=True
+        )
+        return int(output.stdout)
+
+    assert measure(20_000) < measure(1000) + 8 * 1024  # KiB
