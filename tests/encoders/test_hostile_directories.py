@@ -183,3 +183,11 @@ def test_a_header_of_weights_is_bounded_before_it_is_parsed(
     (hostile / "model.safetensors").write_bytes(weights)
     with pytest.raises(ModelError, match="names more than 20,000 tensors"):
         open_pretrained(hostile, "AutoModel")
+
+
+def test_a_setting_of_an_earlier_training_is_dropped(hostile: Path) -> None:
+    """With gradient checkpointing, training ended with an error of torch."""
+    change_json(hostile / "config.json", gradient_checkpointing=True)
+    _, model, _ = open_pretrained(hostile, "AutoModelForTokenClassification")
+    settings = [getattr(each, "gradient_checkpointing", 0) for each in model.modules()]
+    assert not any(settings)

@@ -93,6 +93,11 @@ def open_pretrained(
                 directory, use_safetensors=True, output_loading_info=True, **options
             ),
         )
+        if any(
+            getattr(each, "gradient_checkpointing", False) for each in model.modules()
+        ):
+            # A setting of an earlier training; torch refuses gradients with it here.
+            model.gradient_checkpointing_disable()
     _load(directory, lambda: require_fit(directory, tokenizer, model))
     new = {*report["missing_keys"], *(entry[0] for entry in report["mismatched_keys"])}
     return tokenizer, model.eval(), tuple(sorted(new))
