@@ -20,6 +20,7 @@ import fednotes as fn
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.data.notes import NoteDatabase
 from fednotes.jobs.declaration import load_declared
+from fednotes.jobs.inputs import open_inputs
 from fednotes.jobs.job import load_sites
 from fednotes.jobs.job_file import parse_job
 from fednotes.taggers.saving import save_model
@@ -117,6 +118,34 @@ def test_a_mistake_is_one_line_without_a_password(
     assert len(err.splitlines()) == 1
     assert SECRET not in stdout + err
     assert NAME not in stdout + err
+
+
+def test_the_api_shows_no_password(model: Path) -> None:
+    loaded = fn.load(model)
+    functions: list[Callable[[str], Any]] = [
+        fn.read,
+        fn.check,
+        fn.init,
+        loaded.predict_file,
+        loaded.evaluate,
+        lambda place: fn.evaluate(loaded, place),
+    ]
+    for function in functions:
+        with pytest.raises(ConfigError, match="has a password") as raised:
+            function(URL)
+        assert SECRET not in str(raised.value)
+
+
+def test_the_number_of_notes_is_known_before_they_are_predicted(
+    address: str, tmp_path: Path
+) -> None:
+    """So that the time left is shown."""
+    assert open_inputs(address).count() == len(TEXTS)
+    path = tmp_path / "notes.csv"
+    path.write_text("id,text\n1,a\n2,b\n", "utf-8")
+    inputs = open_inputs(str(path))
+    inputs.require_readable()
+    assert inputs.count() == 2
 
 
 def test_a_wrong_variable_is_named_and_its_value_is_not(

@@ -22,6 +22,7 @@ from killed_predictions import (
     make_notes,
     run_once,
 )
+from postgres import Postgres
 
 from fednotes.core.errors import BusyError, DataError, ParameterError
 from fednotes.core.types import Document
@@ -133,6 +134,19 @@ def test_a_start_that_predicted_nothing_is_forgotten(tmp_path: Path) -> None:
         run_once(tmp_path, "folder", resume=False, predict=fail)
     run_once(tmp_path, "folder", "omop", resume=False)
     assert len(contents(tmp_path / "out")) == -(-NOTES // SIZE) + 1
+
+
+@pytest.mark.slow
+def test_rows_in_postgresql_are_written_once_whenever_the_process_is_killed(
+    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    monkeypatch.setenv("KILLED_DB", postgres.url())
+    resume_after_kills(tmp_path / "killed", "env:KILLED_DB", "omop", seed=3)
+    with psycopg.connect(postgres.url().replace("+psycopg", "")) as connection:
+        query = "SELECT note_nlp_id, note_id FROM note_nlp ORDER BY note_nlp_id"
+        found = connection.execute(query).fetchall()
+    assert found == [(n, n) for n in range(1, NOTES + 1)]
 
 
 # ---- what resuming refuses -----------------------------------------------------------

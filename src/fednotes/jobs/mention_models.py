@@ -22,7 +22,7 @@ from fednotes.core.wording import list_names
 from fednotes.core.work import working
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import OnError
-from fednotes.data.notes import NoteDatabase
+from fednotes.data.notes import NoteDatabase, place_of_notes
 from fednotes.jobs.evaluation import Evaluation
 from fednotes.jobs.gold_documents import prepare_gold, read_annotated
 from fednotes.jobs.inputs import Inputs, name_of_notes, open_inputs
@@ -359,11 +359,8 @@ class MentionModel:
     ) -> Evaluation:
         """Score the model on annotated documents; see `SavedModel.evaluate`."""
         options = options or EvaluationOptions()
-        if isinstance(documents, NoteDatabase):
-            raise ConfigError(
-                f"{documents}: notes in a database have no annotations to score "
-                "mentions on: give an annotated file or folder"
-            )
+        if isinstance(documents, str | Path | NoteDatabase):
+            documents = _require_files(documents)
         if options.labels is not None:
             raise ParameterError(
                 "`labels` applies only to phenotyping models, and "
@@ -409,6 +406,22 @@ def _require_threshold(threshold: float) -> None:
     is_number = isinstance(threshold, int | float | np.number)
     if not (is_number and 0.0 <= threshold <= 1.0):
         raise ConfigError(f"threshold = {threshold!r}: expected 0 to 1")
+
+
+def _require_files(place: str | Path | NoteDatabase) -> str | Path:
+    """Return the path of annotated documents.
+
+    Raises:
+        ConfigError: It is a database.
+    """
+    if isinstance(place, NoteDatabase) or isinstance(
+        place_of_notes(place), NoteDatabase
+    ):
+        raise ConfigError(
+            f"{place}: notes in a database have no annotations to score mentions on: "
+            "give an annotated file or folder"
+        )
+    return place
 
 
 def _require_possible_output(output: PredictionOutput) -> None:
