@@ -415,3 +415,13 @@ def test_what_a_model_is_good_for(
     output = capsys.readouterr().out
     assert hint.format(out=tmp_path) in output
     assert ("predict" in output) == (method == "distill")
+
+
+@pytest.mark.parametrize("action", ["--attach", "--abort"])
+def test_settings_of_a_run_that_was_submitted_are_refused(
+    action: str, tmp_path: Path
+) -> None:
+    """Otherwise a person would take its results for those of the other settings."""
+    options = {"attach": action == "--attach", "abort": action == "--abort"}
+    with pytest.raises(ConfigError, match="--set changes a job that is submitted"):
+        deploy.run(out=tmp_path, settings=["seed=2"], **options)

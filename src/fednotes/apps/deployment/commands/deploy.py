@@ -367,6 +367,11 @@ def run(
             "give a job to submit, --attach --out RUN to watch a run again, or --abort "
             "--out RUN to abort one"
         )
+    if settings and not job:
+        raise ConfigError(
+            "--set changes a job that is submitted, not a run: leave it out, or submit "
+            "the job with it to another --out"
+        )
     with end_at_once("stopped; nothing was submitted") as farewell:
         if abort:
             farewell.line = (
