@@ -92,7 +92,9 @@ def test_bash_completes_formats(complete: Complete) -> None:
     offered = complete("convert", "a", "b", "--format", "")
     assert offered > {*FORMATS}
     assert complete("convert", "a", "b", "--to", "") == {*writable_formats()}
-    assert complete("predict", "m", "--to", "") == {"jsonl", "brat", "conll", "csv"}
+    assert complete("predict", "m", "--to", "") == {
+        *("jsonl", "parquet", "omop", "omop-parquet", "brat", "conll", "csv")
+    }
 
 
 def test_bash_completes_jobs(complete: Complete) -> None:

@@ -126,6 +126,14 @@ def test_predict_refuses_an_ambiguous_format(
         assert "no model here" in err
 
 
+@pytest.mark.parametrize("format", ["parquet", "omop"])
+def test_predict_reads_a_format_that_it_never_wrote_under_that_option(
+    run: Run, tmp_path: Path, format: str
+) -> None:
+    words = ("predict", tmp_path, "--text", "x", "--format", format)
+    assert "no model here" in run(*words, code=2)[1]
+
+
 def test_the_parser_knows_old_names_of_lists_and_flags() -> None:
     program = typer.Typer(rich_markup_mode=None)
 

@@ -136,6 +136,8 @@ def _options(
     """Train models on the clinical notes of several sites; the notes stay there."""
 
 
+# Formats of predictions when --format still named the one to write.
+_FORMERLY_WRITTEN = ("jsonl", "brat", "conll", "csv")
 _MAX_PROBLEMS = 20  # maximum number of problems that an error lists
 
 
@@ -438,7 +440,7 @@ def _require_clear_format(context: typer.Context, format: str) -> None:
     """
     source = context.get_parameter_source("to")
     is_alone = source is not None and source.name == "DEFAULT"
-    is_ambiguous = is_alone and format in [each.value for each in Predictions]
+    is_ambiguous = is_alone and format in _FORMERLY_WRITTEN
     if is_ambiguous and "--from" not in used_old_names(context):
         raise FednotesError(
             f"--format {format}: this option now names the format of PATH, and --to "
