@@ -13,6 +13,7 @@ import pytest
 
 from fednotes.core.allocation import MAX_TENSORS
 from fednotes.core.errors import ModelError
+from fednotes.encoders import pretrained
 from fednotes.encoders.pretrained import open_config, open_pretrained, open_tokenizer
 
 
@@ -191,3 +192,23 @@ def test_a_setting_of_an_earlier_training_is_dropped(hostile: Path) -> None:
     _, model, _ = open_pretrained(hostile, "AutoModelForTokenClassification")
     settings = [getattr(each, "gradient_checkpointing", 0) for each in model.modules()]
     assert not any(settings)
+
+
+def test_a_tokenizer_at_which_its_library_panics_is_refused_in_one_line(
+    hostile: Path,
+) -> None:
+    table = {"type": "Precompiled", "precompiled_charsmap": "/////w==" * 100}
+    change_json(hostile / "tokenizer.json", normalizer=table)
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        open_tokenizer(hostile)
+
+
+def test_a_stop_while_a_model_is_loaded_stays_a_stop(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pretrained, "_tokenizer", stop)
+    with pytest.raises(KeyboardInterrupt):
+        open_tokenizer(hostile)

@@ -629,7 +629,10 @@ def _load(directory: Path, load: Callable[[], Any]) -> Any:
             f"{directory}: its config.json names another model, which is not fetched "
             "from a server: use a directory that holds the whole model"
         ) from error
-    except Exception as error:  # The underlying libraries raise errors of many types.
+    except BaseException as error:  # The libraries raise errors of many types.
+        is_panic = type(error).__module__ == "pyo3_runtime"  # of a library in Rust
+        if not isinstance(error, Exception) and not is_panic:
+            raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
             f"{directory}: cannot be loaded ({reason}): copy the directory again"
