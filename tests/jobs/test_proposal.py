@@ -354,7 +354,7 @@ def test_an_encoder_that_is_not_here_is_refused(
         ),
         ({"a.txt": b"caf\xe9"}, 'such as `encoding = "cp1252"`'),
         ({"a.conll": b"Took O\naspirin O\n\n"}, "no entity is annotated"),
-        ({"a.conll": b"Took O\naspirin B-Drug\n\n"}, "too few to be split"),
+        ({"a.conll": b"Took O\naspirin B-Drug\n\n"}, "too few notes (1) to be split"),
         ({"x/a.conll": b"Took O\naspirin X-Y-Z B-Drug\nno\n\n"}, "a.conll:2"),
     ],
 )

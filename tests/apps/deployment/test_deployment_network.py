@@ -13,6 +13,7 @@ import re
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ from hospitals import lines, simulated, simulated_one, weights
 from places import Place, alive, opened, until
 from proxy import Proxy, proxy
 from tiny_models import save_bert
+from tracked_events import read_events
 from ward_places import project, stopped
 
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.data.synthetic import generate
 from fednotes.jobs.card import render_card
+from fednotes.jobs.metrics_file import read_metrics
 from fednotes.jobs.results import PROMISED
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
@@ -59,6 +62,22 @@ lstm_units = 16
 
 {SITES}
 """
+
+
+# A run between real sites is also tracked, where TensorBoard is there.
+CAN_TRACK = has_app("tracking") and find_spec("tensorboard") is not None
+TRACK = ("--track", "tensorboard=events") if CAN_TRACK else ()
+
+
+def require_tracked(events: Path, run: Path) -> None:
+    """Check that the curve that TensorBoard reads is that of the run's metrics."""
+    (tracked,) = events.iterdir()
+    losses = read_events(tracked / "federated").Scalars("loss")
+    entries = read_metrics(run)
+    assert len(entries) > 1
+    assert {point.step: point.value for point in losses} == pytest.approx(
+        {entry["round"] + 1: entry["loss"] for entry in entries}, rel=1e-5
+    )
 
 
 @pytest.fixture
@@ -92,7 +111,7 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
         words = ("site", "start", f"kits/sites/{name}", "--site-file", f"{name}.toml")
         assert f"{name} is running" in Place(base, **behind).give(*words)
     until(lambda: "answers" in place.give("preflight", "kits/sites/posts"))
-    run = place.begin("run", "job.toml", "--on", "kits/admin", "--out", "run")
+    run = place.begin("run", "job.toml", "--on", "kits/admin", "--out", "run", *TRACK)
     place.give(
         "site", "approve", "kits/sites/discharge", "--yes", "--wait", "--timeout", "120"
     )
@@ -128,6 +147,8 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
     output, _ = run.communicate(timeout=240)
     assert run.returncode == 0, output
     assert "each site has its model and its own scores" in output
+    if TRACK:
+        require_tracked(base / "events", base / "run")
     name = state.name
     expected = simulated(JOB, data, base / "sim")
     for site in NAMES:

@@ -307,7 +307,7 @@ def test_a_run_on_other_patients_is_not_resumed(place: Path) -> None:
         (
             {"sites": {"a": {**SITE, "test": "notes.csv"}}},
             DataError,
-            "30 patients of `test`",
+            "30 patients of test are",
         ),
         (
             {"sites": {"a": SITE, "b": {"labels": "obesity"}}},

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from applications import needs_app
 from tiny_jobs import JOB, TAGGER, corpus
+from tracked_events import read_events
 
 needs_app("tracking")
 
@@ -101,15 +102,6 @@ def read_history(store: Path, run: Any, name: str) -> dict[int, float]:
 def artifacts_of(store: Path, run: Any) -> Path:
     """Return the folder of a run's files in a store of MLflow."""
     return Path(store, run.info.experiment_id, run.info.run_id, "artifacts")
-
-
-def read_events(folder: Path) -> Any:
-    """Return what TensorBoard reads in a folder."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder), size_guidance={"tensors": 0, "scalars": 0})
-    events.Reload()
-    return events
 
 
 def expected_curves(run: Path) -> dict[tuple[str, str, str], dict[int, float]]:

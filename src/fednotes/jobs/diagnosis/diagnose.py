@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from fednotes.core.errors import ConfigError, nearest
-from fednotes.core.wording import list_names
+from fednotes.core.wording import format_count, list_names
 from fednotes.jobs.built_in_jobs import built_in_jobs
 from fednotes.jobs.causes import IMPORTANCES, Cause, Evidence, Importance, Setting
 from fednotes.jobs.diagnosis.gain import find_gain_causes
@@ -337,7 +337,7 @@ def _list_checked(run: RunEvidence) -> Iterator[str]:
     """Yield the aspects that the files of a run allow to examine."""
     if run.entries:
         parts = {curve.part for curve in run.curves}
-        yield f"learning curves of {len(parts)} parts"
+        yield f"learning curves of {format_count(len(parts), 'part')}"
     if any(run.scores.values()):
         yield "scores by type"
     if run.result.verdict() is not None:

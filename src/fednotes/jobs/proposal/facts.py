@@ -318,7 +318,7 @@ def _try_split(place: Place, parts: Mapping[str, tuple[Document, ...]]) -> _Spli
             return _Split(by, num_units)
     undivided = parts["path"] if "path" in parts else parts["train"]
     raise DataError(
-        f"{place.root}: {len(undivided):,} notes are too few to be split into "
+        f"{place.root}: too few notes ({len(undivided):,}) to be split into "
         "training, validation and test data: give more notes"
     )
 
