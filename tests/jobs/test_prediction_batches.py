@@ -316,3 +316,14 @@ def test_memory_does_not_grow_with_the_number_of_notes(
         return int(output.stdout)
 
     assert measure(20_000) < measure(1000) + 8 * 1024  # KiB
+
+
+@pytest.mark.parametrize("sink", ["folder", "sqlite"])
+def test_resuming_where_there_are_no_predictions_warns_and_begins(
+    sink: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_once(tmp_path, sink, resume=True)
+    assert "there are no predictions to resume, so it begins" in caplog.text
+    caplog.clear()
+    run_once(tmp_path, sink, resume=True)
+    assert "no predictions to resume" not in caplog.text

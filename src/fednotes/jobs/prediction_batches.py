@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ from fednotes.core.store import hold_folder, replacing, write_json
 from fednotes.core.types import Document
 from fednotes.core.work import working
 from fednotes.jobs.prediction_writers import SUFFIXES, FileFacts, make_writer
+
+logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 _VERSION = 1
@@ -106,6 +109,18 @@ def require_same_settings(
     raise ParameterError(
         f"{where}: these predictions were begun with another {'; '.join(differences)}: "
         "repeat the first command with `resume`, or name another `out`"
+    )
+
+
+def warn_of_new_predictions(where: str) -> None:
+    """Log that a command with `resume` begins with the first note.
+
+    As with a run, it is not refused, so that a batch system can repeat one command.
+    """
+    logger.warning(
+        "%s: there are no predictions to resume, so it begins with the first note; if "
+        "you expected some there, stop this command and check the name",
+        where,
     )
 
 
@@ -390,6 +405,8 @@ def open_folder(
         if manifest is None:
             _require_empty(folder)
             manifest = _Manifest(Progress(settings))
+            if resume:
+                warn_of_new_predictions(str(folder))
         elif resume:
             require_same_settings(str(folder), manifest.progress.settings, settings)
         elif manifest.shards:

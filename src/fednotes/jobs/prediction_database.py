@@ -24,6 +24,7 @@ from fednotes.jobs.prediction_batches import (
     Progress,
     Sink,
     require_same_settings,
+    warn_of_new_predictions,
 )
 from fednotes.jobs.prediction_writers import type_nlp_row
 
@@ -220,6 +221,8 @@ def open_table(
             progress = _continue_progress(
                 progress, f"{address}, table {table}", settings, resume=resume
             )
+        elif resume:
+            warn_of_new_predictions(f"{address}, table {table}")
         yield partial(
             TableSink, connection, tables, progress or Progress(settings), size
         )
