@@ -120,7 +120,7 @@ def test_memory_does_not_grow_with_the_number_of_rows(tmp_path: Path) -> None:
         return peak
 
     measure(10)  # imports
-    assert measure(2000) < 1.3 * measure(600)
+    assert measure(1200) < 1.3 * measure(400)
 
 
 # ---- addresses and credentials -------------------------------------------------------
