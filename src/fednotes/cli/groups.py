@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,7 +35,13 @@ from fednotes.cli.shared import (
     with_options,
 )
 from fednotes.core.cleaning import one_line
-from fednotes.core.errors import UNREADABLE, FednotesError, fold_problems
+from fednotes.core.errors import (
+    UNREADABLE,
+    FednotesError,
+    JobProblem,
+    Problem,
+    fold_problems,
+)
 from fednotes.core.wording import format_count
 
 if TYPE_CHECKING:
@@ -65,6 +71,13 @@ class Output(StrEnum):
     conll = "conll"
 
 
+def _with_options(problem: Problem) -> Problem:
+    """Return a problem whose message shows the options of the command line."""
+    if isinstance(problem, JobProblem):
+        return problem
+    return replace(problem, message=with_options(problem.message))
+
+
 def show_checked(checked: Checked) -> None:
     """Print the result of `fednotes check`: tables, findings, and each problem."""
     from fednotes.cli.display import count_tables, list_findings
@@ -80,7 +93,7 @@ def show_checked(checked: Checked) -> None:
     for finding in checked.findings:
         if finding.level == "error":
             problems += finding.problems
-    say(*map(with_options, fold_problems(problems)))
+    say(*fold_problems(map(_with_options, problems)))
 
     if checked.wrong:
         counts = checked.to_dict()["counts"]

@@ -58,6 +58,11 @@ class Problem:
         return f"{place}: {self.message}" if place else self.message
 
 
+@dataclass(frozen=True)
+class JobProblem(Problem):
+    """A reason why a job is refused, whose message names no parameters."""
+
+
 _MAX_ALIKE = 5  # up to this many similar problems are all shown
 _EXAMPLES = 3  # of more similar problems, this many are shown
 

@@ -11,6 +11,8 @@ from fednotes.core.errors import (
     ConfigError,
     DataError,
     FednotesError,
+    JobProblem,
+    NamesParameters,
     ParameterError,
     Problem,
 )
@@ -66,7 +68,9 @@ def _problems_of(error: FednotesError) -> tuple[Problem, ...]:
     """Return the problems because of which a simulation would refuse a job."""
     if isinstance(error, DataError) and error.problems:
         return error.problems
-    return (Problem("", 0, "job", str(error)),)
+    if isinstance(error, DataError | NamesParameters):
+        return (Problem("", 0, "job", str(error)),)
+    return (JobProblem("", 0, "job", str(error)),)
 
 
 def rehearse(job: Job, parts: Iterable[Part]) -> None:
