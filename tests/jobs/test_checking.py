@@ -284,6 +284,20 @@ def test_similar_problems_are_folded_except_in_json(
     assert len(json.loads(run_cli("check", tmp_path, "--json")[1])["problems"]) == 40
 
 
+def test_a_check_does_not_write_the_names_in_a_jobs_error_as_options(
+    tmp_path: Path, run_cli: Any
+) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(
+        'method = "adversarial"\nconditions = ["federated"]\n'
+        "[synthetic]\nsites = 3\nsentences = 20\n"
+        "[model]\nproject = 0\ncnn_filters = 0\nlstm_units = 0\n"
+    )
+    code, out, _ = run_cli("check", job)
+    assert code == 1
+    assert "(`widths` is empty)" in " ".join(out.split())
+
+
 def test_an_error_of_a_command_lists_twenty_problems(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -297,8 +311,10 @@ def test_an_error_of_a_command_lists_twenty_problems(
     rows = capsys.readouterr().err.splitlines()
     assert rows[0].endswith("(and 49 more)")
     assert rows[19] == "error: a.jsonl:20: no bj"
-    assert rows[20].startswith("error: 30 more; `fednotes check` lists all")
-    assert len(rows) == 21
+    assert rows[20] == "error: 30 further problems"
+    assert rows[21] == "hint: `fednotes check` lists all problems"
+    assert rows[22].startswith("hint: --on-error skip")
+    assert len(rows) == 23
 
 
 def test_an_error_of_a_command_folds_similar_problems(
@@ -313,8 +329,9 @@ def test_an_error_of_a_command_folds_similar_problems(
     assert rows[0].endswith("(and 49 more)")
     assert "a.jsonl:4: not JSON" in rows[3]
     assert rows[4].startswith("error: 46 more like it: not JSON")
-    assert rows[5].startswith("error: `fednotes check` lists all; --on-error skip")
-    assert len(rows) == 6
+    assert rows[5] == "hint: `fednotes check` lists all problems"
+    assert rows[6].startswith("hint: --on-error skip")
+    assert len(rows) == 7
 
 
 def test_statistics_can_leave_out_what_cannot_be_used(

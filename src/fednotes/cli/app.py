@@ -758,12 +758,12 @@ def fail(message: str, more: Sequence[Problem] = ()) -> None:
     lines = fold_problems(more)
     for line in lines[: _MAX_PROBLEMS - 1]:
         print(f"error: {one_line(with_options(line), None)}", file=sys.stderr)
+    unlisted = len(lines) + 1 - _MAX_PROBLEMS
+    if unlisted > 0:
+        print(f"error: {format_count(unlisted, 'further problem')}", file=sys.stderr)
     if more:
-        unlisted = len(lines) + 1 - _MAX_PROBLEMS
-        start = f"{unlisted:,} more; " if unlisted > 0 else ""
-        print(
-            f"error: {start}`fednotes check` lists all; {SKIP_REMEDY}", file=sys.stderr
-        )
+        print("hint: `fednotes check` lists all problems", file=sys.stderr)
+        print(f"hint: {SKIP_REMEDY}", file=sys.stderr)
     sys.exit(2)
 
 
