@@ -174,7 +174,10 @@ def test_a_folder_of_another_job_or_of_other_files_is_refused(
     with pytest.raises(ConfigError, match="holds runs of several seeds already"):
         simulate_seeds(job(), out, [1])
     shorter_job = job(training={"epochs": 1})
-    with pytest.raises(ConfigError, match=r"seed-1 holds a run of another job"):
+    refusal = (
+        "seed-1 holds a run of another job, or of this job with different settings "
+    )
+    with pytest.raises(ConfigError, match=refusal):
         simulate_seeds(shorter_job, out, [1], resume=True)
     with pytest.raises(ConfigError, match=r"seed-1 holds a run of another job"):
         simulate_seeds(shorter_job, out, [3], resume=True)

@@ -92,7 +92,7 @@ def require_same_job(run: Path, job: Job) -> None:
     if record.get("fingerprint") == job.fingerprint:
         return
     raise ParameterError(
-        f"{run} holds a run of another job, or of this job with other `settings`"
+        f"{run} holds a run of another job, or of this job with different settings"
         f"{_describe_changes(record, job)}; nothing was changed: repeat the first "
         "call's job and settings, or give another `out`"
     )
