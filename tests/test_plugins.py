@@ -193,6 +193,29 @@ def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     assert version.stderr == ""
 
 
+def test_a_format_that_cannot_be_loaded_does_not_hinder_the_others(
+    tmp_path: Path,
+) -> None:
+    """To guess a format, all are asked, so the broken package is named then."""
+    broken = unpack_acme(
+        tmp_path / "broken",
+        "[fednotes.formats]\nloud-notes = acme_notes.loud_notes\n",
+        {"loud_notes": "raise RuntimeError('out of order')"},
+    )
+    notes = tmp_path / "notes.jsonl"
+    notes.write_text('{"id": "a", "text": "no pain", "spans": []}\n')
+    read_notes = "import sys, fednotes as fn; print(fn.read(*sys.argv[1:])[0].text)"
+
+    def read(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", read_notes, str(notes), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=broken)
+
+    assert read("jsonl").stdout == "no pain\n"
+    for completed in (read("loud-notes"), read()):
+        assert "the package 'acme-notes' cannot be loaded" in completed.stderr
+        assert "out of order" in completed.stderr
+
+
 def test_a_package_cannot_replace_a_command_of_an_application(tmp_path: Path) -> None:
     command = next(
         name

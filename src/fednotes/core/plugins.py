@@ -29,7 +29,8 @@ A package registers an object under a name in one of these groups of its
     fednotes.api           a function, available as `fednotes.NAME`
 
 The applications of fednotes itself (`fednotes.apps`) register their extensions in the
-same way. Nothing is imported before it is used.
+same way. Nothing is imported before it is used. To guess the format of a file, all
+formats are used.
 """
 
 from __future__ import annotations

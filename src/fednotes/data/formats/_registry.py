@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import pkgutil
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,12 +22,52 @@ from fednotes.data.formats.files import read_text
 from fednotes.data.formats.folders import list_files, mixed_formats
 
 
-def discover() -> dict[str, ModuleType]:
-    """Return all formats, of other packages as well, in the order of trial.
+class Formats(Mapping[str, ModuleType]):
+    """The modules of the formats by name; one of another package is imported when used.
 
-    A module's `LOOSE` tells how easily it accepts a file: 0 almost never by mistake, 1
-    (the default) because of its first line, 2 by guessing.
+    So a package that cannot be imported prevents only the use of its own format, and
+    the guessing of a file's format.
+
+    Args:
+        built_in: The modules of fednotes.
+        entries: The entry points of other packages.
     """
+
+    def __init__(
+        self, built_in: Mapping[str, ModuleType], entries: Mapping[str, EntryPoint]
+    ) -> None:
+        self._modules = dict(built_in)
+        self._entries = dict(entries)
+        self._names = (*built_in, *entries)
+
+    def __getitem__(self, name: str) -> ModuleType:
+        if name not in self._modules:
+            self._modules[name] = plugins.load(self._entries[name], ModuleType)
+        return self._modules[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def in_order_of_trial(self) -> list[tuple[str, ModuleType]]:
+        """Return the names and modules of all formats, those first that rarely err.
+
+        A module's `LOOSE` tells how easily it accepts a file: 0 almost never by
+        mistake, 1 (the default) because of its first line, 2 by guessing.
+
+        Raises:
+            ConfigError: The package of a format cannot be imported.
+        """
+        return sorted(self.items(), key=_order_of_trial)
+
+
+def discover() -> Formats:
+    """Return all formats, of other packages as well."""
     modules: dict[str, ModuleType] = {}
     for package in (formats, published):
         for info in pkgutil.iter_modules(package.__path__):
@@ -35,9 +76,7 @@ def discover() -> dict[str, ModuleType]:
             module = import_module(f"{package.__name__}.{info.name}")
             if hasattr(module, "accepts") and hasattr(module, "read"):
                 modules[info.name.replace("_", "-")] = module
-    for name, entry in plugins.added("formats", modules).items():
-        modules[name] = plugins.load(entry, ModuleType)
-    return dict(sorted(modules.items(), key=_order_of_trial))
+    return Formats(modules, plugins.added("formats", modules))
 
 
 def _order_of_trial(item: tuple[str, ModuleType]) -> tuple[int, str]:
@@ -119,7 +158,7 @@ def guess_format(path: str | os.PathLike[str]) -> str:
 
 def _guess_file(path: Path) -> str | None:
     """Return the first format that accepts a file."""
-    for name, module in FORMATS.items():
+    for name, module in FORMATS.in_order_of_trial():
         if module.accepts(path):
             return name
     return None
