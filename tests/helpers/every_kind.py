@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tiny_models import save_encoder
 
+from fednotes import taggers
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.taggers.saving import build_model, model_config
+from fednotes.taggers.saving import build_model, model_class, model_config
 
+SAMPLES = Path(__file__).parents[1] / "data" / "samples"
 TAGS = TagSet(("ADR", "Drug"))
 WORDS = ["no", "pain", "took", "aspirin", ".", "adr", "drug"]
 LABELS = {"pain": "ADR", "aspirin": "Drug"}
@@ -33,6 +38,7 @@ class SmallModel:
         tags_words: Whether it is a `TaggingModel`.
         in_double: Whether all of it can compute in float64, so that gradients are
             compared more closely.
+        setting: One of its settings, which a test misspells.
     """
 
     settings: Mapping[str, Any]
@@ -41,6 +47,7 @@ class SmallModel:
     learning_rate: float | None = None
     tags_words: bool = True
     in_double: bool = False
+    setting: str = "dropout"
 
 
 def _encoder_tagger(tuning: str, learning_rate: float | None = None) -> SmallModel:
@@ -70,6 +77,32 @@ KINDS = {
     "prompt-bart": _prompt_bart(tune_cross_attention=False),
     "prompt-bart with cross-attention": _prompt_bart(tune_cross_attention=True),
 }
+# The samples of CONTRIBUTING, which `add_sample_kinds` makes available.
+SAMPLE_KINDS = {
+    "capitals": SmallModel({"kind": "capitals"}, in_double=True, setting="width"),
+    "initials": SmallModel({"kind": "initials"}, in_double=True, setting="width"),
+}
+
+
+def add_sample_kinds(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Write the sample kinds into a folder in which kinds are found from now on."""
+    for kind in SAMPLE_KINDS:
+        source = (SAMPLES / f"{kind}.py.txt").read_text()
+        (folder / f"{kind}.py").write_text(source)
+        patch.delitem(sys.modules, f"fednotes.taggers.{kind}", raising=False)
+    patch.setattr(taggers, "__path__", [*taggers.__path__, str(folder)])
+
+
+def dropout(kind: str, rate: float) -> dict[str, float]:
+    """Return the setting for dropout; empty for a kind without dropout."""
+    fields = dataclasses.fields(model_class(small_model(kind).settings["kind"]))
+    has_dropout = any(field.name == "dropout" for field in fields)
+    return {"dropout": rate} if has_dropout else {}
+
+
+def small_model(kind: str) -> SmallModel:
+    """Return the entry of a kind, which may be a sample."""
+    return (KINDS | SAMPLE_KINDS)[kind]
 
 
 def _document(number: int, words: list[str]) -> Document:
@@ -122,7 +155,7 @@ def make(
 
     stirred: Whether its parameters are moved away from their start.
     """
-    small = KINDS[which]
+    small = small_model(which)
     table = dict(small.settings)
     if small.backbone:
         backbone = folder / small.backbone

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from every_kind import DOCUMENTS, KINDS, TAGS, make
+from every_kind import (
+    DOCUMENTS,
+    KINDS,
+    SAMPLE_KINDS,
+    TAGS,
+    add_sample_kinds,
+    dropout,
+    make,
+)
 
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.taggers.saving import kinds
 
 pytest.importorskip("transformers")
-every_kind = pytest.mark.parametrize("kind", KINDS)
+SMALL_MODELS = KINDS | SAMPLE_KINDS  # the samples too, which have few settings
+every_kind = pytest.mark.parametrize("kind", SMALL_MODELS)
 ORDER = [4, 0, 2, 5, 1, 3]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sample_kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Put the sample kinds beside the others, as a contributor does."""
+    with pytest.MonkeyPatch.context() as patch:
+        add_sample_kinds(tmp_path_factory.mktemp("samples"), patch)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +49,7 @@ def partly(model: Any, known: tuple[str, ...] = ("Drug",)) -> Any:
 
 
 def test_every_kind_of_tagger_has_a_small_model() -> None:
-    tested = {small.settings["kind"] for small in KINDS.values()}
+    tested = {small.settings["kind"] for small in SMALL_MODELS.values()}
     missing = set(kinds()) - tested
     assert not missing, f"add {missing} to KINDS in tests/helpers/every_kind.py"
 
@@ -49,7 +67,7 @@ def test_a_sentence_has_the_same_losses_alone_and_among_others(
     corpus, complete = partly(model), model.losses(model.prepare(DOCUMENTS), ORDER)
     together = model.losses(corpus, ORDER)
     assert not complete.target.any()
-    assert not complete.target.requires_grad or not KINDS[kind].tags_words
+    assert not complete.target.requires_grad or not SMALL_MODELS[kind].tags_words
     torch.testing.assert_close(together.source + together.target, complete.source)
     for place, sentence in enumerate(ORDER):
         alone = model.losses(corpus, [sentence])
@@ -67,7 +85,9 @@ def test_a_sentence_has_the_same_losses_alone_and_among_others(
     assert predicted == model.predict(bare)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].tags_words])
+@pytest.mark.parametrize(
+    "kind", [kind for kind, small in SMALL_MODELS.items() if small.tags_words]
+)
 @pytest.mark.parametrize("soft", [False, True])
 def test_gradients_equal_a_loop_over_sentences(
     kind: str, soft: bool, folder: Path
@@ -77,9 +97,10 @@ def test_gradients_equal_a_loop_over_sentences(
     It ignores dropout in training mode and accumulates nothing in `grad`.
     `test_prompt_bart.py` tests the kinds that do not tag words, in float64.
     """
-    model, teacher = make(kind, folder, dropout=0.3), make(kind, folder, seed=2)
+    model = make(kind, folder, **dropout(kind, 0.3))
+    teacher = make(kind, folder, seed=2)
     close = {}
-    if KINDS[kind].in_double:
+    if SMALL_MODELS[kind].in_double:
         model = model.double()
     else:
         close = {"atol": 1e-4, "rtol": 1e-4}
@@ -147,14 +168,14 @@ def test_losses_return_states_for_distillation(kind: str, folder: Path) -> None:
     assert [h.shape for h in losses.hidden] == [(6, width) for width in model.widths]
     assert (
         losses.outputs.shape == (len(losses.pseudo), model.output_width)
-        or not KINDS[kind].tags_words
+        or not SMALL_MODELS[kind].tags_words
     )
     assert bool(losses.pseudo.any())
     assert not losses.pseudo.all()
     assert len(losses.score(losses.outputs)) == len(losses.pseudo)
 
 
-RATES = {kind: small.learning_rate for kind, small in KINDS.items()}
+RATES = {kind: small.learning_rate for kind, small in SMALL_MODELS.items()}
 
 
 @pytest.mark.parametrize("kind", [kind for kind, rate in RATES.items() if rate])
@@ -164,7 +185,7 @@ def test_a_model_learns_its_training_notes_by_heart(kind: str, folder: Path) -> 
     Prediction leaves the model in training mode. The number of steps that training
     takes depends on the processor.
     """
-    model = make(kind, folder, stirred=False, dropout=0.0)
+    model = make(kind, folder, stirred=False, **dropout(kind, 0.0))
     corpus = model.prepare(DOCUMENTS)
     assert model.predict(DOCUMENTS) != DOCUMENTS
     adam = torch.optim.Adam(model.trainable().values(), lr=RATES[kind])
@@ -195,8 +216,9 @@ def test_wrong_corpora_and_settings_are_refused(kind: str, folder: Path) -> None
         model.prepare([Document("a", "pain", (Span(0, 4, "Sign"),))])
     with pytest.raises(ConfigError, match="'Drugs'"):
         model.annotate(corpus, DOCUMENTS, ["Drugs"])
-    with pytest.raises(ConfigError, match="did you mean"):
-        make(kind, folder, dropuot=0.1)
+    setting = SMALL_MODELS[kind].setting
+    with pytest.raises(ConfigError, match=f"did you mean '{setting}'"):
+        make(kind, folder, **{setting[:-1]: 0.1})
     assert model.predict([]) == ()
     texts = ("", " \n\t ", "\u200b \u200b", "\x00")
     predicted = model.predict([Document(str(i), text) for i, text in enumerate(texts)])

@@ -7,15 +7,14 @@ lists them.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from every_kind import SAMPLE_KINDS, add_sample_kinds
 from tiny_jobs import SITES, corpus
 
-from fednotes import taggers
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.jobs.job_file import load_job
@@ -28,24 +27,18 @@ from fednotes.taggers.saving import (
     save_model,
 )
 
-SAMPLES = Path(__file__).parents[1] / "data" / "samples"
-NAMES = ("capitals", "initials")
 TEXTS = (
     "He took Aspirin and slept .",
     "Aspirin helps .",
     "She has pain from Ibuprofen .",
 )
 TAGS = TagSet(("Drug", "Sign"))
-each_kind = pytest.mark.parametrize("kind", NAMES)
+each_kind = pytest.mark.parametrize("kind", SAMPLE_KINDS)
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in NAMES:
-        text = (SAMPLES / f"{name}.py.txt").read_text()
-        (tmp_path / f"{name}.py").write_text(text)
-        monkeypatch.delitem(sys.modules, f"fednotes.taggers.{name}", raising=False)
-    monkeypatch.setattr(taggers, "__path__", [*taggers.__path__, str(tmp_path)])
+    add_sample_kinds(tmp_path, monkeypatch)
     return tmp_path
 
 
@@ -104,7 +97,7 @@ def test_its_states_are_means_over_the_words_of_a_sentence(
 def test_a_confidence_is_attributed_to_the_crf_if_there_is_one(folder: Path) -> None:
     meanings = [
         build_model(model_config({"kind": kind}), TAGS, seed=1).confidence_meaning
-        for kind in NAMES
+        for kind in SAMPLE_KINDS
     ]
     assert ["CRF" in meaning for meaning in meanings] == [True, False]
 
