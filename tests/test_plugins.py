@@ -145,6 +145,7 @@ def test_a_format_of_a_package_is_recognised_and_read(answers: dict[str, Any]) -
     assert answers["spans"] == [[3, 7, "Loud"]]
 
 
+@pytest.mark.slow
 def test_a_tagger_of_a_package_is_trained_saved_and_loaded(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -649,6 +649,7 @@ def contradicting_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_sites_that_contradict_each_other_lose_by_the_federation(
     contradicting_run: Path,
 ) -> None:

@@ -79,6 +79,7 @@ class Log(ProgressListener):
         self.events.append("end")
 
 
+@pytest.mark.slow
 def test_a_run_in_workers_leaves_the_files_of_one_process(
     job_file: Path, tmp_path: Path
 ) -> None:

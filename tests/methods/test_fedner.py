@@ -366,7 +366,7 @@ def test_alone_a_platform_has_its_own_part_of_the_mini_batch(sites) -> None:
     ("changes", "epochs"),
     [
         ({"rounds": 2, "local_epochs": 3}, 6),
-        ({"epochs": 5, "local_epochs": 2}, 6),
+        pytest.param({"epochs": 5, "local_epochs": 2}, 6, marks=pytest.mark.slow),
         ({"epochs": 4}, 4),
     ],
 )
