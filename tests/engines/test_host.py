@@ -447,7 +447,7 @@ class Watch:
         self.sent: list[tuple[str, bytes, Update | None]] = []
         self.refused: list[str] = []  # tasks that were refused after they were run
 
-    def request(self, request: Request) -> None:
+    def check_request(self, request: Request) -> None:
         if request.task == self.no_request:
             error = RefusedError("outside the allowed hours")
             error.later = True  # type: ignore[attr-defined]
@@ -457,11 +457,13 @@ class Watch:
         if more > self.room:
             raise RefusedError("there is no room")
 
-    def refusing(self, request: Request, question: bytes, error: Exception) -> None:
+    def check_refusal(
+        self, request: Request, question: bytes, error: Exception
+    ) -> None:
         assert question
         self.refused.append(request.task)
 
-    def leaving(
+    def check_reply(
         self,
         request: Request,
         reply: Frame,

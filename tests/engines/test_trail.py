@@ -164,16 +164,18 @@ class Questions:
     def __init__(self) -> None:
         self.questions: list[bytes] = []
 
-    def request(self, request: Request) -> None:
+    def check_request(self, request: Request) -> None:
         pass
 
     def require_room(self, more: int) -> None:
         pass
 
-    def refusing(self, request: Request, question: bytes, error: Exception) -> None:
+    def check_refusal(
+        self, request: Request, question: bytes, error: Exception
+    ) -> None:
         pass
 
-    def leaving(
+    def check_reply(
         self,
         request: Request,
         reply: Frame,

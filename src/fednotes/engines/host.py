@@ -50,7 +50,7 @@ _FOLDERS = re.compile(r"""(?<![^\s'"(=:,\[])/(?:[^/\s:'"]+/)+(?=[^/\s:'"])""")
 class Guard(Protocol):
     """The host's interface to a site's policy and ledger."""
 
-    def request(self, request: Request) -> None:
+    def check_request(self, request: Request) -> None:
         """Check a request before it is answered.
 
         Raises:
@@ -67,7 +67,9 @@ class Guard(Protocol):
             RefusedError: A rule of the site forbids it.
         """
 
-    def refusing(self, request: Request, question: bytes, error: Exception) -> None:
+    def check_refusal(
+        self, request: Request, question: bytes, error: Exception
+    ) -> None:
         """Check that the site may still refuse a task that has read its notes.
 
         Such a refusal reveals something about the notes, just as an answer does.
@@ -81,7 +83,7 @@ class Guard(Protocol):
             RefusedError: A rule of the site forbids it; this is the reason to give.
         """
 
-    def leaving(
+    def check_reply(
         self,
         request: Request,
         reply: Frame,
@@ -213,7 +215,7 @@ class SiteHost:
     def _answer(self, request: Request, frame: Frame) -> bytes:
         self._require_current(request)
         if self._guard is not None:
-            self._guard.request(request)
+            self._guard.check_request(request)
         stored = self._journal.reply(request, frame)
         if stored is not None:
             self._record(request, stored, None)
@@ -229,7 +231,7 @@ class SiteHost:
         """Have the guard check and record a reply before it leaves."""
         if self._guard is not None:
             question = self._open_question if update is None else self._trail.question
-            self._guard.leaving(request, reply, update, reason, question=question)
+            self._guard.check_reply(request, reply, update, reason, question=question)
 
     def _count_refusal(self, request: Request, error: Exception) -> None:
         """Have the guard count a task that failed after reading notes.
@@ -242,7 +244,7 @@ class SiteHost:
         self._open_question = b""
         if question and not may_pass(error) and self._guard is not None:
             # An error raised here reveals nothing about the notes and is not counted.
-            self._guard.refusing(request, question, error)
+            self._guard.check_refusal(request, question, error)
             self._open_question = question
 
     def _require_room(self, more: int) -> None:

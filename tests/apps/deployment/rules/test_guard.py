@@ -112,13 +112,13 @@ def test_without_shared_scores_no_count_leaves_in_the_clear(tmp_path: Path) -> N
     assert site.host._site.at == position
     site = Guarded(tmp_path / "two", OPEN, counts)
     change = replace(OPEN, share_scores=False)
-    judge = site.guard.request
+    judge = site.guard.check_request
 
     def then_change(request: Request) -> None:
         judge(request)
         site.policy = change
 
-    site.guard.request = then_change  # type: ignore[method-assign]
+    site.guard.check_request = then_change  # type: ignore[method-assign]
     # while it was made
     assert "refused by share_scores" in site.ask("evaluate", 1).refusal
 

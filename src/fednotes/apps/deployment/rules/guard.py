@@ -709,7 +709,7 @@ class SiteGuard:
         with self._withheld():
             ExampleRecord(self._kit / RULES).join(joining, read, policy)
 
-    def request(self, request: Request) -> None:
+    def check_request(self, request: Request) -> None:
         """Check whether a request may be served.
 
         Raises:
@@ -771,7 +771,9 @@ class SiteGuard:
             lines = self._lines.size()
         return lines + sum(map(disk_usage, self._folders))
 
-    def refusing(self, request: Request, question: bytes, error: Exception) -> None:
+    def check_refusal(
+        self, request: Request, question: bytes, error: Exception
+    ) -> None:
         """Check that the site may still refuse a task that has read its notes.
 
         A server can choose parameters under which a task fails for some notes and not
@@ -802,7 +804,7 @@ class SiteGuard:
         what = f"the reply to task '{clean(facts.task, NAME)}' of round {facts.round}"
         check_rounds(policy, what, num_sent)
 
-    def leaving(
+    def check_reply(
         self,
         request: Request,
         reply: Frame,
@@ -832,19 +834,19 @@ class SiteGuard:
             self._require_room_for_line()
         message = decode_reply(reply, checked=True)
         sha256 = hashlib.sha256(reply).hexdigest()
+        method_update: _UpdateFacts | None
         if update is not None:
-            update_facts: _UpdateFacts | None = self._describe_update(
-                request, update, question
-            )
+            method_update = self._describe_update(request, update, question)
         else:
-            update_facts = self._recall_update(request, message, sha256)
-        facts = update_facts or _UpdateFacts(
+            method_update = self._recall_update(request, message, sha256)
+        # A refusal and a reply of the engine itself contain no update of the method.
+        facts = method_update or _UpdateFacts(
             request.number, request.task, request.round
         )
         spent = None
         if message.update is not None:
-            # A reply of the engine itself is in no sum, so nothing needs to hide it.
-            is_hidden = self._secure or update_facts is None
+            # A reply of the engine itself is part of no sum; treat it as hidden.
+            is_hidden = self._secure or method_update is None
             shows_scores = not self._secure and bool(message.update.metrics)
             spent = self._check_update(
                 facts, size=len(reply), secure=is_hidden, scores=shows_scores
