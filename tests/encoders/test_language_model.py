@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from fednotes.encoders.language_model import (
     LanguageModelConfig,
     build_language_model,
     language_model_config,
+    resize,
 )
 from fednotes.encoders.packing import Masked, Sequences, Specials, denoise, mask
 
@@ -312,6 +314,12 @@ def test_a_fresh_model_depends_on_the_seed_only(saved: Callable[[str], Path]) ->
     ].shape == (20, 24)
     with pytest.raises(ConfigError, match="width = 24 is not a multiple of heads = 5"):
         build(path, fresh=True, train="all", width=24, heads=5)
+
+
+def test_a_configuration_without_a_width_is_refused(tmp_path: Path) -> None:
+    without_width = SimpleNamespace(num_attention_heads=2)
+    with pytest.raises(ModelError, match="have no setting for 'width': use another"):
+        resize(tmp_path, without_width, {"heads": 2})
 
 
 def test_new_head(saved: Callable[[str], Path], tmp_path: Path) -> None:

@@ -243,6 +243,11 @@ def resize(directory: Path, config: Any, sizes: Mapping[str, int]) -> None:
 
     def size_of(key: str) -> int:
         names = [name for name in SIZES[key] if hasattr(config, name)]
+        if not names:
+            raise ModelError(
+                f"{directory}: models of this kind have no setting for {key!r}: "
+                "use another model"
+            )
         size: int = getattr(config, names[0])
         return size
 
