@@ -20,8 +20,8 @@ from fednotes.metrics.gap import (
     gap_by_seed,
     gap_of_scores,
     gap_of_sites,
+    judge_gain,
     main_score,
-    verdict,
 )
 from fednotes.metrics.spans import SpanCounts, TypeCounts
 
@@ -94,7 +94,7 @@ def test_the_model_to_use_is_the_one_that_is_better_by_more_than_chance(
     95 % of their differences lie in an interval as wide as the verdict's.
     """
     alone_f1, federated_f1 = (right / 1000 for right in (500, federated))
-    actual = verdict(
+    actual = judge_gain(
         [
             {
                 "alone": mentions(500, 1000, 1000),

@@ -24,7 +24,7 @@ from fednotes.core.wording import format_duration, format_size
 from fednotes.jobs.causes import Cause
 from fednotes.jobs.run_files import OptionalNumber, read_versioned
 from fednotes.jobs.score_layouts import SCORES, WORDINGS, DataWording
-from fednotes.metrics.gap import Gap, Verdict, main_score, verdict
+from fednotes.metrics.gap import Gap, Verdict, judge_gain, main_score
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -200,7 +200,7 @@ class RunResult(BaseModel):
         else:
             scores = [self.sites.get(site, {})]
             paired = self.paired.get(against, {}).get(site)
-        return verdict(scores, paired, against)
+        return judge_gain(scores, paired, against)
 
     def interval(self, site: str, condition: str) -> tuple[float, float] | None:
         """Return the 95% confidence interval of the main score of a site's model.

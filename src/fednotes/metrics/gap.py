@@ -173,7 +173,7 @@ def gap_by_seed(
     return shares, ""
 
 
-def verdict(
+def judge_gain(
     sites: Sequence[SiteScores],
     paired: Difference | None = None,
     against: str = "alone",
