@@ -74,7 +74,7 @@ def find_files(directory: Path) -> tuple[Path, Path] | None:
 
 
 def character_ids(word: str | int, length: int = 50) -> np.ndarray:
-    """Return (length,) int64, the character ids of a word plus 1.
+    """Return the character ids of a word, each plus 1, as int64 (length,).
 
     The UTF-8 bytes, truncated to fit, are between the markers of the word's start and
     end. Padding follows.

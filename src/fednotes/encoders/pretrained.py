@@ -293,7 +293,7 @@ def folder_fingerprint(folder: Path, **options: object) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """Return SHA-256 of a file's content.
+    """Return the SHA-256 of a file's content.
 
     It is cached while the file does not change, because weights can be hundreds of
     megabytes.

@@ -379,7 +379,7 @@ class Journal:
                 needed_requests |= {
                     number for number in requests if start < number <= mark
                 }
-        needed_requests |= {self._told(number) for number in needed_states}
+        needed_requests |= {self._last_with_tensors(number) for number in needed_states}
         needed_requests.add(max(requests, default=0))
 
         for number in requests - needed_requests:
@@ -387,10 +387,16 @@ class Journal:
         for number in set(states) - needed_states:
             shutil.rmtree(self._state(number), ignore_errors=True)
 
-    def _told(self, number: int) -> int:
-        """Return the number of the last request with tensors before a saved state.
+    def _last_with_tensors(self, number: int) -> int:
+        """Return the last request before a saved state that carried tensors.
 
-        The tensors of the state are not read. The number is 0 if it cannot be read.
+        Only the facts of the state are read, not its tensors.
+
+        Args:
+            number: The request number of the saved state.
+
+        Returns:
+            The number of the request; 0 if the facts cannot be read.
         """
         try:
             facts = read_json(self._state(number) / "facts.json", strict=False)

@@ -332,7 +332,8 @@ def token_kappa(
     tokens_in_all = table.sum()
     agreed = np.trace(table)
     by_chance = (table.sum(0) * table.sum(1)).sum() / max(tokens_in_all, 1)
-    if tokens_in_all <= by_chance:
+    # Equal with a single category or without tokens; rounding may make it greater.
+    if by_chance >= tokens_in_all:
         return int(tokens_in_all), None
     kappa = (agreed - by_chance) / (tokens_in_all - by_chance)
     return int(tokens_in_all), float(kappa)

@@ -391,7 +391,9 @@ def encode_pointers(
 def _check_labels(documents: Sequence[Document], tagset: TagSet) -> None:
     """Raise DataError for an unknown label, also in spans that flattening removes."""
     labels = {span.label for document in documents for span in document.spans}
-    for label in sorted(labels - set(tagset.types)):
+    unknown = labels - set(tagset.types)
+    if unknown:
+        label = min(unknown)
         raise DataError(
             f"label {label!r} is not in the tag set {{{', '.join(tagset.types)}}}: "
             "map it with a label map or leave it out"

@@ -92,6 +92,7 @@ def find_last_problem(log: Path) -> LoggedProblem | None:
         match = _LINE.fullmatch(line)
         if match is None or _NOT_A_PROBLEM.search(line):
             continue
+        # A site logs the requests that it refuses (`engines/host.py`) at level INFO.
         is_problem = match["level"] != "INFO" or "refused " in match["text"]
         if not is_problem:
             continue

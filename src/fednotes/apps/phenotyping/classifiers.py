@@ -420,7 +420,7 @@ class LinearSVMs:
         The score is -inf for a class that the disease lacks.
         """
         scores = self.scores(features)
-        return self._spread(scores, -scores, only_class=0.0, no_class=-np.inf)
+        return self._expand(scores, -scores, only_class=0.0, no_class=-np.inf)
 
     def ranking(self, features: Features) -> Floats:
         """Return (patients, diseases) scores of "present", useful only for ranking.
@@ -460,7 +460,7 @@ class LinearSVMs:
         # exp overflows for a large negative score, whose sigmoid is zero.
         with np.errstate(over="ignore"):
             sigmoids = 1 / (1 + np.exp(-(slopes * self.scores(features) + shifts)))
-        chances = self._spread(sigmoids, 1 - sigmoids, only_class=1.0, no_class=0.0)
+        chances = self._expand(sigmoids, 1 - sigmoids, only_class=1.0, no_class=0.0)
         totals = chances.sum(axis=2, keepdims=True)
         scaled = chances / np.where(totals > 0, totals, 1)
         # If all sigmoids of a disease underflow to zero, no class is preferred.
@@ -474,7 +474,7 @@ class LinearSVMs:
                 even[disease, each] = 1 / len(classes)
         return even
 
-    def _spread(
+    def _expand(
         self,
         values: np.ndarray,
         opposites: np.ndarray,
@@ -482,7 +482,10 @@ class LinearSVMs:
         only_class: float,
         no_class: float,
     ) -> Floats:
-        """Return (patients, diseases, 3) values of classes, from those of machines.
+        """Expand per-machine values to (patients, diseases, 3) values per class.
+
+        A disease with one class has no machine, one with two classes has one, and one
+        with three classes has a machine for each (`_list_machines`).
 
         Args:
             values: (patients, machines) values of the machines' positive classes.
@@ -492,16 +495,16 @@ class LinearSVMs:
             no_class: The value of a class that the disease lacks.
         """
         shape = (len(values), len(self.classes), len(CLASSES))
-        spread = np.full(shape, no_class)
+        expanded = np.full(shape, no_class)
         for disease, classes in enumerate(self.classes):
             if len(classes) == 1:
-                spread[:, disease, classes[0]] = only_class
+                expanded[:, disease, classes[0]] = only_class
         for machine, (disease, positive) in enumerate(self.machines):
-            spread[:, disease, positive] = values[:, machine]
+            expanded[:, disease, positive] = values[:, machine]
             classes = self.classes[disease]
-            if len(classes) == 2:
-                spread[:, disease, classes[0]] = opposites[:, machine]
-        return spread
+            if len(classes) == 2:  # the one machine decides between both classes
+                expanded[:, disease, classes[0]] = opposites[:, machine]
+        return expanded
 
     def _require_width(self, features: Features) -> None:
         """Raise DataError if the number of features is wrong."""

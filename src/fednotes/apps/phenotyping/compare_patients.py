@@ -79,10 +79,10 @@ def compare_patients(
 ) -> dict[str, PatientTest]:
     """Compare macro F1 of phenotypes on the same labelled test patients of each site.
 
-    If all sites have the same test patients, "all sites" is compared too: the mean of
-        the sites' macro F1, with the same patients drawn for all of them. If each side
-        has one model for all sites, this is the only row. A class counts for a disease
-        if either model knows it.
+    If all sites have the same test patients, the row "all sites" compares the mean of
+    the sites' macro F1, drawing the same patients for every site. If each side has one
+    model for all sites, this is the only row. A class counts for a disease if either
+    model knows it.
 
     Args:
         a: One side.
@@ -119,7 +119,9 @@ def compare_patients(
     share_patients = all(site.patients == sites[0].patients for site in sites)
     if len(sites) == 1 or not share_patients:
         return tests
-    if len({site.folders for site in sites}) == 1:
+    has_one_model_per_side = len({site.folders for site in sites}) == 1
+    if has_one_model_per_side:
+        # The same models predicted for the same patients, so all tests are equal.
         return {ALL_SITES: next(iter(tests.values()))}
     return {**tests, ALL_SITES: _patient_test(_side_by_side(sites), samples, metric)}
 

@@ -57,7 +57,7 @@ def _export(tool: Tool, folder: Path) -> int:
             tracker.finish(run)
         except FednotesError:
             raise
-        except Exception as error:  # of a tool, which has classes of its own
+        except Exception as error:  # tools raise exception classes of their own
             raise TrainingError(
                 f"{run}: cannot be exported ({error}): check the address or the folder"
             ) from error

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def parse_query(adapter: TypeAdapter[T], query: Mapping[str, str]) -> T:
-    """Return the filter in an address; invalid values are ignored."""
+    """Return the filter in a query string; ignore invalid values."""
     try:
         return adapter.validate_python(dict(query))
     except ValidationError as error:

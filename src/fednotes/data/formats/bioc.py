@@ -142,13 +142,14 @@ def _feed(parser: Any, read_bytes: Any, path: Path) -> int:
         raise DataError.at(
             path,
             error.position[0],
-            "the XML is incomplete: expected a collection of BioC",
+            "the XML is incomplete: expected a BioC collection",
         ) from None
     except DefusedXmlException:
         raise DataError("the XML declares entities, which are not read") from None
     except READ_ERRORS as error:
         raise incomplete_file(path, error) from None
-    except (LookupError, ValueError):  # of Python's decoders, which the parser calls
+    except (LookupError, ValueError):
+        # Raised by Python's decoders, which the parser calls.
         raise DataError.at(
             path,
             1,

@@ -33,6 +33,7 @@ _DELTA_LENGTH_BYTE_ARRAY = 6
 _DELTA_BYTE_ARRAY = 7
 
 _RLE = 3  # the encoding of levels that declare their length
+_SIZE_BYTES = 4  # bytes of this length, which stands before the levels
 
 # Types of Thrift's compact protocol.
 _TRUE = 1
@@ -253,7 +254,7 @@ def _check_deltas(
     file.seek(page.position)
     data = file.read(page.packed)
     position = 0
-    if page.levels is None:
+    if page.levels is None:  # version 1: levels and values are packed together
         data = _unpack(arrow, data, page.unpacked, chunk.compression)
         max_levels = (levels.max_repetition_level, levels.max_definition_level)
         for max_level, encoding in zip(max_levels, page.level_encodings, strict=True):
@@ -261,8 +262,11 @@ def _check_deltas(
                 continue
             if encoding != _RLE:
                 raise ValueError("levels whose length is not stated")
-            position += 4 + int.from_bytes(data[position : position + 4], "little")
-    else:
+            size_of_levels = int.from_bytes(
+                data[position : position + _SIZE_BYTES], "little"
+            )
+            position += _SIZE_BYTES + size_of_levels
+    else:  # version 2: the levels come first, never packed
         if not 0 <= page.levels <= min(len(data), page.unpacked):
             raise ValueError("the levels are longer than their page")
         data = data[page.levels :]
@@ -270,7 +274,8 @@ def _check_deltas(
             size = page.unpacked - page.levels
             data = _unpack(arrow, data, size, chunk.compression)
     reader = _CompactReader(data, position)
-    runs = 2 if page.encoding == _DELTA_BYTE_ARRAY else 1  # of prefixes and of suffixes
+    # _DELTA_BYTE_ARRAY has one run of prefix lengths and one of suffix lengths.
+    runs = 2 if page.encoding == _DELTA_BYTE_ARRAY else 1
     try:
         for _ in range(runs):
             if reader.skip_deltas() > page.values:
@@ -396,7 +401,7 @@ class _CompactReader:
             value |= (byte & 127) << shift
             if byte < 128:
                 return value
-        raise ValueError("a number of too many bytes")
+        raise ValueError("a number with too many bytes")
 
     def _read_zigzag(self) -> int:
         value = self._read_varint()

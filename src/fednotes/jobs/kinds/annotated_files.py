@@ -206,7 +206,7 @@ def _choose_documents(site: SiteOfJob, raw: Parts) -> Parts:
             part: _choose_by_metadata(documents, config.where)
             for part, documents in raw.items()
         }
-    if config.share:
+    if config.share:  # the site's table has `path`: `SiteConfig` refuses it otherwise
         chosen[_WHOLE] = _take_share(site, chosen[_WHOLE])
     return chosen
 

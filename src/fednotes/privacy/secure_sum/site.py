@@ -293,14 +293,14 @@ class SecureSite:
         return streams
 
     def confirm(self, request: UnmaskRequest) -> ConfirmMessage:
-        """Return a proof for each other survivor of which list this site received.
+        """Return, for each other survivor, a proof of which list this site received.
 
         A site confirms only one list.
         """
         self._require_stage("masked", "confirm")
         self._check_request(request)
         confirmations = {
-            peer: self._receipt(self.site, peer, "survivors", *self._survivors)
+            peer: self._receipt(self.site, peer, "survivors", self._survivors)
             for peer in request.survivors
             if peer != self.site
         }
@@ -408,7 +408,7 @@ class SecureSite:
         for peer, confirmation in request.confirmations.items():
             if peer == self.site or peer not in request.survivors:
                 continue
-            expected = self._receipt(peer, self.site, "survivors", *self._survivors)
+            expected = self._receipt(peer, self.site, "survivors", self._survivors)
             if not compare_digest(confirmation, expected):
                 raise AskedOtherwise(
                     f"site {peer!r} received another list of survivors"
@@ -429,16 +429,19 @@ class SecureSite:
             )
         return crypto.derived(self._secrets[peer], self._session, use, sender, receiver)
 
-    def _receipt(self, sender: str, receiver: str, *parts: str) -> bytes:
+    def _receipt(
+        self, sender: str, receiver: str, purpose: str, sites: Sequence[str] = ()
+    ) -> bytes:
         """Return a proof that the sender agrees on the roster, the layout and more.
 
         Args:
             sender: The site that proves it.
             receiver: The site to which it proves it.
-            parts: The purpose of the proof, and further texts that it covers.
+            purpose: The purpose of the proof.
+            sites: The sites of a list that it covers.
         """
         key = self._key("receipts", sender, receiver)
-        return crypto.receipt(key, self._agreement, *parts)
+        return crypto.receipt(key, self._agreement, purpose, *sites)
 
     def _open_box(self, sender: str, box: bytes) -> bytes:
         """Return the two shares in a box for this site.

@@ -559,8 +559,8 @@ def _await_request(kit: Path, job: str, timeout: float) -> None:
 
     Args:
         kit: The site's kit.
-        job: Prefix of the fingerprint of the job to wait for; "" for any job. A job
-            that was decided on before need not ask again.
+        job: Prefix of the fingerprint of the job to wait for; "" for any job. An
+            earlier decision on that job also ends the wait.
         timeout: Maximum time to wait, in seconds.
 
     Raises:

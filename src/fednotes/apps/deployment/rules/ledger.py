@@ -974,15 +974,16 @@ class _Reading:
         self.lines += 1
         self.size += len(raw)
         digest = own_hash(raw)
-        carried_hash = written_hash(raw)
+        hash_in_line = written_hash(raw)
         table = parsed(raw)
         number = table.get("seq") if table else None
-        if table is None or digest != carried_hash or type(number) is not int:
+        # `Ledger.append` numbers every line, so one without a number was altered too.
+        if table is None or digest != hash_in_line or type(number) is not int:
             self.faults.append(
                 Fault(self.lines, "altered: its hash does not match its content")
             )
-            # One of the two hashes is the right one.
-            self._previous_hashes = (digest, carried_hash) if digest else ()
+            # Either hash may be the correct one.
+            self._previous_hashes = (digest, hash_in_line) if digest else ()
             number = self._due
         else:
             self._check_place(number, table.get("prev"))
