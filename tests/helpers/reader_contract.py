@@ -6,7 +6,10 @@ A subclass in a test module names the format and writes a small corpus of it:
         format = "my-format"
 
         @staticmethod
-        def write(folder): ...
+        def write(folder):
+            path = folder / "notes.txt"
+            path.write_text(f"SHOUTED\\nRASH after {SECRET}\\n")
+            return path
 
 What a reader finds in a given file is no part of the contract: each format has tests of
 its own for that.

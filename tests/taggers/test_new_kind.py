@@ -6,19 +6,25 @@ lists them.
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from every_kind import SAMPLE_KINDS, add_sample_kinds
+from every_kind import SAMPLE_KINDS, SAMPLES, add_sample_kinds
 from tiny_jobs import SITES, corpus
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document, Span, TagSet
+from fednotes.data.batches import encode_corpus
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.simulate import simulate
+from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.saving import (
     build_model,
     kinds,
@@ -27,6 +33,7 @@ from fednotes.taggers.saving import (
     save_model,
 )
 
+ROOT = Path(__file__).parents[2]
 TEXTS = (
     "He took Aspirin and slept .",
     "Aspirin helps .",
@@ -77,6 +84,48 @@ def test_it_is_found_trained_and_saved(kind: str, folder: Path) -> None:
     assert json.loads((folder / "saved/model.json").read_text())["kind"] == kind
     loaded = load_model(folder / "saved")
     assert loaded.predict(documents) == model.predict(documents) != tuple(documents[:0])
+
+
+def read_block_of_contributing(start: str) -> str:
+    """Return the block of Python in CONTRIBUTING that begins in this way."""
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    blocks = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
+    (block,) = [block for block in blocks if block.startswith(start)]
+    assert isinstance(block, str)
+    return block
+
+
+def test_contributing_prints_two_members_of_a_sample() -> None:
+    printed = _functions_in(read_block_of_contributing("def _encode("))
+    sample = _functions_in((SAMPLES / "initials.py.txt").read_text())
+    assert list(printed) == ["_encode", "_read"]
+    assert printed.items() <= sample.items()
+
+
+def _functions_in(source: str) -> dict[str, str]:
+    """Return the functions of a module and its classes by name, without layout."""
+    return {
+        node.name: ast.unparse(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+def test_contributing_shows_how_a_prepared_corpus_is_extended() -> None:
+    names: dict[str, Any] = {
+        "dataclass": dataclass,
+        "np": np,
+        "PreparedCorpus": PreparedCorpus,
+    }
+    exec(read_block_of_contributing("@dataclass("), names)
+    encoded = encode_corpus([_marked(text) for text in TEXTS], TAGS)
+    corpus = names["CapitalsCorpus"](
+        encoded=encoded,
+        known=frozenset(TAGS.types),
+        lengths=encoded.lengths,
+        capital=np.zeros(encoded.lengths.sum(), bool),
+    )
+    assert corpus.annotated(encoded.documents, ["Drug"]).capital is corpus.capital
 
 
 @each_kind
