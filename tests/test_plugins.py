@@ -312,7 +312,7 @@ def test_a_kind_is_registered_under_the_value_of_its_key(
     monkeypatch.setattr(plugins, "registered", lambda group: {"my_cnn": entry})
     message = (
         "registered as 'my_cnn' in fednotes.taggers, and .* TokenClassifierConfig has "
-        "kind = 'token-classifier': give the entry point the name"
+        "kind = 'token-classifier': rename the entry point to 'token-classifier', the value of"
     )
     with pytest.raises(ConfigError, match=message):
         model_config({"kind": "my_cnn"})

@@ -180,7 +180,7 @@ def _list_checked_places(targets: Sequence[NotesLike]) -> list[NotePlace]:
 def doctor(
     target: Job | PathLike | Mapping[str, Any], *, settings: Sequence[str] = ()
 ) -> Diagnosis:
-    """Explain why a run learned little or a federation does not pay.
+    """Explain why a run learned little or a federation does not pay off.
 
     The result has counts, scores and names of entity types, never text.
 
@@ -375,7 +375,8 @@ def simulate(
         workers: Number of processes that compute at the same time, for different sites.
             With 1, this process computes. With "auto", it trains the first condition,
             and processes for all free cores train the others if these take longer than
-            half a minute. The results are equal to the last bit.
+            half a minute. Results are bit-identical with any
+            number of workers.
         command: The command that repeats the run, for its record.
 
     Raises:

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 # The verbs in the imperative that the help of a command begins with.
 VERBS = set(
     "Calibrate Check Compare Convert Count Create Delete Estimate Explain Export Find "
-    "Generate Inspect Install List Manage Print Reject Renew Reproduce Request Run Score Serve "
+    "Generate Inspect Install List Manage Open Print Reject Renew Reproduce Request Run Score Serve "
     "Show Start Stop Train Verify Write".split()
 )
 

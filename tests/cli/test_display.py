@@ -144,7 +144,8 @@ def test_a_line_shows_bytes_only_where_something_is_sent(
     bar.begin(part, 2, 5)
     for number in range(2):
         bar.round(RoundResult(number, {"loss": 1.0}, 1, 10, 20, 1.0 + number, True))
-    line = out.getvalue().splitlines()[1]
+    first_line, line = out.getvalue().splitlines()
+    assert "sentences/s" not in first_line
     assert ("↑10 B ↓20 B" in line) == sends
     assert ("↑" in line) == sends
     assert "5 sentences/s" in line
@@ -305,11 +306,11 @@ def test_types_that_score_0_are_listed_with_their_training_mentions() -> None:
     scores = {"a": {"federated": {"relaxed": {"f1": 0.5}, "by_type": by_type}}}
     (remark,) = missed_types(scores, site("a", "ADE", "Dose"), site("b", "ADE", "ADE"))
     assert remark == (
-        "a, federated: 3 of 4 types score 0 (training mentions here of those at all "
-        "sites): ADE (1 of 3, never predicted), Dose (1 of 1), Form (0 of 0, never "
+        "a, federated: 3 of 4 types have F1 0: ADE (this site has 1 of 3 training "
+        "mentions, never predicted), Dose (1 of 1), Form (0 of 0, never "
         "predicted): name types without training mentions as the training data do "
         "(label_map); train longer or give more mentions; a type that only this site "
-        "mentions may have another name at other sites (label_map)"
+        "annotates may have another name at other sites (label_map)"
     )
 
 

@@ -56,9 +56,7 @@ def test_each_meaning_has_one_option_name() -> None:
 
 def test_the_format_to_read_and_the_format_to_write_have_one_name_each() -> None:
     meanings = {each.name: each.meanings for each in list_options(get_group(app))}
-    assert meanings["--format"] == [
-        "Format of the files to read; recognised if not given."
-    ]
+    assert meanings["--format"] == ["Format of the files to read; detected if omitted."]
     assert meanings["--to"] == ["Format to write."]
 
 

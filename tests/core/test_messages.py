@@ -310,9 +310,9 @@ def test_malformed_frames_are_named(frame: bytes, reason: str) -> None:
 
 
 def test_the_wrong_kind_is_refused() -> None:
-    with pytest.raises(WireError, match="a reply came where a request"):
+    with pytest.raises(WireError, match="received a reply, expected a request"):
         decode_request(encode(REPLY))
-    with pytest.raises(WireError, match="a request came where a reply"):
+    with pytest.raises(WireError, match="received a request, expected a reply"):
         decode_reply(encode(REQUEST))
 
 

@@ -117,7 +117,7 @@ def test_bioc_that_attacks(file: File) -> None:
     far = [{"offset": n << 19, "text": "a"} for n in range(9)]  # 4.5 MB of blanks
     for text, why in (
         (f"{bomb}<collection>&b;</collection>", "declares entities"),
-        (deep, "more elements, or deeper ones"),
+        (deep, "too many elements, or they are nested too deeply"),
         ("<collection><document><id>1</id>", "the XML is incomplete"),
         ('{"documents": {"a": 1}, "infons": 1, "passages": 1}', "no"),
         (json.dumps({"infons": {}, "passages": far}), "starts far after it"),
@@ -196,9 +196,7 @@ def test_label_studio_exports(file: File, tmp_path: Path) -> None:
         *[[("rash", "ADE")]] * 4, []]  # fmt: skip
     assert [d.id for d in documents] == [f"export:{n}" for n in (1, 2, 3, 5, 6)]
     assert documents[4].meta == {"n": 3}
-    message = (
-        "written as jsonl, this would be lost: annotations of others: 1; relations"
-    )
+    message = "the format jsonl cannot represent: annotations of others: 1; relations"
     with pytest.raises(LossyError, match=message) as caught:
         convert(tmp_path / "export.json", tmp_path / "out", "jsonl")
     others = {
@@ -688,7 +686,7 @@ def test_parquet_that_grows_is_not_unpacked(tmp_path: Path, monkeypatch: Any) ->
     assert len(read(tmp_path / "a.parquet")) == 9999
     monkeypatch.setattr("fednotes.core.bounds.PACKED_FREE", 3 << 20)
     with pytest.raises(
-        DataError, match="its rows have more than 3,145,728 bytes, far more than notes"
+        DataError, match="its rows have more than 3,145,728 bytes, far more than a file"
     ):
         read(tmp_path / "a.parquet")
     monkeypatch.setattr("fednotes.core.bounds.ARROW_BYTES", 900)

@@ -473,7 +473,7 @@ def test_a_coin_that_is_not_fair_would_be_seen() -> None:
         ),
         (lambda: draw_disjoint("abc", 2, -1), "lower per_site"),
         (lambda: draw_disjoint("aba", 2), "a type is named twice"),
-        (lambda: draw_disjoint("abc", 0), "one site or more"),
+        (lambda: draw_disjoint("abc", 0), "0 sites: expected at least one"),
         (lambda: draw_appendix_d("", 2), r"0 types \(none\)"),
         (lambda: draw_appendix_d("abc", 1), "2 sites or more"),
     ],

@@ -262,7 +262,7 @@ def test_the_only_layer_in_use_holds_the_mentions(file: File) -> None:
         (["#Text=a", "1-1\t900000000-900000001\ta\t_\t"], "f.txt:6: .* is far away"),
         (
             ["#Text=a", "1-1\t0-1\ta\t_\t", "#Text=b"],
-            "f.txt:7: .* before an empty line",
+            "f.txt:7: .* before the empty line that ends the previous",
         ),
         (
             ["#Text=ab", "1-1\t0-2\tab\t_\t", "", "#Text=c", "2-1\t1-2\tc\t_\t"],

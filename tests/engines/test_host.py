@@ -212,7 +212,7 @@ def test_the_server_can_go_back_to_its_last_two_checkpoints_but_no_further(
         reply = again.ask(BEGIN, marks=(mark,))
         rounds = 8 - 2 * back
         if back == 3:  # two, and the one that the server was just writing, are kept
-            assert "has no state after request" in reply.refusal
+            assert "cannot return to its state after request" in reply.refusal
             assert reply.has == 0  # and there it begins anew
             again.counted, rounds = 0, 0
         assert local_metric(again.ask("finish", X, first=True)) == reference(rounds)
@@ -362,8 +362,8 @@ def test_a_site_that_is_behind_says_where_it_is(server: Server) -> None:
     server.counted = 40
     reply = server.train(1)
     assert (
-        f"has no state after request 40: it has the one after request {last_number}"
-        in reply.refusal
+        f"cannot return to its state after request 40; "
+        f"it has the state after request {last_number}" in reply.refusal
     )
     assert reply.has == last_number
 
@@ -824,7 +824,7 @@ def test_no_sum_is_opened_if_the_disk_cannot_record_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = Opened("a", tmp_path / "missing" / OPENED)
-    with pytest.raises(FednotesError, match="cannot keep what it opened"):
+    with pytest.raises(FednotesError, match="cannot save what it opened"):
         opened.add(FIRST, ["a", "b"])
     assert not opened.survivors(FIRST)
 
@@ -833,6 +833,6 @@ def test_no_sum_is_opened_if_the_disk_cannot_record_it(
 
     opened = Opened("a", tmp_path / OPENED)
     monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(FednotesError, match="cannot keep what it opened"):
+    with pytest.raises(FednotesError, match="cannot save what it opened"):
         opened.add(FIRST, ["a", "b"])
     assert not opened.survivors(FIRST)

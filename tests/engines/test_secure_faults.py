@@ -35,7 +35,7 @@ def test_below_the_threshold_it_waits_and_asks_no_site_to_open(tmp_path: Path) -
     assert engine.sum("count").included == SITES
     net.down, before = {"b", "c"}, len(net.sent)
     with pytest.raises(
-        TrainingError, match=r"no answer from b, c to 'count' in 9. seconds"
+        TrainingError, match=r"b, c did not answer task 'count' within 9. seconds"
     ):
         engine.sum("count")
     tasks = [request.task for _, request, _ in net.sent[before:]]

@@ -135,7 +135,7 @@ def test_a_new_run_and_a_task_without_terms_give_up_the_older_update() -> None:
     ):
         seals["a"].stage(later)
     with pytest.raises(
-        RefusedError, match="'give' is asked for outside the secure sum"
+        RefusedError, match="task 'give' was requested outside the secure sum"
     ):
         seals["b"].seal(request("give", 9), Update({"w": torch.ones(3)}), QUESTION)
     late, (others, _, _) = request("give", 9, preparing=True), exchanged(Update())

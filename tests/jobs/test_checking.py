@@ -278,7 +278,7 @@ def test_similar_problems_are_folded_except_in_json(
     lines = [line for line in out.splitlines() if "no such file" in line]
     assert len(lines) == 4
     assert lines[-1] == "37 more like it: no such file"
-    assert "problems: 40 " in err
+    assert "40 problems " in err
     hint = 'hint: --on-error skip (in a job, on_error = "skip" of the site) leaves these out'
     assert hint in err
     assert len(json.loads(run_cli("check", tmp_path, "--json")[1])["problems"]) == 40

@@ -84,7 +84,7 @@ def test_a_job_without_a_title_has_its_name_as_title() -> None:
     [
         ({"sead": 1}, r"unknown key 'sead'; did you mean 'seed'"),
         ({"method": None}, "the key 'method' is missing"),
-        ({"method": "fednr"}, "method = 'fednr'; did you mean 'fedner'"),
+        ({"method": "fednr"}, "unknown method 'fednr'; did you mean 'fedner'"),
         ({"preset": "papr"}, "preset = 'papr'; did you mean 'paper'"),
         ({"seed": "1"}, "seed = '1': expected a whole number"),
         ({"threads": 0}, "threads = 0: expected 1 to"),
@@ -124,6 +124,11 @@ def test_a_job_without_a_title_has_its_name_as_title() -> None:
         ({"sites": {"a": {"path": "x"}}}, "give either"),
         ({"synthetic": None, "sites": {}}, r"expected one table \[sites\.NAME\]"),
         ({"synthetic": None, "sites": {"a": 1}}, "sites.a is a value"),
+        (
+            {"synthetic": None, "sites": [{"path": "x"}]},
+            r"sites is an array; write \[sites\.NAME\]",
+        ),
+        ({"training": [{}]}, r"training is an array; write \[training\]"),
         ({"synthetic": None, "sites": {"a b": {"path": "x"}}}, "letters, digits"),
         ({"synthetic": None, "sites": {"../x": {"path": "x"}}}, "letters, digits"),
         (
@@ -300,7 +305,7 @@ def test_a_built_in_job_is_found_although_a_folder_has_its_name(
 
 
 def test_a_misspelt_job_gets_the_nearest_name_of_a_built_in_job() -> None:
-    with pytest.raises(ConfigError, match="nor a built-in job; did you mean 'demo'"):
+    with pytest.raises(ConfigError, match="or built-in job; did you mean 'demo'"):
         load_job("dmo")
 
 

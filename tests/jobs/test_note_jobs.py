@@ -237,7 +237,7 @@ def test_check_counts_the_notes_of_a_job(tmp_path: Path, run: Any, bert: Path) -
     )
     assert f"held out 2 1 {sum(len(n.text) for n in site.valid()):,}" in cells
     code, out, err = run("check", path, "--set", "silos.number=99")
-    assert (code, err) == (1, "problems: 1 (job 1)\n")
+    assert (code, err) == (1, "1 problem (job: 1)\n")
     assert "ask for at most 20" in out
 
 

@@ -313,7 +313,7 @@ def test_a_file_of_an_unknown_format_is_refused(
 ) -> None:
     path = tmp_path / name
     path.write_text("He took aspirin.")
-    message = r"cannot tell the format: let the name of a text end in .txt, or give the format: one of"
+    message = r"cannot recognise the format: name text files \*.txt, or give the format: one of"
     with pytest.raises(DataError, match=message) as caught:
         predict(model, NoteSource(str(path)), PredictionOutput(tmp_path / "out"))
     assert all(

@@ -143,7 +143,9 @@ def test_sentences_of_the_test_data_leave_the_training_data(tmp_path: Path) -> N
     loaded = load(tmp_path, a={"train": train, "test": test})
     (site,) = loaded.data
     assert sum(len(d.sentences) for d in (*site.train, *site.valid)) == 40
-    assert loaded.remarks == ("a: 10 training sentences dropped that occur in test",)
+    assert loaded.remarks == (
+        "a: dropped 10 training sentences that also occur in test",
+    )
     with_repeats = load(
         tmp_path,
         a={"train": train, "test": test, "repeats": "keep", "valid_fraction": 0},
@@ -183,7 +185,7 @@ def test_a_type_may_be_missing_from_a_part_but_not_from_all(tmp_path: Path) -> N
     site = {"train": train, "test": test, "types": ["ADE", "Drug"]}
     assert load(tmp_path, a=site).data[0].tags.types == ("ADE", "Drug")
     with pytest.raises(
-        DataError, match=r"site 'a' asks for the type 'AED'.* ADE, Drug; did you"
+        DataError, match=r"site 'a' lists the type 'AED'.* ADE, Drug; did you"
     ):
         load(tmp_path, a=site | {"types": ["AED"]})
 
@@ -453,11 +455,11 @@ def test_the_fingerprint_of_a_site_covers_its_test_types(tmp_path: Path) -> None
         ),
         ({"design": "disjoint"}, {"types": ["ADE"]}, "leave out its `types`"),
         ({"design": "disjoint", "per_site": 3}, {}, "need 6 types, but there are 3"),
-        ({}, {"types": ["Drugg"]}, "site 'a' asks for the type 'Drugg'"),
+        ({}, {"types": ["Drugg"]}, "site 'a' lists the type 'Drugg'"),
         (
             {},
             {"types": ["Drug"], "test_types": ["AED"]},
-            "asks for the type 'AED'.*did you mean",
+            "lists the type 'AED'.*did you mean",
         ),
     ],
 )

@@ -48,7 +48,7 @@ def test_a_method_in_a_folder_of_its_own_is_found_and_trained(
         ConfigError, match=r"plain_averagin'; did you mean 'plain_averaging'\?"
     ):
         methods.find("plain_averagin")
-    with pytest.raises(ConfigError, match="method = 'no_method'"):
+    with pytest.raises(ConfigError, match="unknown method 'no_method'"):
         methods.find("no_method")
     job = parse_job(JOB, "job", tmp_path, "job.toml")
     simulate(job, tmp_path / "run")

@@ -173,7 +173,7 @@ def simulate(
         bool, typer.Option("--resume", help="Resume an interrupted run.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what an earlier call wrote.")
+        bool, typer.Option("--overwrite", help="Replace the output of an earlier call.")
     ] = False,
     track: Track = None,
     device: Device = "cpu",
@@ -190,10 +190,10 @@ def simulate(
 ) -> None:
     """Run a job on this machine: train alone, federated and pooled.
 
-    With --seeds, run the job in OUT/seed-1 and so on, and show the mean and standard
-    deviation of the scores.
-    With --workers, several processes compute for different sites. The results are equal
-    to the last bit.
+    With --seeds, run the job once per seed, in OUT/seed-1, OUT/seed-2 and so on, and
+    show the mean and standard deviation of the scores.
+    With --workers, several processes compute for different sites. Results are
+    bit-identical with any number of workers.
     """
     from fednotes import api
     from fednotes.cli.display import RichDisplay
@@ -348,7 +348,7 @@ def predict(
         ),
     ] = "-",
     text: Annotated[
-        str | None, typer.Option(help="Text to read in place of PATH.")
+        str | None, typer.Option(help="Text to read instead of PATH.")
     ] = None,
     to: Annotated[Predictions, typer.Option(help=OUTPUT_FORMAT)] = Predictions.jsonl,
     out: Annotated[
@@ -394,8 +394,8 @@ def predict(
     """Find mentions in text, or predict phenotypes of patients.
 
     Mentions are written as jsonl, parquet, omop (NOTE_NLP as CSV), omop-parquet, brat
-    or conll, phenotypes as jsonl or csv. With --shard or a database in --out, a command
-    that was interrupted is continued by --resume.
+    or conll, phenotypes as jsonl or csv. With --shard or a database in --out,
+    continue an interrupted command with --resume.
     PATH is a table of notes (CSV, TSV, JSON lines or Parquet, also compressed as .gz or
     .zst; MIMIC, OMOP or FHIR), an annotated corpus, a text file that ends in .txt, or a
     folder of these. Or it is a database: its URL without a password, or env:NAME for
@@ -444,7 +444,7 @@ def _require_clear_format(context: typer.Context, format: str) -> None:
     if is_ambiguous and "--from" not in used_old_names(context):
         raise FednotesError(
             f"--format {format}: this option now names the format of PATH, and --to "
-            "the format to write: give --to too"
+            "the format to write: give --to as well"
         )
 
 
@@ -535,7 +535,7 @@ def calibrate(
 ) -> None:
     """Calibrate a model's confidences on annotated notes.
 
-    Saves the calibration in the model's folder (calibration.json) if it improves the
+    Save the calibration in the model's folder (calibration.json) if it improves the
     confidences by more than chance. `predict` and the Python API then use it.
     """
     from fednotes import api
@@ -593,7 +593,7 @@ def check(
         list[str],
         typer.Argument(
             metavar="PATH…|JOB",
-            help="A corpus, its parts (train test), or a job.",
+            help="A corpus, the files of its parts (train test), or a job.",
             autocompletion=complete_job,
         ),
     ],
@@ -615,7 +615,7 @@ def check(
 ) -> None:
     """Check a corpus or a job and report problems before training.
 
-    Reports counts and locations, never text. Exit code: 0 no problems, 1 problems
+    Report counts and locations, never text. Exit code: 0 no problems, 1 problems
     found, 2 the check could not run.
     """
     from fednotes.api import check as run

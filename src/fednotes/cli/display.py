@@ -182,13 +182,16 @@ class RichDisplay(ProgressListener):
         return f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}"
 
     def _pace_text(self, result: RoundResult) -> str:
-        """Return the number of training examples per second, in words."""
-        if not self._sentences:
-            return ""
+        """Return the number of training examples per second, in words.
+
+        The first round has no rate, because it is measured from the end of that round.
+        """
         assert self._first is not None
         rounds = result.round - self._first.round
         seconds = result.seconds - self._first.seconds
-        pace = rounds * self._sentences / seconds if seconds > 0 else 0.0
+        if not self._sentences or rounds == 0 or seconds <= 0:
+            return ""
+        pace = rounds * self._sentences / seconds
         return f"{pace:.0f} {self._part.unit}/s  "
 
     def _left_text(self, seconds: float) -> str:

@@ -38,10 +38,10 @@ def doctor(
     settings: Settings = None,
     json_output: Json = False,
 ) -> None:
-    """Explain why a run learned little or a federation does not pay.
+    """Explain why a run learned little or a federation does not pay off.
 
-    Lists likely causes by importance, each with its evidence and settings to try. For a
-    job that has not run yet, reads its data and shows what it will suffer from. Shows
+    List likely causes by importance, each with its evidence and settings to try. For a
+    job that has not run yet, read its data and show the problems to expect. Show only
     counts and scores, never text. The key that sets the length of training depends on
     the method: training.cycles of finetune, personal and pretrain, training.epochs of
     fedner, training.rounds of distill.

@@ -97,8 +97,9 @@ def show_checked(checked: Checked) -> None:
 
     if checked.wrong:
         counts = checked.to_dict()["counts"]
-        kinds = ", ".join(f"{kind} {n:,}" for kind, n in counts["kinds"].items())
-        print(f"problems: {counts['problems']:,} ({kinds})", file=sys.stderr)
+        kinds = ", ".join(f"{kind}: {n:,}" for kind, n in counts["kinds"].items())
+        problems_text = format_count(counts["problems"], "problem")
+        print(f"{problems_text} ({kinds})", file=sys.stderr)
     else:
         warnings = sum(finding.level == "warning" for finding in checked.findings)
         of_warnings = f"; {format_count(warnings, 'warning')}" if warnings else ""
@@ -123,7 +124,7 @@ def corpus_stats(
 ) -> None:
     """Count the sentences, types and mentions of each site.
 
-    Also counts what the sites share.
+    Also count what the sites have in common.
     """
     from fednotes.cli.display import stats_tables
     from fednotes.data.formats import examine
@@ -170,9 +171,9 @@ def corpus_overlap(
     ] = False,
     json_output: Json = False,
 ) -> None:
-    """Count text that notes and annotated documents share.
+    """Count the text shared by notes and annotated documents.
 
-    Counts sentences and sequences of 13 words.
+    Count sentences and sequences of 13 words.
     """
     from fednotes.cli.display import sheet
     from fednotes.data.formats import read
@@ -229,7 +230,7 @@ def corpus_formats(
     as_page: AsPage = False,
     json_output: Json = False,
 ) -> None:
-    """List the formats, and what each keeps of a document."""
+    """List the formats, and which parts of a document each preserves."""
     from fednotes.cli.display import sheet
     from fednotes.data.formats import format_table
 
@@ -276,10 +277,10 @@ def convert(
     encoding: EncodingOption = "auto",
     json_output: Json = False,
 ) -> None:
-    """Convert a corpus to another format; write all of it or nothing.
+    """Convert a corpus to another format, completely or not at all.
 
-    `fednotes corpus formats` lists the formats. Reads the output back and compares it
-    with the input before putting it in place. Exit code: 0 written; 1 refused, because
+    `fednotes corpus formats` lists the formats. The output is read back and compared
+    with the input before it is put in place. Exit code: 0 written; 1 refused, because
     the format cannot represent everything (lists what and how much); 2 another error.
     """
     from fednotes.data.formats import LossyError

@@ -50,14 +50,14 @@ def init(
     ],
     out: Annotated[Path, typer.Option(help="Job file to write.")] = _JOB,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what an earlier call wrote.")
+        bool, typer.Option("--overwrite", help="Replace the output of an earlier call.")
     ] = False,
     method: Annotated[
         str,
         typer.Option(
             metavar=_METHODS,
             autocompletion=complete_one_of(_METHODS),
-            help="Method to train with; proposed if not given.",
+            help="Method to train with; proposed if omitted.",
         ),
     ] = "",
     encoder: Annotated[
@@ -65,7 +65,7 @@ def init(
         typer.Option(
             metavar="minilm|none|DIR",
             autocompletion=complete_one_of("minilm|none"),
-            help="Encoder, or none for a light tagger; proposed if not given.",
+            help="Encoder, or none for a light tagger; proposed if omitted.",
         ),
     ] = "",
     sites: Annotated[
@@ -90,9 +90,9 @@ def init(
 ) -> None:
     """Write a first job file for the notes of several sites.
 
-    Counts what the notes hold, never showing text, and proposes names of entity types,
-    a method and a model, each with its reason. A folder with a folder for each site is
-    read as these sites; one corpus alone is dealt out to simulated sites.
+    Count what the notes contain, without showing text, and propose names of entity
+    types, a method and a model, each with its reason. A folder with a folder for each
+    site is read as these sites; a single corpus is divided among simulated sites.
     """
     from fednotes.cli.display import facts_tables
     from fednotes.jobs.proposal import (

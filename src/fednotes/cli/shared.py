@@ -94,7 +94,7 @@ EncodingOption = Annotated[
         show_default=False,
     ),
 ]
-INPUT_FORMAT = "Format of the files to read; recognised if not given."
+INPUT_FORMAT = "Format of the files to read; detected if omitted."
 FormatOption = Annotated[
     str, typer.Option(help=INPUT_FORMAT, autocompletion=complete_format)
 ]
@@ -130,9 +130,7 @@ OmopOption = Annotated[
         help="OMOP table of notes, if PATH is a database's address; note by default.",
     ),
 ]
-Labels = Annotated[
-    Path | None, typer.Option(help="Table with the labels of patients who have notes.")
-]
+Labels = Annotated[Path | None, typer.Option(help="Table of patient labels.")]
 Backbone = Annotated[
     str | None,
     typer.Option(help="Path of the frozen encoder, if it has moved since training."),

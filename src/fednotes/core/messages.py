@@ -311,7 +311,7 @@ def decode_request(frame: Frame) -> Request:
     """
     message = decode(frame)
     if not isinstance(message, Request):
-        raise WireError("a reply came where a request was expected")
+        raise WireError("received a reply, expected a request")
     return message
 
 
@@ -327,7 +327,7 @@ def decode_reply(frame: Frame, *, checked: bool = False) -> Reply:
     """
     message = decode(frame, checked=checked)
     if not isinstance(message, Reply):
-        raise WireError("a request came where a reply was expected")
+        raise WireError("received a request, expected a reply")
     return message
 
 

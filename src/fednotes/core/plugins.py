@@ -154,7 +154,7 @@ def load(entry: EntryPoint, expected: type | tuple[type, ...]) -> Any:
         raise ConfigError(
             f"the package {_package(entry)} cannot be loaded "
             f"({entry.group}: {entry.name} = {entry.value}: {type(error).__name__}: "
-            f"{error}): update or uninstall it"
+            f"{error}): update or uninstall it, or, if it is yours, fix this error"
         ) from error
     if not isinstance(loaded, expected):
         types = expected if isinstance(expected, tuple) else (expected,)

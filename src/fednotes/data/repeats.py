@@ -256,5 +256,5 @@ def _on_scratch_disk() -> Iterator[None]:
     except sqlite3.Error as error:
         raise FednotesError(
             "the temporary folder cannot hold the hashes by which repeated text is "
-            f"found ({error}): free some space, or set TMPDIR to a folder that has it"
+            f"found ({error}): free some space, or set TMPDIR to a folder with more"
         ) from error

@@ -532,7 +532,7 @@ def _check_design(types: Sequence[str], sites: int) -> None:
     if len(set(types)) < len(types):
         raise ConfigError(f"types = {list(types)}: a type is named twice")
     if sites < 1:
-        raise ConfigError(f"{sites} sites: tag sets are drawn for one site or more")
+        raise ConfigError(f"{sites} sites: expected at least one")
     if len(types) < sites:
         raise ConfigError(
             f"{sites} sites cannot each annotate a type of its own: there are "

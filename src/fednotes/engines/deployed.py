@@ -380,8 +380,9 @@ def _record_start(directory: Path, job: str) -> int:
             stored_job = str(stored["job"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(
-                f"{path}: damaged; write the number of this job's starts into it, or "
-                f'more: {{"job": "{job}", "run": 1000}}'
+                f"{path}: damaged: replace its content with "
+                f'{{"job": "{job}", "run": 1000}}, where "run" is at least the '
+                "number of times this job was started"
             ) from error
         if stored_job != job:
             raise ModelError(

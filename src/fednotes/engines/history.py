@@ -780,5 +780,5 @@ def _disk(place: Path | str | None, what: str) -> Iterator[None]:
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise FednotesError(
-            f"{place}: the site cannot keep {what} ({reason})"
+            f"{place}: the site cannot save {what} ({reason})"
         ) from error

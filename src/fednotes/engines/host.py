@@ -299,8 +299,8 @@ class SiteHost:
             self._journal.undo_to(reachable)
         if reachable != target:
             raise RefusedError(
-                f"site {self._name!r} has no state after request {target}: "
-                f"it has the one after request {reachable}"
+                f"site {self._name!r} cannot return to its state after request "
+                f"{target}; it has the state after request {reachable}"
             )
 
     def _run_own_task(self, request: Request) -> bytes:
@@ -446,8 +446,8 @@ class SiteHost:
         if refers_to_earlier and request.told != self._told:
             raise RefusedError(
                 f"site {self._name!r}: the request refers to the tensors of "
-                f"request {request.told}, but the last ones received are of "
-                f"request {self._told}"
+                f"request {request.told}, but the last ones received are those "
+                f"of request {self._told}"
             )
         if refers_to_earlier and not self._remembers:
             tensors = self._journal.request(request.told).tensors

@@ -328,8 +328,9 @@ class Participants:
         seconds = self.clock() - begun
         if seconds >= self.patience.give_up:
             raise TrainingError(
-                f"no answer from {missing} to {request.task!r} in {seconds:.0f} "
-                "seconds; resume the run to continue from the last checkpoint"
+                f"{missing} did not answer task {request.task!r} within "
+                f"{seconds:.0f} seconds; resume the run to continue from the last "
+                "checkpoint"
             )
         text = (
             f"{request.task!r}: waiting for {missing}, {len(answers.replies)} have "

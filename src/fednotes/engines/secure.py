@@ -251,8 +251,8 @@ class SecureSeal:
         if not request.attached.facts:
             if not request.preparing:
                 raise RefusedError(
-                    f"site {self._site!r}: {request.task!r} is asked for outside the "
-                    "secure sum"
+                    f"site {self._site!r}: task {request.task!r} was requested "
+                    "outside the secure sum"
                 )
             return Attached()
         terms = wire.read(wire.Terms, request.attached.facts)

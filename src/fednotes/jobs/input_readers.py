@@ -222,7 +222,7 @@ def find_note_format(
     if guessed == "text" and not _has_text_name(path):
         tables = ", ".join(name for name in NOTE_FORMATS if name != "text")
         raise DataError(
-            f"{path}: cannot tell the format: let the name of a text end in .txt, or "
+            f"{path}: cannot recognise the format: name text files *.txt, or "
             f"give the format: one of {tables}, or of the annotated corpora "
             f"{', '.join(sorted(FORMATS))}"
         )

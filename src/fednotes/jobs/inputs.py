@@ -139,7 +139,7 @@ def open_inputs(
 
     Args:
         name: A path, the address of a database, or `-` for stdin.
-        text: A text in place of a path.
+        text: A text instead of a path.
         on_error: "skip" leaves out unusable data, and counts them.
         format: A format of corpora or of notes; recognised if it is None.
         column: The column of a table, or the key of JSON lines, that holds the text.
@@ -185,7 +185,7 @@ def find_source(
 
     Args:
         name: A path, the address of a database, or `-` for stdin.
-        text: A text in place of a path.
+        text: A text instead of a path.
         encoding: Encoding of stdin, if it has no byte-order mark and is not UTF-8.
 
     Raises:

@@ -323,7 +323,7 @@ def _require_distinct(key: str, types: tuple[str, ...]) -> None:
 
 @checked(frozen=True)
 class SyntheticConfig:
-    """Generated sites in place of files (`data/synthetic.py`).
+    """Generated sites instead of files (`data/synthetic.py`).
 
     Attributes:
         sites: Number of sites.

@@ -141,7 +141,7 @@ def load_table(
         if str(name) not in known:
             remedy = "give the path of a job file, or a built-in job such as demo"
             raise ConfigError(
-                f"{name}: no such job file, nor a built-in job; "
+                f"{name}: no such job file or built-in job; "
                 f"{nearest(str(name), known, remedy)}"
             )
         path = known[str(name)]
@@ -251,7 +251,10 @@ def _read_top(table: Mapping[str, Any], where: str) -> TopConfig:
                 hint = f"it belongs to [training], as in training.{key}"
             raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
         if key in tables and not isinstance(value, Mapping):
-            raise ConfigError(f"{where}: {key} is a value, expected a table [{key}]")
+            header = "[sites.NAME]" if key == "sites" else f"[{key}]"
+            if isinstance(value, list):
+                raise ConfigError(f"{where}: {key} is an array; write {header}")
+            raise ConfigError(f"{where}: {key} is a value, expected a table {header}")
     values = {key: value for key, value in table.items() if key in top_keys}
     return build(TopConfig, values, where)
 
@@ -377,10 +380,10 @@ class _TableReader:
                 self.method.dp.require(config)
         if federation.secure_sum and self.method.needs_each_update(config):
             raise ConfigError(
-                f"{place}: aggregation looks at each site's update, which the secure "
-                "sum hides (between real sites it is the default): set secure_sum = "
-                "false in [federation], which sites must permit, or aggregation = "
-                '"mean"'
+                f"{place}: the chosen aggregation needs each site's update, which "
+                "the secure sum hides (on by default between real sites): set "
+                "secure_sum = false in [federation], which sites must permit, or "
+                'aggregation = "mean"'
             )
         return config
 

@@ -418,7 +418,7 @@ def _require_files(place: str | Path | NoteDatabase) -> str | Path:
         place_of_notes(place), NoteDatabase
     ):
         raise ConfigError(
-            f"{place}: notes in a database have no annotations to score mentions on: "
+            f"{place}: notes in a database have no annotations to score against: "
             "give an annotated file or folder"
         )
     return place

@@ -274,7 +274,7 @@ def _make_synthetic_tables(all_kinds: Sequence[SiteKind]) -> Iterator[Table]:
     headings: dict[type[Any], str] = {}
     for kind in all_kinds:
         is_first = not headings
-        heading = "in place of sites" if is_first else f"of {kind.name}"
+        heading = "instead of sites" if is_first else f"of {kind.name}"
         headings.setdefault(kind.synthetic_config, f"[synthetic] {heading}")
     for cls, heading in headings.items():
         yield from _TableClass(heading, cls).make_tables()

@@ -197,7 +197,7 @@ def _describe_no_test_data(site: str) -> Cause:
         site,
         "no data are held out there, so it has no score and does not count in the "
         "means",
-        evidence=(Evidence("no scores of this site", "summary.json"),),
+        evidence=(Evidence("no scores for this site", "summary.json"),),
     )
 
 

@@ -237,8 +237,8 @@ def _require_same_inputs(
     for key, digest in files.items():
         if files_before.get(key) != digest:
             raise ConfigError(
-                f"what {key} of the job names has changed since the run in {out} "
-                "began: restore it, or start a new run"
+                f"the file or folder given as {key} in the job has changed since "
+                f"the run in {out} began: restore it, or start a new run"
             )
 
 

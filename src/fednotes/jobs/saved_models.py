@@ -52,7 +52,7 @@ class NoteSource:
 
     Attributes:
         path: A file or folder, a database, or "-" for stdin.
-        text: A text in place of a path.
+        text: A text instead of a path.
         format: Format of the notes; recognised if it is None.
         column: The column, or the key of JSON lines, that holds the text.
         encoding: Encoding of files without a byte-order mark that are not UTF-8, such

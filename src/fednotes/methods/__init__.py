@@ -28,7 +28,7 @@ def find(name: str) -> Method:
         return method
     entry = plugins.added("methods", built_in_names()).get(name)
     if entry is None:
-        raise ConfigError(f"method = {name!r}; {nearest(name, names())}")
+        raise ConfigError(f"unknown method {name!r}; {nearest(name, names())}")
     loaded: Method = plugins.load(entry, Method)
     return loaded
 

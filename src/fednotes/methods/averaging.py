@@ -533,7 +533,7 @@ class Server(RoundServer):
         held_out = scores["held_out"]
         if self.best.wanted and held_out == -math.inf:
             raise TrainingError(
-                "keep_cycle = -1 asks for the best cycle, but no site has "
+                "keep_cycle = -1 selects the best cycle, but no site has "
                 "held-out data: give the number of a cycle, or 0 for the last"
             )
         # A cycle of the warm-up is never kept.

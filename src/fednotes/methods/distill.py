@@ -368,8 +368,8 @@ class Site(MentionSite):
     def described(self) -> str:
         """Describe what is trained and sent."""
         return (
-            f"{self._count_sent():,} parameters are trained and sent each way a round "
-            f"(η = {100 * self.eta:.2f} % of the model)"
+            f"{self._count_sent():,} parameters are trained and sent each way per "
+            f"round (η = {100 * self.eta:.2f} % of the model)"
         )
 
     def covered(self, task: str) -> dict[str, int]:

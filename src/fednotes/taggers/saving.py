@@ -93,8 +93,8 @@ def _find_kind(name: str) -> Kind | None:
     if isinstance(declared, str) and declared != name:
         raise ConfigError(
             f"{entry.value} is registered as {name!r} in fednotes.taggers, and its "
-            f"specification {kind.config.__name__} has kind = {declared!r}: give the "
-            "entry point the name that is the value of `kind`"
+            f"specification {kind.config.__name__} has kind = {declared!r}: rename the "
+            f"entry point to {declared!r}, the value of `kind`"
         )
     return kind
 

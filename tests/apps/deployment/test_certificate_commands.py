@@ -136,7 +136,7 @@ def test_the_end_is_warned_of_sixty_days_before(
     provisioned(base, "--new-root", "--overlap", days)
     h2 = kits / "sites/h2"
     assert "expires" not in run_words("site", "status", h2)
-    assert "a new root; the replaced one is valid until" in run_words(
+    assert "new root certificate installed; the old one stays valid until" in run_words(
         "kit", "trust", h2, kits / "trust.pem"
     )
     assert ("the certificate expires on" in run_words("site", "status", h2)) is warned
@@ -145,7 +145,7 @@ def test_the_end_is_warned_of_sixty_days_before(
 def test_the_root_is_replaced_and_all_kits_are_renewed(base: Path) -> None:
     kits = base / "kits"
     output = provisioned(base, "--new-root", "--overlap", "30")
-    assert f"next: give {kits / 'trust.pem'} to the server first" in output
+    assert f"next: send {kits / 'trust.pem'} to the server first" in output
     assert "is being replaced until" in provisioned(base, "--new-root")
     for kit in (kits / "server", kits / "admin", kits / "sites/h1"):
         run_words("kit", "renew", kit, "--out", "request.pem")

@@ -396,7 +396,7 @@ SERVER, MANY = (
         (
             {},
             lambda j, f: "0" * 64,
-            "another configuration of this job than the server",
+            "a different configuration of this job than the server does",
         ),
         # With 50 sites that are none, FedNER's least part of a mini-batch would be a
         # sentence.
@@ -461,7 +461,7 @@ def test_another_version_is_named(site_notes: Any, tmp_path: Path) -> None:
 
     with (
         mock.patch("fednotes.apps.deployment.site.describe", older),
-        pytest.raises(ConfigError, match=r"posts 0\.0\.1.*install the same one"),
+        pytest.raises(ConfigError, match=r"posts 0\.0\.1.*install the same version"),
     ):
         Hospitals(tmp_path, SHORT, site_notes).run()
 

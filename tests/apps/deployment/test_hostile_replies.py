@@ -135,7 +135,7 @@ def test_a_job_may_name_any_number_of_types(tmp_path: Path) -> None:
 
 def test_a_type_that_no_model_could_be_saved_with_is_refused() -> None:
     table = {**asdict(Description(types=("Drug",))), "types": ["\ud800"]}
-    with pytest.raises(ConfigError, match="site 'c' describes itself in a way"):
+    with pytest.raises(ConfigError, match="the description that site 'c' sent"):
         description_from_tensors("c", {"description": pack_json(table)})
 
 

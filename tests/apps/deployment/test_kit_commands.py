@@ -266,7 +266,7 @@ def test_preflight_prints_the_checks_of_a_kit_as_json(
         {"subject": "server", "ok": None, "message": "look at it"},
     ]
     checks.append(Check("port", False, "closed: open it"))
-    with pytest.raises(FednotesError, match="1 of the checks above failed"):
+    with pytest.raises(FednotesError, match="1 check failed: fix these problems first"):
         deploy.preflight(kits["admin"], json_output=True)
     assert json.loads(capsys.readouterr().out)[-1]["ok"] is False
 

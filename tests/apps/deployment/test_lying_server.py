@@ -451,7 +451,7 @@ def test_a_task_of_a_round_is_done_in_a_sum_or_not_at_all(case: Case) -> None:
     for changes in ({}, {"first": True}):
         request = members.request("train", tensors=X, options={"round": 0}, **changes)
         reply = case.ask("a", request)
-        assert "asked for outside the secure sum" in reply.refusal
+        assert "was requested outside the secure sum" in reply.refusal
 
 
 def test_options_that_the_job_does_not_have_are_refused(tmp_path: Path) -> None:

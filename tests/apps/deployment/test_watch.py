@@ -416,7 +416,7 @@ def test_a_second_process_is_one_of_another_place(
     assert not members.is_elsewhere("h1", "here")
     assert [record.getMessage() for record in caplog.records] == [
         "site 'h1' is connected",
-        "site 'h1' has not been heard of for 20 s",
+        "site 'h1' has not been heard from for 20 s",
         "site 'h1' is connected",
         "site 'h1' has left",
     ]

@@ -221,7 +221,7 @@ def test_a_search_without_validation_scores_is_refused(tiny: Any) -> None:
         "valid": {run.condition: {"mean": None, "sites": {"a": None}}}
     }
     with pytest.raises(
-        ConfigError, match=r"'searched' chooses by validation data, .*valid_fract"
+        ConfigError, match=r"'searched' is chosen by validation score, .*valid_fract"
     ):
         tiny.table(GRID)
 
@@ -304,7 +304,7 @@ def test_a_job_of_the_user_has_its_own_note(tiny: Any, tmp_path: Path) -> None:
             ("{distill}",),
             "uses method 'distill', but .* needs a job of method 'fedner'",
         ),
-        (("{fedner}.no",), "no such job file, nor a built-in job"),
+        (("{fedner}.no",), "no such job file or built-in job"),
         (("other={fedner}",), "this experiment has no job 'other'"),
         (("{fedner}", "real={fedner}"), "mine.toml replaces 'real' already"),
     ],

@@ -510,7 +510,8 @@ def test_vectors_of_concepts_reach_every_silo(place: Path) -> None:
     # Notes are read alike whatever training starts from.
     assert loaded.data[0].space == without.data[0].space
     with pytest.raises(
-        DataError, match=r"no word in it is the id of a concept, such as C0000000"
+        DataError,
+        match=r"none of its words is a concept id \(for example C0000000\): check",
     ):
         of_vectors(place, ["aspirin 1 2"])
     with pytest.raises(ConfigError, match="NOWHERE is not set"):

@@ -379,7 +379,7 @@ def test_wrong_inputs_are_named() -> None:
         ),
         (
             ConfigError,
-            "say in `known` which concepts are known",
+            "pass `known` to say which concepts are known",
             lambda: network(length=20),
         ),
     ):

@@ -87,5 +87,5 @@ def test_patients_are_read_from_tables_too(tmp_path: Path) -> None:
         "q": ["gout"],
     }
     (tmp_path / "notes.md").write_text("Known gout.")
-    with pytest.raises(FednotesError, match="cannot tell the format"):
+    with pytest.raises(FednotesError, match="cannot recognise the format"):
         opened.predict_file(tmp_path / "notes.md")

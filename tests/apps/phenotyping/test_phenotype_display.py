@@ -31,7 +31,7 @@ def test_hints_name_what_was_never_found() -> None:
     score["by_output"]["asthma"]["present"]["predicted"] = 0
     never, lone = score_notes({"north": {"federated": score}})
     assert never.startswith("north, federated: predicts asthma for no patient:")
-    assert "all test patients are present, or all absent, for gout" in lone
+    assert "all test patients have the same label for gout" in lone
     assert list(remark_on_empty_scores(JOB, {"north": {"federated": score}})) == []
     assert score_notes({"north": {"federated": codes_alone(1)}}) == []
 

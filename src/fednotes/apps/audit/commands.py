@@ -37,7 +37,8 @@ def audit(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write to; by default the run's.")
+        Path | None,
+        typer.Option(help="Folder to write to; the run's folder by default."),
     ] = None,
     settings: Settings = None,
     site: Annotated[
@@ -45,7 +46,7 @@ def audit(
     ] = "",
     site_file: Annotated[
         Path | None,
-        typer.Option(help="The site's file; by default the notes are the job's."),
+        typer.Option(help="The site's file; by default, the notes that the job names."),
     ] = None,
     total: Annotated[
         int,
@@ -59,7 +60,7 @@ def audit(
 ) -> None:
     """Estimate locally what an attacker could recover from a job.
 
-    Attacks the updates that the job would send, computed from your own notes. Nothing
+    Attack the updates that the job would send, computed from your own notes. Nothing
     leaves this machine.
     """
     from fednotes.apps.audit import open_target, run_audit

@@ -216,9 +216,9 @@ def description_from_tensors(site: str, tensors: Tensors) -> Description:
         return build(Description, unpack_json(value), f"site {site!r}")
     except (ConfigError, ValueError) as error:
         raise ConfigError(
-            f"site {site!r} describes itself in a way that this version "
-            "cannot read: install the same fednotes everywhere, here it is "
-            f"{fednotes.__version__}"
+            f"this version cannot read the description that site {site!r} sent: "
+            "install the same version of fednotes at all sites (here: "
+            f"{fednotes.__version__})"
         ) from error
 
 
@@ -264,7 +264,7 @@ def _require_same_version(descriptions: Descriptions) -> None:
         )
         raise ConfigError(
             f"the sites run different versions of fednotes ({versions}; here "
-            f"{version}): install the same one everywhere"
+            f"{version}): install the same version at all sites"
         )
 
 

@@ -518,9 +518,9 @@ class AgreedSite:
         self._require_described(descriptions[self.id])
         if agreement_fingerprint(self._job, descriptions) != server_fingerprint:
             raise RefusedError(
-                f"site {self.id!r} builds another configuration of this job than "
-                "the server: start both from the same job and the same version "
-                "of fednotes"
+                f"site {self.id!r} builds a different configuration of this job "
+                "than the server does: start both from the same job and the same "
+                "version of fednotes"
             )
         self.site = self._make(agreed_config(self._job, descriptions))
         self._descriptions_text = descriptions_text

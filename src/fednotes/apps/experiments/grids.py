@@ -133,7 +133,7 @@ class ModelRun:
 
 @checked(frozen=True)
 class Attention:
-    """Models whose attention heads are compared, in place of a table of runs.
+    """Models whose attention heads are compared, instead of a table of runs.
 
     Attributes:
         models: Each model as NAME=FOLDER.
@@ -160,8 +160,8 @@ class Grid:
         full: The size of the paper.
         runs: The rows.
         before: Runs that train the models that rows start from.
-        attention: Models to compare, in place of a table of runs.
-        columns: Columns in place of one for each site.
+        attention: Models to compare, instead of a table of runs.
+        columns: Columns instead of one for each site.
         by_output: Whether the table has a row for each disease, with the precision,
             recall and F1 of each run, and the paper's figures beside them.
         score: The data on which the columns of sites are scored. A "validation" table

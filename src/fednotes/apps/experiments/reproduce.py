@@ -67,10 +67,10 @@ def reproduce(  # noqa: PLR0913 - the options of a command
         name: The experiment, one of `list_experiments()`.
         out: The folder that holds runs/, which all experiments share, and a folder NAME
             (NAME-JOB on another job) with the results.
-        full: Whether to run the full size in place of the budget size.
+        full: Whether to run the full size instead of the budget size.
         settings: Further settings of every run, and of the runs that train the models
             from which rows start. A row keeps its own settings.
-        seed: Seeds in place of the experiment's own.
+        seed: Seeds instead of the experiment's own.
         base: The user's own jobs, as in `choose_jobs`.
         workers: Number of concurrent runs.
         device: Device on which each run trains, as in `simulate`.

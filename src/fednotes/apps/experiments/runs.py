@@ -323,8 +323,8 @@ def _hold_out(row: Row, job: Job) -> Settings:
             return ()
     if job.data != "documents":
         raise ConfigError(
-            f"row {row.label!r} chooses by validation data, but no site of {job.name} "
-            "holds any out: give its sites a valid_fraction"
+            f"row {row.label!r} is chosen by validation score, but no site of "
+            f"{job.name} holds out validation data: give its sites a `valid_fraction`"
         )
     return (f"sites.*.hold_out={HELD_OUT}",)
 

@@ -77,9 +77,9 @@ def choose_setting(
         score = read_result(run.folder).valid.get(run.condition, {}).get("mean")
         if score is None:
             raise ConfigError(
-                f"row {run.row.label!r} chooses by validation data, but {run.folder} "
-                "has no validation score: give the job's sites valid or a "
-                "valid_fraction"
+                f"row {run.row.label!r} is chosen by validation score, but "
+                f"{run.folder} has none: give the job's sites `valid` files or a "
+                "`valid_fraction`"
             )
         scores.setdefault(run.choice, []).append(float(score))
 

@@ -114,7 +114,7 @@ def _find_single_classes(where: str, by_disease: Mapping[str, Any]) -> Iterator[
         "no_auroc",
         "low",
         where,
-        f"all test patients are present, or all absent, for {list_names(alike)}",
+        f"all test patients have the same label for {list_names(alike)}",
         "these have no AUROC",
         evidence=(
             Evidence(

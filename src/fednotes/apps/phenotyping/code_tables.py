@@ -331,7 +331,7 @@ def read_codiesp(path: Path, kinds: str = "DP") -> PatientCodes:
                 result.add_rows(file, rows, columns)
     if not result.tables:
         endings = " or ".join(f"{kind}.tsv" for kind in kinds)
-        raise DataError(f"{path}: not a file of codes, whose names end in {endings}")
+        raise DataError(f"{path}: not a code file: its name must end in {endings}")
     return result
 
 

@@ -1,7 +1,7 @@
 """Patients as bags of concepts with labels, and their division.
 
     Bags           the concepts in each patient's notes, in flat arrays without padding
-    Vectors        one vector per patient, in place of bags
+    Vectors        one vector per patient, instead of bags
     Cohort         patients, their bags or vectors, and a label per patient and output
     SitePatients   the three cohorts of a site, its billed codes, and its feature space
     deal           divide a cohort among sites at random, patient by patient

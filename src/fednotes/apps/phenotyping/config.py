@@ -38,7 +38,7 @@ class Config(Averaging):
             of stage 2.
         systems: Coding systems whose categories are candidates for the outputs of stage
             1.
-        outputs: Categories of codes that stage 1 predicts, in place of `systems` and
+        outputs: Categories of codes that stage 1 predicts, instead of `systems` and
             `minimum`. OMOP concepts need it, because there is no public list of them.
         minimum: Minimum number of patients over all sites with a category of codes for
             the category to become an output of stage 1.

@@ -1,4 +1,4 @@
-"""Concepts found by cTAKES, in place of notes.
+"""Concepts found by cTAKES, instead of notes.
 
     XMI    one file per note: textsem:…Mention → ontologyConceptArr → refsem:UmlsConcept
     flat   one line per patient or note: an id, then CUIs; or a folder of files NAME.txt

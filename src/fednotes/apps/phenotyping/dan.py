@@ -231,8 +231,8 @@ class Dan(nn.Module):
             _require_within(known, inputs)
         elif config.length and not features:
             raise ConfigError(
-                "length pads each bag with unknown concepts: say in `known` which "
-                "concepts are known"
+                "length pads each bag with unknown concepts: pass `known` to say "
+                "which concepts are known"
             )
         self.config = config
         self.inputs = inputs

@@ -520,9 +520,9 @@ def _concept_vectors(job: Job, features: Features) -> ConceptVectors | None:
     concepts = [index for index, name in enumerate(names) if name in words.index]
     if not concepts:
         raise DataError(
-            f"[concepts] vectors = {config.vectors!r}: no word in it is the "
-            f"id of a concept, such as {names[0]}: does it belong to another "
-            "dictionary?"
+            f"[concepts] vectors = {config.vectors!r}: none of its words is "
+            f"a concept id (for example {names[0]}): check that it belongs to this "
+            "dictionary"
         )
     rows = [words.index[names[index]] for index in concepts]
     return ConceptVectors.of(

@@ -3,7 +3,7 @@
 [sites.NAME]   PatientsConfig: where the patients of a site are
 [synthetic]    SyntheticPatientsConfig: generated patients
 [concepts]     ConceptsConfig: how notes become bags of concepts
-[text]         TextConfig, in place of [concepts]: how notes become mean vectors
+[text]         TextConfig, instead of [concepts]: how notes become mean vectors
 [phenotypes]   the codes of each phenotype, unless its labels come from files
 [hold_out]     HoldOutConfig: further codes that stage 1 must not see
 """
@@ -67,7 +67,7 @@ class PatientsConfig:
             to the job file; `$NAME` stands for an environment variable. A note without
             a patient is a patient of its own, named by its id. The address of a
             database is a place of notes, too.
-        concepts: A file or folder with the output of cTAKES, in place of `notes`
+        concepts: A file or folder with the output of cTAKES, instead of `notes`
             (`apps/phenotyping/ctakes.py`). Give it if the site has already extracted
             its concepts.
         format: Format of the notes; guessed from the content if empty.
@@ -234,7 +234,7 @@ def _paths(name: str, value: Any) -> tuple[str, ...]:
 
 @checked(frozen=True)
 class SyntheticPatientsConfig:
-    """Generated patients in place of files (`apps/phenotyping/synthetic.py`).
+    """Generated patients instead of files (`apps/phenotyping/synthetic.py`).
 
     Attributes:
         sites: Number of sites.

@@ -53,7 +53,7 @@ def notes_of(
 
     Args:
         name: A path, the address of a database, or `-` for stdin.
-        text: A text in place of a path.
+        text: A text instead of a path.
         format: Format of the notes, as in `read_notes`; recognised if it is None.
         column: The column, or the key of JSON lines, that contains the text.
         encoding: Encoding of files without a byte-order mark that are not UTF-8.

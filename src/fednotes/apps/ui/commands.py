@@ -47,7 +47,10 @@ def ui(
     backbone: Backbone = None,
     labels: Labels = None,
 ) -> None:
-    """Show runs, a model's errors, or a site's ledger and approvals."""
+    """Open a local web page with runs, a model's errors, or a site's kit.
+
+    For a kit, show its ledger and approvals.
+    """
     from fednotes.apps.ui.pages import open_ui
 
     open_ui(

@@ -428,7 +428,10 @@ def review_run(run: Path, file: Path) -> Review:
     """
     job = load_recorded_job(run)
     if job.kind.name != "documents":
-        raise DataError(f"{run}: a run of the method {job.method!r} finds no mentions")
+        raise DataError(
+            f"{run}: method {job.method!r} does not predict mentions, so there is "
+            "nothing to show"
+        )
     sites = load_sites(job).data
     require_same_data(run, job, sites)
     condition = "federated"

@@ -38,7 +38,7 @@ class LossyError(DataError, NamesParameters):
             f"{kind}: {number:,}" for kind, number in sorted(lost.items())
         )
         super().__init__(
-            f"written as {format}, this would be lost: {listed}; nothing was "
+            f"the format {format} cannot represent: {listed}; nothing was "
             "written: choose another format, or set `allow_loss`"
         )
         self.lost = lost

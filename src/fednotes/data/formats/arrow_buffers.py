@@ -111,11 +111,11 @@ def _read_message(file: BinaryIO, position: int, file_size: int) -> _Message | N
         return None
     body = position + head + length
     if body > file_size:
-        raise ValueError("a message ends after the file")
+        raise ValueError("a message extends past the end of the file")
     table = _Table.root(_read(file, position + head, length))
     body_length = table.number(3, "<q")
     if not 0 <= body_length <= file_size - body:
-        raise ValueError("the buffers of a message end after the file")
+        raise ValueError("the buffers of a message extend past the end of the file")
     return _Message(table, table.number(1, "<B"), body, body_length)
 
 

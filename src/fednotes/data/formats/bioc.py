@@ -185,7 +185,7 @@ class _DocumentBuilder(ElementTree.TreeBuilder):
         self._elements += 1
         if self._depth > bounds.JSON_DEPTH or self._elements > bounds.JSON_VALUES:
             raise DataError(
-                "a document has more elements, or deeper ones, than are read"
+                "a document has too many elements, or they are nested too deeply"
             )
         return super().start(tag, attrs)
 

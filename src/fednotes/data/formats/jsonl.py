@@ -238,7 +238,7 @@ def _find_span_key(value: Mapping[str, Any]) -> str | None:
         present = [key for key in keys if value.get(key) is not None]
         for key in present:
             if not isinstance(value[key], list):
-                raise DataError(f'the key "{key}" is not a list of spans')
+                raise DataError(f'the value of "{key}" is not a list of spans')
         if present:
             return next((key for key in present if value[key]), present[0])
     return None
@@ -247,7 +247,7 @@ def _find_span_key(value: Mapping[str, Any]) -> str | None:
 def _require_list(value: Mapping[str, Any], key: str) -> list[Any]:
     values = value.get(key) or []
     if not isinstance(values, list):
-        raise DataError(f'the key "{key}" is not a list')
+        raise DataError(f'the value of "{key}" is not a list')
     return values
 
 
@@ -257,7 +257,7 @@ def _parse_stretches(value: Mapping[str, Any], key: str, length: int) -> Offsets
         _parse_offsets(stretch, length) for stretch in _require_list(value, key)
     )
     if any(left[1] > right[0] for left, right in pairwise(stretches)):
-        raise DataError(f'the key "{key}" is not sorted, or its parts overlap')
+        raise DataError(f'the offsets in "{key}" are unsorted or overlap')
     return stretches
 
 

@@ -252,8 +252,8 @@ class _Limits:
             raise DataError.at(
                 self.path,
                 0,
-                f"its rows have more than {self.rows:,} bytes, far more than notes in "
-                f"a file of {self.file_size:,} bytes: write the file again",
+                f"its rows have more than {self.rows:,} bytes, far more than a file "
+                f"of {self.file_size:,} bytes can hold as text: write the file again",
             )
 
     def require_batch(self, size: int) -> None:

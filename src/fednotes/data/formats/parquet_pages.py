@@ -182,7 +182,7 @@ def _read_pages(file: BinaryIO, chunk: Any) -> Iterator[_Page]:
             raise ValueError("a size is negative")
         position = page.position + page.packed
         if position > file_size:
-            raise ValueError("a page ends after the file")
+            raise ValueError("a page extends past the end of the file")
         values += page.values
         yield page
 

@@ -343,7 +343,9 @@ class _Parser:
             self._file.columns += _columns_of(line)
         elif line.startswith(_TEXT):
             if self._sentence_begin is not None:
-                raise DataError("a sentence begins before an empty line")
+                raise DataError(
+                    "a sentence begins before the empty line that ends the previous one"
+                )
             self._lines_of_sentence.append(_unescape_text(line.removeprefix(_TEXT)))
         elif not line:
             self.end_sentence()

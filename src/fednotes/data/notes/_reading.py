@@ -131,8 +131,8 @@ def _find_place(
     if isinstance(path, NoteDatabase):
         if format:
             raise ConfigError(
-                f"{path}: a format is that of files, and this is a database: leave it "
-                "out"
+                f"{path}: a format applies only to files, and this is a database: "
+                "leave it out"
             )
         return _FoundPlace(path, "", [])
     place = find_packed_or_plain(path)

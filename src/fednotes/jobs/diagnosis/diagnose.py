@@ -374,7 +374,7 @@ _MERGED_MESSAGES = {
     "types_missed": "types of the test data are not found",
     "types_unmapped": "label_map leaves types under names that no other site uses",
     "types_untrained": "types of the test data have no training mention anywhere",
-    "no_auroc": "test patients of some phenotypes are all present, or all absent",
+    "no_auroc": "all test patients have the same label for some phenotypes",
 }
 
 
@@ -597,8 +597,8 @@ def _find_seeds_gain(tests: Sequence[SeedDifference]) -> Iterator[Cause]:
                 "the mean over the sites",
                 "the federated model is worse than the models that the sites train "
                 "alone",
-                "follow the other causes here first; sites whose notes or annotation "
-                "differ keep more of the model",
+                "address the other causes first; then let sites that differ keep more "
+                "layers private",
                 evidence=(evidence,),
             )
         else:
@@ -607,6 +607,6 @@ def _find_seeds_gain(tests: Sequence[SeedDifference]) -> Iterator[Cause]:
                 "medium",
                 "the mean over the sites",
                 f"no gain of the federation is shown over {test.n} seeds",
-                "follow the other causes here first, then run more seeds",
+                "address the other causes first; then run more seeds",
                 evidence=(evidence,),
             )

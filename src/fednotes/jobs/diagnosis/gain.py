@@ -84,7 +84,7 @@ def _describe_loss(
         importance,
         where,
         "the federated model is worse than the models that the sites train alone",
-        "the sites' notes or annotation differ: leave more of the model to each site, "
+        "the sites' notes or annotation differ: keep more of the model private, "
         "or look for the other causes here first",
         evidence=tuple(evidence),
         settings=list_personal(run.job),
@@ -102,7 +102,7 @@ def _describe_no_gain(run: RunEvidence, verdict: Verdict) -> Cause:
         message += ", and one model of all notes gains nothing either"
         advice = (
             "the sites have enough notes of their own, or all models are undertrained: "
-            "follow the other causes here first, then run several seeds"
+            "address the other causes first; then run several seeds"
         )
         importance = "low"
         means = {
@@ -195,8 +195,8 @@ def _find_lost_types(run: RunEvidence) -> Iterator[Cause]:
         list_names(sites),
         f"the federated model is {100 * TYPE_LOSS:.0f} points or more below the site "
         f"alone for {list_names(types)}",
-        "compare what the sites annotate under these names, and rename what differs by "
-        "label_map; or leave more of the model to each site",
+        "compare what the sites annotate under these names; use label_map for labels "
+        "that differ in meaning, or keep more of the model private",
         evidence=tuple(evidence),
         settings=list_personal(run.job),
     )

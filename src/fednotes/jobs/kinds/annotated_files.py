@@ -192,7 +192,7 @@ def _require_types(site: SiteOfJob, labels: Types) -> None:
         if label not in mapped:
             annotated = ", ".join(sorted(mapped)) or "no entity"
             raise DataError(
-                f"site {site.name!r} asks for the type {label!r}, its files have "
+                f"site {site.name!r} lists the type {label!r}, but its files have "
                 f"{annotated}; {nearest(label, mapped)}"
             )
 

@@ -159,12 +159,12 @@ def find_missed_types(
         if 2 * len(missed) >= len(tested):
             importance = "high"
         support = sum(score["support"] for score in missed.values())
-        verb = "scores" if len(missed) == 1 else "score"
+        verb = "has" if len(missed) == 1 else "have"
         yield Cause(
             "types_missed",
             limit_importance(importance, support),
             f"{site}, {condition}",
-            f"{len(missed)} of {format_count(len(tested), 'type')} {verb} 0"
+            f"{len(missed)} of {format_count(len(tested), 'type')} {verb} F1 0: "
             f"{_list_missed(missed, site, training)}",
             "; ".join(_list_remedies(missed, site, training)),
             evidence=(_show_support(missed),),
@@ -182,7 +182,10 @@ def _find_condition(scores: Mapping[str, Any]) -> str | None:
 
 
 def _list_missed(missed: Mapping[str, Any], site: str, training: _Types) -> str:
-    """Return the end of a message: the missed types, those with most mentions first.
+    """Return the missed types with remarks, those with most test mentions first.
+
+    Only the first type has the site's training mentions in words, to keep the list
+    short.
 
     Args:
         missed: The missed types, with their scores on the site's test data.
@@ -190,18 +193,18 @@ def _list_missed(missed: Mapping[str, Any], site: str, training: _Types) -> str:
         training: Training mentions; without those of the site if they are unknown.
     """
     total = _sum_types(training.values())
-    types = []
+    types: list[str] = []
     for label in _sort_by_support(missed):
         details = []
         if site in training:
-            details.append(f"{training[site].get(label, 0)} of {total[label]}")
+            share = f"{training[site].get(label, 0)} of {total[label]}"
+            if not types:
+                share = f"this site has {share} training mentions"
+            details.append(share)
         if not missed[label]["predicted"]:
             details.append("never predicted")
         types.append(f"{label} ({', '.join(details)})" if details else label)
-    legend = ""
-    if site in training:
-        legend = " (training mentions here of those at all sites)"
-    return f"{legend}: {list_names(types)}"
+    return list_names(types)
 
 
 def _show_support(missed: Mapping[str, Any]) -> Evidence:
@@ -241,7 +244,7 @@ def _list_remedies(
     is_lone = any(total[label] > 0 and others[label] == 0 for label in missed)
     if len(training) > 1 and is_lone:
         yield (
-            "a type that only this site mentions may have another name at other sites "
+            "a type that only this site annotates may have another name at other sites "
             "(label_map)"
         )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fednotes.core.errors import ConfigError, FednotesError, within
 from fednotes.core.types import SiteData, TagSet
+from fednotes.core.wording import format_count
 from fednotes.data.split import (
     mask_overlap,
     sentence_documents,
@@ -117,7 +118,9 @@ def _drop_leaks(site: SiteOfJob, parts: Parts) -> None:
             parts["valid"], more = without_leaks(parts["valid"], parts["test"])
             dropped += more
         if dropped:
-            site.remark(f"{dropped} training sentences dropped that occur in {part}")
+            sentences = format_count(dropped, "training sentence")
+            verb = "occurs" if dropped == 1 else "occur"
+            site.remark(f"dropped {sentences} that also {verb} in {part}")
 
 
 def reduce_parts(site: SiteOfJob, parts_by_site: Mapping[str, Parts]) -> SiteData:

@@ -141,7 +141,7 @@ class SumLayout:
         for name in sorted(update.metrics.keys() - set(metric_names)):
             raise TrainingError(
                 f"metric {name!r} is not among those that the sites agreed to sum: "
-                "agree on the names of all sites first"
+                "first agree on the metric names of all sites"
             )
         limits = limits or {}
         for name, limit in limits.items():

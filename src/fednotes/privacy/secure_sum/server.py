@@ -412,7 +412,7 @@ class SecureServer:
             raise RefusedError(f"site {site!r} answers for another exchange")
         if self.phase != phase:
             raise RefusedError(
-                f"site {site!r} is late: the secure sum is at {self.phase!r}"
+                f"site {site!r} is late: the secure sum is already at {self.phase!r}"
             )
         if site in answered:
             raise RefusedError(f"site {site!r} answered twice")

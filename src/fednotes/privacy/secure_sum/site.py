@@ -221,7 +221,8 @@ class SecureSite:
             ):
                 raise RefusedError(
                     f"the keys of site {site!r} are not signed by it, or its "
-                    "certificate is not valid by this site's list and clock"
+                    "certificate is not valid according to this site's trust list and "
+                    "clock"
                 )
             public_keys += [message.sharing, message.masking]
         if len(set(public_keys)) != len(public_keys):

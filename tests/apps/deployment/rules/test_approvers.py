@@ -187,7 +187,7 @@ def test_decisions_of_earlier_versions_are_read(tmp_path: Path) -> None:
         ({"approvers": {"": PUBLIC["a"]}}, "expected NAME"),
         (
             {"approvers": {"a": PUBLIC["a"], "b": PUBLIC["a"]}},
-            "two names have the same key",
+            "two names share a key",
         ),
         ({"approvers": {"a": 3}}, "expected text"),
     ],

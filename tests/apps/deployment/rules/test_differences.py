@@ -242,7 +242,7 @@ def test_a_record_that_would_be_too_large_is_refused(
     monkeypatch.setattr(differences, "_MAX_BYTES", size + 1000)
     join(tmp_path, many, run="run2")
     with pytest.raises(
-        ConfigError, match=r"would have \d\d,\d\d\d bytes.*move it away"
+        ConfigError, match=r"would grow to \d\d,\d\d\d bytes.*archive this folder"
     ):
         join(tmp_path, "abcdef" * 100, run="run3")
     assert runs(tmp_path) == ["run1", "run2"]

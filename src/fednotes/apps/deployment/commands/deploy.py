@@ -33,6 +33,7 @@ from fednotes.cli.shared import (
 )
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
+from fednotes.core.wording import format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -136,8 +137,8 @@ def provision(
         )
     say(f"{out / 'authority'} signs new kits: keep it offline and share it with nobody")
     say(
-        "next: give each participant its folder over a channel you trust; run there: "
-        "fednotes preflight KIT"
+        "next: send each participant its folder over a trusted channel, then run "
+        "`fednotes preflight KIT` there"
     )
 
 
@@ -207,8 +208,8 @@ def _change_authority(
         say("the authority's key now has a passphrase; without it nobody can sign kits")
     if overlap:
         say(
-            f"next: give {out / TRUST_FILE} to the server first; run there: fednotes "
-            f"kit trust KIT {TRUST_FILE}"
+            f"next: send {out / TRUST_FILE} to the server first, then run `fednotes "
+            f"kit trust KIT {TRUST_FILE}` there"
         )
         say("      sites that connect get it by themselves; then renew each kit within")
         say(f"      {overlap} days: fednotes kit renew KIT")
@@ -268,7 +269,7 @@ def preflight(kit: Kit, json_output: Json = False) -> None:
     num_failures = sum(check.ok is False for check in checks)
     if num_failures:
         raise FednotesError(
-            f"{kit}: {num_failures} of the checks above failed: fix what they name "
+            f"{kit}: {format_count(num_failures, 'check')} failed: fix these problems "
             "first"
         )
     if json_output:

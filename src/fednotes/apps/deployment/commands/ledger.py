@@ -88,13 +88,13 @@ def ledger_show(
     ] = None,
     tail: Annotated[
         int,
-        typer.Option(min=0, help="Show only this many of the last lines; 0 shows all."),
+        typer.Option(min=0, help="Number of most recent lines to show; 0 shows all."),
     ] = 20,
     json_output: Json = False,
 ) -> None:
     """List what left the site: time, round, task, tensors, bytes, hash.
 
-    --json adds the name, shape and norm of each tensor.
+    With --json, also list the name, shape and norm of each tensor.
     """
     from fednotes.apps.deployment.rules.ledger import show
 

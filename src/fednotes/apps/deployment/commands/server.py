@@ -128,7 +128,7 @@ def stop_process(kit: Path, role: str, *, kill: bool = False) -> None:
     processes.stop(kit, kill=kill)
     result = "has stopped" if process.is_running or process.jobs else "was not running"
     say(f"{process.name} {result}; the states of its runs are in {kit / 'state'}")
-    say(f"next: fednotes {process.role} start {kit} resumes them")
+    say(f"next: fednotes {process.role} start {kit} (resumes these runs)")
 
 
 def report_process(kit: Path, role: str) -> Status:
@@ -358,12 +358,12 @@ def renew(
     ] = None,
     take: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Signed answer to install."),
+        typer.Option(metavar="FILE", help="Signed certificate to install."),
     ] = None,
 ) -> None:
-    """Request a new certificate, or install the signed answer.
+    """Request a new certificate, or install the signed certificate.
 
-    --take installs the answer.
+    With --take, install the certificate.
     """
     from fednotes.apps.deployment.nvflare.certificates import (
         check_kit,
@@ -412,7 +412,7 @@ def trust(
 ) -> None:
     """Install the authority's newest list of revoked kits.
 
-    Also installs the authority's new root certificate, if there is one.
+    Also install the authority's new root certificate, if there is one.
     """
     from fednotes.apps.deployment.nvflare import processes
     from fednotes.apps.deployment.nvflare.kit import read_kit
@@ -436,7 +436,7 @@ def trust(
     say(f"installed as number {new_trust.number}: {revoked} certificates are revoked")
     if len(new_trust.roots) > len(old_trust.roots):
         say(
-            f"a new root; the replaced one is valid until "
+            "new root certificate installed; the old one stays valid until "
             f"{new_trust.expiry_of_root(old_trust.roots[-1]):%Y-%m-%d}"
         )
         if role != "admin" and processes.status(kit).is_running:

@@ -152,7 +152,7 @@ def site_rules(
 ) -> None:
     """Show or replace a site's rules, even while it is running.
 
-    Shows the rules in the kit; with --site-file, installs those of a new file.
+    Show the rules in the kit; with --site-file, install those of a new file.
     """
     from fednotes.apps.deployment.nvflare import processes
     from fednotes.apps.deployment.site_file import (
@@ -419,7 +419,7 @@ def site_key(
 ) -> None:
     """Create a key with which a person approves jobs.
 
-    --protect asks for the passphrase.
+    With --protect, prompt for the passphrase.
     """
     from fednotes.apps.deployment.rules.approval import make_key
 
@@ -470,9 +470,9 @@ def site_approve(
 ) -> None:
     """Show the job that waits for approval, and approve it.
 
-    Its changes since the last approved job are shown. With a fingerprint, approve that
-    job, even if it was rejected before. With --wait, wait until the server asks this
-    site for approval.
+    The job's changes since the last approved job are shown. With a fingerprint, approve
+    that job, even if it was rejected before. With --wait, wait until the server asks
+    this site for approval.
     """
     from fednotes.apps.deployment.approval_requests import (
         account,

@@ -557,7 +557,7 @@ class _OrderCheck(RequestProcessor):
         job = req.get_header(RequestHeader.JOB_ID)
         if job is not None and not JOB_ID.fullmatch(str(job)):
             logger.error(
-                "an order of the server for %.80r was refused: it does not name a job",
+                "refused an order from the server for %.80r: it does not name a job",
                 str(job),
             )
             return error_reply("it does not name a job")
@@ -569,7 +569,7 @@ class _OrderCheck(RequestProcessor):
             if num_running >= MAX_JOBS:
                 problem = f"{num_running} jobs are running already"
         if problem:
-            logger.error("an order of the server was refused: %s", problem)
+            logger.error("refused an order from the server: %s", problem)
             return error_reply(problem)
         return self._inner.process(req, app_ctx)
 

@@ -197,7 +197,7 @@ class Liveness:
             if is_silent and site not in self.silent:
                 self.silent.add(site)
                 logger.warning(
-                    "site %r has not been heard of for %.0f s", site, LOST_SECONDS
+                    "site %r has not been heard from for %.0f s", site, LOST_SECONDS
                 )
 
     def is_elsewhere(self, site: str, kit_location: str) -> bool:

@@ -333,9 +333,8 @@ def stop(kit: Path, patience: float = 10.0, *, kill: bool = False) -> Status:
             if not list_other_pids():
                 return status(kit)
             time.sleep(0.1)
-    raise FednotesError(
-        f"{kit}: process {list_other_pids()[0]} does not end: stop it with kill -9"
-    )
+    pid = list_other_pids()[0]
+    raise FednotesError(f"{kit}: process {pid} did not exit: end it with kill -9 {pid}")
 
 
 class RunningProcess(NamedTuple):

@@ -91,7 +91,7 @@ class Quorum:
         distinct_keys = {_raw_key(key) for key in self.people.values()}
         if len(distinct_keys) < len(self.people):
             raise ConfigError(
-                "approvers: two names have the same key; each needs their own"
+                "approvers: two names share a key: every approver needs a separate one"
             )
         needs_list = bool(self.people) or self.needed > 1
         if needs_list and len(self.people) < self.needed:

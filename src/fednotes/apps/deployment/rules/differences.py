@@ -233,10 +233,10 @@ class ExampleRecord:
         size = len(json.dumps(table, indent=2, ensure_ascii=False))
         if size > _MAX_BYTES:
             raise ConfigError(
-                f"{self.folder}: the record of earlier jobs' examples would have "
-                f"{size:,} bytes, but at most {_MAX_BYTES:,} are allowed: keep a copy "
-                "of the folder and move it away; jobs are then compared only with "
-                "later ones"
+                f"{self.folder}: the record of earlier jobs' examples would grow "
+                f"to {size:,} bytes, but at most {_MAX_BYTES:,} are allowed: archive "
+                "this folder elsewhere; new jobs are then no longer compared with the "
+                "jobs in it"
             )
         write_json(self.folder / RECORD, table)
 
