@@ -47,9 +47,9 @@ def ui(
     backbone: Backbone = None,
     labels: Labels = None,
 ) -> None:
-    """Open a local web page with runs, a model's errors, or a site's kit.
+    """Open a local web page with runs, a model's errors, or a kit.
 
-    For a kit, show its ledger and approvals.
+    For a site's kit, show its ledger and approvals.
     """
     from fednotes.apps.ui.pages import open_ui
 
