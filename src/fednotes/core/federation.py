@@ -152,9 +152,9 @@ class MethodSite(SiteTasks, Protocol):
             least 1: every weight and count that it sends is then a multiple of the step
             (`core/counts.py`). A subclass that sends further counts must also round
             these, or set this to False.
-        read_only: The tasks that do not change the site. A site's policy counts
-            different questions, and a question includes all earlier tasks of the site
-            except these. A restarted server may repeat them at no cost.
+        read_only: The tasks after which all later answers stay the same. A site's
+            policy counts different questions, and a question includes all earlier tasks
+            of the site except these. A restarted server may repeat them at no cost.
         counting: The tasks whose updates have only numbers of examples. A server that
             sees a site's numbers refuses others than whole ones from zero.
     """

@@ -524,9 +524,9 @@ class Trail:
     another question, even if its answer is the same.
 
     Two kinds of tasks may be repeated without making later questions different, because
-    servers do so when they resume a run: tasks that leave the site as it was, and tasks
-    that answer nothing and are the same as the last task of this name. The latter only
-    set something at the site.
+    servers do so when they resume a run: tasks after which all later answers stay the
+    same, and tasks that answer nothing and are the same as the last task of this name.
+    The latter only set something at the site.
 
     Attributes:
         state: Digest of the tasks that led to the site's state; b"" for a new site.
@@ -569,7 +569,7 @@ class Trail:
 
         Args:
             update: The task's update.
-            is_read_only: Whether the task leaves the site as it was.
+            is_read_only: Whether all later answers stay the same after the task.
         """
         if is_read_only:
             return self

@@ -120,7 +120,8 @@ class SiteHost:
         sealer: The site's part in a secure sum.
         public: Further tasks, named "@…", which return facts that are not secret and
             that no sum hides.
-        read_only: The tasks of the method that leave the site as it was.
+        read_only: The tasks of the method after which all later answers stay the
+            same.
         max_norm: Largest L2 norm of an update; 0 sets no limit.
         keeping: Seconds of tasks that would have to be repeated after a restart before
             a further state is saved at the start of a round.
