@@ -37,6 +37,7 @@ from fednotes.apps.deployment.nvflare.watch import (
     Watch,
     choose_step,
 )
+from fednotes.apps.deployment.status import find_last_problem
 from fednotes.core.store import write_json, write_text
 
 ALL = frozenset({"h1", "h2"})
@@ -398,6 +399,7 @@ def test_a_refusal_is_kept_and_a_damaged_file_says_nothing(tmp_path: Path) -> No
 
 def test_a_second_process_is_one_of_another_place(
     caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock(1000.0)
@@ -414,12 +416,17 @@ def test_a_second_process_is_one_of_another_place(
     members.note_alive("h1", "there")
     members.note_left("h1")
     assert not members.is_elsewhere("h1", "here")
-    assert [record.getMessage() for record in caplog.records] == [
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [
         "site 'h1' is connected",
         "site 'h1' has not been heard from for 20 s",
         "site 'h1' is connected",
         "site 'h1' has left",
     ]
+    # The status has a line of its own for silent sites, so this is no problem to show.
+    log = tmp_path / "log.txt"
+    log.write_text(f"2026-01-02 03:04:05,678 WARNING fednotes.run: {messages[1]}\n")
+    assert find_last_problem(log) is None
 
 
 def test_a_copy_of_a_kit_has_another_place(tmp_path: Path) -> None:

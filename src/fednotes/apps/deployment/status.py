@@ -55,7 +55,7 @@ _LINE = re.compile(
 # current state of a missing approval or a silent server, and a site need not share its
 # scores.
 _NOT_A_PROBLEM = re.compile(
-    r"fednotes site approve|the server has not answered|has not been heard of"
+    r"fednotes site approve|the server has not answered|has not been heard from"
     r"|refused @scores"
 )
 

@@ -244,7 +244,10 @@ def review_patients_of_run(run: Path) -> PatientReview:
     """
     job = load_recorded_job(run)
     if job.kind.review is None:
-        raise DataError(f"{run}: a run of the method {job.method!r} has no patients")
+        raise DataError(
+            f"{run}: method {job.method!r} does not predict phenotypes, so there is "
+            "nothing to show"
+        )
     sites = load_sites(job).data
     require_same_data(run, job, sites)
     condition = next((each for each in _CONDITIONS if (run / each).is_dir()), "alone")

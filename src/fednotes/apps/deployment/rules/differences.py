@@ -198,8 +198,8 @@ class ExampleRecord:
                 f"{self.folder}: {RECORD} or {SECRET} is missing, damaged or edited, "
                 "so it is unknown which examples earlier jobs trained on, and "
                 "min_difference keeps the site out of every run: restore a copy of "
-                "the folder; if there is none, move the folder away (jobs are then "
-                "compared only with later ones)"
+                "the folder; if there is none, move the folder away (new jobs are "
+                "then no longer compared with the jobs in it)"
             ) from error
         return secret, record
 
