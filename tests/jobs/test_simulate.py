@@ -407,7 +407,9 @@ def test_a_run_is_not_resumed_on_other_notes_or_word_vectors(
     stop(of_files, out, part=part)
 
     vectors.write_text("took 1 2 3 4\nasp 4 3 2 2\n")
-    with pytest.raises(ConfigError, match=r"what model\.word_vectors .* has changed"):
+    with pytest.raises(
+        ConfigError, match=r"given as model\.word_vectors .* has changed"
+    ):
         simulate(of_files, out, resume=True)
     vectors.write_text("took 1 2 3 4\nasp 4 3 2 1\n")
     corpus(tmp_path / "a.conll", "DRUG", "tyl")

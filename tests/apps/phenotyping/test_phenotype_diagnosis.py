@@ -113,7 +113,7 @@ def test_phenotypes_whose_test_patients_are_all_alike_have_no_auroc(
     if is_named:
         cause = causes["no_auroc"]
         assert (cause.where, cause.importance) == ("mercy, alone", "low")
-        assert cause.message.endswith("all absent, for gout")
+        assert cause.message.endswith("have the same label for gout")
         assert cause.evidence[0].text == "1 of 2 phenotypes"
 
 
