@@ -70,7 +70,9 @@ def test_a_site_that_reports_its_failure_ends_no_run(
     assert "h3 reports that its process of job " in log_of(net.server)
     assert status == "FINISHED:COMPLETED"
     rows = json.loads((net.server / "state/quitter/result.json").read_text())
-    assert [row["included"] for row in rows] == [list(SITES)] * 3
+    assert len(rows) == 3
+    for row in rows:  # two sites are enough, so the third may come too late
+        assert {"h1", "h2"} <= {*row["included"]}
 
 
 def test_an_honest_run_is_done_and_fetched(net: Network, tmp_path: Path) -> None:
