@@ -676,9 +676,9 @@ def test_a_warning_is_printed_once(folder: Path, run: Run) -> None:
 def test_predict_says_what_it_wrote(run: Run, model: Path, tmp_path: Path) -> None:
     notes = tmp_path / "notes.csv"
     notes.write_text("note_id,text\n1,No fever.\n2,Took some.\n", encoding="utf-8")
-    found = tmp_path / "found.jsonl"
-    out, err = run("predict", model, notes, "--out", found)
-    assert (out, err) == ("", f"predictions of 2 notes in {found}\n")
+    predictions = tmp_path / "predictions.jsonl"
+    out, err = run("predict", model, notes, "--out", predictions)
+    assert (out, err) == ("", f"predictions of 2 notes in {predictions}\n")
     _, err = run("predict", model, notes)
     assert err == ""
 

@@ -66,21 +66,22 @@ def run_once(
         predict: The model.
     """
     if sink == "folder":
-        opened: Any = open_folder(
+        context: Any = open_folder(
             folder / "out", SETTINGS, format=format, size=size, resume=resume
         )
     else:
         place = f"sqlite:///{folder}/out.db" if sink == "sqlite" else sink
-        opened = open_table(
+        context = open_table(
             DatabaseAddress(place),
             SETTINGS,
             table="note_nlp",
             size=size,
             resume=resume,
         )
-    with opened as make_sink:
-        made: Sink = make_sink(types=TYPES)
-        write_batches(make_notes() if notes is None else notes, predict, made, NOTES)
+    with context as make_sink:
+        sink_of_model: Sink = make_sink(types=TYPES)
+        documents = make_notes() if notes is None else notes
+        write_batches(documents, predict, sink_of_model, NOTES)
 
 
 def kill_at(folder: Path, sink: str, format: str, step: int) -> bool:

@@ -9,9 +9,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fednotes.jobs.job import Job
+from fednotes.jobs.simulate import simulate
+
 PROGRAM = b"fednotes.jobs.workers.process"
 # What differs between two runs of one job.
 _OF_THE_RUN = {"seconds", "workers", "command"}
+
+
+def check_same_files(job: Job, folder: Path) -> None:
+    """Simulate a job in one process and in three workers; compare all files."""
+    simulate(job, folder / "one")
+    simulate(job, folder / "three", workers=3)
+    whole = read_run(folder / "one")
+    assert any(place.endswith(".safetensors") for place in whole)
+    assert read_run(folder / "three") == whole
 
 
 def read_run(out: Path) -> dict[str, Any]:

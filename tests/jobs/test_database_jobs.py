@@ -70,8 +70,8 @@ def test_predict_streams_a_database_with_ids_patients_and_visits(
     assert code == 0, err
     assert [json.loads(line)["id"] for line in stdout.splitlines()] == ["1", "2"]
     loaded = fn.load(model)
-    found = list(loaded.predict_file(NoteDatabase(address, query)))
-    assert [document.id for document in found] == ["1", "2"]
+    predicted = list(loaded.predict_file(NoteDatabase(address, query)))
+    assert [document.id for document in predicted] == ["1", "2"]
     assert len(fn.read(address)) == len(TEXTS)
 
 
@@ -312,12 +312,12 @@ def test_predictions_of_a_postgresql_table_become_its_note_nlp(
             "FROM hospital.note_nlp ORDER BY note_nlp_id"
         )
         rows = connection.execute(query).fetchall()
-        found = fn.load(model).predict_file(
+        predicted = fn.load(model).predict_file(
             NoteDatabase("env:NOTES_DB", omop="hospital.note")
         )
         expected = [
             (int(document.id), str(span.start), document.text[span.start : span.end])
-            for document in found
+            for document in predicted
             for span in document.spans
         ]
         assert [row[1:4] for row in rows] == expected

@@ -151,8 +151,8 @@ def test_rows_in_postgresql_are_written_once_whenever_the_process_is_killed(
     resume_after_kills(tmp_path / "killed", "env:KILLED_DB", "omop", seed=3)
     with psycopg.connect(postgres.url().replace("+psycopg", "")) as connection:
         query = "SELECT note_nlp_id, note_id FROM note_nlp ORDER BY note_nlp_id"
-        found = connection.execute(query).fetchall()
-    assert found == [(n, n) for n in range(1, NOTES + 1)]
+        rows = connection.execute(query).fetchall()
+    assert rows == [(n, n) for n in range(1, NOTES + 1)]
 
 
 # ---- what resuming refuses -----------------------------------------------------------

@@ -12,7 +12,13 @@ import pytest
 import torch
 from forked import Command
 from tiny_jobs import JOB, SITES, TABLE, corpus
-from worker_runs import find_workers, is_running, read_run, wait_until
+from worker_runs import (
+    check_same_files,
+    find_workers,
+    is_running,
+    read_run,
+    wait_until,
+)
 
 from fednotes.core.errors import ConfigError, DataError, ParameterError, WorkerError
 from fednotes.engines.rounds import RoundResult
@@ -97,23 +103,17 @@ def test_a_run_in_workers_leaves_the_files_of_one_process(
     assert find_workers(os.getpid()) == []
 
 
+OF_TAG_SETS: dict[str, Any] = {
+    "seed": 2,
+    "synthetic": {"sites": 3, "sentences": 30},
+    "training": {"rounds": 2},
+    "model": TABLE["model"],
+}
 METHODS: dict[str, dict[str, Any]] = {
     "fedner": TABLE,
     "fedner, secure": TABLE | {"federation": {"secure_sum": True}},
-    "distill": {
-        "method": "distill",
-        "seed": 2,
-        "synthetic": {"sites": 3, "sentences": 30},
-        "training": {"rounds": 2},
-        "model": TABLE["model"],
-    },
-    "adversarial": {
-        "method": "adversarial",
-        "seed": 2,
-        "synthetic": {"sites": 3, "sentences": 30},
-        "training": {"rounds": 2},
-        "model": TABLE["model"],
-    },
+    "distill": OF_TAG_SETS | {"method": "distill"},
+    "adversarial": OF_TAG_SETS | {"method": "adversarial"},
     "finetune": {
         "method": "finetune",
         "seed": 2,
@@ -146,11 +146,7 @@ def test_each_method_leaves_the_files_of_one_process(
     """All conditions, with three workers for the sites."""
     table = json.loads(json.dumps(METHODS[name]).replace("BERT", str(bert)))
     job = parse_job(table, "job", tmp_path, "job.toml")
-    simulate(job, tmp_path / "one")
-    simulate(job, tmp_path / "three", workers=3)
-    whole = read_run(tmp_path / "one")
-    assert any(place.endswith(".safetensors") for place in whole)
-    assert read_run(tmp_path / "three") == whole
+    check_same_files(job, tmp_path)
 
 
 @pytest.mark.slow

@@ -563,9 +563,11 @@ def _require_plain_config(directory: Path) -> None:
                 f"{file}: {key} names code that is not part of the library: delete the "
                 "key if you trust the model"
             )
-        is_count = key == "num_labels" and isinstance(value, int | float)
-        is_table = key in ("id2label", "label2id") and isinstance(value, Mapping)
-        count = value if is_count else len(value) if is_table else 0
+        count: float = 0
+        if key == "num_labels" and isinstance(value, int | float):
+            count = value
+        elif key in ("id2label", "label2id") and isinstance(value, Mapping):
+            count = len(value)
         if count > MAX_LABELS:
             raise ModelError(
                 f"{file}: {key}: more than {MAX_LABELS:,} labels: the model is damaged "

@@ -62,7 +62,7 @@ def make_request(
         task,
         tensors=tensors or {},
         options=options or {},
-        attached=Attached(tensors={VALUES: to_tensor(values), **(attached or {})}),
+        attached=_attach(values, attached),
     )
     return NumberedFrame(request.number, encode(request))
 
@@ -90,23 +90,27 @@ def make_reply(
         request.number,
         site,
         Update(tensors or {}),
-        attached=Attached(tensors={VALUES: to_tensor(values), **(attached or {})}),
+        attached=_attach(values, attached),
     )
     return encode(reply)
 
 
 def make_failure(request: Request, site: str, error: Exception) -> bytes:
     """Return an encoded reply that carries an error; see `make_reply`."""
-    values = to_tensor(describe_error(error))
     reply = Reply(
         JOB,
         1,
         request.number,
         site,
         refusal=_FAILED,
-        attached=Attached(tensors={VALUES: values}),
+        attached=_attach(describe_error(error)),
     )
     return encode(reply)
+
+
+def _attach(values: Any, tensors: Tensors | None = None) -> Attached:
+    """Return JSON values and tensors as what a message carries beside an update."""
+    return Attached(tensors={VALUES: to_tensor(values), **(tensors or {})})
 
 
 def raise_failure(reply: Reply) -> None:

@@ -124,8 +124,12 @@ def exchange(request: NumberedFrame, owners: Mapping[str, Link]) -> Iterator[Rep
     for site, owner in owners.items():
         while site not in arrived:
             full = {link for link, _ in arrived.values()}
-            free = [link for link in links if missing[link] and link not in full]
-            for link in wait_for_links([*{owner: None} | dict.fromkeys(free)]):
+            awaited = [
+                link
+                for link in links
+                if link is owner or (missing[link] and link not in full)
+            ]
+            for link in wait_for_links(awaited):
                 reply = link.receive()
                 if reply.number == request.number:  # or an exchange ended early
                     arrived[reply.site] = (link, reply)

@@ -152,15 +152,16 @@ class Simulation(Rounds):
         # The states of the server and the sites belong to the same round.
         states = self._programs.states()
         parts = {
-            f"site{index}": own.tensors for index, own in enumerate(states.values())
+            f"site{index}": site_state.tensors
+            for index, site_state in enumerate(states.values())
         }
         facts: dict[str, Any] = {
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "seconds": self.seconds,
             "sites": {
-                name: {"round": own.round, "facts": own.facts}
-                for name, own in states.items()
+                name: {"round": site_state.round, "facts": site_state.facts}
+                for name, site_state in states.items()
             },
         }
         if self.summing is not None:
@@ -173,9 +174,9 @@ class Simulation(Rounds):
         bytes_down = int(facts["bytes_down"])
         states = {}
         for index, site in enumerate(self.names):
-            own = facts["sites"][site]
+            site_facts = facts["sites"][site]
             tensors = parts.get(f"site{index}", {})
-            states[site] = State(own["round"], tensors, own["facts"])
+            states[site] = State(site_facts["round"], tensors, site_facts["facts"])
         self._programs.restore(states)
         if self.summing is not None:
             self.summing.restore(facts.get("summing", {}))
@@ -238,8 +239,8 @@ class _Exchange:
         """Send one of the protocol's own messages to the sites."""
         blank = self._next(name, Attached())
         replies = {}
-        for site, own in attached.items():
-            request = replace(blank, attached=own)
+        for site, for_site in attached.items():
+            request = replace(blank, attached=for_site)
             answer = self._engine.seals[site].stage(request)
             replies[site] = self._reply(request, site, answer)
         return replies

@@ -263,10 +263,9 @@ class MentionModel:
         Returns:
             The number of notes.
         """
-        found = self._find_in_stream(
-            inputs, FILE_BATCH, output.threshold, inputs.count()
+        documents = Counted(
+            self._find_in_stream(inputs, FILE_BATCH, output.threshold, inputs.count())
         )
-        documents = Counted(found)
         if output.to == "brat" and output.path is not None:
             write_brat(documents, output.path)
         elif output.to == "conll" and inputs.is_held:

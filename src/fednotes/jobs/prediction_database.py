@@ -87,7 +87,7 @@ def _define_tables(name: str) -> _Tables:
 
     match = _TABLE.fullmatch(name)
     assert match is not None  # `open_table` has checked it
-    schema, table_name = match[1], match[2]
+    schema, table_name = match.groups()
     metadata = sa.MetaData(schema=schema)
     columns: list[sa.Column[Any]] = []
     for column in NLP_COLUMNS:

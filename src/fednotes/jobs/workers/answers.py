@@ -112,7 +112,8 @@ class Worker:
     def _read_job(self, request: Request) -> dict[str, str]:
         """Read a job's data; return the digest of each site's."""
         values = read_values(request)
-        self._open = self._held = None
+        self._open = None  # frees the memory of the earlier job
+        self._held = None
         folder = Path(values["folder"])
         job = parse_job(values["table"], values["name"], folder, values["name"])
         device = str(values["device"])

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fednotes.core.errors import WorkerError
 from fednotes.core.messages import Reply, decode
@@ -63,6 +63,18 @@ END_SECONDS = 5.0
 LONG_SECONDS = 30.0
 PIPE_BYTES = 2**20  # capacity of a pipe; the system's default needs more exchanges
 _PROGRAM = "fednotes.jobs.workers.process"
+
+
+class _Event(NamedTuple):
+    """What a worker reports about a command.
+
+    Attributes:
+        name: One of the events in `jobs/workers/commands.py`.
+        values: Its JSON values.
+    """
+
+    name: str
+    values: list[Any]
 
 
 class WorkerProcess:
@@ -148,13 +160,23 @@ class WorkerProcess:
     def wait_for_result(self, progress: Progress | None = None) -> Any:
         """Wait for the result of a command that was sent; see `ask`."""
         while True:
-            reply = self.receive()
-            raise_failure(reply)
-            message = read_values(reply)
-            if message["event"] == RESULT:
-                return message["values"][0]
-            if message["event"] == FEATURES and progress is not None:
-                progress(*message["values"])
+            event = self.receive_event()
+            if event.name == RESULT:
+                return event.values[0]
+            if event.name == FEATURES and progress is not None:
+                progress(*event.values)
+
+    def receive_event(self) -> _Event:
+        """Wait for the next event of a command that was sent, and return it.
+
+        Raises:
+            Exception: The worker raised it.
+            WorkerError: The process has ended.
+        """
+        reply = self.receive()
+        raise_failure(reply)
+        message = read_values(reply)
+        return _Event(message["event"], message["values"])
 
     def close(self) -> None:
         """Close the pipes; the process ends then."""
@@ -186,8 +208,9 @@ def _describe_code(process: subprocess.Popen[bytes]) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     name = signal.Signals(-code).name
-    cause = " (the system does this when memory runs out)"
-    return f"was ended by {name}{cause if -code == signal.SIGKILL else ''}"
+    if -code == signal.SIGKILL:
+        return f"was ended by {name} (the system does this when memory runs out)"
+    return f"was ended by {name}"
 
 
 class Workers:
@@ -452,23 +475,19 @@ class TrainedPart:
             Exception: The worker raised it.
             WorkerError: The process has ended.
         """
-        reply = self._worker.receive()
-        raise_failure(reply)
-        message = read_values(reply)
-        name = message["event"]
-        values = message["values"]
-        if name == RESULT:
-            return Outcome.model_validate(values[0])
-        if name == BEGIN:
-            self._events.begin(*values)
+        event = self._worker.receive_event()
+        if event.name == RESULT:
+            return Outcome.model_validate(event.values[0])
+        if event.name == BEGIN:
+            self._events.begin(*event.values)
             self._continue()
-        elif name == ROUND:
-            self._events.round(decode_round(values[0]))
+        elif event.name == ROUND:
+            self._events.round(decode_round(event.values[0]))
             self._continue()
-        elif name == END:
+        elif event.name == END:
             self._events.end()
-        elif name == FEATURES:
-            self._progress(*values)
+        elif event.name == FEATURES:
+            self._progress(*event.values)
         return None
 
     def _continue(self) -> None:
