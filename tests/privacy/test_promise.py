@@ -195,7 +195,7 @@ def test_epsilon_grows_with_rounds() -> None:
     spent = [promise.epsilon(rounds) for rounds in (0, 1, 10, 50)]
     assert spent[0] == 0
     assert all(a < b for a, b in pairwise(spent))
-    assert spent[-1] == promise.epsilon() == promise.told()["epsilon"]
+    assert spent[-1] == promise.epsilon() == promise.to_dict()["epsilon"]
 
 
 def test_no_smaller_epsilon_is_shown_than_is_promised() -> None:

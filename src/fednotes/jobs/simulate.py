@@ -514,7 +514,7 @@ def _describe_privacy(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, An
     for part in parts:
         promise = job.module.make_promise(part.config)
         if promise is not None:
-            guarantees[part.condition] = promise.told()
+            guarantees[part.condition] = promise.to_dict()
     return guarantees
 
 

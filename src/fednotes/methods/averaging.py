@@ -453,7 +453,9 @@ class Server(RoundServer):
             betas=config.betas,
             adaptivity=config.adaptivity,
         )
-        best = Best(wanted=config.keep_cycle == BEST, later="never", lowest=-math.inf)
+        best = Best(
+            keeps_tensors=config.keep_cycle == BEST, later="never", lowest=-math.inf
+        )
         super().__init__(config, snapshot(initial), best, resumed)
 
     @property
@@ -531,7 +533,7 @@ class Server(RoundServer):
             n: score for n, score in scores.items() if math.isfinite(score)
         }
         held_out = scores["held_out"]
-        if self.best.wanted and held_out == -math.inf:
+        if self.best.keeps_tensors and held_out == -math.inf:
             raise TrainingError(
                 "keep_cycle = -1 selects the best cycle, but no site has "
                 "held-out data: give the number of a cycle, or 0 for the last"

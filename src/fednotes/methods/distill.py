@@ -276,7 +276,7 @@ class Server(RoundServer):
     ) -> None:
         first = dict(shared) if shared is not None else initial(config)
         # If no model can be scored, the last one is kept.
-        best = Best(wanted=config.select == "best", later="always")
+        best = Best(keeps_tensors=config.select == "best", later="always")
         super().__init__(config, first, best, resumed)
 
     def step(self, total: Total) -> None:

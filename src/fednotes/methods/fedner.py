@@ -221,7 +221,8 @@ class Server(RoundServer):
         self._largest_sum = 0  # largest number of sites in a sum so far
         self.examples = 0
         self.batch = 0
-        best = Best(wanted=False, later="at zero")  # a new tagger predicts no mention
+        # A new tagger predicts no mention, so that its score is 0.
+        best = Best(keeps_tensors=False, later="at zero")
         super().__init__(config, shared, best, resumed)
 
     @property
@@ -325,7 +326,7 @@ class Site(MentionSite):
         self.share = config.batch_size
         self._all_examples = 0
         self.steps = 0
-        self.best = Best(wanted=config.select == "best", later="at zero")
+        self.best = Best(keeps_tensors=config.select == "best", later="at zero")
         # F1 on validation data, if the last tagger is selected.
         self._last_score: float | None = None
 
@@ -498,7 +499,7 @@ class Site(MentionSite):
         if self.best.tensors:
             load_into(self.model.trainable(), self.best.tensors)
         self._personalise(self.config.personal_epochs)
-        if not self.best.wanted and self._has_valid_mentions:
+        if not self.best.keeps_tensors and self._has_valid_mentions:
             self._last_score = self.counts("valid").scores()["strict"]["f1"]
         return self.tested()
 
@@ -512,7 +513,7 @@ class Site(MentionSite):
         """Strict validation F1 of the kept tagger; None without validation mentions."""
         if not self._has_valid_mentions:
             return None
-        if not self.best.wanted:
+        if not self.best.keeps_tensors:
             return self._last_score
         return self.best.score if self.best.score >= 0 else None
 

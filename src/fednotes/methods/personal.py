@@ -371,7 +371,7 @@ class Site(finetune.Site):
             update = self.own.train(server.select_sent(), cycle=cycle)
             total = Total.of([update])
             server.step(total.mean(), total)
-            if server.is_evaluation_due and server.best.wanted:
+            if server.is_evaluation_due and server.best.keeps_tensors:
                 counts = Total.of([self.own.evaluate(server.shared, cycle=cycle)])
                 has_held_out = judged_mentions(counts.metrics)["held_out"] > -math.inf
                 if has_held_out:  # otherwise the last cycle is kept

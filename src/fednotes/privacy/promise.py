@@ -207,7 +207,7 @@ class Promise:
             self.noise, privacy.delta, privacy.rate, rounds, privacy.counts
         )
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the promise for a run's summary, as JSON values."""
         privacy = self.privacy
         return {

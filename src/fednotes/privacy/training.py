@@ -298,7 +298,8 @@ class Server(RoundServer):
         self._adam = Adam(initial, config.learning_rate)
         self._unit = promise.grids.shared / config.batch_size  # [abadi descent]
         self._counted = promise.counted
-        super().__init__(config, initial, Best(wanted=False, later="never"), resumed)
+        best = Best(keeps_tensors=False, later="never")
+        super().__init__(config, initial, best, resumed)
 
     def step(self, total: Total) -> None:
         """Update θ_s by Adam along (Σ clipped g_u + noise) / N."""

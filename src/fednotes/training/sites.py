@@ -43,7 +43,8 @@ class Best:
     """The best of a sequence of models; a larger score is better.
 
     Args:
-        wanted: Whether the best model is the result, so that its parameters are kept.
+        keeps_tensors: Whether the parameters of the best model are kept, because it is
+            the result.
         later: When the later of two models with equal scores wins; "at zero" means only
             while all scores are 0.
         lowest: A score below all possible scores.
@@ -51,17 +52,17 @@ class Best:
     Attributes:
         score: The best score so far.
         waited: Number of models scored since the best one.
-        tensors: The parameters of the best model; empty unless `wanted`.
+        tensors: The parameters of the best model; empty unless `keeps_tensors`.
     """
 
     def __init__(
         self,
         *,
-        wanted: bool,
+        keeps_tensors: bool,
         later: Literal["never", "at zero", "always"],
         lowest: float = -1.0,
     ) -> None:
-        self.wanted = wanted
+        self.keeps_tensors = keeps_tensors
         self.score = lowest
         self.waited = 0
         self.tensors: dict[str, Tensor] = {}
@@ -82,8 +83,8 @@ class Best:
 
         self.waited = 0
         self.score = score
-        self.tensors = snapshot(tensors) if self.wanted else {}
-        return self.wanted
+        self.tensors = snapshot(tensors) if self.keeps_tensors else {}
+        return self.keeps_tensors
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the tensors and facts to save."""

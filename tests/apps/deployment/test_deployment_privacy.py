@@ -15,7 +15,7 @@ from hospital_jobs import FEDNER, PRIVATE, SECURE, SHORT, corpus
 from hospitals import Hospitals, simulated
 
 from fednotes.apps.deployment.rules.guard import RULES
-from fednotes.apps.deployment.rules.ledger import ledger_of, show, verify
+from fednotes.apps.deployment.rules.ledger import Ledger, show, verify
 from fednotes.apps.deployment.site import NOISE_KEY_FILE
 
 NOISE = "secure_sum = 'required'\nfreeze_embeddings = false\nmax_epsilon = 8.0\n"
@@ -33,7 +33,7 @@ def test_every_frame_that_left_is_in_the_ledger(
     replies = hospitals.network.frames[1::2]
     hashes: list[str] = []
     for name in hospitals.names:
-        path = ledger_of(hospitals.setups[name].kit).path
+        path = Ledger.in_kit(hospitals.setups[name].kit).path
         assert verify(path).ok
         hashes += [line["sha256"] for line in show(path)]
     assert sorted(hashes) == sorted(

@@ -15,7 +15,7 @@ from places import files_of
 
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.rules.guard import open_approvals
-from fednotes.apps.deployment.rules.ledger import ledger_of, verify
+from fednotes.apps.deployment.rules.ledger import Ledger, verify
 from fednotes.apps.deployment.site_file import SITE_FILE
 from fednotes.engines.launch import hold_state
 
@@ -58,7 +58,7 @@ def kit(kit_after_a_run: Path, tmp_path: Path) -> Path:
 
 
 def test_forget_deletes_states_and_keeps_rules(kit: Path, tmp_path: Path) -> None:
-    before, lines = files_of(kit), ledger_of(kit).head().lines
+    before, lines = files_of(kit), Ledger.in_kit(kit).head().lines
     run_folders = [kit / "state" / "run1", kit / "results" / "run1", kit / JOB_ID]
     assert {"tagger.safetensors", "scores.json"} <= {
         p.name for p in files_of(run_folders[1])
@@ -83,7 +83,7 @@ def test_forget_deletes_states_and_keeps_rules(kit: Path, tmp_path: Path) -> Non
     assert files_of(kit) == stays
     assert Path("rules/ledger.jsonl") in stays
     assert lines > 0
-    assert verify(ledger_of(kit).path).ok
+    assert verify(Ledger.in_kit(kit).path).ok
     assert len(open_approvals(kit).decisions()) == 1
     assert list((tmp_path / "cache" / "features").iterdir()) == [
         tmp_path / "cache" / "features" / "mine.txt"

@@ -13,13 +13,13 @@ from ledgers import MESSAGE, write_ledger
 from typer.testing import CliRunner
 
 from fednotes.apps.deployment.commands.ledger import ledger
-from fednotes.apps.deployment.rules.ledger import Ledger, head_path, ledger_of
+from fednotes.apps.deployment.rules.ledger import Ledger, head_path
 from fednotes.core.errors import ConfigError, FednotesError
 
 
 @pytest.fixture
 def kit(tmp_path: Path) -> Path:
-    write_ledger(ledger_of(tmp_path).path, 3)
+    write_ledger(Ledger.in_kit(tmp_path).path, 3)
     return site_kit(tmp_path)
 
 
@@ -40,7 +40,11 @@ def test_a_pipe_or_a_device_in_a_ledgers_place_is_not_waited_for(
     command: str, which: str, kind: str, kit: Path
 ) -> None:
     """A kit that somebody else has had may hold anything in its files' places."""
-    path = ledger_of(kit).path if which == "ledger" else head_path(ledger_of(kit).path)
+    path = (
+        Ledger.in_kit(kit).path
+        if which == "ledger"
+        else head_path(Ledger.in_kit(kit).path)
+    )
     path.unlink()
     if kind == "fifo":
         os.mkfifo(path)
@@ -52,20 +56,20 @@ def test_a_pipe_or_a_device_in_a_ledgers_place_is_not_waited_for(
 
 def test_the_end_that_is_printed_can_be_passed_back(kit: Path) -> None:
     output = run_ledger("verify", str(kit))
-    end = f"3:{ledger_of(kit).head().hash}"
+    end = f"3:{Ledger.in_kit(kit).head().hash}"
     assert "3 lines, unbroken" in output
     assert output.splitlines()[-1] == (
         f"next: note {end} elsewhere; later: fednotes ledger verify {kit} --noted {end}"
     )
-    ledger_of(kit).append(MESSAGE)
+    Ledger.in_kit(kit).append(MESSAGE)
     later = run_ledger("verify", str(kit), "--noted", end)
     assert "the ledger contains the hash that was noted" in later
-    assert f"next: note 4:{ledger_of(kit).head().hash} elsewhere" in later
+    assert f"next: note 4:{Ledger.in_kit(kit).head().hash} elsewhere" in later
 
 
 def test_a_rewritten_history_is_detected(kit: Path) -> None:
     """Or taken away, with its head: without the noted end both look well."""
-    end, path = f"3:{ledger_of(kit).head().hash}", ledger_of(kit).path
+    end, path = f"3:{Ledger.in_kit(kit).head().hash}", Ledger.in_kit(kit).path
     for file in (path, head_path(path)):
         file.unlink()
     with pytest.raises(
@@ -83,7 +87,7 @@ def test_a_rewritten_history_is_detected(kit: Path) -> None:
 
 def test_the_last_lines_are_shown_and_all_of_them_as_json(kit: Path) -> None:
     """Read beside the file itself, line by line."""
-    site_ledger = ledger_of(kit)
+    site_ledger = Ledger.in_kit(kit)
     site_ledger.append(
         replace(MESSAGE, run="run-2", round=7, refusal=True, bytes=12_345)
     )
@@ -91,7 +95,7 @@ def test_the_last_lines_are_shown_and_all_of_them_as_json(kit: Path) -> None:
     raw = run_ledger("show", str(kit), "--tail", "0", "--json")
     assert json.loads(raw) == lines
     verified = json.loads(run_ledger("verify", str(kit), "--json"))
-    end = ledger_of(kit).head().hash
+    end = Ledger.in_kit(kit).head().hash
     assert verified == {"lines": 4, "hash": end, "notes": []}
     output = run_ledger("show", str(kit), "--tail", "2")
     assert output.index("run run-1") < output.index("run run-2")

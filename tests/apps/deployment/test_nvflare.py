@@ -59,7 +59,7 @@ from fednotes.apps.deployment.nvflare import site as nvflare_site
 from fednotes.apps.deployment.nvflare.authority import ProjectConfig, provision
 from fednotes.apps.deployment.nvflare.certificates import check_kit
 from fednotes.apps.deployment.rules.guard import NoRoom
-from fednotes.apps.deployment.rules.ledger import ledger_of, show
+from fednotes.apps.deployment.rules.ledger import Ledger, show
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_job
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
 from fednotes.engines import launch
@@ -508,7 +508,7 @@ def test_a_refusal_of_the_executor_is_in_the_ledger(
         assert reason is not None
         assert reason.startswith("refused by min_sites of this site's policy")
         assert "7" not in reason
-        lines = list(show(ledger_of(tmp_path).path))
+        lines = list(show(Ledger.in_kit(tmp_path).path))
         assert len(lines) == number
         entry = (
             lines[-1]["run"],
@@ -527,7 +527,7 @@ def test_what_the_ledger_does_not_take_does_not_leave(
 ) -> None:
     executor = refused(monkeypatch, ConfigError(f"{tmp_path}/site.toml: no such file"))
     assert request_setup(executor, tmp_path) == "site.toml: no such file"
-    ledger = ledger_of(tmp_path).path
+    ledger = Ledger.in_kit(tmp_path).path
     good = ledger.read_bytes()
     ledger.write_bytes(good[:-9])
     assert request_setup(executor, tmp_path) is None
@@ -546,7 +546,7 @@ def test_a_server_that_asks_again_fills_no_ledger(tmp_path: Path) -> None:
         reply_reason: str | None = reply.get_header(flare.REASON)
         return reply_reason
 
-    ledger = ledger_of(tmp_path)
+    ledger = Ledger.in_kit(tmp_path)
     assert {answer("closed today") for _ in range(50)} == {"closed today"}
     assert ledger.head().lines == nvflare_site.SAME_REASON_LINES
     good = ledger.path.read_bytes()
@@ -573,7 +573,7 @@ def test_a_site_without_room_for_a_refusal_says_nothing(
     reply = executor.execute(flare.TASK, Shareable({flare.FRAME: b"x"}), None, None)
     assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert reply.get_header(flare.REASON) is None
-    assert not ledger_of(tmp_path).path.exists()
+    assert not Ledger.in_kit(tmp_path).path.exists()
     assert "this site allows at most 7 bytes" in caplog.text
 
 

@@ -348,13 +348,13 @@ def test_the_page_of_a_ledger_shows_whether_it_is_intact(
     from ledgers import MESSAGE, lines_of, write_ledger
 
     from fednotes.apps.deployment.nvflare.kit import KIT_FILE
-    from fednotes.apps.deployment.rules.ledger import ledger_of
+    from fednotes.apps.deployment.rules.ledger import Ledger
 
     kit = tmp_path / "north"
     kit.mkdir()
     (kit / KIT_FILE).write_text("{}")
-    ledger_of(kit).path.parent.mkdir()
-    ledger = write_ledger(ledger_of(kit).path, 119)
+    Ledger.in_kit(kit).path.parent.mkdir()
+    ledger = write_ledger(Ledger.in_kit(kit).path, 119)
     ledger.append(replace(MESSAGE, round=119, update="ab" * 32))
     browser = browse(load_content([kit]))
     text = browser.get("/ledger").text
@@ -363,11 +363,13 @@ def test_the_page_of_a_ledger_shows_whether_it_is_intact(
     assert "The newest 100 messages" in text
     (newest,) = (row for row in Tree(text).rows if row[0] == "120")
     assert newest[4] == "0"  # tensors
-    lines = lines_of(ledger_of(kit).path)
-    ledger_of(kit).path.write_bytes(b"".join([*lines[:5], *lines[6:]]))
+    lines = lines_of(Ledger.in_kit(kit).path)
+    Ledger.in_kit(kit).path.write_bytes(b"".join([*lines[:5], *lines[6:]]))
     assert 'role="alert"' in browser.get("/ledger").text
     without_task = lines[3].replace(b'"task":', b'"tusk":')
-    ledger_of(kit).path.write_bytes(b"".join([*lines[:3], without_task, *lines[4:]]))
+    Ledger.in_kit(kit).path.write_bytes(
+        b"".join([*lines[:3], without_task, *lines[4:]])
+    )
     text = browser.get("/ledger").text
     assert 'role="alert"' in text
     assert "The newest 3 messages" in text

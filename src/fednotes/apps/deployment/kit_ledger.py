@@ -11,9 +11,9 @@ from typing import Any
 
 from fednotes.apps.deployment.nvflare.kit import KIT_FILE
 from fednotes.apps.deployment.rules.ledger import (
+    Ledger,
     LedgerReport,
     head_path,
-    ledger_of,
     show,
     verify,
 )
@@ -34,7 +34,7 @@ def read_ledger(kit: Path) -> tuple[LedgerReport, list[dict[str, Any]]]:
     Raises:
         DataError: The ledger cannot be read, or a line is invalid.
     """
-    path = ledger_of(kit).path
+    path = Ledger.in_kit(kit).path
     if not path.exists() and not head_path(path).exists():
         return LedgerReport(path, 0, faults=(), notes=(), head=None), []
     report = verify(path)

@@ -286,7 +286,7 @@ def _make_result(
     privacy = {}
     if promise is not None:
         notes.append(str(promise))
-        privacy["federated"] = promise.told()
+        privacy["federated"] = promise.to_dict()
     return RunResult(
         version=VERSION,
         title=job.title,

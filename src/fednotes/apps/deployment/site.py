@@ -571,7 +571,7 @@ class AgreedSite:
         if promise:
             logger.info("%s", promise)
             write_json(
-                self._results / PROMISED, {"promise": str(promise), **promise.told()}
+                self._results / PROMISED, {"promise": str(promise), **promise.to_dict()}
             )
         self._write_card()
         return update

@@ -27,7 +27,7 @@ from fednotes.apps.deployment.nvflare.processes import (
     is_connected,
     read_contact,
 )
-from fednotes.apps.deployment.rules.ledger import ledger_of, parsed
+from fednotes.apps.deployment.rules.ledger import Ledger, parse_line
 from fednotes.apps.deployment.site import RESULTS
 from fednotes.apps.deployment.site_file import SITE_FILE, read_kit_site_file
 from fednotes.apps.deployment.waiting import waiting_text
@@ -201,8 +201,8 @@ def describe_served_runs(kit: Path, process: Status) -> list[str]:
 
 def _read_newest_message(kit: Path) -> dict[str, Any] | None:
     """Return the newest readable line of a site's ledger; None if there is none."""
-    for line in reversed(_read_tail(ledger_of(kit).path)):
-        message = parsed(line.encode() + b"\n")
+    for line in reversed(_read_tail(Ledger.in_kit(kit).path)):
+        message = parse_line(line.encode() + b"\n")
         if message:
             return message
     return None

@@ -179,9 +179,10 @@ def diagnose_job(job: Job) -> Diagnosis:
     sites, config, _ = prepare(job)
     facts = count_data(job, sites.data)
     promise = job.module.make_promise(config)
+    promised = promise.to_dict() if promise is not None else {}
     causes = [
         *find_rate_causes(job),
-        *find_noise_causes(job, facts, promise.told() if promise is not None else {}),
+        *find_noise_causes(job, facts, promised),
         *job.kind.find_data_causes(job, facts),
         *find_step_causes(job, facts, config),
     ]

@@ -211,7 +211,7 @@ def find_noise_causes(
     Args:
         job: The job.
         facts: Counts of each site's data; empty if they are unknown.
-        promise: The promise of the federated training, as `Promise.told` returns it.
+        promise: The promise of the federated training, as `Promise.to_dict` returns it.
     """
     privacy = job.privacy
     units = {
@@ -231,7 +231,7 @@ def _find_weak_signal(
     Args:
         privacy: The settings of differential privacy.
         units: Each site's number of protected units.
-        promise: The promise of the federated training, as `Promise.told` returns it.
+        promise: The promise of the federated training, as `Promise.to_dict` returns it.
     """
     num_units = sum(units.values())
     drawn = privacy.rate * num_units  # expected number in a round

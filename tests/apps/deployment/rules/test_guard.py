@@ -21,11 +21,11 @@ from fednotes.apps.deployment.rules.guard import NoRoom, Withheld, open_approval
 from fednotes.apps.deployment.rules.ledger import (
     FIRST,
     Head,
+    Ledger,
     describe,
     encode_head,
-    hash_of_update,
+    hash_update,
     head_path,
-    ledger_of,
     verify,
 )
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
@@ -198,7 +198,7 @@ def test_a_stored_reply_is_judged_by_the_rules_of_now(tmp_path: Path) -> None:
             assert f"refused by {next(iter(change))}" in site.ask("train", 1).refusal
         site.policy = replace(OPEN, min_patients=60, min_tokens=5_000, min_steps=9)
         assert encode(site.ask("train", 1)) == encode(first)
-    for file in (ledger_of(tmp_path).path, head_path(ledger_of(tmp_path).path)):
+    for file in (Ledger.in_kit(tmp_path).path, head_path(Ledger.in_kit(tmp_path).path)):
         file.unlink()
     assert "ledger has no record of the requested reply" in site.ask("train", 1).refusal
 
@@ -226,7 +226,7 @@ def test_under_the_secure_sum_the_ledger_has_what_is_behind_the_masks(
     assert Network(tmp_path, sites).sum(4, metrics=()).sites == 4
     for n, name in enumerate(SITES):
         lines = sites[name].ledger
-        assert verify(ledger_of(sites[name].kit).path).ok
+        assert verify(Ledger.in_kit(sites[name].kit).path).ok
         by_words = [
             line for line in lines if "words" in [t["name"] for t in line["tensors"]]
         ]
@@ -393,7 +393,7 @@ def test_lines_of_a_run_count_after_a_restart_too(tmp_path: Path) -> None:
     site = Guarded(tmp_path, BOUNDED, updates(9))
     assert site.ask("train", 1).update is not None
     used = site.guard._stored_bytes()
-    assert used > ledger_of(tmp_path).path.stat().st_size
+    assert used > Ledger.in_kit(tmp_path).path.stat().st_size
     site.restart()
     assert site.guard._stored_bytes() == used
 
@@ -537,9 +537,9 @@ def test_each_number_of_an_update_is_in_its_hash() -> None:
     tensors = hashlib.sha256(f"w float32 [2] {tensor}\n".encode()).hexdigest()
     text = f'["{tensors}", "{(3.0).hex()}", [["a", "{(1.0).hex()}"], ["b", "{(0.5).hex()}"]]]'
     expected = hashlib.sha256(text.encode()).hexdigest()
-    assert hash_of_update(update, describe(update.tensors)) == expected
-    assert hash_of_update(Update(), ()) == ""
-    assert hash_of_update(Update(weight=2.0), ()) != ""
+    assert hash_update(update, describe(update.tensors)) == expected
+    assert hash_update(Update(), ()) == ""
+    assert hash_update(Update(weight=2.0), ()) != ""
 
 
 def test_a_task_without_training_may_be_asked_after_the_rounds(tmp_path: Path) -> None:
@@ -616,7 +616,7 @@ def write_as_earlier_version(site: Guarded, updates: dict[str, str]) -> None:
         site: The site.
         updates: Hash of a line's first tensor to what the earlier version recorded.
     """
-    path = ledger_of(site.kit).path
+    path = Ledger.in_kit(site.kit).path
     before = FIRST
     lines = []
     for line in site.ledger:
@@ -707,7 +707,7 @@ def test_every_message_is_noted_as_what_it_is(tmp_path: Path) -> None:
 def test_a_reply_that_the_ledger_cannot_record_does_not_leave(tmp_path: Path) -> None:
     """Not even a refusal; and no journal hands it out later."""
     site = Guarded(tmp_path, OPEN, updates(1))
-    ledger = ledger_of(tmp_path).path
+    ledger = Ledger.in_kit(tmp_path).path
     site.ask(BEGIN, 1)
     before = ledger.read_bytes()
     ledger.write_bytes(before[:-9] + b"00000" + before[-4:])
@@ -798,7 +798,7 @@ def test_an_approval_notes_where_the_ledger_ends(tmp_path: Path, clock: Clock) -
     site.approve()
     assert (
         open_approvals(tmp_path).approved_after(TABLE)
-        == ledger_of(tmp_path).head().hash
+        == Ledger.in_kit(tmp_path).head().hash
     )
     assert open_approvals(tmp_path).approved_after({"name": "another"}) == ""
 
@@ -810,7 +810,7 @@ def test_all_lines_count_if_the_approval_belongs_to_another_ledger(
     site = Guarded(tmp_path, ROUNDS, updates(60))
     served(site, "train", 1, 2)
     site.approve()
-    for path in (ledger_of(tmp_path).path, head_path(ledger_of(tmp_path).path)):
+    for path in (Ledger.in_kit(tmp_path).path, head_path(Ledger.in_kit(tmp_path).path)):
         path.rename(path.with_suffix(".evidence"))
     site.restart()
     assert served(site, "train", 3, 9) == 3

@@ -30,14 +30,14 @@ from fednotes.apps.deployment.rules.ledger import (
     Ledger,
     Past,
     RunLines,
+    clean_name,
     decode_head,
     describe,
     encode_head,
-    hash_of,
+    hash_tensors,
     head_path,
     judge,
     parse_end,
-    plain,
     show,
     verify,
 )
@@ -140,9 +140,9 @@ def test_noise_has_no_norm() -> None:
 def test_one_hash_for_several_tensors() -> None:
     """It changes with a value, a name, a shape and a type, and with nothing else."""
     tensors = {"a": torch.ones(4), "b": torch.zeros(2)}
-    same = hash_of(describe(tensors))
-    assert same == hash_of(describe(tensors, norms=False))
-    assert hash_of(()) == ""
+    same = hash_tensors(describe(tensors))
+    assert same == hash_tensors(describe(tensors, norms=False))
+    assert hash_tensors(()) == ""
     others = (
         {**tensors, "b": torch.tensor([0.0, -0.0])},
         {"a": torch.ones(4), "c": torch.zeros(2)},
@@ -150,14 +150,14 @@ def test_one_hash_for_several_tensors() -> None:
         {**tensors, "b": torch.zeros(2, dtype=torch.int32)},
         {"a": torch.ones(4)},
     )
-    assert len({same, *(hash_of(describe(changed)) for changed in others)}) == 6
+    assert len({same, *(hash_tensors(describe(changed)) for changed in others)}) == 6
 
 
 def test_a_name_that_could_be_text_is_a_dash() -> None:
     for name in ("train", "@keys", "a/b.c", "x" * 256):
-        assert plain(name) == name
+        assert clean_name(name) == name
     for name in ("give it now", "", "Müller", "x" * 257, "a\n"):
-        assert plain(name) == "-"
+        assert clean_name(name) == "-"
 
 
 @pytest.mark.parametrize("field", ["run", "task", "receiver", "job", "tensor", "dtype"])

@@ -27,10 +27,10 @@ ledger = typer.Typer(
 def _find_ledger(kit: Path) -> Path:
     """Return the ledger's file; raise ConfigError for a folder that is not a kit."""
     from fednotes.apps.deployment.nvflare.kit import read_kit
-    from fednotes.apps.deployment.rules.ledger import ledger_of
+    from fednotes.apps.deployment.rules.ledger import Ledger
 
     read_kit(kit)
-    return ledger_of(kit).path
+    return Ledger.in_kit(kit).path
 
 
 @ledger.command("verify")

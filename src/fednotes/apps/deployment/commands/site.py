@@ -222,7 +222,7 @@ def _describe_site(kit: Path) -> dict[str, Any]:
         open_approvals,
         read_pending_job,
     )
-    from fednotes.apps.deployment.rules.ledger import ledger_of
+    from fednotes.apps.deployment.rules.ledger import Ledger
     from fednotes.apps.deployment.status import (
         describe_connection,
         describe_served_runs,
@@ -248,7 +248,7 @@ def _describe_site(kit: Path) -> dict[str, Any]:
     return described | {
         "is_connected": connection.is_up,
         "connection": connection.text,
-        "messages": ledger_of(kit).head().lines,
+        "messages": Ledger.in_kit(kit).head().lines,
         "runs": describe_served_runs(kit, process),
         "decisions": [
             {
@@ -282,7 +282,7 @@ def _read_scores(kit: Path) -> dict[str, Any]:
 def _say_status(kit: Path) -> None:
     """Print a site's state, runs, waiting approvals and scores, and what to do next."""
     from fednotes.apps.deployment.rules.guard import read_pending_job
-    from fednotes.apps.deployment.rules.ledger import ledger_of
+    from fednotes.apps.deployment.rules.ledger import Ledger
     from fednotes.apps.deployment.status import (
         describe_connection,
         describe_served_runs,
@@ -294,7 +294,7 @@ def _say_status(kit: Path) -> None:
     if process.is_running:
         say(connection.text)
     _say_decisions(kit)
-    say(f"messages that left: {ledger_of(kit).head().lines:,}")
+    say(f"messages that left: {Ledger.in_kit(kit).head().lines:,}")
     say(*describe_served_runs(kit, process))
     _say_scores(kit)
     problem = find_last_problem(process.log)
@@ -380,15 +380,15 @@ def site_forget(
     Journals, states, the model, its scores and the cache of its notes are deleted. The
     ledger and the decisions stay.
     """
-    from fednotes.apps.deployment.rules.ledger import ledger_of
+    from fednotes.apps.deployment.rules.ledger import Ledger
     from fednotes.apps.deployment.status import forget_run
 
     require_role(kit, "site")
     freed = forget_run(kit, run)
     say(*(f"deleted: {folder}, {size:,} bytes" for folder, size in freed.items()))
     say(
-        f"{sum(freed.values()):,} bytes in all; {ledger_of(kit).path} still says what "
-        "left"
+        f"{sum(freed.values()):,} bytes in all; {Ledger.in_kit(kit).path} still "
+        "says what left"
     )
     say("if the server asks for this run again, the site starts it from the beginning")
     say(f"next: fednotes site status {kit}")

@@ -32,7 +32,7 @@ from fednotes.apps.deployment.nvflare.gate import (
 from fednotes.apps.deployment.nvflare.server import FRAME, REASON, TASK
 from fednotes.apps.deployment.nvflare.trust import ROOTS_FILE
 from fednotes.apps.deployment.rules.guard import NoRoom
-from fednotes.apps.deployment.rules.ledger import Entry, ledger_of, plain
+from fednotes.apps.deployment.rules.ledger import Entry, Ledger, clean_name
 from fednotes.core.errors import FednotesError
 from fednotes.engines import launch
 from fednotes.engines.host import explained, whole_line, without_folders
@@ -149,7 +149,7 @@ class FednotesExecutor(Executor):
             return {}
         entry = Entry(
             time=datetime.now(UTC),
-            run=plain(self._run),
+            run=clean_name(self._run),
             round=0,
             task="-",
             receiver="server",
@@ -159,7 +159,7 @@ class FednotesExecutor(Executor):
             refusal=True,
         )
         try:
-            ledger = ledger_of(self._kit)
+            ledger = Ledger.in_kit(self._kit)
             needs_no_line = is_full or self._reasons[digest] >= SAME_REASON_LINES
             if needs_no_line:
                 ledger.head()  # raises for an edited ledger, whose content is unknown

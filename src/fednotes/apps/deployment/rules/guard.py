@@ -37,20 +37,20 @@ from fednotes.apps.deployment.rules.ledger import (
     LEDGER,
     AnsweredQuestion,
     Entry,
+    Ledger,
     Past,
     RunLines,
     SpentBudget,
     SpentLines,
     TensorFacts,
+    clean_name,
     describe,
-    hash_of,
-    hash_of_update,
-    ledger_of,
-    parsed,
-    plain,
-    stamp,
-    tensors_of,
-    update_of,
+    format_time,
+    hash_tensors,
+    hash_update,
+    parse_line,
+    read_answer,
+    read_tensors,
 )
 from fednotes.apps.deployment.rules.policy import (
     Policy,
@@ -279,7 +279,7 @@ def settle_job(
     """
     approvals = open_approvals(kit, quorum)
     decision: Decision = "approved" if approve else "rejected"
-    ledger_end = ledger_of(kit).head().hash if approve else ""
+    ledger_end = Ledger.in_kit(kit).head().hash if approve else ""
     fingerprint = approvals.decide(
         decision, table, by=by, when=now(), signer=signer, ledger=ledger_end
     )
@@ -581,7 +581,7 @@ def _has_noisy_answers(ledger: Path) -> bool:
     """Return whether the ledger records answers with noise."""
     with suppress(FileNotFoundError), open(ledger, "rb", opener=open_regular) as file:
         for raw in file:
-            line = parsed(raw) or {}
+            line = parse_line(raw) or {}
             is_answer = line.get("refusal") is False
             if is_answer and str(line.get("task")).startswith(NOISY):
                 return True
@@ -638,7 +638,7 @@ class SiteGuard:
         self._threshold = threshold
         self._sites = frozenset(table.get("sites", ()))
         self._job = table_fingerprint(table)
-        self._ledger = ledger_of(kit)
+        self._ledger = Ledger.in_kit(kit)
         self._budget = Budget(kit / RULES / "privacy.json", self._job, promise)
         self._folders = tuple(folders)
         self._past = Past(self._ledger.path, self._job)
@@ -858,9 +858,9 @@ class SiteGuard:
         self._append_to_ledger(
             Entry(
                 time=now(),
-                run=plain(self._run),
+                run=clean_name(self._run),
                 round=recorded.round,
-                task=plain(recorded.task),
+                task=clean_name(recorded.task),
                 receiver=SERVER,
                 tensors=recorded.tensors + attached,
                 bytes=len(reply),
@@ -868,7 +868,7 @@ class SiteGuard:
                 masked=WORDS in message.attached.tensors,
                 job=self._job,
                 refusal=message.update is None,
-                reason=plain(reason) if reason else "",
+                reason=clean_name(reason) if reason else "",
                 question=answered.question,
                 update=answered.update,
                 model=answered.model,
@@ -928,7 +928,7 @@ class SiteGuard:
         self._read_spent_lines()
         with self._withheld():
             return self._budget.spend(
-                hash_of(facts.tensors),
+                hash_tensors(facts.tensors),
                 policy,
                 task=facts.task,
                 ledger_answers=self._spent.answers.get(facts.task, ()),
@@ -940,7 +940,7 @@ class SiteGuard:
     ) -> _UpdateFacts:
         """Return the facts of an update that was just computed, and remember them."""
         tensors = describe(update.tensors)
-        digest = hash_of_update(update, tensors)
+        digest = hash_update(update, tensors)
         answered = None
         if digest:
             model = self.subject(request.task)
@@ -997,9 +997,9 @@ class SiteGuard:
             request.number,
             request.task,
             round=request.round,
-            tensors=tensors_of(line),
+            tensors=read_tensors(line),
             covered={key: line[key] for key in COVERED if line[key] is not None},
-            answered=update_of(line) if line["update"] else None,
+            answered=read_answer(line) if line["update"] else None,
         )
 
     def _count_updates(
@@ -1065,9 +1065,9 @@ class SiteGuard:
     def _require_clock(self, time: datetime, policy: Policy) -> None:
         """Raise Withheld if the clock was set back, which makes `hours` meaningless."""
         self._read_past(policy)
-        if self._past.newest and stamp(time + MAX_CLOCK_LAG) < self._past.newest:
+        if self._past.newest and format_time(time + MAX_CLOCK_LAG) < self._past.newest:
             raise Withheld(
-                f"the clock of this machine says {stamp(time)}, but its ledger's "
+                f"the clock of this machine says {format_time(time)}, but its ledger's "
                 f"newest line is of {self._past.newest}: set the clock; if the ledger "
                 "is wrong, approve the job again",
                 f"the clock of site {self._site!r} was set back",

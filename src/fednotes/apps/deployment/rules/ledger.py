@@ -222,7 +222,7 @@ def describe(tensors: Tensors, *, norms: bool = True) -> tuple[TensorFacts, ...]
     return tuple(facts)
 
 
-def hash_of(tensors: Iterable[TensorFacts]) -> str:
+def hash_tensors(tensors: Iterable[TensorFacts]) -> str:
     """Return one hash for several tensors; "" for none."""
     lines = [
         f"{facts.name} {facts.dtype} {list(facts.shape)} {facts.sha256}\n"
@@ -233,7 +233,7 @@ def hash_of(tensors: Iterable[TensorFacts]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def hash_of_update(update: Update, tensors: Iterable[TensorFacts]) -> str:
+def hash_update(update: Update, tensors: Iterable[TensorFacts]) -> str:
     """Return one hash for all numbers of an update; "" for an empty one.
 
     Args:
@@ -245,24 +245,19 @@ def hash_of_update(update: Update, tensors: Iterable[TensorFacts]) -> str:
     counts = [
         [name, float(number).hex()] for name, number in sorted(update.metrics.items())
     ]
-    text = json.dumps([hash_of(tensors), float(update.weight).hex(), counts])
+    text = json.dumps([hash_tensors(tensors), float(update.weight).hex(), counts])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def plain(name: str) -> str:
+def clean_name(name: str) -> str:
     """Return a name as the ledger accepts it; "-" for a name that could be text."""
     return name if _NAME.fullmatch(name) else "-"
 
 
-def stamp(time: datetime) -> str:
+def format_time(time: datetime) -> str:
     """Return a time as in a line; texts sort like their times."""
     text = time.astimezone(UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
-
-
-def ledger_of(kit: Path) -> Ledger:
-    """Return the ledger of a site's kit."""
-    return Ledger(kit / "rules" / LEDGER)
 
 
 class Ledger:
@@ -278,6 +273,11 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @classmethod
+    def in_kit(cls, kit: Path) -> Ledger:
+        """Return the ledger of a site's kit."""
+        return cls(kit / "rules" / LEDGER)
+
     def append(self, entry: Entry) -> Head:
         """Write one line, which is on disk when this returns.
 
@@ -290,7 +290,7 @@ class Ledger:
                 message must not leave.
             FednotesError: Writing to disk failed. The message must not leave.
         """
-        facts = _checked(entry)
+        facts = _encode_entry(entry)
         disk_errors = os_errors_as(
             FednotesError, self.path, ending="; the message did not leave"
         )
@@ -369,7 +369,7 @@ class Ledger:
         is_complete_line = remainder.endswith(b"\n")
         if not is_complete_line:
             return _End(replace(head, next=""), {"mended": "cut"})
-        if own_hash(remainder) != head.next:
+        if compute_hash(remainder) != head.next:
             raise self._edited_error()
         new_head = Head(head.lines + 1, head.bytes + len(remainder), hash=head.next)
         return _End(new_head, {"mended": "whole"})
@@ -427,7 +427,7 @@ def show(
     """
     with _readable(path), open(path, "rb", opener=open_regular) as file:
         for number, raw in enumerate(file, start=1):
-            line = parsed(raw) or {}
+            line = parse_line(raw) or {}
             try:
                 _ShownLine.model_validate(line)
             except ValidationError:
@@ -452,7 +452,7 @@ def _readable(path: Path) -> Iterator[None]:
             ) from error
 
 
-def parsed(raw: bytes) -> dict[str, Any] | None:
+def parse_line(raw: bytes) -> dict[str, Any] | None:
     """Return a line as a table; None if it is not a line of a ledger."""
     try:
         table = parse_json(raw) if _LINE.fullmatch(raw) else None
@@ -461,7 +461,7 @@ def parsed(raw: bytes) -> dict[str, Any] | None:
     return table if isinstance(table, dict) else None
 
 
-def own_hash(raw: bytes) -> str:
+def compute_hash(raw: bytes) -> str:
     """Return the hash that a line must carry; "" if it is not a line.
 
     It is the hash of everything before it.
@@ -470,7 +470,7 @@ def own_hash(raw: bytes) -> str:
     return hashlib.sha256(match[1]).hexdigest() if match else ""
 
 
-def written_hash(raw: bytes) -> str:
+def read_hash(raw: bytes) -> str:
     """Return the hash that a complete line carries."""
     return raw[-67:-3].decode("ascii", "replace")
 
@@ -532,7 +532,7 @@ class Past:
 
     Attributes:
         newest: The latest timestamp of the lines that count; "" for none.
-        updates: Task to the distinct updates that left (`update_of`).
+        updates: Task to the distinct updates that left (`read_answer`).
         refused: Task to the questions that were refused after the task had read notes.
         models: Task to the distinct models that the updates are about.
         answers: Hash of each of the newest messages to its line.
@@ -573,12 +573,12 @@ class Past:
 
     def _read_line(self, raw: bytes) -> None:
         """Add a line of this job; start counting after the line `since`."""
-        line = parsed(raw) if self._mark in raw else None
+        line = parse_line(raw) if self._mark in raw else None
         if line is not None:
             # Keys may be missing in a line that was edited by hand.
             with suppress(KeyError, TypeError, AttributeError):
                 self._add(line)
-        if written_hash(raw) == self._since:
+        if read_hash(raw) == self._since:
             self._forget_updates()
 
     def _forget_updates(self) -> None:
@@ -599,7 +599,7 @@ class Past:
                 self.refused.setdefault(task, set()).add(line["question"])
             return
         if line["update"]:
-            answered = update_of(line)
+            answered = read_answer(line)
             self.updates.setdefault(task, set()).add(answered)
             if answered.model:
                 self.models.setdefault(task, set()).add(answered.model)
@@ -618,7 +618,8 @@ class SpentLines:
     Attributes:
         jobs: Job to the highest spending that a line records for it. Lines of earlier
             versions record none.
-        answers: For one job: task to the hashes of the tensors that left (`hash_of`).
+        answers: For one job: task to the hashes of the tensors that left
+            (`hash_tensors`).
 
     Args:
         path: The ledger.
@@ -641,7 +642,7 @@ class SpentLines:
         if self._lines.is_of_new_ledger():
             self._lines.restart()
         for raw in self._lines.read():
-            line = parsed(raw) if any(mark in raw for mark in self._marks) else None
+            line = parse_line(raw) if any(mark in raw for mark in self._marks) else None
             if line is not None:
                 # Keys may be missing in a line that was edited by hand.
                 with suppress(KeyError, TypeError, AttributeError, ValueError):
@@ -658,7 +659,7 @@ class SpentLines:
             )
         is_answer = job == self._job and not line["refusal"] and line["update"]
         if is_answer and not line["task"].startswith("@"):
-            tensors = hash_of(tensors_of(line))
+            tensors = hash_tensors(read_tensors(line))
             if tensors:
                 self.answers.setdefault(line["task"], set()).add(tensors)
 
@@ -673,7 +674,7 @@ class RunLines:
 
     def __init__(self, path: Path, run: str) -> None:
         self._lines = _NewLines(path)
-        self._mark = f'"run":"{plain(run)}"'.encode("ascii")
+        self._mark = f'"run":"{clean_name(run)}"'.encode("ascii")
         self._size = 0
 
     def size(self) -> int:
@@ -701,7 +702,7 @@ def _lines_after(path: Path, offset: int) -> Iterator[bytes]:
             yield raw
 
 
-def tensors_of(line: Mapping[str, Any]) -> tuple[TensorFacts, ...]:
+def read_tensors(line: Mapping[str, Any]) -> tuple[TensorFacts, ...]:
     """Return the facts of the tensors behind a line's update, in the method's order.
 
     A masked message has an additional last tensor with the masked words.
@@ -713,7 +714,7 @@ def tensors_of(line: Mapping[str, Any]) -> tuple[TensorFacts, ...]:
     return tensors[:-1] if line["masked"] else tensors
 
 
-def update_of(line: Mapping[str, Any]) -> AnsweredQuestion:
+def read_answer(line: Mapping[str, Any]) -> AnsweredQuestion:
     """Return the pair that `max_rounds` counts for a line with an update.
 
     Earlier versions recorded no question. For an update about a model, they recorded
@@ -722,13 +723,13 @@ def update_of(line: Mapping[str, Any]) -> AnsweredQuestion:
     update = line["update"]
     if "question" in line:
         return AnsweredQuestion(line["question"], update, line["model"])
-    tensors = tensors_of(line)
-    if not tensors or update == hash_of(tensors):
+    tensors = read_tensors(line)
+    if not tensors or update == hash_tensors(tensors):
         return AnsweredQuestion("", update)
     return AnsweredQuestion("", tensors[0].sha256, model=update)
 
 
-def _checked(entry: Entry) -> dict[str, Any]:
+def _encode_entry(entry: Entry) -> dict[str, Any]:
     """Return an entry as JSON values.
 
     Raises:
@@ -749,7 +750,7 @@ def _checked(entry: Entry) -> dict[str, Any]:
     table = asdict(replace(entry, tensors=())) | {"tensors": tensors}
     if entry.spent is None:
         del table["spent"]
-    return table | {"time": stamp(entry.time)}
+    return table | {"time": format_time(entry.time)}
 
 
 def _write(file: IO[bytes], place: int, raw: bytes, *, wait: bool = True) -> None:
@@ -973,9 +974,9 @@ class _Reading:
             return
         self.lines += 1
         self.size += len(raw)
-        digest = own_hash(raw)
-        hash_in_line = written_hash(raw)
-        table = parsed(raw)
+        digest = compute_hash(raw)
+        hash_in_line = read_hash(raw)
+        table = parse_line(raw)
         number = table.get("seq") if table else None
         # `Ledger.append` numbers every line, so one without a number was altered too.
         if table is None or digest != hash_in_line or type(number) is not int:
