@@ -276,8 +276,49 @@ def test_a_waiting_run_says_what_it_waits_for(tmp_path: Path) -> None:
         "status": "waits",
         "lines": 0,
         "problem": "behind run first",
+        "absent": {},
+        "is_stuck": False,
     }
     assert outcome(tmp_path) == expected
+
+
+def test_the_time_for_which_a_run_waits_for_a_site_survives_a_restart(
+    tmp_path: Path,
+) -> None:
+    """Another site that leaves meanwhile has a time of its own."""
+    looks = Looks(tmp_path, server := Server("SUBMITTED"))
+    looks.watch.clock = looks.clock
+    server.connected = ("h1",)
+    looks.look()
+    assert outcome(tmp_path)["absent"] == {"h2": 0.0}
+    looks.watch = Watch(tmp_path, looks.clock, looks.clock)
+    server.connected = ()
+    looks.look()
+    assert outcome(tmp_path)["absent"] == {"h1": 10.0, "h2": 0.0}
+
+
+@pytest.mark.parametrize("status", ["SUBMITTED", "RUNNING"])
+def test_a_site_that_never_connected_is_logged_with_the_likely_one(
+    status: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, and again when other sites connect."""
+    looks = Looks(tmp_path, server := Server(status))
+    server.connected = ("h1",)
+    looks.look(3)
+    server.connected = ("h1", "h20")
+    looks.look(3)
+    assert [record.getMessage() for record in caplog.records] == [
+        "r: no site 'h2' has ever connected: start the site, or abort the run and "
+        "correct the name in the job",
+        "r: no site 'h2' has ever connected (connected, but not in this job: h20; did "
+        "you mean 'h20'?): start the site, or abort the run and correct the name in the "
+        "job",
+    ]
+    server.connected = ("h1", "h2")
+    looks.look(1)
+    server.connected = ("h1",)
+    looks.look(3)
+    assert len(caplog.records) == 2  # it is away, and known
 
 
 def test_a_server_that_begins_no_job_is_found_out(
@@ -289,6 +330,7 @@ def test_a_server_that_begins_no_job_is_found_out(
     assert not (tmp_path / "r" / "outcome.json").exists()
     looks.look(3)
     assert "fednotes server stop KIT, then start" in outcome(tmp_path)["problem"]
+    assert outcome(tmp_path)["is_stuck"]
     assert caplog.text.count("no longer starts jobs") == 1
     assert server.orders == []
 

@@ -11,15 +11,21 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fednotes.apps.deployment.absence import describe_unknown_sites, read_known_sites
 from fednotes.apps.deployment.nvflare import processes
-from fednotes.apps.deployment.nvflare.kit import WATCH, order_submissions, read_kit
+from fednotes.apps.deployment.nvflare.kit import (
+    WATCH,
+    list_job_sites,
+    order_submissions,
+    read_kit,
+)
 from fednotes.apps.deployment.nvflare.processes import (
     OUTPUT_FILE,
     LastContact,
@@ -30,9 +36,9 @@ from fednotes.apps.deployment.nvflare.processes import (
 from fednotes.apps.deployment.rules.ledger import Ledger, parse_line
 from fednotes.apps.deployment.site import RESULTS
 from fednotes.apps.deployment.site_file import SITE_FILE, read_kit_site_file
-from fednotes.apps.deployment.waiting import waiting_text
+from fednotes.apps.deployment.waiting import list_with_times, waiting_text
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError
-from fednotes.core.parsing import read_json, read_json_table
+from fednotes.core.parsing import mapping, read_json, read_json_table
 from fednotes.core.store import LOCK
 from fednotes.encoders.features import default_cache
 from fednotes.encoders.token_cache import clear_caches
@@ -241,6 +247,19 @@ def describe_scores(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Action:
+    """An action for which a run waits.
+
+    Attributes:
+        who: Who must act: "admin", "server" for the person at the server, or a site.
+        text: What to do, with the command.
+    """
+
+    who: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Network:
     """What a server reports about itself.
 
@@ -248,11 +267,13 @@ class Network:
         sites: The connected sites.
         lines: A line for each run.
         is_busy: Whether a run is in progress.
+        actions: The actions for which runs wait.
     """
 
     sites: tuple[str, ...]
     lines: tuple[str, ...]
     is_busy: bool
+    actions: tuple[Action, ...] = ()
 
 
 def ask_server(kit: Path) -> Network:
@@ -277,32 +298,108 @@ def ask_server(kit: Path) -> Network:
         ]
         hidden_runs = finished_runs[:-MAX_FINISHED_RUNS]
         lines = []
+        actions: list[Action] = []
         for run, submission in submissions.items():
             if run in hidden_runs:
                 continue
             job_id = str(submission["job_id"])
+            progress = _Progress()
+            outcome = read_outcome(kit / STATE / run, job_id)
             if submission["status"] == "RUNNING":
-                state = describe_progress(server.tell(job_id) or {})
+                reply = server.tell(job_id) or {}
+                state = describe_progress(reply)
+                progress = _read_progress(reply)
             else:
-                state = _describe_idle_run(kit, run, submission)
+                state = _describe_idle_run(submission, outcome)
             lines.append(f"run {run}: {state}")
+            if run not in finished_runs:
+                actions += _list_actions(
+                    kit, submission, outcome, progress=progress, connected=sites
+                )
     is_busy = len(finished_runs) < len(submissions)
-    return Network(sites, tuple(lines), is_busy=is_busy)
+    unique_actions = tuple(dict.fromkeys(actions))
+    return Network(sites, tuple(lines), is_busy=is_busy, actions=unique_actions)
 
 
-def _describe_idle_run(kit: Path, run: str, submission: Mapping[str, Any]) -> str:
-    """Return the state of a run that is not in progress.
+def _list_actions(
+    kit: Path,
+    submission: Mapping[str, Any],
+    outcome: Mapping[str, Any],
+    *,
+    progress: _Progress,
+    connected: Collection[str],
+) -> list[Action]:
+    """Return the actions for which an unfinished run waits.
 
     Args:
         kit: The server's kit.
-        run: The run's name.
         submission: What NVFlare says about the run's newest submission.
+        outcome: The submission's outcome file.
+        progress: The progress of the run.
+        connected: The connected sites.
+    """
+    if outcome.get("is_stuck"):
+        text = f"fednotes server stop {kit}; fednotes server start {kit}"
+        return [Action("server", text)]
+    known_sites = read_known_sites(kit / STATE)
+    sites = list_job_sites(submission)
+    unknown_sites = describe_unknown_sites(sites, known_sites, connected)
+    actions = []
+    if unknown_sites:
+        actions.append(
+            Action(
+                "admin",
+                f"{unknown_sites}: if the job misspells a name, run fednotes run "
+                f"--abort {submission['name']} --on KIT, and submit the corrected "
+                "job; otherwise have the site started",
+            )
+        )
+    for site in sites:
+        if site not in connected:
+            if site in known_sites:
+                actions.append(Action(site, "fednotes site start KIT"))
+        elif site in progress.waiting_since:
+            actions.append(Action(site, "fednotes site approve KIT"))
+        elif site in progress.problems:
+            actions.append(
+                Action(
+                    site,
+                    f"look at what it reports ({progress.problems[site]}); its log "
+                    "has the details: fednotes site status KIT",
+                )
+            )
+    return actions
+
+
+def describe_actions(actions: Iterable[Action]) -> list[str]:
+    """Return a line for each action; sites with the same action share one."""
+    participants: dict[str, list[str]] = {}
+    for action in actions:
+        participants.setdefault(action.text, []).append(action.who)
+    lines = []
+    for text, names in participants.items():
+        where = f"at {', '.join(names)}: "
+        if names == ["admin"]:
+            where = "the admin: "
+        elif names == ["server"]:
+            where = ""
+        lines.append(f"{where}{text}")
+    return lines
+
+
+def _describe_idle_run(
+    submission: Mapping[str, Any], outcome: Mapping[str, Any]
+) -> str:
+    """Return the state of a run that is not in progress.
+
+    Args:
+        submission: What NVFlare says about the run's newest submission.
+        outcome: The submission's outcome file.
     """
     status = str(submission["status"])
     default_state = "starts"
     if status.startswith("FINISHED"):
         default_state = status.replace("FINISHED:ABORTED", "aborted")
-    outcome = read_outcome(kit / STATE / run, str(submission["job_id"]))
     return _describe_outcome(outcome, default_state)
 
 
@@ -315,6 +412,9 @@ def _describe_outcome(outcome: Mapping[str, Any], default_state: str) -> str:
     """
     status = str(outcome.get("status", default_state))
     problem = outcome.get("problem")
+    absent_since = mapping(outcome.get("absent"))
+    if absent_since:
+        return f"{status} for {list_with_times(absent_since, time.time())}"
     if not problem:
         return status
     separator = " " if status == "waits" else ": "  # "waits for h2", "failed: …"
@@ -330,12 +430,14 @@ class _Progress:
         num_done: Number of rounds that have ended.
         event: The newest event since the last round; "" for none.
         waiting_since: Each site whose approval is missing, and since when.
+        problems: Each site that reported a problem since the last round, and its words.
     """
 
     num_rounds: int = 0
     num_done: int = 0
     event: str = ""
     waiting_since: Mapping[str, float] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Add a line of progress, as the run sends it."""
@@ -345,8 +447,13 @@ class _Progress:
         elif kind == "round":
             self.num_done = int(line["round"]) + 1
             self.event = ""
+            self.problems.clear()
         elif kind == "event":
             self.event = str(line.get("text", ""))
+            site = str(line.get("site", ""))
+            self.problems.pop(site, None)
+            if line.get("is_problem"):
+                self.problems[site] = self.event
         elif kind == "approvals":
             self.waiting_since = line["since"]
             self.event = ""
@@ -360,6 +467,14 @@ class _Progress:
         return f"round {self.num_done:,}/{self.num_rounds:,}"
 
 
+def _read_progress(reply: Mapping[str, Any]) -> _Progress:
+    """Return the progress of a run by its lines."""
+    progress = _Progress()
+    for line in reply.get("lines", ()):
+        progress.add(line)
+    return progress
+
+
 def describe_progress(reply: Mapping[str, Any]) -> str:
     """Describe the progress of a run.
 
@@ -369,9 +484,7 @@ def describe_progress(reply: Mapping[str, Any]) -> str:
     Args:
         reply: The lines of progress and the names of the sites, as the run sends them.
     """
-    progress = _Progress()
-    for line in reply.get("lines", ()):
-        progress.add(line)
+    progress = _read_progress(reply)
     sites = ", ".join(reply.get("sites", ())) or "no site yet"
     parts = (
         f"{progress.describe_rounds()}, with {sites}",
@@ -394,6 +507,17 @@ def describe_saved_runs(kit: Path) -> list[str]:
         if state:
             lines.append(f"run {path.parent.name}: {state}")
     return lines
+
+
+def list_resumable_runs(kit: Path) -> list[str]:
+    """Return the runs that a server continues when it is started, by their names."""
+    runs = []
+    for path in sorted((kit / STATE).glob("*/outcome.json")):
+        outcome = read_json_table(path)
+        has_failed = outcome.get("status") == "failed" and not outcome.get("retry")
+        if outcome.get("status") not in ("done", "aborted") and not has_failed:
+            runs.append(path.parent.name)
+    return runs
 
 
 def describe_refused_copies(kit: Path) -> list[str]:

@@ -93,12 +93,23 @@ def waiting_text(since: Mapping[str, float], now: float) -> str:
     """
     if not since:
         return ""
-    names = (f"{site} ({_minutes(now - start)})" for site, start in since.items())
-    return f"waiting for the approval of: {', '.join(names)}"
+    return f"waiting for the approval of: {list_with_times(since, now)}"
 
 
-def _minutes(seconds: float) -> str:
-    """Return a duration, such as "2 h 05 min"."""
+def list_with_times(since: Mapping[str, float], now: float) -> str:
+    """Return names with the time for which each has been waited for.
+
+    Args:
+        since: Name to the time at which the wait began, in seconds.
+        now: The current time, in seconds.
+    """
+    return ", ".join(
+        f"{name} ({_format_minutes(now - start)})" for name, start in since.items()
+    )
+
+
+def _format_minutes(seconds: float) -> str:
+    """Return a duration in minutes, such as "2 h 05 min"."""
     minutes = max(0, int(seconds // 60))
     if minutes < 1:
         return "less than 1 min"

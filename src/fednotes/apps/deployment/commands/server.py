@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -183,8 +184,14 @@ def _prepare(kit: Path, files: Path | None) -> None:
 
     require_ready(kit, "server")
     use = find_port_use(kit)
-    if not use.is_free:
+    if use.other_program:
         raise ConfigError(f"{kit}: port {use.describe()}")
+    if not use.is_free:
+        # `require_ready` has checked that it does not run from this folder.
+        raise ConfigError(
+            f"{kit}: port {use.describe()}, from another folder of this kit; to stop "
+            "it there: fednotes server stop FOLDER"
+        )
     if files is not None:
         install(files, kit, SERVER_FILE)
 
@@ -210,9 +217,10 @@ def server_start(kit: Kit, files: Files = None) -> None:
     from fednotes.apps.deployment.nvflare import processes
     from fednotes.apps.deployment.nvflare.kit import read_kit
     from fednotes.apps.deployment.preflight import await_server
-    from fednotes.apps.deployment.status import read_last_words
+    from fednotes.apps.deployment.status import list_resumable_runs, read_last_words
 
     _prepare(kit, files)
+    runs = list_resumable_runs(kit)
     process = start_process(kit)
     port = read_kit(kit).port
     problem = await_server(kit, START_SECONDS, lambda: processes.status(kit).is_running)
@@ -225,7 +233,16 @@ def server_start(kit: Kit, files: Files = None) -> None:
         )
     say(f"{process.name} is running (process {process.pid}) and answers at port {port}")
     say(f"its log: {process.log}")
-    say("next: start the sites; then submit a job with the admin's kit: fednotes run")
+    if runs:
+        say(
+            "next: start the sites that do not run; these runs then continue by "
+            f"themselves: {', '.join(runs)}"
+        )
+    else:
+        say(
+            "next: start the sites; then submit a job with the admin's kit: "
+            "fednotes run"
+        )
 
 
 @server.command("stop")
@@ -318,17 +335,25 @@ def _describe_server(kit: Path) -> dict[str, Any]:
         "sites": network.sites,
         "runs": network.lines,
         "is_busy": network.is_busy,
+        "actions": [asdict(action) for action in network.actions],
         "refused_copies": describe_refused_copies(kit),
     }
 
 
 def _say_network(kit: Path, network: Network) -> None:
     """Print what a server reports about itself, and what to do next."""
-    from fednotes.apps.deployment.status import describe_refused_copies
+    from fednotes.apps.deployment.status import (
+        describe_actions,
+        describe_refused_copies,
+    )
 
     say(f"connected sites: {', '.join(network.sites) or 'none'}")
     say(*describe_refused_copies(kit), *network.lines)
-    if not network.sites:
+    actions = describe_actions(network.actions)
+    if actions:
+        first_action, *other_actions = actions
+        say(f"next: {first_action}", *(f"      {action}" for action in other_actions))
+    elif not network.sites:
         say(
             "next: start the sites, each with its own kit: fednotes site start KIT "
             "--site-file FILE"

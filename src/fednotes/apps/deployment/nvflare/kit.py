@@ -111,6 +111,16 @@ def order_submissions(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
     return [dict(job) for job in sorted(jobs_by_id.values(), key=sort_key)]
 
 
+def list_job_sites(job: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the sites to which a job is deployed, in the job's order.
+
+    Args:
+        job: NVFlare's facts of a submission.
+    """
+    places = (place for places in job["deploy_map"].values() for place in places)
+    return tuple(place for place in dict.fromkeys(places) if place != SERVER)
+
+
 def find_loose_keys(kit: Path) -> list[Path]:
     """Return the private keys of a kit that other users of the machine can read."""
     return [key for key in sorted(kit.rglob("*.key")) if key.stat().st_mode & 0o077]

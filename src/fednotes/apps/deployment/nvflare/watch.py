@@ -31,8 +31,14 @@ from nvflare.apis.fl_constant import ServerCommandKey
 from nvflare.apis.job_def import RunStatus
 from nvflare.private.fed.server.job_cmds import CLONED_META_KEYS
 
-from fednotes.apps.deployment.nvflare.kit import order_submissions
+from fednotes.apps.deployment.absence import (
+    describe_unknown_sites,
+    read_known_sites,
+    record_known_sites,
+)
+from fednotes.apps.deployment.nvflare.kit import list_job_sites, order_submissions
 from fednotes.apps.deployment.nvflare.server import PAUSE, PROGRESS, TELL_SECONDS
+from fednotes.core.parsing import mapping
 from fednotes.core.store import write_json
 from fednotes.engines.launch import OUTCOME_FILE, read_outcome
 
@@ -161,6 +167,7 @@ class WatchedRun:
         last_line: The last line about the run in the log.
         unblocked_since: When the run began to wait although nothing blocks it, in
             seconds; None while another run or an absent site blocks it.
+        last_warning: The last warning in the log about sites that have never connected.
     """
 
     step: Step = "wait"
@@ -172,6 +179,7 @@ class WatchedRun:
     job_id: str = ""
     last_line: str = ""
     unblocked_since: float | None = None
+    last_warning: str = ""
 
 
 @dataclass(slots=True)
@@ -181,11 +189,13 @@ class Watch:
     Attributes:
         state: The folder of the runs' states.
         now: Returns a time in seconds; tests replace it.
+        clock: Returns the seconds since the epoch; tests replace it.
         runs: Name of each run to the watch's memory of it.
     """
 
     state: Path
     now: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time.time
     runs: dict[str, WatchedRun] = field(default_factory=dict)
 
     def look(self, server: ServerJobs) -> dict[str, Step]:
@@ -205,6 +215,7 @@ class Watch:
             if job["status"] == ABORTED:
                 aborted_job_ids[run] = str(job["job_id"])
         connected_sites = server.sites()
+        record_known_sites(self.state, connected_sites, self.clock())
         active_runs = [
             run
             for run, job in newest_jobs.items()
@@ -216,6 +227,8 @@ class Watch:
                 self._end_aborted(server, run, job=job, job_id=aborted_job_ids[run])
                 steps[run] = "done"
                 continue
+            if not str(job["status"]).startswith("FINISHED"):
+                self._report_unknown_sites(run, job, connected_sites)
             if job["status"] == "SUBMITTED":
                 self._explain_wait(
                     run, job, active_runs=active_runs, connected_sites=connected_sites
@@ -244,6 +257,29 @@ class Watch:
             watched = self.runs.setdefault(run, WatchedRun())
             _log_once(watched, f"{run}: aborted")
 
+    def _report_unknown_sites(
+        self, run: str, job: Mapping[str, Any], connected_sites: frozenset[str]
+    ) -> None:
+        """Log the sites of an unfinished run that have never connected.
+
+        Args:
+            run: The run's name.
+            job: Its newest submission.
+            connected_sites: The sites that are connected to the server.
+        """
+        watched = self.runs.setdefault(run, WatchedRun())
+        warning = describe_unknown_sites(
+            list_job_sites(job), read_known_sites(self.state), connected_sites
+        )
+        if warning and warning != watched.last_warning:
+            logger.warning(
+                "%s: %s: start the site, or abort the run and correct the name in the "
+                "job",
+                run,
+                warning,
+            )
+        watched.last_warning = warning
+
     def _explain_wait(
         self,
         run: str,
@@ -262,34 +298,45 @@ class Watch:
         """
         watched = self.runs.setdefault(run, WatchedRun())
         job_id = str(job["job_id"])
-        absent_sites = ", ".join(sorted(_sites_of(job) - connected_sites))
+        outcome = read_outcome(self.state / run, job_id)
+        earlier_times = mapping(outcome.get("absent"))
+        absent_since: dict[str, float] = {}
         reason = ""
         if active_runs:
             first_run, *_ = active_runs
             reason = f"behind run {first_run}"
-        elif absent_sites:
-            reason = f"for {absent_sites}"
+        else:
+            absent_since = {
+                site: earlier_times.get(site, self.clock())
+                for site in sorted(list_job_sites(job))
+                if site not in connected_sites
+            }
+        if absent_since:
+            reason = f"for {', '.join(absent_since)}"
 
+        is_stuck = False
         if reason:
             watched.unblocked_since = None
         elif watched.unblocked_since is None:
             # The run is stuck if it still waits after STUCK_SECONDS.
             watched.unblocked_since = self.now()
         elif self.now() > watched.unblocked_since + STUCK_SECONDS:
+            is_stuck = True
             reason = (
                 "although nothing blocks it: the server no longer starts jobs; "
                 "restart it: fednotes server stop KIT, then start"
             )
             _log_once(watched, f"{run}: waits {reason}")
-        recorded_reason = read_outcome(self.state / run, job_id).get("problem", "")
-        if reason != recorded_reason:
-            outcome = {
+        if reason != outcome.get("problem", ""):
+            new_outcome = {
                 "job_id": job_id,
                 "status": "waits",
                 "lines": 0,
                 "problem": reason,
+                "absent": absent_since,
+                "is_stuck": is_stuck,
             }
-            write_json(self.state / run / OUTCOME_FILE, outcome)
+            write_json(self.state / run / OUTCOME_FILE, new_outcome)
 
     def _advance(
         self,
@@ -318,7 +365,7 @@ class Watch:
             watched.step = "wait"
         reply = server.tell(job_id) if status == "RUNNING" else None
         outcome = read_outcome(self.state / run, job_id)
-        sites = _sites_of(job)
+        sites = frozenset(list_job_sites(job))
         participants = frozenset((reply or {}).get("sites", ()))
         returned_sites: frozenset[str] = frozenset()
         if participants:
@@ -414,12 +461,6 @@ def _log_once(watched: WatchedRun, line: str) -> None:
     if line != watched.last_line:
         logger.info("%s", line)
     watched.last_line = line
-
-
-def _sites_of(job: Mapping[str, Any]) -> frozenset[str]:
-    """Return the sites to which a job is deployed."""
-    names = {site for sites in job["deploy_map"].values() for site in sites}
-    return frozenset(names - {"server"})
 
 
 def _delay(count: int) -> float:

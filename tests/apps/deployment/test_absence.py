@@ -1,0 +1,63 @@
+"""Which sites of a run are not connected, since when, and whether they ever were."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fednotes.apps.deployment.absence import (
+    SITES_FILE,
+    AbsentSites,
+    describe_strangers,
+    describe_unknown_sites,
+    read_known_sites,
+    record_known_sites,
+)
+
+
+def test_a_site_that_was_ever_connected_is_known(tmp_path: Path) -> None:
+    assert read_known_sites(tmp_path) == frozenset()
+    record_known_sites(tmp_path, {"posts"}, 10.0)
+    record_known_sites(tmp_path, {"posts", "reports"}, 20.0)
+    record_known_sites(tmp_path, set(), 30.0)
+    assert read_known_sites(tmp_path) == {"posts", "reports"}
+    times = json.loads((tmp_path / SITES_FILE).read_text())
+    assert times == {"posts": 10.0, "reports": 20.0}
+
+
+def test_a_misspelt_site_is_named_with_the_one_that_may_be_meant() -> None:
+    sites = ("discharge", "reports", "post")
+    known = {"discharge", "reports", "posts"}
+    assert describe_unknown_sites(sites, known, known) == (
+        "no site 'post' has ever connected (connected, but not in this job: posts; did "
+        "you mean 'posts'?)"
+    )
+    assert describe_unknown_sites(sites, known, ()) == (
+        "no site 'post' has ever connected"
+    )
+    assert describe_unknown_sites(("a", "b"), (), ()) == (
+        "no site 'a' or 'b' has ever connected"
+    )
+    assert describe_unknown_sites(("reports", "posts"), known, known) == ""
+
+
+def test_connected_sites_of_the_job_are_no_strangers() -> None:
+    assert describe_strangers(["a"], ["a", "b"], ["b"]) == ""
+    assert describe_strangers(["a"], ["a"], ["zebra"]) == (
+        "connected, but not in this job: zebra"
+    )
+
+
+def test_absent_sites_are_named_when_they_change_and_every_five_minutes() -> None:
+    absent = AbsentSites()
+    sites = ("a", "b")
+    assert not absent.update(sites, {"a", "b"}, 0.0)
+    assert absent.update(sites, {"a"}, 10.0)
+    assert not absent.update(sites, {"a"}, 309.0)
+    assert absent.update(sites, {"a"}, 310.0)
+    assert absent.since == {"b": 10.0}
+    assert absent.update(sites, set(), 320.0)
+    assert absent.since == {"a": 320.0, "b": 10.0}
+    assert not absent.update(sites, {"a", "b"}, 330.0)
+    assert absent.update(sites, {"b"}, 340.0)
+    assert absent.since == {"a": 340.0}

@@ -1,0 +1,224 @@
+"""What `fednotes server status` says that somebody must do so that a run goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from kits import run_command
+
+from fednotes.apps.deployment.absence import record_known_sites
+from fednotes.apps.deployment.commands import server as server_commands
+from fednotes.apps.deployment.nvflare import processes
+from fednotes.apps.deployment.nvflare import server as carrier
+from fednotes.apps.deployment.preflight import PortUse
+from fednotes.apps.deployment.status import (
+    Action,
+    describe_actions,
+    list_resumable_runs,
+)
+from fednotes.core.store import write_json
+
+SITES = ("a", "b", "c")
+SILENT = "no answer from site 'c': not connected, or still busy"
+
+
+def event(site: str, text: str, *, is_problem: bool) -> dict[str, Any]:
+    return {"kind": "event", "site": site, "text": text, "is_problem": is_problem}
+
+
+class Server:
+    """A server with one run. status: NVFlare's, of its only submission."""
+
+    def __init__(self, status: str, *lines: dict[str, Any]) -> None:
+        self.status, self.lines = status, lines
+        self.connected, self.named = SITES, SITES
+
+    def jobs(self) -> list[dict[str, Any]]:
+        deployed = {"app": ["server", *self.named]}
+        job = {"name": "run-1", "job_id": "j", "status": self.status}
+        return [job | {"deploy_map": deployed}]
+
+    def sites(self, within: float) -> tuple[str, ...]:
+        return self.connected
+
+    def tell(self, job_id: str) -> dict[str, Any]:
+        present = [site for site in self.named if site in self.connected]
+        return {"lines": list(self.lines), "sites": present}
+
+
+def show_status(
+    kit: Path, server: Server, monkeypatch: pytest.MonkeyPatch, *words: str
+) -> str:
+    """Return what the command prints of a server that runs and answers."""
+
+    @contextmanager
+    def connect(*_: Any) -> Iterator[Server]:
+        yield server
+
+    running = processes.Status("server", "server", 7, (), kit / "fednotes.log")
+    monkeypatch.setattr(processes, "status", lambda kit: running)
+    monkeypatch.setattr(carrier, "connect", connect)
+    return run_command("server", "status", kit, *words)
+
+
+def next_lines(output: str) -> list[str]:
+    """Return the lines from "next:" on."""
+    lines = output.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("next:"))
+    return lines[start:]
+
+
+def test_a_site_that_never_connected_is_named_with_the_likely_one(
+    kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit, server = kits["server"], Server("SUBMITTED")
+    record_known_sites(kit / "state", ["alpha", "b", "c"], 0.0)
+    server.named, server.connected = ("alpa", "b", "c"), ("alpha", "b", "c")
+    assert next_lines(show_status(kit, server, monkeypatch)) == [
+        "next: the admin: no site 'alpa' has ever connected (connected, but not in this "
+        "job: alpha; did you mean 'alpha'?): if the job misspells a name, run fednotes "
+        "run --abort run-1 --on KIT, and submit the corrected job; otherwise have the "
+        "site started"
+    ]
+
+
+@pytest.mark.parametrize("status", ["SUBMITTED", "RUNNING"])
+def test_a_site_that_is_away_is_to_be_started(
+    status: str, kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that was killed in the middle of a round."""
+    kit = kits["server"]
+    server = Server(status, event("c", SILENT, is_problem=False))
+    record_known_sites(kit / "state", SITES, 0.0)
+    server.connected = ("a",)
+    expected = ["next: at b, c: fednotes site start KIT"]
+    assert next_lines(show_status(kit, server, monkeypatch)) == expected
+    server.connected = SITES
+    expected = ["next: no action needed"]
+    assert next_lines(show_status(kit, server, monkeypatch)) == expected
+
+
+def test_sites_that_have_not_approved_are_to_decide(
+    kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit, now = kits["server"], time.time()
+    waits = {"kind": "approvals", "since": {"a": now, "c": now}, "text": "waiting"}
+    server = Server("RUNNING", waits)
+    record_known_sites(kit / "state", SITES, 0.0)
+    expected = ["next: at a, c: fednotes site approve KIT"]
+    assert next_lines(show_status(kit, server, monkeypatch)) == expected
+    status = json.loads(show_status(kit, server, monkeypatch, "--json"))
+    assert status["actions"] == [
+        {"who": "a", "text": "fednotes site approve KIT"},
+        {"who": "c", "text": "fednotes site approve KIT"},
+    ]
+
+
+def test_a_site_that_reports_a_problem_is_to_look_at_it(
+    kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until a round is done or the site is back."""
+    kit = kits["server"]
+    record_known_sites(kit / "state", SITES, 0.0)
+    problem = event("b", "site 'b': its notes do not match the job", is_problem=True)
+    server = Server("RUNNING", problem, event("", "waiting for b", is_problem=False))
+    assert next_lines(show_status(kit, server, monkeypatch)) == [
+        "next: at b: look at what it reports (site 'b': its notes do not match the "
+        "job); its log has the details: fednotes site status KIT"
+    ]
+    for later in (
+        {"kind": "round", "round": 0},
+        event("b", "site 'b' is there", is_problem=False),
+    ):
+        solved = Server("RUNNING", problem, later)
+        expected = ["next: no action needed"]
+        assert next_lines(show_status(kit, solved, monkeypatch)) == expected
+
+
+def test_a_server_that_starts_no_job_is_to_be_restarted(
+    kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = kits["server"]
+    outcome = {"job_id": "j", "status": "waits", "problem": "…", "is_stuck": True}
+    write_json(kit / "state" / "run-1" / "outcome.json", outcome)
+    assert next_lines(show_status(kit, Server("SUBMITTED"), monkeypatch)) == [
+        f"next: fednotes server stop {kit}; fednotes server start {kit}"
+    ]
+
+
+def test_a_run_that_waits_for_a_site_says_for_how_long(
+    kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = kits["server"]
+    outcome = {"job_id": "j", "status": "waits", "problem": "for c"}
+    outcome["absent"] = {"c": time.time() - 125}  # type: ignore[assignment]
+    write_json(kit / "state" / "run-1" / "outcome.json", outcome)
+    output = show_status(kit, Server("SUBMITTED"), monkeypatch)
+    assert "run run-1: waits for c (2 min)" in output
+
+
+def test_actions_of_several_people_have_a_line_each() -> None:
+    actions = [
+        Action("b", "start"),
+        Action("server", "restart"),
+        Action("c", "start"),
+        Action("admin", "abort"),
+    ]
+    assert describe_actions(actions) == [
+        "at b, c: start",
+        "restart",
+        "the admin: abort",
+    ]
+
+
+# start
+
+
+def test_runs_that_continue_are_named_when_the_server_starts(
+    kits: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kit = kits["server"]
+    for run, outcome in {
+        "r1": {"status": "done"},
+        "r2": {"status": "running"},
+        "r3": {"status": "failed", "problem": "no room", "retry": False},
+        "r4": {"status": "failed", "problem": "lost", "retry": True},
+        "r5": {"status": "waits", "problem": "for a"},
+        "r6": {"status": "aborted"},
+    }.items():
+        write_json(kit / "state" / run / "outcome.json", outcome)
+    assert list_resumable_runs(kit) == ["r2", "r4", "r5"]
+    process = processes.Status("server", "server", 7, (), kit / "fednotes.log")
+    monkeypatch.setattr(server_commands, "start_process", lambda kit: process)
+    monkeypatch.setattr(
+        "fednotes.apps.deployment.preflight.await_server", lambda *_: ""
+    )
+    output = run_command("server", "start", kit)
+    assert "these runs then continue by themselves: r2, r4, r5" in output
+    assert "submit a job" not in output
+    for run in ("r2", "r4", "r5"):
+        (kit / "state" / run / "outcome.json").unlink()
+    output = run_command("server", "start", kit)
+    assert "then submit a job with the admin's kit" in output
+
+
+def test_the_start_of_a_copied_kit_says_how_to_stop_the_server(
+    kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = PortUse(8002, is_free=False, other_program="")
+    monkeypatch.setattr(
+        "fednotes.apps.deployment.preflight.find_port_use", lambda kit: used
+    )
+    output = run_command("server", "start", kits["server"])
+    assert "this server is running and answers there, from another folder" in output
+    assert "to stop it there: fednotes server stop FOLDER" in output
