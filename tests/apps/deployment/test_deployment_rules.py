@@ -11,6 +11,7 @@ import json
 import random
 import re
 import shutil
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,9 @@ from fednotes.apps.deployment.agreement import (
 from fednotes.apps.deployment.rules.guard import read_pending_job
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.messages import decode_reply
+from fednotes.core.store import write_json
 from fednotes.jobs.declaration import load_declared
+from fednotes.jobs.results import read_result
 
 pytestmark = pytest.mark.usefixtures("one_process")
 CLOSED = OPEN.replace("share_scores = true\n", "")  # the default
@@ -142,6 +145,8 @@ def test_an_unapproved_job_waits_until_a_person_approves(
     hospitals.run()
     assert "site 'posts' has not approved this job" in hospitals.texts()
     assert "fednotes site approve KIT" in hospitals.texts()
+    # A missing approval is published by itself.
+    assert not any(line["is_problem"] for line in hospitals.lines("event"))
     assert read_pending_job(hospitals.setups["posts"].kit) is None
     assert hospitals.ends()
 
@@ -165,6 +170,48 @@ def test_the_server_says_whose_approval_is_missing(
     assert first.startswith(
         f"waiting for the approval of: {names[0]} (less than 1 min), "
     )
+
+
+def test_what_a_site_reports_is_told_from_its_silence(
+    site_notes: Any, tmp_path: Path
+) -> None:
+    """One site cannot read its notes until they are back; another is not there."""
+    hospitals = Hospitals(tmp_path, SHORT, site_notes)
+    train = site_notes["posts"]["train"]
+    missing = str(Path(train).with_name("missing.conll"))
+    hospitals.change("posts", train, missing)
+    hospitals.network.down = {"reports"}
+
+    def mend() -> None:
+        if hospitals.network.exchanges == 3:
+            hospitals.network.down = set()
+            hospitals.change("posts", missing, train)
+
+    hospitals.network.meanwhile = mend
+    hospitals.run()
+    problems = {
+        line["site"]: line["is_problem"]
+        for line in hospitals.lines("event")
+        if line["site"] in ("posts", "reports") and "is there" not in line["text"]
+    }
+    assert problems == {"posts": True, "reports": False}
+
+
+def test_a_run_counts_its_time_from_its_first_start(
+    site_notes: Any, tmp_path: Path
+) -> None:
+    """Which its state keeps over a restart."""
+    hospitals = Hospitals(tmp_path, SHORT, site_notes)
+    hospitals.run()
+    costs = read_result(hospitals.server).conditions["federated"]
+    assert costs["elapsed"] >= 0
+    path = hospitals.setups[""].state / "started.json"
+    first_start = json.loads(path.read_text())["time"]
+    assert time.time() - 600 < first_start <= time.time()
+    again = Hospitals(tmp_path / "again", SHORT, site_notes)
+    write_json(again.setups[""].state / "started.json", {"time": first_start - 5000})
+    again.run()
+    assert read_result(again.server).conditions["federated"]["elapsed"] > 5000
 
 
 def test_an_approval_that_is_taken_back_stops_the_site(

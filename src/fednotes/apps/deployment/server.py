@@ -11,7 +11,8 @@ The watchers of the run receive lines, which are tables with a `kind`:
     plan       number of rounds, examples in a round (0: unknown), the job's title, and
                done: the rounds that a resumed run has already completed
     round      a committed round; its numbers come from sums over sites
-    event      an event that may interest a person, such as a missing site
+    event      an event that may interest a person, such as a missing site; is_problem:
+               whether a person at the site should look at it
     approvals  the sites that have not approved the job, and since when (`waiting.py`)
     end        the run is finished
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -58,7 +60,7 @@ from fednotes.core.errors import (
 )
 from fednotes.core.federation import Option, State
 from fednotes.core.messages import Frame
-from fednotes.core.parsing import read_json_table
+from fednotes.core.parsing import number, read_json_table
 from fednotes.core.store import write_json, write_text
 from fednotes.core.tables import table_fingerprint
 from fednotes.core.update import Tensors, Total
@@ -79,6 +81,7 @@ from fednotes.privacy.promise import Promise
 # In the server's kit: [files] of this machine, if the job names files.
 SERVER_FILE = "server.toml"
 PROBLEM = "problem.json"  # why a run failed, in the folder that the admin fetches
+_STARTED = "started.json"  # when a run first started, in its state
 _PART = "federated"
 MAX_ATTEMPTS = 3  # a run stays stopped after failing this often in the same round
 # Limits on the scores that one site shares, and on those of all sites together. They
@@ -93,6 +96,7 @@ MAX_EVENTS = 10_000  # maximum number of events published for one site
 _FILES_REMEDY = "fednotes server stop KIT; fednotes server start KIT --server-file FILE"
 # Errors about files of the server; errors of sites have other classes.
 _SERVER_ERRORS = (ModelError, MissingExtra)
+_SILENT = "not connected, or still busy"
 _PUBLISHED_EVENTS = ("waiting", "missing", "joined", "refused")
 logger = logging.getLogger("fednotes.apps.deployment.site")
 
@@ -232,6 +236,7 @@ class _Engine(Deployed):
 
 def _run(setup: Setup, job: Job, progress: Progress) -> None:
     """Train, and write the run's model, results and metrics."""
+    _record_start(setup.state)
     engine = _create_engine(setup, job, progress)
     config = _agree(setup, job, engine, progress)
 
@@ -258,6 +263,21 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
     write_text(setup.folder / METRICS, progress.path.read_text(encoding="utf-8"))
     engine.end()
     progress.pipe.publish({"kind": "end", "rounds": progress.rounds})
+
+
+def _record_start(state: Path) -> float:
+    """Return when a run first started, in seconds since the epoch.
+
+    The first call records the time. It survives restarts of the server.
+
+    Args:
+        state: The folder of the run's state.
+    """
+    first_start = number(read_json_table(state / _STARTED), "time")
+    if first_start is None:
+        first_start = time.time()
+        write_json(state / _STARTED, {"time": first_start})
+    return first_start
 
 
 def _make_result(
@@ -306,6 +326,7 @@ def _make_result(
         conditions={
             "federated": {
                 "seconds": engine.seconds,
+                "elapsed": time.time() - _record_start(setup.state),
                 "bytes_up": engine.bytes_up,
                 "bytes_down": engine.bytes_down,
                 "rounds": rounds,
@@ -474,7 +495,7 @@ class Progress:
                 only return with a new submission.
             ConfigError: Too few sites remain, because others rejected the job.
         """
-        reasons = dict.fromkeys(frames, "not connected, or still busy")
+        reasons = dict.fromkeys(frames, _SILENT)
         replies = self.pipe.exchange(
             frames, timeout=timeout, grace=grace, enough=enough
         )
@@ -509,7 +530,8 @@ class Progress:
             if not reason.startswith(f"site {site!r}"):
                 text = f"no answer from site {site!r}: {reason}"
             logger.info("%s", text)
-            self._publish_event(site, "silent", text)
+            is_problem = reason != _SILENT and site not in self._approvals.since
+            self._publish_event(site, "silent", text, is_problem=is_problem)
 
     def begin(self, config: Any, state: State | None) -> None:
         """Publish the plan, and the earlier rounds of a run that resumes.
@@ -584,7 +606,10 @@ class Progress:
 
         is_withheld_score = self.is_trained and event.kind == "refused"
         if event.kind in _PUBLISHED_EVENTS and not is_withheld_score:
-            self._publish_event(event.site, event.kind, text)
+            is_problem = (
+                event.kind == "refused" and event.site not in self._approvals.since
+            )
+            self._publish_event(event.site, event.kind, text, is_problem=is_problem)
         logger.info("%s", text if event.kind == "waiting" else event.text)
 
     def _record_refusal(self, site: str, text: str) -> None:
@@ -625,14 +650,30 @@ class Progress:
                 "submit it again"
             )
 
-    def _publish_event(self, site: str, kind: str, text: str) -> None:
+    def _publish_event(
+        self, site: str, kind: str, text: str, *, is_problem: bool
+    ) -> None:
         """Publish an event unless it repeats the last one of its kind for this site.
 
         After `MAX_EVENTS`, a site's events are only logged, so that a site whose
         messages keep changing cannot exhaust memory.
+
+        Args:
+            site: The site; "" if the event concerns the whole run.
+            kind: The kind of the event.
+            text: A line for a person to read.
+            is_problem: Whether a person at the site should look at it; a missing
+                approval is published by itself.
         """
         is_news = text != self._published_texts.get((site, kind))
         if is_news and self._num_events[site] < MAX_EVENTS:
             self._published_texts[site, kind] = text
             self._num_events[site] += 1
-            self.pipe.publish({"kind": "event", "text": text, "site": site})
+            self.pipe.publish(
+                {
+                    "kind": "event",
+                    "text": text,
+                    "site": site,
+                    "is_problem": is_problem,
+                }
+            )
