@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,7 +23,9 @@ from fednotes.apps.deployment.runs import (
     Follower,
     Run,
     abort_run,
+    adopt_folder,
     claim_folder,
+    find_run,
     prepare_run,
     read_run,
     release_folder,
@@ -36,7 +39,8 @@ from fednotes.core.errors import (
     RefusedError,
     TrainingError,
 )
-from fednotes.jobs.declaration import load_declared
+from fednotes.core.tables import table_fingerprint
+from fednotes.jobs.declaration import load_declared, table_to_approve
 from fednotes.jobs.results import RunResult
 
 RUN = Run("job-1", Path("/kits/admin"), "a job", ("h1", "h2"), "f" * 64)
@@ -44,7 +48,9 @@ Table = dict[str, Any]
 
 
 def job(name: str, job_id: str, status: str, when: int = 0) -> Table:
-    return {"name": name, "job_id": job_id, "status": status, "submit_time": when}
+    deployed = {"app": ["server", "h1", "h2"]}
+    facts = {"name": name, "job_id": job_id, "status": status, "submit_time": when}
+    return {**facts, "deploy_map": deployed}
 
 
 class Server:
@@ -214,6 +220,72 @@ def test_a_run_that_does_not_end_or_is_unknown_is_reported(tmp_path: Path) -> No
         ended(Server(), tmp_path)
 
 
+def test_a_run_without_its_folder_is_aborted_by_its_name(tmp_path: Path) -> None:
+    server = Server("RUNNING")
+    run = find_run(server, Path("/kits/admin"), "job-1")  # type: ignore[arg-type]
+    assert (run.name, run.sites) == ("job-1", ("h1", "h2"))
+    clock = Clock()
+    abort_run(server, run, None, now=clock, sleep=clock.sleep)  # type: ignore[arg-type]
+    assert server.orders == [("abort", "j0")]
+    with pytest.raises(
+        ConfigError,
+        match=r"does not know run 'job-9'; its newest runs: job-1 \(finished:aborted\), other \(running\)$",
+    ):
+        find_run(server, Path("/kits/admin"), "job-9")  # type: ignore[arg-type]
+    done = Server("FINISHED:COMPLETED")
+    done.summary = True
+    with pytest.raises(
+        ConfigError, match=r"fednotes run --attach job-1 --on /kits/admin$"
+    ):
+        abort_run(done, run, None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="does not know run job-1"):
+        abort_run(Server(), run, None)  # type: ignore[arg-type]
+
+
+def test_a_run_that_was_found_by_its_name_gets_a_folder(tmp_path: Path) -> None:
+    """The folder where it was submitted, or an empty one, and no other."""
+    named_run = replace(RUN, title="job-1", fingerprint="")
+    new = tmp_path / "new"
+    assert adopt_folder(named_run, new) == named_run
+    assert read_run(new) == named_run
+    assert "submitting" not in json.loads((new / "run.json").read_text())
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "run.json").write_text(json.dumps(run_facts(RUN)))
+    assert adopt_folder(named_run, tmp_path / "old") == RUN
+    other_run = replace(named_run, name="job-2")
+    with pytest.raises(ConfigError, match="already holds run job-1"):
+        adopt_folder(other_run, new)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").touch()
+    with pytest.raises(ConfigError, match="is not empty: choose another"):
+        adopt_folder(other_run, tmp_path / "full")
+
+
+def test_the_declaration_of_a_run_without_its_folder_is_fetched(tmp_path: Path) -> None:
+    """One that the admin has written stays."""
+    table = {"name": "job", "job": {"method": "distill"}}
+    declared = {"run": "job-1", "sites": ["h1", "h2"], "min_sites": 2, "job": table}
+
+    class Sending(Server):
+        def fetch(self, job_id: str, out: Path) -> Path:
+            files = super().fetch(job_id, out)
+            config = files / "app_server" / "config"
+            config.mkdir(parents=True)
+            (config / "job.json").write_text(json.dumps(declared))
+            return files
+
+    server, out = Sending("FINISHED:COMPLETED"), tmp_path / "out"
+    server.summary = True
+    out.mkdir()
+    Follower(RUN, out, mock.Mock(), print).follow(server)  # type: ignore[arg-type]
+    fingerprint = table_fingerprint(table_to_approve(table, ("h1", "h2"), 2))
+    record = json.loads((out / "job.json").read_text())
+    assert record == {**table, "fingerprint": fingerprint}
+    (out / "job.json").write_text("{}")
+    Follower(RUN, out, mock.Mock(), print).follow(server)  # type: ignore[arg-type]
+    assert (out / "job.json").read_text() == "{}"
+
+
 # claim, hand in
 
 
@@ -333,10 +405,56 @@ def test_a_run_that_waits_behind_another_says_so_once(tmp_path: Path) -> None:
     way: NVFlare goes on to call it running."""
     server = Script((BEHIND, []), (BEHIND, []), ([SECOND], []), ([SECOND], []), OVER)
     assert followed(server, tmp_path, just_submitted=True)[1] == [
-        "waits until run first has ended (to abort that run: fednotes run --abort --out its folder)",
+        "waits until run first has ended (to abort that run: fednotes run --abort first --on /kits/admin)",
         "a site that has not approved the job must do so first; run there: fednotes site approve KIT",
     ]
     assert followed(Script((BEHIND, []), OVER, alive=False), tmp_path)[1] == []
+
+
+def test_sites_that_are_not_connected_are_named_with_the_minutes(
+    tmp_path: Path,
+) -> None:
+    """Again after five minutes; a connected site that the job lacks may be meant."""
+    clock, lines = Clock(), list[str]()
+    waiting = ([job("job-1", "a", "SUBMITTED")], [])
+    server = Script(*[waiting] * 330, OVER)
+    server.sites = lambda within=0.0: ("h1", "h20")  # type: ignore[method-assign]
+    follower = Follower(
+        RUN, tmp_path, mock.Mock(), lines.append, now=clock, sleep=clock.sleep
+    )
+    with pytest.raises(FednotesError, match="was aborted by a person"):
+        follower.follow(server)  # type: ignore[arg-type]
+    advice = (
+        "(connected, but not in this job: h20; did you mean 'h20'?). If the job "
+        f"misspells a name, run fednotes run --abort --out {tmp_path}, and submit the "
+        "corrected job. Otherwise, at each of these sites, run: fednotes site start KIT"
+    )
+    assert lines == [
+        f"not connected: h2 (less than 1 min) {advice}",
+        f"not connected: h2 (5 min) {advice}",
+    ]
+
+
+def test_a_stop_after_which_the_server_continues_is_called_a_pause(
+    tmp_path: Path,
+) -> None:
+    class Failing(Server):
+        def fetch(self, job_id: str, out: Path) -> Path:
+            (out / "fednotes").mkdir()
+            problem = {"problem": "site 'h1' is lost", "again": True}
+            (out / "fednotes" / "problem.json").write_text(json.dumps(problem))
+            self.statuses[job_id] = "FINISHED:ABORTED"
+            return out
+
+    lines = list[str]()
+    follower = Follower(
+        RUN, tmp_path, mock.Mock(), lines.append, sleep=lambda seconds: None
+    )
+    with pytest.raises(FednotesError, match="was aborted by a person"):
+        follower.follow(Failing("FINISHED:EXECUTION_EXCEPTION"))  # type: ignore[arg-type]
+    assert lines == [
+        "paused: site 'h1' is lost; the server continues the run by itself"
+    ]
 
 
 def test_rounds_that_were_shown_are_not_shown_again(tmp_path: Path) -> None:
@@ -415,6 +533,32 @@ def test_what_a_model_is_good_for(
     output = capsys.readouterr().out
     assert hint.format(out=tmp_path) in output
     assert ("predict" in output) == (method == "distill")
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "time"),
+    [
+        (None, "13 min 31 s"),
+        (
+            1240.0,
+            "20 min 40 s (13 min 31 s working, 7 min 09 s waiting for approvals, sites "
+            "or the server)",
+        ),
+        (815.0, "13 min 31 s"),
+    ],
+)
+def test_the_time_of_a_run_tells_work_from_waiting(
+    elapsed: float | None,
+    time: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    costs: dict[str, Any] = {"rounds": 10}
+    if elapsed is not None:
+        costs["elapsed"] = elapsed
+    result = RunResult(method="distill", seconds=811.0, conditions={"federated": costs})
+    deploy._say_results(tmp_path, "job-1", result, tmp_path / "report.html")
+    assert f"done: 10 rounds in {time}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("action", ["--attach", "--abort"])

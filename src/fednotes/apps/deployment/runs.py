@@ -5,7 +5,8 @@
     OUT/job.json        the job's declaration
     OUT/metrics.jsonl, OUT/summary.json, OUT/model/     fetched when the run is done
 
-The run continues without the admin's process, which may exit and reattach. The server's
+The run continues without the admin's process, which may exit and reattach. Without its
+folder, a run is known by its name, which the server has (`find_run`). The server's
 watch resubmits a job that failed or was paused; this module follows the newest
 submission.
 """
@@ -13,25 +14,30 @@ submission.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from fednotes.apps.deployment.absence import AbsentSites, describe_strangers
 from fednotes.apps.deployment.nvflare.kit import (
     ADMIN,
+    build_kit_files,
     find_loose_keys,
+    list_job_sites,
     order_submissions,
     read_kit,
     write_job_folder,
 )
 from fednotes.apps.deployment.server import PROBLEM
+from fednotes.apps.deployment.waiting import list_with_times
 from fednotes.core.errors import (
     ConfigError,
     FednotesError,
@@ -42,6 +48,7 @@ from fednotes.core.errors import (
 from fednotes.core.parsing import read_json, read_json_table
 from fednotes.core.store import make_private, open_private, private_folder, write_json
 from fednotes.core.tables import table_fingerprint
+from fednotes.engines.launch import JOB_FILE
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.declaration import MIN_SECURE_SITES, table_to_approve
 from fednotes.jobs.job import Job
@@ -54,11 +61,13 @@ if TYPE_CHECKING:
     from fednotes.apps.deployment.nvflare.server import Admin
 
 POLL_SECONDS = 1.0  # between two queries of the server
+SITES_SECONDS = 10.0  # between two queries for the connected sites
 # Time limit for aborting a run. NVFlare gives the processes of a job ten seconds to
 # end, but a busy server takes longer.
 ABORT_SECONDS = 120.0
 # Time after which a stopped run counts as not resubmitted; the watch waits up to 300 s.
 PATIENCE_SECONDS = 900.0
+MAX_LISTED_RUNS = 10  # maximum number of runs that a message lists
 ABORTED = "FINISHED:ABORTED"
 QUEUED = ("SUBMITTED", "APPROVED", "DISPATCHED")
 _RESULTS = (SUMMARY, METRICS, "model")  # what a run leaves at the server
@@ -88,7 +97,8 @@ class Run:
         kit: The admin's kit.
         title: The job's title.
         sites: The names of its sites, in the job's order.
-        fingerprint: The fingerprint of the job that sites approve.
+        fingerprint: The fingerprint of the job that sites approve; "" for a run that
+            was found by its name.
     """
 
     name: str
@@ -104,10 +114,12 @@ class AdminKit(NamedTuple):
     Attributes:
         path: Its absolute path.
         person: The person to whom it belongs.
+        warnings: Warnings about certificates that expire soon.
     """
 
     path: Path
     person: str
+    warnings: tuple[str, ...] = ()
 
 
 class PreparedRun(NamedTuple):
@@ -123,11 +135,14 @@ class PreparedRun(NamedTuple):
 
 
 def open_admin_kit(path: Path) -> AdminKit:
-    """Return an admin's kit after checking that it is safe to use.
+    """Return an admin's kit after checking that it is safe to use and can connect.
 
     Raises:
-        ConfigError: The kit is another participant's, or other users can read its key.
+        ConfigError: The kit is another participant's, other users can read its key, a
+            file is missing, or a certificate is not valid.
     """
+    from fednotes.apps.deployment.nvflare.certificates import check_kit
+
     facts = read_kit(path)
     if facts.role != ADMIN:
         raise ConfigError(
@@ -139,7 +154,38 @@ def open_admin_kit(path: Path) -> AdminKit:
             f"{key}: other users can read this file; run: chmod -R go-rwx {path}; if "
             "other people use this machine, ask for another kit"
         )
-    return AdminKit(path.resolve(), facts.person)
+    for name in build_kit_files(facts, path):
+        if not (path / name).is_file():
+            raise ConfigError(f"{path / name} is missing: ask for a new kit")
+    return AdminKit(path.resolve(), facts.person, tuple(check_kit(path)))
+
+
+@contextmanager
+def open_session(kit: AdminKit) -> Iterator[Admin]:
+    """Open a session with the server of an admin's kit.
+
+    Yields:
+        The session.
+
+    Raises:
+        TrainingError: No session was opened; the message names the server's address and
+            what `fednotes preflight` finds there.
+    """
+    from fednotes.apps.deployment.nvflare.server import connect
+    from fednotes.apps.deployment.preflight import check_server
+
+    with ExitStack() as stack:
+        try:
+            session = stack.enter_context(connect(kit.path, kit.person))
+        except TrainingError as error:
+            check = check_server(kit.path)
+            if check.ok:
+                raise TrainingError(
+                    f"{check.message}, but opens no session ({error}): if this does "
+                    "not change, ask the coordinator whether this kit was revoked"
+                ) from error
+            raise TrainingError(check.message) from error
+        yield session
 
 
 def prepare_run(
@@ -157,14 +203,7 @@ def prepare_run(
     Raises:
         ConfigError: `out` is not empty, or the job has too few sites.
     """
-    if (out / "run.json").exists():
-        raise ParameterError(
-            f"{out} already holds run {read_run(out).name}: watch it with "
-            f"`fednotes run --attach --out {out}`, or choose another `out`"
-        )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ParameterError(f"{out} is not empty: choose another `out`")
-
+    _require_free_folder(out)
     sites = tuple(job.sites)
     min_sites = job.federation.min_sites or len(sites)
     if min_sites > len(sites):
@@ -191,6 +230,17 @@ def prepare_run(
     return PreparedRun(run, min_sites)
 
 
+def _require_free_folder(out: Path) -> None:
+    """Raise ParameterError unless a folder is empty or does not exist."""
+    if (out / "run.json").exists():
+        raise ParameterError(
+            f"{out} already holds run {read_run(out).name}: watch it with "
+            f"`fednotes run --attach --out {out}`, or choose another `out`"
+        )
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ParameterError(f"{out} is not empty: choose another `out`")
+
+
 def claim_folder(run: Run, declared: Mapping[str, Any], out: Path) -> None:
     """Reserve a folder for a run, before its job is submitted.
 
@@ -204,20 +254,54 @@ def claim_folder(run: Run, declared: Mapping[str, Any], out: Path) -> None:
         ConfigError: The folder cannot be written to.
     """
     with os_errors_as(ConfigError, out, ending="; nothing was submitted"):
-        private_folder(out)
-        out.chmod(0o700)
-        try:
-            with open(
-                out / "run.json", "x", encoding="utf-8", opener=open_private
-            ) as file:
-                json.dump(run_facts(run, submitting=True), file)
-                file.flush()
-                os.fsync(file.fileno())
-        except FileExistsError as error:
-            raise ParameterError(
-                f"{out}: another run has just taken it: choose another `out`"
-            ) from error
+        _reserve_folder(run, out, submitting=True)
     write_json(out / "job.json", {**declared, "fingerprint": run.fingerprint})
+
+
+def _reserve_folder(run: Run, out: Path, *, submitting: bool) -> None:
+    """Create the folder of a run, with run.json.
+
+    Args:
+        run: The run.
+        out: The folder.
+        submitting: Whether it is unknown if the server has received the run.
+
+    Raises:
+        ParameterError: Another run has reserved the folder.
+        OSError: The folder cannot be written to.
+    """
+    private_folder(out)
+    out.chmod(0o700)
+    try:
+        with open(out / "run.json", "x", encoding="utf-8", opener=open_private) as file:
+            json.dump(run_facts(run, submitting=submitting), file)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError as error:
+        raise ParameterError(
+            f"{out}: another run has just taken it: choose another `out`"
+        ) from error
+
+
+def adopt_folder(run: Run, out: Path) -> Run:
+    """Return the run that a folder holds, or reserve an empty folder for a run.
+
+    Args:
+        run: A run that was found by its name.
+        out: The folder.
+
+    Raises:
+        ParameterError: The folder holds another run or other files.
+        ConfigError: The folder cannot be written to.
+    """
+    if (out / "run.json").exists():
+        run_of_folder = read_run(out)
+        if run_of_folder.name == run.name:
+            return replace(run_of_folder, kit=run.kit)
+    _require_free_folder(out)
+    with os_errors_as(ConfigError, out):
+        _reserve_folder(run, out, submitting=False)
+    return run
 
 
 def release_folder(out: Path) -> None:
@@ -295,13 +379,52 @@ def read_run(out: Path) -> Run:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{out}: no run was submitted from here (run.json is missing or incomplete)"
+            f"{out}: no run was submitted from here (run.json is missing or "
+            "incomplete): give the run's folder with --out, or its name: fednotes run "
+            "--attach RUN --on KIT"
         ) from error
 
 
-def _raise_unknown(run: Run, out: Path) -> NoReturn:
+def find_run(server: Admin, kit: Path, name: str) -> Run:
+    """Return a run that the server knows, by its name.
+
+    Args:
+        server: A session with the server.
+        kit: The admin's kit.
+        name: The name of the run.
+
+    Raises:
+        ConfigError: The server does not know the run; the message lists its runs.
+    """
+    submissions = {
+        str(submission["name"]): submission
+        for submission in order_submissions(server.jobs())
+    }
+    if name not in submissions:
+        raise ConfigError(
+            f"the server of {kit} does not know run {name!r}; its newest runs: "
+            f"{_list_runs(submissions.values())}"
+        )
+    sites = list_job_sites(submissions[name])
+    return Run(name, kit.resolve(), title=name, sites=sites, fingerprint="")
+
+
+def _list_runs(submissions: Iterable[Mapping[str, Any]]) -> str:
+    """Return the names and states of the newest runs, in words.
+
+    Args:
+        submissions: The newest submission of each run, in order.
+    """
+    runs = [
+        f"{submission['name']} ({str(submission['status']).lower()})"
+        for submission in submissions
+    ]
+    return ", ".join(runs[-MAX_LISTED_RUNS:]) or "none"
+
+
+def _raise_unknown(run: Run, out: Path | None) -> NoReturn:
     """Raise ConfigError that says why the server does not know a run."""
-    if read_json_table(out / "run.json").get("submitting"):
+    if out is not None and read_json_table(out / "run.json").get("submitting"):
         raise ConfigError(
             f"run {run.name} was stopped before it reached the server: delete {out} "
             "and submit the job again"
@@ -312,13 +435,25 @@ def _raise_unknown(run: Run, out: Path) -> NoReturn:
     )
 
 
+def attach_command(run: Run, out: Path | None) -> str:
+    """Return the command that watches a run again.
+
+    Args:
+        run: The run.
+        out: The run's folder; None if it is not known.
+    """
+    if out is None:
+        return f"fednotes run --attach {run.name} --on {run.kit}"
+    return f"fednotes run --attach --out {out}"
+
+
 # ---- aborting ------------------------------------------------------------------------
 
 
 def abort_run(
     server: Admin,
     run: Run,
-    out: Path,
+    out: Path | None,
     *,
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -331,7 +466,7 @@ def abort_run(
     Args:
         server: A session with the server.
         run: The run.
-        out: The run's folder.
+        out: The run's folder; None if it is not known.
         now: Returns the current time, in seconds.
         sleep: Waits for a number of seconds.
 
@@ -351,7 +486,7 @@ def abort_run(
         if not submissions:
             _raise_unknown(run, out)
         newest = submissions[-1]
-        _require_unfinished(server, newest, out)
+        _require_unfinished(server, run, newest, out)
 
         unfinished = [
             submission
@@ -376,27 +511,30 @@ def abort_run(
         sleep(POLL_SECONDS)
     raise TrainingError(
         f"run {run.name} has been told to end and has not ended yet: look "
-        f"again with `fednotes run --attach --out {out}`"
+        f"again with `{attach_command(run, out)}`"
     )
 
 
-def _require_unfinished(server: Admin, newest: Mapping[str, Any], out: Path) -> None:
+def _require_unfinished(
+    server: Admin, run: Run, newest: Mapping[str, Any], out: Path | None
+) -> None:
     """Raise ConfigError if a run is done.
 
     Args:
         server: A session with the server.
+        run: The run.
         newest: The newest submission of the run.
-        out: The run's folder.
+        out: The run's folder; None if it is not known.
     """
-    is_done = (out / "summary.json").exists()
+    is_done = out is not None and (out / "summary.json").exists()
     if not is_done and newest["status"] == "FINISHED:COMPLETED":
         with tempfile.TemporaryDirectory() as folder, suppress(TrainingError):
             files = server.fetch(str(newest["job_id"]), Path(folder))
             is_done = (files / "fednotes" / "summary.json").exists()
     if is_done:
         raise ConfigError(
-            f"run {newest['name']} is done, so there is nothing to abort; to "
-            f"fetch its results: fednotes run --attach --out {out}"
+            f"run {run.name} is done, so there is nothing to abort; to fetch its "
+            f"results: {attach_command(run, out)}"
         )
 
 
@@ -444,6 +582,8 @@ class Follower:
     _rounds_shown: int = 0
     _is_resumed: bool = False  # a new submission of a run whose rounds were shown
     _run_ahead: str = ""  # the run that this one waits for
+    _sites_time: float = -math.inf  # when the server was last asked for its sites
+    _absent_sites: AbsentSites = field(default_factory=AbsentSites)
 
     def follow(self, server: Admin) -> RunResult:
         """Show the run until it is done, and return its results.
@@ -466,7 +606,9 @@ class Follower:
                 write_json(self.out / "run.json", run_facts(self.run))
 
             status = str(submission["status"])
-            self._update_status(server, str(submission["job_id"]), status)
+            self._update_status(str(submission["job_id"]), status)
+            if status == "RUNNING" or status in QUEUED:
+                self._say_who_is_absent(server)
             if status == "SUBMITTED":
                 self._say_who_is_ahead(server, newest_submissions)
             if status == "RUNNING":
@@ -477,8 +619,8 @@ class Follower:
                     return result
             self.sleep(POLL_SECONDS)
 
-    def _update_status(self, server: Admin, job_id: str, status: str) -> None:
-        """Record the newest submission's status; name absent sites if it waits."""
+    def _update_status(self, job_id: str, status: str) -> None:
+        """Record the newest submission and its status."""
         if job_id != self._job_id:
             self._job_id = job_id
             self._num_lines = 0
@@ -487,8 +629,6 @@ class Follower:
         if status != self._status:
             self._status = status
             self._status_time = self.now()
-            if status in QUEUED:
-                self._say_who_is_absent(server)
 
     def _say_who_is_ahead(
         self, server: Admin, others: Mapping[str, dict[str, Any]]
@@ -511,18 +651,31 @@ class Follower:
                 self._run_ahead = name
                 self.say(
                     f"waits until run {name} has ended (to abort that run: fednotes "
-                    "run --abort --out its folder)"
+                    f"run --abort {name} --on {self.run.kit})"
                 )
             return
 
     def _say_who_is_absent(self, server: Admin) -> None:
-        """Name the sites of the run that are not connected."""
-        absent_sites = [site for site in self.run.sites if site not in server.sites()]
-        if absent_sites:
-            self.say(
-                f"waiting for {', '.join(absent_sites)}: not connected; at each of "
-                "these sites, run: fednotes site start KIT"
+        """Name the sites of the run that are not connected, and since when."""
+        now = self.now()
+        if now - self._sites_time < SITES_SECONDS:
+            return
+        self._sites_time = now
+        connected = server.sites()
+        if not self._absent_sites.update(self.run.sites, connected, now):
+            return
+        since = self._absent_sites.since
+        text = f"not connected: {list_with_times(since, now)}"
+        strangers = describe_strangers(since, self.run.sites, connected)
+        if strangers:
+            text += (
+                f" ({strangers}). If the job misspells a name, run fednotes run "
+                f"--abort --out {self.out}, and submit the corrected job. Otherwise, "
+                "at each of these sites, run: fednotes site start KIT"
             )
+        else:
+            text += "; at each of these sites, run: fednotes site start KIT"
+        self.say(text)
 
     def _show_progress(self, server: Admin) -> None:
         """Show new lines of progress; right after submission, how a site approves."""
@@ -625,10 +778,14 @@ class Follower:
                     f"run {self.run.name} stays stopped: {problem['problem']}"
                 )
             if problem:
-                self.say(f"stopped: {problem['problem']}; the server resubmits it")
+                self.say(
+                    f"paused: {problem['problem']}; the server continues the run by "
+                    "itself"
+                )
             if not (files / SUMMARY).exists():
                 return None
             self._move_into_folder(files)
+            self._restore_declaration(files.parent)
             return read_result(self.out)
 
     def _move_into_folder(self, files: Path) -> None:
@@ -646,6 +803,24 @@ class Follower:
             if target.is_dir():
                 shutil.rmtree(target)
             shutil.move(path, target)
+
+    def _restore_declaration(self, workspace: Path) -> None:
+        """Write the job's declaration, unless the admin submitted it from this folder.
+
+        Args:
+            workspace: The folder that the server sent.
+        """
+        path = self.out / "job.json"
+        table = read_json_table(workspace / "app_server" / "config" / JOB_FILE)
+        declared = table.get("job")
+        if path.exists() or not isinstance(declared, dict):
+            return
+        with suppress(FednotesError, KeyError, TypeError, ValueError):
+            to_approve = table_to_approve(
+                declared, self.run.sites, int(table["min_sites"])
+            )
+            fingerprint = table_fingerprint(to_approve)
+            write_json(path, {**declared, "fingerprint": fingerprint})
 
 
 def follow_with_reconnects(follower: Follower, connect: Callable[[], Any]) -> RunResult:

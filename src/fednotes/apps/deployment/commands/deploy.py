@@ -33,7 +33,8 @@ from fednotes.cli.shared import (
 )
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
-from fednotes.core.wording import format_count
+from fednotes.core.parsing import number
+from fednotes.core.wording import format_count, format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,9 +42,11 @@ if TYPE_CHECKING:
     from fednotes.apps.deployment.nvflare.authority import AskPassphrase, ProjectConfig
     from fednotes.apps.deployment.nvflare.processes import Status
     from fednotes.apps.deployment.preflight import Check
-    from fednotes.apps.deployment.runs import Run
+    from fednotes.apps.deployment.runs import AdminKit, Run
     from fednotes.core.stopping import Interrupt
     from fednotes.jobs.results import RunResult
+
+MIN_WAITING_SECONDS = 10.0  # shorter waits of a run are not shown
 
 
 @in_panel(DEPLOY)
@@ -335,12 +338,14 @@ def _say_how_it_runs(kit: Path, role: str, process: Status) -> None:
 @with_examples(
     "fednotes run job.toml --on kits/admin --out run",
     "fednotes run --attach --out run",
+    "fednotes run --abort job-20260131-093000 --on kits/admin",
 )
 def run(
     job: Annotated[
         str,
         typer.Argument(
-            help="A job file, or the name of a built-in job.",
+            help="A job file, or the name of a built-in job; with --attach or --abort, "
+            "the name of a run whose folder is not here.",
             autocompletion=complete_job,
         ),
     ] = "",
@@ -351,10 +356,14 @@ def run(
     settings: Settings = None,
     track: Track = None,
     attach: Annotated[
-        bool, typer.Option("--attach", help="Follow the run in OUT again.")
+        bool,
+        typer.Option("--attach", help="Follow the run in OUT, or a named one, again."),
     ] = False,
     abort: Annotated[
-        bool, typer.Option("--abort", help="Abort the run in OUT permanently.")
+        bool,
+        typer.Option(
+            "--abort", help="Abort the run in OUT, or a named one, permanently."
+        ),
     ] = False,
     json_output: Json = False,
 ) -> None:
@@ -362,30 +371,33 @@ def run(
     from fednotes.core.stopping import end_at_once
     from fednotes.jobs.tracking import require_trackers
 
-    num_actions = attach + abort + bool(job)
-    if num_actions != 1:
+    is_submission = not (attach or abort)
+    if (is_submission and not job) or (attach and abort):
         raise ConfigError(
-            "give a job to submit, --attach --out RUN to watch a run again, or --abort "
-            "--out RUN to abort one"
+            "give a job to submit, --attach --out OUT to watch a run again, or --abort "
+            "--out OUT to abort one"
         )
-    if settings and not job:
+    if settings and not is_submission:
         raise ConfigError(
             "--set changes a job that is submitted, not a run: leave it out, or submit "
             "the job with it to another --out"
         )
+    output = choose_console(as_json=json_output)
     with end_at_once("stopped; nothing was submitted") as farewell:
         if abort:
+            which_run = f"{job} --on {on}" if job else f"--out {out}"
             farewell.line = (
-                "stopped; the run may continue; to abort it: fednotes run "
-                f"--abort --out {out}"
+                "stopped; the run may continue; to abort it: fednotes run --abort "
+                f"{which_run}"
             )
-            _abort(out, on, json_output=json_output)
+            _abort(job, on, out, json_output=json_output)
         elif attach:
+            farewell.line = "stopped; the run continues"
+            attached_run = _open_run(job, on, out, output=output)
             farewell.line = _attach_hint(out)
-            _watch(_read_run(out, on), out, track=track, json_output=json_output)
+            _watch(attached_run, out, track=track, json_output=json_output)
         else:
             require_trackers(track or ())
-            output = choose_console(as_json=json_output)
             submitted = _submit(
                 job, on, out, settings=settings, farewell=farewell, output=output
             )
@@ -403,12 +415,51 @@ def _attach_hint(out: Path) -> str:
     return f"the run continues; to watch it again: fednotes run --attach --out {out}"
 
 
-def _read_run(out: Path, on: Path | None) -> Run:
+def _open_kit(on: Path | None, output: Console) -> AdminKit:
+    """Return the admin's kit, and print a warning if it expires soon.
+
+    Args:
+        on: The kit; None if the command names none.
+        output: Where to print.
+
+    Raises:
+        ConfigError: The command names no kit, or the kit cannot be used.
+    """
+    from fednotes.apps.deployment.runs import open_admin_kit
+
+    if on is None:
+        raise ConfigError("the admin's kit is missing: give it with --on KIT")
+    kit = open_admin_kit(on)
+    for warning in kit.warnings:
+        say(f"warning: {warning}", to=output)
+    return kit
+
+
+def _open_run(name: str, on: Path | None, out: Path, *, output: Console) -> Run:
+    """Return the run to watch, and reserve its folder.
+
+    Args:
+        name: The run's name; "" for the run of the folder.
+        on: The admin's kit; None for the kit with which the run was submitted.
+        out: The run's folder.
+        output: Where to print.
+    """
+    from fednotes.apps.deployment.runs import adopt_folder, find_run, open_session
+
+    if not name:
+        return _read_run(on, out)
+    kit = _open_kit(on, output)
+    with open_session(kit) as session:
+        named_run = find_run(session, kit.path, name)
+    return adopt_folder(named_run, out)
+
+
+def _read_run(on: Path | None, out: Path) -> Run:
     """Return the run of a folder.
 
     Args:
-        out: The run's folder.
         on: The admin's kit; None for the kit with which the run was submitted.
+        out: The run's folder.
     """
     from fednotes.apps.deployment.runs import read_run
 
@@ -441,29 +492,26 @@ def _submit(
     """
     from fednotes.apps.deployment.runs import (
         claim_folder,
-        open_admin_kit,
+        open_session,
         prepare_run,
         release_folder,
         submit_run,
     )
     from fednotes.jobs.declaration import load_declared
 
-    if on is None:
-        raise ConfigError("the admin's kit is missing: give it with --on KIT")
-    kit = open_admin_kit(on)
+    kit = _open_kit(on, output)
     parsed_job, declaration = load_declared(job, tuple(settings or ()))
     run, min_sites = prepare_run(
         parsed_job, declaration, kit.path, out=out, when=time.time()
     )
     for warning in parsed_job.module.list_warnings(parsed_job.config):
         say(f"warning: {warning}", to=output)
-    from fednotes.apps.deployment.nvflare.server import connect
 
     claim_folder(run, declaration, out)
     farewell.undo = lambda: release_folder(out)
     is_submitting = False
     try:
-        with connect(kit.path, kit.person) as session:
+        with open_session(kit) as session:
             is_submitting = True
             farewell.undo = None
             farewell.line = (
@@ -490,11 +538,11 @@ def _watch(
     json_output: bool = False,
 ) -> None:
     """Follow a run until it ends, reconnecting if necessary, and print its results."""
-    from fednotes.apps.deployment.nvflare.server import connect
     from fednotes.apps.deployment.runs import (
         Follower,
         follow_with_reconnects,
         open_admin_kit,
+        open_session,
     )
     from fednotes.cli.display import RichDisplay
     from fednotes.jobs.card import write_cards
@@ -514,9 +562,7 @@ def _watch(
             just_submitted=just_submitted,
         )
         with reported(listener, out):
-            result = follow_with_reconnects(
-                follower, partial(connect, kit.path, kit.person)
-            )
+            result = follow_with_reconnects(follower, partial(open_session, kit))
     write_cards(out)
     report = write_report(out)
     if json_output:
@@ -526,15 +572,28 @@ def _watch(
     listener.finish(out)
 
 
-def _abort(out: Path, on: Path | None, *, json_output: bool) -> None:
-    """Abort the run of a folder; see `_read_run`."""
-    from fednotes.apps.deployment.nvflare.server import connect
-    from fednotes.apps.deployment.runs import abort_run, open_admin_kit
+def _abort(name: str, on: Path | None, out: Path, *, json_output: bool) -> None:
+    """Abort a run.
 
-    run = _read_run(out, on)
-    kit = open_admin_kit(run.kit)
-    with connect(kit.path, kit.person) as session:
-        abort_run(session, run, out)
+    Args:
+        name: The run's name; "" for the run of the folder.
+        on: The admin's kit; None for the kit with which the run was submitted.
+        out: The run's folder.
+        json_output: Whether to print the result as JSON.
+    """
+    from fednotes.apps.deployment.runs import abort_run, find_run, open_session
+
+    output = choose_console(as_json=json_output)
+    if name:
+        kit = _open_kit(on, output)
+        with open_session(kit) as session:
+            run = find_run(session, kit.path, name)
+            abort_run(session, run, None)
+    else:
+        run = _read_run(on, out)
+        kit = _open_kit(run.kit, output)
+        with open_session(kit) as session:
+            abort_run(session, run, out)
     if json_output:
         print_json({"run": run.name, "aborted": True})
         return
@@ -546,6 +605,19 @@ def _abort(out: Path, on: Path | None, *, json_output: bool) -> None:
     say("next: waiting runs start by themselves; a new job needs another --out")
 
 
+def _describe_time(result: RunResult) -> str:
+    """Return how long a run took, and how much of that it spent waiting."""
+    working = result.seconds or 0.0
+    elapsed = number(result.conditions, "federated", "elapsed") or 0.0
+    waiting = elapsed - working
+    if waiting < MIN_WAITING_SECONDS:
+        return format_duration(working)
+    return (
+        f"{format_duration(elapsed)} ({format_duration(working)} working, "
+        f"{format_duration(waiting)} waiting for approvals, sites or the server)"
+    )
+
+
 def _say_results(out: Path, name: str, result: RunResult, report: Path) -> None:
     """Print the scores of a finished run, where its files are, and what to do next."""
     f1 = result.metrics.get("valid_f1")
@@ -553,7 +625,7 @@ def _say_results(out: Path, name: str, result: RunResult, report: Path) -> None:
     if f1 is not None:
         score = f", F1 {f1:.3f} on all sites' validation data"
     rounds = result.conditions.get("federated", {}).get("rounds")
-    say(f"done: {rounds} rounds in {result.seconds or 0:.0f} s{score}")
+    say(f"done: {rounds} rounds in {_describe_time(result)}{score}")
     say(*result.notes)
     for site, scores in result.sites.items():
         if scores:
