@@ -237,6 +237,7 @@ def test_a_model_apart_from_its_run_has_a_card(run: Path, tmp_path: Path) -> Non
     text = render_card(tmp_path / "model")
     assert "model-index" not in parse_head(text)
     assert "No scores are known here" in text
+    assert "The scores hold" not in text
     with pytest.raises(ModelError, match="no model here"):
         render_card(tmp_path)
 

@@ -147,21 +147,23 @@ class RichDisplay(ProgressListener):
         self._time.round(result)
         seconds_left = self._time.seconds()
         left = self._left_text(seconds_left) if seconds_left else ""
+        announced_seconds = 0.0
+        if seconds_left is not None and not self._is_time_announced:
+            self._is_time_announced = True
+            if seconds_left > SHORT:
+                announced_seconds = seconds_left
         self._bar.update(self._task, completed=result.round + 1, line=line, left=left)
         if result.evaluated and not self.console.is_terminal:
             place = f"round {result.round + 1}/{self._rounds or '?'}"
             text = f"{self._part.name}: {place}  {line}"
-            if left:
+            if left and not announced_seconds:
                 text += f"  {left}"
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-        if seconds_left is not None and not self._is_time_announced:
-            self._is_time_announced = True
-            if seconds_left > SHORT:
-                self._announce(
-                    f"the whole run: {self._left_text(seconds_left)}",
-                    must_ask=seconds_left > LONG_SECONDS,
-                )
+        if announced_seconds:
+            self._announce(
+                f"the whole run: {left}", must_ask=announced_seconds > LONG_SECONDS
+            )
 
     def _scores_text(self, result: RoundResult) -> str:
         """Return the scores of an evaluation, by site if sites report them."""

@@ -233,7 +233,10 @@ def test_an_authority_of_an_earlier_version_gives_its_keys_up(
     ("changes", "message"),
     [
         ({"sites": ("h1", "h1")}, r"sites \['h1'\]"),
-        ({"sites": ("server",)}, r"sites \['server'\]"),
+        (
+            {"sites": ("server", "h2")},
+            r"\['server'\]: these names belong to .* such as 'server-hospital'",
+        ),
         ({"sites": ()}, "sites are missing"),
         ({"sites": ("a b",)}, "site 'a b'"),
         ({"sites": ("a.b",)}, r"'a\.b': use letters, digits, '_' and '-' only"),

@@ -703,8 +703,15 @@ class ProjectConfig:
                 )
         if not self.sites:
             raise ConfigError("sites are missing: give at least one")
+        reserved_names = [site for site in self.sites if site in _RESERVED_NAMES]
+        if reserved_names:
+            raise ConfigError(
+                f"sites {reserved_names}: these names belong to the project's server, "
+                "its admin and its authority: name each site after its hospital or "
+                f"ward, such as {reserved_names[0] + '-hospital'!r}"
+            )
         # The name in a certificate identifies a participant, so each name is unique.
-        other_names = _RESERVED_NAMES | {self.server, self.name}
+        other_names = {self.server, self.name}
         repeated_names = sorted(
             {
                 site
