@@ -3,7 +3,7 @@
 # make test-medspacy  a model in a medspaCy pipeline, in .venv-medspacy: that holds spaCy 3.7 and NumPy 1.26
 # make mutate each line that docs/papers.md points at is changed: its tests must notice
 # make lint   style and types
-# make bench  every benchmark, a ratio each
+# make bench  every benchmark, each ratio beside its limits and goal
 # make docs   the pages as a site: build/site
 # make wheel  the package as a wheel in dist, tried from a folder of its own
 # make sbom   what is installed in .venv, as CycloneDX: build/sbom.json
@@ -62,10 +62,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.dev
-	@set -e; for file in benchmarks/*.py; do \
-		test -e "$$file" || continue; \
-		echo "== $$file"; $(BIN)/python "$$file"; \
-	done
+	$(BIN)/python tools/bench.py $(ARGS)
 
 docs: $(VENV)/.dev
 	$(BIN)/python -m $(INSTALL) -e '.[docs]'

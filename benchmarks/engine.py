@@ -1,8 +1,7 @@
 """What the engine costs: `fedner.train` in the embedded engine against a hand-written
 loop.
 
-    python benchmarks/engine.py [--sentences 300] [--epochs 2] [--repeats 5] [--ceiling
-    1.02]
+    python benchmarks/engine.py [--sentences 300] [--epochs 2] [--repeats 5]
 
 Both train three sites by Algorithm 1 of FedNER: the same taggers, mini-batches, dropout
 and optimizers. The hand-written loop is what one writes for a single experiment: no
@@ -19,7 +18,7 @@ up to 5 %, hit now one and now the other.
 Sizes: CNN-CLSTM-CRF over 4,096 hashed words, and ELMoNER over 384 random frozen
     features.
 Sentences: PsyTAR, BC5CDR and NCBI disease below $FEDNOTES_CORPORA where set, else
-generated ones, which are half as long. Exit code 1 above the ceiling.
+generated ones, which are half as long.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ import argparse
 import ctypes
 import os
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -201,12 +199,11 @@ def keep_freed_memory() -> None:
             libc.mallopt(option, value)
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sentences", type=int, default=300, help="of a site")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--ceiling", type=float, default=1.02)
     options = parser.parse_args()
     keep_freed_memory()
     torch.set_num_threads(1)
@@ -227,9 +224,8 @@ def main() -> int:
             f"{name}: {ours:.2f} s, by hand {theirs:.2f} s, ratio {ratios[-1]:.3f}",
             flush=True,
         )
-    print(f"engine overhead ratio={max(ratios):.2f} against hand-written loop")
-    return int(round(max(ratios), 2) > options.ceiling)
+    print(f"engine ratio={max(ratios):.2f} against hand-written loop")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -97,7 +97,7 @@ def main() -> None:
     print(
         f"masked positions  {1000 * fast:8.0f} ms; the loss differs by {difference:.1e}"
     )
-    print(f"masked_positions ratio={slow / fast:.1f} against logits at every position")
+    print(f"masked-positions ratio={slow / fast:.1f} against logits at every position")
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ def main() -> None:
             compare("bart-base's size", base, min(arguments.repeats, 3))
         small = build(folder / "small", width=384, decoder=2, vocabulary=30522)
         ratio = compare("6 + 2 layers of 384", small, arguments.repeats)
-    print(f"per-sample gradients ratio={ratio:.1f} against the loop")
+    print(f"per-sample-gradients ratio={ratio:.1f} against the loop")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Sentences a second of `model.stream`, against the same model one sentence at a time.
 
-    python benchmarks/predict.py [--train 800] [--repeats 3] [--floor 5] [--no-encoder]
+    python benchmarks/predict.py [--train 800] [--repeats 3] [--no-encoder]
 
 Two models are trained on the same sentences: the light tagger of the demo, and a token
 classifier on MiniLM. They are compared with two alternatives. The first is spaCy's
@@ -8,8 +8,7 @@ entity recogniser (a CNN of similar size on hashed words), trained on the same s
 and read by `nlp.pipe`. The second is transformers' pipeline with the exported token
 classifier, which reads one sentence at a time by default, and in batches of 32. All
 predict test sentences from their text on one thread. The sentences are those of NCBI
-disease below $FEDNOTES_CORPORA if it is set, and generated ones otherwise. The exit
-code is 1 below the floor.
+disease below $FEDNOTES_CORPORA if it is set, and generated ones otherwise.
 """
 
 from __future__ import annotations
@@ -146,11 +145,10 @@ def f1(gold: Sequence[Document], predicted_spans: Iterable[Sequence[Span]]) -> f
     return 100 * SpanCounts.of(gold, predicted).scores()["strict"]["f1"]
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--train", type=int, default=800, help="training sentences")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--floor", type=float, default=5.0)
     parser.add_argument(
         "--no-encoder", action="store_true", help="the light tagger and spaCy alone"
     )
@@ -210,7 +208,6 @@ def main() -> int:
             print(f"{label:53} {rates[label]:11.0f}  {score:9.1f}")
     ratio = rates["tagger, model.stream"] / rates["tagger, one at a time"]
     print(f"predict ratio={ratio:.1f} against one-at-a-time")
-    return 0 if ratio >= arguments.floor else 1
 
 
 def ours(model: fn.MentionModel) -> Found:
@@ -267,4 +264,4 @@ def measured(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

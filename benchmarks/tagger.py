@@ -1,7 +1,7 @@
 """One training step of the FedNER tagger against the plain composition of the same
 parts.
 
-    python benchmarks/tagger.py [--steps 12] [--repeats 3] [--floor 4]
+    python benchmarks/tagger.py [--steps 12] [--repeats 3]
 
 Plain: what one writes first with torch and pytorch-crf. Randomly drawn sentences padded
 to the longest, an embedding of words, a Conv1d over the characters of every token,
@@ -10,14 +10,13 @@ the same sentences; before timing, the losses of each batch are compared. A step
 loss, backward and Adam on 32 sentences, one thread, dropout as in training. The frozen
 parts (300 columns of word vectors, 384 of contextual features) are at hand for both and
 random here: their values cost nothing. Sentences: PsyTAR below $FEDNOTES_CORPORA where
-set, else random words with lengths of a like distribution. Exit code 1 below the floor.
+set, else random words with lengths of a like distribution.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -190,13 +189,12 @@ def timed(step: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> float
     return time.perf_counter() - start
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--steps", type=int, default=12, help="mini-batches of one repeat"
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--floor", type=float, default=4.0)
     args = parser.parse_args()
     torch.set_num_threads(1)
     name, documents = corpus()
@@ -222,8 +220,7 @@ def main() -> int:
         )
     print(f"largest difference of a batch's loss: {gap:.1e}")
     if gap > 1e-4:
-        print("the two compute different losses")
-        return 1
+        raise SystemExit("the two compute different losses")
 
     tagger.train(), plain.train()
     fast_adam = torch.optim.Adam(tagger.parameters(), 1e-3)
@@ -249,8 +246,7 @@ def main() -> int:
         f"plain {np.mean(slow) * 1e3:.1f} ms a step, fednotes {np.mean(fast) * 1e3:.1f} ms"
     )
     print(f"tagger-step ratio={ratio:.1f} against plain composition")
-    return 0 if ratio >= args.floor else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

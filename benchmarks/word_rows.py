@@ -84,7 +84,7 @@ def main() -> None:
         same = all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
         print(f"{len(forms):,} words in the corpora; the same bits: {same}")
         print(
-            f"word_rows ratio={sizes[0] / sizes[1]:.1f} of bytes against whole tables"
+            f"word-rows ratio={sizes[0] / sizes[1]:.1f} against the bytes of whole tables"
         )
 
 

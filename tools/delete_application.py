@@ -2,8 +2,8 @@
 
     python tools/delete_application.py NAME
 
-This deletes its code and its tests, the benchmarks and tools that import it, and in
-`pyproject.toml` its entry points, extras and settings of mypy. The extras also leave
+This deletes its code and its tests, the benchmarks (with their goals) and tools that
+import it, and in `pyproject.toml` its entry points, extras and settings of mypy. The extras also leave
 the table of `docs/install.md`. Then it lists the pages and other files that still name
 the application. CONTRIBUTING.md ("Deleting an application") says what comes next.
 """
@@ -34,8 +34,12 @@ def delete_application(name: str, root: Path = ROOT) -> None:
     code = root / "src" / "fednotes" / "apps" / name
     if not name.isidentifier() or not (code / "__init__.py").is_file():
         raise ValueError(f"{name!r} is no application: name a folder of {code.parent}")
+    goals = root / "benchmarks" / "goals.toml"
     for path in list(find_users(name, root)):
         path.unlink()
+        if path.parent == goals.parent:
+            text = without_benchmark(goals.read_text("utf-8"), path.name)
+            goals.write_text(text, "utf-8")
     shutil.rmtree(code)
     shutil.rmtree(root / "tests" / "apps" / name, ignore_errors=True)
 
@@ -85,6 +89,14 @@ def without_application(text: str, name: str) -> tuple[str, list[str]]:
         return f'"fednotes[{",".join(names)}]"'
 
     return re.sub(r'"fednotes\[([\w,]+)\]"', keep_others, text), extras
+
+
+def without_benchmark(goals: str, file: str) -> str:
+    """Return the text of benchmarks/goals.toml without one benchmark."""
+    entry = re.compile(
+        rf'^\[\[benchmarks\]\]\nfile = "{re.escape(file)}"\n(?:.+\n)*\n?', re.MULTILINE
+    )
+    return entry.sub("", goals)
 
 
 def find_mentions(name: str, root: Path = ROOT) -> Iterator[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench import read_goals
 from delete_application import delete_application, find_mentions
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +87,10 @@ def test_nothing_names_a_deleted_application_but_prose(
     for extra in remaining.keys() - {"dev"}:
         assert remaining[extra] == extras[extra]
     assert any(place.startswith("docs/") for place in find_mentions(name, root))
+    benchmarks = read_goals(root / "benchmarks" / "goals.toml")
+    assert sorted(benchmark.path for benchmark in benchmarks) == sorted(
+        (root / "benchmarks").glob("*.py")
+    )
 
 
 def test_an_application_that_does_not_exist_is_refused(tmp_path: Path) -> None:
