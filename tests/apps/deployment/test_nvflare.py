@@ -391,6 +391,24 @@ def test_replies_come_as_sites_answer(tmp_path: Path) -> None:
     assert len(controller.cancelled) == 2
 
 
+def test_whoever_watches_a_run_learns_why_it_pauses(tmp_path: Path) -> None:
+    """Once; and not before the run has made progress, of which a line is the sign."""
+    sent = transport(Pretend({"a": (0.0, answer), "b": (0.0, answer)}), tmp_path)
+    order = {"sites": ["b", "stranger"]}
+    assert sent.answer_command(flare.PAUSE, order, None)["lines"] == []
+    assert sent.pause.is_set()
+    sent.pause.clear()
+    sent.publish({"kind": "plan"})
+    for _ in range(2):
+        lines = sent.answer_command(flare.PAUSE, order, None)["lines"]
+    (_, line) = lines
+    assert line == {
+        "kind": "event",
+        "text": "'b' is back: the run pauses when the other sites have finished their "
+        "step, and then resumes with all sites",
+    }
+
+
 def test_a_job_that_ends_does_not_hold_the_server_up() -> None:
     """NVFlare's server waits for a job's process as long as a session may take, under a
     lock that every site's sign of life needs. A late reply is none; a lost connection

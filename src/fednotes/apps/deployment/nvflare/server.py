@@ -17,7 +17,7 @@ import math
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -278,18 +278,51 @@ class FlareTransport:
 
         Args:
             topic: `PROGRESS` or `PAUSE`.
-            data: A table that may hold `since`, the number of the first line to return.
+            data: A table that may hold `since`, the number of the first line to return,
+                and `sites`, the sites for which the run pauses.
             fl_ctx: NVFlare's context.
 
         Returns:
             The lines of progress, and the sites that take part.
         """
-        if topic == PAUSE:
+        table = data if isinstance(data, dict) else {}
+        if topic == PAUSE and not self.pause.is_set():
+            self._announce_pause(table.get("sites"))
             self.pause.set()
-        since = 0
-        if isinstance(data, dict):
-            since = int(data.get("since", 0))
+        since = int(table.get("since", 0))
         return {"lines": self.lines[since:], "sites": list(self.present_sites())}
+
+    def _announce_pause(self, returned_sites: Any) -> None:
+        """Publish why the run pauses, unless it has published nothing yet.
+
+        A submission that has published a line counts as one that makes progress.
+
+        Args:
+            returned_sites: The sites for which the run pauses, as the command names
+                them.
+        """
+        if not self.lines:
+            return
+        named_sites = returned_sites if isinstance(returned_sites, list) else []
+        sites = [site for site in self._setup.sites if site in named_sites]
+        self.publish({"kind": "event", "text": describe_pause(sites)})
+
+
+def describe_pause(sites: Sequence[str]) -> str:
+    """Return why a run pauses, and when, in words.
+
+    Args:
+        sites: The sites that are back and do not take part yet; empty if a person told
+            the run to pause.
+    """
+    reason = ""
+    if sites:
+        verb = "is" if len(sites) == 1 else "are"
+        reason = f"{', '.join(map(repr, sites))} {verb} back: "
+    return (
+        f"{reason}the run pauses when the other sites have finished their step, and "
+        "then resumes with all sites"
+    )
 
 
 class FednotesController(Controller):

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -37,7 +37,12 @@ from fednotes.apps.deployment.absence import (
     record_known_sites,
 )
 from fednotes.apps.deployment.nvflare.kit import list_job_sites, order_submissions
-from fednotes.apps.deployment.nvflare.server import PAUSE, PROGRESS, TELL_SECONDS
+from fednotes.apps.deployment.nvflare.server import (
+    PAUSE,
+    PROGRESS,
+    TELL_SECONDS,
+    describe_pause,
+)
 from fednotes.core.parsing import mapping
 from fednotes.core.store import write_json
 from fednotes.engines.launch import OUTCOME_FILE, read_outcome
@@ -87,8 +92,15 @@ class ServerJobs:
             client.name for client in clients if client.last_connect_time > after
         )
 
-    def tell(self, job_id: str, topic: str = PROGRESS) -> Mapping[str, Any] | None:
+    def tell(
+        self, job_id: str, topic: str = PROGRESS, sites: Iterable[str] = ()
+    ) -> Mapping[str, Any] | None:
         """Ask a job for its progress, or tell it to pause.
+
+        Args:
+            job_id: The job.
+            topic: `PROGRESS` or `PAUSE`.
+            sites: The sites for which it is told to pause.
 
         Returns:
             The job's answer, which is empty if it does not come in time; None if the
@@ -96,7 +108,8 @@ class ServerJobs:
         """
         if job_id not in self._engine.run_processes:
             return None
-        reply = self._engine.send_app_command(job_id, topic, {}, TELL_SECONDS)
+        data = {"sites": sorted(sites)}
+        reply = self._engine.send_app_command(job_id, topic, data, TELL_SECONDS)
         answer = reply.get(ServerCommandKey.DATA) if reply is not None else None
         return answer if isinstance(answer, dict) else {}
 
@@ -409,9 +422,8 @@ class Watch:
         watched = self.runs[run]
         if self.now() < watched.next_pause:
             return "wait"
-        names = ", ".join(sorted(sites))
-        _log_once(watched, f"{run}: {names} can take part again: pausing")
-        server.tell(job_id, PAUSE)
+        _log_once(watched, f"{run}: {describe_pause(sorted(sites))}")
+        server.tell(job_id, PAUSE, sites)
         watched.pauses += 1
         watched.next_pause = self.now() + 6 * _delay(watched.pauses)
         return "pause"
