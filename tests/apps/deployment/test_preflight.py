@@ -4,6 +4,7 @@ server."""
 from __future__ import annotations
 
 import http.server
+import json
 import shutil
 import socket
 import sqlite3
@@ -11,6 +12,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -22,7 +24,7 @@ import intruders
 from intruders import PROJECT
 from proxy import proxy
 
-from fednotes.apps.deployment.nvflare.authority import provision
+from fednotes.apps.deployment.nvflare.authority import ProjectConfig, provision
 from fednotes.apps.deployment.preflight import (
     Check,
     await_server,
@@ -32,7 +34,7 @@ from fednotes.apps.deployment.preflight import (
     preflight,
     proxy_of,
 )
-from fednotes.apps.deployment.site_file import SITE_FILE
+from fednotes.apps.deployment.site_file import SITE_FILE, install
 
 
 def checks(kit: Path, subject: str) -> list[Check]:
@@ -142,6 +144,45 @@ def test_the_server_is_reached_through_the_proxy_of_the_environment(
 
 
 @pytest.mark.usefixtures("answering")
+@pytest.mark.parametrize("project", [PROJECT, replace(PROJECT, name="x")])
+def test_the_server_of_another_project_is_recognised(
+    tmp_path: Path, project: ProjectConfig
+) -> None:
+    """Of a project with the same name and another authority, too."""
+    check = to_server(provision(project, tmp_path / "kits")["h1"])
+    assert check.ok is False
+    assert (
+        f"is not the server of this kit's project, {project.name!r}: another authority "
+        "signed its certificate"
+    ) in check.message
+
+
+def test_a_host_name_that_is_unknown_is_no_firewall(
+    kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kit in (kits["h1"], kits["server"]):
+        facts = json.loads((kit / "kit.json").read_text())
+        (kit / "kit.json").write_text(json.dumps({**facts, "server": "ward.invalid"}))
+    check = to_server(kits["h1"])
+    assert check.ok is False
+    assert "this machine cannot resolve the host name 'ward.invalid'" in check.message
+    assert "firewall" not in check.message
+    monkeypatch.setenv("https_proxy", "http://proxy.invalid:3128")
+    check = to_server(kits["h1"])
+    assert "cannot resolve the host name 'proxy.invalid'" in check.message
+    assert "https_proxy" in check.message
+    (check,) = checks(kits["server"], "host name")
+    assert check.ok is None
+    assert "'ward.invalid', the name by which sites and the admin" in check.message
+
+
+def test_a_host_name_that_is_known_is_not_mentioned(
+    shared_kits: dict[str, Path],
+) -> None:
+    assert checks(shared_kits["server"], "host name") == []
+
+
+@pytest.mark.usefixtures("answering")
 def test_a_port_that_is_in_use_is_the_server_s_only_by_its_certificate(
     shared_kits: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -225,6 +266,46 @@ def test_the_proxy_is_the_one_that_grpc_uses() -> None:
     assert proxy_of("s.org", {"HTTPS_PROXY": "http://p.org:3128"}) is None
     assert proxy_of("s.org", {**https, "no_proxy": "a.net,.org"}) is None
     assert proxy_of("s.org", {**https, "no_proxy": ".org", "no_grpc_proxy": ".net"})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("", "names no notes, so no job can begin at this site: under [data], give"),
+        ("types = ['Drug']", "names no notes"),
+        ("path = 'nothing'", "path = {folder}/nothing: the folder is empty"),
+        ("train = 'letter.txt'\ntest = 'drugs.conll'", "train: a job that trains on"),
+        ("path = 'letter.txt'", "letter.txt: cannot recognise the format: give format"),
+    ],
+)
+def test_notes_that_no_job_could_read_are_warned_of(
+    kits: dict[str, Path], tmp_path: Path, data: str, message: str
+) -> None:
+    """A site may start without notes, so this is no error."""
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "letter.txt").write_text("The patient was seen today. She is well.\n")
+    (tmp_path / "drugs.conll").write_text("Aspirin\tB-Drug\nhelped\tO\n\n")
+    path = tmp_path / "h1.toml"
+    path.write_text(f"[data]\n{data}\n" if data else "")
+    install(path, kits["h1"])
+    exists, *warnings = checks(kits["h1"], "data")
+    assert exists.ok
+    assert [check.ok for check in warnings] == [None]
+    assert message.format(folder=tmp_path) in warnings[0].message
+
+    path.write_text("[data]\ntrain = 'drugs.conll'\ntest = 'drugs.conll'\n")
+    install(path, kits["h1"])
+    assert [check.ok for check in checks(kits["h1"], "data")] == [True]
+
+
+def test_a_format_that_the_site_file_gives_is_not_guessed(
+    kits: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "letter.txt").write_text("The patient was seen today. She is well.\n")
+    path = tmp_path / "h1.toml"
+    path.write_text("[data]\npath = 'letter.txt'\nformat = 'conll'\n")
+    install(path, kits["h1"])
+    assert [check.ok for check in checks(kits["h1"], "data")] == [True]
 
 
 def test_a_database_of_a_site_file_is_opened_and_a_wrong_one_is_named(

@@ -13,6 +13,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -36,21 +37,32 @@ from fednotes.apps.deployment.rules.guard import open_approvals
 from fednotes.apps.deployment.site_file import (
     SITE_FILE,
     SiteFile,
+    data_of_kind,
     read_kit_site_file,
     read_site_file,
 )
 from fednotes.core.databases import DatabaseAddress, is_address
-from fednotes.core.errors import FednotesError
+from fednotes.core.errors import FednotesError, parameters_as_keys
 from fednotes.core.settings import expand
+from fednotes.data.encodings import AUTO, reading_as
+from fednotes.data.formats import guess_format
+from fednotes.jobs import kinds
 from fednotes.jobs.local_files import site_path_keys
 
 CONNECT_SECONDS = 10.0  # time limit for reaching the server
+# Maximum number of files in a folder whose format is guessed before a start. A job that
+# reads the folder guesses it anyway, but opens every file.
+MAX_FILES_TO_GUESS = 1000
 _NOT_TLS = (
     "WRONG_VERSION_NUMBER",
     "HTTP_REQUEST",
     "RECORD_LAYER_FAILURE",
     "UNKNOWN_PROTOCOL",
 )
+# OpenSSL's codes for a certificate whose issuer the kit does not know: 7 for a root of
+# the same name with another key, 18 and 19 for self-signed certificates, 20 and 21 for
+# a root that is missing.
+_UNKNOWN_ISSUER = (7, 18, 19, 20, 21)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +110,11 @@ def preflight(kit: Path) -> list[Check]:
     checks.extend(_check_certificate(kit))
     if facts.role == SITE:
         checks.extend(check_site(kit))
-    checks.append(check_port(kit) if facts.role == SERVER else check_server(kit))
+    if facts.role == SERVER:
+        checks.append(check_port(kit))
+        checks.extend(_check_host_name(facts.server))
+    else:
+        checks.append(check_server(kit))
     return checks
 
 
@@ -201,7 +217,11 @@ def check_site(kit: Path, source: Path | None = None) -> Iterator[Check]:
         ),
     )
 
-    yield _check_data(file)
+    check = _check_data(file)
+    yield check
+    if check.ok:
+        for warning in warn_of_notes(file):
+            yield Check("data", ok=None, message=warning)
     try:
         open_approvals(kit).decisions()
     except FednotesError as error:
@@ -224,6 +244,65 @@ def _check_data(file: SiteFile) -> Check:
     if missing:
         return Check("data", ok=False, message=f"missing: {', '.join(missing)}")
     return Check("data", ok=True, message="all files that it names exist")
+
+
+def warn_of_notes(file: SiteFile) -> Iterator[str]:
+    """Yield what a person should know about the notes that a site's file names.
+
+    A site may start without notes, but no job can begin there.
+
+    Args:
+        file: The site's file. The files that it names exist.
+    """
+    source_keys: set[str] = set()
+    has_source = False
+    for kind in kinds.all_kinds():
+        table = data_of_kind(file, kind.name)
+        source_keys.update(kind.source_keys)
+        has_source = has_source or any(table.get(key) for key in kind.source_keys)
+    if not has_source:
+        yield (
+            f"{file.path} names no notes, so no job can begin at this site: under "
+            f"[data], give one of {', '.join(sorted(source_keys))}"
+        )
+    for key, place in _list_data_places(file.data, file.folder):
+        if not isinstance(place, Path) or not place.is_dir():
+            continue
+        if not any(place.iterdir()):
+            yield (
+                f"{key} = {place}: the folder is empty, so no job can begin at this "
+                "site: put the notes there, or name another folder"
+            )
+    yield from _warn_of_annotations(file)
+
+
+def _warn_of_annotations(file: SiteFile) -> Iterator[str]:
+    """Yield which annotated documents of a site's file have no known format."""
+    table = data_of_kind(file, "documents")
+    has_documents = bool(table.get("path") or table.get("train"))
+    if not has_documents or table.get("format"):
+        return
+    encoding = str(table.get("encoding") or AUTO)
+    for key in ("path", "train", "valid", "test"):
+        name = table.get(key)
+        if not isinstance(name, str) or not name or is_address(name):
+            continue
+        path = file.folder / expand(name, key)
+        if path.is_dir() and not 1 <= _count_files(path) <= MAX_FILES_TO_GUESS:
+            continue
+        try:
+            with parameters_as_keys(), reading_as(encoding):
+                guess_format(path)
+        except FednotesError as error:
+            yield (
+                f"{key}: a job that trains on annotated documents cannot read them: "
+                f"{error}"
+            )
+
+
+def _count_files(folder: Path) -> int:
+    """Return the number of entries in a folder, up to one more than the limit."""
+    return sum(1 for _ in islice(folder.rglob("*"), MAX_FILES_TO_GUESS + 1))
 
 
 def _list_data_places(
@@ -293,6 +372,20 @@ def check_port(kit: Path) -> Check:
     return Check("port", ok=not use.other_program, message=use.describe())
 
 
+def _check_host_name(host: str) -> Iterator[Check]:
+    """Warn if the host name by which sites reach a server is unknown here."""
+    if not asyncio.run(_is_known_name(host)):
+        yield Check(
+            "host name",
+            ok=None,
+            message=(
+                f"this machine cannot resolve {host!r}, the name by which sites and "
+                "the admin reach it: check that it resolves at each of them (DNS or "
+                "/etc/hosts)"
+            ),
+        )
+
+
 async def _is_free(port: int) -> bool:
     """Return whether a process could listen at a port of this machine."""
     try:
@@ -320,6 +413,7 @@ def explain_other_listener(kit: Path) -> str:
     except _ConnectionFailure as failure:
         explanations = {
             "certificate": f"it shows another certificate: {failure.reason}",
+            "issuer": "it shows another certificate, signed by another authority",
             "plain": "it does not speak TLS",
             "TLS": f"TLS: {failure.reason}",
             "silent": "nothing answers",
@@ -365,7 +459,7 @@ def check_server(kit: Path) -> Check:
             kit / "startup", server, name=server.host, proxy=proxy
         )
     except _ConnectionFailure as failure:
-        message = _explain_failure(failure, server, proxy)
+        message = _explain_failure(failure, server, proxy, project=facts.project)
         return Check("server", ok=False, message=message)
     through = _describe_proxy(proxy)
     problem = find_withdrawal_of_peer(kit, certificate)
@@ -383,11 +477,25 @@ def check_server(kit: Path) -> Check:
 
 
 def _explain_failure(
-    failure: _ConnectionFailure, server: Address, proxy: Address | None
+    failure: _ConnectionFailure,
+    server: Address,
+    proxy: Address | None,
+    *,
+    project: str,
 ) -> str:
     """Return why no certificate of a server was received, and the remedy."""
     where = f"{server.text}{_describe_proxy(proxy)}"
+    first_host = (proxy or server).host
     explanations = {
+        "name": (
+            f"this machine cannot resolve the host name {first_host!r}, so it cannot "
+            f"reach {where}: {_name_remedy(is_proxy=proxy is not None)}"
+        ),
+        "issuer": (
+            f"{where} is not the server of this kit's project, {project!r}: another "
+            "authority signed its certificate. Use the kit of the project that runs "
+            "there, or ask the coordinator which server this kit is for"
+        ),
         "certificate": f"{where} is not the server of this project: {failure.reason}",
         "plain": (
             f"{where} answers, but not with TLS: another program uses that port, or a "
@@ -404,6 +512,16 @@ def _explain_failure(
         ),
     }
     return explanations[failure.kind]
+
+
+def _name_remedy(*, is_proxy: bool) -> str:
+    """Return what to do about a host name that a machine cannot resolve."""
+    if is_proxy:
+        return "check the proxy in the environment (https_proxy), or set no_proxy"
+    return (
+        "add the name to the DNS or to /etc/hosts of this machine; if the name is "
+        "wrong, the coordinator makes new kits with the right `server`"
+    )
 
 
 def _describe_proxy(proxy: Address | None) -> str:
@@ -438,8 +556,9 @@ class _ConnectionFailure(Exception):
     """No certificate was received.
 
     Attributes:
-        kind: `certificate` (not the expected one), `plain` (no TLS), `TLS`, `proxy` or
-            `silent`.
+        kind: `certificate` (not the expected one), `issuer` (signed by another
+            authority), `plain` (no TLS), `TLS`, `proxy`, `name` (the host's name is
+            unknown) or `silent`.
         reason: The other side's words; "" for none.
     """
 
@@ -467,7 +586,10 @@ def _fetch_certificate(
     try:
         return asyncio.run(asyncio.wait_for(handshake, CONNECT_SECONDS))
     except ssl.SSLCertVerificationError as error:
-        raise _ConnectionFailure("certificate", error.verify_message) from error
+        kind = "certificate"
+        if error.verify_code in _UNKNOWN_ISSUER:
+            kind = "issuer"
+        raise _ConnectionFailure(kind, error.verify_message) from error
     except ssl.SSLError as error:
         if error.reason in _NOT_TLS:
             raise _ConnectionFailure("plain") from error
@@ -477,8 +599,21 @@ def _fetch_certificate(
         if error.errno is None:
             raise _ConnectionFailure("proxy", str(error)) from error
         raise _ConnectionFailure("silent") from error
-    except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+    except (TimeoutError, asyncio.IncompleteReadError) as error:
         raise _ConnectionFailure("silent") from error
+    except OSError as error:
+        first_hop = proxy or server
+        is_known = asyncio.run(_is_known_name(first_hop.host))
+        raise _ConnectionFailure("silent" if is_known else "name") from error
+
+
+async def _is_known_name(host: str) -> bool:
+    """Return whether this machine can resolve a host name."""
+    try:
+        await asyncio.get_running_loop().getaddrinfo(host, None)
+    except OSError:
+        return False
+    return True
 
 
 async def _shake_hands(

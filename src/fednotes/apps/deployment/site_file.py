@@ -105,7 +105,9 @@ def read_site_file(path: Path) -> SiteFile:
     Raises:
         ConfigError: The file has an unknown key, a wrong value or an invalid policy.
     """
-    keys = build(_Keys, read_toml(path), str(path))
+    table = read_toml(path)
+    _require_headers(table, path)
+    keys = build(_Keys, table, str(path))
     folder = Path(keys.folder) if keys.folder else path.resolve().parent
     _check_data_keys(keys.data, path)
     file_keys = sorted(frozenset().union(*file_keys_by_table().values()))
@@ -141,6 +143,24 @@ def _existing_path(text: str, folder: Path, where: str) -> str:
     name = expand(text, where)
     path = folder / name
     return str(path) if path.exists() else name
+
+
+def _require_headers(table: Mapping[str, Any], path: Path) -> None:
+    """Raise ConfigError if a key of [data], [files] or [policy] stands outside it."""
+    own_keys = {key.name for key in fields(_Keys)}
+    data_keys = {key for keys in _keys_by_kind().values() for key in keys}
+    keys_by_header = {
+        "data": data_keys,
+        "policy": {key.name for key in fields(Policy)},
+        "files": frozenset().union(*file_keys_by_table().values()),
+    }
+    for key in sorted(table.keys() - own_keys):
+        for header, keys in keys_by_header.items():
+            if key in keys:
+                raise ConfigError(
+                    f"{path}: the key {key!r} stands outside of a table: put it under "
+                    f"[{header}]"
+                )
 
 
 def _check_data_keys(data: Mapping[str, Any], path: Path) -> None:
@@ -251,7 +271,7 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
             f"{where}: its sites are {', '.join(job.sites)}, not {site!r}"
         )
 
-    data = _data_of_kind(file, job.data)
+    data = data_of_kind(file, job.data)
     names_notes = any(data.get(key) for key in job.kind.source_keys)
     if not names_notes:
         raise ConfigError(
@@ -269,7 +289,7 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
     return parse_job(table, job.name, file.folder, f"{where}, with {file.path}")
 
 
-def _data_of_kind(file: SiteFile, kind: str) -> Mapping[str, Any]:
+def data_of_kind(file: SiteFile, kind: str) -> Mapping[str, Any]:
     """Return the table [data.KIND]; without it, the keys directly in [data]."""
     kind_names = {each.name for each in kinds.all_kinds()}
     tables = {

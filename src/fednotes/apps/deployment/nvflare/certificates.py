@@ -129,17 +129,19 @@ def read_expiry_dates(kit: Path) -> dict[Path, datetime]:
             does not match the key beside it.
     """
     dates: dict[Path, datetime] = {}
+    owner = read_kit(kit).name
     for stem, name in find_stems(kit).items():
-        dates |= _check_certificate(stem, name)
+        dates |= _check_certificate(stem, name, owner)
     return dates
 
 
-def _check_certificate(stem: Path, name: str) -> dict[Path, datetime]:
+def _check_certificate(stem: Path, name: str, owner: str) -> dict[Path, datetime]:
     """Check one certificate of a kit, and the root beside it.
 
     Args:
         stem: Path of the certificate and its key without their endings.
         name: The name that the certificate must have.
+        owner: The name of the kit in its project.
 
     Returns:
         The files of the certificate and of the root, with their expiry dates.
@@ -147,7 +149,7 @@ def _check_certificate(stem: Path, name: str) -> dict[Path, datetime]:
     trust = Trust.read(stem.parent)
     certificate_file = stem.with_suffix(".crt")
     certificate = read_certificate(stem)
-    _require_valid(certificate_file, trust.find_problem(certificate))
+    _require_valid(certificate_file, trust.find_problem(certificate), owner)
     names = names_of(certificate)
     if names != [name]:
         raise ConfigError(
@@ -161,18 +163,29 @@ def _check_certificate(stem: Path, name: str) -> dict[Path, datetime]:
         )
     roots_file = stem.with_name(ROOTS_FILE)
     newest_root = trust.roots[-1]
-    _require_valid(roots_file, trust.find_problem(newest_root))
+    _require_valid(roots_file, trust.find_problem(newest_root), "")
     return {
         certificate_file: trust.expiry_of(certificate),
         roots_file: trust.expiry_of_root(newest_root),
     }
 
 
-def _require_valid(path: Path, problem: CertificateProblem | None) -> None:
-    """Raise ConfigError if a certificate has a problem."""
+def _require_valid(path: Path, problem: CertificateProblem | None, owner: str) -> None:
+    """Raise ConfigError if a certificate has a problem.
+
+    Args:
+        path: The certificate.
+        problem: Its problem; None if there is none.
+        owner: The name of the kit that the certificate belongs to; "" for a root.
+    """
     if problem is None:
         return
     remedy = "" if problem.kind == "early" else f": {REMEDY}"
+    if owner and problem.kind in ("expired", "withdrawn"):
+        remedy = (
+            f"{remedy}; the coordinator makes one: fednotes provision PROJECT --out "
+            f"KITS --again {owner}"
+        )
     raise ConfigError(f"{path}: the certificate {problem}{remedy}")
 
 
