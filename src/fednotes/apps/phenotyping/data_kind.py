@@ -61,6 +61,7 @@ from fednotes.apps.phenotyping.site_counts import count_tables, label_lines
 from fednotes.apps.phenotyping.site_files import SiteFiles, generate_site, read_site
 from fednotes.core.errors import ConfigError, DataError, FednotesError, within
 from fednotes.core.seeds import rng_of, seed_of
+from fednotes.core.wording import format_count
 from fednotes.data.formats.files import unpacked_name
 from fednotes.data.formats.folders import list_files
 from fednotes.data.notes import guess_notes
@@ -314,8 +315,10 @@ def _describe_counts(
     else:
         unit = "a word"
         limit = 0  # none
-    notes = f" with {counts['notes']:,} notes" if "notes" in counts else ""
-    messages = [f"{len(files.patients):,} patients{notes}"]
+    notes = ""
+    if "notes" in counts:
+        notes = f" with {format_count(counts['notes'], 'note')}"
+    messages = [f"{format_count(len(files.patients), 'patient')}{notes}"]
     if counts["without_features"]:
         messages.append(
             f"{counts['without_features']:,} patients without {unit} in their notes: "

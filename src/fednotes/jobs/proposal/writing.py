@@ -11,7 +11,7 @@ from pathlib import Path
 from fednotes.core.cleaning import NAME, one_line
 from fednotes.core.databases import DatabaseAddress
 from fednotes.core.errors import ConfigError
-from fednotes.core.wording import list_names
+from fednotes.core.wording import format_count, list_names
 from fednotes.data.encodings import AUTO
 from fednotes.data.notes import DEFAULT_TABLE, NoteDatabase
 from fednotes.jobs.label_maps import LabelMap
@@ -87,22 +87,24 @@ def format_comment(text: str) -> str:
 
 def describe_site(site: SiteFacts) -> str:
     """Describe the notes of a site in one sentence."""
-    words = f"{site.words.median:,} words in the median note"
-    text = f"{site.notes:,} notes ({one_line(site.format, NAME)}), {words}"
+    words = f"{format_count(site.words.median, 'word')} in the median note"
+    notes = format_count(site.notes, "note")
+    text = f"{notes} ({one_line(site.format, NAME)}), {words}"
     if site.patients:
-        text += f", {site.patients:,} patients"
+        text += f", {format_count(site.patients, 'patient')}"
     if site.holds == "mentions":
         types = [
             f"{one_line(label, NAME)} {number:,}"
             for label, number in site.types.items()
         ]
-        text += f", {site.mentions:,} mentions: {list_names(types)}"
+        text += f", {format_count(site.mentions, 'mention')}: {list_names(types)}"
     if site.labels is not None:
         counts = [
             f"{one_line(label, NAME)} {number:,}"
             for label, number in site.labels.counts.items()
         ]
-        text += f", labels of {site.labels.patients:,} patients: {list_names(counts)}"
+        patients = format_count(site.labels.patients, "patient")
+        text += f", labels of {patients}: {list_names(counts)}"
     return f"{text}."
 
 
