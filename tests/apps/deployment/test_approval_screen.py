@@ -17,6 +17,7 @@ from rich.console import Console
 
 from fednotes.apps.deployment.approval_requests import account
 from fednotes.apps.deployment.commands import site as kit_cli
+from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.rules.guard import (
     RULES,
     NotApproved,
@@ -28,6 +29,7 @@ from fednotes.apps.deployment.rules.guard import (
 from fednotes.apps.deployment.rules.policy import Policy
 from fednotes.apps.deployment.site_file import SITE_FILE, read_policy
 from fednotes.cli import shared
+from fednotes.core.store import write_json
 from fednotes.core.tables import table_fingerprint
 from fednotes.jobs.audit_result import AUDIT, Audit, Leak
 
@@ -61,7 +63,7 @@ def test_the_hash_comes_first(kit: Path) -> None:
     request_approval(kit, JOB)
     assert run_site_command("approve", kit, "--yes").splitlines()[:7] == [
         f"fingerprint {table_fingerprint(JOB)}",
-        "job ner",
+        'job "ner"',
         '  method = "fedner"',
         '  name = "ner"',
         '  sites = ["h1", "h2", "h3"]',
@@ -198,6 +200,62 @@ def test_the_same_words_in_lists(kit: Path) -> None:
     assert not any(line.startswith("changes since") for line in status.splitlines())
 
 
+def test_a_job_that_the_rules_refuse_is_warned_of_before_the_question(
+    kit: Path,
+) -> None:
+    rules = '[data]\npath = "x"\n[policy]\nmin_sites = 4\nshare_scores = true\n'
+    (kit / SITE_FILE).write_text(rules)
+    table = notes_job(SITES)
+    request_approval(kit, table)
+    output = run_site_command("approve", kit, typed="n\n")
+    warning, _, question = output.partition("Approve this job at this site?")
+    assert (
+        "warning: this site will not join, even if you approve the job: refused by the "
+        "site's policy: the sum would be over 3 sites; this site allows 4 sites or "
+        "more. Only the site can change this: min_sites in [policy] of "
+    ) in warning
+    assert "nothing was decided" in question
+    assert f"joins once its rules permit the job: fednotes site rules {kit}" in (
+        run_site_command("approve", kit, "--yes")
+    )
+
+    (kit / SITE_FILE).write_text(rules.replace("4", "3"))
+    output = run_site_command(
+        "approve", kit, table_fingerprint(table)[:12], "--yes", code=0
+    )
+    assert "warning" not in output
+
+
+def test_an_approval_says_whether_a_run_waits_for_it(
+    kit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was aborted leaves its request at the site."""
+    request_approval(kit, JOB)
+    assert "no run asks for it now; this site joins when one does" in run_site_command(
+        "approve", kit, "--yes"
+    )
+    table = notes_job(SITES) | {"min_sites": 3}
+    request_approval(kit, table)
+    job_id = "01234567-0123-4123-8123-0123456789ab"
+    facts = {key: table[key] for key in ("sites", "min_sites")}
+    job = {"name": table["name"], "job": table["job"]}
+    write_json(
+        kit / job_id / "app_h1" / "config" / "job.json",
+        {**facts, "run": "ner-1", "job": job},
+    )
+    running = processes.Status("h1", "site", 7, (job_id,), kit / "fednotes.log")
+    monkeypatch.setattr(processes, "status", lambda kit: running)
+    assert "this site joins within seconds" in run_site_command("approve", kit, "--yes")
+
+
+def test_an_input_that_ends_without_an_answer_is_no_decision(kit: Path) -> None:
+    request_approval(kit, JOB)
+    message = run_site_command("approve", kit, code=2)
+    assert "the input ended without an answer, so nothing was decided" in message
+    assert "(--yes)" in message
+    assert not open_approvals(kit).decisions()
+
+
 # whose yes
 
 
@@ -265,7 +323,7 @@ def test_two_people_approve_by_their_keys(kit: Path, tmp_path: Path) -> None:
         "waits for a decision: approved by alice; 1 more of bob must"
         in run_site_command("status", kit)
     )
-    assert "joins within seconds" in run_site_command(
+    assert "this site joins when" in run_site_command(
         "approve", kit, "--yes", "--key", tmp_path / "bob"
     )
     require_approved(kit, "h1", JOB, policy)
@@ -385,7 +443,7 @@ def screen(kit: Path, *tables: dict[str, Any]) -> str:
 
 def test_a_site_more_than_in_an_earlier_job_is_warned_of(kit: Path) -> None:
     comparison = screen(kit, notes_job([*SITES, "h4"]), notes_job(SITES))
-    assert "other sites (h4), its notes here" in comparison
+    assert "other sites (h4), the same notes here" in comparison
     assert (
         "warning: the sums of the two jobs differ only by a few sites (h4)"
         in comparison
@@ -404,7 +462,7 @@ def test_a_sentence_less_than_in_an_earlier_job_is_warned_of(kit: Path) -> None:
     comparison = screen(
         kit, notes_job(SITES, max_sentences=60), notes_job(SITES, max_sentences=59)
     )
-    assert "its sites, other notes here" in comparison
+    assert "the same sites, other notes here" in comparison
     assert "~ sites.h1.max_sentences: 60 → 59" in comparison
     assert "warning: this site reads other notes for this job" in comparison
 
@@ -425,7 +483,7 @@ def test_other_training_settings_do_not_mean_other_notes(kit: Path) -> None:
     first, second = notes_job(SITES), notes_job(SITES)
     second["job"]["training"] = {"epochs": 3}
     comparison = screen(kit, first, second)
-    assert "its sites, its notes here" in comparison
+    assert "the same sites, the same notes here" in comparison
     assert "warning" not in comparison
 
 

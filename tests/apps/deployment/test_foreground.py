@@ -59,10 +59,12 @@ def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
     output, _ = second.communicate(timeout=60)
     assert second.returncode not in (0, 2, 130)
     assert "another process of this site is connected" in output
+    assert "INFO fednotes.apps.deployment.nvflare.processes: ended on its own" in output
     assert site.poll() is None
     code, output = ended(running, signal.SIGINT)
     assert code == 130
     assert "site 'h1' is connected" in output
+    assert "processes: stopped by SIGINT" in output
     running = place.begin("server", "run", "kits/server")
     until(lambda: "answers" in place.give("preflight", "kits/server"), 60)
     assert ended(running, signal.SIGKILL)[0] == -signal.SIGKILL
@@ -71,6 +73,8 @@ def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
     )  # nothing outlives it
     code, output = ended(site, signal.SIGTERM)
     assert code == 0
+    assert f"started as process {site.pid}, which connects to localhost:" in output
     assert "fednotes.presence: connected to the server" in output
+    assert "processes: stopped by SIGTERM" in log.read_text()
     assert output.endswith("stopped; its runs resume when it is started again\n")
     assert [processes.list_processes(kit.resolve()) for kit in (server, h1)] == [[], []]

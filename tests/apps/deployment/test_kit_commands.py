@@ -29,6 +29,8 @@ from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.kit import COMM_FILE, INSIDE
 from fednotes.apps.deployment.nvflare.processes import CONTACT_FILE
 from fednotes.apps.deployment.preflight import Check
+from fednotes.apps.deployment.rules.guard import NotApproved, require_approved
+from fednotes.apps.deployment.rules.policy import Policy
 from fednotes.apps.deployment.site_file import SITE_FILE, read_site_file
 from fednotes.core.errors import FednotesError
 from fednotes.core.store import write_json
@@ -198,6 +200,17 @@ def test_nothing_is_written_into_a_folder_that_is_not_a_kit(
     assert not (tmp_path / "new").exists()
 
 
+def test_the_misspelt_folder_of_a_kit_is_recognised(
+    shared_kits: dict[str, Path], tmp_path: Path
+) -> None:
+    wrong = Path(f"{shared_kits['h1']}x")
+    output = run_command("site", "status", wrong)
+    assert "is not a kit: there is no such folder; did you mean" in output
+    assert str(shared_kits["h1"]) in output
+    output = run_command("site", "status", tmp_path)
+    assert "give a folder that `fednotes provision` created" in output
+
+
 def test_a_wrong_site_file_is_refused_before_it_is_copied_into_the_kit(
     kits: dict[str, Path], tmp_path: Path, started: list[Path]
 ) -> None:
@@ -216,6 +229,14 @@ def test_a_wrong_site_file_is_refused_before_it_is_copied_into_the_kit(
     key.chmod(0o644)
     assert f"other users can read this file; run: chmod 600 {key}" in start(good)
     key.chmod(0o600)
+    for text, header in (
+        ("train = 'train.conll'\n", "data"),
+        ("min_sites = 3\n", "policy"),
+        ("dictionary = 'terms.obo'\n", "files"),
+    ):
+        (tmp_path / "bare.toml").write_text(text)
+        expected = f"stands outside of a table: put it under [{header}]"
+        assert expected in start(tmp_path / "bare.toml")
     assert not (kit / SITE_FILE).exists()
     assert not started
     assert start(good) == "error: begun"
@@ -332,6 +353,55 @@ def test_site_status_says_whether_the_server_answers(
     )
     assert "has not answered since" in heard(7, now - 90)
     assert "it has not answered yet" in heard(6, now)
+
+
+def test_site_status_names_the_step_that_must_come_first(
+    kits: dict[str, Path],
+) -> None:
+    kit = kits["h1"]
+    with pytest.raises(NotApproved):
+        require_approved(kit, "h1", {"name": "job"}, Policy())
+    output = run_command("site", "status", kit)
+    assert "\njob (" in output
+    assert ") waits for a decision\n" in output
+    assert output.endswith(f"next: fednotes site start {kit}\n")
+
+    refused = {"pid": 6, "since": 0.0, "last": 0.0, "refused": "is it a copy?"}
+    write_json(kit / CONTACT_FILE, refused)
+    when = f"{datetime.now():%F %T},000"
+    log = kit / processes.LOG_FILE
+    log.write_text(
+        f"{when} ERROR fednotes.presence: the server refuses this site: is it a copy?\n"
+    )
+    output = run_command("site", "status", kit)
+    assert "the server refuses this site: is it a copy?" in output
+    assert (
+        f"next: fix the last problem above; then: fednotes site start {kit}" in output
+    )
+
+    intruders.redate(kit, (-9, -1))
+    output = run_command("site", "status", kit)
+    assert "fednotes provision PROJECT --out KITS --again h1" in output
+    assert output.endswith("next: ask the project's coordinator for a new kit\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "fednotes.apps.deployment.nvflare.processes: started as process 9, which x",
+        "fednotes.apps.deployment.nvflare.site: takes part in run job-1",
+    ],
+)
+def test_a_problem_is_over_once_the_site_starts_or_joins(
+    tmp_path: Path, line: str
+) -> None:
+    log = tmp_path / "fednotes.log"
+    when = f"{datetime.now():%F %T},000"
+    log.write_text(f"{when} ERROR fednotes.apps.deployment.site: no room\n")
+    assert kit_status.find_last_problem(log) is not None
+    with log.open("a") as file:
+        file.write(f"{when} INFO {line}\n")
+    assert kit_status.find_last_problem(log) is None
 
 
 def test_the_last_problem_is_the_newest_one_that_fednotes_logged(

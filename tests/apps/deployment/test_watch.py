@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Iterable
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -81,6 +82,7 @@ class Server:
         self.status, self.number, self.orders = status, 1, []
         self.connected, self.present = tuple(sorted(ALL)), ("h1", "h2")
         self.others: list[tuple[str, str]] = []  # other runs, and how they stand
+        self.paused_for: tuple[str, ...] = ()
 
     def jobs(self) -> list[dict[str, Any]]:
         deploy = {"app": ["server", *sorted(ALL)]}
@@ -99,7 +101,10 @@ class Server:
     def sites(self) -> frozenset[str]:
         return frozenset(self.connected)
 
-    def tell(self, job_id: str, topic: str = "") -> dict[str, Any] | None:
+    def tell(
+        self, job_id: str, topic: str = "", sites: Iterable[str] = ()
+    ) -> dict[str, Any] | None:
+        self.paused_for = tuple(sites) or self.paused_for
         if topic:
             self.orders.append((topic, job_id))
         return {"sites": list(self.present)}
@@ -188,8 +193,11 @@ def test_it_waits_for_sites_but_not_for_ever(tmp_path: Path) -> None:
     assert server.orders == [("resubmit", "j1")]
 
 
-def test_a_site_that_is_back_joins_after_a_pause(tmp_path: Path) -> None:
+def test_a_site_that_is_back_joins_after_a_pause(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """One that begins is not back: where nobody has answered yet nothing is asked for."""
+    caplog.set_level(logging.INFO)
     looks = Looks(tmp_path, server := Server("RUNNING"))
     server.present = ()
     looks.look(4)
@@ -197,6 +205,8 @@ def test_a_site_that_is_back_joins_after_a_pause(tmp_path: Path) -> None:
     server.present = ("h1",)
     looks.look(4)
     assert server.orders == [("fednotes.pause", "j1")]  # once: it may take a while
+    assert server.paused_for == ("h2",)
+    assert "r: 'h2' is back: the run pauses when the other sites have" in caplog.text
     write_json(
         tmp_path / "r" / "outcome.json",
         {"job_id": "j1", "status": "paused", "lines": 3},
@@ -426,6 +436,26 @@ def test_a_site_knows_since_when_the_server_answers(
     assert [record.getMessage() for record in caplog.records] == [
         "connected to the server",
         "the server has not answered for 25 s; still trying",
+        "connected to the server",
+    ]
+
+
+def test_a_site_that_never_reaches_the_server_logs_it_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock(1000.0)
+    contact = Contact(tmp_path, clock, LastContact(7))
+    for _ in range(10):
+        contact.check_silence()
+        clock.sleep(5)
+    contact.note_answer()
+    for _ in range(2):
+        contact.check_silence()
+        clock.sleep(5)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the server has not answered since this process was started, 25 s ago; still "
+        "trying (fednotes preflight KIT may say why)",
         "connected to the server",
     ]
 

@@ -135,7 +135,7 @@ def test_an_approval_is_recorded_as_by_the_command(kit: Path, tmp_path: Path) ->
     answer = browser.post("/approvals/0", data=approval(page))
     assert answer.status_code == 200
     assert "Approved: ner (" in answer.text
-    assert "this site joins within seconds" in answer.text
+    assert "this site joins when one does" in answer.text
     assert read_pending_job(kit) is None
     require_approved(kit, "north", JOB, Policy())
     written, expected = (

@@ -14,8 +14,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fednotes.apps.deployment.agreement import can_round_counts
-from fednotes.apps.deployment.nvflare.kit import read_kit
+from fednotes.apps.deployment.agreement import can_round_counts, sum_threshold
+from fednotes.apps.deployment.nvflare import processes
+from fednotes.apps.deployment.nvflare.kit import read_kit, read_submission
 from fednotes.apps.deployment.rules.approval import Quorum, compare
 from fednotes.apps.deployment.rules.guard import (
     RULES,
@@ -25,15 +26,21 @@ from fednotes.apps.deployment.rules.guard import (
     open_approvals,
 )
 from fednotes.apps.deployment.rules.policy import check_audit, check_counts
-from fednotes.apps.deployment.site_file import read_policy
+from fednotes.apps.deployment.site import create_guard
+from fednotes.apps.deployment.site_file import (
+    SITE_FILE,
+    read_kit_site_file,
+    read_policy,
+)
 from fednotes.core import plugins
 from fednotes.core.cleaning import clean
-from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 from fednotes.core.parsing import mapping
 from fednotes.core.store import private_folder, write_json
 from fednotes.core.tables import table_differences, table_fingerprint
+from fednotes.engines.launch import Setup
 from fednotes.jobs.audit_result import AUDIT, Audit, read_audit
-from fednotes.jobs.declaration import parse_declared
+from fednotes.jobs.declaration import parse_declared, table_to_approve
 
 
 class JobLine(NamedTuple):
@@ -76,7 +83,7 @@ def describe_job(kit: Path, job: RequestedJob, quorum: Quorum) -> Iterator[JobLi
     last_of_name = approvals.last_approved(str(job.table.get("name")))
     last = last_of_name or approvals.last_approved()
     yield JobLine(f"fingerprint {job.fingerprint}")
-    yield JobLine(f"job {job_name(job.table)}", is_from_job=True)
+    yield JobLine(f'job "{job_name(job.table)}"', is_from_job=True)
     for difference in table_differences({}, job.table):
         setting = difference[2:]  # without the sign of an addition
         yield JobLine(f"  {setting}", is_from_job=True)
@@ -86,12 +93,19 @@ def describe_job(kit: Path, job: RequestedJob, quorum: Quorum) -> Iterator[JobLi
 
     if last is None:
         yield JobLine("no job was approved here before")
-        return
-    label = label_job(last.table, last.fingerprint)
-    yield JobLine(f"changes since {label}, approved {last.when}:", is_from_job=True)
-    for difference in table_differences(last.table, job.table) or ("none",):
-        yield JobLine(f"  {difference}", is_from_job=True)
-    yield from _describe_earlier_jobs(kit, job, quorum)
+    else:
+        label = label_job(last.table, last.fingerprint)
+        yield JobLine(f"changes since {label}, approved {last.when}:", is_from_job=True)
+        for difference in table_differences(last.table, job.table) or ("none",):
+            yield JobLine(f"  {difference}", is_from_job=True)
+        yield from _describe_earlier_jobs(kit, job, quorum)
+
+    refusal = find_refusal(kit, job)
+    if refusal:
+        yield JobLine(
+            f"warning: this site will not join, even if you approve the job: {refusal}",
+            is_from_job=True,
+        )
 
 
 def _describe_promise(kit: Path, table: dict[str, Any]) -> str:
@@ -113,12 +127,15 @@ def _describe_earlier_jobs(
         if earlier.fingerprint == job.fingerprint:
             continue
         difference = compare(earlier.table, job.table, quorum.site)
-        sites = "its sites"
+        sites = "the same sites"
         if difference.sites:
             sites = f"other sites ({', '.join(map(clean, difference.sites))})"
-        notes = "other notes here" if difference.notes else "its notes here"
+        notes = "other notes here" if difference.notes else "the same notes here"
         label = label_job(earlier.table, earlier.fingerprint)
-        yield JobLine(f"compared with {label}: {sites}, {notes}", is_from_job=True)
+        yield JobLine(
+            f"compared with {label}, approved {earlier.when}: {sites}, {notes}",
+            is_from_job=True,
+        )
         for note in difference.notes:
             yield JobLine(f"  {note}", is_from_job=True)
         for warning in difference.warnings(min_sites):
@@ -141,7 +158,77 @@ def describe_partial_approval(quorum: Quorum, people: frozenset[str]) -> str:
     )
 
 
+def describe_effect(kit: Path, job: RequestedJob) -> str:
+    """Return what follows from the approval of a job, in words."""
+    if find_refusal(kit, job):
+        return (
+            "this site joins once its rules permit the job: fednotes site rules "
+            f"{kit} --site-file FILE"
+        )
+    if _has_run(kit, job):
+        return "this site joins within seconds"
+    return "no run asks for it now; this site joins when one does"
+
+
+def _has_run(kit: Path, job: RequestedJob) -> bool:
+    """Return whether a run of a job has a process at this site.
+
+    Such a run asks for the approval every few seconds. A run that has ended no longer
+    has a process.
+    """
+    for job_id in processes.status(kit).jobs:
+        submission = read_submission(kit, job_id)
+        with suppress(LookupError, TypeError, RefusedError):  # it may be incomplete
+            table = table_to_approve(
+                submission["job"], submission["sites"], submission["min_sites"]
+            )
+            if table_fingerprint(table) == job.fingerprint:
+                return True
+    return False
+
+
 # ---- what must hold ------------------------------------------------------------------
+
+
+def find_refusal(kit: Path, job: RequestedJob) -> str:
+    """Return why the site's rules refuse a job, even if it is approved.
+
+    The site makes the same checks when it joins a run, before it reads its notes.
+
+    Args:
+        kit: The site's kit.
+        job: The job.
+
+    Returns:
+        The reason with its remedy; "" if the rules permit the job. An invalid job is
+        refused only when it begins.
+    """
+    if not (kit / SITE_FILE).exists():
+        return ""  # a site does not start without its rules
+    table = job.table
+    try:
+        parsed_job = parse_declared(table, kit, "job")
+    except FednotesError:
+        return ""
+    sites = tuple(map(str, table.get("sites", ())))
+    setup = Setup(
+        kit=kit,
+        site=read_kit(kit).name,
+        job=table,
+        job_id="",
+        run="",
+        sites=sites,
+        min_sites=int(table.get("min_sites", len(sites))),
+        folder=kit,
+        state=kit / "state",
+    )
+    threshold = sum_threshold(parsed_job, setup)
+    file = read_kit_site_file(kit)
+    try:
+        create_guard(setup, file, table, job=parsed_job, threshold=threshold)
+    except RefusedError as refusal:
+        return str(refusal)
+    return ""
 
 
 def require_rounded_counts(kit: Path, table: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fednotes.apps.deployment.approval_requests import (
     account,
+    describe_effect,
     describe_job,
     describe_partial_approval,
     label_job,
@@ -153,7 +154,7 @@ def decide(kit: Path, fingerprint: str, decision: Decision) -> str:
         raise ConfigError(f"{problem}; nothing was decided")
     _check_job(kit, job)
     settle_job(kit, job.table, approve=True, by=account(), quorum=quorum)
-    return f"approved: {label}; this site joins within seconds"
+    return f"approved: {label}; {describe_effect(kit, job)}"
 
 
 DESK = ApprovalDesk(is_site, read_request, read_decisions, decide)

@@ -110,7 +110,7 @@ def _open_host(setup: Setup) -> SiteHost:
 
     job = job_of_site(setup.job, setup.site, file)
     threshold = sum_threshold(job, setup)
-    guard = _create_guard(setup, file, table, job=job, threshold=threshold)
+    guard = create_guard(setup, file, table, job=job, threshold=threshold)
 
     data = _load_notes(job, file)
     guard.check_coverage(job.module.list_coverage(job.config, data))
@@ -206,7 +206,7 @@ def _create_host(
     return host
 
 
-def _create_guard(
+def create_guard(
     setup: Setup,
     file: SiteFile,
     table: Mapping[str, Any],

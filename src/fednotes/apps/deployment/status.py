@@ -25,9 +25,12 @@ from fednotes.apps.deployment.nvflare.kit import (
     list_job_sites,
     order_submissions,
     read_kit,
+    read_submission,
 )
 from fednotes.apps.deployment.nvflare.processes import (
     OUTPUT_FILE,
+    STARTED,
+    TAKES_PART,
     LastContact,
     Status,
     is_connected,
@@ -65,6 +68,9 @@ _NOT_A_PROBLEM = re.compile(
     r"|refused @scores"
 )
 
+# Beginnings of the lines after which earlier problems are over.
+_END_OF_PROBLEMS = (STARTED, TAKES_PART)
+
 # A kind of score, which score of it to show, and its label.
 _SHOWN_SCORES = (
     ("strict", "f1", "strict F1"),
@@ -93,11 +99,16 @@ class LoggedProblem:
 
 
 def find_last_problem(log: Path) -> LoggedProblem | None:
-    """Return the newest problem that fednotes itself wrote to the log of a kit."""
+    """Return the newest problem that fednotes itself wrote to the log of a kit.
+
+    A problem is over once the kit's process is started again, or takes part in a run.
+    """
     for line in reversed(_read_tail(log)):
         match = _LINE.fullmatch(line)
         if match is None or _NOT_A_PROBLEM.search(line):
             continue
+        if match["text"].startswith(_END_OF_PROBLEMS):
+            return None
         # A site logs the requests that it refuses (`engines/host.py`) at level INFO.
         is_problem = match["level"] != "INFO" or "refused " in match["text"]
         if not is_problem:
@@ -216,9 +227,7 @@ def _read_newest_message(kit: Path) -> dict[str, Any] | None:
 
 def read_run_name(kit: Path, job: str) -> str:
     """Return the name of the run to which a job of NVFlare belongs."""
-    no_such_file = kit / job / "none"  # `read_json_table` reads it as an empty table
-    job_file = next((kit / job).glob("app*/config/job.json"), no_such_file)
-    return str(read_json_table(job_file).get("run", f"of job {job}"))
+    return str(read_submission(kit, job).get("run", f"of job {job}"))
 
 
 def _format_time(when: float) -> str:

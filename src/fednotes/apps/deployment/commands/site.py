@@ -73,6 +73,7 @@ def _prepare(kit: Path, file: Path | None) -> None:
     Raises:
         ConfigError: A problem of the kit or the file prevents the start.
     """
+    from fednotes.apps.deployment.preflight import warn_of_notes
     from fednotes.apps.deployment.site_file import install, read_kit_site_file
 
     remedy = ""
@@ -81,11 +82,13 @@ def _prepare(kit: Path, file: Path | None) -> None:
     require_ready(kit, "site", source=file, remedy=remedy)
     if file is not None:
         install(file, kit)
-    policy = read_kit_site_file(kit).policy
+    site_file = read_kit_site_file(kit)
+    policy = site_file.policy
     say(
         f"rules: sums over {policy.min_sites} or more sites, secure sum "
         f"{policy.secure_sum}"
     )
+    say(*(f"warning: {warning}" for warning in warn_of_notes(site_file)))
 
 
 @site.command("run")
@@ -108,12 +111,13 @@ def site_start(kit: Kit, file: SiteFileOption = None) -> None:
     """Install the site's file in the kit and start the site."""
     _prepare(kit, file)
     process = start_process(kit)
+    contact = _describe_contact(kit, process)
     say(f"{process.name} is running (process {process.pid}); its log: {process.log}")
-    _say_contact(kit, process)
+    say(*contact)
 
 
-def _say_contact(kit: Path, process: Status) -> None:
-    """Wait until the server admits a new process, and print the result.
+def _describe_contact(kit: Path, process: Status) -> list[str]:
+    """Wait until the server admits a new process; return the result and what to do.
 
     Raises:
         FednotesError: The server refuses this site, or the process ended.
@@ -128,17 +132,20 @@ def _say_contact(kit: Path, process: Status) -> None:
 
     server_check = check_server(kit)
     if not server_check.ok:
-        say(f"not connected yet: {server_check.message}; it keeps trying")
-        say(f"next: fednotes preflight {kit}")
-        return
+        return [
+            f"not connected yet: {server_check.message}; it keeps trying",
+            f"next: fednotes preflight {kit}",
+        ]
     contact = await_contact(kit, process.pid, START_SECONDS)
     if contact is not None and contact.refused:
         processes.stop(kit)
         raise FednotesError(f"{kit}: the server refuses this site: {contact.refused}")
     if not processes.status(kit).is_running:
         raise FednotesError(f"{kit}: the process ended: {read_last_words(kit)}")
-    say(describe_connection(kit, process).text)
-    say(f"next: fednotes site status {kit} shows jobs that wait for approval")
+    return [
+        describe_connection(kit, process).text,
+        f"next: fednotes site status {kit} shows jobs that wait for approval",
+    ]
 
 
 @site.command("rules")
@@ -184,8 +191,8 @@ def site_rules(
         say("nothing has changed")
     elif processes.status(kit).is_running:
         say(
-            "[policy] applies now; everything else applies from the next job "
-            "on, or when the site is started again"
+            "[policy] applies now; everything else applies when the site next joins a "
+            "run, also one that waits for its approval, or is started again"
         )
     else:
         say("the rules apply when the site is started")
@@ -281,6 +288,8 @@ def _read_scores(kit: Path) -> dict[str, Any]:
 
 def _say_status(kit: Path) -> None:
     """Print a site's state, runs, waiting approvals and scores, and what to do next."""
+    from fednotes.apps.deployment.approval_requests import read_quorum
+    from fednotes.apps.deployment.nvflare.processes import read_last_refusal
     from fednotes.apps.deployment.rules.guard import read_pending_job
     from fednotes.apps.deployment.rules.ledger import Ledger
     from fednotes.apps.deployment.status import (
@@ -304,14 +313,32 @@ def _say_status(kit: Path) -> None:
     waiting = read_pending_job(kit)
     if waiting:
         _say_waiting_job(kit, waiting)
+    if _has_invalid_certificate(kit):
+        say("next: ask the project's coordinator for a new kit")
+    elif not process.is_running and problem is not None and read_last_refusal(kit):
+        say(f"next: fix the last problem above; then: fednotes site start {kit}")
     elif not process.is_running:
         say(f"next: fednotes site start {kit}")
     elif not connection.is_up:
         say(f"next: fednotes preflight {kit}")
+    elif waiting:
+        key_option = " --key FILE" if read_quorum(kit).people else ""
+        say(f"next: fednotes site approve {kit}{key_option}")
     elif problem is not None and problem.is_recent:
         say(f"next: fix the last problem above; {process.log} has the details")
     else:
         say("next: no action needed")
+
+
+def _has_invalid_certificate(kit: Path) -> bool:
+    """Return whether a kit cannot start because of its certificates."""
+    from fednotes.apps.deployment.nvflare.certificates import check_kit
+
+    try:
+        check_kit(kit)
+    except FednotesError:
+        return True
+    return False
 
 
 def _say_decisions(kit: Path) -> None:
@@ -324,7 +351,7 @@ def _say_decisions(kit: Path) -> None:
         if decision.person:
             person = f"{person}, with the key of {decision.person}"
         label = label_job(decision.table, decision.fingerprint)
-        say(f"job {label}: {decision.decision} by {person}")
+        say(f"{decision.decision}: {label}, by {person}")
 
 
 def _say_scores(kit: Path) -> None:
@@ -354,12 +381,10 @@ def _say_waiting_job(kit: Path, waiting: dict[str, Any]) -> None:
     quorum = read_quorum(kit)
     people = open_approvals(kit, quorum).standing(waiting["table"]).people
     label = label_job(waiting["table"], waiting["fingerprint"])
-    line = f"job {label} waits for a decision"
+    line = f"{label} waits for a decision"
     if people:
         line = f"{line}: {describe_partial_approval(quorum, people)}"
     say(line)
-    key_option = " --key FILE" if quorum.people else ""
-    say(f"next: fednotes site approve {kit}{key_option}")
 
 
 @site.command("forget")
@@ -508,7 +533,7 @@ def site_approve(
         partial_approval = describe_partial_approval(quorum, people)
         say(f"{signer.person} has approved this job before: {partial_approval}")
         return
-    if not yes and not typer.confirm("Approve this job at this site?"):
+    if not yes and not _confirm_approval():
         prefix = requested.fingerprint[:_SHOWN_CHARACTERS]
         say(
             f"nothing was decided; to reject the job: fednotes site reject {kit} "
@@ -516,22 +541,34 @@ def site_approve(
         )
         return
     settle_job(kit, table, approve=True, by=account(), quorum=quorum, signer=signer)
-    is_waiting = waiting is not None and waiting["fingerprint"] == requested.fingerprint
-    _say_approved(kit, requested, quorum, is_waiting=is_waiting)
+    _say_approved(kit, requested, quorum)
 
 
-def _say_approved(
-    kit: Path, job: RequestedJob, quorum: Quorum, *, is_waiting: bool
-) -> None:
+def _confirm_approval() -> bool:
+    """Ask the person whether to approve the job that is shown.
+
+    Raises:
+        ConfigError: The input has ended, so nobody can answer.
+    """
+    try:
+        return typer.confirm("Approve this job at this site?")
+    except typer.Abort as error:
+        raise ConfigError(
+            "the input ended without an answer, so nothing was decided: run the "
+            "command in a terminal, or approve the job without the question (--yes)"
+        ) from error
+
+
+def _say_approved(kit: Path, job: RequestedJob, quorum: Quorum) -> None:
     """Print the effect of an approval.
 
     Args:
         kit: The site's kit.
         job: The job.
         quorum: The people who must approve jobs at this site.
-        is_waiting: Whether a run waits for this approval.
     """
     from fednotes.apps.deployment.approval_requests import (
+        describe_effect,
         describe_partial_approval,
         label_job,
     )
@@ -544,10 +581,7 @@ def _say_approved(
         say(f"{label}: {describe_partial_approval(quorum, people)}")
         say(f"next: each of them runs: fednotes site approve {kit} {prefix} --key FILE")
         return
-    if is_waiting:
-        say(f"approved: {label}; this site joins within seconds")
-    else:
-        say(f"approved: {label}; this site joins when the server asks for this job")
+    say(f"approved: {label}; {describe_effect(kit, job)}")
     say(
         f"next: fednotes site status {kit}; to withdraw the approval: "
         f"fednotes site reject {kit} {prefix}"

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from fednotes.core.errors import ConfigError, FednotesError
-from fednotes.core.parsing import read_json, shipped
+from fednotes.core.errors import ConfigError, FednotesError, nearest
+from fednotes.core.parsing import read_json, read_json_table, shipped
 from fednotes.core.store import write_folder, write_json
 
 SERVER = "server"
@@ -70,9 +70,19 @@ def read_kit(kit: Path) -> Kit:
     try:
         return Kit.model_validate(read_json(kit / KIT_FILE))
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{kit} is not a kit: give a folder that `fednotes provision` created"
-        ) from error
+        problem = "give a folder that `fednotes provision` created"
+        if not kit.exists():
+            problem = f"there is no such folder; {_nearest_kit(kit)}"
+        raise ConfigError(f"{kit} is not a kit: {problem}") from error
+
+
+def _nearest_kit(missing: Path) -> str:
+    """Return a hint for the misspelt folder of a kit, from the kits beside it."""
+    try:
+        kits = [path.parent for path in missing.parent.glob(f"*/{KIT_FILE}")]
+    except OSError:
+        kits = []
+    return nearest(missing, map(str, kits), none="give the folder of a kit")
 
 
 def order_submissions(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -119,6 +129,21 @@ def list_job_sites(job: Mapping[str, Any]) -> tuple[str, ...]:
     """
     places = (place for places in job["deploy_map"].values() for place in places)
     return tuple(place for place in dict.fromkeys(places) if place != SERVER)
+
+
+def read_submission(kit: Path, job_id: str) -> dict[str, Any]:
+    """Return the job file of a submission in a kit; {} if it cannot be read.
+
+    Args:
+        kit: The kit.
+        job_id: NVFlare's id of the submission.
+
+    Returns:
+        A table with `run`, `job`, `sites` and `min_sites`.
+    """
+    for path in (kit / job_id).glob("app*/config/job.json"):
+        return read_json_table(path)
+    return {}
 
 
 def find_loose_keys(kit: Path) -> list[Path]:

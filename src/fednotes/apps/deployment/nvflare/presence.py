@@ -81,12 +81,18 @@ class Contact:
         now: Returns the time in seconds since the epoch; tests replace it.
         known: The record.
         is_away: Whether the server does not answer.
+        unanswered_since: When this process began to wait for the first answer; None
+            once the server has answered or refused, or its silence was logged.
     """
 
     kit: Path
     now: Callable[[], float] = time.time
     known: LastContact = field(default_factory=lambda: LastContact(os.getpid()))
     is_away: bool = True
+    unanswered_since: float | None = None
+
+    def __post_init__(self) -> None:
+        self.unanswered_since = self.now()
 
     def note_answer(self) -> None:
         """Record that the server answered."""
@@ -95,6 +101,7 @@ class Contact:
         since = now if was_away else self.known.since
         self.known = LastContact(self.known.pid, since=since, last=now)
         self.is_away = False
+        self.unanswered_since = None
         if was_away:
             logger.info("connected to the server")
             self._write()
@@ -102,12 +109,21 @@ class Contact:
     def note_refusal(self, reason: str) -> None:
         """Record that the server does not admit this process."""
         self.known = LastContact(self.known.pid, refused=reason)
+        self.unanswered_since = None
         logger.error("the server refuses this site: %s", reason)
         self._write()
 
     def check_silence(self) -> None:
         """Write the record, and warn once if the server no longer answers."""
         silence = self.now() - self.known.last
+        start = self.unanswered_since
+        if start is not None and self.now() - start > LOST_SECONDS:
+            self.unanswered_since = None
+            logger.warning(
+                "the server has not answered since this process was started, %.0f s "
+                "ago; still trying (fednotes preflight KIT may say why)",
+                self.now() - start,
+            )
         if not self.is_away and silence > LOST_SECONDS:
             logger.warning(
                 "the server has not answered for %.0f s; still trying", silence

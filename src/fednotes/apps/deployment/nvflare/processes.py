@@ -98,6 +98,8 @@ _ENVIRONMENT = {
     # By default, NVFlare waits 900 s at the end for a lost site.
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",
 }
+STARTED = "started as process"  # begins the first log line of a kit's process
+TAKES_PART = "takes part in run"  # begins the log line of a site that joins a run
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.processes")
 CONTACT_FILE = Path("state") / "contact.json"
 LOST_SECONDS = 20.0  # a site contacts the server every 5 s
@@ -420,6 +422,14 @@ def read_contact(kit: Path, pid: int | None) -> LastContact | None:
     return contact if contact.pid == pid else None
 
 
+def read_last_refusal(kit: Path) -> str:
+    """Return why the server refused a site's newest process; "" if it did not.
+
+    The process need not run any more.
+    """
+    return str(read_json_table(kit / CONTACT_FILE).get("refused", ""))
+
+
 def is_connected(contact: LastContact | None, now: float) -> bool:
     """Return whether the server has answered within the last seconds.
 
@@ -545,6 +555,33 @@ class RateLimit(logging.Filter):
         return True
 
 
+def append_to_log(kit: Path, text: str, level: str = "INFO") -> None:
+    """Append a line to a kit's log, and print it if $FEDNOTES_ECHO is set.
+
+    The line does not pass through `logging`. So it can be written before NVFlare
+    configures the log, and by the handler of a signal, which may have interrupted the
+    writing of another line.
+
+    Args:
+        kit: The kit's folder.
+        text: The text of the line, without control characters.
+        level: Its level, as `logging` names it.
+    """
+    now = time.time()
+    when = f"{time.strftime('%F %T', time.localtime(now))},{int(now % 1 * 1000):03d}"
+    line = f"{when} {level} {logger.name}: {text}\n".encode()
+    with suppress(OSError):
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        descriptor = open_private(str(kit / LOG_FILE), flags)
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+    if os.environ.get(ECHO_VARIABLE):
+        with suppress(OSError):
+            os.write(2, line)
+
+
 # ---- the process itself --------------------------------------------------------------
 
 
@@ -559,6 +596,7 @@ def main(kit: Path) -> NoReturn:
         """Stop the kit's processes and exit."""
         for ignored_signal in (signal.SIGTERM, signal.SIGINT):
             signal.signal(ignored_signal, signal.SIG_IGN)
+        append_to_log(kit, f"stopped by {signal.Signals(signal_number).name}")
         # Processes that do not end now are left to systemd or the container.
         with suppress(Exception):
             stop(kit, PATIENCE)
@@ -570,12 +608,21 @@ def main(kit: Path) -> NoReturn:
         signal.signal(signal.SIGINT, end)
     os.umask(0o077)  # applies to files of NVFlare and torch too
     facts = read_kit(kit)
+    address = f"{facts.server}:{facts.port}"
+    work = "serves" if facts.role == SERVER else "connects to"
+    append_to_log(kit, f"{STARTED} {os.getpid()}, which {work} {address}")
     module, settings = _PROGRAMS[facts.role]
     options = ["secure_train=true", "config_folder=config", f"org={facts.org}"]
     if facts.role == SITE:
         options += [f"uid={facts.name}", f"heart_beat_interval={HEARTBEAT_SECONDS}"]
     sys.argv = [module, "-m", str(kit), "-s", settings, "--set", *options]
-    sys.exit(_run(module))
+    status = _run(module)
+    # If the server refused the site, its own line says more.
+    level = "INFO" if read_last_refusal(kit) else "ERROR"
+    append_to_log(
+        kit, f"ended on its own (status {status}); {OUTPUT_FILE} may say why", level
+    )
+    sys.exit(status)
 
 
 def _run(module: str) -> int:

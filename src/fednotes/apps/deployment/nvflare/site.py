@@ -29,6 +29,7 @@ from fednotes.apps.deployment.nvflare.gate import (
     obey_only_the_server,
     require_admins_signature,
 )
+from fednotes.apps.deployment.nvflare.processes import TAKES_PART
 from fednotes.apps.deployment.nvflare.server import FRAME, REASON, TASK
 from fednotes.apps.deployment.nvflare.trust import ROOTS_FILE
 from fednotes.apps.deployment.rules.guard import NoRoom
@@ -195,7 +196,7 @@ class FednotesExecutor(Executor):
         except BaseException:
             self._held.close()
             raise
-        logger.info("takes part in run %s", setup.run)
+        logger.info("%s %s", TAKES_PART, setup.run)
         return host
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
