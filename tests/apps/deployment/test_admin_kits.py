@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ pytest.importorskip("nvflare")
 
 import intruders
 from kits import run_command
+from places import Place
 
 from fednotes.apps.deployment import preflight
 from fednotes.apps.deployment.nvflare import server
@@ -116,3 +119,26 @@ def test_a_failed_connection_names_the_server_and_the_cause(
         f"error: {address} answers, but opens no session (no session)"
     )
     assert "ask the coordinator whether this kit was revoked" in output
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_another_program_at_the_port_is_reported_in_one_line(
+    kits: dict[str, Path], tmp_path: Path
+) -> None:
+    """Without the lines that gRPC prints of each handshake that fails."""
+    (tmp_path / "job.toml").write_text(JOB)
+    handler = type(
+        "Quiet", (http.server.BaseHTTPRequestHandler,), {"log_message": lambda *a: None}
+    )
+    address = ("127.0.0.1", intruders.PROJECT.port)
+    with http.server.ThreadingHTTPServer(address, handler) as web:
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        output = Place(tmp_path).give(
+            "run", "job.toml", "--on", str(kits["admin"]), "--out", "out", code=2
+        )
+        web.shutdown()
+        thread.join()
+    (line,) = output.splitlines()
+    assert f"localhost:{intruders.PROJECT.port} answers, but not with TLS" in line

@@ -171,6 +171,9 @@ def open_session(kit: AdminKit) -> Iterator[Admin]:
         TrainingError: No session was opened; the message names the server's address and
             what `fednotes preflight` finds there.
     """
+    from fednotes.apps.deployment.nvflare.processes import silence_grpc
+
+    silence_grpc()
     from fednotes.apps.deployment.nvflare.server import connect
     from fednotes.apps.deployment.preflight import check_server
 

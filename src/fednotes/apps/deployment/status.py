@@ -291,6 +291,7 @@ def ask_server(kit: Path) -> Network:
     Raises:
         FednotesError: The server does not answer.
     """
+    processes.silence_grpc()
     from fednotes.apps.deployment.nvflare.server import connect
 
     with connect(kit / WATCH, read_kit(kit).person) as server:

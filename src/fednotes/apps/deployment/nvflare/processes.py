@@ -90,8 +90,9 @@ _PROGRAMS = {
     SERVER: (f"{JOB_MODULES}server.server_train", "fed_server.json"),
     SITE: (f"{JOB_MODULES}client.client_train", "fed_client.json"),
 }
-# Without this, each connection of a stranger to the server adds lines to OUTPUT_FILE.
-_SERVER_ENVIRONMENT = {"GRPC_VERBOSITY": "ERROR"}
+# Without this, gRPC prints lines for each handshake that fails, such as that of a
+# stranger at the server.
+_QUIET_GRPC = {"GRPC_VERBOSITY": "ERROR"}
 _ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",  # no module is imported from the kit's own folder
     "MALLOC_ARENA_MAX": "4",  # reduces fragmentation by large frames
@@ -129,6 +130,15 @@ class Status:
     def is_running(self) -> bool:
         """Whether the main process runs."""
         return self.pid is not None
+
+
+def silence_grpc() -> None:
+    """Keep gRPC from printing lines in this process; call it before gRPC is imported.
+
+    A person who sets the variable sees them.
+    """
+    for name, value in _QUIET_GRPC.items():
+        os.environ.setdefault(name, value)
 
 
 def start(
@@ -224,7 +234,7 @@ def _prepare(kit: Path, *, check: bool = True) -> _Program:
     _make_kit_private(kit)
     environment = {**_ENVIRONMENT, **os.environ, KIT_VARIABLE: str(kit)}
     if facts.role == SERVER:
-        environment = {**_SERVER_ENVIRONMENT, **environment}
+        environment = {**_QUIET_GRPC, **environment}
     return _Program([sys.executable, "-m", MODULE, str(kit)], environment)
 
 
