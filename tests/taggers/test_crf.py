@@ -209,6 +209,70 @@ def test_padding_position_and_threads_change_no_bit(
     assert all(torch.equal(a, b) for a, b in zip(together, repeated, strict=True))
 
 
+def results_of(
+    crf: CRF, x: Tensor, gold: Tensor, lengths: Tensor
+) -> list[list[Tensor]]:
+    """Return what the CRF computes for each sentence of a batch, without padding."""
+    leaf = x.clone().requires_grad_()
+    loss = crf.loss(leaf, gold, lengths)
+    (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+    unary, pairs = crf.posterior(x, lengths)
+    best = crf.decode(x.nan_to_num(0.0, posinf=0.0), lengths)
+    return [
+        [loss[n].detach(), gradient[n, :end], unary[n, :end], pairs[n], best[n, :end]]
+        for n, end in enumerate(lengths.tolist())
+    ]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64], ids=["float32", "float64"]
+)
+def test_no_batch_changes_a_bit_of_a_sentence(dtype: torch.dtype) -> None:
+    """Each sentence alone against itself in batches of random size, order and padding,
+    beside sentences of other lengths with extreme, forbidden and broken emissions."""
+    rng = np.random.default_rng(11)
+    sentences, tokens = 21, 26
+    crf = build("bioes5", "numba", dtype)
+    lengths = torch.tensor(rng.integers(1, tokens + 1, sentences))
+    x = torch.tensor(rng.normal(0, 2, (sentences, tokens, 5))).to(dtype)
+    x[3] *= 300.0  # computed in log space
+    x[7] *= 15.0  # messages fall far, but do not underflow
+    x[11, 0, 1] = torch.nan
+    x[15, :, 4] = -torch.inf  # as where a lattice forbids a tag
+    gold = torch.zeros(sentences, tokens, dtype=torch.int64)  # always allowed
+    padded_x = torch.cat([x, torch.full((sentences, 9, 5), torch.nan, dtype=dtype)], 1)
+    padded_gold = torch.cat([gold, torch.full((sentences, 9), 99)], 1)
+
+    alone = [
+        results_of(crf, x[[n], :end], gold[[n], :end], lengths[[n]])[0]
+        for n, end in enumerate(lengths.tolist())
+    ]
+    for _ in range(60):
+        chosen = rng.choice(sentences, rng.integers(1, sentences + 1), replace=False)
+        width = int(rng.integers(int(lengths[chosen].max()), tokens + 10))
+        together = results_of(
+            crf, padded_x[chosen, :width], padded_gold[chosen, :width], lengths[chosen]
+        )
+        for n, values in zip(chosen, together, strict=True):
+            for value, expected in zip(values, alone[n], strict=True):
+                torch.testing.assert_close(
+                    value, expected, atol=0, rtol=0, equal_nan=True
+                )
+
+
+def test_emissions_of_half_precision_are_read() -> None:
+    crf, (x, gold, lengths) = build("bio5", "numba", torch.float32), batch("bio5")
+    halves = x.to(torch.bfloat16)
+    leaf = halves.clone().requires_grad_()
+    loss = crf.loss(leaf, gold, lengths)
+    loss.sum().backward()
+    assert loss.dtype == torch.bfloat16
+    assert leaf.grad is not None
+    assert leaf.grad.dtype == torch.bfloat16
+    expected = crf.loss(halves.float(), gold, lengths).to(torch.bfloat16)
+    assert torch.equal(loss, expected)
+
+
 def test_frozen_emissions_and_no_grad() -> None:
     """Only what needs a gradient gets one; the loss is the same without."""
     crf, (x, gold, lengths) = build("free3", "numba"), batch("free3")

@@ -61,7 +61,8 @@ class Scores(NamedTuple):
 class Recursions(Protocol):
     """The computations of a CRF: `crf_kernels.py` or `TorchOps`.
 
-    Emissions are (batch, tokens, tags) and lengths (batch,).
+    Emissions are (batch, tokens, tags), float32 or in working precision, and lengths
+    (batch,). Results are in working precision.
     """
 
     def partition(
@@ -106,6 +107,9 @@ class Recursions(Protocol):
             pairs: (batch, tags, tags) gradients of transitions.
             lengths: (batch,).
             weights: (batch,) the weight of each sentence's loss.
+
+        Returns:
+            The gradient of emissions may already be in the type of the weights.
         """
 
     def viterbi(
@@ -306,7 +310,8 @@ class CRF(nn.Module):
             _require_shape(target, x.shape if is_lattice else x.shape[:2])
             return target.to(x.device)
 
-        unary, pairs = (part.detach().to(x.device, x.dtype) for part in target)
+        dtype = _working_dtype(x.device)
+        unary, pairs = (part.detach().to(x.device, dtype) for part in target)
         _require_shape(unary, x.shape)
         _require_shape(pairs, (len(x), self.num_tags, self.num_tags))
         outside = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
@@ -315,7 +320,9 @@ class CRF(nn.Module):
     def _prepare(
         self, emissions: Tensor, lengths: Tensor
     ) -> tuple[Scores, Tensor, Tensor, Recursions]:
-        """Return masked scores, emissions in float64, lengths, and the recursions.
+        """Return masked scores, emissions, lengths, and the recursions.
+
+        float32 emissions are not copied: the recursions read them as they are.
 
         Raises:
             ModelError: Shapes or lengths would cause reads out of bounds.
@@ -329,23 +336,23 @@ class CRF(nn.Module):
             raise ModelError(
                 f"{len(emissions)} sentences but lengths of {tuple(lengths.shape)}"
             )
-        shortest, longest = 1, 1
-        if len(lengths):
-            shortest, longest = int(lengths.min()), int(lengths.max())
+        sizes = lengths.tolist() or [1]
+        shortest, longest = min(sizes), max(sizes)
         if shortest < 1 or longest > emissions.shape[1]:
             raise ModelError(
                 f"sentence lengths {shortest} to {longest} do not match emissions of "
                 f"{emissions.shape[1]} tokens"
             )
 
-        # Apple's GPUs have no float64.
-        dtype = torch.float32 if self.start.device.type == "mps" else torch.float64
+        dtype = _working_dtype(self.start.device)
         scores = Scores(
             _masked(self.start, self.start_mask, dtype),
             _masked(self.transitions, self.transition_mask, dtype),
             _masked(self.end, self.end_mask, dtype),
         )
-        x = emissions.detach().to(dtype)
+        x = emissions.detach()
+        if x.dtype != torch.float32:
+            x = x.to(dtype)
         lengths = lengths.to(x.device, torch.int64)
         return scores, x, lengths, self._recursions(x.device)
 
@@ -356,6 +363,11 @@ class CRF(nn.Module):
         from fednotes.taggers import crf_kernels  # numba takes half a second to import
 
         return crf_kernels
+
+
+def _working_dtype(device: torch.device) -> torch.dtype:
+    """Return the type in which everything is computed on a device."""
+    return torch.float32 if device.type == "mps" else torch.float64  # mps lacks float64
 
 
 def _masked(parameter: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -565,7 +577,7 @@ class TorchOps:
         """As `Recursions.partition`."""
         start, transitions, end = scores
         inside = _inside(lengths, emissions.shape[1])  # (batch, tokens)
-        x = emissions.masked_fill(~inside[..., None], 0.0)
+        x = emissions.to(start.dtype).masked_fill(~inside[..., None], 0.0)
         is_broken = ~(x < torch.inf).flatten(1).all(1)
         x = x.masked_fill(is_broken[:, None, None], 0.0)
 
@@ -647,7 +659,7 @@ class TorchOps:
         start, transitions, end = scores
         tokens = emissions.shape[1]
         inside = _inside(lengths, tokens)
-        x = emissions.masked_fill(~inside[..., None], 0.0)
+        x = emissions.to(start.dtype).masked_fill(~inside[..., None], 0.0)
         ways = [start + x[:, 0]]
         for t in range(1, tokens):
             ways.append((ways[-1].unsqueeze(-1) + transitions).amax(-2) + x[:, t])

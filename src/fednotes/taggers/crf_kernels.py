@@ -1,23 +1,14 @@
 """The CRF's recursions on a CPU, as compiled kernels with tensor interfaces.
 
-The functions implement `crf.Recursions`; emissions and scores are float64. Sentences
-are processed one after the other in one thread. Therefore no bit of a sentence's result
-depends on other sentences, on padding or on thread settings.
+The functions implement `crf.Recursions`. Emissions may be float32 or float64; all
+results are float64. One thread computes them, and no bit of a sentence's result depends
+on other sentences, on padding or on thread settings.
 
-log Z and the posteriors come from the scaled forward-backward algorithm (Rabiner 1989,
-V.A) in exp space, which needs one `exp` per emission. It is used for a sentence only if
-it provably loses no precision: every factor and every scaled message is either a
-structural zero (forbidden) or so far above the smallest double that no product can
-underflow. Relative to the maximum:
-
-    message >= 1e-100, exp(transition) >= 1e-50, exp(emission) >= 1e-150
-
-Otherwise (for example, with emissions some 230 apart) the sentence is recomputed in log
-space.
+log Z and the expected counts come from the scaled algorithm in `crf_scaled.py`, or from
+the recursions in log space below for sentences on which the former is not precise.
 
 Arguments of the kernels are emissions (batch, tokens, tags), lengths (batch,), start
-and end (1, tags), transitions (tags, tags) [from, to]. In the scaled algorithm, the
-last axis of arrays is padded with zeros to `columns`, so that loops vectorise.
+and end (1, tags), transitions (tags, tags) [from, to].
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -32,8 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednotes.core.kernels import kernel, part, reduction
+from fednotes.core.kernels import kernel, part
 from fednotes.taggers.crf import Scores
+from fednotes.taggers.crf_scaled import partition_scaled
 
 
 def partition(
@@ -47,8 +39,11 @@ def partition(
     if with_counts:
         unary = _empty(batch, tokens, tags)
         pairs = _empty(batch, tags, tags)
-    arrays = _arrays(emissions, lengths, scores)
-    _partition(*arrays, with_counts, log_z.numpy(), unary.numpy(), pairs.numpy())
+    inputs = _arrays(emissions, lengths, scores)
+    outputs = log_z.numpy(), unary.numpy(), pairs.numpy()
+    fits = np.empty(batch, np.bool_)
+    if partition_scaled(*inputs, with_counts, *outputs, fits):
+        _partition_in_log_space(*inputs, with_counts, *outputs, fits)
     return log_z, unary, pairs
 
 
@@ -77,8 +72,11 @@ def weigh(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Implement `crf.Recursions.weigh`."""
     tags = unary.shape[2]
-    outputs = torch.empty_like(unary), _empty(tags), _empty(tags, tags), _empty(tags)
-    inputs = unary, pairs, lengths.contiguous(), weights.to(torch.float64).contiguous()
+    if weights.dtype != torch.float32:
+        weights = weights.to(torch.float64)
+    of_emissions = torch.empty(unary.shape, dtype=weights.dtype)
+    outputs = of_emissions, _empty(tags), _empty(tags, tags), _empty(tags)
+    inputs = unary, pairs, lengths.contiguous(), weights.contiguous()
     _weigh(*(tensor.numpy() for tensor in (*inputs, *outputs)))
     return outputs
 
@@ -96,220 +94,17 @@ def _empty(*shape: int) -> Tensor:
 
 def _arrays(emissions: Tensor, lengths: Tensor, scores: Scores) -> list[Any]:
     """Return the first arguments of the kernels, contiguous."""
-    start, transitions, end = scores
-    tensors = (emissions, lengths, start[None], transitions, end[None])
-    return [tensor.contiguous().numpy() for tensor in tensors]
+    start, transitions, end = (score.contiguous().numpy() for score in scores)
+    batch = (emissions.contiguous().numpy(), lengths.contiguous().numpy())
+    return [*batch, start[None], transitions, end[None]]
 
 
 # ---- kernels -------------------------------------------------------------------------
 
-_SMALLEST_MESSAGE = 1e-100
-_SMALLEST_TRANSITION = -115.0  # natural logarithm of 1e-50
-_SMALLEST_EMISSION = -345.0  # natural logarithm of 1e-150
-# The directions of `_pass`, and the constants of `_exp`.
-_FORWARD, _BACKWARD = True, False
-_LOG2E = 1.4426950408889634
-_LN2_HIGH = 6.93147180369123816490e-01
-_LN2_LOW = 1.90821492927058770002e-10
-# 1.5 * 2**52: adding it rounds to an integer, kept in the low bits
-_ROUND = 6755399441055744.0
-_ONE_BITS = 1023 << 52
-
-
-@part
-def _exp(x, scale, bits, count):
-    """Set x[:count] to exp(x), for x in [-345, 0] or -inf.
-
-    exp(x) = 2**n exp(r), |r| <= ln(2)/2, Taylor to degree 13 (error below 1e-17).
-    It is written out so that LLVM vectorises it; calling the C library for each number
-    would take half of the total time. `scale` is scratch space, and `bits` is its int64
-    view.
-    """
-    for k in range(count):
-        scale[k] = x[k] * _LOG2E + _ROUND
-    for k in range(count):
-        n = scale[k] - _ROUND
-        r = (x[k] - n * _LN2_HIGH) - n * _LN2_LOW
-        p = 1.0 / 6227020800.0
-        p = p * r + 1.0 / 479001600.0
-        p = p * r + 1.0 / 39916800.0
-        p = p * r + 1.0 / 3628800.0
-        p = p * r + 1.0 / 362880.0
-        p = p * r + 1.0 / 40320.0
-        p = p * r + 1.0 / 5040.0
-        p = p * r + 1.0 / 720.0
-        p = p * r + 1.0 / 120.0
-        p = p * r + 1.0 / 24.0
-        p = p * r + 1.0 / 6.0
-        p = p * r + 0.5
-        p = p * r + 1.0
-        p = p * r + 1.0
-        x[k] = p if x[k] > -700.0 else 0.0
-    for k in range(count):
-        bits[k] = (bits[k] << 52) + _ONE_BITS
-    for k in range(count):
-        x[k] *= scale[k]
-
-
-@part
-def _multiply(source, s, matrix, target, t):
-    """Set target[t] to source[s] @ matrix.
-
-    Rows are processed in fours, so that the sums stay in registers.
-    """
-    rows, columns = matrix.shape
-    for i in range(0, rows, 4):
-        a, b, c, d = source[s, i], source[s, i + 1], source[s, i + 2], source[s, i + 3]
-        if i == 0:
-            for j in range(columns):
-                target[t, j] = (a * matrix[0, j] + b * matrix[1, j]) + (
-                    c * matrix[2, j] + d * matrix[3, j]
-                )
-        else:
-            for j in range(columns):
-                target[t, j] += (a * matrix[i, j] + b * matrix[i + 1, j]) + (
-                    c * matrix[i + 2, j] + d * matrix[i + 3, j]
-                )
-
-
-@reduction
-def _sum(array, t):
-    total = 0.0
-    for j in range(array.shape[1]):
-        total += array[t, j]
-    return total
-
-
-@reduction
-def _dot(left, right, t):
-    total = 0.0
-    for j in range(left.shape[1]):
-        total += left[t, j] * right[t, j]
-    return total
-
-
-@part
-def _lost(messages, length):
-    """Count messages that are neither structural zeros nor safely above 0."""
-    count = 0
-    flat = messages.reshape(messages.size)
-    for k in range(length * messages.shape[1]):
-        count += (flat[k] < _SMALLEST_MESSAGE) & (flat[k] != 0.0)
-    return count
-
-
-@part
-def _exp_scores(scores, out):
-    """Set out to exp(score - maximum), 0 where forbidden.
-
-    Returns the maximum, and whether no product can underflow.
-    """
-    top, safe = -np.inf, True
-    for i in range(scores.shape[0]):
-        for j in range(scores.shape[1]):
-            top = max(top, scores[i, j])
-    for i in range(scores.shape[0]):
-        for j in range(scores.shape[1]):
-            x = scores[i, j]
-            if x != -np.inf:
-                safe = safe and x - top >= _SMALLEST_TRANSITION  # False for NaN
-                out[i, j] = math.exp(x - top)
-    return top, safe and math.isfinite(top)
-
-
-@part
-def _load(emissions, n, length, factors, scratch, bits):
-    """Set factors[t] to exp(emissions[n, t] - maximum_t).
-
-    Returns Σ maximum_t, and whether no product can underflow.
-    """
-    tags, columns = emissions.shape[2], factors.shape[1]
-    shift, unsafe = 0.0, 0
-    for t in range(length):
-        top = -np.inf
-        for j in range(tags):
-            top = emissions[n, t, j] if emissions[n, t, j] > top else top
-        shift += top
-        for j in range(tags):
-            factors[t, j] = emissions[n, t, j] - top
-        for j in range(tags, columns):
-            factors[t, j] = -np.inf
-    flat = factors.reshape(factors.size)
-    for k in range(length * columns):  # NaN and infinity are unsafe too
-        unsafe += not ((flat[k] >= _SMALLEST_EMISSION) | (flat[k] == -np.inf))
-    if unsafe == 0:
-        _exp(flat, scratch, bits, length * columns)
-    return shift, unsafe == 0
-
-
-@part
-def _pass(length, forward, first, matrix, factors, arriving, leaving):
-    """Compute the messages along a sentence, or from its end (transposed matrix).
-
-    arriving[t] = leaving[t before] @ matrix and leaving[t] = arriving[t] * factors[t],
-    scaled to sum to 1 at every fourth position. Returns the logarithm of the total
-    scale, or NaN if a message may have lost digits.
-    """
-    columns = leaving.shape[1]
-    log_scale, product = 0.0, 1.0
-    for k in range(length):
-        t = k if forward else length - 1 - k
-        if k == 0:
-            for j in range(columns):
-                arriving[t, j] = first[0, j]
-        else:
-            _multiply(leaving, t - 1 if forward else t + 1, matrix, arriving, t)
-        for j in range(columns):
-            leaving[t, j] = arriving[t, j] * factors[t, j]
-        if k % 4 == 3:
-            total = _sum(leaving, t)
-            if not total > 0.0:
-                return np.nan
-            for j in range(columns):
-                leaving[t, j] /= total
-            product *= total
-            if product < 1e-100 or product > 1e100:  # take one logarithm for many steps
-                log_scale += math.log(product)
-                product = 1.0
-    if _lost(leaving, length) > 0:
-        return np.nan
-    return log_scale + math.log(product)
-
-
-@part
-def _posteriors(  # noqa: C901, PLR0913 - loops that numba compiles
-    n, length, matrix, alpha, beta, after, sums, unary, pairs
-):
-    """Set unary[n] to the posteriors, and pairs[n] to Σ_t p(y_t = i, y_t+1 = j).
-
-    alpha are the forward messages that leave a position; beta and after are the
-    backward messages that arrive and leave. Each position is normalised separately, so
-    the scales of the messages do not matter.
-    """
-    tags, columns = pairs.shape[1], sums.shape[1]
-    for t in range(length):
-        scale = 1.0 / _dot(alpha, beta, t)
-        for j in range(columns):
-            alpha[t, j] *= scale
-        for j in range(tags):
-            unary[n, t, j] = alpha[t, j] * beta[t, j]
-    for t in range(length - 1, length + 3):  # read by the last block of four
-        for j in range(columns):
-            alpha[t, j] = 0.0
-            after[t + 1, j] = 0.0
-    for i in range(tags):
-        for j in range(columns):
-            sums[i, j] = 0.0
-    for t in range(0, length - 1, 4):
-        for i in range(tags):
-            a, b, c, d = alpha[t, i], alpha[t + 1, i], alpha[t + 2, i], alpha[t + 3, i]
-            for j in range(columns):
-                sums[i, j] += (a * after[t + 1, j] + b * after[t + 2, j]) + (
-                    c * after[t + 3, j] + d * after[t + 4, j]
-                )
-    for i in range(tags):
-        for j in range(tags):
-            pairs[n, i, j] = sums[i, j] * matrix[i, j]
+# Scores, and emissions of either type.
+_SCORES = "float64[:, ::1], float64[:, ::1], float64[:, ::1]"
+_SINGLE = f"float32[:, :, ::1], int64[::1], {_SCORES}"
+_DOUBLE = f"float64[:, :, ::1], int64[::1], {_SCORES}"
 
 
 @part
@@ -328,7 +123,7 @@ def _log_sum(left, t, right, i):
 
 
 @part
-def _partition_in_log_space(  # noqa: C901, PLR0913 - loops that numba compiles
+def _count_in_log_space(  # noqa: C901, PLR0913 - loops that numba compiles
     x, n, length, start, transitions, transitions_t, end, alpha, beta, after, gradient,
     unary, pairs,
 ):  # fmt: skip
@@ -369,65 +164,38 @@ def _partition_in_log_space(  # noqa: C901, PLR0913 - loops that numba compiles
     return log_z
 
 
-INPUTS = (
-    "float64[:, :, ::1], int64[::1], float64[:, ::1], float64[:, ::1], float64[:, ::1]"
+_COUNTS = "float64[::1], float64[:, :, ::1], float64[:, :, ::1]"
+
+
+@kernel(
+    f"void({_SINGLE}, b1, {_COUNTS}, b1[::1])",
+    f"void({_DOUBLE}, b1, {_COUNTS}, b1[::1])",
 )
-
-
-@kernel(f"void({INPUTS}, b1, float64[::1], float64[:, :, ::1], float64[:, :, ::1])")
-def _partition(  # noqa: PLR0913 - the arrays of a compiled kernel
-    emissions, lengths, start, transitions, end, gradient, log_z, unary, pairs
+def _partition_in_log_space(  # noqa: PLR0913 - the arrays of a compiled kernel
+    emissions, lengths, start, transitions, end, gradient, log_z, unary, pairs, fits
 ):
-    """Set log_z (batch,) to log Z and, with `gradient`, the expected counts.
+    """Set the results of `crf_scaled.partition_scaled` where fits (batch,) is False.
 
-    unary (batch, tokens, tags) are the posteriors, 0 after a sentence's end, and pairs
-    (batch, tags, tags) are the expected transitions. log_z is -inf if no sequence is
-    allowed and NaN if an emission is NaN or +inf.
+    log_z is -inf if no sequence is allowed and NaN if an emission is NaN or +inf.
     """
-    batch, tokens, tags = emissions.shape
-    rows, columns = (tags + 3) // 4 * 4, (tags + 7) // 8 * 8
-    first, last = np.zeros((1, columns)), np.zeros((1, columns))
-    matrix, matrix_t = np.zeros((rows, columns)), np.zeros((rows, columns))
-    top_start, safe_start = _exp_scores(start, first)
-    top_end, safe_end = _exp_scores(end, last)
-    top, safe = _exp_scores(transitions, matrix)
+    _, tokens, tags = emissions.shape
     transitions_t = transitions.T.copy()
-    _exp_scores(transitions_t, matrix_t)
-    safe = safe and safe_start and safe_end
-    factors, alpha = np.empty((tokens + 4, columns)), np.empty((tokens + 4, columns))
-    beta, after = np.empty_like(factors), np.empty_like(factors)
-    scratch = beta.reshape(beta.size)
-    bits = scratch.view(np.int64)
-    sums = np.empty((tags, columns))
-    for n in range(batch):
-        length = lengths[n]
-        fits, total = False, 0.0
-        if safe:
-            shift, fits = _load(emissions, n, length, factors, scratch, bits)
-        if fits:
-            log_scale = _pass(length, _FORWARD, first, matrix, factors, beta, alpha)
-            for j in range(tags):
-                total += alpha[length - 1, j] * last[0, j]
-            log_z[n] = log_scale + shift + top_start + top_end + (length - 1) * top
-            fits = not math.isnan(log_scale) and total > 0.0
-        if fits and gradient:
-            fits = not math.isnan(
-                _pass(length, _BACKWARD, last, matrix_t, factors, beta, after)
-            )
-        if fits:
-            log_z[n] += math.log(total)
-            if gradient:
-                _posteriors(n, length, matrix, alpha, beta, after, sums, unary, pairs)
-        else:
-            log_z[n] = _partition_in_log_space(
-                emissions, n, length, start, transitions, transitions_t, end,
+    alpha, beta = np.empty((tokens, tags)), np.empty((tokens, tags))
+    after = np.empty((tokens, tags))
+    for n in range(lengths.size):
+        if not fits[n]:
+            log_z[n] = _count_in_log_space(
+                emissions, n, lengths[n], start, transitions, transitions_t, end,
                 alpha, beta, after, gradient, unary, pairs,
             )  # fmt: skip
-        if gradient:
-            unary[n, length:] = 0.0
+            if gradient:
+                unary[n, lengths[n] :] = 0.0
 
 
-@kernel(f"UniTuple(int64, 2)({INPUTS}, int64[:, ::1], float64[::1])")
+@kernel(
+    f"UniTuple(int64, 2)({_SINGLE}, int64[:, ::1], float64[::1])",
+    f"UniTuple(int64, 2)({_DOUBLE}, int64[:, ::1], float64[::1])",
+)
 def _path_score(emissions, lengths, start, transitions, end, tags, score):
     """Set score (batch,) to the score of given tags.
 
@@ -459,9 +227,14 @@ def _subtract_path(unary, pairs, tags, lengths):
                 pairs[n, tags[n, t - 1], tags[n, t]] -= 1.0
 
 
+_GRADIENTS = "float64[::1], float64[:, ::1], float64[::1]"
+
+
 @kernel(
-    "void(float64[:, :, ::1], float64[:, :, ::1], int64[::1], float64[::1],"
-    " float64[:, :, ::1], float64[::1], float64[:, ::1], float64[::1])"
+    "void(float64[:, :, ::1], float64[:, :, ::1], int64[::1],"
+    f" float32[::1], float32[:, :, ::1], {_GRADIENTS})",
+    "void(float64[:, :, ::1], float64[:, :, ::1], int64[::1],"
+    f" float64[::1], float64[:, :, ::1], {_GRADIENTS})",
 )
 def _weigh(  # noqa: PLR0913 - the arrays of a compiled kernel
     unary, pairs, lengths, weights, emissions, start, transitions, end
@@ -472,20 +245,21 @@ def _weigh(  # noqa: PLR0913 - the arrays of a compiled kernel
     """
     batch, tokens, tags = unary.shape
     start[:], transitions[:], end[:] = 0.0, 0.0, 0.0
+    counts = unary.reshape(batch, tokens * tags)
+    gradients = emissions.reshape(batch, tokens * tags)
     for n in range(batch):
-        weight = weights[n]
-        for t in range(tokens):
-            for j in range(tags):
-                emissions[n, t, j] = weight * unary[n, t, j]
+        weight, last = np.float64(weights[n]), lengths[n] - 1
+        for k in range(tokens * tags):
+            gradients[n, k] = weight * counts[n, k]
         for j in range(tags):
-            start[j] += emissions[n, 0, j]
-            end[j] += emissions[n, lengths[n] - 1, j]
+            start[j] += weight * unary[n, 0, j]
+            end[j] += weight * unary[n, last, j]
         for i in range(tags):
             for j in range(tags):
                 transitions[i, j] += weight * pairs[n, i, j]
 
 
-@kernel(f"int64({INPUTS}, int64[:, ::1])")
+@kernel(f"int64({_SINGLE}, int64[:, ::1])", f"int64({_DOUBLE}, int64[:, ::1])")
 def _viterbi(  # noqa: C901, PLR0912 - loops that numba compiles
     emissions, lengths, start, transitions, end, best
 ):

@@ -1,0 +1,622 @@
+"""The scaled forward-backward algorithm of the CRF, on eight sentences at a time.
+
+Rabiner 1989 (V.A), in exp space: one `exp` per emission, and products of small matrices
+with vectors. Each of the eight sentences of a group fills one lane of a vector, and
+every operation treats all lanes alike. Therefore no bit of a sentence's result depends
+on its lane, on the other sentences, on padding or on thread settings.
+
+For each sentence, with M = exp(transitions) and f_t = exp(emissions_t):
+
+    alpha_1 = exp(start) * f_1        alpha_t = (alpha_t-1 @ M) * f_t
+    beta_L  = exp(end)                beta_t  = M @ after_t+1,  after_t = beta_t * f_t
+
+    Z                      = alpha_L @ exp(end)
+    p(y_t = i)             = alpha_t[i] beta_t[i] / Σ_k alpha_t[k] beta_t[k]
+    p(y_t = i, y_t+1 = j)  = alpha_t[i] M[i, j] after_t+1[j] / Σ_k alpha_t[k] beta_t[k]
+
+Messages are multiplied by a power of two at every fourth position, which changes no
+digit. Posteriors are normalised at each position, so these scales do not matter.
+
+The result is used for a sentence only if it provably loses no precision: every factor
+and every scaled message is either a structural zero (forbidden) or so far above the
+smallest double that no product can underflow. Relative to the maximum:
+
+    message >= 1e-100, exp(transition) >= 1e-50, exp(emission) >= 1e-150
+
+Smaller factors are raised to 1e-150, so the message that they meet breaks the first
+rule. Other sentences (for example, with emissions some 230 apart) are left to the
+recursions in log space in `crf_kernels.py`.
+
+Arrays of lanes have the shape (tokens, columns, LANES) with columns = tags, rounded up
+to a multiple of four.
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: ARG001, ARG002
+# The kernels' types are those of their numba signatures, and numba prescribes the
+# parameters of functions that extend it.
+
+from __future__ import annotations
+
+import math
+import operator
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import (
+    intrinsic,
+    lower_builtin,
+    lower_cast,
+    models,
+    register_model,
+)
+from numba.np.arrayobj import make_array
+from numba.np.unsafe.ndarray import to_fixed_tuple
+
+from fednotes.core.kernels import kernel, part
+
+LANES = 8
+
+# ---- vectors of lanes ----------------------------------------------------------------
+# numba has no type for a vector, and LLVM vectorises few loops over eight numbers in
+# arrays, because it must assume that these overlap.
+
+_FLOATS = ir.VectorType(ir.DoubleType(), LANES)
+_BITS = ir.VectorType(ir.IntType(64), LANES)
+_MAY_FUSE = ("contract",)  # as in `core.kernels.part`
+
+
+class _Lanes(types.Type):
+    """The numba type of a float64 number for each lane."""
+
+    def __init__(self) -> None:
+        super().__init__(name="Lanes")
+
+
+_lanes = _Lanes()
+
+
+@register_model(_Lanes)
+class _LanesModel(models.PrimitiveModel):
+    """How `_Lanes` is represented: as a vector of LLVM."""
+
+    def __init__(self, manager, lanes) -> None:
+        super().__init__(manager, lanes, _FLOATS)
+
+
+@infer_global(operator.add)
+@infer_global(operator.sub)
+@infer_global(operator.mul)
+@infer_global(operator.truediv)
+class _Arithmetic(AbstractTemplate):
+    """Types of `a + b` and others, where a or b may be one number for all lanes."""
+
+    def generic(self, args, kws):
+        if _lanes in args and all(a in (_lanes, types.float64) for a in args):
+            return signature(_lanes, _lanes, _lanes)
+        return None
+
+
+@lower_builtin(operator.add, _lanes, _lanes)
+def _lower_add(context, builder, signature, args):
+    return builder.fadd(*args, flags=_MAY_FUSE)
+
+
+@lower_builtin(operator.sub, _lanes, _lanes)
+def _lower_sub(context, builder, signature, args):
+    return builder.fsub(*args, flags=_MAY_FUSE)
+
+
+@lower_builtin(operator.mul, _lanes, _lanes)
+def _lower_mul(context, builder, signature, args):
+    return builder.fmul(*args, flags=_MAY_FUSE)
+
+
+@lower_builtin(operator.truediv, _lanes, _lanes)
+def _lower_truediv(context, builder, signature, args):
+    return builder.fdiv(*args)
+
+
+@lower_cast(types.float64, _lanes)
+def _lower_spread(context, builder, from_type, to_type, value):
+    undefined = ir.Constant(_FLOATS, ir.Undefined)
+    first = builder.insert_element(undefined, value, ir.IntType(32)(0))
+    everywhere = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    return builder.shuffle_vector(first, undefined, everywhere)
+
+
+def _pointer(context, builder, array_type, array, indices):
+    """Return the address of an element of a contiguous array."""
+    contents = make_array(array_type)(context, builder, array)
+    return cgutils.get_item_pointer(context, builder, array_type, contents, indices)
+
+
+@intrinsic
+def _spread(typing_context, value):
+    """Return one number for all lanes."""
+
+    def generate(context, builder, signature, args):
+        return args[0]  # after the cast
+
+    return _lanes(_lanes), generate
+
+
+@intrinsic
+def _spread_element(typing_context, array, i, j):
+    """Return array[i, j] for all lanes."""
+
+    def generate(context, builder, signature, args):
+        address = _pointer(context, builder, signature.args[0], args[0], args[1:])
+        return _lower_spread(context, builder, None, None, builder.load(address))
+
+    return _lanes(array, types.intp, types.intp), generate
+
+
+@intrinsic
+def _load(typing_context, array, t, j):
+    """Return array[t, j] of an array (tokens, columns, LANES)."""
+
+    def generate(context, builder, signature, args):
+        indices = [*args[1:], ir.Constant(args[1].type, 0)]
+        address = _pointer(context, builder, signature.args[0], args[0], indices)
+        vector = builder.bitcast(address, _FLOATS.as_pointer())
+        return builder.load(vector, align=8)
+
+    return _lanes(array, types.intp, types.intp), generate
+
+
+@intrinsic
+def _store(typing_context, array, t, j, value):
+    """Set array[t, j] of an array (tokens, columns, LANES)."""
+
+    def generate(context, builder, signature, args):
+        indices = [*args[1:3], ir.Constant(args[1].type, 0)]
+        address = _pointer(context, builder, signature.args[0], args[0], indices)
+        vector = builder.bitcast(address, _FLOATS.as_pointer())
+        builder.store(args[3], vector, align=8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, _lanes), generate
+
+
+@intrinsic
+def _gather(typing_context, numbers, begins, k):
+    """Return numbers[begins[lane] + k] for each lane, as float64."""
+
+    def generate(context, builder, signature, args):
+        vector = ir.Constant(
+            ir.VectorType(context.get_value_type(numbers.dtype), LANES), ir.Undefined
+        )
+        for lane in range(LANES):
+            place = builder.add(builder.extract_value(args[1], lane), args[2])
+            address = _pointer(context, builder, numbers, args[0], [place])
+            number = builder.load(address)
+            vector = builder.insert_element(vector, number, ir.IntType(32)(lane))
+        return vector if vector.type == _FLOATS else builder.fpext(vector, _FLOATS)
+
+    return _lanes(numbers, begins, types.intp), generate
+
+
+@intrinsic
+def _scatter(typing_context, numbers, begins, k, value):
+    """Set numbers[begins[lane] + k] for each lane."""
+
+    def generate(context, builder, signature, args):
+        dtype = context.get_value_type(numbers.dtype)
+        vector = args[3]
+        if dtype != ir.DoubleType():
+            vector = builder.fptrunc(vector, ir.VectorType(dtype, LANES))
+        for lane in range(LANES):
+            place = builder.add(builder.extract_value(args[1], lane), args[2])
+            address = _pointer(context, builder, numbers, args[0], [place])
+            number = builder.extract_element(vector, ir.IntType(32)(lane))
+            builder.store(number, address)
+        return context.get_dummy_value()
+
+    return types.void(numbers, begins, types.intp, _lanes), generate
+
+
+@intrinsic
+def _where_less(typing_context, a, b, value, otherwise):
+    """Return `value` in the lanes where a < b, else `otherwise`; NaN is not less."""
+
+    def generate(context, builder, signature, args):
+        return builder.select(builder.fcmp_ordered("<", args[0], args[1]), *args[2:])
+
+    return _lanes(_lanes, _lanes, _lanes, _lanes), generate
+
+
+@intrinsic
+def _where_equal(typing_context, a, b, value, otherwise):
+    """Return `value` in the lanes where a == b, else `otherwise`."""
+
+    def generate(context, builder, signature, args):
+        return builder.select(builder.fcmp_ordered("==", args[0], args[1]), *args[2:])
+
+    return _lanes(_lanes, _lanes, _lanes, _lanes), generate
+
+
+_EXPONENT_MASK = 0x7FF << 52
+
+
+@intrinsic
+def _power_of_two(typing_context, rounded):
+    """Return 2**n for n = rounded - _ROUND, an integer."""
+
+    def generate(context, builder, signature, args):
+        bits = builder.bitcast(args[0], _BITS)
+        exponent = builder.shl(bits, ir.Constant(_BITS, 52))
+        power = builder.add(exponent, ir.Constant(_BITS, 1023 << 52))
+        return builder.bitcast(power, _FLOATS)
+
+    return _lanes(_lanes), generate
+
+
+@intrinsic
+def _exponent(typing_context, x):
+    """Return the n of 2**n <= x < 2**(n + 1), for positive x."""
+
+    def generate(context, builder, signature, args):
+        bits = builder.bitcast(args[0], _BITS)
+        biased = builder.lshr(bits, ir.Constant(_BITS, 52))
+        # As the low bits of 2**52, an integer is a float64 number.
+        as_float = builder.or_(biased, ir.Constant(_BITS, (1023 + 52) << 52))
+        offset = ir.Constant(_FLOATS, 2.0**52 + 1023)
+        return builder.fsub(builder.bitcast(as_float, _FLOATS), offset)
+
+    return _lanes(_lanes), generate
+
+
+@intrinsic
+def _inverse_power(typing_context, x):
+    """Return 2**-n for 2**n <= x < 2**(n + 1), for positive x."""
+
+    def generate(context, builder, signature, args):
+        bits = builder.bitcast(args[0], _BITS)
+        exponent = builder.and_(bits, ir.Constant(_BITS, _EXPONENT_MASK))
+        inverse = builder.sub(ir.Constant(_BITS, 2046 << 52), exponent)
+        return builder.bitcast(inverse, _FLOATS)
+
+    return _lanes(_lanes), generate
+
+
+# ---- parts of the algorithm ----------------------------------------------------------
+
+_SMALLEST_MESSAGE = 1e-100
+_SMALLEST_TRANSITION = -115.0  # natural logarithm of 1e-50
+_SMALLEST_EMISSION = -345.0  # natural logarithm of 1e-150
+_LOG2E = 1.4426950408889634
+_LN2 = 0.6931471805599453
+_LN2_HIGH = 6.93147180369123816490e-01
+_LN2_LOW = 1.90821492927058770002e-10
+# 1.5 * 2**52: adding it rounds to an integer, kept in the low bits
+_ROUND = 6755399441055744.0
+
+
+@part
+def _exp(x):
+    """Return exp(x) for x <= 0: 0 for -inf, 1e-150 for others below -345, NaN for NaN.
+
+    exp(x) = 2**n exp(r), |r| <= ln(2)/2, Taylor to degree 13 (error below 1e-17).
+    """
+    clamped = _where_less(x, _SMALLEST_EMISSION, _SMALLEST_EMISSION, x)
+    rounded = clamped * _LOG2E + _ROUND
+    n = rounded - _ROUND
+    r = (clamped - n * _LN2_HIGH) - n * _LN2_LOW
+    p = r * (1.0 / 6227020800.0) + 1.0 / 479001600.0
+    p = p * r + 1.0 / 39916800.0
+    p = p * r + 1.0 / 3628800.0
+    p = p * r + 1.0 / 362880.0
+    p = p * r + 1.0 / 40320.0
+    p = p * r + 1.0 / 5040.0
+    p = p * r + 1.0 / 720.0
+    p = p * r + 1.0 / 120.0
+    p = p * r + 1.0 / 24.0
+    p = p * r + 1.0 / 6.0
+    p = p * r + 0.5
+    p = p * r + 1.0
+    p = p * r + 1.0
+    return _where_equal(x, -np.inf, 0.0, p * _power_of_two(rounded))
+
+
+@part
+def _exp_scores(scores, out):
+    """Set out to exp(score - maximum), 0 where forbidden.
+
+    Returns the maximum, and whether no product can underflow.
+    """
+    top, safe = -np.inf, True
+    for i in range(scores.shape[0]):
+        for j in range(scores.shape[1]):
+            top = max(top, scores[i, j])
+    for i in range(scores.shape[0]):
+        for j in range(scores.shape[1]):
+            x = scores[i, j]
+            if x != -np.inf:
+                safe = safe and x - top >= _SMALLEST_TRANSITION  # False for NaN
+                out[i, j] = math.exp(x - top)
+    return top, safe and math.isfinite(top)
+
+
+@part
+def _aligned(rows, columns):
+    """Return an array (rows, columns, LANES) in which no lanes cross a cache line."""
+    size = rows * columns * LANES
+    memory = np.empty(size + LANES)
+    skip = (-memory.ctypes.data % 64) // 8
+    return memory[skip : skip + size].reshape(rows, columns, LANES)
+
+
+@part
+def _order_by_length(lengths, tokens):
+    """Return the numbers of the sentences, shorter ones first."""
+    begins = np.zeros(tokens + 2, np.int64)  # of the sentences with each length
+    for n in range(lengths.size):
+        begins[lengths[n] + 1] += 1
+    for length in range(tokens + 1):
+        begins[length + 1] += begins[length]
+    order = np.empty_like(lengths)
+    for n in range(lengths.size):
+        order[begins[lengths[n]]] = n
+        begins[lengths[n]] += 1
+    return order
+
+
+@part
+def _set_factors(emissions, begins, shortest, longest, ends, factors, shifts):
+    """Set factors to exp(emission - maximum), 0 after a sentence's end.
+
+    shifts is set to Σ maximum_t.
+    """
+    tags, numbers = emissions.shape[2], emissions.reshape(emissions.size)
+    end, shift = _load(ends, 0, 0), _spread(0.0)
+    for t in range(longest):
+        position = _spread(float(t))
+        top = _gather(numbers, begins, t * tags)
+        for j in range(tags):
+            x = _gather(numbers, begins, t * tags + j)
+            _store(factors, t, j, x)
+            top = _where_less(top, x, x, top)
+        shift = shift + _where_less(end, position, 0.0, top)
+        for j in range(tags):
+            _store(factors, t, j, _exp(_load(factors, t, j) - top))
+        if t >= shortest:
+            for j in range(tags):
+                factor = _load(factors, t, j)
+                _store(factors, t, j, _where_less(end, position, 0.0, factor))
+    _store(shifts, 0, 0, shift)
+
+
+@part
+def _multiply(source, s, matrix, target, t):
+    """Set target[t] to source[s] @ matrix.
+
+    Columns are processed in fours, so that the sums stay in registers.
+    """
+    rows, columns = matrix.shape
+    for j in range(0, columns, 4):
+        a, b, c, d = _spread(0.0), _spread(0.0), _spread(0.0), _spread(0.0)
+        for i in range(rows):
+            x = _load(source, s, i)
+            a = a + x * _spread_element(matrix, i, j)
+            b = b + x * _spread_element(matrix, i, j + 1)
+            c = c + x * _spread_element(matrix, i, j + 2)
+            d = d + x * _spread_element(matrix, i, j + 3)
+        _store(target, t, j, a)
+        _store(target, t, j + 1, b)
+        _store(target, t, j + 2, c)
+        _store(target, t, j + 3, d)
+
+
+@part
+def _rescale(messages, t, tags):
+    """Multiply messages[t] by 2**-n so that their sum is from 1 to 2; return n."""
+    total = _load(messages, t, 0)
+    for j in range(1, tags):
+        total = total + _load(messages, t, j)
+    inverse = _inverse_power(total)
+    for j in range(tags):
+        _store(messages, t, j, _load(messages, t, j) * inverse)
+    return _exponent(total)
+
+
+@part
+def _smallest(messages, t, tags, smallest):
+    """Return the smallest of `smallest` and the messages that are not 0."""
+    for j in range(tags):
+        message = _load(messages, t, j)
+        nonzero = _where_equal(message, 0.0, 1.0, message)
+        smallest = _where_less(nonzero, smallest, nonzero, smallest)
+    return smallest
+
+
+@part
+def _forward(  # noqa: PLR0913 - the arrays of a compiled kernel
+    longest, first, matrix, factors, alpha, ends, exponents, smallest
+):
+    """Set alpha to the messages that leave each position, from the first token on.
+
+    exponents is set to Σ n over the scales 2**-n, smallest to the smallest message.
+    """
+    tags, end = matrix.shape[0], _load(ends, 0, 0)
+    exponent, least = _spread(0.0), _spread(1.0)
+    for t in range(longest):
+        if t == 0:
+            for j in range(tags):
+                _store(alpha, 0, j, _spread_element(first, 0, j))
+        else:
+            _multiply(alpha, t - 1, matrix, alpha, t)
+        for j in range(tags):
+            _store(alpha, t, j, _load(alpha, t, j) * _load(factors, t, j))
+        if t % 4 == 3:
+            n = _rescale(alpha, t, tags)
+            exponent = exponent + _where_less(end, float(t), 0.0, n)
+        least = _smallest(alpha, t, tags, least)
+    _store(exponents, 0, 0, exponent)
+    _store(smallest, 0, 0, least)
+
+
+@part
+def _backward(  # noqa: PLR0913 - the arrays of a compiled kernel
+    shortest, longest, last, matrix_t, factors, alpha, beta, ends, smallest, begins,
+    unary,
+):  # fmt: skip
+    """Replace factors by the messages `after`, and alpha by alpha_t / Σ alpha_t beta_t.
+
+    unary[n, t] is set to the posteriors alpha_t beta_t / Σ alpha_t beta_t, and smallest
+    to the smallest message. beta is scratch space for one position.
+    """
+    posteriors = unary.reshape(unary.size)
+    tags, end = matrix_t.shape[0], _load(ends, 0, 0)
+    after, least = factors, _spread(1.0)
+    for j in range(tags):
+        _store(after, longest, j, _spread(0.0))
+    for t in range(longest - 1, -1, -1):
+        position = _spread(float(t))
+        _multiply(after, t + 1, matrix_t, beta, 0)
+        if t >= shortest - 1:
+            for j in range(tags):
+                arriving, ending = _load(beta, 0, j), _spread_element(last, 0, j)
+                _store(beta, 0, j, _where_equal(end, position, ending, arriving))
+        for j in range(tags):
+            _store(after, t, j, _load(beta, 0, j) * _load(factors, t, j))
+        if t % 4 == 3:
+            _rescale(after, t, tags)
+        least = _smallest(after, t, tags, least)
+        _normalise(alpha, beta, t, tags, end)
+        for j in range(tags):
+            _scatter(posteriors, begins, t * tags + j, _load(beta, 0, j))
+    _store(smallest, 0, 0, least)
+
+
+@part
+def _normalise(alpha, beta, t, tags, end):
+    """Divide alpha[t] by Σ alpha[t] beta[0], and set beta[0] to the posteriors.
+
+    Both are 0 after a sentence's end.
+    """
+    total = _spread(0.0)
+    for j in range(tags):
+        total = total + _load(alpha, t, j) * _load(beta, 0, j)
+    scale = _where_less(end, float(t), 0.0, _spread(1.0) / total)
+    for j in range(tags):
+        scaled = _load(alpha, t, j) * scale
+        _store(alpha, t, j, scaled)
+        _store(beta, 0, j, scaled * _load(beta, 0, j))
+
+
+@part
+def _count_pairs(longest, alpha, after, sums):
+    """Set sums[i, j] to Σ_t alpha[t, i] after[t + 1, j].
+
+    Positions are processed in fours, so that each sum is loaded less often.
+    """
+    tags = sums.shape[0]
+    for i in range(tags):
+        for j in range(tags):
+            _store(sums, i, j, _spread(0.0))
+        for t in range(longest, longest + 4):  # read by the last block of four
+            _store(alpha, t, i, _spread(0.0))
+            _store(after, t, i, _spread(0.0))
+    for t in range(0, longest - 1, 4):
+        for i in range(tags):
+            a, b = _load(alpha, t, i), _load(alpha, t + 1, i)
+            c, d = _load(alpha, t + 2, i), _load(alpha, t + 3, i)
+            for j in range(tags):
+                early = a * _load(after, t + 1, j) + b * _load(after, t + 2, j)
+                late = c * _load(after, t + 3, j) + d * _load(after, t + 4, j)
+                _store(sums, i, j, _load(sums, i, j) + (early + late))
+
+
+@part
+def _write_pairs(sums, matrix, sentences, pairs):
+    """Set pairs[n] to the expected transitions of the sentence n of each lane."""
+    tags = matrix.shape[0]
+    for lane in range(LANES):
+        for i in range(tags):
+            for j in range(tags):
+                pairs[sentences[lane], i, j] = sums[i, j, lane] * matrix[i, j]
+
+
+@part
+def _last_sum(alpha, last, place, lane, tags):
+    """Return alpha_L @ exp(end) of one lane, whose last position is `place`."""
+    total = 0.0
+    for j in range(tags):
+        total += alpha[place, j, lane] * last[0, j]
+    return total
+
+
+# ---- the kernel ----------------------------------------------------------------------
+
+_INPUTS = "int64[::1], float64[:, ::1], float64[:, ::1], float64[:, ::1]"
+_OUTPUTS = "float64[::1], float64[:, :, ::1], float64[:, :, ::1], b1[::1]"
+
+
+@kernel(
+    f"int64(float32[:, :, ::1], {_INPUTS}, b1, {_OUTPUTS})",
+    f"int64(float64[:, :, ::1], {_INPUTS}, b1, {_OUTPUTS})",
+)
+def partition_scaled(  # noqa: PLR0913 - the arrays of a compiled kernel
+    emissions, lengths, start, transitions, end, gradient, log_z, unary, pairs, fits
+):
+    """Set log_z (batch,) to log Z and, with `gradient`, the expected counts.
+
+    unary (batch, tokens, tags) are the posteriors, 0 after a sentence's end, and pairs
+    (batch, tags, tags) are the expected transitions. Other arguments are as in
+    `crf_kernels.py`. Returns the number of sentences for which the algorithm is not
+    precise; there fits (batch,) is False, and the results are undefined.
+    """
+    batch, tokens, tags = emissions.shape
+    columns = (tags + 3) // 4 * 4
+    first, last = np.zeros((1, columns)), np.zeros((1, columns))
+    matrix, matrix_t = np.zeros((tags, columns)), np.zeros((tags, columns))
+    top_start, safe_start = _exp_scores(start, first)
+    top_end, safe_end = _exp_scores(end, last)
+    top, safe = _exp_scores(transitions, matrix)
+    if not (safe and safe_start and safe_end):
+        fits[:] = False
+        return batch
+    for i in range(tags):
+        for j in range(tags):
+            matrix_t[j, i] = matrix[i, j]
+
+    order = _order_by_length(lengths, tokens)
+    factors, alpha = _aligned(tokens + 4, columns), _aligned(tokens + 4, columns)
+    beta, sums = _aligned(1, columns), _aligned(tags, tags)
+    ends, shifts, exponents = _aligned(1, 1), _aligned(1, 1), _aligned(1, 1)
+    least_alpha, least_after = _aligned(1, 1), _aligned(1, 1)
+    sentences, size = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
+    unfit = 0
+    for begin in range(0, batch, LANES):
+        for lane in range(LANES):  # the last sentence fills the remaining lanes
+            sentences[lane] = order[min(begin + lane, batch - 1)]
+            size[lane] = lengths[sentences[lane]]
+            ends[0, 0, lane] = size[lane] - 1
+        shortest, longest = size[0], size[LANES - 1]
+        begins = to_fixed_tuple(sentences * (tokens * tags), LANES)
+        _set_factors(emissions, begins, shortest, longest, ends, factors, shifts)
+        _forward(longest, first, matrix, factors, alpha, ends, exponents, least_alpha)
+        for lane in range(LANES):
+            n, length = sentences[lane], size[lane]
+            total = _last_sum(alpha, last, length - 1, lane, tags)
+            fits[n] = total > 0.0 and least_alpha[0, 0, lane] >= _SMALLEST_MESSAGE
+            log_z[n] = math.log(total) + exponents[0, 0, lane] * _LN2
+            log_z[n] += shifts[0, 0, lane] + top_start + top_end + (length - 1) * top
+        if gradient:
+            _backward(
+                shortest, longest, last, matrix_t, factors, alpha, beta, ends,
+                least_after, begins, unary,
+            )  # fmt: skip
+            _count_pairs(longest, alpha, factors, sums)
+            _write_pairs(sums, matrix, sentences, pairs)
+            for lane in range(LANES):
+                n = sentences[lane]
+                unary[n, longest:] = 0.0
+                fits[n] = fits[n] and least_after[0, 0, lane] >= _SMALLEST_MESSAGE
+        for lane in range(min(LANES, batch - begin)):
+            unfit += not fits[sentences[lane]]
+    return unfit
