@@ -47,11 +47,14 @@ class Limits:
         ceiling: The highest value that is accepted.
         goal: The value that is wanted, at least it where there is a floor, and at most
             it where there is a ceiling.
+        optional: Whether the ratio may be missing, because a program that it needs is
+            not on every machine.
     """
 
     floor: float | None = None
     ceiling: float | None = None
     goal: float | None = None
+    optional: bool = False
 
     def is_kept_by(self, ratio: float) -> bool:
         """Return whether a ratio is accepted."""
@@ -110,14 +113,16 @@ class Result:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the ratio was printed and keeps its limits."""
-        return self.ratio is not None and self.limits.is_kept_by(self.ratio)
+        """Whether the ratio keeps its limits, or may be missing."""
+        if self.ratio is None:
+            return self.limits.optional
+        return self.limits.is_kept_by(self.ratio)
 
     @property
     def verdict(self) -> str:
         """What a reader should know about the ratio."""
         if self.ratio is None:
-            return "MISSING"
+            return "not measured" if self.limits.optional else "MISSING"
         if not self.is_accepted:
             return "FAILED"
         if not self.limits.is_goal_reached_by(self.ratio):

@@ -99,6 +99,17 @@ def test_a_ratio_that_is_not_printed_fails(tmp_path: Path, program: str) -> None
     assert bench.main(["--goals", str(goals)]) == 1
 
 
+def test_an_optional_ratio_may_be_missing_but_not_beyond_its_limits(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    limits = "ratios.fast = { floor = 13, optional = true }"
+    goals = write_project(tmp_path, entry("one", limits), one="print('no compiler')")
+    assert bench.main(["--goals", str(goals)]) == 0
+    assert capfd.readouterr().out.splitlines()[-1].endswith("not measured")
+    (tmp_path / "one.py").write_text(FAST)
+    assert bench.main(["--goals", str(goals)]) == 1
+
+
 def test_a_benchmark_and_its_processes_end_when_the_time_is_up(tmp_path: Path) -> None:
     program = (
         "import subprocess, sys\n"
