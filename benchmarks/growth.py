@@ -209,8 +209,9 @@ CASES = {
     "parameters": Case(
         add_parameters,
         float,
-        (4 * 10**6, 16 * 10**6, 64 * 10**6),
-        (4 * 10**6, 16 * 10**6),
+        # Smaller ones fit into a processor's cache.
+        (16 * 10**6, 32 * 10**6, 64 * 10**6),
+        (16 * 10**6, 32 * 10**6),
     ),
     "concepts": Case(
         match_concepts, lambda terms: 1.0, (10**4, 10**5, 10**6), (10**4, 10**5)
