@@ -1,11 +1,12 @@
-"""Draws docs/figures/silos.png and privacy.png from tables in docs/results.md.
+"""Draws pictures in docs/figures from tables in docs/results.md and performance.md.
 
     python tools/figure.py [--out docs/figures]
 
 silos: what silos have alone, by plain averaging and by the default, and what all notes
 in one place have ("What a federation gains"; `fednotes reproduce pays-silos`). privacy:
 scores by ε, and without a promise ("What differential privacy costs"; `pays-privacy`,
-`phenotype-privacy`). The pictures have no number of their own.
+`phenotype-privacy`). growth: seconds and memory by the size of the work
+("Growth" in docs/performance.md). The pictures have no number of their own.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 NAME = r"^\| maccrobat, (\d+ silos|one place)(?:, ([^|]+?))? \|"
 ROW = re.compile(rf"{NAME}(?:[^|]+\|){{3}} ([\d.]+) ± ([\d.]+) \|", re.MULTILINE)
+# | work | size | seconds | MB |
+GROWTH_ROW = re.compile(
+    r"^\| ([a-z][^|]+) \| ([\d,]+) \| ([\d.e-]+) \| (\d+) \|$", re.MULTILINE
+)
 DRAWN = {
     "default": "together",
     "FedAvg": "together, plain averaging",
@@ -139,15 +145,71 @@ def draw_prices(prices_by_method: Scores, out: Path) -> None:
     figure.savefig(out, metadata={"Software": None})
 
 
+class Point(NamedTuple):
+    """A row of the table of growth."""
+
+    size: float
+    seconds: float
+    megabytes: float
+
+
+def growth(page: str) -> dict[str, list[Point]]:
+    """Return the measured sizes of each kind of work, from the table of a page."""
+    section = page.partition("\n## Growth\n")[2].partition("\n## ")[0]
+    points: dict[str, list[Point]] = {}
+    for work, *cells in GROWTH_ROW.findall(section):
+        numbers = (float(cell.replace(",", "")) for cell in cells)
+        points.setdefault(work, []).append(Point(*numbers))
+    return points
+
+
+def draw_growth(points: dict[str, list[Point]], out: Path) -> None:
+    """Draw a column for each kind of work: seconds, and memory below.
+
+    The dashed line is linear growth from the largest size on down.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, rows = pyplot.subplots(
+        2, len(points), figsize=(11, 4.2), dpi=150, layout="constrained"
+    )
+    for column, (work, measured) in enumerate(points.items()):
+        sizes = [point.size for point in measured]
+        panels = {
+            "CPU seconds": [point.seconds for point in measured],
+            "MB": [max(point.megabytes, 1.0) for point in measured],
+        }
+        for axes, (unit, values) in zip(rows[:, column], panels.items(), strict=True):
+            linear = [values[-1] * size / sizes[-1] for size in sizes]
+            axes.plot(sizes, linear, color="#8a8a8a", ls="--", lw=1)
+            axes.plot(sizes, values, color="#0b6e6e", marker="o", lw=2)
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            ends = (sizes[0], sizes[-1])
+            axes.set_xticks(ends, [f"{size:,.0f}" for size in ends])
+            extremes = (min(values), max(values))
+            axes.set_yticks(extremes, [f"{value:g}" for value in extremes])
+            axes.minorticks_off()
+            axes.spines[["top", "right"]].set_visible(False)
+            if column == 0:
+                axes.set_ylabel(unit)
+        name, _, detail = work.partition(", ")
+        rows[0, column].set_title(f"{name}\n{detail}", fontsize=9)
+    figure.savefig(out, metadata={"Software": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "figures")
-    page, out = (
-        (ROOT / "docs" / "results.md").read_text("utf-8"),
-        parser.parse_args().out,
-    )
-    draw(scores(page), out / "silos.png")
-    draw_prices(prices(page), out / "privacy.png")
+    out = parser.parse_args().out
+    results = (ROOT / "docs" / "results.md").read_text("utf-8")
+    performance = (ROOT / "docs" / "performance.md").read_text("utf-8")
+    draw(scores(results), out / "silos.png")
+    draw_prices(prices(results), out / "privacy.png")
+    draw_growth(growth(performance), out / "growth.png")
 
 
 if __name__ == "__main__":

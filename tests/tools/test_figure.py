@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from figure import DRAWN, scores
+from figure import DRAWN, Point, growth, scores
 
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
 TABLE = """\
@@ -31,3 +31,31 @@ def test_the_page_has_all_that_is_drawn() -> None:
         row: [5, 10, 20] for row in DRAWN
     }
     assert [*table_scores[""]] == [1]
+
+
+def test_growth_is_the_table_of_its_section() -> None:
+    """Not tables of other sections, which have as many columns."""
+    page = """
+| notes read, one thread | 10 | 1 | 1 |
+
+## Growth
+
+| work | size | seconds | MB |
+|---|---:|---:|---:|
+| notes read, one thread | 1,000 | 2.5 | 30 |
+| notes read, one thread | 16,000,000 | 0.00045 | 0 |
+| terms, matched | 5 | 7 | 9 |
+
+## Predictions
+
+| notes read, one thread | 11 | 1 | 1 |
+"""
+    assert growth(page) == {
+        "notes read, one thread": [Point(1000, 2.5, 30), Point(16e6, 0.00045, 0)],
+        "terms, matched": [Point(5, 7, 9)],
+    }
+
+
+def test_the_page_of_performance_has_all_kinds_of_work() -> None:
+    page = (PAGE.parent / "performance.md").read_text("utf-8")
+    assert [len(points) >= 3 for points in growth(page).values()] == [True] * 5
