@@ -155,6 +155,73 @@ def test_a_server_that_starts_no_job_is_to_be_restarted(
     ]
 
 
+def outcome_of(status: str, **facts: Any) -> dict[str, Any]:
+    return {"job_id": "j", "status": status, **facts}
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "state"),
+    [
+        ("ABNORMAL", outcome_of("running"), "paused"),
+        ("COMPLETED", outcome_of("paused"), "paused"),
+        (
+            "EXECUTION_EXCEPTION",
+            outcome_of("failed", problem="h1 is lost", retry=True),
+            "paused (h1 is lost)",
+        ),
+    ],
+)
+def test_a_run_between_two_submissions_is_not_over(
+    status: str,
+    outcome: dict[str, Any],
+    state: str,
+    kits: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The site that is lost is to be started meanwhile."""
+    kit, server = kits["server"], Server(f"FINISHED:{status}")
+    record_known_sites(kit / "state", SITES, 0.0)
+    write_json(kit / "state" / "run-1" / "outcome.json", outcome)
+    output = show_status(kit, server, monkeypatch)
+    assert f"run run-1: {state}; the server continues it by itself" in output
+    assert next_lines(output) == ["next: no action needed"]
+    server.connected = ("a", "b")
+    expected = ["next: at c: fednotes site start KIT"]
+    assert next_lines(show_status(kit, server, monkeypatch)) == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "state"),
+    [
+        ("COMPLETED", outcome_of("done"), "done"),
+        ("ABORTED", outcome_of("running"), "aborted"),
+        ("ABORTED", {}, "aborted"),
+        (
+            "EXECUTION_EXCEPTION",
+            outcome_of("failed", problem="no room"),
+            "failed: no room",
+        ),
+        (
+            "ABNORMAL",
+            outcome_of("failed", problem="gone", retry=True, is_given_up=True),
+            "failed: gone",
+        ),
+    ],
+)
+def test_a_run_that_is_over_leaves_room_for_a_job(
+    status: str,
+    outcome: dict[str, Any],
+    state: str,
+    kits: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kit, server = kits["server"], Server(f"FINISHED:{status}")
+    write_json(kit / "state" / "run-1" / "outcome.json", outcome)
+    output = show_status(kit, server, monkeypatch)
+    assert f"run run-1: {state}\n" in output
+    assert "next: submit a job with the admin's kit" in output
+
+
 def test_a_run_that_waits_for_a_site_says_for_how_long(
     kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

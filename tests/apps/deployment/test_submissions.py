@@ -425,13 +425,13 @@ def test_sites_that_are_not_connected_are_named_with_the_minutes(
     with pytest.raises(FednotesError, match="was aborted by a person"):
         follower.follow(server)  # type: ignore[arg-type]
     advice = (
-        "(connected, but not in this job: h20; did you mean 'h20'?). If the job "
+        "connected, but not in this job: h20; did you mean 'h20'? If the job "
         f"misspells a name, run fednotes run --abort --out {tmp_path}, and submit the "
         "corrected job. Otherwise, at each of these sites, run: fednotes site start KIT"
     )
     assert lines == [
-        f"not connected: h2 (less than 1 min) {advice}",
-        f"not connected: h2 (5 min) {advice}",
+        f"not connected: h2 (less than 1 min); {advice}",
+        f"not connected: h2 (5 min); {advice}",
     ]
 
 

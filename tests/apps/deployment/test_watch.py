@@ -229,6 +229,16 @@ def test_a_run_that_gets_nowhere_is_left_alone(tmp_path: Path) -> None:
     waits = [later - earlier for earlier, later in pairwise(attempts)]
     assert waits == sorted(waits)
     assert waits[-1] >= 300
+    assert outcome(tmp_path) == {
+        "job_id": f"j{server.number}",
+        "status": "failed",
+        "lines": 0,
+        "problem": f"{ATTEMPTS} submissions in a row committed no round",
+        "retry": True,
+        "is_given_up": True,
+    }
+    Looks(tmp_path, server).look()  # a server that was started anew tries again
+    assert len(server.orders) == ATTEMPTS + 1
 
 
 def test_an_attempt_that_commits_something_counts_no_longer(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from fednotes.apps.deployment.absence import AbsentSites, describe_strangers
 from fednotes.apps.deployment.nvflare.kit import (
+    ABORTED,
     ADMIN,
     build_kit_files,
     find_loose_keys,
@@ -68,7 +69,6 @@ ABORT_SECONDS = 120.0
 # Time after which a stopped run counts as not resubmitted; the watch waits up to 300 s.
 PATIENCE_SECONDS = 900.0
 MAX_LISTED_RUNS = 10  # maximum number of runs that a message lists
-ABORTED = "FINISHED:ABORTED"
 QUEUED = ("SUBMITTED", "APPROVED", "DISPATCHED")
 _RESULTS = (SUMMARY, METRICS, "model")  # what a run leaves at the server
 # Keys of a round's line that are not metrics.
@@ -671,8 +671,9 @@ class Follower:
         text = f"not connected: {list_with_times(since, now)}"
         strangers = describe_strangers(since, self.run.sites, connected)
         if strangers:
+            end = "" if strangers.endswith("?") else "."
             text += (
-                f" ({strangers}). If the job misspells a name, run fednotes run "
+                f"; {strangers}{end} If the job misspells a name, run fednotes run "
                 f"--abort --out {self.out}, and submit the corrected job. Otherwise, "
                 "at each of these sites, run: fednotes site start KIT"
             )

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from fednotes.apps.deployment.absence import describe_unknown_sites, read_known_sites
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.kit import (
+    ABORTED,
     WATCH,
     list_job_sites,
     order_submissions,
@@ -295,16 +296,20 @@ def ask_server(kit: Path) -> Network:
     from fednotes.apps.deployment.nvflare.server import connect
 
     with connect(kit / WATCH, read_kit(kit).person) as server:
+        sites = server.sites(within=SEEN_SECONDS)
         # Each run is shown by its newest submission.
         submissions = {
             str(submission["name"]): submission
             for submission in order_submissions(server.jobs())
         }
-        sites = server.sites(within=SEEN_SECONDS)
+        outcomes = {
+            run: read_outcome(kit / STATE / run, str(submission["job_id"]))
+            for run, submission in submissions.items()
+        }
         finished_runs = [
             run
             for run, submission in submissions.items()
-            if str(submission["status"]).startswith("FINISHED")
+            if _is_over(submission, outcomes[run])
         ]
         hidden_runs = finished_runs[:-MAX_FINISHED_RUNS]
         lines = []
@@ -312,23 +317,52 @@ def ask_server(kit: Path) -> Network:
         for run, submission in submissions.items():
             if run in hidden_runs:
                 continue
-            job_id = str(submission["job_id"])
             progress = _Progress()
-            outcome = read_outcome(kit / STATE / run, job_id)
             if submission["status"] == "RUNNING":
-                reply = server.tell(job_id) or {}
+                reply = server.tell(str(submission["job_id"])) or {}
                 state = describe_progress(reply)
                 progress = _read_progress(reply)
+            elif run in finished_runs:
+                state = _describe_end(submission, outcomes[run])
             else:
-                state = _describe_idle_run(submission, outcome)
+                state = _describe_waiting_run(submission, outcomes[run])
             lines.append(f"run {run}: {state}")
             if run not in finished_runs:
                 actions += _list_actions(
-                    kit, submission, outcome, progress=progress, connected=sites
+                    kit, submission, outcomes[run], progress=progress, connected=sites
                 )
     is_busy = len(finished_runs) < len(submissions)
     unique_actions = tuple(dict.fromkeys(actions))
     return Network(sites, tuple(lines), is_busy=is_busy, actions=unique_actions)
+
+
+def _is_over(submission: Mapping[str, Any], outcome: Mapping[str, Any]) -> bool:
+    """Return whether the watch resubmits a run no more.
+
+    Args:
+        submission: What NVFlare says about the run's newest submission.
+        outcome: The submission's outcome file.
+    """
+    from fednotes.apps.deployment.nvflare.watch import choose_step
+
+    status = str(submission["status"])
+    if not status.startswith("FINISHED"):
+        return False
+    step = choose_step(status, outcome, alive=False, returned_sites=frozenset())
+    return step != "resubmit" or bool(outcome.get("is_given_up"))
+
+
+def _describe_end(submission: Mapping[str, Any], outcome: Mapping[str, Any]) -> str:
+    """Return how a run ended.
+
+    Args:
+        submission: What NVFlare says about the run's newest submission.
+        outcome: The submission's outcome file.
+    """
+    status = str(submission["status"])
+    if status == ABORTED:  # the watch writes it into the outcome seconds later
+        return "aborted"
+    return _describe_outcome(outcome, status)
 
 
 def _list_actions(
@@ -397,20 +431,20 @@ def describe_actions(actions: Iterable[Action]) -> list[str]:
     return lines
 
 
-def _describe_idle_run(
+def _describe_waiting_run(
     submission: Mapping[str, Any], outcome: Mapping[str, Any]
 ) -> str:
-    """Return the state of a run that is not in progress.
+    """Return the state of a run that is not in progress and not over.
 
     Args:
         submission: What NVFlare says about the run's newest submission.
         outcome: The submission's outcome file.
     """
-    status = str(submission["status"])
-    default_state = "starts"
-    if status.startswith("FINISHED"):
-        default_state = status.replace("FINISHED:ABORTED", "aborted")
-    return _describe_outcome(outcome, default_state)
+    if not str(submission["status"]).startswith("FINISHED"):
+        return _describe_outcome(outcome, "starts")
+    problem = outcome.get("problem")
+    reason = f" ({problem})" if problem else ""
+    return f"paused{reason}; the server continues it by itself"
 
 
 def _describe_outcome(outcome: Mapping[str, Any], default_state: str) -> str:

@@ -31,6 +31,7 @@ INSIDE = "inside"
 # These files are written again at each start.
 REWRITTEN_FILES = ("local/resources.json", "local/log_config.json", COMM_FILE)
 HEARTBEAT_SECONDS = 5.0  # between two heartbeats of a site's processes
+ABORTED = "FINISHED:ABORTED"  # NVFlare's status of a job that a person aborted
 POLL_SECONDS = 0.05  # between two requests of an idle site for work
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 

@@ -239,7 +239,9 @@ class FlareTransport:
                     exchange.changed.wait(min(seconds, 0.5))
                 replies = exchange.take()
             if self._stop.triggered:
-                raise TrainingError("the job was stopped")
+                raise TrainingError(
+                    "NVFlare ended this submission, as it does if a site is lost"
+                )
             yield from replies
             if is_over:
                 return

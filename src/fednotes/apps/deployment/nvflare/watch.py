@@ -36,7 +36,11 @@ from fednotes.apps.deployment.absence import (
     read_known_sites,
     record_known_sites,
 )
-from fednotes.apps.deployment.nvflare.kit import list_job_sites, order_submissions
+from fednotes.apps.deployment.nvflare.kit import (
+    ABORTED,
+    list_job_sites,
+    order_submissions,
+)
 from fednotes.apps.deployment.nvflare.server import (
     PAUSE,
     PROGRESS,
@@ -58,7 +62,6 @@ PATIENCE_SECONDS = 20.0  # how long a run waits for absent sites before it resum
 ATTEMPTS = 8  # consecutive submissions that may end without a committed round
 # How long a run may wait although no run is in progress and its sites are connected.
 STUCK_SECONDS = 120.0
-ABORTED = "FINISHED:ABORTED"
 Step = Literal["wait", "done", "resubmit", "pause", "give up"]
 logger = logging.getLogger("fednotes.watch")
 
@@ -458,6 +461,17 @@ class Watch:
                 or f"{ATTEMPTS} submissions in a row committed no round"
             )
             _log_once(watched, f"{run}: stays stopped: {problem}")
+            if not outcome.get("is_given_up"):
+                given_up = {
+                    "job_id": job["job_id"],
+                    "status": "failed",
+                    "lines": outcome.get("lines", 0),
+                    "problem": problem,
+                    # A restarted server tries again unless the run failed for good.
+                    "retry": step == "resubmit",
+                    "is_given_up": True,
+                }
+                write_json(self.state / run / OUTCOME_FILE, given_up)
             return "give up"
         server.resubmit(job)
         state = outcome.get("status", "not begun")
