@@ -1,4 +1,4 @@
-"""Jobs, runs and corpora as functions: what the commands do, with the same results."""
+"""The Python API: jobs, runs and corpora give the same results as the commands."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def sure(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "model", folder / "notes.jsonl"
 
 
-def test_a_job_of_a_table_a_file_and_keywords(tmp_path: Path) -> None:
+def test_a_job_is_the_same_from_a_table_a_file_and_keywords(tmp_path: Path) -> None:
     """All three are one; what is wrong is told by its key."""
     lines = [
         'method = "fedner"',
@@ -109,7 +109,9 @@ def test_a_job_of_a_table_a_file_and_keywords(tmp_path: Path) -> None:
         fn.job("demoo")
 
 
-def test_a_run_is_reported_and_shown(run: tuple[Path, fn.RunResult]) -> None:
+def test_the_result_table_of_a_run_equals_its_summary(
+    run: tuple[Path, fn.RunResult],
+) -> None:
     """The table has what the summary has; in a notebook whatever a name says is text."""
     folder, result = run
     assert {part for part, _ in ROUNDS} == {
@@ -134,7 +136,7 @@ def test_a_run_is_reported_and_shown(run: tuple[Path, fn.RunResult]) -> None:
     assert "<table>" in fn.RunResult()._repr_html_()
 
 
-def test_a_frame(
+def test_a_run_converts_to_a_pandas_frame(
     run: tuple[Path, fn.RunResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pandas")
@@ -149,7 +151,7 @@ def test_a_frame(
         run[1].to_pandas()
 
 
-def test_scores_are_the_commands(sure: tuple[Path, Path]) -> None:
+def test_scores_equal_those_of_the_commands(sure: tuple[Path, Path]) -> None:
     """Of the same model on the same notes."""
     place, notes = sure
     model = fn.load(place)
@@ -171,7 +173,9 @@ def test_scores_are_the_commands(sure: tuple[Path, Path]) -> None:
         fn.evaluate(model, [replace(d, spans=()) for d in fn.read(notes)])
 
 
-def test_an_opened_model_is_as_good_as_its_folder(sure: tuple[Path, Path]) -> None:
+def test_an_opened_model_is_accepted_in_place_of_its_folder(
+    sure: tuple[Path, Path],
+) -> None:
     """Wherever a model is named; what is neither is refused, no number too."""
     place, notes = sure
     model = fn.load(place)
@@ -191,7 +195,7 @@ def test_an_opened_model_is_as_good_as_its_folder(sure: tuple[Path, Path]) -> No
         model.stream(["No pain."], batch="x")  # type: ignore[arg-type]
 
 
-def test_a_value_that_is_not_a_path_is_refused_in_one_line(
+def test_a_value_of_another_type_than_a_path_is_refused_in_one_line(
     sure: tuple[Path, Path],
 ) -> None:
     calls: list[tuple[Any, ...]] = [
@@ -236,7 +240,9 @@ def test_runs_are_compared(run: tuple[Path, fn.RunResult]) -> None:
     assert (compared.condition, compared.against) == ("federated", "alone")
 
 
-def test_a_runs_page_and_cards(run: tuple[Path, fn.RunResult], tmp_path: Path) -> None:
+def test_a_run_has_a_report_page_and_model_cards(
+    run: tuple[Path, fn.RunResult], tmp_path: Path
+) -> None:
     """A simulation leaves a card beside each model; the page is written where one says.
     A room that is called stays a room."""
     import fednotes.report.html
@@ -251,7 +257,7 @@ def test_a_runs_page_and_cards(run: tuple[Path, fn.RunResult], tmp_path: Path) -
     assert fednotes.report.html.write_report(place) == place / "report.html"
 
 
-def test_a_device_that_is_not_here_is_named(
+def test_an_unavailable_device_is_refused_by_name(
     run: tuple[Path, fn.RunResult], tmp_path: Path
 ) -> None:
     model = run[0] / "run" / "federated" / "sites" / "reports" / "model"
@@ -321,7 +327,9 @@ def test_a_model_can_be_calibrated_with_the_users_own_notes(
         fn.calibrate(place, fn.read(notes)[:3])
 
 
-def test_what_reads_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_that_read_convert_and_check_accept_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     corpus(tmp_path / "a.conll", "ADR", "pain")
     (tmp_path / "note.txt").write_text("No pain.")
     documents = fn.read(tmp_path / "a.conll")
@@ -372,7 +380,7 @@ def test_what_reads_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("check", (None,), "a corpus or a job, not NoneType"),
     ],
 )
-def test_wrong_arguments_say_what_was_expected(
+def test_wrong_arguments_are_refused_with_what_was_expected(
     name: str, arguments: tuple[Any, ...], expected: str
 ) -> None:
     with pytest.raises(fn.FednotesError, match=f"expected {expected}"):

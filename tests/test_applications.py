@@ -95,13 +95,13 @@ def foreign(source: str, path: Path) -> list[str]:
     return [f"{path.name}:{line}: {name}" for line, name in references]
 
 
-def test_the_applications_were_found() -> None:
+def test_applications_are_discovered() -> None:
     """An empty list would pass everything below."""
     assert APPS
     assert set(APPS) >= set(HELPERS.values())
 
 
-def test_no_module_names_an_application_that_it_is_no_part_of() -> None:
+def test_no_module_names_an_application_that_it_does_not_belong_to() -> None:
     problems = [
         problem
         for path in sorted((SRC / "fednotes").rglob("*.py"))
@@ -146,7 +146,7 @@ def test_a_command_of_a_deleted_application_is_known(
     assert not is_deleted_command(["job", "keys"])
 
 
-def test_no_two_helpers_have_one_name() -> None:
+def test_helper_modules_have_unique_names() -> None:
     """All of their folders are places of imports."""
     paths = [*TESTS.glob("helpers/*.py"), *TESTS.glob("apps/*/helpers/*.py")]
     names = Counter(path.stem for path in paths)
@@ -174,13 +174,15 @@ def test_no_two_helpers_have_one_name() -> None:
         ('if has_app("ui"):\n    pass\nimport fednotes.apps.ui', True),
     ],
 )
-def test_the_check_of_applications_sees(source: str, wrong: bool) -> None:
+def test_the_check_detects_each_way_to_name_an_application(
+    source: str, wrong: bool
+) -> None:
     """In a test of the audit, which may name the audit alone."""
     path = TESTS / "apps" / "audit" / "test_example.py"
     assert bool(foreign(source, path)) is wrong
 
 
-def test_the_check_of_applications_knows_whose_helpers_they_are(
+def test_the_check_knows_which_application_a_helper_belongs_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(HELPERS, "windows", "ui")

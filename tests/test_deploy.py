@@ -19,14 +19,14 @@ UNITS = sorted((ROOT / "deploy").glob("*.service"))
 each_unit = pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
 
 
-def test_a_command_is_found() -> None:
+def test_existing_commands_are_recognised() -> None:
     """Tests of units would pass whatever is_command says yes to."""
     assert is_command("job", "show")
     assert not is_command("job", "fly")
 
 
 @each_unit
-def test_a_unit_is_closed_and_restarts_what_failed(path: Path) -> None:
+def test_a_unit_is_sandboxed_and_restarts_after_failures(path: Path) -> None:
     settings = service(path)
     assert settings["User"] not in ("", "root")
     assert settings["ProtectSystem"] == "strict"
@@ -46,7 +46,7 @@ def test_a_unit_is_closed_and_restarts_what_failed(path: Path) -> None:
 @pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd is not here"
 )
-def test_systemd_takes_a_unit(tmp_path: Path, path: Path) -> None:
+def test_systemd_accepts_each_unit(tmp_path: Path, path: Path) -> None:
     """With a program that is there in the place of ours."""
     text = path.read_text("utf-8").replace("/opt/fednotes/bin/fednotes", sys.executable)
     (tmp_path / path.name).write_text(text, "utf-8")

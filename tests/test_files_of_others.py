@@ -1,4 +1,4 @@
-"""Files that somebody else may have written are opened without waiting for a FIFO."""
+"""Files that others may have written are opened without waiting for a FIFO."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _opens(call: ast.Call) -> bool:
     )
 
 
-def test_every_file_of_others_is_opened_without_waiting() -> None:
+def test_every_foreign_file_is_opened_without_waiting() -> None:
     """A new call belongs into `OWN_FILES`, or uses `open_regular` or `read_regular`."""
     actual = set[str]()
     for path in SOURCE.rglob("*.py"):
@@ -132,7 +132,9 @@ def test_every_file_of_others_is_opened_without_waiting() -> None:
         ("h5py.File(path)", True),
     ],
 )
-def test_a_bare_opening_is_recognised(code: str, is_bare: bool) -> None:
+def test_each_unguarded_way_to_open_a_file_is_recognised(
+    code: str, is_bare: bool
+) -> None:
     tree = ast.parse(f"def read():\n    return {code}")
     assert list(bare_openings(tree)) == ["read"] * is_bare
 
@@ -199,7 +201,7 @@ def _open_elmo(weights: Path) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_fifo_in_place_of_a_file_is_not_waited_for(
+def test_a_fifo_in_place_of_a_file_is_refused_without_waiting(
     reader: str, tmp_path: Path
 ) -> None:
     with (

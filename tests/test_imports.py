@@ -121,7 +121,7 @@ def beyond_base(source: str, path: Path) -> list[str]:
 each_file = pytest.mark.parametrize("path", FILES, ids=module_name)
 
 
-def test_the_package_was_found() -> None:
+def test_the_modules_of_the_package_are_discovered() -> None:
     """An empty list of files would pass everything below."""
     assert {module_name(path) for path in FILES} >= {"fednotes", "fednotes.core.types"}
 
@@ -156,7 +156,7 @@ def test_the_base_install_suffices_to_import(path: Path) -> None:
         ("from safetensors.torch import load_file", False),
     ],
 )
-def test_the_forbidden_check_sees(line: str, wrong: bool) -> None:
+def test_the_check_detects_forbidden_imports_and_calls(line: str, wrong: bool) -> None:
     assert bool(forbidden(line, SRC / "fednotes" / "models" / "x.py")) is wrong
 
 
@@ -176,11 +176,13 @@ def test_the_forbidden_check_sees(line: str, wrong: bool) -> None:
         ("import tomllib", False),
     ],
 )
-def test_the_base_check_sees(line: str, wrong: bool) -> None:
+def test_the_check_detects_imports_beyond_the_base_install(
+    line: str, wrong: bool
+) -> None:
     assert bool(beyond_base(line, SRC / "fednotes" / "models" / "x.py")) is wrong
 
 
-def test_methods_draw_by_the_draws_of_a_site() -> None:
+def test_methods_draw_random_numbers_only_through_the_draws_of_a_site() -> None:
     """A draw by the job's seed is known to all: in methods it makes initial values, and
     nothing else. Pass the use to `self.draws` of the site in its place."""
     allowed = {

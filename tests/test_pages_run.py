@@ -1,4 +1,4 @@
-"""Run the commands of tutorials and how-to pages; other pages say that none is run."""
+"""Commands in tutorials and how-to pages are run unless a comment says otherwise."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ RUN = [page for page in PAGES if list_commands(page.read_text("utf-8"))]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
-def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
+def test_the_commands_of_each_page_run(page: Path, tmp_path: Path) -> None:
     if page.stem in APPLICATIONS:
         needs_app(APPLICATIONS[page.stem])
     pytest.importorskip("transformers")
     run_page(page, tmp_path, timeout=850)
 
 
-def test_every_shell_block_is_run_or_said_not_to_be() -> None:
+def test_every_shell_block_is_run_or_marked_as_not_run() -> None:
     """A page of another kind says in a comment at its top that no block of it is run."""
     for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text("utf-8")

@@ -1,4 +1,4 @@
-"""docs/papers.md, the source's markers and the tests agree."""
+"""docs/papers.md, the markers in the source and the tests agree."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_every_marker_is_in_a_function_of_its_row() -> None:
     )
 
 
-def test_a_marker_outside_the_functions_of_its_row_is_found(tmp_path: Path) -> None:
+def test_a_marker_outside_the_functions_of_its_row_is_detected(tmp_path: Path) -> None:
     """Line 4 is in the function, lines 1, 8 and 12 are not; line 13 has no row."""
     lines = (
         "x = 1  # [fedner eq 2]",
@@ -158,7 +158,7 @@ def test_rows_of_a_deleted_application_are_left_out(tmp_path: Path) -> None:
     assert without_deleted_apps(table, tmp_path) == [remaining, stays]
 
 
-def test_a_marker_of_a_paper_without_rows_is_found() -> None:
+def test_a_marker_of_a_paper_without_rows_is_detected() -> None:
     """Line 2 names an equation of a paper that no row has; line 1 is the shape of a
     tensor."""
     source = "x = y  # [batch steps]\nx = 1  # [fedprox eq 2]\n"

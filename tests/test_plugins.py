@@ -112,7 +112,7 @@ def test_a_command_of_a_package_runs(environment: dict[str, str]) -> None:
     assert "Greet somebody." in run_python(environment, "-m", "fednotes", "--help")
 
 
-def test_a_function_of_a_package_is_part_of_the_python_api(
+def test_a_function_of_a_package_appears_in_the_python_api(
     environment: dict[str, str],
 ) -> None:
     program = "import fednotes as fn; fn.greet('Ada'); print('greet' in dir(fn))"
@@ -170,7 +170,7 @@ def test_a_method_of_a_package_has_its_own_preset(answers: dict[str, Any]) -> No
     assert answers["learning rate"] == 0.0005
 
 
-def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+def test_an_error_names_a_package_that_cannot_be_loaded(tmp_path: Path) -> None:
     """The other commands still work, and are listed."""
     broken = unpack_acme(
         tmp_path / "broken",
@@ -194,7 +194,7 @@ def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     assert version.stderr == ""
 
 
-def test_a_format_that_cannot_be_loaded_does_not_hinder_the_others(
+def test_a_format_that_cannot_be_loaded_does_not_affect_the_others(
     tmp_path: Path,
 ) -> None:
     """To guess a format, all are asked, so the broken package is named then."""
@@ -239,7 +239,7 @@ def test_a_package_cannot_replace_a_command_of_an_application(tmp_path: Path) ->
     assert "which is built in" in completed.stderr
 
 
-def test_a_package_cannot_replace_what_is_built_in(tmp_path: Path) -> None:
+def test_a_package_cannot_replace_a_built_in_name(tmp_path: Path) -> None:
     greedy = unpack_acme(
         tmp_path / "greedy",
         "[fednotes.methods]\nfedner = acme_notes.slow_fedner:METHOD\n",
@@ -296,7 +296,7 @@ def test_contributing_shows_a_whole_package_and_an_entry_of_every_group() -> Non
         ),
     ],
 )
-def test_the_message_about_a_wrong_entry_point_says_which_it_is(
+def test_an_error_names_the_wrong_entry_point(
     group: str, value: str, expected: type, message: str
 ) -> None:
     entry = EntryPoint("mine", value, f"fednotes.{group}")

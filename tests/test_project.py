@@ -1,4 +1,4 @@
-"""What the project says of itself holds: versions, commands, sizes, paths."""
+"""Versions, commands, sizes and paths that the project's files state are right."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def _make_targets() -> set[str]:
     )
 
 
-def test_versions_agree() -> None:
+def test_all_files_state_the_same_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["version"] == fednotes.__version__
 
 
-def test_the_citation_is_of_this_version_and_names_the_papers() -> None:
+def test_the_citation_has_this_version_and_names_the_papers() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert citation["version"] == fednotes.__version__
     papers = " ".join((ROOT / "docs" / "papers.md").read_text("utf-8").split())
@@ -81,7 +81,7 @@ def test_the_workflow_runs_the_two_commands_on_every_named_python() -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_workflows_ask_for_little_and_pin_their_actions(path: Path) -> None:
+def test_workflows_have_few_permissions_and_pin_their_actions(path: Path) -> None:
     """A token may read the code; a job that needs more says so itself."""
     workflow = yaml.safe_load(path.read_text("utf-8"))
     assert workflow["permissions"] == {"contents": "read"}
@@ -94,7 +94,7 @@ def test_workflows_ask_for_little_and_pin_their_actions(path: Path) -> None:
         assert "${{ github.event" not in commands  # text of others is no command
 
 
-def test_every_issue_template_warns_of_the_text_of_notes() -> None:
+def test_every_issue_template_warns_against_posting_note_text() -> None:
     folder = ROOT / ".github" / "ISSUE_TEMPLATE"
     forms = [path for path in folder.glob("*.yml") if path.stem != "config"]
     assert len(forms) == 2
@@ -117,7 +117,7 @@ def test_every_extra_is_documented() -> None:
     )
 
 
-def test_changelog_covers_the_version() -> None:
+def test_the_changelog_starts_with_this_version_or_unreleased_changes() -> None:
     """Its top entry is either what is not released yet or this very version."""
     headings = re.findall(
         r"^## \[?([^\]\s]+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M
@@ -127,7 +127,7 @@ def test_changelog_covers_the_version() -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
-def test_make_commands_in_the_pages_exist(page: str) -> None:
+def test_make_commands_in_the_documents_exist(page: str) -> None:
     text = (ROOT / page).read_text("utf-8")
     code = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     code += re.findall(r"`([^`\n]+)`", text)
@@ -143,20 +143,20 @@ def test_make_commands_in_the_pages_exist(page: str) -> None:
     assert named <= _make_targets(), f"{page} names targets that the Makefile has not"
 
 
-def test_readme_names_the_two_commands() -> None:
+def test_the_readme_names_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     assert "make demo" in text
     assert "make test" in text
 
 
 @pytest.mark.parametrize("path", BENCHMARKS, ids=_name)
-def test_benchmark_ends_with_a_ratio(path: Path) -> None:
+def test_each_benchmark_prints_a_ratio(path: Path) -> None:
     assert "ratio=" in path.read_text("utf-8"), (
         f"{_name(path)} prints no line with ratio="
     )
 
 
-def test_no_paths_of_one_machine() -> None:
+def test_no_file_contains_a_path_of_one_machine() -> None:
     places = []
     for path in _project_files():
         try:
@@ -182,13 +182,13 @@ def test_no_paths_of_one_machine() -> None:
         ("../shared/data", False),
     ],
 )
-def test_the_path_check_sees(line: str, wrong: bool) -> None:
+def test_the_path_check_detects_paths_of_one_machine(line: str, wrong: bool) -> None:
     """The @ keeps these lines from being found themselves."""
     assert bool(MACHINE_PATH.search(line.replace("@", ""))) is wrong
 
 
 @pytest.mark.parametrize("name", ["Makefile", ".ci/run"])
-def test_the_tests_that_are_run_by_name_exist(name: str) -> None:
+def test_tests_that_are_run_by_name_exist(name: str) -> None:
     text = (ROOT / name).read_text("utf-8")
     places = re.findall(r"(?<![\w/])tests/[\w/]+(?:\.py)?", text)
     assert places
@@ -215,7 +215,7 @@ def test_ci_leaves_out_the_tests_of_deleted_applications(tmp_path: Path) -> None
     assert completed.stdout == "tests/apps/one tests/jobs tests/apps/one/test_y.py "
 
 
-def test_ci_script_is_executable_bash() -> None:
+def test_the_ci_script_is_executable_bash() -> None:
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o111
     subprocess.run(["bash", "-n", str(script)], check=True)

@@ -1,7 +1,7 @@
-"""The site of the documents in a real browser, if `make docs` has built it.
+"""The documentation site in a real browser, if `make docs` has built it.
 
-Marked `network`: a browser and a server. Needs Chromium and its driver; `npm install
---no-save axe-core` for the check of accessibility.
+Marked `network`: a browser and a server. Needs Chromium and its driver;
+`npm install --no-save axe-core` for the check of accessibility.
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ def browser(root: str) -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_axe_finds_nothing_but_minor_problems(
-    browser: Browser, root: str, dark: bool
-) -> None:
+def test_axe_finds_only_minor_problems(browser: Browser, root: str, dark: bool) -> None:
     if not AXE.is_file():
         pytest.skip("npm install --no-save axe-core brings what looks for barriers")
     browser.go(f"{root}/index.html")
@@ -93,7 +91,7 @@ def test_every_page_has_a_title_and_one_heading_of_the_first_level(
         assert browser.run("return document.querySelectorAll('h1').length") == 1, path
 
 
-def test_the_browser_asks_nobody_else_and_complains_of_nothing(
+def test_the_browser_contacts_no_other_host_and_logs_no_error(
     browser: Browser, root: str
 ) -> None:
     browser.messages()

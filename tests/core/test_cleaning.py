@@ -1,5 +1,4 @@
-"""What others wrote, made plain: characters that a screen does not show, bounds,
-joiners."""
+"""Cleaning of foreign text: control characters are escaped, and lengths are bounded."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def test_invisible_characters_are_escaped(kind: str) -> None:
         assert cleaned[-1] == "b"
 
 
-def test_no_control_mark_or_blank_of_all_of_unicode_is_left() -> None:
+def test_no_control_character_or_odd_blank_of_unicode_remains() -> None:
     """By the database of the standard library; the one joiner has its own test."""
     every = [chr(n) for n in range(0x110000)]
     for character in set(clean("a".join(every), None)):
@@ -47,7 +46,7 @@ def test_no_control_mark_or_blank_of_all_of_unicode_is_left() -> None:
         assert category[0] != "Z" or character == " ", ascii(character)
 
 
-def test_words_of_every_script_stay() -> None:
+def test_words_of_every_script_are_unchanged() -> None:
     for text in (
         "Charité, Straße",
         "Ελλάδα",
@@ -61,7 +60,7 @@ def test_words_of_every_script_stay() -> None:
         assert clean(text) == text
 
 
-def test_a_joiner_stays_only_inside_an_emoji() -> None:
+def test_a_zero_width_joiner_remains_only_inside_an_emoji() -> None:
     nurse = "\U0001f469\u200d\u2695\ufe0f"
     assert clean(nurse) == nurse
     assert clean("pay\u200dpal") == "pay\\u200dpal"
@@ -69,7 +68,7 @@ def test_a_joiner_stays_only_inside_an_emoji() -> None:
     assert clean(f"{nurse}\u200d") == f"{nurse}\\u200d"
 
 
-def test_it_is_bounded() -> None:
+def test_a_text_is_cut_to_the_given_length() -> None:
     assert clean("x" * NAME, NAME) == "x" * NAME
     assert clean("x" * 10**6, NAME) == "x" * (NAME - 1) + "…"
     assert len(clean("\x1b" * 10**6)) == LINE
@@ -77,6 +76,6 @@ def test_it_is_bounded() -> None:
     assert clean(12) == "12"
 
 
-def test_one_line_of_several() -> None:
+def test_several_lines_become_one_line() -> None:
     assert one_line(" a\n\tb\r\n\x1b[2J  c ") == "a b \\x1b[2J c"
     assert one_line(ValueError("no\nway")) == "no way"

@@ -1,4 +1,4 @@
-"""Counts in steps, by hand."""
+"""Rounded counts, compared with values worked out by hand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BY_HAND = [  # count, step, reported
 
 
 @pytest.mark.parametrize(("count", "step", "reported"), BY_HAND)
-def test_a_count_is_the_nearest_multiple_and_at_least_one_step(
+def test_a_count_is_rounded_to_the_nearest_multiple_and_never_below_one_step(
     count: int, step: int, reported: int
 ) -> None:
     assert round_count(count, step) == reported
@@ -45,7 +45,7 @@ def test_a_count_is_the_nearest_multiple_and_at_least_one_step(
     np.testing.assert_array_equal(rounded, [[reported, 0.0]])
 
 
-def test_the_bias_is_as_documented() -> None:
+def test_rounding_is_off_by_half_a_step_or_by_one_less_than_a_step() -> None:
     """Off by half a step at most, and by a step less one where there is less than half
     a step."""
     step = 10
@@ -60,7 +60,7 @@ def test_smaller_counts_are_never_reported_as_larger() -> None:
     assert reported == sorted(reported)
 
 
-def test_a_sum_keeps_its_mean() -> None:
+def test_scaling_a_sum_keeps_its_mean() -> None:
     """24 examples are reported as 20; float32 has 24 bits."""
     assert scale_sum(36.0, 24, 10) == 30.0
     assert scale_sum(1.0, 24, 10) / 20 == pytest.approx(1 / 24, rel=2**-24)
@@ -68,7 +68,7 @@ def test_a_sum_keeps_its_mean() -> None:
     assert scale_sum(1 / 3, 24, 1) == 1 / 3
 
 
-def test_a_sum_does_not_tell_the_exact_count_by_its_last_bits() -> None:
+def test_the_last_bits_of_a_scaled_sum_do_not_reveal_the_exact_count() -> None:
     """A sum of a few float32 is a short number. Sent times 20 / 23 in all bits of a
     float64, it would be short again for whoever multiplies by 23 / 20, and for no other
     number."""

@@ -1,4 +1,4 @@
-"""Listeners of batches are called in order, and only while they listen."""
+"""Listeners of batches are called in order and only while they are registered."""
 
 from __future__ import annotations
 

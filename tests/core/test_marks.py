@@ -37,6 +37,6 @@ def test_marked_fields_are_found_also_in_base_classes() -> None:
     assert marked_fields(Plain, Mark.LOCAL_FILE) == {"path"}
 
 
-def test_a_mark_changes_neither_values_nor_their_repr() -> None:
+def test_marks_change_neither_values_nor_their_repr() -> None:
     assert Derived(path="a", seed=3, names=("b",)).names == ("b",)
     assert repr(Base(path="a")) == "Base(path='a', seed=0, rate=0.5)"

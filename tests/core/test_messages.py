@@ -1,5 +1,4 @@
-"""Messages as bytes: round trips, size, cost, one encoding each, and nothing but
-WireError."""
+"""Messages as bytes: round trips, sizes, one encoding each, and only WireErrors."""
 
 from __future__ import annotations
 
@@ -100,7 +99,7 @@ def same(first: Any, second: Any) -> bool:
     [REQUEST, REPLY, REFUSAL, Request("j", 0, 0, "t")],
     ids=["request", "reply", "refusal", "least"],
 )
-def test_every_message_comes_back_and_has_one_encoding(
+def test_every_message_survives_a_round_trip_and_has_one_encoding(
     message: Request | Reply,
 ) -> None:
     frame = encode(message)
@@ -117,7 +116,7 @@ def test_every_message_comes_back_and_has_one_encoding(
     assert same(decode(memoryview(frame)), again)
 
 
-def test_the_layout_is_the_documented_one() -> None:
+def test_the_layout_of_a_reply_is_as_documented() -> None:
     """By hand with struct, json and hashlib, for one small reply."""
     reply = Reply(
         "j", 1, 2, "s", Update({"w": torch.tensor([1.0, -2.0])}, 3.0, {"n": 4.0}), has=2
@@ -142,7 +141,7 @@ def test_the_layout_is_the_documented_one() -> None:
     assert encode(reply) == head + digest + bytes(12) + text + body
 
 
-def test_the_frame_of_5_mb_is_at_most_one_percent_longer() -> None:
+def test_framing_adds_at_most_one_percent_to_a_message_of_5_mb() -> None:
     """1.3 million float32 in 60 tensors, as a tagger has them."""
     tensors = {f"layer.{i}.weight": torch.zeros(150, 145) for i in range(60)}
     size = sum(value.nbytes for value in tensors.values())
@@ -156,7 +155,7 @@ def test_the_frame_of_5_mb_is_at_most_one_percent_longer() -> None:
     assert all(len(frame) < 1.002 * size for frame in frames)
 
 
-def test_numbers_lie_in_a_writable_frame_and_aligned() -> None:
+def test_decoded_tensors_share_the_memory_of_a_writable_frame_and_are_aligned() -> None:
     frame = bytearray(encode(REPLY))
     reply = decode_reply(frame)
     assert reply.update is not None
@@ -174,7 +173,7 @@ def test_numbers_lie_in_a_writable_frame_and_aligned() -> None:
     assert message == encode(REPLY)
 
 
-def test_a_checksum_is_not_computed_again_for_ones_own_frame() -> None:
+def test_the_checksum_of_a_checked_frame_is_not_computed_again() -> None:
     frame = bytearray(encode(REPLY))
     frame[20] ^= 1
     assert same(decode_reply(frame, checked=True), REPLY)
@@ -182,7 +181,7 @@ def test_a_checksum_is_not_computed_again_for_ones_own_frame() -> None:
         decode_reply(frame)
 
 
-def test_what_is_not_contiguous_or_needs_a_gradient_is_sent_as_its_values() -> None:
+def test_tensors_that_are_not_contiguous_or_need_a_gradient_are_sent_by_value() -> None:
     value = torch.arange(12.0).reshape(3, 4).requires_grad_()
     sent_value = decode_request(
         encode(Request("j", 1, 1, "t", tensors={"w": value.T[1:]}))
@@ -209,7 +208,9 @@ def test_what_is_not_contiguous_or_needs_a_gradient_is_sent_as_its_values() -> N
         (Reply("j", 1, 1, "s"), "neither an update nor a refusal"),
     ],
 )
-def test_what_cannot_be_sent_says_so(message: Request | Reply, reason: str) -> None:
+def test_a_message_that_cannot_be_encoded_is_refused_with_the_reason(
+    message: Request | Reply, reason: str
+) -> None:
     with pytest.raises(WireError, match=reason):
         encode(message)
 
@@ -304,12 +305,14 @@ def listed(*entry: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_malformed_frames_are_named(frame: bytes, reason: str) -> None:
+def test_a_malformed_frame_is_refused_with_the_reason(
+    frame: bytes, reason: str
+) -> None:
     with pytest.raises(WireError, match=reason):
         decode(frame)
 
 
-def test_the_wrong_kind_is_refused() -> None:
+def test_a_message_of_another_kind_is_refused() -> None:
     with pytest.raises(WireError, match="received a reply, expected a request"):
         decode_request(encode(REPLY))
     with pytest.raises(WireError, match="received a request, expected a reply"):
@@ -423,7 +426,7 @@ def fuzz(count: int, seed: int) -> tuple[int, int]:
     [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)],
     ids="{:,}".format,
 )
-def test_malformed_frames_do_no_harm(count: int) -> None:
+def test_random_malformed_frames_are_refused_within_little_memory(count: int) -> None:
     refused, peak = fuzz(count, count)
     assert 0.75 * count < refused < count
     assert peak < 1_000_000  # frames have at most 4 KB
@@ -471,7 +474,9 @@ def heavy(part: str, items: str, separators: int) -> bytes:
         ("options", '"\\ud83d\\ude00______N":0.5', 1),
     ],
 )
-def test_what_a_header_may_cost(part: str, items: str, separators: int) -> None:
+def test_decoding_a_header_takes_bounded_memory(
+    part: str, items: str, separators: int
+) -> None:
     """32 MB whatever it says, and four times the message where that has 8 MB or more;
     before there was a bound, 350 MB and five seconds for 8 MB of brackets."""
     frame = heavy(part, items, separators)
@@ -485,7 +490,7 @@ def test_what_a_header_may_cost(part: str, items: str, separators: int) -> None:
     assert peak + 6e6 < 32e6
 
 
-def test_a_header_that_may_cost_more_is_not_read() -> None:
+def test_a_header_that_could_exceed_the_bound_is_not_parsed() -> None:
     for frame, reason in (
         (heavy("marks", "[],[]", 2), "header has too many values"),
         (forged(b" " * (2**21 + 64), kind=1), "header is too long"),
@@ -499,7 +504,7 @@ def test_a_header_that_may_cost_more_is_not_read() -> None:
         encode(Request("j", 1, 1, "t", marks=tuple(range(2**16))))
 
 
-def test_large_models_and_many_counts_fit() -> None:
+def test_large_models_and_many_metrics_fit_into_a_message() -> None:
     """Five times the tensors of the largest BERT, and as many metrics as are accepted."""
     tensors = {
         f"encoder.layer.{i}.attention.self.query.weight": torch.ones(1)

@@ -1,4 +1,4 @@
-"""What another user of the machine puts into a folder that both may write."""
+"""Files that another user of the machine puts into a shared folder."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_link_of_another_user_is_not_followed(
 
 
 @pytest.mark.usefixtures("another_user")
-def test_a_fifo_of_another_user_gets_no_byte(shared: Path) -> None:
+def test_nothing_is_written_into_a_fifo_of_another_user(shared: Path) -> None:
     pipe = shared / "out"
     os.mkfifo(pipe, 0o666)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -77,7 +77,7 @@ def test_a_fifo_of_another_user_gets_no_byte(shared: Path) -> None:
         os.close(reader)
 
 
-def test_a_link_in_a_folder_of_ones_own_is_followed(tmp_path: Path) -> None:
+def test_a_link_in_a_folder_of_the_same_user_is_followed(tmp_path: Path) -> None:
     """Nobody else can have put it there, so it does not matter whose it is."""
     (tmp_path / "out").symlink_to(tmp_path / "real")
     tmp_path.chmod(0o755)
@@ -86,7 +86,7 @@ def test_a_link_in_a_folder_of_ones_own_is_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("another_user")
-def test_a_file_of_another_user_does_not_say_who_may_read_the_new_one(
+def test_the_permissions_of_another_users_file_are_not_copied_to_the_new_file(
     shared: Path,
 ) -> None:
     path = shared / "out"
@@ -101,7 +101,7 @@ def test_a_file_of_another_user_does_not_say_who_may_read_the_new_one(
     assert path.read_text() == "text of a note"
 
 
-def test_a_link_to_stdout_is_stdout(
+def test_a_link_to_stdout_writes_to_stdout(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "out").symlink_to("/dev/stdout")
@@ -109,7 +109,7 @@ def test_a_link_to_stdout_is_stdout(
     assert capfd.readouterr().out == "text"
 
 
-def test_a_lock_that_is_another_name_of_a_file_does_not_change_it(
+def test_a_lock_that_is_a_hard_link_is_refused_and_its_file_is_unchanged(
     tmp_path: Path,
 ) -> None:
     mine, run = tmp_path / "mine", tmp_path / "run"
@@ -124,7 +124,7 @@ def test_a_lock_that_is_another_name_of_a_file_does_not_change_it(
     assert mine.read_text() == "precious"
 
 
-def test_a_lock_that_is_a_fifo_is_an_error(tmp_path: Path) -> None:
+def test_a_lock_that_is_a_fifo_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / store.LOCK)
     with (
         pytest.raises(FednotesError, match="cannot be written"),
@@ -133,7 +133,7 @@ def test_a_lock_that_is_a_fifo_is_an_error(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_of_another_user_is_named_with_the_remedy(tmp_path: Path) -> None:
+def test_a_folder_of_another_user_is_refused_with_a_remedy(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with (
         mock.patch.object(Path, "chmod", side_effect=PermissionError),
@@ -145,7 +145,7 @@ def test_a_folder_of_another_user_is_named_with_the_remedy(tmp_path: Path) -> No
         store.make_private(tmp_path)
 
 
-def test_a_folder_behind_a_link_is_closed_or_refused(tmp_path: Path) -> None:
+def test_a_folder_behind_a_link_is_made_private_or_refused(tmp_path: Path) -> None:
     """Another user may put a link to their own folder at the path of a run, and change
     its files."""
     (tmp_path / "folder").mkdir(mode=0o777)

@@ -1,5 +1,4 @@
-"""JSON of others: a value or one reason, whatever the text, within bounds of memory and
-depth."""
+"""Reading foreign JSON and TOML: a value or one reason, in bounded memory and depth."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ def test_json_values_survive_a_round_trip(value: Any, strict: bool) -> None:
     st.binary() | st.text(alphabet='[]{}",:0e-u\\dNaInfity ', max_size=60),
     st.booleans(),
 )
-def test_any_bytes_are_a_value_or_a_reason(raw: str | bytes, strict: bool) -> None:
+def test_any_bytes_give_a_value_or_a_reason(raw: str | bytes, strict: bool) -> None:
     with suppress(JsonError):
         value = parse_json(raw, strict=strict)
         assert not strict or value == json.loads(raw)
@@ -67,12 +66,14 @@ def test_any_bytes_are_a_value_or_a_reason(raw: str | bytes, strict: bool) -> No
     ],
 )
 @pytest.mark.parametrize("strict", [True, False])
-def test_bounds(text: str | bytes, reason: str, strict: bool) -> None:
+def test_json_beyond_a_bound_is_refused(
+    text: str | bytes, reason: str, strict: bool
+) -> None:
     with pytest.raises(JsonError, match=reason):
         parse_json(text, strict=strict)
 
 
-def test_the_deepest_that_is_read() -> None:
+def test_json_at_the_greatest_allowed_depth_is_read() -> None:
     deep = "[" * bounds.JSON_DEPTH + "]" * bounds.JSON_DEPTH
     assert json.dumps(parse_json(deep)) == deep
     assert len(parse_json(f"[{'[],' * 999}[]]")) == 1000
@@ -88,7 +89,7 @@ def test_the_deepest_that_is_read() -> None:
         ("1e999", "NaN or Infinity"),
     ],
 )
-def test_what_json_leaves_open_is_refused_where_we_write_it_ourselves(
+def test_strict_parsing_refuses_what_the_json_standard_leaves_open(
     text: str, reason: str
 ) -> None:
     with pytest.raises(JsonError, match=reason):
@@ -96,7 +97,7 @@ def test_what_json_leaves_open_is_refused_where_we_write_it_ourselves(
     parse_json(text, strict=False)
 
 
-def test_a_refusal_costs_no_more_than_the_text() -> None:
+def test_a_refusal_takes_no_more_memory_than_the_text() -> None:
     text = "[" + "[]," * 2**20 + "[]]"
     tracemalloc.start()
     with pytest.raises(JsonError, match="more than 65,536 values"):
@@ -105,7 +106,7 @@ def test_a_refusal_costs_no_more_than_the_text() -> None:
     tracemalloc.stop()
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_a_file_is_read_within_bounds_and_errors_name_the_line(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text('\n{"a": \n}')
     with pytest.raises(JsonError) as caught:
@@ -131,7 +132,7 @@ def _no_waiting() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_no_waiting")
-def test_a_fifo_is_named_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_fifo_is_refused_without_waiting(tmp_path: Path) -> None:
     fifo = tmp_path / "manifest.json"
     os.mkfifo(fifo)
     with pytest.raises(OSError, match="a FIFO, but only files are read"):
@@ -148,7 +149,7 @@ def test_a_fifo_is_named_and_not_waited_for(tmp_path: Path) -> None:
         read_toml(tmp_path)
 
 
-def test_a_toml_file_that_takes_for_ever_is_not_read(tmp_path: Path) -> None:
+def test_a_toml_file_that_is_slow_to_parse_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     for text in (".".join(["a"] * 20_000) + " = 1", "#" * (2**20 + 1)):
         path.write_text(text)
@@ -165,7 +166,7 @@ def test_a_toml_file_that_takes_for_ever_is_not_read(tmp_path: Path) -> None:
         ('"' + "," * 1000 + '"', 0),
     ],
 )
-def test_only_commas_and_brackets_outside_of_strings_are_values(
+def test_commas_and_brackets_inside_strings_are_not_counted_as_values(
     text: str, values: int
 ) -> None:
     assert parse_json(text, most_values=values) == json.loads(text)
@@ -174,7 +175,7 @@ def test_only_commas_and_brackets_outside_of_strings_are_values(
             parse_json(text, most_values=values - 1)
 
 
-def test_a_string_without_end_takes_no_time_that_grows_by_its_square() -> None:
+def test_an_unclosed_string_is_read_in_linear_time() -> None:
     """Each of its quotes could begin a string; a megabyte took minutes."""
     text = "[" * 2000 + '"' + '\\"' * 500_000
     began = time.process_time()
@@ -186,6 +187,6 @@ def test_a_string_without_end_takes_no_time_that_grows_by_its_square() -> None:
 
 
 @pytest.mark.parametrize("end", ["", "\\", '\\"', ',"'])
-def test_values_before_a_string_without_end_are_counted(end: str) -> None:
+def test_values_before_an_unclosed_string_are_counted(end: str) -> None:
     assert has_more_values(f'[1,2,"a,b,c{end}', 2)
     assert not has_more_values(f'[1,2,"a,b,c{end}', 4)

@@ -1,4 +1,4 @@
-"""A saved state, of which checkpoints and sites' states are made, however it is damaged."""
+"""Damaged saved states, which checkpoints and the states of sites consist of."""
 
 from __future__ import annotations
 

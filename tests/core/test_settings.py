@@ -1,4 +1,4 @@
-"""TOML tables to dataclasses: what is wrong is named, with the nearest right name."""
+"""TOML tables to dataclasses: an error names the mistake and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make(**table: Any) -> Outer:
     return build(Outer, {"needed": "x", **table}, "job.toml [t]")
 
 
-def test_values_become_fields() -> None:
+def test_values_of_a_table_become_fields() -> None:
     settings = make(
         rounds=5, rate=1, on=True, scheme="IO", names=["a", "b"], sizes=[], labels={"A": "B"},
         inner={"size": 2}, parts=[{"name": "p"}, {}], limit=4,
@@ -102,12 +102,14 @@ def test_values_become_fields() -> None:
         ({"rounds": 0}, r"job\.toml \[t\]: rounds = 0: at least 1 is needed"),
     ],
 )
-def test_what_is_wrong_is_named(table: dict[str, Any], message: str) -> None:
+def test_an_error_names_the_wrong_key_or_value(
+    table: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         make(**table)
 
 
-def test_a_missing_key_is_named() -> None:
+def test_an_error_names_the_missing_key() -> None:
     with pytest.raises(ConfigError, match="the key 'needed' is missing"):
         build(Outer, {}, "job.toml")
 
@@ -128,7 +130,7 @@ def test_assignments_reach_nested_tables() -> None:
 @pytest.mark.parametrize(
     "called", [lambda: Inner(sise=2), lambda: replace(Inner(), sise=2)]
 )
-def test_a_mistyped_name_in_code_is_no_default(called: Callable[[], Inner]) -> None:
+def test_a_misspelt_keyword_in_code_is_refused(called: Callable[[], Inner]) -> None:
     with pytest.raises(ConfigError, match="unknown key 'sise'"):
         called()
 
@@ -145,7 +147,7 @@ def test_a_mistyped_name_in_code_is_no_default(called: Callable[[], Inner]) -> N
         (lambda: Outer("x", sizes=(1, "2")), "sizes = '2': expected a whole number"),
     ],
 )
-def test_a_positional_value_of_the_wrong_type_is_named(
+def test_an_error_names_a_positional_value_of_the_wrong_type(
     called: Callable[[], Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"^{message}"):
@@ -184,7 +186,7 @@ def test_files_that_are_not_toml_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["a = " + "[" * 5000, "a = " + "{b=" * 3000, "a = 1" + "0" * 5000], ids=len
 )
-def test_a_file_made_to_break_the_toml_parser_is_refused(
+def test_a_file_that_breaks_the_toml_parser_is_refused(
     tmp_path: Path, text: str
 ) -> None:
     """Nested without end, and a number of thousands of digits: one line, no traceback."""
@@ -197,7 +199,7 @@ def test_a_file_made_to_break_the_toml_parser_is_refused(
 # ---- environment variables -----------------------------------------------------------
 
 
-def test_a_path_is_expanded_by_variables_and_the_home_folder(
+def test_variables_and_the_home_folder_are_expanded_in_a_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NOTES", "/notes")
@@ -206,14 +208,14 @@ def test_a_path_is_expanded_by_variables_and_the_home_folder(
     assert expand("~/a", "path") == "/home/ann/a"
 
 
-def test_nothing_is_raised_if_every_variable_is_set(
+def test_set_variables_pass_the_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NOTES", "")
     require_variables([("path", "$NOTES/a"), ("test", "b")])
 
 
-def test_a_variable_that_had_another_name_is_set_from_it(
+def test_an_error_suggests_the_former_name_of_a_variable_if_that_is_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("MIMIC_III", "OTHER"):

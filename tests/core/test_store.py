@@ -1,4 +1,4 @@
-"""Files and folders that are whole or absent, whatever fails in between."""
+"""Files and folders are written completely or not at all, whatever fails in between."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def failing(*names: str):
     return replace
 
 
-def test_text_is_replaced_or_left(
+def test_a_text_file_is_replaced_completely_or_left_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "deep" / "a.json"
@@ -65,7 +65,7 @@ def test_text_is_replaced_or_left(
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400])
-def test_a_file_is_replaced_with_its_mode(tmp_path: Path, mode: int) -> None:
+def test_a_replaced_file_has_the_requested_mode(tmp_path: Path, mode: int) -> None:
     """Whatever the mode of the one before it."""
     path = tmp_path / "a"
     path.write_bytes(b"longer than the new one")
@@ -77,7 +77,7 @@ def test_a_file_is_replaced_with_its_mode(tmp_path: Path, mode: int) -> None:
         store.replace_file(tmp_path / "b" / "a", b"")
 
 
-def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:
+def test_an_error_names_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for target in (tmp_path / "file" / "x" / "y", tmp_path):
         with pytest.raises(FednotesError, match="cannot be written"):
@@ -104,7 +104,7 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [FULL, KeyboardInterrupt(), ValueError("a bug")])
 @pytest.mark.parametrize("rename", [False, True])
-def test_a_folder_stays_whole_when_it_cannot_be_filled_or_named(
+def test_an_old_folder_survives_a_failure_to_fill_or_rename_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, rename: bool
 ) -> None:
     """By the last rename the old folder has been moved aside, and comes back."""
@@ -150,7 +150,7 @@ TENSORS = {
 FACTS = {"round": 3, "best": 0.25, "names": ["a", "ä"]}
 
 
-def test_state_comes_back_to_the_bit(tmp_path: Path) -> None:
+def test_a_saved_state_is_loaded_bit_for_bit(tmp_path: Path) -> None:
     tensors.save_state(tmp_path / "s", TENSORS, FACTS)
     loaded, facts = tensors.load_state(tmp_path / "s")
     assert facts == FACTS
@@ -161,7 +161,7 @@ def test_state_comes_back_to_the_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "facts.json"])
-def test_damage_is_found_by_its_checksum(tmp_path: Path, name: str) -> None:
+def test_damage_is_detected_by_its_checksum(tmp_path: Path, name: str) -> None:
     tensors.save_state(tmp_path / "s", TENSORS, FACTS)
     file = tmp_path / "s" / name
     data = bytearray(file.read_bytes())
@@ -198,9 +198,7 @@ _SUMS = [
         *('{"format": {}}', '{"format": 2, "sha256": {}}'),
     ],
 )
-def test_a_damaged_manifest_is_an_error_not_a_crash(
-    tmp_path: Path, text: str | None
-) -> None:
+def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str | None) -> None:
     tensors.save_state(tmp_path / "s", TENSORS, FACTS)
     (tmp_path / "s" / "manifest.json").unlink()
     if text is not None:
@@ -213,7 +211,7 @@ def test_a_damaged_manifest_is_an_error_not_a_crash(
         tensors.load_state(tmp_path / "s")
 
 
-def test_writers_of_one_process_number_do_not_meet(tmp_path: Path) -> None:
+def test_writers_with_the_same_process_number_do_not_collide(tmp_path: Path) -> None:
     """As of containers on one volume: another one writes the same while this one is at
     it."""
     path = tmp_path / "model"
@@ -226,7 +224,7 @@ def test_writers_of_one_process_number_do_not_meet(tmp_path: Path) -> None:
     assert everything(tmp_path) == {"model/a": b"outer"}
 
 
-def test_a_folder_that_comes_in_between_is_replaced_too(
+def test_a_folder_that_appears_meanwhile_is_replaced_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, real = tmp_path / "model", os.replace
@@ -274,7 +272,7 @@ def synced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def test_bytes_and_names_are_on_disk_in_this_order(
+def test_files_are_synced_before_their_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file before its name, and the name before anything that builds on it: so a
@@ -290,7 +288,7 @@ def test_bytes_and_names_are_on_disk_in_this_order(
     assert calls[3:] == ["fsync d/s~", "replace d/s", "fsync d"]
 
 
-def test_files_take_whole_blocks_of_a_disk(tmp_path: Path) -> None:
+def test_disk_usage_counts_whole_blocks(tmp_path: Path) -> None:
     """A link takes a block, whatever it leads to, and a missing folder nothing."""
     folder = tmp_path / "folder"
     assert store.disk_usage(folder) == 0
@@ -306,7 +304,7 @@ def test_files_take_whole_blocks_of_a_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
-def test_a_file_system_that_cannot_sync_folders_will_do(
+def test_a_file_system_that_cannot_sync_folders_is_accepted(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.fsync
@@ -327,7 +325,9 @@ def test_a_file_system_that_cannot_sync_folders_will_do(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_full_disk_while_tensors_are_written(tmp_path: Path, monkeypatch) -> None:
+def test_a_disk_that_fills_up_while_tensors_are_written_is_an_error(
+    tmp_path: Path, monkeypatch
+) -> None:
     """What the tensor library itself raises: its own error for the system's."""
     tensors.save_state(tmp_path / "s", TENSORS, FACTS)
     before = everything(tmp_path)
@@ -362,7 +362,7 @@ def test_a_file_keeps_its_permissions(tmp_path: Path, before: int) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_new_file_is_as_the_umask_has_it(tmp_path: Path) -> None:
+def test_a_new_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
     mask = os.umask(0o027)
     try:
         store.write_out(tmp_path / "new" / "a", "text")
@@ -371,7 +371,9 @@ def test_a_new_file_is_as_the_umask_has_it(tmp_path: Path) -> None:
     assert mode(tmp_path / "new" / "a") == 0o640
 
 
-def test_a_link_remains_and_its_file_is_replaced(tmp_path: Path) -> None:
+def test_writing_through_a_link_replaces_its_target_and_keeps_the_link(
+    tmp_path: Path,
+) -> None:
     target_folder, link_folder = tmp_path / "there", tmp_path / "here"
     for folder in (target_folder, link_folder):
         folder.mkdir()
@@ -389,7 +391,7 @@ def test_a_link_remains_and_its_file_is_replaced(tmp_path: Path) -> None:
     assert sorted(os.listdir(target_folder)) == ["none yet", "real"]
 
 
-def test_a_full_device_is_an_error_and_stays_a_device() -> None:
+def test_a_full_device_is_an_error_and_is_not_replaced() -> None:
     before = os.stat("/dev/full")
     with pytest.raises(
         FednotesError, match=r"/dev/full: cannot be written \(No space left"
@@ -400,7 +402,7 @@ def test_a_full_device_is_an_error_and_stays_a_device() -> None:
     assert os.path.samestat(os.stat("/dev/full"), before)
 
 
-def test_a_fifo_is_given_the_bytes_and_stays(tmp_path: Path) -> None:
+def test_a_fifo_receives_the_bytes_and_is_not_replaced(tmp_path: Path) -> None:
     path, received = tmp_path / "pipe", list[bytes]()
     os.mkfifo(path)
     reader = threading.Thread(
@@ -415,7 +417,9 @@ def test_a_fifo_is_given_the_bytes_and_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("to", ["pipe", "file"])
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
-def test_stdout_by_name_is_stdout(tmp_path: Path, name: str, to: str) -> None:
+def test_a_path_that_names_stdout_writes_to_stdout(
+    tmp_path: Path, name: str, to: str
+) -> None:
     """Also where the shell has led it into a file: what was printed before and after is
     there."""
     program = (
@@ -435,7 +439,7 @@ def test_stdout_by_name_is_stdout(tmp_path: Path, name: str, to: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["half \ud800", "whole"])
-def test_what_fails_leaves_the_file_before_it(
+def test_a_failed_write_leaves_the_earlier_file(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a"
@@ -452,7 +456,7 @@ def test_what_fails_leaves_the_file_before_it(
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_folder_and_a_loop_are_errors(tmp_path: Path) -> None:
+def test_writing_to_a_folder_or_a_link_loop_is_refused(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     for path in (tmp_path, tmp_path / "loop", tmp_path / "loop" / "a"):
         with pytest.raises(FednotesError, match="cannot be written"):
@@ -486,7 +490,7 @@ def holder(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_the_holder_of_a_folder_is_named_and_a_dead_holder_is_replaced(
+def test_an_error_names_the_holder_of_a_folder_and_a_dead_holder_is_replaced(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "run"
@@ -515,7 +519,7 @@ def test_a_folder_is_held_only_while_its_process_lives(tmp_path: Path) -> None:
         assert is_held(folder)
 
 
-def test_a_folder_without_anything_goes_and_one_with_something_stays(
+def test_an_empty_folder_is_removed_on_release_and_others_remain(
     tmp_path: Path,
 ) -> None:
     with hold_folder(tmp_path / "a" / "new"):
@@ -575,7 +579,7 @@ while done < 100:
 """
 
 
-def test_there_is_never_more_than_one(tmp_path: Path) -> None:
+def test_a_folder_never_has_two_holders_at_once(tmp_path: Path) -> None:
     """The lock's file comes and goes; who waited with an old one does not take it for
     the lock."""
     (tmp_path / "number").write_text("")
@@ -589,7 +593,7 @@ def test_there_is_never_more_than_one(tmp_path: Path) -> None:
     assert (tmp_path / "number").read_text() == "300"
 
 
-def test_what_somebody_wrote_into_the_lock_is_cleaned_and_cut(tmp_path: Path) -> None:
+def test_foreign_text_in_a_lock_is_cleaned_and_cut(tmp_path: Path) -> None:
     with hold_folder(tmp_path):
         (tmp_path / store.LOCK).write_bytes(b"\x1b[2Jboo\xff\n" + b"x" * 100_000)
         with pytest.raises(BusyError) as refusal, hold_folder(tmp_path):
@@ -598,7 +602,7 @@ def test_what_somebody_wrote_into_the_lock_is_cleaned_and_cut(tmp_path: Path) ->
     assert len(str(refusal.value)) < 1000
 
 
-def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("text")
     (tmp_path / store.LOCK).symlink_to("precious")
     with pytest.raises(FednotesError, match="cannot be written"), hold_folder(tmp_path):
@@ -621,7 +625,7 @@ def test_a_file_system_without_locks_is_reported(
         pytest.fail("held on a broken disk")
 
 
-def test_no_descriptor_is_left(tmp_path: Path) -> None:
+def test_no_descriptor_remains_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with hold_folder(tmp_path), pytest.raises(BusyError), hold_folder(tmp_path):
         pytest.fail("two at once")

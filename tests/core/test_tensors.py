@@ -11,7 +11,7 @@ from fednotes.core.tensors import seed_torch
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**63 - 1])
-def test_on_the_cpu_the_draws_are_those_of_torch_manual_seed(seed: int) -> None:
+def test_draws_on_the_cpu_equal_those_of_torch_manual_seed(seed: int) -> None:
     torch.manual_seed(seed)
     expected = torch.nn.functional.dropout(torch.ones(50))
     torch.rand(3)

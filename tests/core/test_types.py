@@ -1,4 +1,4 @@
-"""What is shown of values that hold notes."""
+"""The repr of values that hold notes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fednotes.data.notes import Note
 from fednotes.jobs.parts import Part
 
 
-def test_the_repr_of_objects_with_notes_shows_no_text_and_no_patient() -> None:
+def test_the_repr_of_objects_with_notes_shows_neither_text_nor_patient() -> None:
     """In a log, a traceback's locals or a notebook."""
     note = Document(
         "n1", "Took Xylozan.", (Span(5, 12, "Drug"),), "Erika", ("F32",), {"a": "Hugo"}

@@ -1,4 +1,4 @@
-"""Sums over sites against NumPy in float64."""
+"""Sums over sites, compared with NumPy in float64."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def updates(sites: int, size: int, dtype: torch.dtype = torch.float32) -> list[U
     "sites", [1, 2, 3, GROUP_SIZE, GROUP_SIZE + 1, 3 * GROUP_SIZE + 2]
 )
 @pytest.mark.parametrize("size", [1, 7, 2**15, 2**15 + 1, 100_003])
-def test_the_sum_is_numpys_in_float64_in_the_given_order(sites: int, size: int) -> None:
+def test_the_sum_equals_numpy_in_float64_in_the_given_order(
+    sites: int, size: int
+) -> None:
     """NumPy: total = 0.0; for each site: total += weight * float64(value).
 
     Equal to the bit.
@@ -51,7 +53,7 @@ def test_the_sum_is_numpys_in_float64_in_the_given_order(sites: int, size: int) 
 @pytest.mark.parametrize(
     "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64]
 )
-def test_other_types_and_layouts_give_the_same_sum(dtype: torch.dtype) -> None:
+def test_other_dtypes_and_layouts_give_the_same_sum(dtype: torch.dtype) -> None:
     """A transposed view and every type of number, against the same loop in NumPy."""
     rng = np.random.default_rng(0)
     values = [
@@ -70,7 +72,7 @@ def test_other_types_and_layouts_give_the_same_sum(dtype: torch.dtype) -> None:
     arrays.arrays(np.float32, st.integers(1, 40), elements=finite),
     st.integers(1, 2**28),
 )
-def test_the_mean_of_one_site_is_its_value_to_the_last_bit(
+def test_the_mean_of_one_site_equals_its_value_to_the_last_bit(
     value: np.ndarray, weight: int
 ) -> None:
     """24 bits times 28 are exact in 53, so dividing gives the value back, signed zeros
@@ -79,14 +81,14 @@ def test_the_mean_of_one_site_is_its_value_to_the_last_bit(
     assert mean.numpy().tobytes() == value.tobytes()
 
 
-def test_the_mean_is_cast_once() -> None:
+def test_the_mean_is_rounded_to_its_dtype_only_once() -> None:
     """(2^24 + 1 + 2^24 - 1) / 2 = 2^24; a float32 sum would lose the 1."""
     pair = [Update({"w": torch.tensor([x])}) for x in (2.0**24, 2.0, 2.0**24 - 2)]
     assert Total.of(pair).tensors["w"].item() == 2.0**25
     assert Total.of(pair).mean(torch.float64)["w"].item() == 2.0**25 / 3
 
 
-def test_a_total_does_not_change_its_updates() -> None:
+def test_computing_a_total_does_not_change_the_updates() -> None:
     site_updates = updates(3, 10)
     before = [update.tensors["w"].clone() for update in site_updates]
     total = Total.of(site_updates)
@@ -99,7 +101,7 @@ def test_a_total_does_not_change_its_updates() -> None:
     assert torch.equal(total.tensors["w"], summed)
 
 
-def test_metrics_add_and_are_not_weighted() -> None:
+def test_metrics_are_added_without_weights() -> None:
     total = Total.of(
         [Update({}, 5, {"tp": 2, "fn": 1}), Update({}, 7, {"tp": 3, "fp": 4.5})]
     )
@@ -108,7 +110,7 @@ def test_metrics_add_and_are_not_weighted() -> None:
 
 
 @pytest.mark.parametrize("number", [2, GROUP_SIZE + 1])
-def test_different_names_and_shapes_are_refused(number: int) -> None:
+def test_updates_with_different_names_or_shapes_are_refused(number: int) -> None:
     """Wherever the odd one comes, also behind the updates that are added together."""
     plain = [Update({"a": torch.zeros(2)})] * (number - 1)
     with pytest.raises(TrainingError, match="'a' is not in all"):
@@ -123,20 +125,20 @@ def test_different_names_and_shapes_are_refused(number: int) -> None:
         Total.of([*plain, Update({"a": torch.zeros(1, 2)})])
 
 
-def test_no_weight_has_no_mean() -> None:
+def test_a_total_without_weight_has_no_mean() -> None:
     with pytest.raises(TrainingError, match="no site has any training data"):
         Total.of([Update({"a": torch.zeros(2)}, 0)]).mean()
     assert Total.of([]).sites == 0
 
 
-def test_a_site_of_weight_zero_counts_for_nothing() -> None:
+def test_a_site_of_weight_zero_does_not_affect_the_mean() -> None:
     mean = Total.of(
         [Update({"a": torch.ones(2)}, 0), Update({"a": torch.full((2,), 3.0)}, 4)]
     )
     assert mean.mean()["a"].tolist() == [3.0, 3.0]
 
 
-def test_gradients_do_not_follow_a_sum() -> None:
+def test_a_sum_carries_no_gradient() -> None:
     value = torch.ones(3, requires_grad=True)
     assert not Total.of([Update({"a": value}, 2)]).tensors["a"].requires_grad
 
@@ -150,7 +152,7 @@ def test_gradients_do_not_follow_a_sum() -> None:
         ({"w": (6,)}, r"returned tensor 'w' with shape \(2, 3\), expected \(6,\)"),
     ],
 )
-def test_a_sum_of_other_tensors_than_the_server_needs_is_refused(
+def test_a_sum_with_other_tensors_than_the_server_needs_is_refused(
     shapes: dict[str, tuple[int, ...]], message: str
 ) -> None:
     total = Total.of([Update({"w": torch.ones(2, 3)})])
@@ -159,7 +161,7 @@ def test_a_sum_of_other_tensors_than_the_server_needs_is_refused(
         total.require(shapes)
 
 
-def test_a_count_that_no_site_reported_is_named() -> None:
+def test_an_error_names_a_count_that_no_site_reported() -> None:
     total = Total.of([Update(metrics={"loss": 2.0}), Update()])
     assert total.metric("loss") == 2.0
     with pytest.raises(TrainingError, match="no site reported the count 'examples'"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fednotes.core.word_tables import find_word_tables
 
 
-def test_word_tables_are_known_by_name() -> None:
+def test_word_tables_are_recognised_by_name() -> None:
     """Names as Transformers and this package give them, sorted by hand."""
     tables = (
         "bert.embeddings.word_embeddings.weight embedding words.weight words.hashed "

@@ -1,4 +1,4 @@
-"""Sizes, durations and lists as people read them."""
+"""Sizes, durations and lists in readable form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from fednotes.core.wording import format_duration, format_size, list_names
         (4e15, "4000 TB"),
     ],
 )
-def test_a_size_has_three_digits_and_a_unit(count: float, expected: str) -> None:
+def test_a_size_is_shown_with_three_digits_and_a_unit(
+    count: float, expected: str
+) -> None:
     assert format_size(count) == expected
 
 
@@ -34,11 +36,11 @@ def test_a_size_has_three_digits_and_a_unit(count: float, expected: str) -> None
         (90000, "25 h 00 min"),
     ],
 )
-def test_a_duration_has_two_units(seconds: float, expected: str) -> None:
+def test_a_duration_is_shown_with_two_units(seconds: float, expected: str) -> None:
     assert format_duration(seconds) == expected
 
 
-def test_a_long_list_of_names_ends_with_their_number() -> None:
+def test_a_long_list_of_names_ends_with_the_number_of_the_others() -> None:
     assert list_names([]) == ""
     assert list_names("abcdef") == "a, b, c, d, e, f"
     assert list_names("abcdefgh") == "a, b, c, d, e, f and 2 more"

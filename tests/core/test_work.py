@@ -1,4 +1,4 @@
-"""Work is counted and reported to whoever listens, and to nobody otherwise."""
+"""Work is counted and reported to registered listeners."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return Recorder()
 
 
-def test_counted_items_are_those_of_the_iterable_with_and_without_a_listener(
+def test_counting_yields_the_same_items_with_and_without_a_listener(
     recorder: Recorder,
 ) -> None:
     assert list(counted("abc", "letters")) == ["a", "b", "c"]
@@ -46,7 +46,9 @@ def test_counted_items_are_those_of_the_iterable_with_and_without_a_listener(
     ]
 
 
-def test_work_ends_after_an_error_and_where_nobody_reads_on(recorder: Recorder) -> None:
+def test_work_ends_after_an_error_and_when_the_consumer_stops_reading(
+    recorder: Recorder,
+) -> None:
     def fail_at_once() -> None:
         with working("failing") as count:
             count.add(3)
@@ -67,7 +69,7 @@ def test_work_ends_after_an_error_and_where_nobody_reads_on(recorder: Recorder) 
     ]
 
 
-def test_reports_are_at_most_one_for_each_interval(
+def test_at_most_one_report_is_sent_per_interval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorder = Recorder()

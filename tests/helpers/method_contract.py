@@ -254,7 +254,7 @@ class MethodContract:
 
     @slow_for_further
     @pytest.mark.parametrize("way", WAYS)
-    def test_a_run_with_restarts_has_the_bits_of_one_without(
+    def test_restarts_do_not_change_the_result(
         self, way: Way, reference: Reference, tmp_path: Path
     ) -> None:
         """A restarted part has only what is on its disk."""
@@ -263,7 +263,7 @@ class MethodContract:
 
     @slow_for_further
     @pytest.mark.parametrize("seed", SEEDS)
-    def test_a_run_with_random_faults_has_the_bits_of_one_without(
+    def test_random_faults_do_not_change_the_result(
         self, seed: int, reference: Reference, tmp_path: Path
     ) -> None:
         """Messages are lost and repeated, sites and the server killed; every site is
@@ -275,7 +275,7 @@ class MethodContract:
         assert net.now > 0
 
     @slow_for_further
-    def test_a_killed_run_resumes_to_the_same_bits(
+    def test_a_killed_run_resumes_to_the_same_result(
         self, reference: Reference, tmp_path: Path
     ) -> None:
         """In one process, from its checkpoints."""
@@ -284,7 +284,7 @@ class MethodContract:
 
     @slow_for_further
     @pytest.mark.parametrize("step", FAULTS)
-    def test_wrong_messages_end_in_one_error_that_names_them(
+    def test_a_wrong_message_ends_the_run_with_one_error_that_names_it(
         self,
         step: int,
         reference: Reference,
@@ -322,7 +322,7 @@ class MethodContract:
 
     # ---- sums --------------------------------------------------------------------------
 
-    def test_a_federation_of_one_site_is_training_alone(
+    def test_a_federation_of_one_site_equals_training_alone(
         self, reference: Reference
     ) -> None:
         """A mean over one site is its value: to the bit, and in its scores."""
@@ -340,7 +340,7 @@ class MethodContract:
         assert bits(from_federation.tensors) == bits(from_alone.tensors)
         assert members[0].scores == members[1].scores
 
-    def test_what_is_private_to_a_site_never_leaves_it(
+    def test_private_parameters_of_a_site_never_leave_it(
         self, reference: Reference
     ) -> None:
         """No message has the name of a private parameter or its final value, although
@@ -361,7 +361,7 @@ class MethodContract:
                         for private_value in private.values()
                     )
 
-    def test_a_secure_sum_is_the_plain_sum(self, reference: Reference) -> None:
+    def test_a_secure_sum_equals_the_plain_sum(self, reference: Reference) -> None:
         """Compare each sum with the plain one of the same updates, and the run's end
         with that of a run without the secure sum."""
         job = reference.job
@@ -391,7 +391,7 @@ class MethodContract:
     # ---- what leaves a site ------------------------------------------------------------
 
     @pytest.mark.parametrize("draws", ["job", "secret"])
-    def test_two_jobs_give_a_site_away_unless_its_draws_are_secret(
+    def test_two_jobs_reveal_a_site_unless_its_draws_are_secret(
         self, draws: str, case_name: str, bert: Path
     ) -> None:
         """`two_jobs.py` has the attack."""
@@ -411,7 +411,7 @@ class MethodContract:
         assert {task for _, task, _ in rounded.sent} == set(reference.tasks)
         assert exact_counts(rounded) == set()
 
-    def test_a_count_step_of_one_changes_no_bit(
+    def test_a_count_step_of_one_does_not_change_the_result(
         self, reference: Reference, tmp_path: Path
     ) -> None:
         with fixed_marks():
@@ -423,7 +423,7 @@ class MethodContract:
     # ---- differential privacy ----------------------------------------------------------
 
     @pytest.mark.parametrize("clip", [0.01, 1e6])
-    def test_a_unit_moves_an_answer_by_its_clipped_gradient(
+    def test_a_unit_changes_an_answer_by_its_clipped_gradient(
         self, clip: float, private_reference: Reference
     ) -> None:
         """Compute each sum with a unit and without it, in whole numbers: the difference
@@ -445,7 +445,7 @@ class MethodContract:
             assert 0 < alone.length <= clip * (1 + 1e-6)
             assert clip > 1 or alone.length == pytest.approx(clip, rel=2e-3)
 
-    def test_an_answer_of_no_unit_is_the_noise_that_is_promised(
+    def test_an_answer_without_units_has_the_promised_noise(
         self, private_reference: Reference
     ) -> None:
         """χ² of the sum of squares of what leaves, in deviations, p > 1e-4."""
@@ -456,7 +456,7 @@ class MethodContract:
         low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(noise))
         assert low < float(noise @ noise) < high
 
-    def test_with_differential_privacy_noisy_whole_numbers_alone_leave(
+    def test_only_noisy_integers_leave_a_site_under_differential_privacy(
         self, private_reference: Reference
     ) -> None:
         """Weights are the constant 1, and there are no metrics."""
@@ -469,7 +469,7 @@ class MethodContract:
             assert all(value.dtype == torch.int64 for value in update.tensors.values())
 
     @pytest.mark.parametrize("way", WAYS_OF_PRIVATE_RUNS)
-    def test_with_differential_privacy_faults_and_secure_sums_change_no_bit(
+    def test_faults_and_secure_sums_do_not_change_a_run_with_differential_privacy(
         self, way: str, private_reference: Reference, tmp_path: Path
     ) -> None:
         """Whole numbers add exactly in any sum, and a repeated answer has the same

@@ -128,7 +128,7 @@ class ReaderContract:
         assert guess_format(corpus) == (self.guessed_as or self.format)
         assert read(corpus) == read(corpus, self.format)
 
-    def test_documents_have_ids_of_their_own_and_mentions_inside_their_texts(
+    def test_documents_have_unique_ids_and_mentions_inside_their_texts(
         self, corpus: Path
     ) -> None:
         documents = read(corpus, self.format)
@@ -137,14 +137,14 @@ class ReaderContract:
         assert any(document.spans for document in documents)
         assert any(SECRET in document.text for document in documents)
 
-    def test_documents_read_one_by_one_are_those_read_together(
+    def test_reading_documents_one_by_one_equals_reading_them_together(
         self, corpus: Path
     ) -> None:
         problems = Problems()
         assert tuple(stream(corpus, problems, self.format)) == read(corpus, self.format)
         assert not problems.listed
 
-    def test_reading_changes_nothing(self, corpus: Path) -> None:
+    def test_reading_changes_no_file(self, corpus: Path) -> None:
         before = {file: file.read_bytes() for file in list_files(corpus)}
         read(corpus, self.format)
         assert {file: file.read_bytes() for file in list_files(corpus)} == before
@@ -184,7 +184,7 @@ class ReaderContract:
             self.refusal(corpus)
             file.write_bytes(contents[file])
 
-    def test_a_pipe_in_place_of_a_file_is_refused(self, corpus: Path) -> None:
+    def test_a_fifo_in_place_of_a_file_is_refused(self, corpus: Path) -> None:
         for file in list_files(corpus):
             content = file.read_bytes()
             file.unlink()

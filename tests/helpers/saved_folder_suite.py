@@ -121,7 +121,7 @@ class SavedFolderSuite:
         facts["sha256"] = hashlib.sha256(weights).hexdigest()
         path.write_text(json.dumps(facts))
 
-    def test_what_is_whole_loads(self, folder: Path) -> None:
+    def test_an_undamaged_folder_loads(self, folder: Path) -> None:
         assert self.refusal(folder) == ""
 
     @pytest.mark.parametrize("file", ["description", "weights"])
@@ -154,7 +154,7 @@ class SavedFolderSuite:
         (folder / self.description).write_text(text)
         assert self.refusal(folder)
 
-    def test_a_description_with_any_odd_value_loads_or_is_refused_in_one_line(
+    def test_a_description_with_an_odd_value_loads_or_is_refused_in_one_line(
         self, folder: Path
     ) -> None:
         """Every value of the description in turn is replaced by every odd one."""
@@ -171,7 +171,7 @@ class SavedFolderSuite:
         assert refusals >= self.least_refusals
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    def test_tensors_of_another_type_are_refused_in_one_line(
+    def test_tensors_of_another_dtype_are_refused_in_one_line(
         self, dtype: torch.dtype, folder: Path
     ) -> None:
         if not self.has_one_type:
@@ -183,7 +183,9 @@ class SavedFolderSuite:
         self.seal(folder)
         assert self.refusal(folder)
 
-    def test_a_later_version_is_named_with_a_remedy(self, folder: Path) -> None:
+    def test_a_later_format_version_is_refused_with_a_remedy(
+        self, folder: Path
+    ) -> None:
         if not self.has_version:
             pytest.skip("its format is another program's")
         path = folder / self.description
@@ -194,7 +196,7 @@ class SavedFolderSuite:
         assert "version" in line
 
     @pytest.mark.parametrize("when", ["at once", "at the last step"])
-    def test_a_full_disk_leaves_an_earlier_folder_as_it_was(
+    def test_a_full_disk_leaves_the_earlier_folder_unchanged(
         self, when: str, folder: Path
     ) -> None:
         before = {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -49,11 +49,11 @@ class SavedModelSuite:
         assert len(model.types) == 2
         assert "not calibrated" in model.confidence
 
-    def test_a_list_of_inputs_has_one_prediction_each(self, model: SavedModel) -> None:
+    def test_each_input_of_a_list_has_one_prediction(self, model: SavedModel) -> None:
         assert len(model([NOTE, NOTE, "Seen today."])) == 3
         assert model([]) == []
 
-    def test_predictions_of_a_file_are_those_of_its_notes(
+    def test_predicting_a_file_equals_predicting_its_notes(
         self, model: SavedModel, folder: Path, notes: Path
     ) -> None:
         (from_file,) = model.predict_file(notes)
@@ -94,7 +94,7 @@ class SavedModelSuite:
         with pytest.raises(ParameterError, match=r"`to` = 'xml': .* choose one"):
             predict(folder, NoteSource(text=NOTE), PredictionOutput(to="xml"))
 
-    def test_a_model_describes_itself_by_its_file(
+    def test_a_model_is_described_by_its_description_file(
         self, model: SavedModel, folder: Path
     ) -> None:
         facts = read_description(folder)
@@ -104,7 +104,7 @@ class SavedModelSuite:
         assert " 2 " in description.summary
 
     @pytest.mark.parametrize("facts", [{}, {"tagset": 3}, {"id2label": []}])
-    def test_a_damaged_description_has_no_labels(
+    def test_a_damaged_description_yields_no_labels(
         self, folder: Path, facts: dict[str, object]
     ) -> None:
         assert find_model_class(folder).describe(facts).labels == ()

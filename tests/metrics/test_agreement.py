@@ -1,4 +1,4 @@
-"""Test the agreement of two annotations: F1 by nervaluate, kappa by scikit-learn."""
+"""Agreement of two annotations, compared with nervaluate and scikit-learn."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ def annotate(words: Tags, tags: Tags) -> list[Document]:
     return documents
 
 
-def test_kappa_is_that_of_scikit_learn(
-    words: Tags, annotations: tuple[Tags, Tags]
-) -> None:
+def test_kappa_equals_scikit_learn(words: Tags, annotations: tuple[Tags, Tags]) -> None:
     first, second = annotations
     scores = measure_agreement(annotate(words, first), annotate(words, second))
     flat = [[tag for row in tags for tag in row] for tags in annotations]
@@ -62,7 +60,7 @@ def test_kappa_is_that_of_scikit_learn(
     assert scores["tokens"] == 108
 
 
-def test_f1_is_that_of_nervaluate(words: Tags, annotations: tuple[Tags, Tags]) -> None:
+def test_f1_equals_nervaluate(words: Tags, annotations: tuple[Tags, Tags]) -> None:
     first, second = (annotate(words, tags) for tags in annotations)
     scores = measure_agreement(first, second)
     spans = [
@@ -80,7 +78,7 @@ def test_f1_is_that_of_nervaluate(words: Tags, annotations: tuple[Tags, Tags]) -
     assert scores["relaxed"] == pytest.approx(expected["ent_type"].f1, abs=1e-12)
 
 
-def test_documents_of_one_side_or_with_another_text_are_not_compared() -> None:
+def test_documents_of_only_one_side_or_with_different_text_are_not_compared() -> None:
     first = [Document("d", "x"), Document("only a", "x"), Document("changed", "a")]
     second = [Document("d", "x"), Document("only b", "x"), Document("changed", "b")]
     scores = measure_agreement(first, second)
@@ -131,7 +129,7 @@ def test_a_check_refuses_a_path_that_cannot_be_read(tmp_path: Path) -> None:
         check_against(tmp_path / "a.jsonl", tmp_path / "b.jsonl", None, "refuse")
 
 
-def test_a_check_refuses_a_file_of_other_documents(tmp_path: Path) -> None:
+def test_a_check_refuses_a_file_with_other_documents(tmp_path: Path) -> None:
     write([Document("a", "x")], tmp_path / "a.jsonl", "jsonl")
     write([Document("z", "y")], tmp_path / "c.jsonl", "jsonl")
     with pytest.raises(DataError, match="no document has the same id and text"):

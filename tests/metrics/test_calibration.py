@@ -1,5 +1,4 @@
-"""Confidences against what comes true: scikit-learn computes the same numbers another
-way."""
+"""Calibration of confidences, compared with scikit-learn's numbers."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ def fitted(slope: float, intercept: float) -> Calibrated:
     return calibrate(*draw_spans(slope, intercept), _fit_platt, "")
 
 
-def test_the_reliability_table_is_scikit_learns() -> None:
+def test_the_reliability_table_equals_scikit_learn() -> None:
     """Its `calibration_curve` of equal widths has each bin's means, NumPy the counts."""
     curves = pytest.importorskip("sklearn.calibration")
     metrics = pytest.importorskip("sklearn.metrics")
@@ -72,7 +71,9 @@ def test_the_reliability_table_is_scikit_learns() -> None:
     assert sure.log_loss < 1e-5
 
 
-def test_the_picture_has_the_tables_numbers(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_picture_shows_the_numbers_of_the_table(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     """Points are the bins, bars SciPy's Wilson intervals, columns the counts; both of a
     calibration stand in one picture, and in a notebook beside the numbers."""
     pytest.importorskip("matplotlib")
@@ -112,7 +113,7 @@ def test_the_picture_has_the_tables_numbers(tmp_path: Path, monkeypatch: Any) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "one.svg"]
 
 
-def test_the_fit_is_scikit_learns() -> None:
+def test_the_fit_equals_scikit_learn() -> None:
     """Its sigmoid calibration has Platt's targets too; it is given the log-odds."""
     curves = pytest.importorskip("sklearn.calibration")
     chances, right, _ = draw_spans(0.5, -0.7)
@@ -127,7 +128,7 @@ def test_the_fit_is_scikit_learns() -> None:
     )
 
 
-def test_only_a_needed_calibration_is_kept() -> None:
+def test_a_calibration_is_kept_only_if_it_helps() -> None:
     """A calibration that is needed is found and kept; one that changes nothing is not
     kept."""
     actual = fitted(0.5, -0.7)
@@ -144,7 +145,7 @@ def test_only_a_needed_calibration_is_kept() -> None:
     assert abs(judged.before.ece - judged.after.ece) < 0.02
 
 
-def test_each_document_is_judged_by_a_fit_that_did_not_see_it() -> None:
+def test_each_document_is_scored_by_a_fit_that_did_not_see_it() -> None:
     """scikit-learn fits and predicts the five folds; a loop over documents has the
     error.
 
@@ -195,7 +196,7 @@ def test_each_document_is_judged_by_a_fit_that_did_not_see_it() -> None:
     assert actual.after.log_loss > metrics.log_loss(right, in_sample) + 0.005
 
 
-def test_spans_are_judged_by_document() -> None:
+def test_errors_are_computed_over_documents_not_spans() -> None:
     """Right is who has the same offsets and label in its own document; other types do
     not count."""
     gold = [
@@ -224,7 +225,7 @@ def test_spans_are_judged_by_document() -> None:
         calibrate(chances, right, owner, _fit_platt, "")
 
 
-def test_a_calibration_is_of_its_weights(tmp_path: Path) -> None:
+def test_a_calibration_is_refused_for_other_weights(tmp_path: Path) -> None:
     """Written and read again; damaged or of other weights it is refused, with the
     remedy."""
     with pytest.raises(ModelError, match="no model here"):
@@ -263,7 +264,7 @@ def test_a_calibration_is_of_its_weights(tmp_path: Path) -> None:
         Calibration.of(tmp_path)
 
 
-def test_a_gain_within_its_standard_error_is_not_kept() -> None:
+def test_a_calibration_with_a_gain_within_its_standard_error_is_dropped() -> None:
     """Ten notes with a span each, of confidence 1/2, and a fit that adds 0.01 to the
     log-odds.
 
@@ -284,7 +285,7 @@ def test_a_gain_within_its_standard_error_is_not_kept() -> None:
         assert (actual.calibration is not None) == is_kept
 
 
-def test_five_notes_can_be_calibrated_and_four_cannot() -> None:
+def test_calibration_needs_at_least_five_notes() -> None:
     def keep(odds: np.ndarray, right: np.ndarray) -> tuple[float, float]:
         return 1.0, 0.0
 

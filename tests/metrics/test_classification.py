@@ -1,4 +1,4 @@
-"""Scores of classes and rankings against scikit-learn; runs and sites compared."""
+"""Scores of classes and rankings, compared with scikit-learn; comparisons of runs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def values(scores: dict[str, float]) -> list[float]:
     return [scores[name] for name in ("precision", "recall", "f1")]
 
 
-def test_macro_is_scikit_learns() -> None:
+def test_macro_scores_equal_scikit_learn() -> None:
     """Oracle: precision_recall_fscore_support(average="macro"), disease by disease."""
     labels, predicted = random_labels()
     scores = ClassCounts.of(labels, predicted, NAMES).scores()
@@ -107,7 +107,7 @@ def test_macro_is_scikit_learns() -> None:
     assert "unlabelled" not in scores["by_output"]
 
 
-def test_micro_and_present_are_scikit_learns() -> None:
+def test_micro_scores_and_scores_of_the_present_class_equal_scikit_learn() -> None:
     """Oracle: micro averages over all pairs; binary scores of the class present."""
     labels, predicted = random_labels()
     scores = ClassCounts.of(labels, predicted, NAMES).scores()
@@ -130,7 +130,7 @@ def test_micro_and_present_are_scikit_learns() -> None:
     assert values(scores["present"]["macro"]) == pytest.approx(macro)
 
 
-def test_counts_add_over_sites() -> None:
+def test_counts_of_sites_add_up_to_those_of_all_patients() -> None:
     """Oracle: all patients at one site; through the metrics of an Update and back."""
     labels, predicted = random_labels()
     together = ClassCounts.of(labels, predicted, NAMES)
@@ -156,7 +156,7 @@ def test_counts_add_over_sites() -> None:
     }
 
 
-def test_questionable_left_out_and_no_prediction() -> None:
+def test_questionable_labels_are_left_out_and_a_missing_prediction_scores_0() -> None:
     """Oracle: scikit-learn on the pairs that are left; -1 as a fourth class without a
     score."""
     labels, predicted = random_labels()
@@ -177,7 +177,7 @@ def test_questionable_left_out_and_no_prediction() -> None:
     assert [scores[c]["recall"] for c in CLASSES] == pytest.approx(recall)
 
 
-def test_the_papers_average_is_the_mean_over_diseases() -> None:
+def test_the_average_of_the_paper_is_the_mean_over_diseases() -> None:
     """Oracle: Table 3 of the paper, whose last line says .753, .715 and .724; its F1 is
     no harmonic mean of precision and recall (Gallstones), so it is a mean over classes.
     """
@@ -220,7 +220,7 @@ def is_the_loop(
     assert bootstrap.p_value == pytest.approx((1 + extreme) / (1 + bootstrap.samples))
 
 
-def test_paired_macro_f1_is_the_loop() -> None:
+def test_the_paired_test_of_macro_f1_equals_a_plain_loop() -> None:
     labels, a = random_labels(30)
     b = np.where(np.random.default_rng(3).random(a.shape) < 0.2, 0, a).astype(np.int8)
     bootstrap = paired_patients(labels, a, b, samples=60, seed=5)
@@ -233,7 +233,7 @@ def test_paired_macro_f1_is_the_loop() -> None:
     )
 
 
-def test_paired_areas_are_the_loop() -> None:
+def test_the_paired_test_of_areas_equals_a_plain_loop() -> None:
     """scikit-learn's area where both classes are."""
     rng = np.random.default_rng(1)
     labels = (rng.random((40, 3)) < 0.3).astype(np.int8)
@@ -260,7 +260,7 @@ def test_paired_areas_are_the_loop() -> None:
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_areas_are_scikit_learns(ties: bool) -> None:
+def test_areas_equal_scikit_learn(ties: bool) -> None:
     """Oracle: roc_auc_score and average_precision_score, unlabelled and questionable
     left out."""
     rng = np.random.default_rng(0)
@@ -277,7 +277,7 @@ def test_areas_are_scikit_learns(ties: bool) -> None:
         )
 
 
-def test_intervals_are_the_loop() -> None:
+def test_intervals_equal_a_plain_loop() -> None:
     """Oracle: a loop over the same draws, scikit-learn's areas in each that has both
     classes."""
     rng = np.random.default_rng(0)
@@ -312,7 +312,7 @@ def test_intervals_are_the_loop() -> None:
     assert ranked["by_output"]["c"]["absent"] == 38
 
 
-def test_one_class_has_no_area() -> None:
+def test_an_output_with_one_class_has_no_area() -> None:
     """Oracle: scikit-learn refuses; here None, and the macro mean goes without it."""
     labels = np.array([[1, 0, -1], [1, 1, -1], [1, 0, 2]])
     scores = np.array([[0.1, 0.2, 0.3], [0.2, 0.9, 0.3], [0.3, 0.3, 0.3]])
@@ -370,7 +370,7 @@ def test_one_class_has_no_area() -> None:
         ),
     ],
 )
-def test_errors_name_both_sides(
+def test_an_error_describes_both_mismatched_arguments(
     call: Callable[[np.ndarray], object], message: str
 ) -> None:
     with pytest.raises((ConfigError, DataError), match=message):
@@ -399,7 +399,7 @@ def systems(
     return sides
 
 
-def test_mean_and_deviation_over_seeds() -> None:
+def test_mean_and_deviation_over_seeds_equal_the_statistics_module() -> None:
     """Expected: the standard library's `statistics`."""
     f1 = [0.5, 0.61, 0.58]
     runs: list[dict[str, Any]] = [
@@ -430,7 +430,7 @@ def test_mean_and_deviation_over_seeds() -> None:
 
 
 @pytest.mark.parametrize("metric", ["strict", "relaxed", "relaxed_one_to_one"])
-def test_bootstrap_equals_explicit_resampling(
+def test_the_bootstrap_equals_explicit_resampling(
     metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each resampled corpus is built and scored anew."""
@@ -446,7 +446,7 @@ def test_bootstrap_equals_explicit_resampling(
         is_the_loop(paired_bootstrap(gold, a, b, metric, 60, 5), f1, a, b, 15)
 
 
-def test_p_values_are_uniform_when_systems_are_alike() -> None:
+def test_p_values_are_uniform_for_equal_systems() -> None:
     """Two systems of one error rate: about one in ten comparisons has p < 0.1.
 
     Of 100 comparisons, more than 24 or fewer than 2 has a probability below 1e-4
@@ -459,7 +459,7 @@ def test_p_values_are_uniform_when_systems_are_alike() -> None:
     assert 2 <= sum(x < 0.1 for x in p) <= 24
 
 
-def test_large_corpus_is_fast() -> None:
+def test_a_large_corpus_is_resampled_quickly() -> None:
     """10,000 resamples over 5,000 documents (about a second; the bound is for slow
     machines)."""
     gold, a, b = systems(5000, (0.2, 0.21))
@@ -471,7 +471,7 @@ def test_large_corpus_is_fast() -> None:
 # ---- means over sites and sums of their counts, by scikit-learn and by hand
 
 
-def test_means_are_over_the_sites_that_have_the_number() -> None:
+def test_a_mean_covers_the_sites_that_report_the_score() -> None:
     """By hand: a site of codes alone is in the mean of codes and in no other."""
     a, b = site_score(1), site_score(2)
     means = mean_scores([a, codes_alone(5), b, {}])
@@ -491,7 +491,7 @@ def test_means_are_over_the_sites_that_have_the_number() -> None:
         )
 
 
-def test_a_number_that_no_site_has_is_none() -> None:
+def test_the_mean_of_a_score_that_no_site_reports_is_none() -> None:
     """Nobody has gout, so it has no AUROC; a site without one does not count."""
     a, b = site_score(1), site_score(2)
     assert mean_scores([a, b])["by_output"]["gout"]["auroc"] is None
@@ -501,7 +501,7 @@ def test_a_number_that_no_site_has_is_none() -> None:
     assert mean_scores([a, b])["ranking"]["auroc"] is None
 
 
-def test_the_mean_of_the_diseases_is_the_macro_score() -> None:
+def test_the_mean_over_diseases_equals_the_macro_score() -> None:
     """An identity where all sites judge the same diseases: the mean of means, either
     way."""
     means = mean_scores([site_score(seed) for seed in (1, 2, 3)])
@@ -510,7 +510,7 @@ def test_the_mean_of_the_diseases_is_the_macro_score() -> None:
         assert fmean(each) == pytest.approx(means["phenotypes"][key])
 
 
-def test_intervals_stay_where_all_sites_say_the_same() -> None:
+def test_an_interval_is_kept_only_if_all_sites_report_the_same() -> None:
     area = site_score(1)["by_output"]["asthma"]["auroc"]
     equal_sites = mean_scores([site_score(1), site_score(1)])["by_output"]["asthma"]
     assert equal_sites["auroc_interval"] == [area["low"], area["high"]]
@@ -524,7 +524,7 @@ def test_intervals_stay_where_all_sites_say_the_same() -> None:
     )
 
 
-def test_sums_are_the_scores_of_all_patients_together() -> None:
+def test_summed_scores_equal_the_scores_of_all_patients_together() -> None:
     """Oracle: scikit-learn's macro F1 of each disease over both sites' labelled
     patients."""
     parts = [draw_patients(seed) for seed in (1, 2)]
@@ -540,7 +540,7 @@ def test_sums_are_the_scores_of_all_patients_together() -> None:
     assert summed["phenotypes"]["f1"] == pytest.approx(fmean(each))
 
 
-def test_without_counts_there_is_no_sum() -> None:
+def test_scores_without_counts_cannot_be_summed() -> None:
     score = site_score(1)
     del score["class_counts"]
     assert summed_scores([score, site_score(2)]) == {}
@@ -556,7 +556,7 @@ def document_table(seed: int, documents: int) -> np.ndarray:
     return np.stack([right, predicted, right, gold], axis=1)
 
 
-def test_the_means_over_sites_are_compared_by_draws_of_each_site() -> None:
+def test_means_over_sites_are_compared_by_resampling_each_site() -> None:
     """Oracle: another generator, and a loop over resamples of each site by itself.
 
     Two sites have the same counts of documents. Their draws must not go together: the

@@ -1,7 +1,4 @@
-"""Test the share of a gap that is closed.
-
-The references are simulated test data and scipy's t interval.
-"""
+"""Share of the gap that is closed, compared with simulations and SciPy."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ def mentions(right: int, predicted: int, gold: int) -> dict[str, Any]:
     ("right", "predicted", "gold"),
     [(60, 100, 120), (300, 400, 330), (5, 30, 40), (700, 1000, 800)],
 )
-def test_the_error_of_f1_equals_that_of_simulated_counts(
+def test_the_standard_error_of_f1_equals_that_of_simulated_counts(
     right: int, predicted: int, gold: int
 ) -> None:
     """Counts of right, false and missed mentions are drawn 200,000 times.
@@ -52,18 +49,18 @@ def test_the_error_of_f1_equals_that_of_simulated_counts(
     assert f1_error(right, predicted, gold) == pytest.approx(deviation, rel=0.04)
 
 
-def test_f1_without_mentions_has_no_error() -> None:
+def test_f1_without_mentions_has_no_standard_error() -> None:
     assert f1_error(0, 0, 0) == 0.0
 
 
-def test_few_mentions_never_have_an_error_of_zero() -> None:
+def test_the_standard_error_for_few_mentions_is_never_zero() -> None:
     """The share of right ones is then (n + 1) / (n + 2), after Agresti and Coull."""
     for right, gold, share in ((2, 2, 3 / 4), (0, 2, 1 / 4), (10, 10, 11 / 12)):
         expected = 2 / (1 + share) ** 2 * (share * (1 - share) / (gold + 2)) ** 0.5
         assert f1_error(right, right, gold) == pytest.approx(expected)
 
 
-def test_the_share_is_one_for_the_whole_gain_and_missing_within_noise() -> None:
+def test_the_share_is_1_for_the_full_gain_and_missing_within_noise() -> None:
     assert gap_of_scores(0.4, 0.6, 0.6, 0.05) == Gap(1.0)
     assert gap_of_scores(0.4, 0.45, 0.6, 0.05).closed == pytest.approx(0.25)
     assert gap_of_scores(0.4, 0.3, 0.6, 0.05).closed == pytest.approx(-0.5)
@@ -86,7 +83,7 @@ def test_a_site_needs_many_mentions_for_a_share() -> None:
     ("federated", "use"),
     [(600, "federated"), (400, "its own"), (505, "no difference shown")],
 )
-def test_the_model_to_use_is_the_one_that_is_better_by_more_than_chance(
+def test_a_model_is_recommended_only_if_it_is_better_by_more_than_chance(
     federated: int, use: str
 ) -> None:
     """Two F1 scores of 1,000 mentions each are drawn 20,000 times.
@@ -130,7 +127,7 @@ def test_sites_without_a_condition_are_left_out() -> None:
     assert gap_of_sites([complete_site, part, {}]) == gap_of_sites([complete_site])
 
 
-def test_a_disease_is_scored_by_the_mean_of_its_classes() -> None:
+def test_the_score_of_a_disease_is_the_mean_over_its_classes() -> None:
     """F1 of one disease is the mean over its two classes.
 
     Its error is that of the mean of two independent scores.
@@ -149,7 +146,7 @@ def test_a_disease_is_scored_by_the_mean_of_its_classes() -> None:
     assert actual[0] == pytest.approx(np.mean(f1s))
 
 
-def test_a_lower_loss_of_masked_words_is_better() -> None:
+def test_a_lower_loss_of_masked_words_counts_as_better() -> None:
     each = {
         c: {"masked": {"loss": loss, "tokens": 10_000}}
         for c, loss in {"alone": 3.0, "federated": 2.2, "pooled": 2.0}.items()
@@ -162,7 +159,7 @@ def test_a_lower_loss_of_masked_words_is_better() -> None:
     assert gap_of_sites([each]) == Gap(None, WITHIN)
 
 
-def test_the_interval_over_seeds_decides() -> None:
+def test_the_verdict_follows_the_interval_over_seeds() -> None:
     rng = np.random.default_rng(2)
     alone = list(0.46 + 0.01 * rng.standard_normal(5))
     pooled = list(0.57 + 0.01 * rng.standard_normal(5))

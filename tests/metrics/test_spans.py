@@ -1,4 +1,4 @@
-"""Span counts against seqeval, nervaluate, scipy's matching and brute force."""
+"""Span counts, compared with seqeval, nervaluate, SciPy's matching and brute force."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ NESTED = [
 @given(sides)
 # (0,9) must leave (0,2) to (0,3): no choice from left to right
 @example([(NESTED[0], NESTED[1])])
-def test_all_definitions_equal_a_double_loop(
+def test_all_matching_definitions_equal_a_double_loop(
     pairs: list[tuple[list[Span], list[Span]]],
 ) -> None:
     """Expected counts: `brute_force` above (sets of characters, scipy's matching)."""
@@ -125,7 +125,7 @@ def test_all_definitions_equal_a_double_loop(
 
 @settings(deadline=None)
 @given(sides, st.randoms(use_true_random=False))
-def test_shards_add_in_any_order(
+def test_counts_of_shards_add_up_in_any_order(
     pairs: list[tuple[list[Span], list[Span]]], rng: random.Random
 ) -> None:
     """The counts of the whole are the sum of its parts, in any order, over the wire or
@@ -231,7 +231,7 @@ def nervaluated(
     return counted
 
 
-def test_kinds_of_errors_equal_nervaluate_where_the_definitions_coincide() -> None:
+def test_error_kinds_equal_nervaluate_where_the_definitions_coincide() -> None:
     """nervaluate 1.2.1: "exact" looks at the place alone, "ent_type" at the type of an
     overlap."""
     sides = slots()
@@ -250,7 +250,7 @@ def test_kinds_of_errors_equal_nervaluate_where_the_definitions_coincide() -> No
     assert ours["type"] + ours["both"] == theirs["ent_type"].incorrect
 
 
-def test_mentions_with_the_largest_overlap_are_paired_first() -> None:
+def test_overlapping_mentions_are_paired_by_the_largest_overlap() -> None:
     """By hand: a prediction that equals a mention is not taken for one beside it."""
     gold = [Span(0, 9, "D"), Span(2, 4, "D"), Span(20, 25, "E")]
     predicted = [
@@ -267,7 +267,7 @@ def test_mentions_with_the_largest_overlap_are_paired_first() -> None:
     ]
 
 
-def test_many_mentions_in_each_other_are_judged_at_once() -> None:
+def test_thousands_of_nested_mentions_are_judged_quickly() -> None:
     """Each overlaps all 3,000 of the other side: no pair is tried that need not be
     (else 15 s)."""
     gold = [Span(place, 9000 - place, "D") for place in range(3000)]
@@ -283,7 +283,7 @@ def test_many_mentions_in_each_other_are_judged_at_once() -> None:
 
 @given(sides)
 @settings(max_examples=60, deadline=None)
-def test_every_mention_is_judged_once(
+def test_every_mention_is_judged_exactly_once(
     pairs: list[tuple[list[Span], list[Span]]],
 ) -> None:
     for gold, predicted in pairs:
@@ -295,7 +295,7 @@ def test_every_mention_is_judged_once(
         assert sum(e.kind == "correct" for e in actual) == len({*gold} & {*predicted})
 
 
-def test_relaxed_equals_nervaluate_where_the_definitions_coincide() -> None:
+def test_relaxed_scores_equal_nervaluate_where_the_definitions_coincide() -> None:
     """nervaluate 1.2.1 "ent_type" and "strict", by type.
 
     They coincide where no mention overlaps two of the other side. Elsewhere nervaluate
@@ -315,7 +315,7 @@ def test_relaxed_equals_nervaluate_where_the_definitions_coincide() -> None:
         assert 0 < ours.strict < right < ours.gold
 
 
-def test_one_long_prediction_over_two_mentions() -> None:
+def test_one_long_prediction_can_match_two_mentions_only_when_relaxed() -> None:
     """By hand: one prediction covers two of three gold mentions."""
     mentions = [Span(0, 2, "D"), Span(3, 5, "D"), Span(8, 9, "D")]
     gold, predicted = corpus([(mentions, [Span(1, 6, "D")])])
@@ -329,7 +329,7 @@ def test_one_long_prediction_over_two_mentions() -> None:
     )
 
 
-def test_unseen_forms() -> None:
+def test_recall_of_unseen_forms_is_counted_separately() -> None:
     """By hand: "Aspirin" was seen in train in another spelling, "ibuprofen" was not."""
     train = [
         Document("t", "took ASPIRIN  plus", (Span(5, 12, "Drug"), Span(5, 18, "Drug")))
@@ -353,7 +353,7 @@ def test_unseen_forms() -> None:
     }
 
 
-def test_document_counts_sum_to_the_whole() -> None:
+def test_counts_of_documents_add_up_to_those_of_the_corpus() -> None:
     """Counts by document, summed, equal the counts of the corpus."""
     rng = random.Random(3)
     pairs = [
@@ -388,7 +388,7 @@ def test_document_counts_sum_to_the_whole() -> None:
         assert counts[4, [1, 3]].tolist() == [one_document.predicted, one_document.gold]
 
 
-def test_types_choose_what_counts() -> None:
+def test_only_the_requested_entity_types_are_scored() -> None:
     gold, predicted = corpus(
         [([Span(0, 2, "ADR"), Span(3, 5, "Drug")], [Span(3, 5, "Drug")])]
     )
@@ -401,7 +401,7 @@ def test_types_choose_what_counts() -> None:
     )
 
 
-def test_empty_inputs_are_zero() -> None:
+def test_empty_inputs_score_0() -> None:
     for gold, predicted in (
         ([], []),
         corpus([([], [])]),
@@ -412,7 +412,7 @@ def test_empty_inputs_are_zero() -> None:
     assert SpanCounts().scores()["macro"]["relaxed"]["f1"] == 0.0
 
 
-def test_nothing_is_judged_where_nothing_is_annotated() -> None:
+def test_notes_without_annotations_have_no_f1() -> None:
     """A wrong mention among notes without any is no F1 of 0; one that is missed is."""
     spurious = SpanCounts.of(*corpus([([], [Span(0, 1, "D")])]))
     assert spurious.strict_f1 is None
@@ -442,7 +442,7 @@ def test_documents_that_do_not_match_are_refused() -> None:
         document_counts(gold, predicted, "strickt")
 
 
-def test_the_macro_mean_counts_a_type_that_is_only_predicted() -> None:
+def test_the_macro_mean_includes_a_type_that_is_only_predicted() -> None:
     """By hand: ADR is right, Drug is only predicted, and nobody has Dose, which has no
     score."""
     gold = [Document("1", "a b c", (Span(0, 1, "ADR"),))]
@@ -452,7 +452,7 @@ def test_the_macro_mean_counts_a_type_that_is_only_predicted() -> None:
         assert macro[definition] == {"precision": 0.5, "recall": 0.5, "f1": 0.5}
 
 
-def test_the_longer_overlap_pairs_two_mentions() -> None:
+def test_a_mention_is_paired_with_the_one_it_overlaps_most() -> None:
     """By hand: 0-10 shares one character with 9-20 and four with 2-6, so it is paired
     with 2-6."""
     gold = [Span(0, 10, "ADR")]
@@ -463,7 +463,7 @@ def test_the_longer_overlap_pairs_two_mentions() -> None:
     assert kinds == {("boundary", gold[0], actual[0]), ("spurious", None, actual[1])}
 
 
-def test_the_kappa_of_tokens_is_scikit_learns() -> None:
+def test_the_kappa_of_tokens_equals_scikit_learn() -> None:
     """Of two annotations that use the types at different rates."""
     metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(2)

@@ -1,5 +1,4 @@
-"""The report: well-formed, self-contained, escaped, patient with gaps, and true to its
-files."""
+"""The HTML report: well-formed, self-contained, escaped, and equal to its files."""
 
 from __future__ import annotations
 
@@ -86,7 +85,7 @@ def metrics() -> list[dict[str, Any]]:
     ]
 
 
-def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
+def test_tables_show_the_numbers_of_the_summary(tmp_path: Path) -> None:
     """Every score of the summary, rounded to three places, in the row of its site."""
     values = summary()
     rows = Tree(report(tmp_path, values)).rows
@@ -137,7 +136,7 @@ def strict_change(scores: dict[str, Any], alone: float) -> float:
     return float(scores["strict"]["f1"] - alone)
 
 
-def test_self_contained_and_accessible(tmp_path: Path) -> None:
+def test_the_page_is_self_contained_and_accessible(tmp_path: Path) -> None:
     """Nothing to fetch, no script; charts parse as XML and carry title and description."""
     page = report(tmp_path, summary(), metrics())
     tree = Tree(page)
@@ -175,7 +174,7 @@ def test_self_contained_and_accessible(tmp_path: Path) -> None:
     )
 
 
-def test_curves_are_where_the_numbers_are(tmp_path: Path) -> None:
+def test_curves_are_drawn_at_the_values_of_the_metrics(tmp_path: Path) -> None:
     """Tooltips of the markers repeat metrics.jsonl; markers of rising F1 rise."""
     page = report(tmp_path, summary(), metrics())
     chart = next(c for c in charts(page) if c.find(f"{SVG}title").get("id") == "f1-0-t")  # type: ignore[union-attr]
@@ -197,7 +196,7 @@ def test_curves_are_where_the_numbers_are(tmp_path: Path) -> None:
     assert 0 < float(mark.get("cy", "nan")) < 230
 
 
-def test_curves_are_also_tables(tmp_path: Path) -> None:
+def test_curves_are_also_shown_as_tables(tmp_path: Path) -> None:
     """Over all sites and for each site; a long run has a row for every nth round."""
     rows = Tree(report(tmp_path, summary(), metrics())).rows
     heads = [row for row in rows if row[0] == "Round"]
@@ -215,7 +214,7 @@ def test_curves_are_also_tables(tmp_path: Path) -> None:
     assert table[-1] == ["999", "0.001"]
 
 
-def test_bytes_are_cumulative(tmp_path: Path) -> None:
+def test_the_traffic_chart_is_cumulative(tmp_path: Path) -> None:
     page = report(tmp_path, summary(), metrics())
     assert (
         "from the sites (up): 3 MB at the end; to the sites (down): 4.5 MB at the end"
@@ -225,7 +224,7 @@ def test_bytes_are_cumulative(tmp_path: Path) -> None:
     assert ups == [("10", "1"), ("20", "2"), ("30", "3")]
 
 
-def test_everything_is_escaped(tmp_path: Path) -> None:
+def test_names_and_values_are_escaped(tmp_path: Path) -> None:
     """Names from job files are text, whatever they hold."""
     evil = '<img src=x onerror="alert(1)">&'
     values = summary()
@@ -255,13 +254,13 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [1e17, -1e17, 1e300])
-def test_numbers_of_any_size_are_drawn(tmp_path: Path, value: float) -> None:
+def test_very_large_numbers_are_drawn(tmp_path: Path, value: float) -> None:
     """Half of a round is less than the last digit of such numbers."""
     rows = [{"condition": "federated", "round": value, "loss": value}]
     assert charts(report(tmp_path, summary(), rows))
 
 
-def test_backticks_in_a_remark_mark_code(tmp_path: Path) -> None:
+def test_backticks_in_a_remark_become_code_elements(tmp_path: Path) -> None:
     remark = "lower `learning_rate`, or see `fednotes check`"
     page = report(tmp_path, summary() | {"notes": [remark]}, metrics())
     markup = "lower <code>learning_rate</code>, or see <code>fednotes check</code>"
@@ -269,7 +268,7 @@ def test_backticks_in_a_remark_mark_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", [*summary(), *metrics()[0], "all"])
-def test_missing_keys_are_gaps(tmp_path: Path, key: str) -> None:
+def test_missing_keys_leave_gaps(tmp_path: Path, key: str) -> None:
     """Whatever a summary or all but one line lacks, the page is whole."""
     values, lines = summary(), metrics()
     for table in (values, *lines[1:]):
@@ -284,7 +283,9 @@ def test_missing_keys_are_gaps(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize(
     "value", [None, "high", True, float("nan"), float("inf"), [1], {}]
 )
-def test_a_value_that_is_not_a_number_is_a_gap(tmp_path: Path, value: object) -> None:
+def test_a_value_that_is_not_a_number_leaves_a_gap(
+    tmp_path: Path, value: object
+) -> None:
     values = summary()
     values["mean"]["alone"]["strict"] = value
     values["sites"]["ncbi"]["alone"]["strict"] = {"f1": value}
@@ -309,7 +310,7 @@ def test_a_value_that_is_not_a_number_is_a_gap(tmp_path: Path, value: object) ->
         assert charts(page)
 
 
-def test_lines_of_one_site_make_no_mean(tmp_path: Path) -> None:
+def test_lines_of_a_single_site_are_left_out_of_the_mean(tmp_path: Path) -> None:
     """Sites that train alone write a line each; the chart of all sites leaves them out."""
     lines = [line for line in metrics() if line["condition"] == "federated"]
     for site in ("psytar", "ncbi"):
@@ -332,7 +333,7 @@ def test_lines_of_one_site_make_no_mean(tmp_path: Path) -> None:
     assert looks["f1-1-t"] == {"c0 mark", "c1 mark"}
 
 
-def test_many_sites_and_long_runs_stay_small(tmp_path: Path) -> None:
+def test_a_page_of_many_sites_and_rounds_stays_small(tmp_path: Path) -> None:
     values = summary()
     values["sites"] = {f"site{i}": values["sites"]["ncbi"] for i in range(100)}
     lines = [
@@ -348,7 +349,7 @@ def test_many_sites_and_long_runs_stay_small(tmp_path: Path) -> None:
     assert len(page) < 1_500_000
 
 
-def test_bad_files_are_named(tmp_path: Path) -> None:
+def test_an_error_names_a_missing_or_damaged_file(tmp_path: Path) -> None:
     """Half a last line (a killed run) is left out; any other bad line is named."""
     with pytest.raises(DataError, match=r"no summary\.json there"):
         write_report(tmp_path)
@@ -382,7 +383,9 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     ("low", "high"),
     [(0, 1), (0.503, 0.751), (3, 3), (0, 0), (-2, 7e6), (1e-9, 2e-9), (99.9, 100.1)],
 )
-def test_ticks_are_round_and_enclose(low: float, high: float) -> None:
+def test_ticks_are_round_numbers_that_enclose_the_values(
+    low: float, high: float
+) -> None:
     """Equal steps of 1, 2, 2.5 or 5 times a power of ten, by decimal digits."""
     marks = ticks(low, high, 5)
     assert marks[0] <= low <= high <= marks[-1]
@@ -392,7 +395,7 @@ def test_ticks_are_round_and_enclose(low: float, high: float) -> None:
     assert steps.pop().split("e")[0] in ("1.000", "2.000", "2.500", "5.000")
 
 
-def test_ticks_have_thin_spaces_between_thousands() -> None:
+def test_ticks_separate_thousands_by_thin_spaces() -> None:
     assert [tick(v) for v in (0.25, 1500.0, 2_000_000.0)] == [
         "0.25",
         "1\u202f500",
@@ -442,7 +445,7 @@ def test_every_score_of_a_site_is_in_its_row(tmp_path: Path) -> None:
         assert rows[start + n][-len(expected) - 1 :] == [condition, *expected]
 
 
-def test_what_the_federation_gave_has_a_table_and_a_tile(tmp_path: Path) -> None:
+def test_the_gain_of_the_federation_has_a_table_and_a_tile(tmp_path: Path) -> None:
     """Of masked words: of a loss of 3 nats alone and 2 pooled, 2.25 closes three
     quarters."""
     losses = {"alone": 3.0, "federated": 2.25, "pooled": 2.0}
@@ -466,7 +469,7 @@ def test_what_the_federation_gave_has_a_table_and_a_tile(tmp_path: Path) -> None
     assert "75 %" in (tmp_path / "report.html").read_text("utf-8")
 
 
-def test_diseases_have_a_table_and_an_average(tmp_path: Path) -> None:
+def test_diseases_are_shown_in_a_table_with_an_average(tmp_path: Path) -> None:
     values = diseases()
     rows = Tree(report(tmp_path, values)).rows
     keys = ("precision", "recall", "f1", "auroc")
@@ -482,7 +485,9 @@ def test_diseases_have_a_table_and_an_average(tmp_path: Path) -> None:
     assert ["Average", *(f"{v:.3f}" for v in averages)] in rows
 
 
-def test_a_site_shows_patients_and_intervals_of_each_disease(tmp_path: Path) -> None:
+def test_each_disease_of_a_site_shows_its_patients_and_intervals(
+    tmp_path: Path,
+) -> None:
     values = of_patients({"south": {"alone": site_score(5)}})
     rows = Tree(report(tmp_path, values)).rows
     obesity = values["sites"]["south"]["alone"]["by_output"]["obesity"]
@@ -502,7 +507,7 @@ def test_a_site_shows_patients_and_intervals_of_each_disease(tmp_path: Path) -> 
     assert row[10] == f"{area['value']:.3f} ({area['low']:.2f}\u2013{area['high']:.2f})"
 
 
-def test_the_page_is_of_patients(tmp_path: Path) -> None:
+def test_the_page_of_a_phenotyping_run_speaks_of_patients(tmp_path: Path) -> None:
     page = report(tmp_path, diseases(), stages())
     assert "<h2>Scores on the test patients</h2>" in page
     assert "not the harmonic mean" in page
@@ -524,7 +529,7 @@ def test_the_page_is_of_patients(tmp_path: Path) -> None:
     }
 
 
-def test_stage_1_alone_has_no_section_of_diseases(tmp_path: Path) -> None:
+def test_a_run_of_stage_1_alone_has_no_section_of_diseases(tmp_path: Path) -> None:
     values = of_patients(
         {"a": {"federated": codes_alone(1)}, "b": {"federated": codes_alone(2)}}
     )
@@ -535,7 +540,7 @@ def test_stage_1_alone_has_no_section_of_diseases(tmp_path: Path) -> None:
     assert "0.715" in page  # the mean of 0.71 and 0.72, on a tile
 
 
-def test_sites_of_codes_alone_stand_beside_the_others(tmp_path: Path) -> None:
+def test_sites_with_codes_alone_are_listed_beside_the_others(tmp_path: Path) -> None:
     values = of_patients(
         {"a": {"federated": site_score(1)}, "b": {"federated": codes_alone(2)}}
     )
@@ -545,7 +550,7 @@ def test_sites_of_codes_alone_stand_beside_the_others(tmp_path: Path) -> None:
     assert row[-2:] == ["0.320", "0.720"]
 
 
-def test_curves_without_test_patients_are_of_patients(tmp_path: Path) -> None:
+def test_curves_without_test_patients_name_validation_patients(tmp_path: Path) -> None:
     values = of_patients({s: {c: {} for c in CONDITIONS} for s in ("north", "south")})
     page = report(tmp_path, values, stages())
     Tree(page)
@@ -575,7 +580,7 @@ def _with_f1(*values: float) -> dict[str, Any]:
     "values",
     [(0.0, 5e-324), (-1e308, 1e308), (1e-300, -1e-300), (0.0, 1e100), (10**400, 0.5)],
 )
-def test_scores_of_any_size_are_drawn_or_left_out(
+def test_extreme_scores_are_drawn_or_left_out(
     values: tuple[float, float], tmp_path: Path
 ) -> None:
     page = report(tmp_path, _with_f1(*values))
@@ -589,7 +594,7 @@ def test_a_number_of_hundreds_of_digits_is_refused(key: str, tmp_path: Path) -> 
         write_report(tmp_path)
 
 
-def test_an_epsilon_beyond_all_bounds_is_left_out(tmp_path: Path) -> None:
+def test_an_absurdly_large_epsilon_is_left_out(tmp_path: Path) -> None:
     promised = {"federated": {"epsilon": 1e308, "delta": 1e-5, "unit": "patient"}}
     page = report(tmp_path, summary() | {"privacy": promised})
     Tree(page)
@@ -597,7 +602,7 @@ def test_an_epsilon_beyond_all_bounds_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [["long" * 10_000], "\x1b[2J", 1.5])
-def test_a_version_that_is_no_integer_is_not_repeated(
+def test_a_version_that_is_not_an_integer_is_not_quoted(
     tmp_path: Path, version: object
 ) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"version": version}))

@@ -84,10 +84,10 @@ class TestTokenClassifier(OnBackbone):
     writers = ("transformers.modeling_utils.safe_save_file",)
 
     @pytest.mark.slow
-    def test_a_description_with_any_odd_value_loads_or_is_refused_in_one_line(
+    def test_a_description_with_an_odd_value_loads_or_is_refused_in_one_line(
         self, folder: Path
     ) -> None:
-        super().test_a_description_with_any_odd_value_loads_or_is_refused_in_one_line(
+        super().test_a_description_with_an_odd_value_loads_or_is_refused_in_one_line(
             folder
         )
 

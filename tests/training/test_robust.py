@@ -1,4 +1,4 @@
-"""Rules that look at each site's update, against NumPy, SciPy and brute force."""
+"""Rules that look at each site's update, compared with NumPy, SciPy and brute force."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ RULES: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = {
 
 @pytest.mark.parametrize("sites", [7, 8])
 @pytest.mark.parametrize("rule", RULES)
-def test_rules_are_those_of_their_papers(rule: Rule, sites: int) -> None:
+def test_rules_equal_the_formulas_of_their_papers(rule: Rule, sites: int) -> None:
     """Of random changes that are a little alike, one of them long: by the programs
     above."""
     options, by_hand = RULES[rule]
@@ -172,7 +172,7 @@ def test_krum_leaves_out_a_change_in_the_opposite_direction(
     np.testing.assert_allclose(aggregated, np.full(17, expected), rtol=1e-6)
 
 
-def test_the_median_length_bounds_where_no_bound_is_given() -> None:
+def test_the_default_norm_bound_is_the_median_length() -> None:
     """Also below a length of one, and of a site that changed nothing."""
     rng = np.random.default_rng(3)
     start, site_values = (
@@ -189,7 +189,7 @@ def test_the_median_length_bounds_where_no_bound_is_given() -> None:
     )
 
 
-def test_updates_against_the_reference_are_not_added() -> None:
+def test_updates_opposed_to_the_reference_are_ignored() -> None:
     """One against it, one that changed nothing; where nobody is with it the model
     stays."""
     rng = np.random.default_rng(4)
@@ -214,7 +214,7 @@ def test_updates_against_the_reference_are_not_added() -> None:
     assert alone.tolist() == flat(start).tolist()
 
 
-def test_gradients_are_changes_and_whole_numbers_are_added() -> None:
+def test_gradients_are_aggregated_as_changes_and_integers_are_summed() -> None:
     """No start: the median of what came.
 
     Marks of rows are a weighted sum as ever, by hand.
@@ -235,7 +235,7 @@ def test_gradients_are_changes_and_whole_numbers_are_added() -> None:
     assert total.tensors["m"].tolist() == [0.0, 12.0]
 
 
-def test_a_word_of_one_site_alone_does_not_arrive() -> None:
+def test_robust_rules_drop_a_word_of_one_site_alone() -> None:
     """By hand: one of five sites moves the row of its own word by 5, all move another's
     by 1 to 5. The mean, here of equal sizes, has a fifth of it, the rules that sort
     have nothing."""
@@ -253,7 +253,7 @@ def test_a_word_of_one_site_alone_does_not_arrive() -> None:
         assert total.mean()["words.table"].flatten().tolist() == row
 
 
-def test_too_few_that_trained() -> None:
+def test_too_few_trained_sites_are_an_error() -> None:
     """A site of weight zero has nothing; the reference may be away."""
     tensors = {"w": torch.ones(2)}
     sites = [
@@ -279,7 +279,7 @@ def test_too_few_that_trained() -> None:
     ("rule", "hostile", "least"),
     [("krum", 1, 5), ("multi-krum", 2, 7), ("trimmed-mean", 2, 5), ("median", 9, 3)],
 )
-def test_a_job_of_too_few_sites_is_refused(
+def test_a_job_with_too_few_sites_is_refused(
     rule: Rule, hostile: int, least: int
 ) -> None:
     config = Averaging(aggregation=rule, hostile=hostile)
@@ -332,7 +332,7 @@ def makes() -> Mapping[str, Any]:
 
 
 @pytest.mark.usefixtures("instant_disk")
-def test_faults_change_no_bit(tmp_path: Path) -> None:
+def test_faults_do_not_change_the_result(tmp_path: Path) -> None:
     """Both engines; and messages lost, repeated, sites and servers killed at random."""
     took: dict[int, tuple[str, ...]] = {}
     engine = InProcess([Toy(site) for site in SITES])
@@ -350,7 +350,7 @@ def test_faults_change_no_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("instant_disk")
-def test_absent_sites_are_not_among_the_updates(tmp_path: Path) -> None:
+def test_absent_sites_are_left_out_of_the_updates(tmp_path: Path) -> None:
     net, took = Net(makes(), tmp_path, down={"b"}), dict[int, tuple[str, ...]]()
     toy_rounds(net.engine(SITES, replace(STRICT, min_sites=2)), took)
     assert set(took.values()) == {("a", "c")}
@@ -364,7 +364,9 @@ def test_absent_sites_are_not_among_the_updates(tmp_path: Path) -> None:
         )
 
 
-def test_a_secure_sum_hides_them(tmp_path: Path) -> None:
+def test_rules_that_need_each_update_are_refused_under_a_secure_sum(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("cryptography")
     from fednotes.engines.secure import SecureSum
 
@@ -404,14 +406,16 @@ def table(method: str, training: str, more: str = "") -> dict[str, Any]:
          r"\[training\]: aggregation = 'krum': under \[privacy\] it must be 'mean'"),
     ],
 )  # fmt: skip
-def test_a_job_that_cannot_be_is_refused(
+def test_an_impossible_combination_of_settings_is_refused(
     method: str, training: str, more: str, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         parse_job(table(method, training, more), "job", Path(), "job.toml")
 
 
-def test_between_real_sites_the_job_says_that_sums_are_plain(tmp_path: Path) -> None:
+def test_a_job_of_real_sites_must_disable_the_secure_sum_explicitly(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "job.toml"
     path.write_text(MEDIAN)
     with pytest.raises(ConfigError, match=r"secure_sum = false in \[federation\]"):
