@@ -1,4 +1,4 @@
-"""Files that are small and unpack to much, or are of a size that no note has.
+"""Small files that unpack to much, or whose size no note has.
 
 Each reader must end soon, in bounded memory, with a line that says where, what was
 expected and what to do. The bounds are set low here, so that the files are small.
@@ -46,7 +46,7 @@ def refused(path: Path, message: str, format: str | None = None) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", PACKING)
 @pytest.mark.parametrize("name", ["a.conll", "a.jsonl"])
-def test_a_packed_file_that_grows_too_much_is_refused_while_it_is_unpacked(
+def test_a_compressed_file_that_grows_too_much_is_refused_while_it_is_unpacked(
     tmp_path: Path, packed: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Empty lines make no long line; only how much they grow tells of the bomb."""
@@ -62,7 +62,7 @@ def test_a_packed_file_that_grows_too_much_is_refused_while_it_is_unpacked(
 
 
 @pytest.mark.parametrize("packed", PACKING)
-def test_tables_of_notes_and_parquet_are_unpacked_within_bounds(
+def test_compressed_tables_and_parquet_are_unpacked_within_bounds(
     tmp_path: Path, packed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounds, "PACKED_FREE", 200_000)
@@ -76,7 +76,7 @@ def test_tables_of_notes_and_parquet_are_unpacked_within_bounds(
         read(path, "parquet")
 
 
-def test_text_that_packs_well_is_not_refused(tmp_path: Path) -> None:
+def test_text_that_compresses_well_is_not_refused(tmp_path: Path) -> None:
     """Numbered sentences pack to a fifteenth of their size."""
     lines = (
         json.dumps({"text": f"Note {n}: no rash, no fever."}) for n in range(20_000)
@@ -86,7 +86,7 @@ def test_text_that_packs_well_is_not_refused(tmp_path: Path) -> None:
     assert len(read(path)) == 20_000
 
 
-def test_a_line_of_conll_without_end_is_refused_at_its_line(
+def test_an_endless_line_of_conll_is_refused_with_its_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounds, "TOKEN_LINE", 1000)
@@ -118,7 +118,7 @@ def test_sentences_documents_and_types_of_conll_are_bounded(
     )
 
 
-def test_documents_of_an_impossible_size_are_left_out_and_named(
+def test_documents_that_are_too_large_are_left_out_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounds, "NOTE", 1000)
@@ -174,7 +174,7 @@ def test_annotations_of_brat_are_bounded(
     refused(tmp_path, "a.txt: it has more than 50 bytes: split it into several files")
 
 
-def test_long_mentions_are_compared_without_cutting_them_out(tmp_path: Path) -> None:
+def test_long_mentions_are_compared_without_copying_them(tmp_path: Path) -> None:
     """50,000 mentions of 2 MB each would be 100 GB of text."""
     (tmp_path / "a.txt").write_text("rash " * 400_000)
     lines = (f"T{n}\tADE 0 2000000\trash\n" for n in range(50_000))
@@ -213,7 +213,7 @@ def test_markup_and_text_of_bioc_are_bounded(
 
 
 @pytest.mark.parametrize("kind", ["dictionary", "arrow"])
-def test_rows_of_parquet_that_share_a_value_are_counted(
+def test_rows_of_parquet_that_share_a_value_are_each_counted(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file of some KB whose rows have 300 MB together."""
@@ -263,7 +263,7 @@ def test_lists_of_shared_values_are_refused(tmp_path: Path) -> None:
         ("a.json", '{"projects": [{"x": "', "medcattrainer"),
     ],
 )
-def test_files_that_are_read_as_a_whole_are_bounded(
+def test_files_that_are_read_at_once_are_bounded(
     tmp_path: Path, name: str, begin: str, format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounds, "FILE", 1000)
@@ -292,7 +292,7 @@ def test_fields_and_rows_of_omop_are_bounded(
     )
 
 
-def test_a_docbin_larger_than_any_is_not_read(
+def test_a_docbin_over_the_size_bound_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounds, "DOCBIN_BYTES", 1000)
@@ -315,7 +315,9 @@ def test_lines_of_fhir_may_be_long_and_are_read_one_by_one(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["a.conll", "note.csv", "brat"])
-def test_a_check_reads_what_a_corpus_holds(tmp_path: Path, name: str) -> None:
+def test_a_check_counts_the_documents_and_mentions_of_a_corpus(
+    tmp_path: Path, name: str
+) -> None:
     """Read a document at a time, a corpus has as many documents and mentions as read
     whole."""
     path = tmp_path / name
@@ -363,7 +365,7 @@ def test_mentions_that_repeat_a_text_are_not_written(
     assert not (tmp_path / f"2{name}").exists()
 
 
-def test_a_long_line_with_bars_takes_no_time_that_grows_by_its_square() -> None:
+def test_a_long_line_with_bars_is_recognised_in_linear_time() -> None:
     """One pattern for the whole line needed 40 s for 60,000 characters."""
     line = "1|" + "a " * 1_000_000 + "|"
     began = time.process_time()
@@ -372,7 +374,7 @@ def test_a_long_line_with_bars_takes_no_time_that_grows_by_its_square() -> None:
     assert time.process_time() - began < 5
 
 
-def test_offsets_of_label_studio_take_no_time_that_grows_with_text_and_regions(
+def test_offsets_of_label_studio_are_converted_in_linear_time(
     tmp_path: Path,
 ) -> None:
     """Counting UTF-16 units anew for each region needed a minute here."""
@@ -413,7 +415,7 @@ def _i2b2_2012(text: str, number: int) -> str:
         ("i2b2-2012", "a.xml", _i2b2_2012),
     ],
 )
-def test_mentions_of_the_whole_text_take_no_time_that_grows_with_both(
+def test_mentions_that_span_the_text_are_compared_in_linear_time(
     tmp_path: Path, format: str, name: str, write: Callable[[str, int], str]
 ) -> None:
     """Each mention claims the whole text; comparing all of it needed a minute."""
@@ -428,7 +430,7 @@ def test_mentions_of_the_whole_text_take_no_time_that_grows_with_both(
     assert time.process_time() - began < 15
 
 
-def test_rows_of_the_ade_corpus_take_time_linear_in_their_length(
+def test_rows_of_the_ade_corpus_are_read_in_linear_time(
     tmp_path: Path,
 ) -> None:
     """All pairs of two texts that occur everywhere, and a long text at each place, took
@@ -487,7 +489,7 @@ def _line_of_blanks(path: Path) -> None:
     "read_it",
     [_many_texts, _many_types, _long_passage, _chain_of_relations, _line_of_blanks],
 )
-def test_repeated_parts_take_no_time_that_grows_by_their_square(
+def test_repeated_parts_are_read_in_linear_time(
     tmp_path: Path, read_it: Callable[[Path], None]
 ) -> None:
     """Each took a minute or more."""

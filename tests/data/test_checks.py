@@ -1,5 +1,4 @@
-"""What checks find, counts of corpora and text in common, each planted or counted by
-hand."""
+"""Findings of checks, counts of corpora and shared text, planted or counted by hand."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ def levels(report: list[Finding]) -> set[str]:
     return {finding.level for finding in report}
 
 
-def test_clean_corpus_has_no_warning() -> None:
+def test_a_clean_corpus_has_no_warning() -> None:
     documents = [
         note(
             str(i),
@@ -66,7 +65,7 @@ def test_clean_corpus_has_no_warning() -> None:
     assert not any(SECRET in str(f) for f in report)
 
 
-def test_everything_that_is_wrong_is_counted() -> None:
+def test_each_planted_flaw_is_counted() -> None:
     """One flaw at a time, planted by hand: the expected numbers are what was planted."""
     documents = [
         note("a", f"{SECRET} helped", Span(0, 4, "Drug")),  # off the token boundary
@@ -105,7 +104,7 @@ def test_everything_that_is_wrong_is_counted() -> None:
     assert counts(without, "not_flat") == {"discontinuous": 1, "nested": 1}
 
 
-def test_a_repeated_note_of_one_sentence_is_a_repeated_sentence() -> None:
+def test_a_repeated_note_of_one_sentence_counts_as_a_repeated_sentence() -> None:
     report = check_documents(
         [note("a", "Seen ."), note("b", "Seen ."), note("c", "Not seen .")]
     )
@@ -138,7 +137,7 @@ def site(
     )
 
 
-def test_leaks_within_and_between_sites() -> None:
+def test_leaks_within_and_between_sites_are_counted() -> None:
     """Site a: two of three test sentences are in train, one of them with five words or
     more. Site b's test holds one sentence of a's train."""
     five = "one two three four five"
@@ -166,7 +165,7 @@ def test_leaks_within_and_between_sites() -> None:
     assert counts(report, "overlapping_forms") == {"forms": 0}
 
 
-def test_tag_sets_without_overlap_and_empty_sites() -> None:
+def test_disjoint_tag_sets_and_empty_sites_are_reported() -> None:
     a = site("a", ("Drug",), ["one two"], ["x y"])
     b = site("b", ("Problem",), ["one three"], ["z"])
     empty = SiteData("c", TagSet(("Drug",)), (), (), ())
@@ -180,7 +179,7 @@ def test_tag_sets_without_overlap_and_empty_sites() -> None:
 
 
 @pytest.mark.parametrize("bare", ["valid", "test", None])
-def test_held_out_parts_without_mentions(bare: str | None) -> None:
+def test_a_held_out_part_without_mentions_is_a_warning(bare: str | None) -> None:
     """A warning for that part only; a part without documents is `empty_part`."""
     parts = {
         part: (
@@ -239,7 +238,7 @@ SITES = {
 }
 
 
-def test_table_by_hand() -> None:
+def test_statistics_of_a_corpus_equal_counts_by_hand() -> None:
     """Every number below was counted on the texts above; they are plain values for
     JSON."""
     stats = corpus_stats(SITES)
@@ -270,13 +269,13 @@ def test_table_by_hand() -> None:
     assert corpus_stats({})["overlapping"] == 0
 
 
-def test_forms() -> None:
+def test_forms_of_mentions_are_normalised_and_overlapping_forms_listed() -> None:
     wards = SITES["wards"][0]
     assert [span_form(wards.text, s) for s in wards.spans] == ["bad rash", "arm pain"]
     assert overlapping_forms(SITES.values()) == {"aspirin", "bad rash"}
 
 
-def test_catalogue_names_readers_that_exist() -> None:
+def test_the_catalogue_names_existing_readers() -> None:
     known = known_corpora()
     assert {
         item["format"] for item in known.values() if "format" in item
@@ -288,7 +287,7 @@ def test_catalogue_names_readers_that_exist() -> None:
 
 
 @pytest.mark.corpora
-def test_psytar_counts_as_published(corpora: Path) -> None:
+def test_psytar_has_the_published_counts(corpora: Path) -> None:
     """Mentions and sentences of the data's own description (ADR 3,543, DI 716, ...)."""
     documents = [
         d
@@ -301,7 +300,7 @@ def test_psytar_counts_as_published(corpora: Path) -> None:
 
 
 @pytest.mark.corpora
-def test_maccrobat_counts_as_published(corpora: Path) -> None:
+def test_maccrobat_has_the_published_counts(corpora: Path) -> None:
     (site,) = corpus_stats({"m": read(corpora / "maccrobat", "brat")})["sites"]
     assert (site["documents"], site["mentions"], len(site["types"])) == (200, 25189, 41)
     assert site["entities"]["Sign_symptom"] == 3382
@@ -336,7 +335,7 @@ def _grams(text: Text) -> list[tuple[str, ...]]:
 
 @settings(max_examples=200, deadline=None)
 @given(texts, texts)
-def test_counts_are_those_of_sets_of_words(
+def test_counts_of_shared_text_equal_brute_force(
     notes: list[Text], documents: list[Text]
 ) -> None:
     """Brute force: sentences and n-grams as tuples of words, looked up in Python sets."""
@@ -357,7 +356,7 @@ def test_counts_are_those_of_sets_of_words(
     ]
 
 
-def test_each_collection_is_counted_by_itself() -> None:
+def test_shared_text_is_counted_per_collection() -> None:
     words = "one two three four five six seven eight".split()
     a, b = (
         index_documents([_document([words])]),
@@ -385,7 +384,9 @@ def test_each_collection_is_counted_by_itself() -> None:
         ("", False),
     ],
 )
-def test_case_space_and_punctuation_do_not_count(text: str, shared: bool) -> None:
+def test_case_white_space_and_punctuation_are_ignored_in_a_comparison(
+    text: str, shared: bool
+) -> None:
     """Judged by hand."""
     index = index_documents(
         [Document("d", "He was given 5 mg of warfarin on day two .")]
@@ -393,7 +394,7 @@ def test_case_space_and_punctuation_do_not_count(text: str, shared: bool) -> Non
     assert shares_sentence(text, index) is shared
 
 
-def test_a_document_is_cut_as_notes_are_and_as_its_source_does() -> None:
+def test_a_document_is_indexed_by_its_own_and_by_split_sentences() -> None:
     """The source cuts after "Seen by", which no rule does; both cuts are found."""
     tail = "the surgeon of the third ward on day four"
     text = f"Seen by {tail}"
@@ -404,7 +405,7 @@ def test_a_document_is_cut_as_notes_are_and_as_its_source_does() -> None:
     assert not shares_sentence(tail, index_documents([Document("d", text)]))
 
 
-def test_what_is_cut_differently_is_found_by_its_ngrams() -> None:
+def test_shared_text_that_is_split_differently_is_detected_by_its_ngrams() -> None:
     """20 words in a row, of which the other text has 16: 16 - 13 + 1 n-grams in common."""
     words = [f"w{number}" for number in range(20)]
     index = index_documents([_document([words])])
@@ -418,7 +419,7 @@ def test_what_is_cut_differently_is_found_by_its_ngrams() -> None:
     )
 
 
-def test_very_long_and_odd_texts() -> None:
+def test_very_long_and_odd_texts_are_indexed() -> None:
     """200,000 characters, without a stop and with many; marks only; half a million
     words."""
     rng = random.Random(1)
@@ -433,7 +434,7 @@ def test_very_long_and_odd_texts() -> None:
 
 
 @pytest.mark.corpora
-def test_a_corpus_is_found_in_itself(corpora: Path) -> None:
+def test_a_corpus_shares_all_its_text_with_itself(corpora: Path) -> None:
     """Every n-gram of MACCROBAT's text files is in its documents; its sentences, by a
     plain scan.
 
@@ -486,7 +487,7 @@ def test_identifiers_are_counted_by_kind() -> None:
     assert not any(word in finding.message for word in ("Roe", "Okafor", "0012"))
 
 
-def test_identifiers_of_a_long_text_are_found_quickly() -> None:
+def test_identifiers_of_a_long_text_are_counted_quickly() -> None:
     """Texts made to be searched in vain: a second for each million characters at most."""
     begin = time.monotonic()
     starts = ("a.", "1-", "Mary ", "[**", "1 A a ", "+1 22 ", "name: ", "_")

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files of a few hundred bytes that state gigabytes of values."""
+"""Parquet and Arrow files of a few hundred bytes that claim gigabytes of values."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def write_all(folder: Path, files: Mapping[str, bytes], ending: str) -> list[Pat
     return paths
 
 
-def test_parquet_that_states_gigabytes_is_refused_before_it_is_unpacked(
+def test_parquet_that_claims_gigabytes_is_refused_before_it_is_unpacked(
     tmp_path: Path,
 ) -> None:
     paths = write_all(tmp_path, BOMBS, ".parquet")
@@ -242,13 +242,13 @@ def test_a_list_over_many_pages_is_refused_before_it_is_unpacked(
     assert reading.mib < 20
 
 
-def test_a_list_over_some_pages_is_read(tmp_path: Path) -> None:
+def test_a_list_over_a_few_pages_is_read(tmp_path: Path) -> None:
     (path,) = write_all(tmp_path, {"a": list_over_pages(10, 100)}, ".parquet")
     (row,) = rows(path, ["text"])
     assert row == [["a" * 100] * 10]
 
 
-def test_columns_of_parquet_are_bounded_together(tmp_path: Path) -> None:
+def test_the_bound_applies_to_all_columns_of_parquet_together(tmp_path: Path) -> None:
     (path,) = write_all(tmp_path, {"columns": many_columns(40, 2**21)}, ".parquet")
     assert path.stat().st_size < 200_000
     (reading,) = read_apart("documents", example(tmp_path, ".parquet"), [path])
@@ -272,7 +272,7 @@ def test_parquet_is_written_in_groups_that_can_be_read_one_by_one(
     assert len(read(path)) == 5001
 
 
-def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_columns_with_equal_names_are_refused(tmp_path: Path) -> None:
     columns = [pyarrow.array(["a"]), pyarrow.array(["b"])]
     table = pyarrow.Table.from_arrays(columns, names=["text", "text"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
@@ -285,7 +285,7 @@ def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "lz4"])
-def test_delta_encodings_of_other_writers_are_read(
+def test_delta_encodings_of_other_programs_are_read(
     tmp_path: Path, encoding: str, version: str, compression: str
 ) -> None:
     texts = [
@@ -382,7 +382,7 @@ def test_rows_of_arrow_are_measured_before_they_become_values(
 
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["file", "stream"])
-def test_arrow_whose_offsets_lead_out_of_its_texts_is_refused(
+def test_arrow_with_offsets_outside_its_texts_is_refused(
     tmp_path: Path, is_stream: bool
 ) -> None:
     offsets = pyarrow.array([0, 10**6, 2, 4], pyarrow.int32()).buffers()[1]
@@ -403,7 +403,7 @@ def test_arrow_whose_offsets_lead_out_of_its_texts_is_refused(
         assert f"{path}: not a readable Parquet or Arrow file" in reading.end
 
 
-def test_lists_that_are_parts_of_each_other_are_refused(tmp_path: Path) -> None:
+def test_nested_list_views_are_refused(tmp_path: Path) -> None:
     """A view of lists of a view of lists grows by the power of its depth."""
     view = pyarrow.array(["a"])
     for _ in range(3):
@@ -422,7 +422,7 @@ def test_lists_that_are_parts_of_each_other_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["file", "stream"])
 @pytest.mark.parametrize("packing", [None, "lz4", "zstd"])
-def test_arrow_of_any_packing_is_read(
+def test_arrow_of_any_compression_is_read(
     tmp_path: Path, packing: str | None, is_stream: bool
 ) -> None:
     texts = [f"Note {number}: no rash." for number in range(3000)]

@@ -1,5 +1,4 @@
-"""From every format to every other: what a format cannot hold is named, and all else
-comes back.
+"""Conversion between all formats: losses are reported, and the rest survives.
 
 `test_other_programs.py` has other programs judge what is written.
 """
@@ -129,7 +128,7 @@ GENERATED = st.lists(
 )
 
 
-def test_every_format_that_is_written_has_a_row() -> None:
+def test_every_writable_format_has_a_row_in_the_test_table() -> None:
     without = set(writable_formats()) - {name.split()[0] for name in MAY_LOSE}
     assert not without, f"add a row to MAY_LOSE for {without}"
 
@@ -137,7 +136,7 @@ def test_every_format_that_is_written_has_a_row() -> None:
 @pytest.mark.parametrize("name", MAY_LOSE)
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(generated=GENERATED)
-def test_a_round_trip_loses_only_what_was_named(
+def test_a_round_trip_loses_only_what_was_reported(
     name: str, generated: list[Document], instant_disk: None
 ) -> None:
     """Nothing unnamed is missing, and no kind is named that the format's promise
@@ -149,7 +148,7 @@ def test_a_round_trip_loses_only_what_was_named(
 @pytest.mark.parametrize("name", MAY_LOSE)
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(generated=GENERATED)
-def test_many_documents_come_back(
+def test_many_documents_survive_a_round_trip(
     name: str, generated: list[Document], instant_disk: None
 ) -> None:
     """As above, for more documents."""
@@ -182,7 +181,7 @@ def _there_and_back(name: str, generated: list[Document], folder: Path) -> None:
             assert bare(ours, set(lost)) == bare(theirs, set(lost))
 
 
-def test_differences_by_hand() -> None:
+def test_each_kind_of_difference_is_counted() -> None:
     """Each kind once, counted by hand."""
     spans = (
         Span(0, 3, "A"), Span(0, 3, "A"), Span(0, 8, "B"), Span(4, 8, "C", ((4, 5), (7, 8)), 0.5),
@@ -225,7 +224,7 @@ def test_differences_by_hand() -> None:
     assert differences([original], [original]) == {}
 
 
-def test_nothing_is_written_where_something_would_be_lost(
+def test_nothing_is_written_if_something_would_be_lost(
     tmp_path: Path, file: File
 ) -> None:
     """Nor over anything, nor into what is read; a format that only reads is no target."""
@@ -274,7 +273,7 @@ def test_unreadable_files_are_left_out_only_on_request(
     assert (number, str(problems)) == (1, "1 document")
 
 
-def test_lines_that_keep_what_another_format_had_are_lines(
+def test_lines_with_metadata_of_another_format_are_recognised_as_lines(
     file: File, tmp_path: Path
 ) -> None:
     """What `meta` holds is no mark of a format; a long first value hides none."""
@@ -306,7 +305,7 @@ def test_lines_that_keep_what_another_format_had_are_lines(
         convert(file("[]", "none.json"), tmp_path / "none", "brat", "label-studio")
 
 
-def test_the_page_has_the_table() -> None:
+def test_the_page_of_formats_has_the_current_table() -> None:
     """docs/formats.md shows what the formats do, not what they once did."""
     rows = format_table()
     heads = list(max(rows, key=len))
@@ -320,7 +319,7 @@ def test_the_page_has_the_table() -> None:
     )
 
 
-def test_a_quote_that_is_not_closed_costs_no_time(file: File) -> None:
+def test_an_unclosed_quote_is_handled_quickly(file: File) -> None:
     """64 kB took minutes when a string was tried from each of its quotes."""
     start = time.monotonic()
     for end in ("x", "\\"):
@@ -333,7 +332,7 @@ def test_a_quote_that_is_not_closed_costs_no_time(file: File) -> None:
     assert time.monotonic() - start < 10
 
 
-def test_texts_without_annotations_are_notes_to_predict_and_lost_to_convert(
+def test_texts_without_annotations_are_read_for_prediction_and_lost_in_conversion(
     file: File, tmp_path: Path
 ) -> None:
     """A folder with one .ann, and one that has its pair below: no note goes in silence."""
@@ -356,7 +355,9 @@ def test_texts_without_annotations_are_notes_to_predict_and_lost_to_convert(
         convert(tmp_path / "q", tmp_path / "o", "jsonl")
 
 
-def test_meta_that_brat_never_wrote_is_compared(file: File, tmp_path: Path) -> None:
+def test_foreign_metadata_under_the_key_brat_is_kept(
+    file: File, tmp_path: Path
+) -> None:
     source = file(json.dumps({"text": "a", "brat": 1}), "a.jsonl")
     assert convert(source, tmp_path / "b.jsonl", "jsonl").lost == {}
 
@@ -367,7 +368,7 @@ def test_meta_that_brat_never_wrote_is_compared(file: File, tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.corpora
 @pytest.mark.parametrize("name", MAY_LOSE)
-def test_maccrobat_in_every_format(
+def test_maccrobat_survives_a_round_trip_in_every_format(
     corpora: Path, name: str, tmp_path: Path, instant_disk: None
 ) -> None:
     """25,189 mentions, 44 of them in pieces, events in every document: there and back."""

@@ -1,4 +1,4 @@
-"""Notes in SQLite and PostgreSQL: what is read, and what no message may repeat."""
+"""Notes in SQLite and PostgreSQL: columns, bad rows, and what no message repeats."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_note_table_of_omop_is_read_in_the_order_of_the_ids(address: str) ->
     assert NoteDatabase(address).count_notes() == 3
 
 
-def test_a_query_names_the_columns_as_a_table_of_notes_does(address: str) -> None:
+def test_a_query_selects_columns_as_in_a_table_of_notes(address: str) -> None:
     query = (
         "SELECT note_id AS id, note_text AS body, person_id AS patient -- letters\n"
         "FROM note WHERE note_text LIKE '%100 \\%%' ESCAPE '\\' "
@@ -60,7 +60,9 @@ def test_a_query_names_the_columns_as_a_table_of_notes_does(address: str) -> Non
     assert database.count_notes() == 3
 
 
-def test_categories_and_exact_texts_apply_to_a_database(tmp_path: Path) -> None:
+def test_the_options_for_categories_and_exact_text_apply_to_a_database(
+    tmp_path: Path,
+) -> None:
     rows = [note_row(number, f"a\r\nb {number}") for number in (1, 3)]
     rows.append(note_row(12, "a\r\nb 12", title="Nursing "))
     address = fill_sqlite(tmp_path / "notes.db", rows)
@@ -69,7 +71,7 @@ def test_categories_and_exact_texts_apply_to_a_database(tmp_path: Path) -> None:
     assert [note.text[1:3] for note in read_notes(address, exact=True)] == ["\r\n"] * 3
 
 
-def test_rows_that_cannot_be_used_are_problems_with_their_numbers(
+def test_unusable_rows_are_reported_with_their_numbers(
     tmp_path: Path,
 ) -> None:
     with closing(sqlite3.connect(tmp_path / "notes.db")) as connection, connection:
@@ -141,7 +143,7 @@ def test_memory_does_not_grow_with_the_number_of_rows(tmp_path: Path) -> None:
         ("-", False),
     ],
 )
-def test_an_address_is_told_from_a_path(text: str, expected: bool) -> None:
+def test_an_address_is_distinguished_from_a_path(text: str, expected: bool) -> None:
     assert is_address(text) == expected
 
 
@@ -163,7 +165,7 @@ def test_an_address_with_a_password_is_refused_without_showing_it(text: str) -> 
         assert SECRET not in str(raised.value)
 
 
-def test_other_databases_are_refused_by_naming_those_that_are_read(
+def test_an_unsupported_database_is_refused_with_the_supported_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(ConfigError, match=r"postgresql\+psycopg://"):
@@ -183,7 +185,7 @@ def test_other_databases_are_refused_by_naming_those_that_are_read(
         NoteDatabase("env:not a name")
 
 
-def test_query_and_omop_exclude_each_other_and_formats(address: str) -> None:
+def test_query_omop_and_formats_exclude_each_other(address: str) -> None:
     with pytest.raises(ConfigError, match="either `query` or `omop`"):
         NoteDatabase(address, query="SELECT 1", omop="note")
     with pytest.raises(ConfigError, match="not the name of a table"):
@@ -192,7 +194,7 @@ def test_query_and_omop_exclude_each_other_and_formats(address: str) -> None:
         read_notes(address, "csv")
 
 
-def test_a_missing_package_is_named_with_its_extra(
+def test_an_error_about_a_missing_package_names_its_extra(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
@@ -225,7 +227,7 @@ def test_sqlalchemy_is_imported_only_when_a_database_is_read() -> None:
         ("SELECT 1 AS id, 'a' AS text); DELETE FROM note; --", "not one SELECT"),
     ],
 )
-def test_a_query_that_sqlite_refuses_is_one_plain_message(
+def test_an_invalid_query_is_refused_with_one_plain_message(
     address: str, query: str, message: str
 ) -> None:
     with pytest.raises(DataError, match=message) as raised:
@@ -234,7 +236,7 @@ def test_a_query_that_sqlite_refuses_is_one_plain_message(
     assert NoteDatabase(address).count_notes() == 3
 
 
-def test_a_missing_or_other_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_or_one_that_is_not_sqlite_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such SQLite file"):
         list(read_notes(f"sqlite:///{tmp_path}/missing.db"))
     assert not (tmp_path / "missing.db").exists()
@@ -257,7 +259,7 @@ def test_a_text_that_is_not_utf8_is_not_quoted(tmp_path: Path) -> None:
 # ---- PostgreSQL ----------------------------------------------------------------------
 
 
-def test_postgresql_gives_the_notes_and_refuses_in_plain_words(
+def test_notes_of_postgresql_are_read_and_errors_are_in_plain_words(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One test, because starting the server takes longer than all that it asserts."""

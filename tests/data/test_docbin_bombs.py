@@ -1,4 +1,4 @@
-"""DocBins that are small and become a thousand times as large in memory."""
+"""DocBins that are small on disk and become a thousand times as large in memory."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_docbin_is_counted_before_it_is_built(tmp_path: Path, name: str) -> None:
+def test_the_size_of_a_docbin_is_estimated_before_it_is_built(
+    tmp_path: Path, name: str
+) -> None:
     path = tmp_path / "a.spacy"
     path.write_bytes(BOMBS[name]())
     assert path.stat().st_size < 150_000
@@ -115,7 +117,7 @@ def test_a_docbin_is_counted_before_it_is_built(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("number", [15, 17])
-def test_texts_of_all_documents_are_counted(tmp_path: Path, number: int) -> None:
+def test_the_bound_on_texts_covers_all_documents(tmp_path: Path, number: int) -> None:
     """Each document has a million characters; so many would be a bomb of any size."""
     path = tmp_path / "a.spacy"
     path.write_bytes(
@@ -133,7 +135,7 @@ def test_texts_of_all_documents_are_counted(tmp_path: Path, number: int) -> None
         read(path, "docbin")
 
 
-def test_mentions_of_other_groups_do_not_change_a_docbin(tmp_path: Path) -> None:
+def test_other_span_groups_of_a_docbin_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "a.spacy"
     path.write_bytes(packed(span_groups=[span_group(2, 3)]))
     (document,) = read(path, "docbin")
@@ -149,7 +151,7 @@ def test_a_docbin_of_many_small_documents_is_read(tmp_path: Path) -> None:
     assert read(tmp_path / "a.spacy") == tuple(documents)
 
 
-def test_values_of_msgpack_are_counted_as_they_are_built() -> None:
+def test_values_of_msgpack_are_counted_while_they_are_built() -> None:
     values: list[Any] = [
         None, True, -1, -100, -(10**4), -(10**9), -(10**18), 1, 200, 10**4, 10**9,
         10**18, 0.5, "", "a" * 31, "a" * 200, "a" * 10**5, b"", b"a" * 300,
@@ -168,7 +170,7 @@ def test_values_of_msgpack_are_counted_as_they_are_built() -> None:
         has_more_values(b"\xc1", 9)
 
 
-def test_a_broken_docbin_leaves_the_garbage_collector_as_it_was(tmp_path: Path) -> None:
+def test_a_broken_docbin_does_not_change_the_garbage_collector(tmp_path: Path) -> None:
     """srsly turns it off before it unpacks, and not on again where text is no UTF-8."""
     path = tmp_path / "a.spacy"
     path.write_bytes(zlib.compress(b"\x81\xa7strings\x91\xa1\xff"))

@@ -1,4 +1,4 @@
-"""Encodings of files: byte-order marks, named encodings, and files that hold no text."""
+"""Encodings of files: byte-order marks, named encodings, files that are not text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def brat(folder: Path, text: bytes, name: str = "a") -> Path:
 
 
 @pytest.mark.parametrize("encoding", MARKED)
-def test_a_byte_order_mark_decides_and_offsets_stay(
+def test_a_byte_order_mark_sets_the_encoding_and_offsets_stay_right(
     tmp_path: Path, encoding: str
 ) -> None:
     data = MARKED[encoding] + TEXT.encode(encoding)
@@ -60,7 +60,7 @@ def test_a_byte_order_mark_decides_and_offsets_stay(
 @pytest.mark.parametrize(
     "encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]
 )
-def test_wide_text_without_a_mark_is_refused_until_it_is_named(
+def test_utf_16_without_a_mark_is_refused_unless_its_encoding_is_named(
     tmp_path: Path, encoding: str
 ) -> None:
     path = tmp_path / "a.jsonl"
@@ -91,7 +91,9 @@ def test_a_named_encoding_applies_to_the_files_that_are_not_utf8(
         list(read_notes(tmp_path))
 
 
-def test_where_a_byte_does_not_fit(tmp_path: Path) -> None:
+def test_an_error_names_the_line_and_byte_that_cannot_be_decoded(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.jsonl"
     lines = [json.dumps({"text": "fine"}).encode(), b'{"text": "caf\xe9 \x81"}']
     path.write_bytes(b"\n".join(lines))
@@ -132,7 +134,7 @@ def test_where_a_byte_does_not_fit(tmp_path: Path) -> None:
         (b"\x07\x00\xff\x80", "binary data, not text"),
     ],
 )
-def test_files_that_hold_no_text_are_named(
+def test_a_file_that_is_not_text_is_refused_by_its_kind(
     tmp_path: Path, start: bytes, message: str
 ) -> None:
     """Also where an encoding is named in which every byte is a character."""
@@ -147,7 +149,9 @@ def test_files_that_hold_no_text_are_named(
             read(path, "jsonl", encoding="latin-1")
 
 
-def test_a_zip_archive_is_named(tmp_path: Path) -> None:
+def test_a_zip_archive_in_place_of_a_text_is_refused_by_its_kind(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "note.txt"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.txt", "text")
@@ -157,7 +161,7 @@ def test_a_zip_archive_is_named(tmp_path: Path) -> None:
         read(path)
 
 
-def test_words_that_begin_as_binary_files_do_are_text(tmp_path: Path) -> None:
+def test_text_that_begins_like_a_binary_file_is_read_as_text(tmp_path: Path) -> None:
     """Neither the gene PAR1 nor GIF8 is a file format."""
     path = tmp_path / "a.conll"
     path.write_text("PAR1\tB-Gene\nis\tO\n\nGIF89\tO\n")
@@ -174,7 +178,7 @@ def test_an_unknown_encoding_is_refused(tmp_path: Path, name: str) -> None:
         examine(tmp_path, encoding=name)
 
 
-def test_names_of_one_encoding_are_one() -> None:
+def test_aliases_of_an_encoding_are_equal() -> None:
     assert {encodings.encoding_of(name) for name in ("latin1", "latin-1", "L1")} == {
         "iso8859-1"
     }
@@ -205,7 +209,7 @@ def test_a_job_names_the_encoding_of_its_sites(tmp_path: Path) -> None:
     assert job.sites["a"].encoding == "utf-16-le"
 
 
-def test_packed_corpora_are_read_and_bounded(
+def test_compressed_corpora_are_read_within_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.jsonl.gz"

@@ -1,7 +1,6 @@
-"""The readers and writers of every format: what each holds, what is wrong, and what
-comes back.
+"""The readers and writers of every format: content, errors and round trips.
 
-Corpora and records are invented; the real ones are counted where they lie.
+Corpora and records are invented; real ones are counted where they are installed.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def test_wrong_files_are_refused_in_one_line(file: File, tmp_path: Path) -> None
         read(tmp_path, "conl")
 
 
-def test_a_folder_has_one_format(file: File, tmp_path: Path) -> None:
+def test_a_folder_must_hold_files_of_one_format(file: File, tmp_path: Path) -> None:
     """One format a folder, other files passed over, folders below only if they must."""
     folder = file(BIO, "c/b.tsv").parent
     file(BIO, "c/a.tsv")
@@ -96,13 +95,13 @@ def test_a_folder_has_one_format(file: File, tmp_path: Path) -> None:
     complains(tmp_path / "empty", "the folder is empty: give one with notes")
 
 
-def test_ids_are_unique(file: File) -> None:
+def test_repeated_ids_become_unique(file: File) -> None:
     """Also where an id looks like a renamed one."""
     lines = [json.dumps({"id": i, "text": "a"}) for i in ("x", "x~2", "x", "x")]
     assert [d.id for d in read(file("\n".join(lines)))] == ["x", "x~2", "x~3", "x~4"]
 
 
-def test_writing_is_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_files_are_written_completely_or_not_at_all(tmp_path: Path) -> None:
     """What cannot be written leaves the earlier file, and no debris."""
     path = tmp_path / "a.jsonl"
     jsonl.write([Document("a", "b")], path)
@@ -157,7 +156,7 @@ def _documents(draw: st.DrawFn) -> Document:
 @given(
     documents=st.lists(_documents(), min_size=1, max_size=3, unique_by=lambda d: d.id)
 )
-def test_jsonl_round_trip(documents: list[Document], tmp_path: Path) -> None:
+def test_jsonl_survives_a_round_trip(documents: list[Document], tmp_path: Path) -> None:
     """Every field of every document, whatever characters it holds."""
     jsonl.write(documents, tmp_path / "a.jsonl")
     assert read(tmp_path / "a.jsonl") == tuple(documents)
@@ -165,7 +164,7 @@ def test_jsonl_round_trip(documents: list[Document], tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(document=_documents())
-def test_brat_round_trip(document: Document, tmp_path: Path) -> None:
+def test_brat_survives_a_round_trip(document: Document, tmp_path: Path) -> None:
     """Text and spans of any document whose labels brat can hold; \\r and \\ufeff aside."""
     text = re.sub("[\r\ufeff]", "x", document.text)
     spans = tuple(
@@ -176,7 +175,9 @@ def test_brat_round_trip(document: Document, tmp_path: Path) -> None:
     assert (again.text, set(again.spans)) == (text, set(spans))
 
 
-def test_a_format_is_one_file(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_in_the_folder_of_formats_is_a_format(
+    file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A module that is laid into the folder is found, guessed, read, and named in
     messages."""
     folder = file(
@@ -223,7 +224,7 @@ READ = tomllib.loads((SAMPLES / "read.toml").read_text("utf-8"))["sample"]
 
 
 @pytest.mark.parametrize("sample", READ, ids=lambda sample: sample["what"])
-def test_a_sample_says_what_one_reads_in_it(
+def test_each_sample_is_read_as_it_states(
     file: File, sample: dict[str, Any], tmp_path: Path
 ) -> None:
     content = sample.get("content") or (SAMPLES / sample["file"]).read_text()
@@ -295,7 +296,7 @@ def _corpus(seed: int) -> tuple[dict[str, str], dict[tuple[str, str], set[Span]]
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_ade_spans_are_where_they_were_put(file: File, seed: int) -> None:
+def test_spans_of_ade_are_read_at_their_places(file: File, seed: int) -> None:
     """`_corpus` puts mentions at random occurrences; the reader must find just those."""
     files, truth = _corpus(seed)
     for name, text in files.items():
@@ -308,7 +309,7 @@ def test_ade_spans_are_where_they_were_put(file: File, seed: int) -> None:
     assert not any("unplaced" in d.meta for d in documents)
 
 
-def test_ade_row_that_fits_nowhere(file: File) -> None:
+def test_a_row_of_ade_that_matches_no_text_is_counted_or_refused(file: File) -> None:
     """1 of 21 is counted, 1 of 1 is an error with its line."""
     good = [f"7|Rash {i} after aspirin.|Rash|0|4|aspirin|13|20" for i in range(20)]
     bad = "7|Rash 3 after aspirin.|fever|0|4|aspirin|13|20"
@@ -337,7 +338,9 @@ def _moved(ann: str, by: int) -> str:
     return re.sub(r"(?<= )\d+ \d+(;\d+ \d+)*(?=\t)", move, ann)
 
 
-def test_brat_mentions_may_overlap_and_have_pieces(file: File, tmp_path: Path) -> None:
+def test_mentions_of_brat_may_overlap_and_be_discontinuous(
+    file: File, tmp_path: Path
+) -> None:
     """Overlapping and discontinuous mentions; the other lines survive a round trip."""
     path = _pair(file, NOTE, ANN)
     for source in (path, path.with_suffix(".txt"), path.parent):
@@ -354,7 +357,9 @@ def test_brat_mentions_may_overlap_and_have_pieces(file: File, tmp_path: Path) -
     assert (tmp_path / "out/n1.ann").read_bytes() == ANN.encode()
 
 
-def test_brat_changed_mentions(file: File, tmp_path: Path) -> None:
+def test_changed_mentions_of_brat_get_consistent_references_and_new_ids(
+    file: File, tmp_path: Path
+) -> None:
     """A mention that went takes along what refers to it; a new one gets a new id."""
     (document,) = read(_pair(file, NOTE, ANN))
     changed = Document(
@@ -368,7 +373,9 @@ def test_brat_changed_mentions(file: File, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_brat_windows_text(file: File, counted: bool) -> None:
+def test_offsets_of_brat_may_or_may_not_count_windows_line_ends(
+    file: File, counted: bool
+) -> None:
     """Offsets may count the BOM and both characters of a line end, or neither."""
     note = "\ufeff" + NOTE.replace("\n", "\r\n")
     ann = _moved(ANN, 1).replace("30 37", "31 38") if counted else ANN
@@ -377,13 +384,13 @@ def test_brat_windows_text(file: File, counted: bool) -> None:
     assert forms(document)[2] == ("aspirin", "Drug")
 
 
-def test_brat_counts_characters(file: File) -> None:
+def test_offsets_of_brat_count_characters(file: File) -> None:
     """Not bytes, not UTF-16 units; a line break inside a mention is written as a space."""
     (document,) = read(_pair(file, "é😀 ear\npain", "T1\tX 3 11\tear pain\n"))
     assert document.spans == (Span(3, 11, "X"),)
 
 
-def test_brat_text_in_the_folder_beside(file: File) -> None:
+def test_texts_of_brat_may_be_in_a_neighbouring_folder(file: File) -> None:
     """CADEC's layout; pieces out of order, overlapping, their words in another order."""
     file("bad upper pain", "cadec/text/a.txt")
     file("T1\tADR 10 14;0 3\tbad pain\nT2\tADR 4 9;5 14\tx\n".replace("x", "upper pper pain"),
@@ -407,7 +414,7 @@ def test_brat_keeps_empty_notes(tmp_path: Path, blank: str) -> None:
     assert (lone.id, lone.text) == ("a", blank)
 
 
-def test_brat_texts_and_annotations_alone(file: File) -> None:
+def test_a_lone_text_or_annotation_of_brat_is_refused(file: File) -> None:
     """An empty text alone is no corpus, a mark alone no text; nothing is annotated in
     none."""
     folder = file("", "p/a.txt").parent
@@ -441,7 +448,9 @@ def test_brat_keeps_the_ids_of_documents(
     assert [d.id for d in read(folder)] == [name]
 
 
-def test_brat_ids_of_other_tools(file: File, tmp_path: Path) -> None:
+def test_ids_of_brat_that_only_look_escaped_are_kept(
+    file: File, tmp_path: Path
+) -> None:
     """A name that only looks escaped is left; names that mean one id are told apart."""
     for name in ("50%41", "a%3A1", "a:1", "100%"):
         file("x", f"p/{name}.txt")
@@ -452,7 +461,7 @@ def test_brat_ids_of_other_tools(file: File, tmp_path: Path) -> None:
     assert {p.stem for p in (tmp_path / "out").iterdir()} == {"100%", "50%41"}
 
 
-def test_brat_folders_below(file: File, tmp_path: Path) -> None:
+def test_ids_of_brat_may_name_subfolders(file: File, tmp_path: Path) -> None:
     """Ids with and without a / beside each other: all of them come back, as each
     folder's own."""
     ids = ["a", "b", "b/c", "b/d/a", "e/a"]
@@ -468,7 +477,7 @@ def test_brat_folders_below(file: File, tmp_path: Path) -> None:
     assert read(tmp_path / "o") == documents
 
 
-def test_brat_ids_cannot_leave_the_folder(tmp_path: Path) -> None:
+def test_ids_of_brat_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
     """An id is data: it must not name a path elsewhere."""
     brat.write([Document("../../evil", "a"), Document("/etc/x", "b")], tmp_path / "o/p")
     files = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.txt")}
@@ -494,7 +503,7 @@ def test_maccrobat_is_read_and_written_unchanged(corpora: Path, tmp_path: Path) 
 # ---- CoNLL: documents, schemes, repairs, and the same bytes when written again -------
 
 
-def test_conll_from_other_sources(tmp_path: Path) -> None:
+def test_documents_without_tokens_are_tokenised_for_conll(tmp_path: Path) -> None:
     """Documents without tokens are cut by the project's rule."""
     spans = (Span(3, 9, "X"), Span(3, 6, "Y"), Span(12, 15, "X"))
     document = Document("n 1", "He has 60mg. Newly up.", spans)
@@ -520,7 +529,9 @@ ROWS = st.lists(
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rows=ROWS)
-def test_conll_round_trip(rows: list[list[tuple[str, str]]], tmp_path: Path) -> None:
+def test_conll_survives_a_round_trip(
+    rows: list[list[tuple[str, str]]], tmp_path: Path
+) -> None:
     """Any tokens, also `#` and accents: the written file is the read one."""
     text = "".join(
         "".join(f"{f}\t{t}\n" for f, t in s) + "\n" for s in [[("a", "O")], *rows]
@@ -543,7 +554,7 @@ LABELS = {
 @pytest.mark.slow
 @pytest.mark.corpora
 @pytest.mark.parametrize("folder", ["psytar", "ncbi_disease", "bc5cdr", "gum"])
-def test_real_conll_files_come_out_as_they_went_in(
+def test_real_conll_files_are_written_back_unchanged(
     corpora: Path, folder: str, tmp_path: Path
 ) -> None:
     """Byte for byte; mentions are counted on the raw lines (each has one B-)."""
@@ -612,7 +623,7 @@ def test_i2b2_mismatches_are_counted(file: File) -> None:
 RECORD = (SAMPLES / "i2b2_2012.xml").read_text()
 
 
-def test_folder_and_line_ends(file: File) -> None:
+def test_i2b2_ignores_other_files_and_counts_crlf_as_one_character(file: File) -> None:
     """Other files beside records are passed over; CRLF counts as one character, as in
     XML."""
     file(RECORD, "1.xml")
@@ -622,7 +633,7 @@ def test_folder_and_line_ends(file: File) -> None:
     assert (first.text, first.spans) == (second.text, second.spans)
 
 
-def test_offsets_after_a_strip(file: File) -> None:
+def test_i2b2_offsets_relative_to_the_stripped_text_are_accepted(file: File) -> None:
     """Public readers strip the text and subtract one: with three line ends first, that
     fits."""
     (document,) = read(file(RECORD.replace("[CDATA[\n", "[CDATA[\n\n\n"), "1.xml"))
@@ -633,7 +644,7 @@ def test_offsets_after_a_strip(file: File) -> None:
     ]
 
 
-def test_a_record_without_mentions(file: File) -> None:
+def test_an_i2b2_record_without_mentions_is_read(file: File) -> None:
     lines = [
         line
         for line in RECORD.splitlines()
@@ -648,7 +659,7 @@ def test_a_record_without_mentions(file: File) -> None:
 SAMPLE = (SAMPLES / "ontonotes.conll").read_text()
 
 
-def test_a_folder_is_read_to_its_end_without_automatic_columns(
+def test_a_folder_of_ontonotes_is_read_without_its_automatic_columns(
     file: File, tmp_path: Path
 ) -> None:
     for genre, name in (("nw", "a"), ("bc", "b"), ("tc", "c")):
@@ -673,7 +684,7 @@ mentions = st.lists(
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(mentions, min_size=1, max_size=3))
-def test_what_is_written_is_read(
+def test_ontonotes_columns_are_read_as_written(
     tmp_path_factory: pytest.TempPathFactory, sentences: list
 ) -> None:
     """A writer of this test's own: mentions of 1 to 3 words with 0 to 2 words between."""
@@ -708,7 +719,7 @@ def test_what_is_written_is_read(
 
 
 @pytest.mark.corpora
-def test_pubtator_of_bc5cdr(corpora: Path) -> None:
+def test_pubtator_of_bc5cdr_has_the_published_counts(corpora: Path) -> None:
     """1,500 articles; mentions and relations counted on the raw lines."""
     folder = corpora / "bc5cdr" / "pubtator"
     documents = read(folder)
@@ -748,7 +759,7 @@ def _refused() -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("format", "text", "message"), list(_refused()))
-def test_what_is_wrong_is_named(
+def test_an_error_names_the_mistake_in_a_file(
     file: File, format: str, text: str, message: str
 ) -> None:
     if format == "brat":
@@ -761,7 +772,7 @@ def test_what_is_wrong_is_named(
     complains(path, message, format)
 
 
-def test_a_small_docbin_that_unpacks_to_much_is_refused(tmp_path: Path) -> None:
+def test_a_small_docbin_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
     """200 MB of zeros are 200 kB when packed; notes do not pack a thousandfold."""
     pytest.importorskip("spacy")
     path = tmp_path / "bomb.spacy"

@@ -1,4 +1,4 @@
-"""Text that may identify a patient: hints save time and miss nothing."""
+"""Text that may identify a patient: prefilters save time and miss nothing."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def count_without_hints(text: str) -> Counter[str]:
 
 @settings(max_examples=400)
 @given(note)
-def test_hints_miss_no_identifier(text: str) -> None:
+def test_prefilters_miss_no_identifier(text: str) -> None:
     assert count_identifiers(text) == count_without_hints(text)
 
 
-def test_every_kind_has_an_example_that_its_hints_let_pass() -> None:
+def test_each_kind_of_identifier_has_an_example_that_passes_its_prefilter() -> None:
     examples = {
         "e-mail addresses": ["a@b.org"],
         "record numbers": ["MRN 12345", "unit number: no. 1234", "078-05-1120"],

@@ -1,5 +1,4 @@
-"""Links that lead out, FIFOs, sockets, devices among notes: named, never followed or
-waited for."""
+"""Links that lead out, FIFOs, sockets and devices among notes are refused at once."""
 
 from __future__ import annotations
 
@@ -88,7 +87,7 @@ PROBLEMS = {
 
 @pytest.mark.parametrize("make", PROBLEMS, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("reader", READERS)
-def test_every_reader_names_it(
+def test_each_reader_refuses_a_foreign_link_or_special_file_by_name(
     tmp_path: Path, reader: str, make: Callable[[Path], None]
 ) -> None:
     folder = corpus(tmp_path / "corpus")
@@ -100,7 +99,9 @@ def test_every_reader_names_it(
     assert SECRET not in str(refusal.value)
 
 
-def test_a_socket_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = corpus(tmp_path / "corpus")
     monkeypatch.chdir(folder)  # a socket's path may have 108 characters
     with socket.socket(socket.AF_UNIX) as listener:
@@ -113,7 +114,7 @@ def test_a_socket_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("reader", READERS_OF_FILES)
 @pytest.mark.parametrize("name", ["a.txt", "a.ann", "a.csv", "a.jsonl"])
-def test_a_fifo_that_is_named_itself_is_not_waited_for(
+def test_a_fifo_given_as_the_input_is_refused_without_waiting(
     tmp_path: Path, name: str, reader: str
 ) -> None:
     pipe(tmp_path / name)
@@ -122,7 +123,9 @@ def test_a_fifo_that_is_named_itself_is_not_waited_for(
         READERS[reader](tmp_path / name)
 
 
-def test_a_fifo_beside_the_annotations_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_fifo_beside_the_annotations_is_refused_without_waiting(
+    tmp_path: Path,
+) -> None:
     """A pair is named by one of its files; its other file is looked at too."""
     (tmp_path / "a.ann").write_text("T1\tADE 7 11\trash\n")
     pipe(tmp_path / "a.txt")
@@ -141,7 +144,7 @@ def pair_in_folders(base: Path, form: str) -> Path:
 
 
 @pytest.mark.parametrize("form", ["brat", "i2b2"])
-def test_a_text_in_the_folder_beside_may_not_lead_out(
+def test_a_link_of_a_text_in_a_neighbouring_folder_may_not_lead_out(
     tmp_path: Path, form: str
 ) -> None:
     """CADEC and i2b2 keep texts in a folder of their own."""
@@ -155,7 +158,7 @@ def test_a_text_in_the_folder_beside_may_not_lead_out(
 
 @pytest.mark.parametrize("form", ["brat", "i2b2"])
 @pytest.mark.parametrize("named", [".", "ann"])
-def test_the_folder_of_texts_may_not_lead_out(
+def test_a_link_of_the_folder_of_texts_may_not_lead_out(
     tmp_path: Path, form: str, named: str
 ) -> None:
     """The text itself is no link, but the folder that it is reached through is."""
@@ -168,7 +171,7 @@ def test_the_folder_of_texts_may_not_lead_out(
 
 
 @pytest.mark.parametrize("form", ["brat", "i2b2"])
-def test_the_folder_of_texts_may_be_a_link_within_the_corpus(
+def test_the_folder_of_texts_may_be_linked_within_the_corpus(
     tmp_path: Path, form: str
 ) -> None:
     base = pair_in_folders(tmp_path / "corpus", form)
@@ -181,7 +184,7 @@ def test_the_folder_of_texts_may_be_a_link_within_the_corpus(
 
 @pytest.mark.parametrize("form", ["brat", "i2b2"])
 @pytest.mark.parametrize("partner", [".txt", "annotations"])
-def test_the_partner_of_a_named_file_may_not_lead_out(
+def test_a_link_of_the_partner_of_an_input_file_may_not_lead_out(
     tmp_path: Path, form: str, partner: str
 ) -> None:
     """Only the file that a person names may be a link."""
@@ -200,7 +203,7 @@ def test_the_partner_of_a_named_file_may_not_lead_out(
     assert document.text == SECRET
 
 
-def test_a_path_that_a_person_names_may_be_a_link(tmp_path: Path) -> None:
+def test_an_input_path_may_be_a_link(tmp_path: Path) -> None:
     folder = corpus(tmp_path / "elsewhere" / "corpus")
     note = {"text": "He has rash.", "spans": [{"start": 7, "end": 11, "label": "ADE"}]}
     (folder.parent / "one.jsonl").write_text(json.dumps(note) + "\n")
@@ -221,7 +224,7 @@ def test_a_link_within_the_corpus_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_folders_in_folders_in_folders_are_refused_in_one_line(
+def test_deeply_nested_folders_are_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -237,7 +240,7 @@ def test_folders_in_folders_in_folders_are_refused_in_one_line(
             os.rmdir("a")
 
 
-def test_a_file_that_becomes_a_fifo_after_the_listing_is_not_waited_for(
+def test_a_file_that_becomes_a_fifo_after_the_listing_is_refused_without_waiting(
     tmp_path: Path,
 ) -> None:
     """What is open is judged, not what lay there before: there is nothing in between to

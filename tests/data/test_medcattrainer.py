@@ -107,7 +107,7 @@ def test_confirmed_annotations_are_the_mentions(file: File, tmp_path: Path) -> N
         convert(path, tmp_path / "a.jsonl", "jsonl")
 
 
-def test_annotations_without_judgements_are_confirmed(file: File) -> None:
+def test_annotations_without_judgements_count_as_confirmed(file: File) -> None:
     """Files for MedCAT's training may have no more than these fields."""
     kept = {"start": 6, "end": 10, "cui": "C1", "value": "rash"}
     killed = {"start": 0, "end": 3, "cui": "C2", "value": "Had", "killed": True}
@@ -116,7 +116,7 @@ def test_annotations_without_judgements_are_confirmed(file: File) -> None:
 
 
 @pytest.mark.parametrize("where", ["beside", "absolute", "working folder"])
-def test_types_come_from_a_table(
+def test_entity_types_are_mapped_by_a_table(
     where: str, file: File, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = file(
@@ -154,7 +154,7 @@ def test_types_come_from_a_table(
         (None, "types.csv: no such file"),
     ],
 )
-def test_a_table_that_is_wrong_is_refused(
+def test_a_wrong_table_of_types_is_refused(
     content: str | None, message: str, file: File
 ) -> None:
     path = file(export(annotation("rash", "C1", "correct")), "export.json")
@@ -164,7 +164,7 @@ def test_a_table_that_is_wrong_is_refused(
         read(path, "medcattrainer:types.csv")
 
 
-def test_meta_annotations_come_back(file: File, tmp_path: Path) -> None:
+def test_meta_annotations_survive_a_round_trip(file: File, tmp_path: Path) -> None:
     meta = {"Time": {"name": "Time", "value": "Past", "acc": 1, "validated": True}}
     first = annotation("rash", "C1", "correct", meta_anns=meta)
     path = file(export(first, annotation("aspirin", "C2", "correct")), "export.json")
@@ -178,7 +178,7 @@ def test_meta_annotations_come_back(file: File, tmp_path: Path) -> None:
         convert(path, tmp_path / "notes", "brat")
 
 
-def test_files_to_import_have_all_that_an_import_reads(tmp_path: Path) -> None:
+def test_written_files_have_every_field_that_an_import_reads(tmp_path: Path) -> None:
     document = Document(
         "n1", TEXT, (Span(6, 10, "C1"), Span(17, 24, "C2")), patient="7"
     )
@@ -226,23 +226,21 @@ def test_files_to_import_have_all_that_an_import_reads(tmp_path: Path) -> None:
         ('{"projects": [{"documents": [1]}]}', "document 1: it has no text"),
     ],
 )
-def test_an_export_that_is_wrong_is_refused(
-    content: str, message: str, file: File
-) -> None:
+def test_a_malformed_export_is_refused(content: str, message: str, file: File) -> None:
     with pytest.raises(DataError, match=message) as caught:
         read(file(content, "export.json"))
     assert "Zyxwolan" not in str(caught.value)
 
 
 @pytest.mark.parametrize("meta", [1, {"annotations": [1]}, {"annotations": 3}])
-def test_foreign_metadata_breaks_nothing(meta: Any, tmp_path: Path) -> None:
+def test_foreign_metadata_is_dropped(meta: Any, tmp_path: Path) -> None:
     document = Document("a", TEXT, (Span(6, 10, "C1"),), meta={"medcattrainer": meta})
     lost = write([document], tmp_path / "a.json", "medcattrainer", allow_loss=True)
     assert set(lost) <= {"meta medcattrainer"}
     assert read(tmp_path / "a.json")[0].spans == document.spans
 
 
-def test_commands_read_it(file: File, tmp_path: Path) -> None:
+def test_commands_read_and_write_the_format(file: File, tmp_path: Path) -> None:
     path = file(export(annotation("rash", "C1", "correct")), "export.json")
     (path.parent / "types.csv").write_text("cui,type\nC1,ADE\n")
     options = ["--format", "medcattrainer:types.csv"]

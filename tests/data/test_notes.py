@@ -1,5 +1,4 @@
-"""Notes in: what a file says is what comes out, one by one; and what the sites of them
-hold."""
+"""Notes are read one by one as their files state them, and dealt into sites."""
 
 from __future__ import annotations
 
@@ -125,7 +124,7 @@ Row = tuple[str, str, str | None, str | None]
         ),
     ],
 )
-def test_notes_are_read_as_their_file_has_them(
+def test_notes_are_read_as_their_file_states(
     file: File,
     name: str,
     content: str | bytes,
@@ -233,7 +232,7 @@ MIMICS = {"format": "mimic", "categories": ["Radiology", "Nursing"]}
         ),
     ],
 )
-def test_what_is_wrong_with_a_file(
+def test_an_error_names_the_mistake_in_a_file_of_notes(
     file: File, name: str, content: str | bytes, options: dict[str, Any], message: str
 ) -> None:
     _complains(file(content, name), message, **options)
@@ -246,7 +245,9 @@ def _complains(path: Path, message: str, **options: Any) -> None:
     assert "Zyxwolan" not in str(caught.value)
 
 
-def test_folder_of_texts(file: File, tmp_path: Path) -> None:
+def test_a_folder_of_texts_is_read_with_its_subfolders(
+    file: File, tmp_path: Path
+) -> None:
     """Below as well; ids are paths; other files, and a table without text, are passed
     over."""
     texts = {
@@ -304,7 +305,7 @@ def test_folders_without_notes_or_of_mixed_formats_are_refused(
         max_size=8,
     )
 )
-def test_csv_written_by_the_library_is_read_back(
+def test_csv_of_the_standard_library_is_read_back(
     tmp_path: Path, texts: list[str]
 ) -> None:
     """Python's csv.writer is the independent program; blank texts are what is left out."""
@@ -317,7 +318,7 @@ def test_csv_written_by_the_library_is_read_back(
 
 
 @pytest.mark.corpora
-def test_real_corpora(corpora: Path) -> None:
+def test_real_corpora_have_their_published_numbers_of_notes(corpora: Path) -> None:
     """Numbers of notes as the corpora's own page gives them; csv.DictReader reads the
     same."""
     cases = read_notes(corpora / "codiesp/background")
@@ -367,7 +368,7 @@ some_notes = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(some_notes, st.sampled_from([0.0, 0.05, 0.5, 0.9]), st.integers(0, 5))
-def test_a_site_is_parted_by_patient(
+def test_notes_of_a_site_are_split_by_patient(
     patients: list[str | None], fraction: float, seed: int
 ) -> None:
     """Counts of patients and characters by hand, from the notes in memory."""
@@ -401,7 +402,7 @@ some_keys = st.lists(st.tuples(st.sampled_from("abcdefgh")), min_size=1, max_siz
 
 @settings(max_examples=150, deadline=None)
 @given(some_keys, st.integers(1, 6), st.integers(0, 5))
-def test_silos_partition_the_patients(
+def test_patients_are_partitioned_into_silos_of_even_size(
     keys: list[tuple[str]], silos: int, seed: int
 ) -> None:
     """Brute force: each patient has one silo, sizes are even; the order of the notes is
@@ -420,7 +421,7 @@ def test_silos_partition_the_patients(
     assert assign(iter(keys[::-1]), silos, seed) == silo_of
 
 
-def test_the_seed_matters_and_no_silo_is_empty() -> None:
+def test_silos_depend_on_the_seed_and_none_is_empty() -> None:
     keys = [(str(i),) for i in range(30)]
     assert assign(keys, 5) != assign(keys, 5, seed=1)
     with pytest.raises(ConfigError, match="at least 1, not 0"):
@@ -429,7 +430,7 @@ def test_the_seed_matters_and_no_silo_is_empty() -> None:
         assign([], 1)
 
 
-def test_no_patient_is_a_patient_of_its_own_in_each_source() -> None:
+def test_a_note_without_patient_is_its_own_patient_in_each_source() -> None:
     """Two sources may use the same note ids; a patient "1" is not the note "1"."""
     rows = [("1", None, "a"), ("1", None, "b"), ("2", "1", "a"), ("3", "1", "b")]
     notes = [
@@ -440,7 +441,7 @@ def test_no_patient_is_a_patient_of_its_own_in_each_source() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(some_notes, st.integers(1, 5), st.integers(0, 3))
-def test_silos_by_patient_are_those_of_notes_in_memory(
+def test_dealing_by_patient_from_files_equals_dealing_in_memory(
     patients: list[str | None], silos: int, seed: int
 ) -> None:
     """Dealt in memory, the notes lie in the same silos; two corpora are one pool."""
@@ -466,7 +467,7 @@ def test_silos_by_patient_are_those_of_notes_in_memory(
         )
 
 
-def test_silos_by_document_part_a_patients_notes() -> None:
+def test_silos_by_document_may_separate_the_notes_of_a_patient() -> None:
     """23 notes of one patient, twelve of them alike: silos of 8, 8 and 7."""
     notes = [Note("x", "same text", "p", None, "s")] * 12 + _notes(["p"] * 11)
     sites, _ = site_notes([_corpus(notes)], 1, 3, "document")
@@ -475,7 +476,7 @@ def test_silos_by_document_part_a_patients_notes() -> None:
     assert texts == Counter(n.text for n in notes)
 
 
-def test_the_deal_follows_the_seed_and_not_the_order() -> None:
+def test_silos_depend_on_the_seed_and_not_on_the_order_of_notes() -> None:
     notes = _notes([str(i) for i in range(40)])
 
     def homes(pool: list[Note], seed: int, by: str) -> list[set[str]]:
@@ -490,7 +491,7 @@ def test_the_deal_follows_the_seed_and_not_the_order() -> None:
         assert homes(notes, 1, by) == homes(notes[::-1], 1, by) != homes(notes, 2, by)
 
 
-def test_at_most_so_many_training_notes() -> None:
+def test_a_limit_keeps_the_training_notes_with_the_lowest_hashes() -> None:
     """Those whose hash of (seed, patient, id) is lowest, sorted here in memory; nested."""
     notes = _notes([str(i // 2) for i in range(60)])
     ((unlimited,), _) = site_notes([_corpus(notes)], 3)
@@ -511,7 +512,7 @@ def test_at_most_so_many_training_notes() -> None:
         site_notes([_corpus(notes, max_notes=1)], 3, 2)
 
 
-def test_one_patient_is_trained_on() -> None:
+def test_a_lone_patient_is_used_for_training() -> None:
     ((site,), messages) = site_notes([_corpus(_notes(["p"] * 3))], 1)
     assert (site.train_notes, site.valid_notes, list(site.valid())) == (3, 0, [])
     assert messages == ("a: only one patient, so nothing is held out for validation",)
@@ -539,7 +540,7 @@ def test_notes_that_share_a_sentence_are_left_out() -> None:
         site_notes([_corpus(notes[:1], exclude=index)], 1)
 
 
-def test_the_pool_has_every_sites_notes() -> None:
+def test_the_pool_has_the_notes_of_every_site() -> None:
     a, b = _corpus(_notes("aabbcc"), "a"), _corpus(_notes("ddeeff", "t"), "b")
     sites, _ = site_notes([a, b], 1)
     pool = pooled_notes(sites)
@@ -552,7 +553,7 @@ def test_the_pool_has_every_sites_notes() -> None:
     assert pool.longest == max(site.longest for site in sites)
 
 
-def test_the_fingerprint_is_of_texts_patients_and_parts() -> None:
+def test_the_fingerprint_depends_on_texts_patients_and_parts() -> None:
     """The one made while dealing is that of a pass over the sources; any change changes
     it."""
     notes = _notes("aabbccdd")
@@ -592,7 +593,7 @@ def _counted() -> Iterator[Note]:
         yield Note(str(number), _Text(f"{number} " * 20), str(number // 3), None, "s")
 
 
-def test_no_more_than_two_texts_are_alive() -> None:
+def test_at_most_two_texts_are_in_memory() -> None:
     """The one that is read, and the one before it, which a caller's variable still
     holds."""
     index = index_documents(
@@ -624,7 +625,7 @@ def _files(*paths: Path, **settings: object) -> NoteCorpus:
     return NoteCorpus("a", source, ", ".join(path.name for path in paths))
 
 
-def test_a_large_file_stays_on_disk(tmp_path: Path) -> None:
+def test_a_large_file_is_not_loaded_into_memory(tmp_path: Path) -> None:
     """120 notes of 200,000 characters, 24 MB: tracemalloc's peak is a few notes."""
     text = "The patient was stable overnight. " * 5883
     rows = [f'{i // 2},{i},x,,"{text[:200_000]}"' for i in range(120)]
@@ -640,7 +641,7 @@ def test_a_large_file_stays_on_disk(tmp_path: Path) -> None:
     assert peak < 5e6
 
 
-def test_several_files_and_what_is_left_out(tmp_path: Path) -> None:
+def test_several_files_are_read_and_notes_left_out_are_counted(tmp_path: Path) -> None:
     first = _table(
         tmp_path / "a.csv", ["1,1,x,,one", "1,2,y,,two", "2,3,x,1,three", '2,4,x,,"  "']
     )
@@ -679,7 +680,7 @@ def test_several_files_and_what_is_left_out(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_without_notes_is_named(
+def test_an_error_names_a_file_without_notes(
     tmp_path: Path, data: bytes, error: type[Exception], message: str
 ) -> None:
     path = tmp_path / "notes.csv"

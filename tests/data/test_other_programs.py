@@ -1,4 +1,4 @@
-"""Formats of other programs: what these read of ours, and what they write and we read.
+"""Formats of other programs: they read what we write, and we read what they write.
 
 `bioc`, `fhir.resources`, spaCy and pyarrow judge what is written, or write it.
 """
@@ -39,7 +39,7 @@ File = Callable[..., Path]
 
 
 @pytest.mark.parametrize(("name", "load"), [("n.xml", biocxml), ("n.json", biocjson)])
-def test_bioc_is_what_another_program_reads(
+def test_the_bioc_package_reads_what_is_written(
     name: str, load: Any, tmp_path: Path
 ) -> None:
     write([NOTE], tmp_path / name, "bioc")
@@ -58,7 +58,7 @@ def test_bioc_is_what_another_program_reads(
     assert passage.annotations[1].infons["confidence"] == "0.75"
 
 
-def test_bioc_of_another_program_comes_out_again(tmp_path: Path) -> None:
+def test_bioc_of_another_program_survives_a_round_trip(tmp_path: Path) -> None:
     """Passages, infons, ids and relations that `bioc` wrote, changed mentions aside."""
     collection, document = bioc.BioCCollection(), bioc.BioCDocument()
     document.id, document.infons = "9", {"journal": "J"}
@@ -109,7 +109,7 @@ def test_bioc_of_another_program_comes_out_again(tmp_path: Path) -> None:
     assert reference.relations == []
 
 
-def test_bioc_that_attacks(file: File) -> None:
+def test_malicious_bioc_is_refused_quickly(file: File) -> None:
     """Entities, endless nesting and a half file are refused in one line, quickly."""
     start = time.monotonic()
     bomb = '<?xml version="1.0"?><!DOCTYPE collection [<!ENTITY a "Zyx"><!ENTITY b "&a;&a;">]>'
@@ -146,7 +146,7 @@ def test_bioc_in_an_encoding_that_cannot_be_read_is_refused(
         {"bioc": {"passages": [[1]]}},
     ],
 )
-def test_foreign_metadata_in_bioc_breaks_nothing(
+def test_foreign_metadata_is_ignored_when_bioc_is_written(
     meta: dict[str, Any], tmp_path: Path
 ) -> None:
     lost = write(
@@ -176,7 +176,7 @@ def _task(
     }
 
 
-def test_label_studio_exports(file: File, tmp_path: Path) -> None:
+def test_exports_of_label_studio_are_read(file: File, tmp_path: Path) -> None:
     """The last annotation counts, skipped tasks go, offsets as JavaScript counts are
     turned."""
     text = "💩This is rash."
@@ -207,7 +207,7 @@ def test_label_studio_exports(file: File, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_label_studio_offsets_in_utf_16_units(file: File) -> None:
+def test_utf_16_offsets_of_label_studio_are_converted(file: File) -> None:
     """Units are those of Python's codec; offsets in characters come first."""
     text = "a💩💩é𝒳b 💩c"
     units = text.encode("utf-16-le")
@@ -226,7 +226,7 @@ def test_label_studio_offsets_in_utf_16_units(file: File) -> None:
         read(file(json.dumps(split), "t.json"), "label-studio")
 
 
-def test_label_studio_imports(tmp_path: Path) -> None:
+def test_written_tasks_can_be_imported_into_label_studio(tmp_path: Path) -> None:
     """Mentions with a confidence are a prediction, others an annotation."""
     sure = (Span(0, 3, "X", (), 0.5),)
     write([Document("a", "abc", (Span(0, 3, "X"),)), Document("b", "abc", sure)],
@@ -260,7 +260,9 @@ def test_label_studio_imports(tmp_path: Path) -> None:
         ([{"data": 1}], "task 1"),
     ],
 )
-def test_label_studio_that_is_wrong(file: File, tasks: Any, message: str) -> None:
+def test_a_malformed_task_of_label_studio_is_refused(
+    file: File, tasks: Any, message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         read(file(json.dumps(tasks), "t.json"), "label-studio")
 
@@ -268,7 +270,7 @@ def test_label_studio_that_is_wrong(file: File, tasks: Any, message: str) -> Non
 # ---- FHIR, by fhir.resources ---------------------------------------------------------
 
 
-def test_fhir_is_what_another_program_holds_valid(tmp_path: Path) -> None:
+def test_written_fhir_is_valid_for_another_program(tmp_path: Path) -> None:
     odd_note = Document("odd id!", "", (), "pa tient", ("E11",), {"m": (1, 2)})
     write([NOTE, odd_note], tmp_path / "b.json", "fhir")
     raw = (tmp_path / "b.json").read_text()
@@ -296,7 +298,7 @@ def _attached(text: str, **more: Any) -> dict[str, Any]:
     return {"contentType": "text/plain; charset=iso-8859-1", "data": data, **more}
 
 
-def test_fhir_of_hospitals(file: File, tmp_path: Path) -> None:
+def test_fhir_of_hospitals_is_read(file: File, tmp_path: Path) -> None:
     """A Bundle, lines, and one resource; other resources and attachments are passed
     over."""
     report = {
@@ -364,7 +366,7 @@ def test_other_resources_of_a_bundle_are_counted(file: File, tmp_path: Path) -> 
     assert finding.message.isprintable()
 
 
-def test_fhir_of_hospitals_comes_out_again(file: File, tmp_path: Path) -> None:
+def test_fhir_of_hospitals_survives_a_round_trip(file: File, tmp_path: Path) -> None:
     """All of it but what is derived from the text; two texts made one are counted."""
     note = {**_attached("Rash."), "title": "Visit", "creation": "2020-01-02", "size": 5}
     pdf = {
@@ -419,7 +421,9 @@ def test_fhir_of_hospitals_comes_out_again(file: File, tmp_path: Path) -> None:
         ("x", "parts|no attachment"),
     ],
 )
-def test_fhir_that_is_wrong(file: File, attachment: Any, message: str) -> None:
+def test_an_unusable_attachment_of_fhir_is_refused(
+    file: File, attachment: Any, message: str
+) -> None:
     content = [{"attachment": attachment}]
     resource = {"resourceType": "DocumentReference", "content": content}
     with pytest.raises(DataError, match=f"f.json: resource 1: .*({message})"):
@@ -429,7 +433,7 @@ def test_fhir_that_is_wrong(file: File, attachment: Any, message: str) -> None:
 # ---- OMOP ----------------------------------------------------------------------------
 
 
-def test_omop_tables_have_the_columns_of_the_model(tmp_path: Path) -> None:
+def test_omop_tables_have_the_columns_of_the_common_data_model(tmp_path: Path) -> None:
     """What CDM 5.4 makes mandatory is filled, numbers are numbers, places are the
     text's."""
     write([NOTE, replace(NOTE, id="12", spans=())], tmp_path / "o", "omop")
@@ -458,7 +462,7 @@ def test_omop_tables_have_the_columns_of_the_model(tmp_path: Path) -> None:
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", row["nlp_date"]) for row in term)
 
 
-def test_omop_of_another_system(file: File, tmp_path: Path) -> None:
+def test_omop_of_another_system_is_read(file: File, tmp_path: Path) -> None:
     """Only an offset, a form and a concept; other columns of NOTE come out again."""
     rows = '5,77,2020-01-02,Visit,"Had\na rash."\n6,0,2020-01-02,,"x"\nbroken\n'
     file(f"NOTE_ID,PERSON_ID,NOTE_DATE,NOTE_TITLE,NOTE_TEXT\n{rows}", "o/NOTE.csv")
@@ -496,7 +500,7 @@ def test_a_problem_of_omop_names_the_table_with_the_mention(
     assert places == [("note_nlp_2.csv", 2), ("note_nlp_3.csv", 2)]
 
 
-def test_predictions_for_omop_keep_the_visit(file: File, tmp_path: Path) -> None:
+def test_predictions_written_as_omop_keep_the_visit(file: File, tmp_path: Path) -> None:
     """A line of `fednotes predict` becomes a row with the number of the visit."""
     line = {"id": "1", "text": "Takes aspirin.", "patient": "7", "visit": "70"}
     spans = [{"start": 6, "end": 13, "label": "Drug"}]
@@ -513,7 +517,7 @@ def test_predictions_for_omop_keep_the_visit(file: File, tmp_path: Path) -> None
     }
 
 
-def test_numbers_of_omop_are_those_of_a_database(file: File, tmp_path: Path) -> None:
+def test_equal_numbers_of_omop_do_not_collide(file: File, tmp_path: Path) -> None:
     """007 and 7 are one number there, and ² is none: such notes keep their ids beside a
     number."""
     documents = [Document(name, "a", (), name) for name in ("007", "7", "\u00b2")]
@@ -527,7 +531,9 @@ def test_numbers_of_omop_are_those_of_a_database(file: File, tmp_path: Path) -> 
     assert len(read(tmp_path / "o/note.csv")) == 3
 
 
-def test_a_finding_that_omop_denies_stays_denied(file: File, tmp_path: Path) -> None:
+def test_a_negated_finding_of_omop_survives_a_round_trip(
+    file: File, tmp_path: Path
+) -> None:
     """All that a row of NOTE_NLP says comes out again, or is named as lost."""
     file('note_id,note_text\n5,"No rash seen, rash before."\n', "o/note.csv")
     heads = "note_nlp_id,note_id,section_concept_id,offset,lexical_variant,note_nlp_concept_id,"
@@ -565,7 +571,7 @@ def test_a_finding_that_omop_denies_stays_denied(file: File, tmp_path: Path) -> 
 # ---- DocBin by spaCy, Parquet by pyarrow ---------------------------------------------
 
 
-def test_docbin_is_what_spacy_reads(tmp_path: Path) -> None:
+def test_spacy_reads_a_written_docbin(tmp_path: Path) -> None:
     write([NOTE], tmp_path / "a.spacy", "docbin")
     (doc,) = DocBin().from_disk(tmp_path / "a.spacy").get_docs(Vocab())
     assert doc.text == NOTE.text
@@ -586,7 +592,9 @@ def test_docbin_is_what_spacy_reads(tmp_path: Path) -> None:
     assert (document.text, document.spans) == ("Took aspirin.", (Span(5, 12, "Drug"),))
 
 
-def test_docbin_that_is_wrong(file: File, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_malformed_docbin_is_refused(
+    file: File, tmp_path: Path, monkeypatch: Any
+) -> None:
     """Half a file, none, one that grows without end: a line each."""
     write([NOTE], tmp_path / "a.spacy", "docbin")
     content = (tmp_path / "a.spacy").read_bytes()
@@ -603,7 +611,7 @@ def test_docbin_that_is_wrong(file: File, tmp_path: Path, monkeypatch: Any) -> N
         read(file(zlib.compress(b"\0" * 5000), "c.spacy"))
 
 
-def test_parquet_is_what_pyarrow_reads(tmp_path: Path) -> None:
+def test_pyarrow_reads_written_parquet(tmp_path: Path) -> None:
     """Tokens and tags with their names for trainers, text and mentions beside them."""
     note = Document(
         "n1", "Took aspirin daily.", (Span(5, 12, "Drug"), Span(5, 18, "Dose"))
@@ -619,7 +627,9 @@ def test_parquet_is_what_pyarrow_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_old", [True, False])
-def test_parquet_and_arrow_of_others(tmp_path: Path, is_old: bool) -> None:
+def test_parquet_and_arrow_of_other_programs_are_read(
+    tmp_path: Path, is_old: bool
+) -> None:
     """Tokens and tags alone: numbers with a ClassLabel's names, in both ways to write
     it."""
     names = {"names": ["O", "B-Drug", "I-Drug"], "_type": "ClassLabel"}
@@ -666,7 +676,9 @@ def test_parquet_and_arrow_of_others(tmp_path: Path, is_old: bool) -> None:
         ({"features": {"ner_tags": {"feature": {"names": ["O", "B-X"]}}}}, -1),
     ],
 )
-def test_parquet_whose_tags_have_no_names(info: Any, tag: int, tmp_path: Path) -> None:
+def test_parquet_with_unnamed_or_negative_tags_is_refused(
+    info: Any, tag: int, tmp_path: Path
+) -> None:
     """A negative number names no tag, and least of all the last one."""
     table = pyarrow.table({"tokens": [["a", "b"]], "ner_tags": [[0, tag]]})
     table = table.replace_schema_metadata({"huggingface": json.dumps({"info": info})})
@@ -677,7 +689,9 @@ def test_parquet_whose_tags_have_no_names(info: Any, tag: int, tmp_path: Path) -
         read(tmp_path / "a.parquet")
 
 
-def test_parquet_that_grows_is_not_unpacked(tmp_path: Path, monkeypatch: Any) -> None:
+def test_parquet_that_grows_too_much_is_refused(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     """A million rows of one value are a few bytes of file: they are counted piece by
     piece."""
     table = pyarrow.table({"text": ["x" * 999] * 9999, "spans": [[]] * 9999})
@@ -694,7 +708,7 @@ def test_parquet_that_grows_is_not_unpacked(tmp_path: Path, monkeypatch: Any) ->
         read(tmp_path / "a.parquet")
 
 
-def test_a_folder_that_datasets_saved(file: File, tmp_path: Path) -> None:
+def test_a_folder_saved_by_datasets_is_read(file: File, tmp_path: Path) -> None:
     """`save_to_disk` puts two JSON files beside its Arrow files: no part of the corpus."""
     table = pyarrow.table(
         {"text": ["a rash"], "spans": [[{"start": 2, "end": 6, "label": "X"}]]}
@@ -711,7 +725,7 @@ def test_a_folder_that_datasets_saved(file: File, tmp_path: Path) -> None:
 # ---- Prodigy, doccano, BigBIO, n2c2 --------------------------------------------------
 
 
-def test_prodigy_and_doccano_lines(tmp_path: Path) -> None:
+def test_lines_of_prodigy_and_doccano_survive_a_round_trip(tmp_path: Path) -> None:
     note = Document("a", "60mg of X", (Span(0, 2, "Strength"),))
     write([note], tmp_path / "p.jsonl", "prodigy", allow_loss=True)
     line = json.loads((tmp_path / "p.jsonl").read_text())
@@ -731,7 +745,7 @@ def test_prodigy_and_doccano_lines(tmp_path: Path) -> None:
     assert line == {"text": "60mg of X", "label": [[0, 2, "Strength"]], "id": "a"}
 
 
-def test_bigbio_rows(file: File, tmp_path: Path) -> None:
+def test_rows_of_bigbio_survive_a_round_trip(file: File, tmp_path: Path) -> None:
     """Passages where their offsets say; relations come out again; JSON, lines and
     Parquet."""
     passages = [{"id": "p1", "type": "t", "text": ["Rash"], "offsets": [[0, 4]]},
@@ -772,7 +786,9 @@ def test_bigbio_rows(file: File, tmp_path: Path) -> None:
         read(file('{"document_id": 1, "passages": [{"text": 3}]}', "c.json"), "bigbio")
 
 
-def test_n2c2_2018_is_brat(file: File, tmp_path: Path) -> None:
+def test_n2c2_2018_files_are_read_and_written_as_brat(
+    file: File, tmp_path: Path
+) -> None:
     """Its files as they are: relations and mentions in pieces, byte for byte."""
     note = "Started on aspirin 81 mg daily. Now upper belly and pain.\n"
     ann = ("T1\tDrug 11 18\taspirin\nT2\tStrength 19 24\t81 mg\n"
@@ -791,7 +807,7 @@ def test_n2c2_2018_is_brat(file: File, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value", [1, {"resourceType": ["x"], "entities": [1]}, {"entities": 3}]
 )
-def test_foreign_metadata_causes_no_traceback(
+def test_foreign_metadata_does_not_break_a_writer(
     key: str, value: Any, tmp_path: Path
 ) -> None:
     try:

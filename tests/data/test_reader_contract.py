@@ -189,7 +189,7 @@ class TestWebannoTsv(Written):
     name = "notes"
 
 
-def test_every_format_is_held_to_the_contract() -> None:
+def test_every_format_has_a_contract_class() -> None:
     classes = [
         value
         for name, value in globals().items()

@@ -1,4 +1,4 @@
-"""Repeated values of a stream: their number and places, and the memory they take."""
+"""Repeated values of a stream: their number, places and memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def output_of(program: str) -> str:
 
 
 @pytest.mark.parametrize("cache", [CACHE, 64])
-def test_repeats_are_counted_as_a_set_counts_them(cache: int) -> None:
+def test_distinct_values_are_counted_exactly(cache: int) -> None:
     rng = random.Random(1)
     values = [str(rng.randrange(3000)) for _ in range(20_000)]
     with Repeats(cache) as repeats:
@@ -90,7 +90,7 @@ def test_counting_does_not_end_the_stream() -> None:
         assert repeats.count() == 1
 
 
-def test_places_are_those_of_later_values_in_the_order_of_the_stream() -> None:
+def test_places_of_repeated_values_are_listed_in_stream_order() -> None:
     rng = random.Random(2)
     earlier = set[str]()
     expected = []
@@ -114,7 +114,7 @@ def test_memory_does_not_grow_with_the_number_of_values() -> None:
 
 
 @pytest.mark.parametrize("cache", [CACHE, 64])
-def test_shared_values_are_counted_as_sets_count_them(cache: int) -> None:
+def test_shared_values_are_counted_exactly(cache: int) -> None:
     rng = random.Random(3)
     streams = {
         name: [str(rng.randrange(start, start + 900)) for _ in range(2000)]
@@ -134,7 +134,7 @@ def test_shared_values_are_counted_as_sets_count_them(cache: int) -> None:
         assert shared.count_shared() == in_both
 
 
-def test_streams_without_values_share_nothing() -> None:
+def test_empty_streams_share_nothing() -> None:
     with SharedValues() as shared:
         shared.add("a", [])
         shared.add("b", ["x"])

@@ -1,5 +1,4 @@
-"""Splits: nothing lost, nothing on two sides; and the generator: seeded, aligned,
-ambiguous."""
+"""Splits lose nothing and leak nothing; synthetic sites are seeded and aligned."""
 
 from __future__ import annotations
 
@@ -87,7 +86,7 @@ CORPORA = st.lists(SENTENCES, min_size=8, max_size=30)
     st.integers(0, 5),
     st.sampled_from(["sentence", "document", "patient", "ward"]),
 )
-def test_identical_sentences_never_straddle(
+def test_identical_sentences_are_in_one_part(
     corpus: list[list[str]], seed: int, by: str
 ) -> None:
     """Groups found by breadth-first search stay whole, for every unit; nothing is lost."""
@@ -122,7 +121,7 @@ def test_identical_sentences_never_straddle(
     assert all(parts.values())
 
 
-def test_sizes_are_as_asked() -> None:
+def test_parts_have_the_requested_sizes() -> None:
     """Distinct sentences split to the sentence; long and short notes reach every part."""
     singles = [
         document(f"d{i}", f"sentence {i} is not like the others") for i in range(1000)
@@ -240,7 +239,7 @@ def test_subsamples_are_nested(
     assert subsample([], first) == ()
 
 
-def test_without_leaks_drops_sentences_that_test_has() -> None:
+def test_training_sentences_that_occur_in_the_test_part_are_dropped() -> None:
     train = [
         document("a", "I took drug1 .", "It helped ."),
         document("b", "All new here ."),
@@ -253,7 +252,7 @@ def test_without_leaks_drops_sentences_that_test_has() -> None:
     assert remaining[1] is train[1]
 
 
-def test_masking_by_hand() -> None:
+def test_masking_hides_shared_forms_and_drops_mentions_inside_them() -> None:
     """drug1 is at both sites, drug2 at one; a mention around it stays, one inside goes."""
     text = "took drug1 then drug2 , Drug1 pain ."
     places = ((5, 10, "X"), (16, 21, "X"), (24, 29, "Y"), (24, 34, "Z"), (25, 28, "V"))
@@ -270,7 +269,7 @@ def test_masking_by_hand() -> None:
     assert mask_overlap([masked_site], [other_site], 0.0) == (masked_site,)
 
 
-def test_masking_where_the_source_cuts_a_mention_in_two() -> None:
+def test_masking_handles_a_mention_across_two_source_sentences() -> None:
     """The sentence bounds of the file run through "drug one": both move behind its
     MASK."""
     text = "a drug one b"
@@ -357,7 +356,7 @@ def documents(site: SyntheticSite, complete: bool = True) -> list[Document]:
     return [d for part in PARTS for d in getattr(data, part)]
 
 
-def test_same_seed_same_bytes_and_sites_do_not_depend_on_later_ones(
+def test_generation_depends_on_the_seed_and_not_on_the_number_of_sites(
     sites: tuple[SyntheticSite, ...],
 ) -> None:
     assert generate(5, 200, seed=3) == sites
@@ -365,7 +364,9 @@ def test_same_seed_same_bytes_and_sites_do_not_depend_on_later_ones(
     assert generate(2, 200, seed=4) != sites[:2]
 
 
-def test_sizes(sites: tuple[SyntheticSite, ...]) -> None:
+def test_generated_sites_have_the_documented_sizes(
+    sites: tuple[SyntheticSite, ...],
+) -> None:
     """Means 200: factors 1.5, 0.9, 0.6, again from the start."""
     train = [sum(len(d.sentences) for d in s.data.train) for s in sites]
     assert train == [300, 180, 120, 300, 180]
@@ -401,7 +402,7 @@ def test_offsets_sentences_and_tokens_agree(sites: tuple[SyntheticSite, ...]) ->
             assert alignment.exact == len(document.spans)
 
 
-def test_patients_and_sentences_are_in_one_part() -> None:
+def test_generated_patients_and_sentences_are_in_one_part_each() -> None:
     """Over all sites, by plain dictionaries of sets."""
     generated = generate(2, 2000, seed=5)
     patient, sentence = defaultdict(set), defaultdict(set)
@@ -420,7 +421,7 @@ def test_patients_and_sentences_are_in_one_part() -> None:
     assert not [f for f in report if f.level == "error" or f.code.startswith("leak")]
 
 
-def test_own_labels_are_the_complete_ones_cut_and_noisy_in_train_only(
+def test_labels_are_noisy_only_in_training_and_limited_to_the_types_of_the_site(
     sites: tuple[SyntheticSite, ...],
 ) -> None:
     clean = generate(5, 200, seed=3, noise=0.0)
@@ -440,14 +441,16 @@ def test_own_labels_are_the_complete_ones_cut_and_noisy_in_train_only(
         assert {s.label for _, s in noisy} <= set(types)
 
 
-def test_tag_sets_overlap_but_differ(sites: tuple[SyntheticSite, ...]) -> None:
+def test_generated_tag_sets_overlap_but_differ(
+    sites: tuple[SyntheticSite, ...],
+) -> None:
     sets = [set(s.data.tags.types) for s in sites]
     assert [tuple(sorted(t)) for t in sets[:3]] == [GENRE_TYPES[g] for g in GENRE_TYPES]
     assert all("Drug" in types for types in sets)
     assert len({frozenset(t) for t in sets[:3]}) == 3
 
 
-def test_a_finding_has_its_type_from_the_context_and_test_names_are_unseen_in_part(
+def test_the_context_decides_the_type_and_some_test_names_are_unseen(
     sites: tuple[SyntheticSite, ...],
 ) -> None:
     labels = defaultdict(set)
@@ -468,7 +471,7 @@ def test_a_finding_has_its_type_from_the_context_and_test_names_are_unseen_in_pa
         assert 0.2 < unseen < 0.8
 
 
-def test_templates_compile_to_what_they_say() -> None:
+def test_templates_compile_to_the_expected_parts() -> None:
     """Parsed by hand."""
     assert _compile("a [b|{Drug} [c|]]{dur}") == (
         ("text", "a "),
@@ -489,7 +492,7 @@ def test_templates_compile_to_what_they_say() -> None:
         _compile("a] b")
 
 
-def test_impossible_requests_are_refused() -> None:
+def test_impossible_sizes_and_noise_are_refused() -> None:
     for arguments in ((0, 10), (1, 0)):
         with pytest.raises(ConfigError, match="synthetic corpora"):
             generate(*arguments)
@@ -498,7 +501,7 @@ def test_impossible_requests_are_refused() -> None:
 
 
 @pytest.mark.parametrize("format", ["conll", "jsonl", "brat"])
-def test_written_sites_read_back(
+def test_written_sites_are_read_back(
     sites: tuple[SyntheticSite, ...], format: str, tmp_path: Path
 ) -> None:
     """The mentions are the same after writing and reading, spaces aside (CoNLL has
@@ -524,7 +527,7 @@ def _mentions(document: Document) -> list[tuple[str, str]]:
     ]
 
 
-def test_speed() -> None:
+def test_generation_is_fast() -> None:
     """Well over the 5,000 sentences a second that scaling benchmarks need (best of
     three)."""
     best = 0.0

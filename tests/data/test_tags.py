@@ -1,5 +1,4 @@
-"""Tags against seqeval, brute force and each other; tag sets drawn at random; encoded
-corpora."""
+"""Tags compared with seqeval and brute force; sampled tag sets; encoded corpora."""
 
 from __future__ import annotations
 
@@ -70,7 +69,7 @@ def _aligned(draw: st.DrawFn) -> tuple[np.ndarray, list[Span]]:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @settings(max_examples=200, deadline=None)
 @given(case=_aligned())
-def test_decode_undoes_encode(
+def test_decoding_inverts_encoding(
     scheme: Scheme, case: tuple[np.ndarray, list[Span]]
 ) -> None:
     """Identity; under IO adjacent spans of one type come back as one, which `merged`
@@ -99,7 +98,9 @@ def test_decode_undoes_encode(
 
 @settings(max_examples=300, deadline=None)
 @given(TOKENS, st.data())
-def test_encode_of_any_flat_spans(tokens: np.ndarray, data: st.DataObject) -> None:
+def test_encoding_of_flat_spans_equals_brute_force(
+    tokens: np.ndarray, data: st.DataObject
+) -> None:
     """Brute force: each token belongs to the first span that overlaps it; counts add
     up.
 
@@ -140,7 +141,7 @@ def test_encode_of_any_flat_spans(tokens: np.ndarray, data: st.DataObject) -> No
     assert actual.merged + actual.lost == counts["gone"]
 
 
-def test_a_collision_is_counted_as_what_it_is() -> None:
+def test_a_collision_in_a_token_is_counted_as_merged_shortened_or_lost() -> None:
     """Two mentions inside one token "60mg" become one (merged) or one is lost, by type."""
     tokens = np.array([[0, 4], [5, 8]])
     same = [Span(0, 2, "Drug"), Span(2, 4, "Drug")]
@@ -154,7 +155,7 @@ def test_a_collision_is_counted_as_what_it_is() -> None:
     assert encode([Span(4, 5, "ADR")], tokens, TagSet(TYPES))[1] == Alignment(lost=1)
 
 
-def test_of_two_mentions_that_begin_together_the_longer_one_has_the_tokens() -> None:
+def test_the_longer_of_two_mentions_with_one_start_gets_the_tokens() -> None:
     """In whatever order they are given, and whatever their types; by hand."""
     tokens, tagset = np.array([[0, 4], [5, 8]]), TagSet(TYPES)
     for short, long in (("ADR", "Drug"), ("Drug", "ADR")):
@@ -167,7 +168,7 @@ def test_of_two_mentions_that_begin_together_the_longer_one_has_the_tokens() -> 
             assert counts == Alignment(exact=1, lost=1)
 
 
-def test_an_unknown_label_is_named() -> None:
+def test_an_error_names_an_unknown_label() -> None:
     """The message names the label and the tag set."""
     with pytest.raises(DataError, match=r"'WD' is not in the tag set \{ADR, Drug\}"):
         encode([Span(0, 1, "WD")], np.array([[0, 1]]), TagSet(TYPES))
@@ -176,7 +177,9 @@ def test_an_unknown_label_is_named() -> None:
 @pytest.mark.parametrize("scheme", ["BIO", "BIOES"])
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_runs_equal_seqeval(scheme: Scheme, data: st.DataObject) -> None:
+def test_spans_of_any_tag_sequence_equal_seqeval(
+    scheme: Scheme, data: st.DataObject
+) -> None:
     """seqeval's `get_entities` ports conlleval: any tag sequence, legal or not."""
     tagset = TagSet(TYPES, scheme)
     tags = data.draw(st.lists(st.sampled_from(tagset.tags), max_size=14))
@@ -191,7 +194,7 @@ def test_runs_equal_seqeval(scheme: Scheme, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_allowed_transitions_are_what_encode_writes(scheme: Scheme) -> None:
+def test_allowed_transitions_are_those_that_encoding_produces(scheme: Scheme) -> None:
     """All sequences of up to 4 tags: allowed if and only if encode(decode(sequence)) is
     it."""
     tagset = TagSet(("X", "Y"), scheme)
@@ -289,7 +292,7 @@ def test_flatten_equals_brute_force(rule: FlattenRule, spans: list[Span]) -> Non
     assert not any(span.fragments for span in actual)
 
 
-def test_relabel_maps_drops_and_keeps() -> None:
+def test_relabelling_maps_drops_and_keeps_labels() -> None:
     """Mapped first, then kept; a document that does not change is the same object."""
     spans = (Span(0, 1, "ADR"), Span(1, 2, "Drug", ((1, 2),)), Span(2, 3, "WD"))
     documents = (Document("a", "xyz", spans), Document("b", "x", (Span(0, 1, "Drug"),)))
@@ -399,7 +402,7 @@ def test_disjoint_sets_have_no_type_in_common(
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(2, 10), st.integers(2, 6), st.integers(-5, 2**40))
-def test_appendix_d_gives_each_site_a_type_of_its_own(
+def test_appendix_d_gives_each_site_a_distinct_type(
     number: int, sites: int, seed: int
 ) -> None:
     types = NAMES[:number]
@@ -418,7 +421,7 @@ def test_appendix_d_gives_each_site_a_type_of_its_own(
     assert sets == draw_appendix_d(types, sites, seed)
 
 
-def test_ten_types_over_six_sites() -> None:
+def test_ten_types_are_dealt_evenly_over_six_sites() -> None:
     assert sorted(len(site_types) for site_types in draw_disjoint(NAMES, 6, 0, 3)) == [
         1,
         1,
@@ -430,7 +433,7 @@ def test_ten_types_over_six_sites() -> None:
     assert len({draw_disjoint(NAMES, 6, 0, seed) for seed in range(5)}) == 5
 
 
-def test_disjoint_sets_come_equally_often() -> None:
+def test_disjoint_sets_are_equally_likely() -> None:
     """Against the enumeration of every order of the types."""
     assert (
         misfit(
@@ -446,13 +449,15 @@ def test_disjoint_sets_come_equally_often() -> None:
 
 
 @pytest.mark.parametrize(("types", "sites"), [("abc", 2), ("abcd", 3), ("ab", 2)])
-def test_appendix_d_comes_as_often_as_its_text_says(types: str, sites: int) -> None:
+def test_sets_of_appendix_d_have_the_probabilities_of_its_text(
+    types: str, sites: int
+) -> None:
     """Against the enumeration of every path through the paper's text, in fractions."""
     exact = exact_appendix_d(types, sites)
     assert misfit(lambda seed: draw_appendix_d(types, sites, seed), exact, 4000) < 3
 
 
-def test_a_coin_that_is_not_fair_would_be_seen() -> None:
+def test_the_measure_detects_a_biased_draw() -> None:
     """The measure that the tests above rely on: outcomes of another design are told
     apart."""
     exact = exact_appendix_d("abc", 2)
@@ -478,7 +483,7 @@ def test_a_coin_that_is_not_fair_would_be_seen() -> None:
         (lambda: draw_appendix_d("abc", 1), "2 sites or more"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused(
+def test_impossible_numbers_of_types_and_sites_are_refused(
     draw: Callable[[], TagSets], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -527,7 +532,7 @@ def test_arrays_describe_the_tokens() -> None:
         assert text[start:end] == encoded.forms[encoded.form[token]]
 
 
-def test_empty_documents_and_no_documents() -> None:
+def test_empty_documents_encode_to_no_sentences() -> None:
     empty = encode_corpus([], BIO)
     assert empty.sentences == 0
     assert empty.offsets.shape == (0, 2)
@@ -546,7 +551,7 @@ def test_a_gold_span_outside_every_sentence_is_left_out() -> None:
 @pytest.mark.parametrize("scheme", ["BIO", "BIOES", "IO"])
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_long_sentences_are_cut_between_entities(
+def test_long_sentences_are_split_between_entities(
     scheme: str, data: st.DataObject
 ) -> None:
     """Brute force: the pieces joined are the sentence encoded without a limit, and no
@@ -607,7 +612,7 @@ def test_an_epoch_holds_every_sentence_once(
     assert [a.tolist() for a in epoch] == [b.tolist() for b in again]
 
 
-def test_batches_hold_like_lengths_and_vary() -> None:
+def test_batches_group_similar_lengths_and_vary() -> None:
     """Padding of 3,200 lengths from 1 to 60: random batches of 32 fill about half a
     padded matrix (mean 30 of a maximum near 60); bucketed ones nearly all of it."""
     lengths = np.random.default_rng(0).integers(1, 61, size=3200)

@@ -1,5 +1,4 @@
-"""Tokens and sentences against a character loop and hand-cut text; notes worked by
-hand."""
+"""Tokens and sentences, compared with a character loop and hand-cut text."""
 
 from __future__ import annotations
 
@@ -70,7 +69,7 @@ def test_tokens_equal_a_character_loop(text: str) -> None:
     assert list(map(tuple, tokens.tolist())) == _tokens(text)
 
 
-def test_tokens_of_clinical_text() -> None:
+def test_clinical_text_is_tokenised_as_cut_by_hand() -> None:
     """Cut by hand."""
     text = "Naïve pt_2: 60mg B12 q.d.; cafe\u0301 (2.5%)"
     forms = [text[a:b] for a, b in tokenize(text)]
@@ -78,7 +77,7 @@ def test_tokens_of_clinical_text() -> None:
     assert forms == expected.split()
 
 
-def test_normalisation_folds_case() -> None:
+def test_normalisation_ignores_case() -> None:
     """Case folding, not lowering: ß is ss."""
     assert normalise(" Straße\n  PAIN\t") == "strasse pain"
 
@@ -99,7 +98,7 @@ SENTENCES = (
 )
 
 
-def test_sentences_of_clinical_text() -> None:
+def test_clinical_text_is_split_into_sentences_as_cut_by_hand() -> None:
     """Abbreviations, decimals, initials and quotations, cut by hand."""
     text = " ".join(SENTENCES)
     assert (
@@ -107,7 +106,7 @@ def test_sentences_of_clinical_text() -> None:
     )
 
 
-def test_lines_lists_headers_and_wrapped_lines() -> None:
+def test_lines_lists_headers_and_wrapped_lines_are_split_as_expected() -> None:
     """Lines part; a long line that goes on in lower case does not; a list number stays."""
     wrapped = "The patient was admitted to the hospital because of severe chest"
     text = f"PLAN:\n1. Aspirin 81 mg\n2. rest at home. Call us.\n\n  \n{wrapped}\npain. Fine.\r\n"
@@ -124,7 +123,7 @@ def test_a_gold_span_is_never_cut() -> None:
     assert split_sentences(Document("x", text, (span,))) == [(0, 24)]
 
 
-def test_a_span_that_takes_in_space_widens_its_sentence() -> None:
+def test_a_span_with_outer_white_space_widens_its_sentence() -> None:
     """It is in one sentence whole, and no other sentence is joined to it."""
     text = "Took Drug. Then more."
     after, before = Span(5, 11, "Drug"), Span(10, 15, "X")
@@ -157,7 +156,7 @@ def _annotated(draw: st.DrawFn) -> Document:
 
 @settings(max_examples=200, deadline=None)
 @given(_annotated())
-def test_sentences_hold_all_text_and_cut_no_span(document: Document) -> None:
+def test_sentences_cover_all_text_and_cut_no_span(document: Document) -> None:
     """In order, apart, every visible character in one, each span in one, trimmed
     otherwise."""
     bounds = split_sentences(document)
@@ -177,7 +176,9 @@ def test_sentences_hold_all_text_and_cut_no_span(document: Document) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.data())
-def test_join_cut_equals_brute_force(lengths: list[int], data: st.DataObject) -> None:
+def test_joining_cut_sentences_equals_brute_force(
+    lengths: list[int], data: st.DataObject
+) -> None:
     """Brute force: a boundary stays if no span has it strictly inside."""
     edges = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     place = st.tuples(st.integers(0, edges[-1] - 1), st.integers(1, 6))
@@ -193,7 +194,7 @@ def test_join_cut_equals_brute_force(lengths: list[int], data: st.DataObject) ->
     ("folder", "pieces", "limit"),
     [("maccrobat", 25_237, 35), ("bc5cdr/pubtator", 28_785, 15)],
 )
-def test_gold_spans_fall_on_tokens(
+def test_gold_spans_fall_on_token_boundaries(
     corpora: Path, folder: str, pieces: int, limit: int
 ) -> None:
     """At most 0.14 % of the pieces of gold mentions are off the boundaries (sets of
@@ -210,7 +211,7 @@ def test_gold_spans_fall_on_tokens(
     assert misaligned <= limit
 
 
-def test_a_long_row_of_dots_takes_no_time() -> None:
+def test_a_long_row_of_dots_is_split_quickly() -> None:
     """From each dot to the end of the row would be 2e10 steps."""
     text = "Well. So " + "." * 200_000 + "x then. Next."
     start = time.perf_counter()
@@ -228,11 +229,11 @@ NOTES = tomllib.loads(
 
 
 @pytest.mark.parametrize("note", NOTES)
-def test_notes_by_hand(note: dict[str, Any]) -> None:
+def test_notes_are_split_into_sentences_as_by_hand(note: dict[str, Any]) -> None:
     assert sentences(note["text"]) == note["sentences"]
 
 
-def test_headers() -> None:
+def test_section_headers_are_recognised() -> None:
     titles = ("History of Present Illness:", "Neuro (on admission):", "CHIEF COMPLAINT")
     assert all(map(is_header, (*titles, "ASSESSMENT AND PLAN")))
     assert not any(
@@ -275,7 +276,7 @@ _TEXTS = st.one_of(
 @example("----")
 @example("a\n---\nb")
 @example(" Plan:  x")
-def test_nothing_visible_is_lost(text: str) -> None:
+def test_sentences_lose_no_visible_character(text: str) -> None:
     """All characters but white space stay, in order; runs of rule signs may go, no
     others."""
     actual = sentences(text)
@@ -287,7 +288,7 @@ def test_nothing_visible_is_lost(text: str) -> None:
         assert keep.sub("", _visible("".join(actual))) == keep.sub("", _visible(text))
 
 
-def test_a_very_long_note_in_linear_time() -> None:
+def test_a_very_long_note_is_split_in_linear_time() -> None:
     """200,000 characters with stops, and without one; also runs that could make `re` go
     back."""
     text = "The patient was stable overnight. " * 6000
@@ -313,7 +314,7 @@ def test_a_very_long_note_in_linear_time() -> None:
 
 
 @pytest.mark.corpora
-def test_real_notes_lose_nothing(corpora: Path) -> None:
+def test_real_notes_lose_no_visible_character(corpora: Path) -> None:
     """ACI-Bench and every tenth CodiEsp case: same visible characters; sane sentence
     lengths."""
     notes = list(read_notes(corpora / "aci_bench"))
@@ -348,7 +349,7 @@ def test_real_notes_lose_nothing(corpora: Path) -> None:
     ),
     st.sampled_from(["", "e\u0301", "\u4e00", "\ud800", "\U0001f600"]),
 )
-def test_long_texts_have_the_tokens_of_the_pattern(piece: str, rare: str) -> None:
+def test_the_fast_tokenizer_equals_the_pattern(piece: str, rare: str) -> None:
     """Long texts are cut by arrays, short ones by the pattern."""
     text = (piece + " a1_b." + rare) * 60
     expected = [match.span() for match in TOKEN.finditer(text)]
@@ -357,7 +358,7 @@ def test_long_texts_have_the_tokens_of_the_pattern(piece: str, rare: str) -> Non
     assert tokens.tolist() == [list(bounds) for bounds in expected]
 
 
-def test_each_character_is_of_one_kind_in_short_and_long_texts() -> None:
+def test_each_character_has_one_kind_in_short_and_long_texts() -> None:
     for code in range(0x2200):
         text = f"a{chr(code)}b "
         short = tokenize(text)

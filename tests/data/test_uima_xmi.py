@@ -1,4 +1,4 @@
-"""UIMA XMI of INCEpTION: `dkpro-cassis` writes what we read, and reads what we write."""
+"""UIMA XMI of INCEpTION: `dkpro-cassis` writes what we read and reads what we write."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_file_of_another_program_is_read(tmp_path: Path) -> None:
     assert [TEXT[a:b] for a, b in document.tokens] == ["Had", "😀", "fever"]
 
 
-def test_a_corpus_goes_to_another_program_and_back(tmp_path: Path) -> None:
+def test_a_corpus_survives_a_round_trip_through_another_program(tmp_path: Path) -> None:
     write([NOTE], tmp_path / "out", "uima-xmi", allow_loss=True)
     with open(tmp_path / "out/TypeSystem.xml", "rb") as file:
         types = load_typesystem(file)
@@ -191,14 +191,14 @@ def test_one_of_several_layers_must_be_chosen(tmp_path: Path) -> None:
         read(folder, "uima-xmi:Finding")
 
 
-def test_a_choice_is_refused_where_a_format_offers_none(file: File) -> None:
+def test_a_layer_is_refused_for_a_format_without_layers(file: File) -> None:
     with pytest.raises(
         ConfigError, match="conll offers no choice: give the name alone"
     ):
         read(file("rash\tB-ADE\n", "a.conll"), "conll:x/y")
 
 
-def test_mentions_are_written_into_the_layer_that_is_chosen(tmp_path: Path) -> None:
+def test_mentions_are_written_into_the_chosen_layer(tmp_path: Path) -> None:
     document = Document("a", "Had 😀 rash.", (Span(6, 10, "ADE"),))
     format = "uima-xmi:webanno.custom.Finding/kind"
     assert not write([document], tmp_path / "out", format)
@@ -289,7 +289,7 @@ SOFA = '<cas:Sofa xmi:id="1" sofaID="%s" sofaString="Zyxwolan 😀"/>'
         (XMI % "<a>", "the file is not XML"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_with_the_reason(
+def test_a_malformed_file_is_refused_with_the_reason(
     content: str, message: str, file: File
 ) -> None:
     path = file(content, "n.xmi")
@@ -306,7 +306,7 @@ def test_a_damaged_type_system_is_refused(tmp_path: Path) -> None:
         read(folder)
 
 
-def test_xmi_that_attacks_ends_soon(
+def test_malicious_xmi_is_refused_quickly(
     file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many attributes, a chain of types, and many annotations."""
@@ -331,7 +331,7 @@ def test_xmi_that_attacks_ends_soon(
     assert time.process_time() - began < 15
 
 
-def test_archives_that_attack_are_refused(
+def test_malicious_archives_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.zip"
@@ -355,7 +355,7 @@ def test_archives_that_attack_are_refused(
         read(path, "uima-xmi")
 
 
-def test_long_texts_in_one_attribute_are_read_soon(file: File) -> None:
+def test_long_texts_in_one_attribute_are_read_quickly(file: File) -> None:
     """A text of 8 MB is in one tag, which a parser must not read anew in each piece."""
     began = time.process_time()
     text = "He had rash = fever. " * 400_000

@@ -16,7 +16,7 @@ def units_of(text: str) -> int:
 
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS)
-def test_positions_are_those_of_the_codec(text: str) -> None:
+def test_positions_equal_the_codec(text: str) -> None:
     units = Utf16Units(text)
     starts = {units_of(text[:at]): at for at in range(len(text) + 1)}
     for at in range(len(text) + 1):

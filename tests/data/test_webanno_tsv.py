@@ -43,9 +43,7 @@ def forms(document: Document) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("version", ["3.2", "3.3"])
-def test_mentions_over_several_tokens_and_stacked_ones(
-    version: str, file: File
-) -> None:
+def test_multi_token_and_stacked_mentions_are_read(version: str, file: File) -> None:
     path = file(
         make_file(
             "#Sentence.id=s1",
@@ -93,7 +91,7 @@ def test_offsets_count_utf_16_units(file: File) -> None:
     assert document.sentences == ((0, 15), (16, 19))
 
 
-def test_parts_of_tokens(file: File) -> None:
+def test_mentions_of_parts_of_tokens_are_read(file: File) -> None:
     """A mention may begin inside one token and end inside another one."""
     path = file(
         make_file(
@@ -134,12 +132,14 @@ def test_parts_of_tokens(file: File) -> None:
         ("some.Type:value", "some.Type:value"),
     ],
 )
-def test_escaped_values(value: str, label: str, file: File) -> None:
+def test_escaped_values_are_read(value: str, label: str, file: File) -> None:
     path = file(make_file("#Text=rash", f"1-1\t0-4\trash\t{value}\t"))
     assert forms(read(path)[0]) == [("rash", label)]
 
 
-def test_texts_of_several_lines_and_gaps_between_sentences(file: File) -> None:
+def test_texts_with_several_lines_and_gaps_between_sentences_are_read(
+    file: File,
+) -> None:
     """A tab, a backslash and a return are escaped; other gaps become white space."""
     path = file(
         make_file(
@@ -182,7 +182,7 @@ def row(*values: str) -> str:
     return "\t".join(("1-1", "0-4", "rash", *values, ""))
 
 
-def test_each_layer_has_its_columns(file: File) -> None:
+def test_the_columns_of_each_layer_are_read(file: File) -> None:
     """Slots have two columns, a layer without features one, relations one more."""
     path = file(
         make_file(
@@ -274,7 +274,7 @@ def test_the_only_layer_in_use_holds_the_mentions(file: File) -> None:
         ),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_at_its_line(
+def test_a_malformed_file_is_refused_with_its_line(
     lines: list[str], message: str, file: File
 ) -> None:
     path = file(make_file(*lines), "f.txt")
@@ -298,7 +298,7 @@ def test_other_versions_are_refused(version: str, file: File) -> None:
 # ---- writing -------------------------------------------------------------------------
 
 
-def test_the_written_file_by_hand(tmp_path: Path) -> None:
+def test_the_written_file_equals_one_made_by_hand(tmp_path: Path) -> None:
     text = "Upper 😊 pain.\r\nTook a_b [x]\tnow \n"
     spans = (
         Span(0, 12, "ADE"),  # three tokens
@@ -332,7 +332,7 @@ def test_the_written_file_by_hand(tmp_path: Path) -> None:
     assert (again.id, again.text, again.spans) == ("ward/a", text, spans)
 
 
-def test_both_formats_of_inception_hold_the_same(tmp_path: Path) -> None:
+def test_both_formats_of_inception_give_the_same_documents(tmp_path: Path) -> None:
     text = "No rash 😊.\nTook aspirin."
     document = Document("a", text, (Span(3, 9, "ADE"), Span(16, 23, "Drug")))
     format = "webanno-tsv:webanno.custom.Finding/kind"
@@ -342,14 +342,14 @@ def test_both_formats_of_inception_hold_the_same(tmp_path: Path) -> None:
     assert read(tmp_path / "xmi")[0].spans == document.spans
 
 
-def test_mentions_of_white_space_are_named_as_lost(tmp_path: Path) -> None:
+def test_mentions_of_white_space_are_reported_as_lost(tmp_path: Path) -> None:
     document = Document("a", "Had rash  now", (Span(4, 10, "X"), Span(8, 10, "Y")))
     with pytest.raises(LossyError) as caught:
         write([document], tmp_path / "out", "webanno-tsv")
     assert caught.value.lost.total() == 2
 
 
-def test_commands_read_and_write_it(tmp_path: Path) -> None:
+def test_commands_read_and_write_the_format(tmp_path: Path) -> None:
     write(
         [Document("a", "Had rash.", (Span(4, 8, "ADE"),))],
         tmp_path / "a.jsonl",
@@ -365,7 +365,7 @@ def test_commands_read_and_write_it(tmp_path: Path) -> None:
     assert checked.exit_code == 0, checked.output
 
 
-def test_large_files_are_bounded_and_read_soon(
+def test_large_files_are_read_quickly_within_bounds(
     file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many sentences take time that grows with their number, not with its square."""
