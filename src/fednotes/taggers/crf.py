@@ -82,6 +82,30 @@ class Recursions(Protocol):
             `with_counts`.
         """
 
+    def path_loss(
+        self,
+        emissions: Tensor,
+        lengths: Tensor,
+        scores: Scores,
+        tags: Tensor,
+        *,
+        with_counts: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return -log p(tags), tags (batch, tokens), and its gradients.
+
+        It is `partition` less `path_score` and `subtract_path`, in one pass.
+
+        Returns:
+            Losses (batch,); gradients of emissions (batch, tokens, tags), 0 after a
+            sentence's end, and of transitions (batch, tags, tags). Gradients are empty
+            without `with_counts`. Losses and gradients of emissions may already be in
+            the type of the emissions.
+
+        Raises:
+            ModelError: A tag does not exist or is forbidden at its position, or no
+                sequence is allowed.
+        """
+
     def path_score(
         self, emissions: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
     ) -> tuple[Tensor, tuple[int, int]]:
@@ -387,6 +411,14 @@ class _LossProblem:
     ops: Recursions
     needs_gradient: bool
 
+    @property
+    def path(self) -> Tensor | None:
+        """The tags (batch, tokens) that are the only target, or None."""
+        target = self.targets[0]
+        if isinstance(target, Tensor) and target.dtype != torch.bool:
+            return target
+        return None
+
 
 class _Loss(torch.autograd.Function):
     """The losses of nested targets.
@@ -408,48 +440,23 @@ class _Loss(torch.autograd.Function):
         The first four arguments register the parameters with autograd; their values are
         in `problem`.
         """
-        ops, x, lengths = problem.ops, problem.emissions, problem.lengths
-        scores, with_counts = problem.scores, problem.needs_gradient
-        losses: list[Tensor] = []
-        # For each loss, the gradients of emissions and of transitions.
-        gradients: list[Tensor] = []
+        if problem.path is None:
+            losses, gradients = _nested_losses(problem)
+        else:
+            loss, unary, pairs = problem.ops.path_loss(
+                problem.emissions,
+                problem.lengths,
+                problem.scores,
+                problem.path,
+                with_counts=problem.needs_gradient,
+            )
+            losses, gradients = [loss], [unary, pairs]
 
-        # `outer` is log Σ exp(score) of the preceding target; `unary` and `pairs` are
-        # its expected counts.
-        outer, unary, pairs = _partition(
-            ops, x, lengths, scores, with_counts=with_counts
-        )
-        for target in problem.targets:
-            if not isinstance(target, Tensor):
-                # [tagsets crf soft]
-                inner = _expected_score(x, lengths, scores, target)
-                if with_counts:
-                    unary = unary - target[0]  # [tagsets crf soft]
-                    pairs = pairs - target[1]
-                gradients += [unary, pairs]
-            elif target.dtype == torch.bool:
-                within = x.masked_fill(~target, -torch.inf)  # [tagsets crf eq 8]
-                inner, inner_unary, inner_pairs = _partition(
-                    ops, within, lengths, scores, with_counts=with_counts
-                )
-                # [tagsets crf eq 8]
-                gradients += [unary - inner_unary, pairs - inner_pairs]
-                unary, pairs = inner_unary, inner_pairs
-            else:
-                inner = _path_score(ops, x, lengths, scores, target)
-                if with_counts:
-                    ops.subtract_path(unary, pairs, target, lengths)
-                gradients += [unary, pairs]
-            # [tagsets crf eq 8] for the allowed sequences, [tagsets crf eq 9] for the
-            # target within them
-            losses.append((outer - inner).to(emissions.dtype))
-            outer = inner
-
-        ctx.save_for_backward(lengths, *gradients)
-        ctx.ops = ops
+        ctx.save_for_backward(problem.lengths, *gradients)
+        ctx.ops = problem.ops
         ctx.dtypes = [t.dtype for t in (emissions, start, transitions, end)]
         ctx.set_materialize_grads(False)
-        return tuple(losses)
+        return tuple(loss.to(emissions.dtype) for loss in losses)
 
     @staticmethod
     @once_differentiable
@@ -470,6 +477,48 @@ class _Loss(torch.autograd.Function):
             return (None,) * 5
         cast_back = [g.to(dtype) for g, dtype in zip(total, ctx.dtypes, strict=True)]
         return (*cast_back, None)
+
+
+def _nested_losses(problem: _LossProblem) -> tuple[list[Tensor], list[Tensor]]:
+    """Return a loss (batch,) for each target, and its gradients.
+
+    Returns:
+        The losses; for each of them, the gradients of emissions and of transitions.
+    """
+    ops, x, lengths = problem.ops, problem.emissions, problem.lengths
+    scores, with_counts = problem.scores, problem.needs_gradient
+    losses: list[Tensor] = []
+    gradients: list[Tensor] = []
+
+    # `outer` is log Σ exp(score) of the preceding target; `unary` and `pairs` are its
+    # expected counts.
+    outer, unary, pairs = _partition(ops, x, lengths, scores, with_counts=with_counts)
+    for target in problem.targets:
+        if not isinstance(target, Tensor):
+            # [tagsets crf soft]
+            inner = _expected_score(x, lengths, scores, target)
+            if with_counts:
+                unary = unary - target[0]  # [tagsets crf soft]
+                pairs = pairs - target[1]
+            gradients += [unary, pairs]
+        elif target.dtype == torch.bool:
+            within = x.masked_fill(~target, -torch.inf)  # [tagsets crf eq 8]
+            inner, inner_unary, inner_pairs = _partition(
+                ops, within, lengths, scores, with_counts=with_counts
+            )
+            # [tagsets crf eq 8]
+            gradients += [unary - inner_unary, pairs - inner_pairs]
+            unary, pairs = inner_unary, inner_pairs
+        else:
+            inner = _path_score(ops, x, lengths, scores, target)
+            if with_counts:
+                ops.subtract_path(unary, pairs, target, lengths)
+            gradients += [unary, pairs]
+        # [tagsets crf eq 8] for the allowed sequences, [tagsets crf eq 9] for the
+        # target within them
+        losses.append(outer - inner)
+        outer = inner
+    return losses, gradients
 
 
 def _expected_score(
@@ -515,12 +564,17 @@ def _partition(
     log_z, unary, pairs = ops.partition(x, lengths, scores, with_counts=with_counts)
     is_impossible = log_z == -torch.inf
     if bool(is_impossible.any()):
-        sentence = int(is_impossible.nonzero()[0, 0])
+        require_some_sequence(int(is_impossible.nonzero()[0, 0]))
+    return log_z, unary, pairs
+
+
+def require_some_sequence(impossible: int) -> None:
+    """Raise ModelError unless `impossible`, a sentence without sequences, is -1."""
+    if impossible >= 0:
         raise ModelError(
-            f"no tag sequence is allowed for sentence {sentence} of the batch: the "
+            f"no tag sequence is allowed for sentence {impossible} of the batch: the "
             "constraints (and the allowed tags, if given) exclude each other"
         )
-    return log_z, unary, pairs
 
 
 def _require_shape(target: Tensor, expected: tuple[int, ...]) -> None:
@@ -539,7 +593,14 @@ def _path_score(
     Raises:
         ModelError: A tag does not exist or the constraints forbid it.
     """
-    score, (sentence, position) = ops.path_score(x, lengths, scores, tags)
+    score, first_wrong = ops.path_score(x, lengths, scores, tags)
+    require_allowed_tags(tags, first_wrong)
+    return score
+
+
+def require_allowed_tags(tags: Tensor, first_wrong: tuple[int, int]) -> None:
+    """Raise ModelError if there is a wrong tag; see `Recursions.path_score`."""
+    sentence, position = first_wrong
     if sentence >= 0:
         before = "at the start"
         if position:
@@ -550,7 +611,6 @@ def _path_score(
             "constraints forbid: encode the tags with the tag set and scheme that the "
             "constraints were made for"
         )
-    return score
 
 
 # ---- the recursions as torch operations ----------------------------------------------
@@ -603,6 +663,24 @@ class TorchOps:
         unary = unary.masked_fill(is_broken_token, torch.nan)
         pairs = pairs.masked_fill(is_broken[:, None, None], torch.nan)
         return log_z.masked_fill(is_broken, torch.nan), unary, pairs
+
+    def path_loss(
+        self,
+        emissions: Tensor,
+        lengths: Tensor,
+        scores: Scores,
+        tags: Tensor,
+        *,
+        with_counts: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As `Recursions.path_loss`."""
+        log_z, unary, pairs = _partition(
+            self, emissions, lengths, scores, with_counts=with_counts
+        )
+        score = _path_score(self, emissions, lengths, scores, tags)
+        if with_counts:
+            self.subtract_path(unary, pairs, tags, lengths)
+        return log_z - score, unary, pairs
 
     def path_score(
         self, emissions: Tensor, lengths: Tensor, scores: Scores, tags: Tensor

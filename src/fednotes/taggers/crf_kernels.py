@@ -1,14 +1,15 @@
 """The CRF's recursions on a CPU, as compiled kernels with tensor interfaces.
 
-The functions implement `crf.Recursions`. Emissions may be float32 or float64; all
-results are float64. One thread computes them, and no bit of a sentence's result depends
-on other sentences, on padding or on thread settings.
+The functions implement `crf.Recursions`. Emissions may be float32 or float64, and
+everything is computed in float64. One thread does this, and no bit of a sentence's
+result depends on other sentences, on padding or on thread settings.
 
 log Z and the expected counts come from the scaled algorithm in `crf_scaled.py`, or from
 the recursions in log space below for sentences on which the former is not precise.
 
 Arguments of the kernels are emissions (batch, tokens, tags), lengths (batch,), start
-and end (1, tags), transitions (tags, tags) [from, to].
+and end (1, tags), transitions (tags, tags) [from, to], and gold (batch, tokens), the
+tags whose counts are subtracted from the expected counts; empty for none.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -21,40 +22,84 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fednotes.core.kernels import kernel, part
-from fednotes.taggers.crf import Scores
-from fednotes.taggers.crf_scaled import partition_scaled
+from fednotes.taggers.crf import (
+    Scores,
+    require_allowed_tags,
+    require_some_sequence,
+)
+from fednotes.taggers.crf_scaled import SIGNATURES, partition_scaled
 
 
 def partition(
     emissions: Tensor, lengths: Tensor, scores: Scores, *, with_counts: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Implement `crf.Recursions.partition`."""
-    batch, tokens, tags = emissions.shape
-    log_z = _empty(batch)
-    unary = _empty(0, 0, 0)
-    pairs = _empty(0, 0, 0)
-    if with_counts:
-        unary = _empty(batch, tokens, tags)
-        pairs = _empty(batch, tags, tags)
+    inputs = _arrays(emissions.to(torch.float64), lengths, scores)
+    log_z, unary, pairs, _ = _count(inputs, _NO_GOLD, with_counts=with_counts)
+    return torch.from_numpy(log_z), unary, pairs
+
+
+def path_loss(
+    emissions: Tensor,
+    lengths: Tensor,
+    scores: Scores,
+    tags: Tensor,
+    *,
+    with_counts: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Implement `crf.Recursions.path_loss`."""
     inputs = _arrays(emissions, lengths, scores)
-    outputs = log_z.numpy(), unary.numpy(), pairs.numpy()
-    fits = np.empty(batch, np.bool_)
-    if partition_scaled(*inputs, with_counts, *outputs, fits):
-        _partition_in_log_space(*inputs, with_counts, *outputs, fits)
-    return log_z, unary, pairs
+    gold = tags.contiguous().numpy()
+    score = np.empty(len(gold))
+    first_wrong = _path_score(*inputs, gold, score)
+    require_allowed_tags(tags, first_wrong)
+    log_z, unary, pairs, impossible = _count(inputs, gold, with_counts=with_counts)
+    require_some_sequence(impossible)
+    losses = (log_z - score).astype(inputs[0].dtype)
+    return torch.from_numpy(losses), unary, pairs
+
+
+_NO_GOLD = np.empty((0, 0), np.int64)
+
+
+def _count(
+    inputs: list[Any], gold: NDArray[np.int64], *, with_counts: bool
+) -> tuple[NDArray[np.float64], Tensor, Tensor, int]:
+    """Return log Z, the expected counts less those of gold, and what is impossible.
+
+    Args:
+        inputs: The first arguments of the kernels.
+        gold: (batch, tokens), or empty.
+        with_counts: Whether to compute counts; they are empty otherwise.
+
+    Returns:
+        log Z (batch,); the counts (batch, tokens, tags), in the emissions' type, and
+        (batch, tags, tags); the first sentence for which no sequence is allowed, or -1.
+    """
+    emissions = inputs[0]
+    batch, _, tags = emissions.shape
+    log_z, fits = np.empty(batch), np.empty(batch, np.bool_)
+    unary = np.empty(emissions.shape if with_counts else (0, 0, 0), emissions.dtype)
+    pairs = np.empty((batch, tags, tags) if with_counts else (0, 0, 0))
+    arguments = (*inputs, gold, with_counts, log_z, unary, pairs, fits)
+    impossible = -1
+    if partition_scaled(*arguments):
+        impossible = _partition_in_log_space(*arguments)
+    return log_z, torch.from_numpy(unary), torch.from_numpy(pairs), impossible
 
 
 def path_score(
     emissions: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
 ) -> tuple[Tensor, tuple[int, int]]:
     """Implement `crf.Recursions.path_score`."""
-    score = _empty(len(emissions))
+    score = np.empty(len(emissions))
     arrays = _arrays(emissions, lengths, scores)
-    first_wrong = _path_score(*arrays, tags.contiguous().numpy(), score.numpy())
-    return score, first_wrong
+    first_wrong = _path_score(*arrays, tags.contiguous().numpy(), score)
+    return torch.from_numpy(score), first_wrong
 
 
 def subtract_path(unary: Tensor, pairs: Tensor, tags: Tensor, lengths: Tensor) -> None:
@@ -72,11 +117,10 @@ def weigh(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Implement `crf.Recursions.weigh`."""
     tags = unary.shape[2]
-    if weights.dtype != torch.float32:
-        weights = weights.to(torch.float64)
-    of_emissions = torch.empty(unary.shape, dtype=weights.dtype)
-    outputs = of_emissions, _empty(tags), _empty(tags, tags), _empty(tags)
-    inputs = unary, pairs, lengths.contiguous(), weights.contiguous()
+    start, end = unary.new_empty(tags), unary.new_empty(tags)
+    outputs = torch.empty_like(unary), start, unary.new_empty(tags, tags), end
+    weights = weights.to(unary.dtype).contiguous()
+    inputs = unary, pairs, lengths.contiguous(), weights
     _weigh(*(tensor.numpy() for tensor in (*inputs, *outputs)))
     return outputs
 
@@ -86,10 +130,6 @@ def viterbi(emissions: Tensor, lengths: Tensor, scores: Scores) -> tuple[Tensor,
     best = torch.empty(emissions.shape[:2], dtype=torch.int64)
     failed = _viterbi(*_arrays(emissions, lengths, scores), best.numpy())
     return best, failed
-
-
-def _empty(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.float64)
 
 
 def _arrays(emissions: Tensor, lengths: Tensor, scores: Scores) -> list[Any]:
@@ -123,11 +163,11 @@ def _log_sum(left, t, right, i):
 
 
 @part
-def _count_in_log_space(  # noqa: C901, PLR0913 - loops that numba compiles
-    x, n, length, start, transitions, transitions_t, end, alpha, beta, after, gradient,
-    unary, pairs,
+def _count_in_log_space(  # noqa: C901, PLR0912, PLR0913 - loops that numba compiles
+    x, n, length, start, transitions, transitions_t, end, alpha, beta, after, gold,
+    with_counts, unary, pairs,
 ):  # fmt: skip
-    """Return log Z of one sentence and, with `gradient`, set its expected counts.
+    """Return log Z of one sentence and, with `with_counts`, set its counts.
 
     It takes tags² exponentials a token. alpha, beta and after (tokens, tags) are
     scratch space. unary[n] and pairs[n] are set as in `_partition`, but not if log Z is
@@ -137,7 +177,7 @@ def _count_in_log_space(  # noqa: C901, PLR0913 - loops that numba compiles
     for t in range(length):
         for j in range(tags):
             if not x[n, t, j] < np.inf:
-                if gradient:
+                if with_counts:
                     unary[n, :length], pairs[n] = np.nan, np.nan
                 return np.nan
     for t in range(length):
@@ -147,7 +187,7 @@ def _count_in_log_space(  # noqa: C901, PLR0913 - loops that numba compiles
             )
             alpha[t, j] = arriving + x[n, t, j]
     log_z = _log_sum(alpha, length - 1, end, 0)
-    if not gradient or log_z == -np.inf:
+    if not with_counts or log_z == -np.inf:
         return log_z
     pairs[n] = 0.0
     for t in range(length - 1, -1, -1):
@@ -156,40 +196,45 @@ def _count_in_log_space(  # noqa: C901, PLR0913 - loops that numba compiles
                 end[0, i] if t == length - 1 else _log_sum(after, t + 1, transitions, i)
             )
             after[t, i] = x[n, t, i] + beta[t, i]
-            unary[n, t, i] = math.exp(alpha[t, i] + beta[t, i] - log_z)
+            is_gold = gold.size > 0 and gold[n, t] == i
+            posterior = math.exp(alpha[t, i] + beta[t, i] - log_z)
+            unary[n, t, i] = posterior - 1.0 if is_gold else posterior
             if t < length - 1:
                 for j in range(tags):
                     path = alpha[t, i] + transitions[i, j] + after[t + 1, j]
                     pairs[n, i, j] += math.exp(path - log_z)
+    if gold.size:
+        for t in range(1, length):
+            pairs[n, gold[n, t - 1], gold[n, t]] -= 1.0
     return log_z
 
 
-_COUNTS = "float64[::1], float64[:, :, ::1], float64[:, :, ::1]"
-
-
-@kernel(
-    f"void({_SINGLE}, b1, {_COUNTS}, b1[::1])",
-    f"void({_DOUBLE}, b1, {_COUNTS}, b1[::1])",
-)
+@kernel(*SIGNATURES)
 def _partition_in_log_space(  # noqa: PLR0913 - the arrays of a compiled kernel
-    emissions, lengths, start, transitions, end, gradient, log_z, unary, pairs, fits
-):
+    emissions, lengths, start, transitions, end, gold, with_counts, log_z, unary,
+    pairs, fits,
+):  # fmt: skip
     """Set the results of `crf_scaled.partition_scaled` where fits (batch,) is False.
 
     log_z is -inf if no sequence is allowed and NaN if an emission is NaN or +inf.
+    Returns the first sentence for which no sequence is allowed, or -1.
     """
     _, tokens, tags = emissions.shape
     transitions_t = transitions.T.copy()
     alpha, beta = np.empty((tokens, tags)), np.empty((tokens, tags))
     after = np.empty((tokens, tags))
+    impossible = -1
     for n in range(lengths.size):
         if not fits[n]:
             log_z[n] = _count_in_log_space(
                 emissions, n, lengths[n], start, transitions, transitions_t, end,
-                alpha, beta, after, gradient, unary, pairs,
+                alpha, beta, after, gold, with_counts, unary, pairs,
             )  # fmt: skip
-            if gradient:
+            if log_z[n] == -np.inf and impossible < 0:
+                impossible = n
+            if with_counts:
                 unary[n, lengths[n] :] = 0.0
+    return impossible
 
 
 @kernel(
@@ -227,24 +272,21 @@ def _subtract_path(unary, pairs, tags, lengths):
                 pairs[n, tags[n, t - 1], tags[n, t]] -= 1.0
 
 
-_GRADIENTS = "float64[::1], float64[:, ::1], float64[::1]"
-
-
 @kernel(
-    "void(float64[:, :, ::1], float64[:, :, ::1], int64[::1],"
-    f" float32[::1], float32[:, :, ::1], {_GRADIENTS})",
-    "void(float64[:, :, ::1], float64[:, :, ::1], int64[::1],"
-    f" float64[::1], float64[:, :, ::1], {_GRADIENTS})",
+    "void(float32[:, :, ::1], float64[:, :, ::1], int64[::1], float32[::1],"
+    " float32[:, :, ::1], float32[::1], float32[:, ::1], float32[::1])",
+    "void(float64[:, :, ::1], float64[:, :, ::1], int64[::1], float64[::1],"
+    " float64[:, :, ::1], float64[::1], float64[:, ::1], float64[::1])",
 )
 def _weigh(  # noqa: PLR0913 - the arrays of a compiled kernel
     unary, pairs, lengths, weights, emissions, start, transitions, end
 ):
     """Set the gradients of emissions (weights[n] unary[n]), start, transitions and end.
 
-    The last three are weighted sums in the order of the batch.
+    The last three are weighted sums in the order of the batch, added in float64.
     """
     batch, tokens, tags = unary.shape
-    start[:], transitions[:], end[:] = 0.0, 0.0, 0.0
+    at_start, at_end, steps = np.zeros(tags), np.zeros(tags), np.zeros((tags, tags))
     counts = unary.reshape(batch, tokens * tags)
     gradients = emissions.reshape(batch, tokens * tags)
     for n in range(batch):
@@ -252,11 +294,12 @@ def _weigh(  # noqa: PLR0913 - the arrays of a compiled kernel
         for k in range(tokens * tags):
             gradients[n, k] = weight * counts[n, k]
         for j in range(tags):
-            start[j] += weight * unary[n, 0, j]
-            end[j] += weight * unary[n, last, j]
+            at_start[j] += weight * unary[n, 0, j]
+            at_end[j] += weight * unary[n, last, j]
         for i in range(tags):
             for j in range(tags):
-                transitions[i, j] += weight * pairs[n, i, j]
+                steps[i, j] += weight * pairs[n, i, j]
+    start[:], transitions[:], end[:] = at_start, steps, at_end
 
 
 @kernel(f"int64({_SINGLE}, int64[:, ::1])", f"int64({_DOUBLE}, int64[:, ::1])")

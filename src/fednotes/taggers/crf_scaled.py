@@ -462,12 +462,13 @@ def _forward(  # noqa: PLR0913 - the arrays of a compiled kernel
 @part
 def _backward(  # noqa: PLR0913 - the arrays of a compiled kernel
     shortest, longest, last, matrix_t, factors, alpha, beta, ends, smallest, begins,
-    unary,
+    gold, sentences, lengths, unary,
 ):  # fmt: skip
     """Replace factors by the messages `after`, and alpha by alpha_t / Σ alpha_t beta_t.
 
-    unary[n, t] is set to the posteriors alpha_t beta_t / Σ alpha_t beta_t, and smallest
-    to the smallest message. beta is scratch space for one position.
+    unary[n, t] is set to the posteriors alpha_t beta_t / Σ alpha_t beta_t, less the
+    gold tags, and smallest to the smallest message. beta is scratch space for one
+    position.
     """
     posteriors = unary.reshape(unary.size)
     tags, end = matrix_t.shape[0], _load(ends, 0, 0)
@@ -489,6 +490,8 @@ def _backward(  # noqa: PLR0913 - the arrays of a compiled kernel
         _normalise(alpha, beta, t, tags, end)
         for j in range(tags):
             _scatter(posteriors, begins, t * tags + j, _load(beta, 0, j))
+        if gold.size:
+            _subtract_tags(beta, t, gold, sentences, lengths, unary)
     _store(smallest, 0, 0, least)
 
 
@@ -506,6 +509,19 @@ def _normalise(alpha, beta, t, tags, end):
         scaled = _load(alpha, t, j) * scale
         _store(alpha, t, j, scaled)
         _store(beta, 0, j, scaled * _load(beta, 0, j))
+
+
+@part
+def _subtract_tags(posteriors, t, gold, sentences, lengths, unary):
+    """Set unary[n, t] to p(y_t = j) - 1 for the gold tag j of each lane's sentence n.
+
+    The difference is rounded only once, to the type of unary.
+    """
+    for lane in range(LANES):
+        n = sentences[lane]
+        if t < lengths[lane]:
+            tag = gold[n, t]
+            unary[n, t, tag] = posteriors[0, tag, lane] - 1.0
 
 
 @part
@@ -532,13 +548,17 @@ def _count_pairs(longest, alpha, after, sums):
 
 
 @part
-def _write_pairs(sums, matrix, sentences, pairs):
-    """Set pairs[n] to the expected transitions of the sentence n of each lane."""
+def _write_pairs(sums, matrix, gold, sentences, lengths, pairs):
+    """Set pairs[n] to expected less gold transitions of each lane's sentence n."""
     tags = matrix.shape[0]
     for lane in range(LANES):
+        n = sentences[lane]
         for i in range(tags):
             for j in range(tags):
-                pairs[sentences[lane], i, j] = sums[i, j, lane] * matrix[i, j]
+                pairs[n, i, j] = sums[i, j, lane] * matrix[i, j]
+        if gold.size:
+            for t in range(1, lengths[lane]):
+                pairs[n, gold[n, t - 1], gold[n, t]] -= 1.0
 
 
 @part
@@ -552,21 +572,25 @@ def _last_sum(alpha, last, place, lane, tags):
 
 # ---- the kernel ----------------------------------------------------------------------
 
-_INPUTS = "int64[::1], float64[:, ::1], float64[:, ::1], float64[:, ::1]"
-_OUTPUTS = "float64[::1], float64[:, :, ::1], float64[:, :, ::1], b1[::1]"
+_SCORES = "float64[:, ::1], float64[:, ::1], float64[:, ::1]"
+# For emissions of either type; the first counts have that type too.
+SIGNATURES = [
+    f"int64({of_emissions}, int64[::1], {_SCORES}, int64[:, ::1], b1,"
+    f" float64[::1], {of_emissions}, float64[:, :, ::1], b1[::1])"
+    for of_emissions in ("float32[:, :, ::1]", "float64[:, :, ::1]")
+]
 
 
-@kernel(
-    f"int64(float32[:, :, ::1], {_INPUTS}, b1, {_OUTPUTS})",
-    f"int64(float64[:, :, ::1], {_INPUTS}, b1, {_OUTPUTS})",
-)
+@kernel(*SIGNATURES)
 def partition_scaled(  # noqa: PLR0913 - the arrays of a compiled kernel
-    emissions, lengths, start, transitions, end, gradient, log_z, unary, pairs, fits
-):
-    """Set log_z (batch,) to log Z and, with `gradient`, the expected counts.
+    emissions, lengths, start, transitions, end, gold, with_counts, log_z, unary,
+    pairs, fits,
+):  # fmt: skip
+    """Set log_z (batch,) to log Z and, with `with_counts`, the expected counts.
 
     unary (batch, tokens, tags) are the posteriors, 0 after a sentence's end, and pairs
-    (batch, tags, tags) are the expected transitions. Other arguments are as in
+    (batch, tags, tags) are the expected transitions. Unless gold (batch, tokens) is
+    empty, the counts of these tags are subtracted. Other arguments are as in
     `crf_kernels.py`. Returns the number of sentences for which the algorithm is not
     precise; there fits (batch,) is False, and the results are undefined.
     """
@@ -606,13 +630,13 @@ def partition_scaled(  # noqa: PLR0913 - the arrays of a compiled kernel
             fits[n] = total > 0.0 and least_alpha[0, 0, lane] >= _SMALLEST_MESSAGE
             log_z[n] = math.log(total) + exponents[0, 0, lane] * _LN2
             log_z[n] += shifts[0, 0, lane] + top_start + top_end + (length - 1) * top
-        if gradient:
+        if with_counts:
             _backward(
                 shortest, longest, last, matrix_t, factors, alpha, beta, ends,
-                least_after, begins, unary,
+                least_after, begins, gold, sentences, size, unary,
             )  # fmt: skip
             _count_pairs(longest, alpha, factors, sums)
-            _write_pairs(sums, matrix, sentences, pairs)
+            _write_pairs(sums, matrix, gold, sentences, size, pairs)
             for lane in range(LANES):
                 n = sentences[lane]
                 unary[n, longest:] = 0.0
