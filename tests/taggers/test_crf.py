@@ -367,6 +367,27 @@ def test_a_path_that_underflows_on_the_way_still_wins(backend: str) -> None:
 
 
 @on_both_backends
+@pytest.mark.parametrize("place", range(9))
+def test_the_only_path_counts_however_low_its_emissions(
+    backend: str, place: int
+) -> None:
+    """Tag 1 cannot be reached, and tag 0 falls to -1000 at one token, so p(all 0) = 1."""
+    only_tag_0 = np.array([True, False])
+    crf = computing(CRF(2, only_tag_0, np.array([[True, False]] * 2)), backend).double()
+    x = torch.zeros(1, 9, 2, dtype=torch.float64)
+    x[0, place, 0] = -1000.0
+    gold, length = torch.zeros(1, 9, dtype=torch.int64), torch.tensor([9])
+    with torch.no_grad():
+        assert crf.loss(x, gold, length).item() == pytest.approx(0.0, abs=1e-9)
+    x.requires_grad_()
+    loss = crf.loss(x, gold, length)
+    loss.sum().backward()
+    assert loss.item() == pytest.approx(0.0, abs=1e-9)
+    assert x.grad is not None
+    assert x.grad.abs().max() < 1e-9
+
+
+@on_both_backends
 @pytest.mark.parametrize("score", [500.0, -500.0])
 def test_extreme_transitions(backend: str, score: float) -> None:
     """Transitions beyond exp's range, against numpy.logaddexp."""

@@ -17,9 +17,9 @@ For each sentence, with M = exp(transitions) and f_t = exp(emissions_t):
 Messages are multiplied by a power of two at every fourth position, which changes no
 digit. Posteriors are normalised at each position, so these scales do not matter.
 
-The result is used for a sentence only if it provably loses no precision: every factor
-and every scaled message is either a structural zero (forbidden) or so far above the
-smallest double that no product can underflow. Relative to the maximum:
+The result is used for a sentence only if it provably loses no precision: every factor,
+and every message before it is scaled, is either a structural zero (forbidden) or so far
+above the smallest double that no product can underflow. Relative to the maximum:
 
     message >= 1e-100, exp(transition) >= 1e-50, exp(emission) >= 1e-150
 
@@ -451,10 +451,10 @@ def _forward(  # noqa: PLR0913 - the arrays of a compiled kernel
             _multiply(alpha, t - 1, matrix, alpha, t)
         for j in range(tags):
             _store(alpha, t, j, _load(alpha, t, j) * _load(factors, t, j))
+        least = _smallest(alpha, t, tags, least)
         if t % 4 == 3:
             n = _rescale(alpha, t, tags)
             exponent = exponent + _where_less(end, float(t), 0.0, n)
-        least = _smallest(alpha, t, tags, least)
     _store(exponents, 0, 0, exponent)
     _store(smallest, 0, 0, least)
 
@@ -484,9 +484,9 @@ def _backward(  # noqa: PLR0913 - the arrays of a compiled kernel
                 _store(beta, 0, j, _where_equal(end, position, ending, arriving))
         for j in range(tags):
             _store(after, t, j, _load(beta, 0, j) * _load(factors, t, j))
+        least = _smallest(after, t, tags, least)
         if t % 4 == 3:
             _rescale(after, t, tags)
-        least = _smallest(after, t, tags, least)
         _normalise(alpha, beta, t, tags, end)
         for j in range(tags):
             _scatter(posteriors, begins, t * tags + j, _load(beta, 0, j))
