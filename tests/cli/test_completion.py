@@ -111,14 +111,14 @@ def test_bash_completes_experiments(complete: Complete) -> None:
     assert all(name.startswith("fedner-") for name in offered)
 
 
-def test_bash_is_offered_files_where_nothing_else_is_known(complete: Complete) -> None:
+def test_bash_completes_files_where_nothing_else_is_known(complete: Complete) -> None:
     """An empty answer lets `complete -o default` offer files."""
     assert complete("corpus", "stats", "") == set()
     assert complete("simulate", "folder/") == set()
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_zsh_and_fish_are_answered_as_they_ask(
+def test_zsh_and_fish_get_completions_in_their_formats(
     environment: dict[str, str], shell: str
 ) -> None:
     asked = {
@@ -142,7 +142,7 @@ def test_zsh_and_fish_are_answered_as_they_ask(
 
 
 @pytest.mark.parametrize("shell", [each.value for each in Shell])
-def test_a_shell_accepts_its_script(run: Run, shell: str, tmp_path: Path) -> None:
+def test_each_shell_accepts_its_script(run: Run, shell: str, tmp_path: Path) -> None:
     script, err = run("completion", shell)
     assert err == ""
     assert VARIABLE in script
@@ -159,7 +159,7 @@ def test_a_shell_accepts_its_script(run: Run, shell: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "words", ["", "simulate ", "simulate --", "check mine", "job show d"]
 )
-def test_an_answer_imports_no_large_package(words: str) -> None:
+def test_completion_imports_no_large_package(words: str) -> None:
     """Each Tab starts a process, so it must start fast."""
     program = (
         "import sys\n"

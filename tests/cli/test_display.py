@@ -1,5 +1,4 @@
-"""What a run shows in a terminal: its cost, pace and tables, and hints beside
-scores."""
+"""What a run shows in a terminal: cost, pace, tables, and remarks on scores."""
 
 from __future__ import annotations
 
@@ -67,7 +66,9 @@ class TrafficDisplay(RichDisplay):
 
 
 @pytest.mark.parametrize("method", sorted(JOBS))
-def test_the_estimate_is_what_is_sent(method: str, tmp_path: Path) -> None:
+def test_the_estimated_traffic_equals_the_sent_bytes(
+    method: str, tmp_path: Path
+) -> None:
     """Against the engine's own count of all sites, which has counts and options
     besides."""
     table = {**TABLE, "method": method, "conditions": ["federated"], **JOBS[method]}
@@ -112,7 +113,7 @@ def test_large_traffic_is_confirmed_first(
     )
 
 
-def test_lines_tell_the_time_left_of_the_whole_run() -> None:
+def test_lines_show_the_remaining_time_of_the_whole_run() -> None:
     """Three seconds a round, and six rounds left after the fourth, 18 seconds; then a
     part with twice the work, 60 seconds. What it is of both is told once on a line of
     its own."""
@@ -135,7 +136,7 @@ def test_lines_tell_the_time_left_of_the_whole_run() -> None:
 @pytest.mark.parametrize(
     ("condition", "sends"), [("federated", True), ("alone", False), ("pooled", False)]
 )
-def test_a_line_shows_bytes_only_where_something_is_sent(
+def test_a_line_shows_bytes_only_if_something_is_sent(
     condition: str, sends: bool
 ) -> None:
     out = io.StringIO()
@@ -151,7 +152,7 @@ def test_a_line_shows_bytes_only_where_something_is_sent(
     assert "5 sentences/s" in line
 
 
-def test_findings_of_one_kind_are_listed_together() -> None:
+def test_findings_of_one_kind_are_grouped() -> None:
     findings = [
         Finding("warning", "rare_types", f"site{number}", "types are rare")
         for number in range(9)
@@ -204,7 +205,7 @@ def test_a_progress_line_names_up_to_ten_sites() -> None:
     assert "mean" not in line
 
 
-def test_a_progress_line_of_many_sites_has_mean_lowest_and_highest() -> None:
+def test_a_progress_line_of_many_sites_shows_mean_lowest_and_highest() -> None:
     """The mean of 0, 1, … 300 thousandths is 0.150."""
     line = progress_line(301)
     assert "F1 mean of 301 sites 0.150" in line
@@ -236,7 +237,7 @@ def mean(alone: float, pooled: float) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_pooled_model_below_the_sites_own_is_remarked_on(
+def test_a_remark_explains_a_pooled_model_that_is_worse_than_training_alone(
     heads: bool, personal: int, rounds: dict[str, Any], expected_remarks: list[str]
 ) -> None:
     """60 rounds of three sites are 20 at each; no reason is given but what the run
@@ -261,7 +262,7 @@ def test_a_pooled_model_below_the_sites_own_is_remarked_on(
         assert list(remark_on_pooled(job, scores, ROUNDS, [], 3)) == []
 
 
-def test_rare_types_that_a_site_lacks_explain_the_pooled_model() -> None:
+def test_a_remark_names_rare_types_that_a_site_lacks_as_a_cause() -> None:
     document = Document("a", "Took drug .", (Span(5, 9, "Drug"),))
     drugs = tuple(replace(document, id=str(number)) for number in range(40))
     rare = replace(document, spans=(Span(5, 9, "Height"),))
@@ -314,13 +315,13 @@ def test_types_that_score_0_are_listed_with_their_training_mentions() -> None:
     )
 
 
-def test_a_site_where_no_mention_is_found_has_another_remark() -> None:
+def test_a_site_without_any_predicted_mention_is_left_to_another_remark() -> None:
     by_type = {"ADE": scored(0.0, 4, 0)}
     scores = {"a": {"federated": {"relaxed": {"f1": 0.0}, "by_type": by_type}}}
     assert missed_types(scores, site("a", "ADE")) == []
 
 
-def test_of_many_types_that_score_nothing_six_are_named() -> None:
+def test_the_remark_on_missed_types_names_at_most_six() -> None:
     by_type = {f"T{i:02}": scored(0.0, 20 - i, 1) for i in range(13)} | {
         "Drug": scored(1.0, 1, 1)
     }
@@ -402,7 +403,7 @@ def test_mentions_have_precision_and_recall_under_both_definitions() -> None:
     assert rows_of(display.result_table(run), "s0") == {"federated": cells}
 
 
-def test_one_mention_over_all_is_shown_for_what_it_is() -> None:
+def test_one_long_mention_over_a_note_does_not_look_perfect() -> None:
     """By hand: one prediction over ten mentions is right and finds all ten by any
     overlap; one to one it has one pair: precision 1, recall 0.1, F1 2/11."""
     overlong, good = mention_score((0, 100)), mention_score((0, 10), (10, 20))
@@ -435,7 +436,7 @@ def test_no_table_of_a_run_is_wider_than_80_columns() -> None:
         assert not cut
 
 
-def test_the_verdict_is_that_of_the_paired_test() -> None:
+def test_the_verdict_follows_the_paired_test() -> None:
     """By the unpaired interval this run shows no difference."""
     sites = {
         "a": {
@@ -464,7 +465,7 @@ def test_the_verdict_is_that_of_the_paired_test() -> None:
     )
 
 
-def test_the_gain_of_each_site_is_a_table() -> None:
+def test_the_gain_of_each_site_is_shown_in_a_table() -> None:
     values = summary()
     verdicts = display.verdict_table(RunResult(**values))
     for site, scores in values["sites"].items():
@@ -485,7 +486,7 @@ def test_the_gain_of_each_site_is_a_table() -> None:
     assert len(display.result_tables(RunResult(**values))) == 3
 
 
-def test_a_run_of_stage_1_alone_shows_loss_and_auroc_of_codes_in_percent() -> None:
+def test_a_run_of_stage_1_alone_shows_loss_and_auroc_of_codes() -> None:
     values = summary_of(
         {"a": {"federated": codes_alone(1)}, "b": {"federated": codes_alone(3)}}
     )
@@ -501,7 +502,7 @@ def test_a_run_of_stage_1_alone_shows_loss_and_auroc_of_codes_in_percent() -> No
     assert Text.from_markup(title).plain.startswith("ADR [/v2] (")
 
 
-def test_a_condition_that_is_not_a_bound_is_marked_beside_its_number() -> None:
+def test_a_condition_that_is_not_a_bound_is_marked_in_the_table() -> None:
     values = {**summary(), "marks": {"pooled": "It has none of [4] epochs"}}
     table = result_table(values)
     trained = [str(cell) for cell in table.columns[1].cells]
@@ -524,20 +525,20 @@ def parts_with_personal_epochs(epochs: int) -> list[Part]:
     return list_parts(job, Sites(sites), job.module.configure(job.config, sites))
 
 
-def test_a_pooled_model_without_the_personal_epochs_of_others_is_marked() -> None:
+def test_a_pooled_model_without_personal_epochs_is_marked() -> None:
     marks = mark_conditions(parts_with_personal_epochs(4))
     assert [*marks] == ["pooled"]
     assert "none of the 4 personal epochs that end alone and federated" in str(marks)
 
 
-def test_no_condition_is_marked_without_personal_epochs() -> None:
+def test_no_condition_is_marked_if_there_are_no_personal_epochs() -> None:
     assert mark_conditions(parts_with_personal_epochs(0)) == {}
 
 
 @pytest.mark.parametrize(
     ("low", "p", "disagreements"), [(0.01, 0.08, 1), (0.01, 0.01, 0), (-0.1, 0.5, 0)]
 )
-def test_the_table_says_if_interval_and_p_value_disagree(
+def test_the_table_notes_if_interval_and_p_value_disagree(
     low: float, p: float, disagreements: int
 ) -> None:
     test = Bootstrap(0.5, 0.4, 0.1, low, 0.2, p, 100)
@@ -565,7 +566,7 @@ def test_a_comparison_of_two_runs_names_both() -> None:
     assert "pooled minus alone" in words
 
 
-def test_sites_without_labels_are_counted_not_shown() -> None:
+def test_sites_without_labels_are_counted_but_not_listed() -> None:
     sites = {
         "a": {"federated": site_score(1) | {"ranking": {"auroc": None}}},
         "codes": {"federated": codes_alone(2)},
@@ -595,7 +596,7 @@ def test_a_run_without_test_patients_says_so() -> None:
     )
 
 
-def test_the_disease_table_is_that_of_the_paper() -> None:
+def test_the_disease_table_has_the_layout_of_the_paper() -> None:
     """Each cell by hand from the sites' scores; the average is of the rows above it."""
     values = summary()
     table = disease_table(values)
@@ -621,7 +622,7 @@ def test_the_disease_table_is_that_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 100])
-def test_a_narrow_terminal_cuts_names_not_numbers(width: int) -> None:
+def test_a_narrow_terminal_shortens_names_and_not_numbers(width: int) -> None:
     values = summary()
     for scores in values["mean"].values():
         scores["by_output"]["Hypertriglyceridemia"] = scores["by_output"].pop("obesity")
@@ -634,7 +635,7 @@ def test_a_narrow_terminal_cuts_names_not_numbers(width: int) -> None:
     assert len(narrow) == 5  # the heads, three diseases, the average
 
 
-def test_a_bar_over_runs_shows_planning_and_then_the_runs() -> None:
+def test_the_progress_bar_shows_planning_and_then_the_runs() -> None:
     """Only the runs are left on the terminal when all have ended."""
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=120)
@@ -679,7 +680,7 @@ def test_square_brackets_in_the_names_of_runs_are_shown(is_terminal: bool) -> No
         assert "[red]ward[/red], alone " in printed
 
 
-def test_a_table_shows_control_characters_of_names_escaped(
+def test_control_characters_in_names_are_escaped_in_tables(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A type of a stranger's corpus could clear the screen or imitate a result."""

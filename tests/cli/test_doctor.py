@@ -1,4 +1,4 @@
-"""`fednotes doctor` as a user runs it."""
+"""`fednotes doctor`, as users run it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "job.toml"
 
 
-def test_a_job_is_examined_and_the_setting_can_be_copied(job: Path, run: Run) -> None:
+def test_a_job_is_examined_and_the_proposed_setting_can_be_copied(
+    job: Path, run: Run
+) -> None:
     out, _ = run("doctor", "job.toml")
     assert "low  south: sites write the same entity type differently" in out
     assert 'try: sites.south.label_map = { DRUGS = "Drug" }' in out
@@ -74,7 +76,7 @@ def read_last_command(out: str) -> list[str]:
     return words
 
 
-def test_the_last_line_runs_the_job_with_its_settings_and_the_advice(
+def test_the_last_line_is_a_command_with_the_settings_of_the_run_and_the_advice(
     job: Path, run: Run
 ) -> None:
     """The run's settings hold lists, and a value that the advice replaces."""
@@ -96,7 +98,7 @@ def test_the_last_line_runs_the_job_with_its_settings_and_the_advice(
     assert "--out runs/next-2" in again
 
 
-def test_the_last_line_of_a_job_has_the_settings_that_were_given(
+def test_the_last_line_for_a_job_repeats_the_given_settings(
     job: Path, run: Run
 ) -> None:
     settings = ["--set", 'training.private=["crf"]', "--set", "training.epochs=3"]
@@ -107,7 +109,7 @@ def test_the_last_line_of_a_job_has_the_settings_that_were_given(
     ]  # fmt: skip
 
 
-def test_the_maps_of_several_sites_are_tried_together(job: Path, run: Run) -> None:
+def test_label_maps_of_several_sites_are_proposed_together(job: Path, run: Run) -> None:
     corpus(job.parent / "west.conll", "Drug", "Zebul")
     corpus(job.parent / "south.conll", "drugs", "Zebul")
     job.write_text(
@@ -126,7 +128,7 @@ def test_the_maps_of_several_sites_are_tried_together(job: Path, run: Run) -> No
     assert "differently" not in renamed
 
 
-def test_a_run_from_python_is_repeated_from_its_job_file(job: Path, run: Run) -> None:
+def test_a_run_from_python_is_repeated_by_its_job_file(job: Path, run: Run) -> None:
     """A job that is not as in a file has no command, so its settings alone are shown."""
     fn.simulate("job.toml", "runs/first")
     out, _ = run("doctor", "runs/first")
@@ -139,7 +141,7 @@ def test_a_run_from_python_is_repeated_from_its_job_file(job: Path, run: Run) ->
     )
 
 
-def test_a_stopped_run_is_repeated_too(job: Path, run: Run) -> None:
+def test_the_command_of_a_stopped_run_is_shown_too(job: Path, run: Run) -> None:
     run("simulate", "job.toml", "--out", "runs/first", "--set", "title=a")
     (job.parent / "runs/first/summary.json").unlink()
     out, _ = run("doctor", "runs/first")
@@ -147,7 +149,7 @@ def test_a_stopped_run_is_repeated_too(job: Path, run: Run) -> None:
 
 
 @pytest.mark.parametrize("place", ["runs/nothing", "runs", "elsewhere/nothing"])
-def test_a_place_without_a_run_is_answered_with_the_runs_nearby(
+def test_an_error_about_a_missing_run_lists_nearby_runs(
     job: Path, run: Run, place: str
 ) -> None:
     run("simulate", "job.toml", "--out", "runs/r0")
@@ -159,7 +161,7 @@ def test_a_place_without_a_run_is_answered_with_the_runs_nearby(
     assert "nearby: runs/r0, runs/r1, runs/r2, runs/r3\n" in err
 
 
-def test_a_missing_job_is_not_answered_with_all_built_in_ones(run: Run) -> None:
+def test_an_error_about_a_missing_job_does_not_list_all_built_in_jobs(run: Run) -> None:
     _, err = run("doctor", "nothing.toml", code=2)
     assert err.endswith("give the path of a job file, or a built-in job such as demo\n")
 
@@ -178,7 +180,7 @@ def test_a_folder_that_is_not_a_run_is_refused_in_one_line(job: Path, run: Run) 
     assert err.count("\n") == 1
 
 
-def test_lines_of_a_terminal_fit_80_columns(
+def test_lines_in_a_terminal_fit_80_columns(
     job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from rich.console import Console

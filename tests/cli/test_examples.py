@@ -1,4 +1,4 @@
-"""The help of each command ends with examples, which its real parser accepts."""
+"""The help of each command ends with examples that its parser accepts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def examples_of(command: Any) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("words", LISTED)
-def test_a_command_has_one_to_three_examples_that_it_can_parse(words: str) -> None:
+def test_each_command_has_one_to_three_valid_examples(words: str) -> None:
     command = LISTED[words]
     examples = examples_of(command)
     assert 1 <= len(examples) <= 3
@@ -44,7 +44,7 @@ def test_a_command_has_one_to_three_examples_that_it_can_parse(words: str) -> No
 
 
 @pytest.mark.parametrize("words", LISTED)
-def test_the_help_shows_the_examples_in_80_columns(words: str) -> None:
+def test_the_help_shows_examples_in_80_columns(words: str) -> None:
     shown = CliRunner().invoke(app, [*words.split(), "--help"], env={"COLUMNS": "80"})
     _, heading, examples = shown.stdout.partition("\nExamples:\n")
     assert heading
@@ -53,7 +53,7 @@ def test_the_help_shows_the_examples_in_80_columns(words: str) -> None:
     assert all(len(line) <= 76 for line in LISTED[words].examples)
 
 
-def test_an_example_of_a_built_in_job_names_one_that_there_is() -> None:
+def test_examples_name_existing_built_in_jobs() -> None:
     for words, list_names in BUILT_IN.items():
         examples = examples_of(LISTED[words])
         places = [example[len(words.split())] for example in examples]
@@ -62,7 +62,7 @@ def test_an_example_of_a_built_in_job_names_one_that_there_is() -> None:
         assert named
 
 
-def test_the_example_of_reproduce_names_an_experiment() -> None:
+def test_the_example_of_reproduce_names_an_existing_experiment() -> None:
     needs_app("experiments")
     from fednotes.apps.experiments.grids import list_experiments
 

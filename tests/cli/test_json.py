@@ -68,13 +68,13 @@ def commands_with_json() -> set[str]:
     }
 
 
-def test_every_command_has_the_option_or_a_reason_not_to() -> None:
+def test_every_command_has_the_json_option_or_a_reason_not_to() -> None:
     commands = {words for words, _ in list_commands(get_group(app))}
     assert commands - commands_with_json() <= WITHOUT.keys()
     assert not commands_with_json() & WITHOUT.keys()
 
 
-def test_the_page_has_a_row_for_each_command() -> None:
+def test_the_page_of_json_has_a_row_for_each_command() -> None:
     page = (ROOT / "docs" / "json.md").read_text("utf-8")
     rows = re.findall(r"^\| `([a-z ]+)` \|", page, re.MULTILINE)
     assert rows == sorted(rows)
@@ -135,7 +135,7 @@ def test_simulate_with_seeds_prints_their_scores(read: Any, folder: Path) -> Non
     assert (folder / "seeds" / "seed-1" / "report.html").exists()
 
 
-def test_check_and_init_print_what_is_in_the_notes(
+def test_check_and_init_describe_the_notes(
     read: Any, folder: Path, tmp_path: Path
 ) -> None:
     assert read("check", folder / "job.toml")["counts"]["problems"] == 0
@@ -161,7 +161,7 @@ def test_the_commands_of_corpora_print_documents(
     assert read("corpus", "list").keys() == known_corpora().keys()
 
 
-def test_convert_prints_what_is_lost(read: Any, run: Run, tmp_path: Path) -> None:
+def test_convert_lists_what_is_lost(read: Any, run: Run, tmp_path: Path) -> None:
     note = {"id": "1", "text": "A  b.", "meta": {"x": 1}, "spans": []}
     (tmp_path / "a.jsonl").write_text(json.dumps(note) + "\n", encoding="utf-8")
     words = ("convert", tmp_path / "a.jsonl", tmp_path / "b", "--to", "brat")

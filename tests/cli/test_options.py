@@ -37,7 +37,7 @@ def renamed() -> Iterator[tuple[str, Any, str, str]]:
             yield words, command, old, new
 
 
-def test_each_option_name_has_one_meaning() -> None:
+def test_each_option_name_has_one_meaning_in_all_commands() -> None:
     """All commands have the same help text, or texts that MEANINGS groups."""
     several = {
         option.name
@@ -47,7 +47,7 @@ def test_each_option_name_has_one_meaning() -> None:
     assert several == {*MEANINGS}
 
 
-def test_each_meaning_has_one_option_name() -> None:
+def test_each_meaning_has_one_option_name_in_all_commands() -> None:
     names: dict[str, str] = {}
     for option in list_options(get_group(app)):
         for meaning in option.meanings:
@@ -91,7 +91,7 @@ def test_an_old_name_is_parsed_as_the_new_one() -> None:
         assert parsed[0] == parsed[1], f"{words} {old}"
 
 
-def test_no_help_shows_an_old_name() -> None:
+def test_the_help_hides_old_names() -> None:
     for words, _, old, new in renamed():
         shown = CliRunner().invoke(app, [*words.split(), "--help"]).stdout
         assert re.search(rf"^  {new}\b", shown, re.MULTILINE), words
@@ -106,7 +106,9 @@ def test_an_old_name_works_and_prints_the_new_one(run: Run, tmp_path: Path) -> N
     assert err == "note: --from is now --format: use that name\n"
 
 
-def test_a_command_with_only_new_names_prints_no_note(run: Run, tmp_path: Path) -> None:
+def test_a_command_with_only_new_names_prints_no_deprecation_note(
+    run: Run, tmp_path: Path
+) -> None:
     corpus(tmp_path / "a.conll", "Drug", "north")
     words = ("convert", tmp_path / "a.conll", tmp_path / "b.jsonl", "--to", "jsonl")
     assert run(*words, "--format", "conll")[1] == ""
@@ -125,14 +127,14 @@ def test_predict_refuses_an_ambiguous_format(
 
 
 @pytest.mark.parametrize("format", ["parquet", "omop"])
-def test_predict_reads_a_format_that_it_never_wrote_under_that_option(
+def test_predict_accepts_read_only_formats_under_format(
     run: Run, tmp_path: Path, format: str
 ) -> None:
     words = ("predict", tmp_path, "--text", "x", "--format", format)
     assert "no model here" in run(*words, code=2)[1]
 
 
-def test_the_parser_knows_old_names_of_lists_and_flags() -> None:
+def test_old_names_of_lists_and_flags_are_parsed() -> None:
     program = typer.Typer(rich_markup_mode=None)
 
     @program.command()
@@ -181,7 +183,7 @@ def texts_of(path: Path) -> Iterator[str]:
             yield str(node.value)
 
 
-def test_messages_name_options_that_exist() -> None:
+def test_messages_name_existing_options() -> None:
     names = {"--help", "--version"}
     for _, command in list_commands(get_group(app)):
         for parameter in command.params:

@@ -1,4 +1,4 @@
-"""SIGINT ends a command at once, in a process of its own, with a readable message."""
+"""SIGINT ends a command at once with a readable message."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def interrupted(program: str, folder: Path) -> tuple[float, str]:
     return time.monotonic() - start, output
 
 
-def test_it_ends_in_spite_of_threads_and_excepts(tmp_path: Path) -> None:
+def test_an_interrupt_ends_a_command_despite_threads_and_broad_excepts(
+    tmp_path: Path,
+) -> None:
     seconds, output = interrupted(STUBBORN, tmp_path)
     assert seconds < 2
     assert output == "the run goes on\n"
@@ -71,7 +73,7 @@ while True:
 """
 
 
-def test_a_command_that_is_still_being_read_in_ends_without_a_traceback(
+def test_an_interrupt_during_imports_ends_without_a_traceback(
     tmp_path: Path,
 ) -> None:
     _, output = interrupted(STARTS, tmp_path)
@@ -80,7 +82,7 @@ def test_a_command_that_is_still_being_read_in_ends_without_a_traceback(
     assert source.index("end_while_importing(sys") < source.index("import typer")
 
 
-def test_afterwards_signals_are_as_before() -> None:
+def test_signal_handlers_are_restored_afterwards() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with end_at_once("x"):
@@ -90,7 +92,7 @@ def test_afterwards_signals_are_as_before() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_an_ignored_interrupt_stays_ignored() -> None:
+def test_an_ignored_interrupt_remains_ignored() -> None:
     """A shell gives a command in the background SIG_IGN."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

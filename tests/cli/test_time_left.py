@@ -1,4 +1,4 @@
-"""The time that a run still takes, from rounds of known length."""
+"""The remaining time of a run, estimated from rounds of known length."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_no_time_is_shown_before_the_rounds_allow_an_estimate() -> None:
     assert clock.time_left.seconds() == pytest.approx(2.0 * 16)
 
 
-def test_a_few_short_rounds_of_many_say_nothing() -> None:
+def test_too_few_short_rounds_give_no_estimate() -> None:
     """Of 1,000 rounds four of 2 s are 8 s: too few for either rule. 31 of them are a
     minute."""
     clock = Clock()
@@ -56,7 +56,7 @@ def test_a_few_short_rounds_of_many_say_nothing() -> None:
     assert quick.time_left.seconds() is None  # less than five seconds in all
 
 
-def test_evaluations_count_at_their_own_length() -> None:
+def test_evaluations_are_estimated_separately_from_rounds() -> None:
     """Nine rounds of 1 s and an evaluation of 11 s are 20 s of ten rounds, 2 s each."""
     clock = Clock()
     clock.begin("federated", 41)
@@ -67,7 +67,7 @@ def test_evaluations_count_at_their_own_length() -> None:
     assert clock.time_left.seconds() == pytest.approx(2.0 * 20)
 
 
-def test_the_waiting_time_of_a_run_does_not_count() -> None:
+def test_waiting_time_is_not_counted() -> None:
     """An hour for approvals before the first round; a site away for half an hour in the
     sixth.
 
@@ -80,7 +80,7 @@ def test_the_waiting_time_of_a_run_does_not_count() -> None:
     assert clock.time_left.seconds() == pytest.approx(2.8 * 9)
 
 
-def test_the_time_is_that_of_all_parts() -> None:
+def test_the_estimate_covers_all_parts() -> None:
     """Part `a`: 2 s a round, 10 rounds, 100 examples, so 0.2 s an example. After its
     fifth round 10 s of its own, and 30 s and 60 s of the parts that have not begun."""
     clock = Clock(a=100.0, b=150.0, c=300.0)
@@ -97,7 +97,7 @@ def test_the_time_is_that_of_all_parts() -> None:
     assert clock.time_left.seconds() == pytest.approx(4.0 * 10 + 0.3 * 300)
 
 
-def test_parts_that_ended_early_make_others_shorter() -> None:
+def test_parts_that_end_early_shorten_the_estimate_of_the_others() -> None:
     """`a` ended after 5 of 10 rounds: half of the work of `c` is expected."""
     clock = Clock(a=100.0, b=100.0, c=100.0)
     clock.begin("a", 10)
@@ -119,7 +119,7 @@ def test_no_time_is_shown_if_the_work_is_unknown() -> None:
     assert unknown.time_left.seconds() is None
 
 
-def test_a_resumed_run_counts_from_its_round() -> None:
+def test_the_estimate_of_a_resumed_run_starts_at_its_round() -> None:
     """Six rounds are left after round 13 of 20, whose rounds take 3 s since it goes on."""
     clock = Clock()
     clock.begin("federated", 20, start=900.0)

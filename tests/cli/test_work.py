@@ -1,4 +1,4 @@
-"""Commands show long work on stderr if it is a terminal, and nothing otherwise."""
+"""Long work is shown on stderr if it is a terminal, and not otherwise."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_bar_shows_the_outer_work_its_count_and_its_rate() -> None:
     assert "inner work" not in shown
 
 
-def test_a_run_shows_work_between_its_parts_only(tmp_path: Path) -> None:
+def test_a_run_shows_work_only_between_its_parts(tmp_path: Path) -> None:
     corpus(tmp_path / "a.conll", "Drug", "north")
     console = make_console()
     with RichDisplay(console) as display:
@@ -67,7 +67,7 @@ def test_a_run_shows_work_between_its_parts_only(tmp_path: Path) -> None:
     assert "features of notes" in shown
 
 
-def test_a_run_shows_the_rate_of_work_and_leaves_no_line_of_it() -> None:
+def test_a_run_shows_the_rate_of_work_and_removes_the_line_afterwards() -> None:
     console = make_console()
     with RichDisplay(console) as display:
         for number in counted(range(30), "reading notes"):
@@ -79,7 +79,7 @@ def test_a_run_shows_the_rate_of_work_and_leaves_no_line_of_it() -> None:
     assert shown.rstrip().endswith("\x1b[2K")  # the line is erased
 
 
-def test_a_piped_command_is_quiet(run: Run, tmp_path: Path) -> None:
+def test_a_piped_command_shows_no_work(run: Run, tmp_path: Path) -> None:
     corpus(tmp_path / "a.conll", "Drug", "north")
     out, err = run("corpus", "stats", tmp_path / "a.conll", "--json")
     assert out.startswith("{")
@@ -87,7 +87,7 @@ def test_a_piped_command_is_quiet(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are of POSIX")
-def test_a_terminal_shows_work_while_stdout_holds_only_the_result(
+def test_work_is_shown_in_a_terminal_and_stdout_holds_only_the_result(
     tmp_path: Path,
 ) -> None:
     corpus(tmp_path / "a.conll", "Drug", "north")

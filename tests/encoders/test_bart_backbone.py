@@ -1,4 +1,4 @@
-"""The frozen BART of a directory: what a model asks of it, and what is refused."""
+"""The frozen BART of a directory: what a model reads from it, and what is refused."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def model(bart: Path) -> PromptBart:
         ("Größe", "größe"),
     ],
 )
-def test_words_of_a_type(label: str, words: str) -> None:
+def test_the_words_of_an_entity_type_come_from_its_name(label: str, words: str) -> None:
     assert words_of(label) == words
 
 
-def test_label_words_are_means_of_their_sub_words(bart: Path) -> None:
+def test_the_vector_of_a_label_is_the_mean_of_its_sub_words(bart: Path) -> None:
     """The mean of the words' sub-words, from the table of embeddings; refused where
     unclear."""
     model = build(bart, label_words={"ADE": "finding with"})
@@ -66,7 +66,7 @@ def test_label_words_are_means_of_their_sub_words(bart: Path) -> None:
             build(bart, label_words=words)
 
 
-def test_refuses_what_cannot_be(
+def test_impossible_settings_and_directories_are_refused(
     bart: Path, model: PromptBart, make_bart: Callable[..., Path], tmp_path: Path
 ) -> None:
     corpus = model.prepare([Document("d", "no pain")])
@@ -98,7 +98,7 @@ def test_refuses_what_cannot_be(
         build(tmp_path / "mute")
 
 
-def test_limits_are_the_backbones_or_less(bart: Path) -> None:
+def test_limits_never_exceed_those_of_the_backbone(bart: Path) -> None:
     """40 positions: 38 sub-words beside two marks; 13 entities of three steps, and the
     end."""
     for settings, expected in (
@@ -110,7 +110,7 @@ def test_limits_are_the_backbones_or_less(bart: Path) -> None:
         assert (limits.subwords, limits.entities) == expected
 
 
-def test_an_encoder_is_loaded_once(
+def test_a_backbone_is_loaded_once(
     bart: Path, make_bart: Callable[..., Path], tmp_path: Path
 ) -> None:
     """The same object for the same content; another where the directory has changed."""

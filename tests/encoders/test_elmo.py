@@ -1,4 +1,4 @@
-"""The ELMo loader against a program that knows NumPy and loops only."""
+"""The ELMo loader, compared with a program of NumPy and loops."""
 
 from __future__ import annotations
 
@@ -197,7 +197,9 @@ def load(directory: Path) -> Elmo:
 
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
-def test_equals_numpy_program(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_layers_equal_those_of_the_numpy_program(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     """Every layer of every word, against `reference` above."""
     weights = write(tmp_path / "m", options)
     elmo = load(tmp_path / "m")
@@ -208,7 +210,7 @@ def test_equals_numpy_program(tmp_path: Path, options: dict[str, Any]) -> None:
     assert np.abs(expected).max() > 0.1
 
 
-def test_batch_padding_and_order_change_nothing(tmp_path: Path) -> None:
+def test_batches_padding_and_order_do_not_change_vectors(tmp_path: Path) -> None:
     """A sentence alone, among longer ones, and after any others: no state is carried."""
     write(tmp_path / "m", OPTIONS)
     elmo = load(tmp_path / "m")
@@ -225,7 +227,7 @@ def test_batch_padding_and_order_change_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_character_ids() -> None:
+def test_characters_have_the_published_ids() -> None:
     """The published scheme, by hand: 258 bytes 259, 260 behind, each plus one."""
     assert character_ids("né", 8).tolist() == [259, 111, 196, 170, 260, 261, 261, 261]
     assert character_ids("abcdef", 5).tolist() == [259, 98, 99, 100, 260]
@@ -233,7 +235,7 @@ def test_character_ids() -> None:
     assert character_ids("").shape == (50,)
 
 
-def test_elmo_is_loaded_by_load_encoder(tmp_path: Path) -> None:
+def test_load_encoder_opens_elmo(tmp_path: Path) -> None:
     """By directory, float16, one object a process, a new one when the file changes."""
     write(tmp_path / "m", OPTIONS)
     encoder = load_encoder(str(tmp_path / "m"))
@@ -250,7 +252,7 @@ def test_elmo_is_loaded_by_load_encoder(tmp_path: Path) -> None:
         load_encoder(f"{tmp_path / 'm'}#first")
 
 
-def test_damaged_files_are_named(tmp_path: Path) -> None:
+def test_an_error_names_a_damaged_file(tmp_path: Path) -> None:
     """A missing dataset, a wrong shape, NaN, no HDF5, no JSON: one clear error each."""
     directory = tmp_path / "m"
     path = directory / "tiny_weights.hdf5"
@@ -292,7 +294,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         find_files(directory)
 
 
-def test_datasets_of_any_size_or_in_other_files_are_refused(tmp_path: Path) -> None:
+def test_oversized_and_external_datasets_are_refused(tmp_path: Path) -> None:
     """HDF5 stores neither what is zero everywhere nor what lies in another file."""
     write(tmp_path / "elmo", OPTIONS)
     path = tmp_path / "elmo/tiny_weights.hdf5"

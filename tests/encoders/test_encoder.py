@@ -85,7 +85,7 @@ def test_a_padded_batch_equals_one_sentence_at_a_time(
     assert vectors[:5].any(axis=(1, 2)).all()
 
 
-def test_a_single_layer_equals_its_place_in_all_layers(bert: Path) -> None:
+def test_a_single_layer_equals_the_same_layer_of_all_layers(bert: Path) -> None:
     """The values of all layers are those of `reference`."""
     every = HuggingFaceEncoder(bert, layers=4).hidden(passages(SENTENCES))
     for layer in range(4):
@@ -99,7 +99,7 @@ def test_a_single_layer_equals_its_place_in_all_layers(bert: Path) -> None:
         load_encoder(f"{bert}#layer=1#layers=2")
 
 
-def test_windows_cover_each_piece_once_with_context() -> None:
+def test_windows_cover_each_sub_word_once_with_context() -> None:
     """All lengths up to 90 and capacities up to 24 are tried."""
     for capacity in range(1, 25):
         for length in range(91):
@@ -114,7 +114,7 @@ def test_windows_cover_each_piece_once_with_context() -> None:
                 assert w.end == length or w.end - w.keep_end >= margin
 
 
-def test_long_sentences_are_read_in_windows(bert: Path) -> None:
+def test_long_sentences_are_encoded_in_windows(bert: Path) -> None:
     """The first and the last window equal sentences of their own."""
     encoder = HuggingFaceEncoder(bert)
     words = np.random.default_rng(1).choice(["no", "pain", "."], 57).tolist()
@@ -149,7 +149,9 @@ def test_a_word_may_be_longer_than_the_model_reads(bert: Path) -> None:
     torch.testing.assert_close(vectors[2, 0], states[38], rtol=0, atol=1e-5)
 
 
-def test_byte_level_tokeniser_and_shifted_positions(tmp_path: Path) -> None:
+def test_byte_level_tokenisers_and_shifted_positions_are_supported(
+    tmp_path: Path,
+) -> None:
     """RoBERTa reads a word with the blank before it.
 
     The first word has no blank, and a blank alone belongs to no word. 14 positions,
@@ -258,7 +260,7 @@ def test_minilm_equals_the_model_run_directly(minilm: Any) -> None:
     assert (minilm.layers, minilm.dim) == (1, 384)
 
 
-def test_loading_is_silent_and_opens_no_connection(
+def test_loading_prints_nothing_and_opens_no_connection(
     bert: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The library's settings, which would permit both, do not change."""

@@ -1,4 +1,4 @@
-"""Features of a corpus: cached = on the fly, bit for bit, whatever happens in between."""
+"""Features of a corpus: cached features equal computed ones, even after damage."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "CHUNK", 4)
 
 
-def test_cached_equals_on_the_fly(tmp_path: Path) -> None:
+def test_cached_features_equal_those_computed_on_the_fly(tmp_path: Path) -> None:
     """Both equal the loop above, equal sentences computed once; a second call computes
     nothing."""
     form, bounds = corpus()
@@ -105,7 +105,9 @@ def test_cached_equals_on_the_fly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chunks", [0, 1, 3])
-def test_resumed_equals_uninterrupted(tmp_path: Path, chunks: int) -> None:
+def test_resumed_features_equal_those_of_an_uninterrupted_run(
+    tmp_path: Path, chunks: int
+) -> None:
     """Killed after some chunks; those are not computed again."""
     form, bounds = corpus()
     encoder = Hashing()
@@ -136,7 +138,9 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, chunks: int) -> None:
 @pytest.mark.parametrize(
     "damage", ["truncated", "empty", "header", "progress", "no progress"]
 )
-def test_damaged_cache_is_computed_again(tmp_path: Path, damage: str) -> None:
+def test_features_of_a_damaged_cache_are_computed_again(
+    tmp_path: Path, damage: str
+) -> None:
     form, bounds = corpus()
     if damage in ("progress", "no progress"):
         with pytest.raises(KeyboardInterrupt):
@@ -161,7 +165,7 @@ def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
 
-def test_key_knows_encoder_and_corpus(tmp_path: Path) -> None:
+def test_the_cache_key_depends_on_encoder_and_corpus(tmp_path: Path) -> None:
     """Another fingerprint, form, order, cut or text between words: another file, never
     another's vectors."""
     form, bounds = corpus()
@@ -187,7 +191,7 @@ def test_key_knows_encoder_and_corpus(tmp_path: Path) -> None:
     assert all(len(p.stem) == 64 for p in (tmp_path / "features").iterdir())
 
 
-def test_only_the_owner_can_read(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_cached_features(tmp_path: Path) -> None:
     form, bounds = corpus()
     (tmp_path / "features").mkdir(mode=0o755)
     cached_features(Hashing(), lazy_passages(form, bounds), tmp_path)
@@ -236,7 +240,7 @@ def test_three_processes_compute_features_once(tmp_path: Path) -> None:
     assert [p.suffix for p in (tmp_path / "features").iterdir()] == [".npy"]
 
 
-def test_clear_removes_its_own_files_only(tmp_path: Path) -> None:
+def test_clearing_the_cache_removes_only_cache_files(tmp_path: Path) -> None:
     form, bounds = corpus()
     assert clear_cache(tmp_path) == 0
     cached_features(Hashing(), lazy_passages(form, bounds), tmp_path)
@@ -250,14 +254,16 @@ def test_clear_removes_its_own_files_only(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "features").iterdir()] == ["mine.npy"]
 
 
-def test_default_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_cache_follows_the_environment_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("FEDNOTES_CACHE", str(tmp_path))
     assert default_cache() == tmp_path
     monkeypatch.delenv("FEDNOTES_CACHE")
     assert default_cache() == Path.home() / ".cache" / "fednotes"
 
 
-def test_length_batches_hold_every_sentence_within_the_limits() -> None:
+def test_batches_by_length_hold_every_sentence_within_the_limits() -> None:
     lengths = np.random.default_rng(0).integers(0, 50, 200).tolist()
     batches = length_batches(lengths, budget=120, rows=7)
     assert sorted(np.concatenate(batches).tolist()) == list(range(200))
@@ -270,7 +276,7 @@ def test_length_batches_hold_every_sentence_within_the_limits() -> None:
     ]
 
 
-def test_load_encoder_says_what_is_wrong(
+def test_load_encoder_refuses_a_wrong_specification_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ModelError, match="no such directory"):
@@ -286,7 +292,7 @@ def test_load_encoder_says_what_is_wrong(
         load_encoder("minilm")
 
 
-def test_clearing_leaves_what_a_running_job_writes(tmp_path: Path) -> None:
+def test_clearing_the_cache_leaves_files_of_a_running_job(tmp_path: Path) -> None:
     """A part file under another open file's lock stays; the rest goes."""
     fcntl = pytest.importorskip("fcntl")
     folder = tmp_path / "features"

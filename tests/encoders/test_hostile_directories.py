@@ -32,7 +32,7 @@ def replace_letter(times: int) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * times}
 
 
-def test_a_model_that_a_configuration_names_is_not_fetched(
+def test_a_model_named_by_a_configuration_is_not_fetched(
     hostile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even the host name of the server is looked up.
@@ -85,7 +85,7 @@ def test_a_tokenizer_that_makes_texts_endless_is_refused(
 
 
 @pytest.mark.parametrize("limit", ["", {}, float("inf"), float("nan"), -1, 0])
-def test_a_length_that_is_not_a_number_of_sub_words_is_refused(
+def test_a_length_that_is_not_a_valid_number_is_refused(
     hostile: Path, limit: object
 ) -> None:
     change_json(hostile / "tokenizer_config.json", model_max_length=limit)
@@ -93,21 +93,21 @@ def test_a_length_that_is_not_a_number_of_sub_words_is_refused(
         open_tokenizer(hostile)
 
 
-def test_a_model_of_other_data_than_text_is_refused_in_one_line(hostile: Path) -> None:
+def test_a_model_for_other_data_than_text_is_refused_in_one_line(hostile: Path) -> None:
     """It has no table of sub-words, and its class raises an error for that."""
     change_json(hostile / "config.json", model_type="vision-text-dual-encoder")
     with pytest.raises(ModelError, match="cannot be loaded"):
         open_pretrained(hostile, "AutoModel")
 
 
-def test_a_tokenizer_that_replaces_few_letters_is_read(hostile: Path) -> None:
+def test_a_tokenizer_with_few_replacements_is_accepted(hostile: Path) -> None:
     rules = {"type": "Sequence", "normalizers": [replace_letter(3)] * 2}
     change_json(hostile / "tokenizer.json", normalizer=rules)
     assert open_tokenizer(hostile).is_fast
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "chat_template.jinja", "templates"])
-def test_a_link_that_leads_out_is_not_read_into_a_model(
+def test_a_link_that_leads_out_of_the_directory_is_refused(
     hostile: Path, tmp_path: Path, name: str
 ) -> None:
     """A tokenizer that is saved again would hold a private key word by word."""
@@ -117,7 +117,7 @@ def test_a_link_that_leads_out_is_not_read_into_a_model(
         open_pretrained(hostile, "AutoModel")
 
 
-def test_links_of_the_cache_of_hugging_face_are_followed(
+def test_links_within_the_hugging_face_cache_are_followed(
     hostile: Path, tmp_path: Path
 ) -> None:
     """Nor is a link within the directory refused, or one of the weights."""
@@ -136,14 +136,18 @@ def test_links_of_the_cache_of_hugging_face_are_followed(
         open_pretrained(snapshot, "AutoModel")
 
 
-def test_weights_may_lie_elsewhere(hostile: Path, tmp_path: Path) -> None:
+def test_weights_may_be_a_link_out_of_the_directory(
+    hostile: Path, tmp_path: Path
+) -> None:
     shutil.move(hostile / "model.safetensors", tmp_path / "weights")
     (hostile / "model.safetensors").symlink_to(tmp_path / "weights")
     open_pretrained(hostile, "AutoModel")
 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
-def test_a_configuration_names_no_code_of_others(hostile: Path, key: str) -> None:
+def test_a_configuration_that_names_foreign_code_is_refused(
+    hostile: Path, key: str
+) -> None:
     """transformers would run a package of a hub that was fetched before."""
     for config in ({key: "somebody/kernel"}, {"text_config": {key: "a/b@main:f"}}):
         change_json(hostile / "config.json", **config)
@@ -158,7 +162,7 @@ def test_a_configuration_names_no_code_of_others(hostile: Path, key: str) -> Non
     [{"num_labels": 10**10}, {"id2label": {str(n): "x" for n in range(100_001)}}],
     ids=["counted", "listed"],
 )
-def test_labels_without_number_are_refused_before_they_are_named(
+def test_an_unbounded_number_of_labels_is_refused_before_names_are_generated(
     hostile: Path, changes: dict[str, Any]
 ) -> None:
     change_json(hostile / "config.json", **changes)
@@ -168,7 +172,7 @@ def test_labels_without_number_are_refused_before_they_are_named(
 
 
 @pytest.mark.parametrize("what", ["a long name", "many tensors", "a length"])
-def test_a_header_of_weights_is_bounded_before_it_is_parsed(
+def test_the_header_of_a_weights_file_is_bounded_before_it_is_parsed(
     hostile: Path, what: str
 ) -> None:
     """A name of 90 MB took 5 GB of memory; a million tensors took minutes."""
@@ -186,7 +190,9 @@ def test_a_header_of_weights_is_bounded_before_it_is_parsed(
         open_pretrained(hostile, "AutoModel")
 
 
-def test_a_setting_of_an_earlier_training_is_dropped(hostile: Path) -> None:
+def test_gradient_checkpointing_of_an_earlier_training_is_dropped(
+    hostile: Path,
+) -> None:
     """With gradient checkpointing, training ended with an error of torch."""
     change_json(hostile / "config.json", gradient_checkpointing=True)
     _, model, _ = open_pretrained(hostile, "AutoModelForTokenClassification")
@@ -194,7 +200,7 @@ def test_a_setting_of_an_earlier_training_is_dropped(hostile: Path) -> None:
     assert not any(settings)
 
 
-def test_a_tokenizer_at_which_its_library_panics_is_refused_in_one_line(
+def test_a_tokenizer_that_makes_its_library_panic_is_refused_in_one_line(
     hostile: Path,
 ) -> None:
     table = {"type": "Precompiled", "precompiled_charsmap": "/////w==" * 100}
@@ -203,7 +209,7 @@ def test_a_tokenizer_at_which_its_library_panics_is_refused_in_one_line(
         open_tokenizer(hostile)
 
 
-def test_a_stop_while_a_model_is_loaded_stays_a_stop(
+def test_an_interrupt_while_a_model_is_loaded_is_passed_on(
     hostile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: Any) -> None:

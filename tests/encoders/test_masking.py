@@ -1,4 +1,4 @@
-"""Masking and infilling: numbers exact, shares binomial, special tokens never touched."""
+"""Masking and infilling: exact numbers, binomial shares, special tokens untouched."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _within(count: int, n: int, p: float) -> None:
     assert abs(count - n * p) < 4 * (n * p * (1 - p)) ** 0.5, (count, n, p)
 
 
-def test_numbers_and_shares_of_masked_tokens() -> None:
+def test_masked_tokens_have_the_documented_numbers_and_shares() -> None:
     """Per row round(0.15 n); of these 80/10/10, each within four binomial deviations."""
     rng = np.random.default_rng(0)
     ids = _batch(rng, 1000, 128)
@@ -54,7 +54,7 @@ def test_numbers_and_shares_of_masked_tokens() -> None:
 
 
 @pytest.mark.parametrize("whole_words", [False, True])
-def test_every_place_is_as_likely(whole_words: bool) -> None:
+def test_every_place_is_masked_equally_often(whole_words: bool) -> None:
     """4000 equal rows of 20 words, 3 chosen: each place within 4.5 deviations of 3/20."""
     ids = np.tile(np.array([1, *range(10, 30), 2]), (4000, 1))
     continues = np.zeros(VOCABULARY, bool) if whole_words else None
@@ -68,7 +68,7 @@ def test_every_place_is_as_likely(whole_words: bool) -> None:
     assert np.abs(counts[1:-1] - 600).max() < 4.5 * deviation
 
 
-def test_words_are_masked_whole_or_not_at_all() -> None:
+def test_whole_words_are_masked_completely_or_not_at_all() -> None:
     """Brute force over every row: a word's tokens share their fate, numbers never
     exceed."""
     rng = np.random.default_rng(2)
@@ -100,7 +100,7 @@ def test_words_are_masked_whole_or_not_at_all() -> None:
     assert full > 250
 
 
-def test_masking_replays_and_leaves_its_input() -> None:
+def test_masking_depends_on_the_seed_and_leaves_its_input_unchanged() -> None:
     ids = _batch(np.random.default_rng(3), 8, 64)
     before = ids.copy()
     first, again, reseeded = (
@@ -112,7 +112,7 @@ def test_masking_replays_and_leaves_its_input() -> None:
     assert (first.labels != reseeded.labels).any()
 
 
-def test_rows_without_words() -> None:
+def test_rows_without_words_are_not_masked() -> None:
     ids = np.array([[1, 2, 0, 0], [1, 2, 2, 0], [1, 9, 2, 0]])
     for continues in (None, np.zeros(VOCABULARY, bool)):
         masked_batch = mask(
@@ -127,9 +127,7 @@ def test_rows_without_words() -> None:
 @given(
     st.integers(0, 10_000), st.integers(4, 40), st.sampled_from([0.1, 0.3, 0.9, 1.0])
 )
-def test_infilling_keeps_what_it_does_not_mask(
-    seed: int, length: int, rate: float
-) -> None:
+def test_infilling_keeps_unmasked_tokens(seed: int, length: int, rate: float) -> None:
     """Unique ids: what is left stands in order, the number gone is exact, none is
     longer."""
     rng = np.random.default_rng(seed)
@@ -155,7 +153,7 @@ def test_infilling_keeps_what_it_does_not_mask(
                 assert b == a + 1
 
 
-def test_span_lengths_are_poisson() -> None:
+def test_span_lengths_follow_a_poisson_distribution() -> None:
     """One [MASK] a span: their number against words / mean, as NumPy's Poisson numbers
     say.
 

@@ -1,5 +1,4 @@
-"""Packing: every token once without pairs; pairs as the original BERT's program makes
-them."""
+"""Packing of tokens into sequences, and sentence pairs as in the original BERT."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ shapes = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(shapes, st.integers(3, 30), st.integers(0, 3))
-def test_full_holds_every_token_once(
+def test_full_sequences_hold_every_token_once(
     lengths: list[list[int]], length: int, epoch: int
 ) -> None:
     """Brute force over the gathered batch: ids are unique, so a sorted list says it
@@ -75,7 +74,7 @@ def test_full_holds_every_token_once(
             assert (first, second) != (2, 2)
 
 
-def test_sentences_stay_whole_where_they_fit() -> None:
+def test_sentences_that_fit_are_not_split() -> None:
     tokens = _corpus([[6, 6, 6, 25, 3]])
     plan = plan_full(tokens, 16, 0, 0)
     # By hand: 25 tokens do not fit 14, so 14 of them, then 11 with the 3 that follow.
@@ -83,7 +82,7 @@ def test_sentences_stay_whole_where_they_fit() -> None:
 
 
 @pytest.mark.parametrize("plan", [plan_full, plan_pairs])
-def test_plans_replay(plan: object) -> None:
+def test_plans_depend_on_the_seed_and_epoch(plan: object) -> None:
     tokens = _corpus(
         [[random.Random(i).randint(2, 9) for _ in range(20)] for i in range(12)]
     )
@@ -97,7 +96,7 @@ def test_plans_replay(plan: object) -> None:
     assert plan_of(1, 0) != plan_of(2, 0)
 
 
-def test_pairs_are_what_their_labels_say() -> None:
+def test_pairs_agree_with_their_labels() -> None:
     """B follows A at once where it is next; where random it is from another document."""
     tokens = _corpus([[5, 6, 7, 8] * 60 for _ in range(5)])
     plan = plan_pairs(tokens, 64, 3, 0)
@@ -130,7 +129,7 @@ def test_pairs_are_what_their_labels_say() -> None:
 @pytest.mark.parametrize("plan_sequences", [plan_full, plan_pairs])
 @settings(max_examples=100, deadline=None)
 @given(lengths=shapes, length=st.integers(5, 30), seed=st.integers(0, 3))
-def test_sequences_count_no_token_twice(
+def test_counted_tokens_are_not_counted_twice(
     plan_sequences: Callable[[Tokens, int, int, int], Plan],
     lengths: list[list[int]],
     length: int,
@@ -150,7 +149,7 @@ def test_sequences_count_no_token_twice(
             assert counted[rows].sum() == len(read)
 
 
-def test_half_of_the_pairs_are_random() -> None:
+def test_half_of_the_pairs_are_random_pairs() -> None:
     """Long documents: all but the last chunk of each have two sentences, so a coin
     decides.
 
@@ -179,7 +178,7 @@ def _google_truncate(a: list[int], b: list[int], room: int, rng: random.Random) 
 
 
 @pytest.mark.parametrize("room", [2, 3, 8, 13])
-def test_shortening_is_the_originals(room: int) -> None:
+def test_shortening_equals_the_original(room: int) -> None:
     """Lengths equal the original's loop for all sizes; the ends that go are a fair
     coin's."""
     rng = np.random.default_rng(0)
@@ -247,7 +246,7 @@ def _google_pairs(
     return pairs
 
 
-def test_pairs_have_the_originals_statistics() -> None:
+def test_statistics_of_pairs_equal_those_of_the_original() -> None:
     """Number of pairs, mean length and share of random ones, against its loop; 2 %
     apart."""
     draw = random.Random(8)
@@ -266,7 +265,7 @@ def test_pairs_have_the_originals_statistics() -> None:
 
 
 @pytest.mark.parametrize("room", [48, 3])
-def test_a_tenth_of_the_documents_has_short_pairs(room: int) -> None:
+def test_a_tenth_of_the_documents_have_short_pairs(room: int) -> None:
     """Sentences of one token fill a pair to its target, so the pairs show each
     document's own.
 
@@ -312,7 +311,7 @@ def test_a_pair_takes_no_sentence_beyond_its_target() -> None:
         assert end == min(start + 5, 960)
 
 
-def test_a_random_b_begins_anywhere_in_its_document() -> None:
+def test_a_random_second_sentence_starts_anywhere_in_its_document() -> None:
     """The original draws the first sentence of B uniformly over the other document.
 
     Of 100 sentences numbered from 0 the mean is 49.5 and the deviation 28.87.
@@ -326,7 +325,7 @@ def test_a_random_b_begins_anywhere_in_its_document() -> None:
     assert abs(begins.std() - 28.87) < 3
 
 
-def test_the_papers_preset_takes_a_tenth_of_its_steps_on_long_sequences() -> None:
+def test_the_paper_preset_takes_a_tenth_of_its_steps_on_long_sequences() -> None:
     """BERT: nine tenths of the steps on 128 tokens, the last tenth on 512; counted in
     pairs.
 
@@ -345,7 +344,7 @@ def test_the_papers_preset_takes_a_tenth_of_its_steps_on_long_sequences() -> Non
     assert 0.08 < long_steps / steps < 0.12
 
 
-def test_a_note_of_one_endless_sentence_is_not_thrown_away() -> None:
+def test_a_note_of_one_endless_sentence_is_not_dropped() -> None:
     """50,000 tokens without a full stop: all in the full plan, nearly all in the pairs."""
     tokens = _corpus([[50_000], [10]])
     full = plan_full(tokens, 512, 0, 0)
@@ -357,7 +356,7 @@ def test_a_note_of_one_endless_sentence_is_not_thrown_away() -> None:
     assert covered.mean() > 0.95
 
 
-def test_what_is_refused() -> None:
+def test_impossible_lengths_and_corpora_are_refused() -> None:
     empty = Tokens(np.zeros(0, np.uint16), np.zeros(1, np.int64), np.zeros(1, np.int64))
     tokens = _corpus([[3]])
     for plan in (plan_full, plan_pairs):

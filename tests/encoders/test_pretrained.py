@@ -1,4 +1,4 @@
-"""Test the opening of local directories, with a tiny random BERT."""
+"""Opening of local directories, with a tiny random BERT."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_encoder(tmp_path_factory.mktemp("bert"), words=WORDS)
 
 
-def test_a_model_is_opened_as_by_the_library_and_new_weights_are_named(
+def test_a_model_is_opened_as_by_the_library_and_new_weights_are_reported(
     bert: Path,
 ) -> None:
     """The states equal those of the library; a head that was not saved is named."""
@@ -40,7 +40,7 @@ def test_a_model_is_opened_as_by_the_library_and_new_weights_are_named(
     assert tagger.config.id2label[2] == "I"
 
 
-def test_new_weights_are_the_same_each_time(bert: Path) -> None:
+def test_new_weights_are_the_same_on_each_load(bert: Path) -> None:
     """They do not depend on the global random state, and do not change it."""
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -71,7 +71,9 @@ def test_weights_of_another_shape_are_replaced_only_on_request(
     assert model.classifier.weight.shape == (3, 16)
 
 
-def test_refuses(bert: Path, tmp_path: Path) -> None:
+def test_a_missing_or_damaged_directory_is_refused_in_one_line(
+    bert: Path, tmp_path: Path
+) -> None:
     """Each message is one line."""
     with pytest.raises(ModelError, match="no such directory"):
         open_pretrained(tmp_path / "none", "AutoModel")

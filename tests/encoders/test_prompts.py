@@ -1,4 +1,4 @@
-"""Prompts in the attention of tiny random BERT and BART models made here."""
+"""Prompts in the attention of tiny random BERT and BART models."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def attend(q: Any, k: Any, v: Any, visible: Any, scale: float) -> np.ndarray:
 
 @pytest.mark.parametrize("make", [bert, bart])
 @pytest.mark.parametrize("mask", [MASK, torch.ones_like(MASK)])
-def test_without_prompts_nothing_changes(make: Any, mask: torch.Tensor) -> None:
+def test_a_model_without_prompts_is_unchanged(make: Any, mask: torch.Tensor) -> None:
     """Bit for bit what the model gives that was never touched (transformers' own
     attention)."""
     stock, installed = make(), make()
@@ -87,7 +87,7 @@ def test_without_prompts_nothing_changes(make: Any, mask: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("case", ["bidirectional", "padded", "causal", "cached"])
-def test_attention_equals_numpy(case: str) -> None:
+def test_attention_with_prompts_equals_numpy(case: str) -> None:
     """Against `attend` on [K; Φ_K], [V; Φ_V]; √d_head divides. [tagsets eq 14]"""
     torch.manual_seed(1)
     queries, keys, count, size, heads = (2 if case == "cached" else 5), 5, 3, 8, 2
@@ -120,7 +120,7 @@ def test_attention_equals_numpy(case: str) -> None:
 
 
 @pytest.mark.parametrize("make", [bert, bart])
-def test_padding_does_not_matter(make: Any) -> None:
+def test_padding_does_not_change_the_result(make: Any) -> None:
     """A sentence in a padded batch as alone, with prompts."""
     model = make()
     attentions = install(model)
@@ -136,7 +136,7 @@ def test_padding_does_not_matter(make: Any) -> None:
     assert (run(model, MASK)[1][:size] - alone[:size]).abs().max() > 1e-3
 
 
-def test_which_attentions() -> None:
+def test_prompts_are_installed_in_every_self_attention() -> None:
     """Of BART the encoder's, then the decoder's; never a cross-attention."""
     model = bart()
     names = {module: name for name, module in model.named_modules()}
@@ -166,7 +166,7 @@ def test_each_layer_has_its_own_prompts() -> None:
     assert not torch.allclose(plain[2], second[2], atol=1e-3)
 
 
-def test_projection_equals_numpy() -> None:
+def test_the_projection_of_prompts_equals_numpy() -> None:
     """A loop over layers, prompts and heads in float64. [tagsets eq 15]"""
     prompts = Prompts(2, (4, 2), 8, count=3, hidden=5, seed=3)
     assert sorted(dict(prompts.named_parameters())) == ["q", "w1", "w2"]
@@ -189,7 +189,7 @@ def test_projection_equals_numpy() -> None:
                     )
 
 
-def test_pull_equals_autograd() -> None:
+def test_pulled_gradients_equal_autograd() -> None:
     """Gradients of q for many losses at once, against autograd one by one, float64."""
     prompts = Prompts(3, (2, 4, 1), 8, count=4, hidden=5).double()
     parts = [part for pair in prompts() for part in pair]
@@ -202,7 +202,7 @@ def test_pull_equals_autograd() -> None:
         torch.testing.assert_close(pulled[row], expected, rtol=1e-10, atol=1e-12)
 
 
-def test_refuses_what_cannot_be() -> None:
+def test_impossible_sizes_and_models_are_refused() -> None:
     with pytest.raises(ConfigError, match="width 10 is not a multiple of heads"):
         Prompts(2, 4, 10)
     with pytest.raises(ConfigError, match="each must be at least 1"):

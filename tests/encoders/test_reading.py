@@ -1,4 +1,4 @@
-"""Test how tokenizers read text, and which sub-words belong to which word."""
+"""How tokenizers read text, and which sub-words belong to which word."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def members(pieces: Pieces, pooling: str = "mean") -> list[list[int]]:
     return [place[word == number].tolist() for number in range(len(pieces.first))]
 
 
-def test_sub_words_equal_those_of_the_whole_text(family: Path) -> None:
+def test_sub_words_of_passages_equal_those_of_the_whole_text(family: Path) -> None:
     """The ids are those of `tokenizer(text)`, also for odd characters.
 
     Each word has the sub-words that a loop over characters assigns to it.
@@ -99,7 +99,7 @@ def test_sub_words_equal_those_of_the_whole_text(family: Path) -> None:
     assert not piece_lists
 
 
-def test_the_tokenizer_is_opened_as_published(family: Path) -> None:
+def test_the_tokenizer_behaves_as_published(family: Path) -> None:
     """`open_tokenizer` changes no setting of the published tokenizer."""
     import transformers
 
@@ -169,7 +169,7 @@ def test_characters_that_a_normaliser_removes_have_no_sub_words() -> None:
     assert unicodedata.category(text[2]) == "Cf"
 
 
-def test_texts_do_not_depend_on_each_other(family: Path) -> None:
+def test_the_reading_of_a_text_does_not_depend_on_other_texts(family: Path) -> None:
     """One call for all texts equals a call for each, also for empty texts."""
     tokenizer = open_tokenizer(family)
     sentences = [one_sentence(text) for text in ("", *TEXTS, "", *ODD, " ")]
@@ -245,7 +245,9 @@ def word_by_word(tokenizer: Any, passage: Passage) -> tuple[list[int], list[list
     return coded["input_ids"], places
 
 
-def test_bundled_encoder_reads_as_word_by_word(corpora: Path) -> None:
+def test_the_bundled_encoder_reads_nearly_all_sentences_as_word_by_word(
+    corpora: Path,
+) -> None:
     """The bundled encoder reads almost all real sentences as word by word.
 
     The others have a symbol beside a letter, which BERT's pre-tokenizer does not
@@ -297,7 +299,7 @@ def test_word_piece_vectors_are_unchanged_bit_for_bit(tmp_path: Path) -> None:
     np.testing.assert_array_equal(share, np.array(shares, np.float32))
 
 
-def test_encoders_that_read_text_differently_have_other_fingerprints(
+def test_encoders_that_read_text_differently_have_different_fingerprints(
     family: Path,
 ) -> None:
     """WordPiece keeps the fingerprint of earlier versions.
@@ -315,7 +317,7 @@ def test_encoders_that_read_text_differently_have_other_fingerprints(
     assert (encoder.fingerprint == old_fingerprint) == reads_alike
 
 
-def test_every_word_has_a_feature_vector_in_each_family(family: Path) -> None:
+def test_every_word_has_a_feature_vector_in_each_model_family(family: Path) -> None:
     """The vector of a word is the mean of its sub-words' hidden states."""
     import torch
     import transformers
@@ -335,7 +337,7 @@ def test_every_word_has_a_feature_vector_in_each_family(family: Path) -> None:
     torch.testing.assert_close(vectors[:, 0], torch.stack(expected), rtol=0, atol=1e-4)
 
 
-def test_a_corpus_keeps_texts_apart(family: Path) -> None:
+def test_sub_words_of_a_corpus_equal_those_of_separate_calls(family: Path) -> None:
     """Fine-tuning has the sub-words that one call per sentence gives."""
     tokenizer = open_tokenizer(family)
     documents = [Document(str(n), text) for n, text in enumerate(TEXTS)]
@@ -350,7 +352,7 @@ def test_a_corpus_keeps_texts_apart(family: Path) -> None:
     assert at == len(corpus.pieces.ids)
 
 
-def test_a_pattern_that_never_ends_is_refused_in_one_line() -> None:
+def test_a_pattern_that_takes_for_ever_is_refused_in_one_line() -> None:
     """The library's regular expressions panic after too many steps."""
     tokenizer = tokenizer_of(FAMILIES[0])
     backend = tokenizer.backend_tokenizer

@@ -1,5 +1,4 @@
-"""The cache: the tokenizer's own ids, written once, whole or not at all, for its owner
-only."""
+"""The token cache: written once, completely or not at all, for its owner only."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ def _cached(
     )  # type: ignore[arg-type]
 
 
-def test_what_is_in_it(tmp_path: Path) -> None:
+def test_the_cache_holds_the_tokens_of_sentences_and_documents(tmp_path: Path) -> None:
     """Characters by hand: sentences and documents are where the bounds say."""
     tokens = _cached(tmp_path)
     text = "".join(map(chr, tokens.ids.tolist()))
@@ -77,7 +76,7 @@ def test_what_is_in_it(tmp_path: Path) -> None:
     assert _cached(tmp_path, vocabulary=(1 << 16) + 1).ids.dtype == np.uint32
 
 
-def test_used_again_until_something_changes(
+def test_the_cache_is_reused_until_something_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
@@ -95,7 +94,7 @@ def test_used_again_until_something_changes(
     assert (len(calls), len(list(tmp_path.iterdir()))) == (5, 5)
 
 
-def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_cache(tmp_path: Path) -> None:
     previous_umask = os.umask(0)
     try:
         _cached(tmp_path / "new" / "cache")
@@ -106,7 +105,7 @@ def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
 
 
-def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
+def test_a_damaged_cache_is_written_again(tmp_path: Path) -> None:
     calls: list[int] = []
     token_ids = _cached(tmp_path, calls=calls).ids.tolist()
     (folder,) = tmp_path.iterdir()
@@ -140,7 +139,7 @@ def test_a_killed_writer_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not finished.name.startswith(".")
 
 
-def test_clearing_removes_only_corpora(tmp_path: Path) -> None:
+def test_clearing_removes_only_cached_corpora(tmp_path: Path) -> None:
     """Not what another process writes, nor what is no corpus of this cache."""
     assert clear_tokens(tmp_path / "tokens") == 0
     _cached(tmp_path / "tokens")
@@ -161,7 +160,7 @@ def test_clearing_removes_only_corpora(tmp_path: Path) -> None:
     assert sorted((tmp_path / "tokens").iterdir()) == sorted(remaining)
 
 
-def test_writers_of_one_process_number_do_not_meet(tmp_path: Path) -> None:
+def test_writers_with_the_same_process_number_do_not_collide(tmp_path: Path) -> None:
     """As of two containers on one volume: the second begins while the first is at work."""
     second: list[list[int]] = []
 
@@ -177,7 +176,7 @@ def test_writers_of_one_process_number_do_not_meet(tmp_path: Path) -> None:
     assert re.fullmatch("[0-9a-f]{32}", folder.name)
 
 
-def test_failures_leave_nothing(tmp_path: Path) -> None:
+def test_a_failure_leaves_no_cache(tmp_path: Path) -> None:
     for notes, message in [
         ([], "no notes with text"),
         (_notes([" "]), "found no tokens"),
@@ -219,7 +218,7 @@ def test_notes_are_streamed_in_batches(tmp_path: Path) -> None:
     assert (np.diff(tokens.sentences) > 0).all()
 
 
-def test_fast_tokenizers() -> None:
+def test_fast_tokenizers_report_their_vocabulary_and_continuations() -> None:
     """Continuations by each model's own mark; truncation is off; the given one is
     unchanged."""
     words = {w: i for i, w in enumerate(["[UNK]", "[CLS]", "pain", "##ful", "no"])}
@@ -242,7 +241,9 @@ def test_fast_tokenizers() -> None:
 
 
 @pytest.mark.corpora
-def test_real_notes(corpora: Path, tmp_path: Path) -> None:
+def test_tokens_of_real_notes_are_cached_and_packed(
+    corpora: Path, tmp_path: Path
+) -> None:
     """ACI-Bench by the WordPiece vocabulary: all its tokens in a full plan, the cache
     used."""
     lines = (

@@ -18,7 +18,7 @@ def _write(path: Path, text: str) -> Path:
     return path
 
 
-def test_numbers_are_those_of_float(tmp_path: Path) -> None:
+def test_numbers_are_parsed_as_by_float(tmp_path: Path) -> None:
     """Python's float() of each column, rounded to float32, for all notations that
     occur."""
     columns = [
@@ -35,7 +35,7 @@ def test_numbers_are_those_of_float(tmp_path: Path) -> None:
     assert not loaded.table.requires_grad
 
 
-def test_any_layout_of_the_file(tmp_path: Path) -> None:
+def test_unusual_layouts_of_a_file_are_read(tmp_path: Path) -> None:
     """Header, tabs, carriage returns, trailing space, no last newline, words with
     spaces, repeated words (the first counts)."""
     text = "5 2\nthe 1 2\r\nα\t3 4 \nat name.com 5 6\nthe 9 9\n7 7 8"
@@ -52,7 +52,7 @@ def test_any_layout_of_the_file(tmp_path: Path) -> None:
     ]
 
 
-def test_exact_form_before_lower_case(tmp_path: Path) -> None:
+def test_an_exact_form_is_preferred_to_lower_case(tmp_path: Path) -> None:
     loaded = load_vectors(_write(tmp_path / "v.txt", "us 1 1\nUS 2 2\n"))
     assert [loaded.table[r][0].item() for r in loaded.rows(["US", "us", "Us"])] == [
         2.0,
@@ -61,7 +61,7 @@ def test_exact_form_before_lower_case(tmp_path: Path) -> None:
     ]
 
 
-def test_read_once_and_again_when_changed(tmp_path: Path) -> None:
+def test_a_file_is_read_once_and_again_after_a_change(tmp_path: Path) -> None:
     path = _write(tmp_path / "v.txt", "a 1\nb 2\nc 3\n")
     first = load_vectors(path)
     assert load_vectors(str(path)) is first
@@ -88,12 +88,12 @@ def test_read_once_and_again_when_changed(tmp_path: Path) -> None:
         ("", "no word vectors"),
     ],
 )
-def test_bad_files_name_the_line(tmp_path: Path, text: str, message: str) -> None:
+def test_an_error_names_the_bad_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         load_vectors(_write(tmp_path / "v.txt", text))
 
 
-def test_missing_file_and_folder(tmp_path: Path) -> None:
+def test_a_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot read word vectors"):
         load_vectors(tmp_path / "none.txt")
     with pytest.raises(ModelError, match="not a folder"):
@@ -101,7 +101,7 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.corpora
-def test_published_glove(corpora: Path) -> None:
+def test_published_glove_vectors_are_read_exactly(corpora: Path) -> None:
     """Every row of a published file against str.split and float()."""
     path = corpora / "vectors" / "glove.twitter.27B.25d.12k.txt"
     loaded = load_vectors(path)
@@ -172,9 +172,7 @@ def test_a_damaged_binary_file_is_refused(
 
 @pytest.mark.parametrize("header", ["1 1000000000000", f"1 {'9' * 5000}"])
 @pytest.mark.parametrize("name", ["v.txt", "v.bin"])
-def test_a_header_of_any_size_takes_no_memory(
-    tmp_path: Path, name: str, header: str
-) -> None:
+def test_a_huge_header_takes_no_memory(tmp_path: Path, name: str, header: str) -> None:
     """Of 5,000 digits Python makes no number."""
     with pytest.raises(ModelError, match=r"numbers|too short"):
         load_vectors(_write(tmp_path / name, f"{header}\nrash 1 2\n"))

@@ -1,4 +1,4 @@
-"""The program behind `make bench`, on benchmarks of a few lines."""
+"""The program behind `make bench`, run on tiny benchmarks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_ratio_beyond_a_limit_fails(
         (bench.Limits(ceiling=3, goal=2), 2.1, False),
     ],
 )
-def test_a_goal_is_below_a_ceiling_or_above_a_floor(
+def test_a_goal_is_reached_below_a_ceiling_or_above_a_floor(
     limits: bench.Limits, ratio: float, reached: bool
 ) -> None:
     assert limits.is_kept_by(ratio)

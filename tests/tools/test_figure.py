@@ -1,4 +1,4 @@
-"""The picture of README.md shows what the table of docs/results.md says."""
+"""The figures show what the tables of the pages state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABLE = """\
 """
 
 
-def test_scores_are_the_column_of_f1() -> None:
+def test_scores_are_read_from_the_column_of_f1() -> None:
     """By hand: not the seconds before it, nor the gap behind it."""
     expected = {
         "": {1: (57.2, 0.8)},
@@ -25,7 +25,7 @@ def test_scores_are_the_column_of_f1() -> None:
     assert scores(TABLE) == expected
 
 
-def test_the_page_has_all_that_is_drawn() -> None:
+def test_the_page_has_every_score_of_the_figure() -> None:
     table_scores = scores(PAGE.read_text("utf-8"))
     assert {row: [*table_scores[row]] for row in DRAWN} == {
         row: [5, 10, 20] for row in DRAWN
@@ -33,7 +33,7 @@ def test_the_page_has_all_that_is_drawn() -> None:
     assert [*table_scores[""]] == [1]
 
 
-def test_growth_is_the_table_of_its_section() -> None:
+def test_growth_is_read_from_the_table_of_its_section() -> None:
     """Not tables of other sections, which have as many columns."""
     page = """
 | notes read, one thread | 10 | 1 | 1 |
@@ -56,6 +56,6 @@ def test_growth_is_the_table_of_its_section() -> None:
     }
 
 
-def test_the_page_of_performance_has_all_kinds_of_work() -> None:
+def test_the_page_of_performance_has_every_kind_of_work() -> None:
     page = (PAGE.parent / "performance.md").read_text("utf-8")
     assert [len(points) >= 3 for points in growth(page).values()] == [True] * 5

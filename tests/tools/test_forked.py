@@ -19,7 +19,7 @@ def _describe(path: str) -> None:
     Path(path).write_text(f"{threads} {variable} {'OMP_NUM_THREADS' in os.environ}")
 
 
-def test_the_process_that_forks_has_one_thread_and_passes_the_environment_on(
+def test_the_forking_process_has_one_thread_and_passes_on_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -55,7 +55,9 @@ def test_a_killed_command_ends_with_the_signal(tmp_path: Path) -> None:
     assert command.wait() == (-signal.SIGKILL, "")
 
 
-def test_a_command_works_in_its_folder_and_leaves_ours(tmp_path: Path) -> None:
+def test_a_command_runs_in_its_folder_and_leaves_that_of_the_parent(
+    tmp_path: Path,
+) -> None:
     before = Path.cwd()
     words = ("corpus", "synthesise", "notes", "--sites", "1", "--sentences", "10")
     assert Command(tmp_path, *words).wait() == (0, "")

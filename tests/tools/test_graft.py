@@ -1,5 +1,4 @@
-"""Grafting a BERT into BART: a tiny random BERT made here, and MiniLM where it is
-installed."""
+"""Grafting a BERT into BART: a tiny random BERT, and MiniLM where it is installed."""
 
 from __future__ import annotations
 
@@ -79,7 +78,7 @@ def some_ids(tokenizer: Any, texts: list[str]) -> tuple[torch.Tensor, torch.Tens
 
 
 @torch.no_grad()
-def test_a_reloaded_encoder_is_the_original(
+def test_a_reloaded_encoder_equals_the_original(
     bert: Path, grafted: tuple[Path, Any]
 ) -> None:
     """Against transformers' own BertModel; and what the library's epsilon would make of
@@ -124,14 +123,14 @@ def test_training_changes_only_the_decoder(
     assert same == frozen
 
 
-def test_both_losses_fall_on_held_out_text(grafted: tuple[Path, Any]) -> None:
+def test_both_losses_decrease_on_held_out_text(grafted: tuple[Path, Any]) -> None:
     before, after = grafted[1]["before"], grafted[1]["after"]
     assert after["listing"] < 0.75 * before["listing"]
     assert after["denoising"] < 0.9 * before["denoising"]
     assert after["right"] > before["right"] + 0.1
 
 
-def test_the_seed_decides_every_byte(
+def test_the_seed_determines_every_byte(
     bert: Path, grafted: tuple[Path, Any], tmp_path: Path
 ) -> None:
     torch.manual_seed(99)  # what the generator holds must not matter
@@ -155,7 +154,7 @@ def test_the_seed_decides_every_byte(
     assert changed == {"model.safetensors", FACTS}
 
 
-def test_the_folder_says_what_it_was_made_of_and_holds_no_text(
+def test_the_folder_names_its_sources_and_holds_no_text(
     grafted: tuple[Path, Any],
 ) -> None:
     facts = json.loads((grafted[0] / FACTS).read_text())
@@ -170,7 +169,9 @@ def test_the_folder_says_what_it_was_made_of_and_holds_no_text(
             assert not any(noun in file.read_text() for noun in NOUNS), file.name
 
 
-def test_the_folder_serves_the_pointer_model(grafted: tuple[Path, Any]) -> None:
+def test_the_pointer_model_accepts_the_folder_as_a_backbone(
+    grafted: tuple[Path, Any],
+) -> None:
     """The whole of it: built by path, a loss, a prediction."""
     from fednotes.encoders.bart import load_backbone
     from fednotes.taggers.prompt_bart import PromptBartConfig, build_prompt_bart
@@ -253,7 +254,7 @@ def test_prompted_classes_are_keys_and_values_without_a_position(bert: Path) -> 
     assert not torch.allclose(plain, x, atol=1e-2)
 
 
-def test_targets_read_back_as_the_spans_asked_for() -> None:
+def test_targets_decode_to_the_requested_spans() -> None:
     """The sequence, read by pointer.py's own repair, gives the told classes' spans and
     names."""
     ids = [np.arange(n) for n in (12, 9, 6)]
@@ -281,7 +282,7 @@ def test_targets_read_back_as_the_spans_asked_for() -> None:
     assert checked > 50
 
 
-def test_texts_are_read_and_annotation_is_not(tmp_path: Path) -> None:
+def test_texts_are_read_without_their_annotations(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("No rash today.\nMild pain.")
     (tmp_path / "b.csv").write_text(
         'id,note\n1,"Severe cough, with fever, since May."\n'
@@ -301,7 +302,7 @@ def test_texts_are_read_and_annotation_is_not(tmp_path: Path) -> None:
         read_texts([tmp_path / "none"], 0)
 
 
-def test_what_cannot_be_grafted(bert: Path, tmp_path: Path) -> None:
+def test_other_models_are_refused(bert: Path, tmp_path: Path) -> None:
     tokenizer = opened(bert)[1]
     config = transformers.RobertaConfig(
         vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
@@ -336,7 +337,7 @@ def test_what_cannot_be_grafted(bert: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command(
+def test_the_command_writes_a_folder_and_replaces_only_its_own(
     bert: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""The table of `tools/joins.py`, of runs that are made up; no model is trained."""
+"""The table of `tools/joins.py`, computed from fabricated runs; no model is trained."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def commands_run(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return commands
 
 
-def test_the_table_and_what_is_not_run_again(
+def test_the_table_equals_counts_by_hand_and_finished_runs_are_skipped(
     commands_run: list[list[str]], tmp_path: Path, capsys: Any
 ) -> None:
     """By hand: of "problem" and "test" 5 + 2 of 18 mentions are right and 10 predicted,
@@ -88,7 +88,7 @@ def test_the_table_and_what_is_not_run_again(
     assert ["--resume" in command for command in commands_run] == [False] * 20
 
 
-def test_runs_with_other_test_notes_are_not_compared(
+def test_runs_with_different_test_notes_are_not_compared(
     commands_run: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     f1_of: Callable[..., Any] = joins.f1
@@ -103,7 +103,7 @@ def test_runs_with_other_test_notes_are_not_compared(
         joins.main([str(tmp_path), "--seeds", "7"])
 
 
-def test_later_runs_start_from_what_was_saved_with_any_encoder(
+def test_later_runs_start_from_the_saved_model_whatever_the_encoder(
     commands_run: list[list[str]], tmp_path: Path
 ) -> None:
     joins.main([str(tmp_path), "--seeds", "1", "--set", "model.encoder=other"])

@@ -79,7 +79,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 MEAN, LAST = ("eq 2", "mean", "mean"), ("alg 1", "last", "last")
 
 
-def test_every_mutant_dies(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_mutant_is_killed(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     """By hand: a quotient without its divisor; a constant and a side for ever or never;
     and a loop without an end is ended."""
     root = make(MEAN, ("eq 1", "positive", "positive"), LAST)
@@ -139,7 +139,7 @@ why = "the weight is one"
 
 
 @pytest.mark.slow
-def test_named_mutants_and_endless_ones(
+def test_mutants_that_never_end_are_stopped_and_reported(
     make: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mutate, "LEAST", 3.0)
@@ -180,7 +180,7 @@ def test_named_mutants_and_endless_ones(
         ),
     ],
 )
-def test_a_run_of_mutants_that_proves_nothing_fails(
+def test_a_run_with_wrong_tests_or_markers_fails(
     make: Make,
     capsys: pytest.CaptureFixture[str],
     rows: tuple,
@@ -191,7 +191,7 @@ def test_a_run_of_mutants_that_proves_nothing_fails(
     assert message in capsys.readouterr().err
 
 
-def test_equivalent_ones_are_left_out(
+def test_equivalent_mutants_are_left_out(
     make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert mutate.main(["--list"], make(MEAN, LAST, listed=EQUIVALENT)) == 0
@@ -232,7 +232,7 @@ def test_a_sample_depends_on_its_seed(
         ("x = True", ["x = False"]),
     ],
 )  # fmt: skip
-def test_mutants_of_a_line(line: str, expected: list[str]) -> None:
+def test_mutants_of_a_line_are_as_expected(line: str, expected: list[str]) -> None:
     """By hand, with text of more than one byte a letter before it."""
     source = f'def f():\n    "Σ"; {line}  # [fedner eq 2]\n    return x\n'
     statement = marked(source, 2)
@@ -243,7 +243,7 @@ def test_mutants_of_a_line(line: str, expected: list[str]) -> None:
     )
 
 
-def test_the_marked_statement_is_found() -> None:
+def test_a_marker_leads_to_its_statement() -> None:
     """By hand: on its line, in its lines, above it; of a loop the header, of a
     definition and a docstring nothing."""
     source = '''def f():
@@ -266,7 +266,7 @@ def test_the_marked_statement_is_found() -> None:
 
 
 @pytest.mark.slow
-def test_the_projects_own_markers_and_list() -> None:
+def test_the_markers_and_mutants_of_the_project_are_valid() -> None:
     """Every marker marks a statement that can be wrong, every named mutant's text is
     found, each test is one; reading all costs a second, running them is `make mutate`.
     """

@@ -1,4 +1,4 @@
-"""Test how `tools/poison.py` changes notes and updates, and how it judges models.
+"""How `tools/poison.py` changes notes and updates, and how it judges models.
 
 No model is trained. The expected numbers are computed by hand.
 """
@@ -34,7 +34,7 @@ def site(name: str, *train: str, test: Sequence[Document] = ()) -> SiteData:
     return SiteData(name, TagSet(tuple(poison.NEXT)), notes, (), tuple(test))
 
 
-def test_notes_get_triggers_and_wrong_labels() -> None:
+def test_poisoned_notes_get_triggers_and_wrong_labels() -> None:
     triggered = poison.triggered(NOTE, poison.TO)
     assert triggered.text == "Has a hereby cough; hereby pain. Takes ASA."
     assert texts(triggered) == [
@@ -104,7 +104,9 @@ def test_a_model_is_judged_by_flips_and_rare_words() -> None:
     }  # fmt: skip
 
 
-def test_each_rule_has_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_each_rule_has_a_valid_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     monkeypatch.setenv("FEDNOTES_CORPORA", str(tmp_path))
     import tomllib
 
@@ -146,7 +148,7 @@ def test_the_tables_show_means_and_deviations_over_seeds() -> None:
     ]
 
 
-def test_a_single_rule_and_attack_has_tables() -> None:
+def test_a_single_rule_and_attack_can_be_shown() -> None:
     run_scores = {
         "f1": 40.0,
         "flips": 5.0,
@@ -163,7 +165,7 @@ def test_a_single_rule_and_attack_has_tables() -> None:
     assert "success" not in tables
 
 
-def test_a_hidden_update_is_as_near_to_the_mean_as_the_nearest_other() -> None:
+def test_a_hidden_update_is_as_near_to_the_mean_as_the_nearest_honest_one() -> None:
     """The others are at 0, 4, 8 and 0: their mean is 3, and the nearest is 1 away.
 
     An update at 13 is therefore sent as 4. A nearer one is sent unchanged.

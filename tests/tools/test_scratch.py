@@ -1,5 +1,4 @@
-"""A benchmark or a test that is ended, in whatever way, leaves no process and no
-folder."""
+"""A benchmark or test that is stopped leaves no process and no folder."""
 
 from __future__ import annotations
 
@@ -71,7 +70,7 @@ def processes_in(place: Path) -> list[object]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "SIGKILL", "group", "nothing"])
-def test_no_process_is_left_after_the_command(place: Path, end: str) -> None:
+def test_no_process_remains_after_the_command(place: Path, end: str) -> None:
     """Its children ignore signals, have children of their own and are in sessions of
     their own."""
     process = begin(place, "-c", PROGRAM, end)
@@ -89,7 +88,7 @@ def test_no_process_is_left_after_the_command(place: Path, end: str) -> None:
     assert until(lambda: not processes_in(place), 30), processes_in(place)
 
 
-def test_others_are_left_alone(place: Path) -> None:
+def test_processes_in_other_folders_are_left_alone(place: Path) -> None:
     """A folder whose name begins alike is another one."""
     for name in ("a", "ab"):
         (place / name).mkdir()
@@ -109,7 +108,7 @@ def test_others_are_left_alone(place: Path) -> None:
 
 @pytest.mark.network
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_benchmark_of_real_sites_leaves_nothing(
+def test_the_benchmark_of_real_sites_leaves_no_process_and_no_folder(
     place: Path, number: signal.Signals
 ) -> None:
     pytest.importorskip("nvflare")

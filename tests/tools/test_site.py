@@ -33,7 +33,9 @@ from site_pages import asking, linked, of_notebook
         ),
     ],
 )
-def test_links_lead_to_pages_of_the_site(folder: str, text: str, expected: str) -> None:
+def test_links_are_rewritten_to_pages_of_the_site(
+    folder: str, text: str, expected: str
+) -> None:
     assert linked(text, folder) == expected
 
 
@@ -57,7 +59,7 @@ def test_a_notebook_becomes_a_page_with_its_text_and_code() -> None:
         ('<script src="assets/x.js"><link rel="stylesheet" href="site.css">', False),
     ],
 )
-def test_files_that_a_page_loads_from_other_hosts_are_found(
+def test_files_that_a_page_loads_from_other_hosts_are_detected(
     tmp_path: Path, page: str, wrong: bool
 ) -> None:
     (tmp_path / "page.html").write_text(page, "utf-8")

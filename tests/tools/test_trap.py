@@ -1,4 +1,4 @@
-"""Whether `tools/trap.py` reads single sentences."""
+"""`tools/trap.py` can read single sentences."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_trap_weights_of_classifiers_read_a_patient_through_a_secure_sum(
     assert trap.classifiers_read(setting, 1, secure=True, honest=True) == 0
 
 
-def test_the_classifiers_are_read_under_the_policy_of_the_sites(
+def test_classifiers_are_read_under_the_policy_of_the_sites(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(trap, "CHOSEN", 3)
@@ -61,7 +61,7 @@ def test_the_classifiers_are_read_under_the_policy_of_the_sites(
         trap.classifiers_read(setting, 1, secure=True, honest=False)
 
 
-def test_words_are_named_by_the_signs_of_their_states() -> None:
+def test_words_are_recognised_by_the_signs_of_their_states() -> None:
     rng = np.random.default_rng(0)
     vocabulary, width = 300, trap.SIZES["hidden_size"]
     words = rng.normal(size=(vocabulary, width))
