@@ -127,6 +127,8 @@ class SiteHost:
             a further state is saved at the start of a round.
         pace: Delays answers under a secure sum; None sends them immediately.
         tell: Called with each line that may interest a person at the site.
+        tell_refusal: Called instead of `tell` for a refusal, with the line, the task
+            and the error.
         outward: Returns what the server learns about an error, from the error and the
             site's name; by default the complete message.
 
@@ -151,6 +153,7 @@ class SiteHost:
         keeping: float = 20.0,
         pace: AnswerTimes | None = None,
         tell: Callable[[str], None] = lambda _: None,
+        tell_refusal: Callable[[str, str, Exception], None] | None = None,
         outward: Callable[[Exception, str], str] | None = None,
     ) -> None:
         self._make = make
@@ -161,6 +164,7 @@ class SiteHost:
         self._max_norm = max_norm
         self._keeping = keeping
         self._tell = tell
+        self._tell_refusal = tell_refusal or (lambda line, _task, _error: tell(line))
         self._pace = pace if sealer is not None else None
         self._line_at = -ROUND_LINE_SECONDS  # time of the last line of progress
         self._outward = outward or explained
@@ -565,7 +569,9 @@ class SiteHost:
         """
         task = request.task or "a message"
         line = whole_line(error, self._name)
-        self._tell(f"refused {task} ({request.number}): {line}")
+        self._tell_refusal(
+            f"refused {task} ({request.number}): {line}", request.task, error
+        )
         public = self._outward(error, self._name)
         public = without_folders(public.replace(f"{self._directory}/", ""))
         reply = encode(replace(self._reply(request), refusal=public, later=later))

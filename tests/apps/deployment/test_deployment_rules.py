@@ -8,10 +8,12 @@ rule that was broken.
 from __future__ import annotations
 
 import json
+import logging
 import random
 import re
 import shutil
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +42,11 @@ from fednotes.apps.deployment.agreement import (
     describe,
     descriptions_to_text,
     mismatch,
+)
+from fednotes.apps.deployment.problems import (
+    LastProblem,
+    read_last_problem,
+    record_line,
 )
 from fednotes.apps.deployment.rules.guard import read_pending_job
 from fednotes.core.errors import ConfigError, TrainingError
@@ -129,6 +136,20 @@ def test_progress_that_watchers_receive(site_notes: Any, tmp_path: Path) -> None
 # approval
 
 
+def problem_after(
+    records: Iterable[logging.LogRecord], beginning: str, kit: Path
+) -> LastProblem | None:
+    """Return the problem that a site's status shows after lines that begin so.
+
+    There is at least one such line.
+    """
+    lines = [record for record in records if record.getMessage().startswith(beginning)]
+    assert lines
+    for record in lines:
+        record_line(kit, record)
+    return read_last_problem(kit)
+
+
 def test_an_unapproved_job_waits_until_a_person_approves(
     site_notes: Any, tmp_path: Path
 ) -> None:
@@ -215,13 +236,15 @@ def test_a_run_counts_its_time_from_its_first_start(
 
 
 def test_an_approval_that_is_taken_back_stops_the_site(
-    site_notes: Any, tmp_path: Path
+    site_notes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the middle of a run; with two sites enough it goes on without that one."""
     hospitals = Hospitals(tmp_path, QUICK, site_notes, least=2)
     reject = partial(hospitals.approve, "posts", yes=False)
     hospitals.network.meanwhile = lambda: reject() if hospitals.lines("round") else None
+    caplog.set_level("INFO")
     hospitals.run()
+    assert problem_after(caplog.records, "refused ", tmp_path) is None
     rounds = [line["took_part"] for line in hospitals.lines("round")]
     assert rounds == [3, 2]
     assert not (hospitals.results("posts") / "model").exists()
@@ -323,7 +346,7 @@ def test_a_site_that_shares_no_scores_joins_no_plain_sum(
 
 
 def test_a_site_that_shares_no_scores_any_more_stops_in_the_middle(
-    site_notes: Any, tmp_path: Path
+    site_notes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No count of an evaluation leaves it after that, of whatever task."""
     hospitals = Hospitals(tmp_path, SHORT, site_notes)
@@ -341,10 +364,14 @@ def test_a_site_that_shares_no_scores_any_more_stops_in_the_middle(
             hospitals.change("posts", "share_scores = true", "")
 
     hospitals.network.meanwhile = close
+    caplog.set_level("INFO")
     with pytest.raises((KeyboardInterrupt, TrainingError)):
         hospitals.run()
     after = [decode_reply(reply) for reply in hospitals.network.frames[at[0] + 1 :: 2]]
     posts = [reply for reply in after if reply.site == "posts"]
+    problem = problem_after(caplog.records, "refused ", tmp_path)
+    assert problem is not None
+    assert "share_scores in [policy] of site.toml" in problem.text
     assert any("refused by share_scores" in reply.refusal for reply in posts)
     assert not any(reply.update and reply.update.metrics for reply in posts)
     # of other sites
@@ -368,14 +395,16 @@ def test_outside_the_hours_a_run_waits(site_notes: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_scores_stay_unless_the_policy_shares_them(
-    site_notes: Any, tmp_path: Path
+    site_notes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Under the secure sum, where a site that shares none can take part."""
     pytest.importorskip("cryptography")
     hospitals = Hospitals(tmp_path, SECURE, site_notes)
     for name in ("discharge", "reports"):
         hospitals.change(name, "share_scores = true\n", "")
+    caplog.set_level("INFO")
     hospitals.run()
+    assert problem_after(caplog.records, "refused ", tmp_path) is None
     summary = json.loads((hospitals.server / "summary.json").read_text())
     scores = json.loads((hospitals.results("posts") / "scores.json").read_text())
     assert {s: x["federated"] for s, x in summary["sites"].items() if x} == {

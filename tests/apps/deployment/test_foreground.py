@@ -18,6 +18,7 @@ from ward_places import stopped
 
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.authority import provision
+from fednotes.apps.deployment.problems import read_last_problem, record_problem
 
 
 @pytest.fixture
@@ -46,10 +47,12 @@ def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
     """Each is the process that was begun, prints its log, ends as it is told, and all
     with it. What ends by itself has failed, so that systemd starts it again."""
     server, h1 = place.folder / "kits/server", place.folder / "kits/sites/h1"
+    record_problem(h1, "of an earlier process")
     running = place.begin("server", "run", "kits/server")
     site = place.begin("site", "run", "kits/sites/h1", "--site-file", "h1.toml")
     log = h1 / "fednotes.log"
     until(lambda: log.exists() and "connected to the server" in log.read_text(), 60)
+    assert read_last_problem(h1) is None
     assert processes.status(server).pid == running.pid
     assert processes.status(h1).pid == site.pid
     again = place.give("site", "run", "kits/sites/h1", code=2)
@@ -60,6 +63,9 @@ def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
     assert second.returncode not in (0, 2, 130)
     assert "another process of this site is connected" in output
     assert "INFO fednotes.apps.deployment.nvflare.processes: ended on its own" in output
+    problem = read_last_problem(place.folder / "copy")
+    assert problem is not None
+    assert problem.text.startswith("the server refuses this site: another process")
     assert site.poll() is None
     code, output = ended(running, signal.SIGINT)
     assert code == 130

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from fednotes.apps.deployment.agreement import Description, agreed_config
-from fednotes.apps.deployment.nvflare.processes import RateLimit
+from fednotes.apps.deployment.nvflare.processes import KIT_VARIABLE, KitLog, RateLimit
+from fednotes.apps.deployment.problems import read_last_problem
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_job
-from fednotes.apps.deployment.status import find_last_problem
 from fednotes.cli import app, shared
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.messages import Reply, WireError, decode_reply, encode
@@ -55,10 +55,11 @@ def test_a_method_s_name() -> None:
     assert "\n" not in str(refusal.value)
 
 
-def test_a_log_has_one_line(tmp_path: Path) -> None:
-    """A second one could pass for a line of ours, which `site status` shows."""
+def test_a_log_has_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one could pass for a line of ours. `site status` shows the line too."""
+    monkeypatch.setenv(KIT_VARIABLE, str(tmp_path))
     log = logging.Logger("fednotes.engines.host")
-    handler = logging.FileHandler(tmp_path / "log")
+    handler = KitLog("log", 1_000_000, 1)
     handler.setFormatter(
         logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
@@ -68,8 +69,9 @@ def test_a_log_has_one_line(tmp_path: Path) -> None:
     handler.close()
     (line,) = (tmp_path / "log").read_text().splitlines()
     assert plain(line)
-    problem = find_last_problem(tmp_path / "log")
+    problem = read_last_problem(tmp_path)
     assert problem is not None
+    assert plain(problem.text)
     assert problem.text.startswith("site 1")
 
 

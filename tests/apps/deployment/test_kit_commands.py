@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import time
-from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +28,7 @@ from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.kit import COMM_FILE, INSIDE
 from fednotes.apps.deployment.nvflare.processes import CONTACT_FILE
 from fednotes.apps.deployment.preflight import Check
+from fednotes.apps.deployment.problems import record_problem
 from fednotes.apps.deployment.rules.guard import NotApproved, require_approved
 from fednotes.apps.deployment.rules.policy import Policy
 from fednotes.apps.deployment.site_file import SITE_FILE, read_site_file
@@ -368,11 +368,7 @@ def test_site_status_names_the_step_that_must_come_first(
 
     refused = {"pid": 6, "since": 0.0, "last": 0.0, "refused": "is it a copy?"}
     write_json(kit / CONTACT_FILE, refused)
-    when = f"{datetime.now():%F %T},000"
-    log = kit / processes.LOG_FILE
-    log.write_text(
-        f"{when} ERROR fednotes.presence: the server refuses this site: is it a copy?\n"
-    )
+    record_problem(kit, "the server refuses this site: is it a copy?")
     output = run_command("site", "status", kit)
     assert "the server refuses this site: is it a copy?" in output
     assert (
@@ -383,43 +379,6 @@ def test_site_status_names_the_step_that_must_come_first(
     output = run_command("site", "status", kit)
     assert "fednotes provision PROJECT --out KITS --again h1" in output
     assert output.endswith("next: ask the project's coordinator for a new kit\n")
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "fednotes.apps.deployment.nvflare.processes: started as process 9, which x",
-        "fednotes.apps.deployment.nvflare.site: takes part in run job-1",
-    ],
-)
-def test_a_problem_is_over_once_the_site_starts_or_joins(
-    tmp_path: Path, line: str
-) -> None:
-    log = tmp_path / "fednotes.log"
-    when = f"{datetime.now():%F %T},000"
-    log.write_text(f"{when} ERROR fednotes.apps.deployment.site: no room\n")
-    assert kit_status.find_last_problem(log) is not None
-    with log.open("a") as file:
-        file.write(f"{when} INFO {line}\n")
-    assert kit_status.find_last_problem(log) is None
-
-
-def test_the_last_problem_is_the_newest_one_that_fednotes_logged(
-    tmp_path: Path,
-) -> None:
-    log = tmp_path / "fednotes.log"
-    assert kit_status.find_last_problem(log) is None
-    when = datetime.now().replace(microsecond=0) - timedelta(seconds=30)
-    log.write_text(
-        f"{when},001 ERROR nvflare.x: not ours\n"
-        f"{when},001 INFO fednotes.apps.deployment.site: refused give (7): no room\n"
-        f"{when},002 WARNING fednotes.contact: the server has not answered for 20 s; still trying\n"
-        f"{when},003 INFO fednotes.contact: connected to the server\n"
-        f"{when},004 INFO fednotes.apps.deployment.rules: refused @scores (9): this site's scores stay here\n"
-    )
-    problem = kit_status.find_last_problem(log)
-    assert problem == kit_status.LoggedProblem(when, "refused give (7): no room")
-    assert problem.is_recent
 
 
 def test_the_state_of_saved_runs_is_read_from_the_servers_files(tmp_path: Path) -> None:

@@ -38,7 +38,12 @@ from fednotes.apps.deployment.agreement import (
     sum_threshold,
     summed_job,
 )
-from fednotes.apps.deployment.rules.guard import SiteGuard, require_approved
+from fednotes.apps.deployment.problems import LineKind, mark_line
+from fednotes.apps.deployment.rules.guard import (
+    NotApproved,
+    SiteGuard,
+    require_approved,
+)
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_counts
 from fednotes.apps.deployment.site_file import (
     SITE_FILE,
@@ -201,9 +206,27 @@ def _create_host(
         max_norm=job.federation.max_norm,
         pace=pace,
         tell=lambda line: logger.info("%s", line),
+        tell_refusal=_log_refusal,
         outward=outward_message,
     )
     return host
+
+
+def _log_refusal(line: str, task: str, error: Exception) -> None:
+    """Log a request that was refused, and whether that is a problem of the site.
+
+    A missing approval has its own line in the status, and no site need share its
+    scores.
+
+    Args:
+        line: The line to log.
+        task: The task that was requested.
+        error: Why it was refused.
+    """
+    kind: LineKind = "problem"
+    if task == SCORES or isinstance(error, NotApproved):
+        kind = "state"
+    logger.info("%s", line, extra=mark_line(kind))
 
 
 def create_guard(

@@ -1,20 +1,18 @@
 """The facts that `site status` and `server status` show, and `site forget`.
 
 A site's process records whether the server answers, its ledger shows which run the site
-serves, and its log shows what went wrong. The server itself is queried with a
+serves, and another record what went wrong. The server itself is queried with a
 certificate that its kit has for this purpose.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import time
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +28,6 @@ from fednotes.apps.deployment.nvflare.kit import (
 )
 from fednotes.apps.deployment.nvflare.processes import (
     OUTPUT_FILE,
-    STARTED,
-    TAKES_PART,
     LastContact,
     Status,
     is_connected,
@@ -49,28 +45,12 @@ from fednotes.encoders.token_cache import clear_caches
 from fednotes.engines.launch import hold_state, read_outcome
 
 TAIL_BYTES = 200_000  # bytes to read at the end of a log or a ledger
-RECENT = timedelta(minutes=2)  # age up to which a logged problem is recent
 # A site counts as connected if it has reported to the server within this time; it
 # reports every 5 s.
 SEEN_SECONDS = 15.0
 MAX_FINISHED_RUNS = 5  # maximum number of finished runs to show
 STATE = "state"  # folder in a kit: states of runs
 _SECONDS_PER_DAY = 86_400
-_LINE = re.compile(
-    r"(?P<time>\S+ \S+?)(?:,\d+)? (?P<level>INFO|WARNING|ERROR|CRITICAL) "
-    r"fednotes\.\S+: (?P<text>.*)"
-)
-
-# Lines of a log that are no problem to show: another line of the status shows the
-# current state of a missing approval or a silent server, and a site need not share its
-# scores.
-_NOT_A_PROBLEM = re.compile(
-    r"fednotes site approve|the server has not answered|has not been heard from"
-    r"|refused @scores"
-)
-
-# Beginnings of the lines after which earlier problems are over.
-_END_OF_PROBLEMS = (STARTED, TAKES_PART)
 
 # A kind of score, which score of it to show, and its label.
 _SHOWN_SCORES = (
@@ -79,44 +59,6 @@ _SHOWN_SCORES = (
     ("codes", "auroc", "AUROC of codes"),
     ("masked", "accuracy", "masked words guessed"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedProblem:
-    """The newest line of a log that reports a problem.
-
-    Attributes:
-        when: Time of the line, in local time.
-        text: Its message.
-    """
-
-    when: datetime
-    text: str
-
-    @property
-    def is_recent(self) -> bool:
-        """Whether it was logged within the last minutes."""
-        return datetime.now() - self.when < RECENT
-
-
-def find_last_problem(log: Path) -> LoggedProblem | None:
-    """Return the newest problem that fednotes itself wrote to the log of a kit.
-
-    A problem is over once the kit's process is started again, or takes part in a run.
-    """
-    for line in reversed(_read_tail(log)):
-        match = _LINE.fullmatch(line)
-        if match is None or _NOT_A_PROBLEM.search(line):
-            continue
-        if match["text"].startswith(_END_OF_PROBLEMS):
-            return None
-        # A site logs the requests that it refuses (`engines/host.py`) at level INFO.
-        is_problem = match["level"] != "INFO" or "refused " in match["text"]
-        if not is_problem:
-            continue
-        with suppress(ValueError):
-            return LoggedProblem(datetime.fromisoformat(match["time"]), match["text"])
-    return None
 
 
 def read_last_words(kit: Path) -> str:

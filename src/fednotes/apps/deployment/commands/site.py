@@ -224,6 +224,7 @@ def _describe_site(kit: Path) -> dict[str, Any]:
     """Return as JSON what `site status` shows."""
     from fednotes.apps.deployment.approval_requests import read_quorum
     from fednotes.apps.deployment.nvflare import processes
+    from fednotes.apps.deployment.problems import read_last_problem
     from fednotes.apps.deployment.rules.guard import (
         job_name,
         open_approvals,
@@ -233,13 +234,12 @@ def _describe_site(kit: Path) -> dict[str, Any]:
     from fednotes.apps.deployment.status import (
         describe_connection,
         describe_served_runs,
-        find_last_problem,
     )
 
     described = describe_process(kit, "site")
     process = processes.status(kit)
     connection = describe_connection(kit, process)
-    problem = find_last_problem(process.log)
+    problem = read_last_problem(kit)
     last_problem = None
     if problem is not None:
         last_problem = {"when": problem.when.isoformat(), "text": problem.text}
@@ -290,12 +290,12 @@ def _say_status(kit: Path) -> None:
     """Print a site's state, runs, waiting approvals and scores, and what to do next."""
     from fednotes.apps.deployment.approval_requests import read_quorum
     from fednotes.apps.deployment.nvflare.processes import read_last_refusal
+    from fednotes.apps.deployment.problems import read_last_problem
     from fednotes.apps.deployment.rules.guard import read_pending_job
     from fednotes.apps.deployment.rules.ledger import Ledger
     from fednotes.apps.deployment.status import (
         describe_connection,
         describe_served_runs,
-        find_last_problem,
     )
 
     process = report_process(kit, "site")
@@ -306,7 +306,7 @@ def _say_status(kit: Path) -> None:
     say(f"messages that left: {Ledger.in_kit(kit).head().lines:,}")
     say(*describe_served_runs(kit, process))
     _say_scores(kit)
-    problem = find_last_problem(process.log)
+    problem = read_last_problem(kit)
     if problem is not None:
         say(f"last problem ({problem.when:%F %H:%M:%S}): {problem.text}")
 

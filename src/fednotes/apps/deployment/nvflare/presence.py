@@ -48,6 +48,7 @@ from fednotes.apps.deployment.nvflare.processes import (
     LastContact,
 )
 from fednotes.apps.deployment.nvflare.watch import LOOK_SECONDS, ServerJobs, Watch
+from fednotes.apps.deployment.problems import mark_line
 from fednotes.core.store import write_json, write_text
 
 # Hashed with the kit's folder. Without it, the server could guess the folder.
@@ -123,10 +124,13 @@ class Contact:
                 "the server has not answered since this process was started, %.0f s "
                 "ago; still trying (fednotes preflight KIT may say why)",
                 self.now() - start,
+                extra=mark_line("state"),
             )
         if not self.is_away and silence > LOST_SECONDS:
             logger.warning(
-                "the server has not answered for %.0f s; still trying", silence
+                "the server has not answered for %.0f s; still trying",
+                silence,
+                extra=mark_line("state"),
             )
         self.is_away = silence > LOST_SECONDS
         self._write()
@@ -213,7 +217,10 @@ class Liveness:
             if is_silent and site not in self.silent:
                 self.silent.add(site)
                 logger.warning(
-                    "site %r has not been heard from for %.0f s", site, LOST_SECONDS
+                    "site %r has not been heard from for %.0f s",
+                    site,
+                    LOST_SECONDS,
+                    extra=mark_line("state"),
                 )
 
     def is_elsewhere(self, site: str, kit_location: str) -> bool:

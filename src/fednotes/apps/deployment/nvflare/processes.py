@@ -49,6 +49,11 @@ from fednotes.apps.deployment.nvflare.kit import (
     read_kit,
 )
 from fednotes.apps.deployment.nvflare.trust import drop_expired_roots
+from fednotes.apps.deployment.problems import (
+    forget_problem,
+    record_line,
+    record_problem,
+)
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ConfigError, FednotesError, needs, os_errors_as
 from fednotes.core.parsing import read_json_table
@@ -99,8 +104,6 @@ _ENVIRONMENT = {
     # By default, NVFlare waits 900 s at the end for a lost site.
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",
 }
-STARTED = "started as process"  # begins the first log line of a kit's process
-TAKES_PART = "takes part in run"  # begins the log line of a site that joins a run
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.processes")
 CONTACT_FILE = Path("state") / "contact.json"
 LOST_SECONDS = 20.0  # a site contacts the server every 5 s
@@ -471,15 +474,16 @@ class KitLog(WatchedFileHandler):
     def __init__(self, file: str, most: int, kept: int) -> None:
         self.max_bytes = most
         self.max_older_files = kept
-        folder = Path(os.environ.get(KIT_VARIABLE) or ".").resolve()
-        super().__init__(folder / file, encoding="utf-8", delay=True)
+        self._kit = Path(os.environ.get(KIT_VARIABLE) or ".").resolve()
+        super().__init__(self._kit / file, encoding="utf-8", delay=True)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line."""
+        """Write a line, and record the problem that it reports."""
         with suppress(OSError):
             if os.stat(self.baseFilename).st_size > self.max_bytes:
                 self._rotate()
         super().emit(record)
+        record_line(self._kit, record)
         if os.environ.get(ECHO_VARIABLE):
             with suppress(OSError):
                 print(self.format(record), file=sys.stderr, flush=True)
@@ -620,18 +624,20 @@ def main(kit: Path) -> NoReturn:
     facts = read_kit(kit)
     address = f"{facts.server}:{facts.port}"
     work = "serves" if facts.role == SERVER else "connects to"
-    append_to_log(kit, f"{STARTED} {os.getpid()}, which {work} {address}")
+    append_to_log(kit, f"started as process {os.getpid()}, which {work} {address}")
+    forget_problem(kit)
     module, settings = _PROGRAMS[facts.role]
     options = ["secure_train=true", "config_folder=config", f"org={facts.org}"]
     if facts.role == SITE:
         options += [f"uid={facts.name}", f"heart_beat_interval={HEARTBEAT_SECONDS}"]
     sys.argv = [module, "-m", str(kit), "-s", settings, "--set", *options]
     status = _run(module)
-    # If the server refused the site, its own line says more.
-    level = "INFO" if read_last_refusal(kit) else "ERROR"
-    append_to_log(
-        kit, f"ended on its own (status {status}); {OUTPUT_FILE} may say why", level
-    )
+    text = f"ended on its own (status {status}); {OUTPUT_FILE} may say why"
+    if read_last_refusal(kit):  # the server's refusal says more
+        append_to_log(kit, text)
+    else:
+        append_to_log(kit, text, "ERROR")
+        record_problem(kit, text)
     sys.exit(status)
 
 

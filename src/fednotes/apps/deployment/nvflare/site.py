@@ -29,10 +29,10 @@ from fednotes.apps.deployment.nvflare.gate import (
     obey_only_the_server,
     require_admins_signature,
 )
-from fednotes.apps.deployment.nvflare.processes import TAKES_PART
 from fednotes.apps.deployment.nvflare.server import FRAME, REASON, TASK
 from fednotes.apps.deployment.nvflare.trust import ROOTS_FILE
-from fednotes.apps.deployment.rules.guard import NoRoom
+from fednotes.apps.deployment.problems import LineKind, mark_line
+from fednotes.apps.deployment.rules.guard import NoRoom, NotApproved
 from fednotes.apps.deployment.rules.ledger import Entry, Ledger, clean_name
 from fednotes.core.errors import FednotesError
 from fednotes.engines import launch
@@ -118,7 +118,8 @@ class FednotesExecutor(Executor):
     def _log_failure(self, error: Exception) -> str:
         """Log why a frame failed, and return a reason that may leave the site."""
         if isinstance(error, FednotesError):
-            logger.error("%s", whole_line(error, self._site))
+            kind: LineKind = "state" if isinstance(error, NotApproved) else "problem"
+            logger.error("%s", whole_line(error, self._site), extra=mark_line(kind))
             return without_folders(explained(error, self._site))
         reason = f"an error in the site's program: {launch.place_of(error)}"
         logger.error("%s", reason)
@@ -196,7 +197,7 @@ class FednotesExecutor(Executor):
         except BaseException:
             self._held.close()
             raise
-        logger.info("%s %s", TAKES_PART, setup.run)
+        logger.info("takes part in run %s", setup.run, extra=mark_line("solution"))
         return host
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
