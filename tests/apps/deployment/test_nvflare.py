@@ -473,7 +473,7 @@ def test_a_lost_site_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_stopped_job_ends_its_exchange(tmp_path: Path) -> None:
     sent = transport(Pretend({"a": (9.0, answer)}), tmp_path, stop=True)
-    with pytest.raises(TrainingError, match="stopped"):
+    with pytest.raises(TrainingError, match="NVFlare ended this submission"):
         list(sent.exchange({"a": b"1"}, timeout=30, grace=30, enough=1))
 
 
