@@ -82,6 +82,12 @@ def require_regular_files(paths: Iterable[Path]) -> None:
             require_file(path.stat().st_mode, path)
 
 
+def is_within(path: Path, folders: Iterable[Path]) -> bool:
+    """Return whether a path is in one of some folders, with all links resolved."""
+    target = Path(os.path.realpath(path))
+    return any(target.is_relative_to(os.path.realpath(folder)) for folder in folders)
+
+
 def require_file(mode: int, path: Path | None = None) -> None:
     """Raise NotAFile unless a mode is that of a regular file or folder.
 

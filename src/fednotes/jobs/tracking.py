@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fednotes.core import plugins
 from fednotes.core.cleaning import one_line
+from fednotes.core.databases import hide_passwords
 from fednotes.core.errors import ConfigError, ParameterError, nearest
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.parts import Part
@@ -116,7 +117,8 @@ class _Guarded(ProgressListener):
             event(self._tracker)
         except Exception as error:
             self._tracker = None
-            reason = one_line(str(error) or type(error).__name__, _MAX_MESSAGE)
+            said = hide_passwords(str(error) or type(error).__name__)
+            reason = one_line(said, _MAX_MESSAGE)
             self._warn(
                 f"{self._name} failed, and no longer tracks this run ({reason}); to "
                 f"track it afterwards: fednotes export {self._name}"

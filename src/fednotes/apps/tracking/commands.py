@@ -9,6 +9,7 @@ import typer
 
 from fednotes.cli.plain_help import with_examples
 from fednotes.cli.shared import say
+from fednotes.core.databases import hide_passwords
 
 Run = Annotated[
     Path, typer.Argument(metavar="RUN", help="Folder of a run, or of a run's seeds.")
@@ -31,7 +32,8 @@ def export_mlflow(
     from fednotes.apps.tracking import export
 
     number = export.export_mlflow(run, uri, experiment=experiment)
-    say(f"{uri}: {number} run{'s' if number > 1 else ''} in experiment {experiment}")
+    runs = "1 run" if number == 1 else f"{number} runs"
+    say(f"{hide_passwords(uri)}: {runs} in experiment {experiment}")
 
 
 @with_examples(

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from fednotes.core.errors import FednotesError
-from fednotes.core.parsing import mapping, number, read_regular
+from fednotes.core import bounds
+from fednotes.core.errors import DataError, FednotesError
+from fednotes.core.parsing import is_within, mapping, number
 from fednotes.core.store import write_text
 from fednotes.jobs.card import CARD
 from fednotes.jobs.declaration import without_places
 from fednotes.jobs.metrics_file import METRICS
 from fednotes.jobs.results import SUMMARY, RunResult, read_result
+from fednotes.jobs.run_files import read_text
 from fednotes.jobs.run_folder import read_progress
 from fednotes.jobs.seeds import list_seed_folders
 from fednotes.jobs.show import show_job
@@ -28,6 +30,7 @@ _COSTS = ("rounds", "seconds", "bytes_up", "bytes_down", "examples")
 # Values of an evaluation that are not curves of the whole part.
 _NOT_CURVES = {"part", "condition", "round", "site", "sites", "took_part"}
 _SITE_TABLE = "sites."
+_MAX_ROUNDS = 2**53  # tools store a round in 64 bits
 # Where the federated model of a run is; a run may have one for each site.
 _FEDERATED_MODELS = ("model", "federated/model", "federated/sites/*/model")
 
@@ -161,9 +164,15 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def points_of(entry: Mapping[str, Any]) -> Iterator[Point]:
-    """Yield the points of an evaluation, as metrics.jsonl has it."""
+    """Yield the points of an evaluation, as metrics.jsonl has it.
+
+    An evaluation in a round that no run has, as a damaged file names it, has none.
+    """
     condition = str(entry.get("condition") or "federated")
-    round_number = int(number(entry, "round") or 0) + 1
+    round_index = number(entry, "round") if "round" in entry else 0.0
+    if round_index is None or not 0 <= round_index < _MAX_ROUNDS:
+        return
+    round_number = int(round_index) + 1
     whole = {key: value for key, value in entry.items() if key not in _NOT_CURVES}
     by_site = {str(entry.get("site") or ""): _numbers(whole)}
     for site, of_site in mapping(entry.get("sites")).items():
@@ -214,6 +223,10 @@ def write_artifacts(folder: Path, out: Path) -> list[Path]:
 
     Returns:
         The files.
+
+    Raises:
+        DataError: A file of the run is damaged, or a card is another file of this
+            machine.
     """
     toml = read_facts(folder).toml
     if toml:
@@ -223,14 +236,34 @@ def write_artifacts(folder: Path, out: Path) -> list[Path]:
         config = _table_of_job(result.config)
         result.model_copy(update={"config": config, "command": ""}).write(out)
         if (folder / METRICS).is_file():
-            write_text(out / METRICS, read_regular(folder / METRICS).decode())
+            write_text(out / METRICS, read_text(folder / METRICS))
         write_report(out)
         (out / METRICS).unlink(missing_ok=True)
         for model in _find_federated_models(folder):
             site = model.parent.name if model.parent.parent.name == "sites" else ""
             name = f"model_card_{site}.md" if site else "model_card.md"
-            write_text(out / name, read_regular(model / CARD).decode())
+            write_text(out / name, _read_card(model / CARD, folder))
     return sorted(path for path in out.iterdir() if path.is_file())
+
+
+def _read_card(card: Path, run: Path) -> str:
+    """Return the text of a model's card.
+
+    The tracker's server and its users will read it. In a run of a stranger, a link may
+    be in its place, or in that of a folder above it.
+
+    Raises:
+        DataError: The card is not in the run's folder, is too large, or is not text.
+    """
+    if not is_within(card, (run,)):
+        raise DataError(
+            f"{card}: a link that leads out of the run, so another file of this "
+            "machine would be sent: put a copy of its target there if you trust it"
+        )
+    text = read_text(card)
+    if len(text) > bounds.FILE:
+        raise DataError(f"{card}: over {bounds.FILE:,} characters: shorten it")
+    return text
 
 
 def _find_federated_models(folder: Path) -> Iterator[Path]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from fednotes.apps.tracking.facts import FinalScores, Point, RunFacts
 from fednotes.apps.tracking.tracker import Tracker
-from fednotes.core.errors import ConfigError, needs
+from fednotes.core.errors import ConfigError, TrainingError, needs
 from fednotes.jobs.tracking import TrackerKind
 
 EXPERIMENT = "fednotes"
@@ -26,10 +26,12 @@ _MAX_VALUE = 500  # characters of a setting, the bound of older servers
 _MAX_NAME = 250
 _NOT_IN_NAMES = re.compile(r"[^\w. -]")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
-# Without these, a server that is down would hold a run up for minutes.
 _ENVIRONMENT = {
+    # Without these, a server that is down would hold a run up for minutes.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    # It would print the address with its password, and the run's name uncleaned.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 
@@ -126,14 +128,53 @@ class MLflow:
             )
 
     def add_files(self, files: Sequence[Path]) -> None:
-        """Add files, such as the report."""
+        """Add files, such as the report.
+
+        Raises:
+            TrainingError: The server names a folder of this machine that has a file of
+                the same name.
+        """
+        store = self._open_file_store()
+        folder = getattr(store, "artifact_dir", None)  # of a store in a folder
         for file in files:
-            self._client.log_artifact(self._run, str(file))
+            if folder is not None:
+                _require_new(Path(folder, file.name))
+            store.log_artifact(str(file))
+
+    def _open_file_store(self) -> Any:
+        """Return MLflow's store for the run's files, at the address that it names.
+
+        The address is read once: asked again, a server that lies could name another.
+        """
+        from mlflow.store.artifact.artifact_repository_registry import (
+            get_artifact_repository,
+        )
+        from mlflow.utils.uri import add_databricks_profile_info_to_artifact_uri
+
+        tracking_uri = self._client.tracking_uri
+        address = add_databricks_profile_info_to_artifact_uri(
+            self._client.get_run(self._run).info.artifact_uri, tracking_uri
+        )
+        return get_artifact_repository(address, tracking_uri=tracking_uri)
 
     def close(self, *, is_finished: bool) -> None:
         """End the run."""
         status = "FINISHED" if is_finished else "KILLED"
         self._client.set_terminated(self._run, status=status)
+
+
+def _require_new(path: Path) -> None:
+    """Raise TrainingError if a file of a new run is there already.
+
+    The folder of a new run is empty. A server that lies could have a file of another
+    project replaced.
+    """
+    if os.path.lexists(path):
+        raise TrainingError(
+            f"{path}: MLflow's server wants the run's files in a folder that has "
+            "files of another run or project, which would be replaced: check the "
+            "server's address and its setting for artifacts"
+        )
 
 
 def _name(*parts: str) -> str:

@@ -65,12 +65,12 @@ class TensorBoard:
         self._writer().add_text("settings", "\n".join(lines))
 
     def add_points(self, points: Sequence[Point]) -> None:
-        """Add to the curves of the run."""
+        """Add to the curves of the run, where they can be seen at once."""
         for point in points:
             writer = self._writer(point.condition, point.site)
             for name, value in point.values.items():
                 writer.add_scalar(name, value, point.round)
-        self._flush()
+            writer.flush()
 
     def add_scores(self, scores: Sequence[FinalScores]) -> None:
         """Add the scores of the run that has ended."""
@@ -107,10 +107,6 @@ class TensorBoard:
         if folder not in self._writers:
             self._writers[folder] = self._writer_class(str(folder))
         return self._writers[folder]
-
-    def _flush(self) -> None:
-        for writer in self._writers.values():
-            writer.flush()
 
 
 def _safe(name: str) -> str:

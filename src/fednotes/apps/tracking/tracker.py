@@ -95,7 +95,10 @@ class Tracker(ProgressListener):
         self._tool.close(is_finished=is_finished)
 
     def _add(self, entry: Mapping[str, Any]) -> None:
-        key = (str(entry.get("part")), int(entry.get("round", 0)))
+        points = list(points_of(entry))
+        if not points:
+            return
+        key = (str(entry.get("part")), points[0].round)
         if key not in self._logged:
             self._logged.add(key)
-            self._tool.add_points(list(points_of(entry)))
+            self._tool.add_points(points)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.core.parsing import NotAFile, require_file
+from fednotes.core.parsing import NotAFile, is_within, require_file
 
 
 def find_corpus_files(
@@ -128,8 +128,7 @@ def find_file(name: str, folders: Iterable[Path], corpus: Path) -> Path | None:
 
 def _require_within(path: Path, folders: Sequence[Path]) -> None:
     """Raise DataError if a path, with links resolved, is in none of the folders."""
-    target = Path(os.path.realpath(path))
-    if not any(target.is_relative_to(os.path.realpath(folder)) for folder in folders):
+    if not is_within(path, folders):
         raise DataError.at(
             path,
             0,
