@@ -44,7 +44,7 @@ OWN_FILES = {
     "apps/deployment/rules/differences.py:_read": _KIT,
     "apps/deployment/server.py:_agree": _KIT,
     "apps/deployment/server.py:_run": _RUN,
-    "apps/deployment/site.py:load_or_create_secret": _KIT,
+    "apps/deployment/run_secrets.py:load_or_create_secret": _KIT,
     "apps/deployment/site_file.py:install": _CHECKED,
     "apps/deployment/status.py:_read_tail": _KIT,
     "apps/experiments/work.py:execute": _RUN,

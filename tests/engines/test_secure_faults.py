@@ -119,7 +119,7 @@ def test_a_site_whose_disk_is_lost_catches_up_at_a_fresh_start(tmp_path: Path) -
                         False  # as after a failure: "@keys" comes first
                     )
             assert engine.sum("train", {"x": torch.ones(4)}, round=0).included == SITES
-            engine._active_sites = None
+            engine._active_sites = {}
         metric_sums.append(engine.sum("finish", {"x": torch.ones(4)}).metrics["own"])
     assert metric_sums[0] == pytest.approx(metric_sums[1], rel=1e-6)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -42,10 +43,13 @@ from two_jobs import LEAST, MOST, remaining
 
 from fednotes.core.federation import State
 from fednotes.core.messages import Frame
+from fednotes.core.seeds import Draws
 from fednotes.engines.inprocess import InProcess
+from fednotes.engines.sampling import RoundSampling
 from fednotes.engines.simulation import Simulation
 from fednotes.privacy.noise import SCALE
 from fednotes.privacy.training import NOISY
+from fednotes.training.site_sampling import drawn_per_round
 
 COUNT_STEP = 10  # no size of a site is a multiple of it
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))]
@@ -147,6 +151,24 @@ def run_and_resume(reference: Reference, folder: Path) -> tuple[State, list[Any]
         assert any((folder / "checkpoints").iterdir())
         members = job.make_all(folder / "sites")
         return job.train(InProcess(members, resume=True, **options)), members
+
+
+def resume(job: Job, members: list[Any], checkpoints: Path, **options: Any) -> State:
+    """Kill a run after the first round that it evaluates, and resume it."""
+
+    evaluated: list[int] = []
+
+    def stop(result: Any) -> None:
+        if evaluated:
+            raise KeyboardInterrupt
+        if result.evaluated:
+            evaluated.append(result.round)
+
+    options["directory"] = checkpoints
+    with suppress(KeyboardInterrupt):  # none if the last round alone is evaluated
+        job.train(InProcess(job.make_all(), observer=stop, **options))
+    assert any(checkpoints.iterdir())
+    return job.train(InProcess(members, resume=True, **options))
 
 
 def run_securely(reference: Reference, folder: Path) -> tuple[State, list[Any]]:
@@ -319,6 +341,39 @@ class MethodContract:
             state = member.state()
             assert bits(states[member.id].tensors) == bits(state.tensors)
             assert states[member.id].facts == state.facts
+
+    # ---- rounds for which sites are drawn ----------------------------------------------
+
+    @slow_for_further
+    def test_only_drawn_sites_train_wherever_they_compute(
+        self, reference: Reference, tmp_path: Path
+    ) -> None:
+        """Two of three sites are drawn for each round. The bits of a run in one process
+        are those of a run in several, and of a run that was killed and resumed."""
+        changes = {"sites_per_round": 2, "weighting": False}
+        settings = with_known(reference.job.settings, changes)
+        if drawn_per_round(settings) is None:
+            pytest.skip("the method does not draw sites")
+        job = replace(reference.job, settings=settings)
+        for_all_sites = job.method.site_class.for_all_sites
+        options: Any = {"sampling": RoundSampling(2, Draws(4), for_all_sites)}
+        with fixed_marks():
+            members = job.make_all(tmp_path / "here")
+            engine = Recording(members, **options)
+            ended = job.train(engine)
+            first_task = reference.case.task
+            trained = [t.included for task, t in engine.totals if task == first_task]
+            assert {len(sites) for sites in trained} == {2}
+
+            there = job.make_all(tmp_path / "there")
+            ended_there = job.train(Simulation(held_in_two(there), **options))
+            resumed = job.make_all(tmp_path / "resumed")
+            ended_resumed = resume(job, resumed, tmp_path / "checkpoints", **options)
+        for other, others in ((ended_there, there), (ended_resumed, resumed)):
+            assert bits(other.tensors) == bits(ended.tensors)
+            for site, member in zip(others, members, strict=True):
+                assert bits(site.state().tensors) == bits(member.state().tensors)
+                assert site.state().facts == member.state().facts
 
     # ---- sums --------------------------------------------------------------------------
 

@@ -92,7 +92,10 @@ class Federation(Protocol):
     def sum(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> Total:
-        """Run a task at every site and return the sum of the sites' updates.
+        """Run a task at the sites and return the sum of the sites' updates.
+
+        If the sites of each round are drawn, the sites of a round's task are those that
+        were drawn, unless it is one of `MethodSite.for_all_sites`.
 
         Args:
             task: The task.
@@ -157,11 +160,15 @@ class MethodSite(SiteTasks, Protocol):
             of the site except these. A restarted server may repeat them at no cost.
         counting: The tasks whose updates have only numbers of examples. A server that
             sees a site's numbers refuses others than whole ones from zero.
+        for_all_sites: The tasks of a round that all sites run, even if the sites of the
+            round are drawn. They judge or keep a model, and do not change what is
+            shared.
     """
 
     rounds_counts: ClassVar[bool] = False
     read_only: ClassVar[frozenset[str]] = frozenset()
     counting: ClassVar[frozenset[str]] = frozenset()
+    for_all_sites: ClassVar[frozenset[str]] = frozenset({"evaluate"})
     num_examples: int
     scores: Mapping[str, Any]
 

@@ -133,7 +133,8 @@ class Request:
             answers it on joining.
         told: For a first request without tensors, the number of the request whose
             tensors are used; 0 if none are.
-        counted: For each site, the number of its last request whose reply counts.
+        counted: For each site for which the request is meant, the number of its last
+            request whose reply counts.
         marks: Numbers of the checkpoints to which the server may return.
         each: Whether the method reads this site's own update instead of a sum.
         tensors: Tensors of the method.

@@ -10,6 +10,10 @@ on the requests that counted, whatever was lost, repeated or late: a run with fa
 If the first request of a round has no tensors, it refers to the tensors that were sent
 last; a site that does not have them receives them again.
 
+If the sites of each round are drawn (`sampling.RoundSampling`), the requests of a round
+go to the drawn sites only, and those for all sites begin anew with everyone who is
+reachable. A request names the sites for which it is meant in `Request.counted`.
+
 The server stores checkpoints (`rounds.Checkpoints`) with the position of every site,
 and in `run.json` the number of its starts, which sites know as the number of the run.
 """
@@ -51,6 +55,7 @@ from fednotes.engines.rounds import (
     Parts,
     Rounds,
 )
+from fednotes.engines.sampling import RoundSampling
 from fednotes.engines.summing import PlainSum, Replies, Sites, Summing
 
 
@@ -71,6 +76,7 @@ class Deployed(Rounds):
         max_norm: Largest L2 norm of an update; 0 sets no limit.
         counting: The tasks whose updates have only numbers of examples.
         summing: How updates are added; None adds them in the clear.
+        sampling: How the sites of a round are drawn; None if all take part.
         observer: Called with each committed round.
         notify: Called with each fault.
         stop: Called after each round; if it returns True, a checkpoint is saved and
@@ -93,6 +99,7 @@ class Deployed(Rounds):
         max_norm: float = 0.0,
         counting: Collection[str] = (),
         summing: Summing | None = None,
+        sampling: RoundSampling | None = None,
         observer: Observer | None = None,
         notify: Callable[[Event], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
@@ -100,11 +107,11 @@ class Deployed(Rounds):
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         _check_sites(sites, patience.min_sites)
-        super().__init__(observer, clock)
+        super().__init__(sites, observer, clock, sampling)
         self._patience = patience
         self._stop = stop
         self._summing = summing or PlainSum()
-        self._least = max(patience.min_sites or len(sites), self._summing.least)
+        self._least = patience.min_sites or len(sites)  # sites in a sum over all
 
         self._files = Checkpoints(directory, sites, "start a new run")
         run = _record_start(directory, job)
@@ -131,9 +138,11 @@ class Deployed(Rounds):
 
         # Whether the first round is still to come.
         self._is_preparing = position.state is None
-        # The sites that answered all requests of this round; None before the first one.
-        self._active_sites: tuple[str, ...] | None = None
-        # The number of sites that answered the round's first request; the other sites.
+        # The sites that answered all requests of this round, by the sites for which
+        # these were meant; empty before the first request.
+        self._active_sites: dict[tuple[str, ...], tuple[str, ...]] = {}
+        # The number of sites that answered the round's first request; the other sites
+        # for which it was meant.
         self._num_participants = 0
         self._absent_sites: tuple[str, ...] = ()
         # The last request with tensors: its number and its tensors.
@@ -193,11 +202,11 @@ class Deployed(Rounds):
         try:
             for turn in super().rounds(start, stop):
                 self._members.round = turn.number
-                self._active_sites = None
+                self._active_sites = {}
                 self._is_preparing = False
                 yield turn
         finally:
-            self._active_sites = None
+            self._active_sites = {}
             self._is_preparing = False
 
     @property
@@ -214,6 +223,11 @@ class Deployed(Rounds):
         """Tell the sites that the job is over; they keep what they have stored."""
         self._members.tell(self._members.present, END, timeout=self._patience.knock)
 
+    def _count_needed(self, sites: Collection[str]) -> int:
+        """Return how many of the sites for which a request is meant must answer."""
+        wanted = min(self._least, len(sites))
+        return max(wanted, self._summing.threshold_of(len(sites)))
+
     def _close(self, exchange: _Exchange, included: Collection[str]) -> None:
         """Record which sites took part; the others miss the rest of the round.
 
@@ -222,10 +236,10 @@ class Deployed(Rounds):
         """
         request = exchange.request
         members = self._members
-        if len(included) < self._least:
+        if len(included) < exchange.least:
             message = (
-                f"{request.task!r}: {len(included)} sites can be added, {self._least} "
-                "are needed"
+                f"{request.task!r}: {len(included)} sites can be added, "
+                f"{exchange.least} are needed"
             )
             if exchange.reasons:
                 message += f": {exchange.reasons}"
@@ -240,12 +254,14 @@ class Deployed(Rounds):
         if request.tensors:
             self._sent_number = request.number
             self._sent_tensors = dict(snapshot(request.tensors))
-        if self._active_sites is None:
+        if not self._active_sites:
             self._num_participants = len(included)
             self._absent_sites = tuple(
-                site for site in members.sites if site not in included
+                site for site in exchange.meant_sites if site not in included
             )
-        self._active_sites = tuple(site for site in members.sites if site in included)
+        self._active_sites[exchange.meant_sites] = tuple(
+            site for site in exchange.meant_sites if site in included
+        )
 
     # ---- the end of a round
 
@@ -262,7 +278,7 @@ class Deployed(Rounds):
             sites=self._num_participants,
             absent=self._absent_sites,
         )
-        self._active_sites = None
+        self._active_sites = {}
         must_stop = self._stop()
         seconds = self._clock() - self._save_time
         is_due = seconds >= self._patience.checkpoint_seconds
@@ -395,7 +411,11 @@ def _record_start(directory: Path, job: str) -> int:
 
 
 class _Exchange:
-    """One request of a method and its replies (`summing.Exchange`)."""
+    """One request of a method and its replies (`summing.Exchange`).
+
+    Attributes:
+        meant_sites: The sites for which the request is meant, reachable or not.
+    """
 
     def __init__(
         self,
@@ -405,17 +425,20 @@ class _Exchange:
         options: Mapping[str, Option],
     ) -> None:
         self._members = engine._members
-        self.least = engine._least
+        self.meant_sites = engine.list_sites_of(task)
+        self.least = engine._count_needed(self.meant_sites)
         is_preparing = engine._is_preparing
-        is_first = engine._active_sites is None
-        self.sites = engine._active_sites or ()
+        is_first = self.meant_sites not in engine._active_sites
+        self.sites = engine._active_sites.get(self.meant_sites, ())
         if is_first:
-            self.sites = self._members.gather(self.least, prepare=not is_preparing)
+            self.sites = self._members.gather(
+                self.least, prepare=not is_preparing, among=self.meant_sites
+            )
         # A first request without tensors refers to those of an earlier request, which
         # sites that do not have them receive with it.
         earlier_number = engine._sent_number if is_first and not tensors else 0
         self._tensors: Tensors | None = engine._sent_tensors if earlier_number else None
-        self.request = self._members.request(
+        request = self._members.request(
             task,
             first=is_first,
             told=earlier_number,
@@ -423,6 +446,7 @@ class _Exchange:
             options=options,
             preparing=is_preparing,
         )
+        self.request = replace(request, counted=self._counted)
         self._attached = Attached()
         self._answers = Answers()
         self._refusals: list[str] = []
@@ -433,6 +457,11 @@ class _Exchange:
         """The reasons why sites are not in the sum."""
         reasons = filter(None, (self._answers.reasons, *self._refusals))
         return "; ".join(dict.fromkeys(reasons))
+
+    @property
+    def _counted(self) -> dict[str, int]:
+        """The number of the last request that counts, of each site that is meant."""
+        return {site: self._members.counted[site] for site in self.meant_sites}
 
     @property
     def numbers(self) -> Mapping[str, int]:
@@ -468,7 +497,7 @@ class _Exchange:
 
         def make(sites: Sequence[str]) -> dict[str, Request]:
             """Return each site's request; equal ones are one object."""
-            counted = {**self._members.counted, **self.numbers}
+            counted = {**self._counted, **self.numbers}
             template = replace(self._members.request(name), counted=counted)
             requests: dict[int, Request] = {}  # by the identity of the attachment
             for site in sites:
@@ -512,7 +541,7 @@ class _Exchange:
         request = replace(
             self.request,
             number=number,
-            counted=dict(self._members.counted),
+            counted=self._counted,
             attached=self._attached,
         )
         if self._tensors is None:

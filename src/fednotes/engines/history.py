@@ -4,6 +4,8 @@
     states/00000012/      the site's state after request 12; 00000000 is a new site
     journal/00000013.request, 00000013.reply
     opened                the questions whose sums the site has helped to open
+    named-sites           the sites that were named for each question, if a job draws
+                          the sites of each round
 
 A task is on disk before its reply leaves. The site's state after any request can be
 rebuilt from a saved state by running the requests after it again. A killed site is
@@ -635,12 +637,14 @@ class Opened:
         lost: Whether nothing was opened since the site's files were damaged.
     """
 
+    _content = "what it opened"  # of the file, for messages
+
     def __init__(self, site: str, path: Path | None) -> None:
         self._site = site
         self._path = path
         self._survivors: dict[bytes, tuple[str, ...]] = {}
         self.lost = False
-        for line in _read_lines(path, "what it opened", keep_ends=True):
+        for line in _read_lines(path, self._content, keep_ends=True):
             question, _, names = line.partition(" ")
             if line == LOST:
                 self._survivors = {}
@@ -682,7 +686,7 @@ class Opened:
         if question in self._survivors:
             return
         names = json.dumps(list(survivors), separators=(",", ":"))
-        _append(self._path, f"{question.hex()} {names}\n", "what it opened")
+        _append(self._path, f"{question.hex()} {names}\n", self._content)
         self._survivors[question] = tuple(survivors)
         self.lost = False
 
@@ -699,6 +703,32 @@ class Opened:
     def __len__(self) -> int:
         """Return the number of questions."""
         return len(self._survivors)
+
+
+class NamedSites(Opened):
+    """The sites that a server named for each question of one job, as `Opened`.
+
+    Where the sites of each round are drawn, a site masks its answer to a question for
+    one list of sites only. Sums of the same answers over two lists would reveal those
+    of the few sites that are in one of them alone.
+    """
+
+    _content = "which sites were named to it"
+
+    def require(self, question: bytes, survivors: Sequence[str]) -> None:
+        """Check that these sites may be named for a question.
+
+        Raises:
+            RefusedError: Other sites were named for it before.
+        """
+        earlier = self._survivors.get(question)
+        if earlier is not None and set(earlier) != set(survivors):
+            raise RefusedError(
+                f"site {self._site!r}: this task was requested before for a sum over "
+                f"the sites {', '.join(earlier)}; it is not masked for others: if the "
+                "server lost the secret from which it draws the sites of a round, "
+                "start a new run"
+            )
 
 
 class OpeningRecord:

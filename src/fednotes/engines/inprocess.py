@@ -8,6 +8,7 @@ from pathlib import Path
 from fednotes.core.federation import Option, SiteTasks
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.rounds import Observer
+from fednotes.engines.sampling import RoundSampling
 from fednotes.engines.simulation import Simulation
 from fednotes.engines.site_programs import ProgramsHere, run_task
 
@@ -21,6 +22,7 @@ class InProcess(Simulation):
         resume: As in `Simulation`.
         observer: As in `Simulation`.
         secure: As in `Simulation`.
+        sampling: As in `Simulation`.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class InProcess(Simulation):
         resume: bool = False,
         observer: Observer | None = None,
         secure: bool = False,
+        sampling: RoundSampling | None = None,
     ) -> None:
         self._sites = tuple(sites)
         super().__init__(
@@ -39,6 +42,7 @@ class InProcess(Simulation):
             resume=resume,
             observer=observer,
             secure=secure,
+            sampling=sampling,
         )
 
     def run(

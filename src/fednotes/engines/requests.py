@@ -527,30 +527,35 @@ class Participants:
             timeout=timeout,
         )
 
-    def gather(self, least: int, *, prepare: bool) -> tuple[str, ...]:
+    def gather(
+        self, least: int, *, prepare: bool, among: Collection[str] | None = None
+    ) -> tuple[str, ...]:
         """Return the sites for the first request of a round; wait for enough of them.
 
         Args:
             least: How many sites are needed.
             prepare: Whether sites that missed the prologue catch up on it now.
+            among: The sites for which the request is meant; None for all.
 
         Raises:
             TrainingError: This many sites can never take part.
         """
+        sites = self.sites if among is None else among
         if not self._started:
-            self._knock(least, self.patience.timeout)
+            self._knock(sites, least, self.patience.timeout)
         elif self.away and self.clock() - self._knocked >= self.patience.knock_every:
-            self._knock(0, self.patience.knock)
+            self._knock(self.sites, 0, self.patience.knock)
         while True:
             if prepare:
-                self.catch_up(self.present)
-            if len(self.present) >= least:
-                return self.present
-            self._knock(least - len(self.present), self.patience.timeout)
+                self.catch_up([site for site in self.present if site in sites])
+            present = tuple(site for site in self.present if site in sites)
+            if len(present) >= least:
+                return present
+            self._knock(sites, least - len(present), self.patience.timeout)
 
-    def _knock(self, least: int, timeout: float) -> None:
-        """Ask the sites that were away whether they are back."""
-        away = [site for site in self.sites if site in self.away]
+    def _knock(self, sites: Collection[str], least: int, timeout: float) -> None:
+        """Ask those of some sites that were away whether they are back."""
+        away = [site for site in self.sites if site in self.away and site in sites]
         answers = self.tell(away, BEGIN, least=least, timeout=timeout)
         self._knocked = self.clock()
         for site in answers.replies:

@@ -15,6 +15,7 @@ from fednotes.core.federation import State
 from fednotes.core.parsing import read_json
 from fednotes.core.tensors import is_finite, load_state, restoring, save_state
 from fednotes.core.update import Tensors
+from fednotes.engines.sampling import RoundSampling
 
 KEPT_CHECKPOINTS = 2
 Parts = Mapping[str, Tensors]  # the tensors of a checkpoint, by their owner
@@ -33,8 +34,9 @@ class RoundResult:
         bytes_down: Bytes to all sites since the run began.
         seconds: Seconds since the run began, without the time between restarts.
         evaluated: Whether the models were evaluated in this round.
-        absent: The sites that did not take part.
+        absent: The sites that should have taken part and did not.
         replies: The counts of each site, by task and site. Only simulations have them.
+        drawn: The sites that were drawn for the round; empty if all should take part.
     """
 
     round: int
@@ -48,6 +50,7 @@ class RoundResult:
     replies: Mapping[str, Mapping[str, Mapping[str, float]]] = field(
         default_factory=dict
     )
+    drawn: tuple[str, ...] = ()
 
 
 Observer = Callable[[RoundResult], None]
@@ -195,15 +198,26 @@ class Rounds(ABC):
     """The base of both engines.
 
     Args:
+        sites: The names of all sites, in the fixed order.
         observer: Called with each committed round.
         clock: Returns the time in seconds.
+        sampling: How the sites of a round are drawn; None if all take part.
     """
 
     bytes_up = bytes_down = 0
 
-    def __init__(self, observer: Observer | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        sites: Sequence[str],
+        observer: Observer | None,
+        clock: Callable[[], float],
+        sampling: RoundSampling | None,
+    ) -> None:
+        self._all_sites = tuple(sites)
         self._observer = observer
         self._clock = clock
+        self._sampling = sampling
+        self._drawn: tuple[str, ...] = ()  # for the current round, if sites are drawn
         self._before = 0.0  # seconds of the run before the last restart
         self._started = clock()
         self._resumed: State | None = None
@@ -215,8 +229,23 @@ class Rounds(ABC):
 
     def rounds(self, start: int, stop: int) -> Iterator[CommittedRound]:
         """Yield the rounds from `start` to `stop` - 1; the method commits each."""
-        for number in range(start, stop):
-            yield CommittedRound(number, self._commit)
+        try:
+            for number in range(start, stop):
+                if self._sampling is not None:
+                    self._drawn = self._sampling.draw_sites(number, self._all_sites)
+                yield CommittedRound(number, self._commit)
+        finally:
+            self._drawn = ()
+
+    def list_sites_of(self, task: str) -> tuple[str, ...]:
+        """Return the sites that a task is meant for now, in the fixed order.
+
+        These are the sites that were drawn for the round, or all sites: if none are
+        drawn, outside rounds, and for the tasks that all sites run.
+        """
+        if self._sampling is None or task in self._sampling.for_all_sites:
+            return self._all_sites
+        return self._drawn or self._all_sites
 
     def resume(self) -> State | None:
         """Return the server's state at the checkpoint from which this run resumes."""
@@ -254,5 +283,6 @@ class Rounds(ABC):
             evaluated=evaluated,
             absent=absent,
             replies=replies or {},
+            drawn=self._drawn,
         )
         self._observer(result)

@@ -23,6 +23,12 @@ its newest exchange and then deletes the update. A task that is repeated after a
 is opened only for the same sites as before (`history.Opened`). Opening an exchange
 takes more than half of the sites, so no two exchanges over different sites that hold
 the same update can be opened.
+
+If the sites of each round are drawn, an exchange is among the sites that its request
+names, and takes more than half of these. A site masks its update for a question for
+one such list only (`history.NamedSites`). Otherwise a server could name another list
+for the same question and open both sums, whose difference would be the updates of the
+few sites in one list alone.
 """
 
 from __future__ import annotations
@@ -37,7 +43,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fednotes.core.cleaning import LINE
-from fednotes.core.errors import RefusedError, TrainingError
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.messages import OURS, Attached, Reply, Request
 from fednotes.core.tensors import tensor_fingerprint
 from fednotes.core.update import Total, Update
@@ -48,7 +54,13 @@ from fednotes.engines.answer_times import (
     slowest,
     without_classes,
 )
-from fednotes.engines.history import Asked, Opened, OpeningRecord, history_after
+from fednotes.engines.history import (
+    Asked,
+    NamedSites,
+    Opened,
+    OpeningRecord,
+    history_after,
+)
 from fednotes.engines.summing import MOST_METRICS, Exchange, Summing
 from fednotes.privacy.secure_sum import Parties
 from fednotes.privacy.secure_sum import messages as wire
@@ -66,6 +78,7 @@ MOST_LETTERS = 2**19
 MOST_LIMITS = 3
 ATTEMPTS = 3  # attempts at a sum, if sites are lost while it is opened
 AGAIN = 2  # new exchanges for updates that sites could not mask at first
+NAMED_SITES = "named-sites"  # file beside the record of opened sums
 _NO: frozenset[str] = frozenset()
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
@@ -79,6 +92,59 @@ def context_of(job: str, run: int) -> bytes:
     return joined("fednotes secure sum", job, run)
 
 
+class _PartiesOfRequests:
+    """Finds the parties of a request's sum.
+
+    Args:
+        sites: The names of all sites; see `Parties`.
+        threshold: Minimum number of sites in a sum over all sites; see `Parties`.
+        threshold_of_drawn: Returns the threshold of a sum over some number of sites, if
+            the sites of each round are drawn. A request then names the sites of its
+            sum. None if every sum is over all sites.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[str],
+        threshold: int | None,
+        threshold_of_drawn: Callable[[int], int] | None,
+    ) -> None:
+        self.of_all = Parties(sites, threshold)
+        self._threshold_of_drawn = threshold_of_drawn
+
+    @property
+    def are_drawn(self) -> bool:
+        """Whether the sites of each round are drawn."""
+        return self._threshold_of_drawn is not None
+
+    @property
+    def strict(self) -> bool:
+        """Whether every sum is over all sites."""
+        needs_all = self.of_all.threshold == len(self.of_all.sites)
+        return needs_all and not self.are_drawn
+
+    def threshold_of(self, num_sites: int) -> int:
+        """Return the threshold of a sum over this number of sites."""
+        if self._threshold_of_drawn is None:
+            return self.of_all.threshold
+        return self._threshold_of_drawn(num_sites)
+
+    def find(self, request: Request) -> Parties:
+        """Return the parties of the sum of a request.
+
+        Raises:
+            RefusedError: The request names too few sites for a secure sum.
+        """
+        if self._threshold_of_drawn is None:
+            return self.of_all
+        all_sites = self.of_all.sites
+        named_sites = [site for site in all_sites if site in request.counted]
+        try:
+            return Parties(named_sites, self.threshold_of(len(named_sites)))
+        except ConfigError as error:
+            raise RefusedError(str(error)) from error
+
+
 @dataclass
 class _Pending:
     """The update of the newest task, until it is opened.
@@ -89,6 +155,7 @@ class _Pending:
         task: Its task.
         question: Digest of the question that it answers.
         update: The update.
+        parties: The sites in whose sum the update may be.
     """
 
     number: int
@@ -96,6 +163,7 @@ class _Pending:
     task: str
     question: bytes
     update: Update
+    parties: Parties
 
     @property
     def purpose(self) -> str:
@@ -151,6 +219,9 @@ class SecureSeal:
         sites: The names of all sites; see `Parties`.
         job: Fingerprint of the job's table.
         threshold: Minimum number of sites in a sum; see `Parties`.
+        threshold_of_drawn: Returns the minimum number of sites in a sum over the sites
+            that a request names, from their number, if the sites of each round are
+            drawn; None if every sum is over all sites.
         identity: Signs this site's keys and checks those of the other sites; with None,
             the server is trusted to relay them.
         record: File of the questions whose sums were opened; None keeps them only as
@@ -164,14 +235,17 @@ class SecureSeal:
         *,
         job: str,
         threshold: int | None = None,
+        threshold_of_drawn: Callable[[int], int] | None = None,
         identity: Identity | None = None,
         record: Path | None = None,
     ) -> None:
         self._site = site
         self._identity = identity
-        self._parties = Parties(sites, threshold)
+        self._requests = _PartiesOfRequests(sites, threshold, threshold_of_drawn)
+        self._parties = self._requests.of_all
         self._job = job
         self._opened = Opened(site, record)
+        self._named_sites = NamedSites(site, record and record.with_name(NAMED_SITES))
         self._run = -1
         self._chain: SiteChain  # the chain that belongs to run number `_run`
         self._pending: _Pending | None = None
@@ -186,7 +260,7 @@ class SecureSeal:
         Otherwise the sites' histories differ, and each site trusts the server as to
         which of its tasks count; docs/privacy.md explains the consequences.
         """
-        return self._parties.threshold == len(self._parties.sites)
+        return self._requests.strict
 
     def adopted(self, request: Request, asked: Asked) -> bytes | None:
         """Return the other sites' history, from the terms, if this site lost its own.
@@ -257,7 +331,17 @@ class SecureSeal:
             return Attached()
         terms = wire.read(wire.Terms, request.attached.facts)
         round = 0 if request.preparing else request.round
-        self._pending = _Pending(request.number, round, request.task, question, update)
+        parties = self._requests.find(request)
+        if self._requests.are_drawn:
+            self._named_sites.add(question, parties.sites)
+        self._pending = _Pending(
+            number=request.number,
+            round=round,
+            task=request.task,
+            question=question,
+            update=update,
+            parties=parties,
+        )
         return self._mask(self._pending, terms, request.attached)
 
     def _answer(self, request: Request) -> Attached:
@@ -269,7 +353,8 @@ class SecureSeal:
             raise RefusedError(f"site {self._site!r} has no task {request.task!r}")
         stage = wire.read(wire.Stage, attached.facts)
         if request.task == wire.KEYS:
-            return wire.packed(self._chain.keys(stage.number))
+            parties = self._requests.find(request)
+            return wire.packed(self._chain.keys(stage.number, parties))
         if request.task == wire.SHARES:
             return wire.packed(self._chain.at(stage.number).shares(stage.keys))
         opening = wire.request_in(stage, attached, self._site)
@@ -332,9 +417,10 @@ class SecureSeal:
         if not all(abs(exponent) <= BITS for exponent in limits.values()):
             raise RefusedError("a request of the secure sum has impossible limits")
 
-        grid = self._digest_grid(pending.update, limits)
+        grid = self._digest_grid(pending, limits)
         tried = self._count_try(pending, grid)
         try:
+            self._chain.at(terms.number).require_parties(pending.parties)
             boxes = wire.boxes_in(attached, terms.roster, self._site)
             layout = LayoutOptions(
                 purpose=pending.purpose, limits=limits, metrics=agreed_names
@@ -354,13 +440,14 @@ class SecureSeal:
         self._newest_mask = _MaskedQuestion(terms.number, pending.question)
         return wire.packed_masked(answer, message)
 
-    def _digest_grid(self, update: Update, limits: Mapping[str, int]) -> bytes:
+    def _digest_grid(self, pending: _Pending, limits: Mapping[str, int]) -> bytes:
         """Return a digest of the grid of numbers on which limits place an update.
 
         Different limits can lead to the same grid; values of 8 bytes always have the
         same one.
         """
-        layout = SumLayout.of(update, len(self._parties.sites), limits=limits)
+        num_sites = len(pending.parties.sites)
+        layout = SumLayout.of(pending.update, num_sites, limits=limits)
         parts: list[str | int] = []
         for item in layout.fields:
             parts += [item.name, item.exponent]
@@ -554,6 +641,7 @@ class SecureSum(Summing):
         sites: The sites' names, in the fixed order.
         job: Fingerprint of the job's table.
         threshold: Minimum number of sites in a sum; see `Parties`.
+        threshold_of_drawn: As in `SecureSeal`.
         record: The file in which the server records the sums that it opens, for use
             after a restart. None keeps them in memory.
     """
@@ -564,9 +652,11 @@ class SecureSum(Summing):
         *,
         job: str,
         threshold: int | None = None,
+        threshold_of_drawn: Callable[[int], int] | None = None,
         record: Path | None = None,
     ) -> None:
-        self._parties = Parties(sites, threshold)
+        self._requests = _PartiesOfRequests(sites, threshold, threshold_of_drawn)
+        self._parties = self._requests.of_all  # of the current sum
         self._job = job
         self._run = -1
         self._chain: ServerChain  # the chain that belongs to run number `_run`
@@ -579,6 +669,10 @@ class SecureSum(Summing):
         # The history of all sites (`history.Asked`), if all are in each sum.
         self._history = b""
         self._paces: dict[str, int | None] = {}  # by task
+
+    def threshold_of(self, num_sites: int) -> int:
+        """Return the minimum number of sites in a sum over this number of sites."""
+        return self._requests.threshold_of(num_sites)
 
     def state(self) -> dict[str, Any]:
         """Return the state that later sums depend on: limits and the sites' history."""
@@ -599,6 +693,7 @@ class SecureSum(Summing):
         Raises:
             TrainingError: Too few updates can be added; nothing is opened.
         """
+        self._parties = self._requests.find(exchange.request)
         failed_attempts = 0
         while True:
             try:
@@ -664,7 +759,12 @@ class SecureSum(Summing):
             self._run = run
             self._is_prepared = False
             self._chain = ServerChain(self._parties, context_of(self._job, run))
-        have_keys = self._is_prepared and set(sites) <= set(self._chain.prepared)
+        are_same_parties = self._chain.parties.sites == self._parties.sites
+        have_keys = (
+            self._is_prepared
+            and are_same_parties
+            and set(sites) <= set(self._chain.prepared)
+        )
         self._is_prepared = False
         return sites if have_keys else self._begin(exchange, sites)
 
@@ -702,7 +802,7 @@ class SecureSum(Summing):
                     metrics[name] = total.metrics[name]
         self._metrics[task] = tuple(metrics)
         self._paces[task] = slowest(metrics)
-        if self.least == len(self._parties.sites):
+        if self._requests.strict:
             self._history = _majority_history(answers.answers, self._history)
         self._limits[task] = limits_after(total)
         return replace(total, metrics=without_classes(metrics))
@@ -711,7 +811,7 @@ class SecureSum(Summing):
 
     def _begin(self, exchange: Exchange, sites: tuple[str, ...]) -> tuple[str, ...]:
         """Begin an exchange with keys and shares. Return the sites that take part."""
-        current = self._chain.start()
+        current = self._chain.start(self._parties)
         number = self._chain.number
         attached = wire.packed(wire.Stage(number))
         self._ask(exchange, sites, attached, wire.KEYS, current.add_keys)
@@ -815,7 +915,8 @@ class SecureSum(Summing):
         Returns:
             The sites that answered.
         """
-        least = self.least if stage in (wire.CONFIRM, wire.UNMASK) else None
+        is_after_masking = stage in (wire.CONFIRM, wire.UNMASK)
+        least = self._parties.threshold if is_after_masking else None
         replies = exchange.stage(stage, dict.fromkeys(sites, attached), least=least)
         for site, answer in _in_order(exchange, replies):
             try:

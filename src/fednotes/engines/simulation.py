@@ -21,6 +21,7 @@ from fednotes.core.messages import Attached, Reply, Request
 from fednotes.core.tensors import nbytes, tensor_fingerprint
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.rounds import Checkpoints, Observer, Parts, Rounds
+from fednotes.engines.sampling import RoundSampling
 from fednotes.engines.secure import SecureSeal, SecureSum
 from fednotes.engines.site_programs import SitePrograms, SiteUpdate
 from fednotes.engines.summing import Replies, Sites, check_addable, hidden
@@ -39,6 +40,7 @@ class Simulation(Rounds):
         resume: Whether to resume from the newest undamaged checkpoint in `directory`.
         observer: Called with each committed round.
         secure: Whether to add updates under the secure sum, as a deployment would.
+        sampling: How the sites of a round are drawn; None if all take part.
 
     Raises:
         TrainingError: There are no sites.
@@ -54,20 +56,34 @@ class Simulation(Rounds):
         resume: bool = False,
         observer: Observer | None = None,
         secure: bool = False,
+        sampling: RoundSampling | None = None,
     ) -> None:
         if not programs.names:
             raise TrainingError("a federation needs at least one site")
-        super().__init__(observer, lambda: time.monotonic())
+        super().__init__(programs.names, observer, lambda: time.monotonic(), sampling)
         self._programs = programs
         self.names = programs.names
         remedy = "start again without `resume`"
         self._files = Checkpoints(directory, self.names, remedy) if directory else None
         self.summing: SecureSum | None = None
         if secure:
-            threshold = len(self.names)  # no message is lost, so all sites take part
-            self.summing = SecureSum(self.names, job=JOB, threshold=threshold)
+            # No message is lost, so all sites of a sum take part.
+            threshold = len(self.names)
+            threshold_of_drawn = None if sampling is None else _need_all
+            self.summing = SecureSum(
+                self.names,
+                job=JOB,
+                threshold=threshold,
+                threshold_of_drawn=threshold_of_drawn,
+            )
             self.seals = {
-                name: SecureSeal(name, self.names, job=JOB, threshold=threshold)
+                name: SecureSeal(
+                    name,
+                    self.names,
+                    job=JOB,
+                    threshold=threshold,
+                    threshold_of_drawn=threshold_of_drawn,
+                )
                 for name in self.names
             }
         self._replies: dict[str, dict[str, Mapping[str, float]]] = {}
@@ -82,7 +98,7 @@ class Simulation(Rounds):
     def sum(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> Total:
-        """Run `task` at the sites, adding each reply in the order of the sites."""
+        """Run `task` at its sites, adding each reply in the order of the sites."""
         sent_tensors = tensors or {}
         if self.summing is not None:
             return self.summing.total(_Exchange(self, task, sent_tensors, options))
@@ -91,12 +107,12 @@ class Simulation(Rounds):
             self._count_bytes(update)
             for _, update in self.run_at_sites(task, sent_tensors, options)
         )
-        return replace(Total.of(updates), included=self.names)
+        return replace(Total.of(updates), included=self.list_sites_of(task))
 
     def each(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> dict[str, Update]:
-        """Run `task` at the sites; return the updates by site."""
+        """Run `task` at its sites; return the updates by site."""
         if self.summing is not None:
             raise hidden(task)
         return {
@@ -112,7 +128,7 @@ class Simulation(Rounds):
     def run_at_sites(
         self, task: str, tensors: Tensors, options: Mapping[str, Option]
     ) -> Iterator[SiteUpdate]:
-        """Run a task at the sites, and count what was sent to each and its metrics.
+        """Run a task at its sites, and count what was sent to each and its metrics.
 
         Args:
             task: The task.
@@ -122,9 +138,13 @@ class Simulation(Rounds):
         Raises:
             TrainingError: A site has no such task.
         """
-        for site, update in self._programs.run(task, tensors, options):
+        sites = None if self._sampling is None else frozenset(self.list_sites_of(task))
+        # Not with the replies of sites that were drawn for an earlier round.
+        replies: dict[str, Mapping[str, float]] = {}
+        self._replies[task] = replies
+        for site, update in self._programs.run(task, tensors, options, sites):
             self.bytes_down += nbytes(tensors) + NUMBER_BYTES * len(options)
-            self._replies.setdefault(task, {})[site] = update.metrics
+            replies[site] = update.metrics
             yield SiteUpdate(site, update)
 
     def _count_bytes(self, update: Update) -> Update:
@@ -143,8 +163,8 @@ class Simulation(Rounds):
             state,
             metrics,
             evaluated=evaluated,
-            sites=len(self.names),
-            replies=self._replies,
+            sites=len(self._drawn or self.names),
+            replies=dict(self._replies),
         )
         if not evaluated or self._files is None:
             return
@@ -186,10 +206,15 @@ class Simulation(Rounds):
         return True
 
 
+def _need_all(num_sites: int) -> int:
+    """Return the threshold of a sum over this number of drawn sites."""
+    return num_sites
+
+
 class _Exchange:
     """One exchange of the secure sum (`summing.Exchange`).
 
-    All sites receive the same request.
+    All sites of the task receive the same request.
     """
 
     reasons = ""
@@ -204,13 +229,15 @@ class _Exchange:
         self._engine = engine
         self._sent = sent
         self._options = options
-        self.sites = engine.names
-        self.least = len(engine.names)
+        self.sites = engine.list_sites_of(task)
+        self.least = len(self.sites)
+        self._counted = dict.fromkeys(self.sites, 0)
         # Each exchange has a round of its own.
-        self.request = Request(JOB, 1, 0, task, round=engine.next_number())
+        self.request = Request(
+            JOB, 1, 0, task, round=engine.next_number(), counted=self._counted
+        )
         listed = repr(sorted(options.items()))
         self._question = digest("question", task, listed, tensor_fingerprint(sent))
-        self._counted: dict[str, int] = {}
 
     def task(
         self,
@@ -218,7 +245,7 @@ class _Exchange:
         *,
         sites: Sites = None,  # noqa: ARG002 - part of `Exchange`
     ) -> Replies:
-        """Run the task at all sites; their errors are raised."""
+        """Run the task at its sites; their errors are raised."""
         request = self._next(self.request.task, attached or Attached())
         replies = {}
         updates = self._engine.run_at_sites(request.task, self._sent, self._options)

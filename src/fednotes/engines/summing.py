@@ -266,6 +266,10 @@ class Summing(ABC):
 
     least: int
 
+    def threshold_of(self, num_sites: int) -> int:  # noqa: ARG002 - subclasses use it
+        """Return the minimum number of sites in a sum over this number of sites."""
+        return self.least
+
     @abstractmethod
     def total(self, exchange: Exchange) -> Total:
         """Return the sum; `included` names its sites in the fixed order."""

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fednotes import methods
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, within
 from fednotes.core.tables import table_fingerprint
 from fednotes.jobs import kinds
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import load_table, parse_job
+from fednotes.training.site_sampling import require_fewer_drawn_sites
 
 # A secure sum of two sites would reveal each site's update to the other.
 MIN_SECURE_SITES = 3
@@ -126,6 +127,8 @@ def parse_declared(declared: Mapping[str, Any], folder: Path, where: str) -> Job
     sites = _change_sites(sites, lambda site: {**site, **placeholder})
     table = {**table, "conditions": ["federated"], "sites": sites}
     job = parse_job(table, name, folder, where)
+    with within(where, ConfigError):
+        require_fewer_drawn_sites(job.config, len(sites))
 
     if job.privacy and job.privacy.where == "sum" and not job.federation.secure_sum:
         raise ConfigError(

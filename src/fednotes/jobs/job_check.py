@@ -23,6 +23,7 @@ from fednotes.jobs.job import Job, Sites
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.parts import (
     Part,
+    find_sampling,
     is_summed_securely,
     list_parts,
     make_method_sites,
@@ -96,7 +97,11 @@ def rehearse(job: Job, parts: Iterable[Part]) -> None:
                 cache = Path(folder)
             folders = [None] * len(part.sites)
             members = make_method_sites(job, part, folders, cache=cache)
-            InProcess(members, secure=is_summed_securely(job, part))
+            InProcess(
+                members,
+                secure=is_summed_securely(job, part),
+                sampling=find_sampling(job, part),
+            )
 
 
 def _try_model(job: Job) -> tuple[Problem, ...]:

@@ -49,7 +49,9 @@ from fednotes.jobs.results import CONDITIONS, OWN_MIX
 from fednotes.jobs.run_folder import JOB_RECORD, read_job_record
 from fednotes.methods.base import Method
 from fednotes.privacy.promise import Privacy
+from fednotes.privacy.secure_sum import FEWEST_SITES
 from fednotes.taggers.saving import DEFAULT as DEFAULT_KIND
+from fednotes.training.site_sampling import drawn_per_round
 
 # A method with a control condition adds it to these.
 DEFAULT_CONDITIONS = ("alone", "federated", "pooled")
@@ -208,6 +210,7 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
     synthetic = reader.read_synthetic()
     sites = reader.read_sites()
     silos = reader.read_silos()
+    _require_drawn_sites(config, federation, f"{where} [training]")
     conditions = reader.list_conditions(config)
     kind_tables = kind.read_tables(table, reader.preset, where)
     return Job(
@@ -229,6 +232,31 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         privacy=privacy,
         kind_tables=kind_tables.values,
     )
+
+
+def _require_drawn_sites(config: Any, federation: FederationConfig, place: str) -> None:
+    """Raise ConfigError if a job draws fewer sites for a round than must answer.
+
+    Args:
+        config: The method's settings.
+        federation: The [federation] table.
+        place: Name of the [training] table in error messages.
+    """
+    drawn = drawn_per_round(config)
+    if drawn is None:
+        return
+    setting = f"{place}: sites_per_round = {drawn}"
+    if drawn < federation.min_sites:
+        raise ConfigError(
+            f"{setting}: [federation] min_sites = {federation.min_sites} sites must "
+            "answer in each round: draw as many or more, or lower min_sites"
+        )
+    if federation.secure_sum and drawn < FEWEST_SITES:
+        raise ConfigError(
+            f"{setting}: the secure sum (on by default between real sites) needs "
+            f"{FEWEST_SITES} sites in each round: draw as many or more, or set "
+            "secure_sum = false in [federation], which sites must permit"
+        )
 
 
 def table_names() -> frozenset[str]:

@@ -13,7 +13,13 @@ from fednotes.engines.rounds import RoundResult
 from fednotes.engines.simulation import Simulation
 from fednotes.engines.site_programs import ProgramsHere, SitePrograms, run_task
 from fednotes.jobs.job import Job, Progress
-from fednotes.jobs.parts import Part, is_summed_securely, make_method_sites
+from fednotes.jobs.parts import (
+    Part,
+    find_sampling,
+    is_summed_securely,
+    make_method_sites,
+    plan_rounds,
+)
 from fednotes.jobs.results import Outcome
 
 
@@ -192,9 +198,11 @@ def train_part(run: PartRun, sites: PartSites, events: PartEvents) -> Outcome:
         resume=run.resume,
         observer=events.round,
         secure=is_summed_securely(run.job, part),
+        sampling=find_sampling(run.job, part),
     )
     state = engine.resume()
-    rounds, examples = method.plan_rounds(part.config, sites.sizes)
+    sizes = sites.sizes
+    rounds, examples = plan_rounds(method, part.config, sizes, len(sizes))
     events.begin(state.round if state else 0, rounds, examples)
     final_state = method.train(engine, part.config)
     events.end()

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fednotes.core.federation import MethodSite
+from fednotes.core.seeds import Draws
 from fednotes.core.wording import format_size
 from fednotes.encoders.features import default_cache
+from fednotes.engines.sampling import RoundSampling
 from fednotes.jobs.job import Job, Progress, Sites, load_sites
 from fednotes.jobs.results import OWN_MIX
 from fednotes.methods.base import Method
+from fednotes.training.site_sampling import (
+    drawn_per_round,
+    require_fewer_drawn_sites,
+    without_sampling,
+)
 
 
 @dataclass(frozen=True)
@@ -101,22 +109,27 @@ def list_parts(job: Job, sites: Sites, config: Any) -> list[Part]:
         job: The job.
         sites: Data of the job's sites.
         config: The method's config, completed with the facts of all sites.
+
+    Raises:
+        ConfigError: The job does not match the sites.
     """
     method = job.module
     parts: list[Part] = []
+    unsampled = without_sampling(config)
     if "alone" in job.conditions:
-        configs = method.configure_alone(config, sites.data)
+        configs = method.configure_alone(unsampled, sites.data)
         parts += [
             _make_part(job, "alone", (data,), alone, site=data.id)
             for data, alone in zip(sites.data, configs, strict=True)
         ]
     if OWN_MIX in job.conditions:
-        control = method.configure_control(config)
+        control = method.configure_control(unsampled)
         parts.append(_make_part(job, OWN_MIX, sites.data, control))
     if "federated" in job.conditions:
+        require_fewer_drawn_sites(config, len(sites.data))
         parts.append(_make_part(job, "federated", sites.data, config))
     if "pooled" in job.conditions:
-        data, pooled = method.configure_pooled(config, sites.data, sites.complete)
+        data, pooled = method.configure_pooled(unsampled, sites.data, sites.complete)
         parts.append(_make_part(job, "pooled", data, pooled))
     return parts
 
@@ -180,6 +193,35 @@ def make_method_sites(
 def is_summed_securely(job: Job, part: Part) -> bool:
     """Return whether a secure sum adds up a part's updates."""
     return job.federation.secure_sum and part.condition == "federated"
+
+
+def find_sampling(job: Job, part: Part) -> RoundSampling | None:
+    """Return how a simulation draws the sites of a part's rounds; None if it does not.
+
+    The draws follow from the job's seed.
+    """
+    drawn = drawn_per_round(part.config)
+    if drawn is None or part.condition != "federated":
+        return None
+    return RoundSampling(drawn, Draws(job.seed), job.module.site_class.for_all_sites)
+
+
+def plan_rounds(
+    method: Method, config: Any, sizes: Sequence[int], num_sites: int
+) -> tuple[int, int]:
+    """Return the maximum number of rounds and the expected examples per round.
+
+    Args:
+        method: The method.
+        config: The settings of the run.
+        sizes: Number of training examples of each site, or of all sites together.
+        num_sites: Number of sites.
+    """
+    rounds, examples = method.plan_rounds(config, sizes)
+    drawn = drawn_per_round(config)
+    if drawn is not None:
+        examples = math.ceil(examples * drawn / num_sites)
+    return rounds, examples
 
 
 def estimate_traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | None:

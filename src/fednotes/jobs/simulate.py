@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ from fednotes.jobs.metrics_file import (
     rewind_metrics,
 )
 from fednotes.jobs.part_training import PartRun, SitesHere, train_part
-from fednotes.jobs.parts import Part, estimate_traffic, prepare
+from fednotes.jobs.parts import Part, estimate_traffic, plan_rounds, prepare
 from fednotes.jobs.progress import (
     AnyListener,
     ProgressListener,
@@ -328,7 +329,9 @@ class _Run:
             if self.resume and (self.out / part.name / "done.json").exists():
                 continue
             sizes = [self.job.kind.count_examples(site) for site in part.sites]
-            rounds, examples = self.job.module.plan_rounds(part.config, sizes)
+            rounds, examples = plan_rounds(
+                self.job.module, part.config, sizes, len(sizes)
+            )
             work[part.name] = float(rounds * examples)
         return work
 
@@ -346,6 +349,7 @@ class _PartEvents:
         self._metrics = out / METRICS
         self._part = part
         self._listener = listener
+        self._drawn: Counter[str] = Counter()  # rounds since the last evaluation
 
     def begin(self, first_round: int, rounds: int, examples: int) -> None:
         """Remove the entries of rounds that are repeated; pass the event on."""
@@ -354,8 +358,11 @@ class _PartEvents:
 
     def round(self, result: RoundResult) -> None:
         """Log an evaluation, and pass the round on."""
+        self._drawn.update(result.drawn)
         if result.evaluated:
-            append_entry(self._metrics, describe_evaluation(result, self._part))
+            entry = describe_evaluation(result, self._part, self._drawn)
+            append_entry(self._metrics, entry)
+            self._drawn.clear()
         self._listener.round(result)
 
     def end(self) -> None:
@@ -363,12 +370,23 @@ class _PartEvents:
         self._listener.end()
 
 
-def describe_evaluation(result: RoundResult, part: Part) -> dict[str, Any]:
-    """Return the entry of metrics.jsonl for an evaluation of a part."""
+def describe_evaluation(
+    result: RoundResult, part: Part, drawn: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Return the entry of metrics.jsonl for an evaluation of a part.
+
+    Args:
+        result: The evaluated round.
+        part: The part.
+        drawn: For how many rounds since the last evaluation each site was drawn; empty
+            if the sites of a round are not drawn.
+    """
     details: dict[str, Any] = {}
     if part.site:
         details["site"] = part.site
     details["sites"] = site_metrics(result, part)
+    if drawn:
+        details["drawn"] = dict(sorted(drawn.items()))
     return make_entry(result, part.name, part.condition, details)
 
 

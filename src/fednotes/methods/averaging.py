@@ -609,6 +609,7 @@ class AveragingSite(SiteTasks):
     tasks: ClassVar[frozenset[str]] = frozenset(
         {"count", "take_share", TRAIN, "send", EVALUATE, "keep", "finish"}
     )
+    for_all_sites: ClassVar[frozenset[str]] = frozenset({EVALUATE, "keep"})
 
     def __init__(  # noqa: PLR0913 - all but two are optional, by keyword
         self,

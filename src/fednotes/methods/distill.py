@@ -66,6 +66,7 @@ from fednotes.taggers.model import Losses, ModelConfig
 from fednotes.taggers.saving import build_model, model_config
 from fednotes.taggers.tagger import TaggerConfig
 from fednotes.taggers.token_classifier import TokenClassifierConfig
+from fednotes.training.site_sampling import SiteSampling
 from fednotes.training.sites import (
     Adam,
     Best,
@@ -85,7 +86,7 @@ Unannotated = Literal["pseudo", "soft", "marginal", "outside"]
 
 
 @checked(frozen=True)
-class Config:
+class Config(SiteSampling):
     """Settings of a run of distillation with instance weights.
 
     With differential privacy a round is E_loc epochs of noisy sums of gradients. θ_t is
@@ -326,6 +327,7 @@ class Site(MentionSite):
     tasks: ClassVar[frozenset[str]] = frozenset(
         {"begin", "update_weights", TRAIN, EVALUATE, "trace", "finish"}
     )
+    for_all_sites = frozenset({EVALUATE, "trace"})
     rounds_counts = True
     config: Config
 
@@ -921,10 +923,12 @@ class Distill(Method):
         """Return the settings with the number of sites and the complete tag set.
 
         Raises:
-            RefusedError: The job has instance weights and fewer than three sites.
+            RefusedError: The job has instance weights and fewer than three sites in a
+                round.
         """
-        if config.weighting and len(sites) < FEWEST_CONTRIBUTORS:
-            raise RefusedError(_explain_too_few(len(sites)))
+        num_sites = config.sites_per_round or len(sites)
+        if config.weighting and num_sites < FEWEST_CONTRIBUTORS:
+            raise RefusedError(_explain_too_few(num_sites))
         return replace(config, tags=all_tags(sites), sites=len(sites))
 
     def configure_alone(

@@ -70,6 +70,7 @@ from fednotes.taggers.tagger import (
 )
 from fednotes.training import word_rows
 from fednotes.training.server_steps import Aggregation, by_each, for_names, gathered
+from fednotes.training.site_sampling import drawn_per_round
 from fednotes.training.sites import (
     Adam,
     Best,
@@ -269,9 +270,9 @@ class Server(RoundServer):
         gradient = word_rows.fill_gradients(mean, self.shared, self._rows)
         self._adam.step(gradient)  # [fedner eq 2]
         self._rows = {}
-        if (
-            total.sites >= self._largest_sum
-        ):  # otherwise the marks of a site are missing
+        # Without the marks of all sites of the next round, these are summed again.
+        is_next_round_alike = drawn_per_round(self.config) is None
+        if is_next_round_alike and total.sites >= self._largest_sum:
             self._take_rows(total)
 
     def state(self) -> State:

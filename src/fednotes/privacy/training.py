@@ -56,6 +56,7 @@ from fednotes.privacy.noise import SCALE, Stream, chosen, cut, discrete_gaussian
 from fednotes.privacy.promise import COUNTS, Promise, Unit
 from fednotes.privacy.secure_sum.crypto import digest, receipt
 from fednotes.privacy.units import group_documents, group_sentences
+from fednotes.training.site_sampling import count_round_sites, drawn_per_round
 from fednotes.training.sites import Adam, Best, RoundServer
 
 NOISY = "noisy_gradients"  # the task of a round
@@ -194,6 +195,17 @@ class DPSupport(ABC):
             ConfigError: A setting does not have its required value, or the job requests
                 counts but has nothing to count.
         """
+        drawn = drawn_per_round(config)
+        if (
+            drawn is not None
+            and config.privacy.counts
+            and not self.agrees_first(config)
+        ):
+            raise ConfigError(
+                f"[privacy] counts: with sites_per_round = {drawn}, a site does not "
+                "know which round is its last one, after which it may count: leave "
+                "counts or sites_per_round out"
+            )
         if config.privacy.counts and not self.count_size(config):
             raise ConfigError(
                 "[privacy] counts: this job has nothing to count: leave it out"
@@ -215,7 +227,9 @@ class DPSupport(ABC):
         """
         privacy = config.privacy
         rounds = self.count_rounds(config, privacy.epoch)
-        return Promise.of(privacy, rounds, config.sites, config.min_sites)
+        # A site may be drawn for each round, and others in a round add noise to it.
+        sites = count_round_sites(config)
+        return Promise.of(privacy, rounds, sites, config.min_sites)
 
 
 def train(federation: Federation, config: Any, support: DPSupport) -> State:

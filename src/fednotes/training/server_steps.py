@@ -47,6 +47,7 @@ from fednotes.core.numbers import NonNegativeFloat, NonNegativeInt
 from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import shapes_of
 from fednotes.core.update import Tensors, Total, Update
+from fednotes.training.site_sampling import SiteSampling
 
 Kind = Literal["average", "nesterov", "adam", "yogi"]
 Rule = Literal[
@@ -57,7 +58,7 @@ TINY = 1e-100  # replaces a length of zero
 
 
 @checked(frozen=True)
-class Aggregation:
+class Aggregation(SiteSampling):
     """How the sites' updates are combined into one.
 
     Attributes:
@@ -100,14 +101,27 @@ def for_names(config: C, sites: Sequence[str], **values: Any) -> C:
         **values: Further values to set.
 
     Raises:
-        ConfigError: These sites are too few for the rule, or lack its reference.
+        ConfigError: These sites, or those of a round, are too few for the rule, or lack
+            its reference.
     """
+    drawn = config.sites_per_round
+    if config.aggregation == "reference" and drawn is not None:
+        raise ConfigError(
+            f'aggregation = "reference" needs the site {config.reference!r} in each '
+            f"round, but sites_per_round = {drawn} draws the sites: leave "
+            "sites_per_round out, or choose another rule"
+        )
     if config.aggregation == "reference" and config.reference not in sites:
         raise ConfigError(
             f"reference = {config.reference!r}: expected a site of the job; "
             f"{nearest(config.reference, sites)}"
         )
     least = least_sites(config)
+    if drawn is not None and drawn < least:
+        raise ConfigError(
+            f"{_describe_least(config, least)} in each round, but sites_per_round = "
+            f"{drawn}: raise it, or leave it out"
+        )
     if len(sites) < least:
         raise ConfigError(
             f"{_describe_least(config, least)}, but the job has only {len(sites)}"

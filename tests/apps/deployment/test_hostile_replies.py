@@ -35,6 +35,7 @@ from fednotes.engines import launch
 from fednotes.engines.requests import Event
 from fednotes.jobs.declaration import load_declared
 from fednotes.jobs.results import RunResult, read_result
+from fednotes.methods import fedner
 
 GOOD = {"strict": {"f1": 0.5}}
 NER = 'method = "fedner"\n[model]\ntagger = "cnn-clstm-crf"\n'
@@ -209,7 +210,9 @@ def progress(folder: Path) -> tuple[Progress, list[Any]]:
     pipe: Any = SimpleNamespace(publish=lines.append)
     sites = ("a", "b", "c")
     setup = launch.Setup(folder, "", {}, "id", "r", sites, 3, folder, folder)
-    job: Any = SimpleNamespace(federation=SimpleNamespace(secure_sum=False))
+    job: Any = SimpleNamespace(
+        federation=SimpleNamespace(secure_sum=False), config=fedner.Config()
+    )
     return Progress(setup, pipe, job), lines
 
 

@@ -159,7 +159,7 @@ class Case(Net):
         """Move sites to states that the server chooses, by its claims of what
         counts."""
         self.members.counted.update(state)
-        self.server._active_sites = None
+        self.server._active_sites = {}
 
     def opened(self) -> int:
         """Return how many answers of any site opened a sum."""

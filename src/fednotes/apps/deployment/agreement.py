@@ -10,8 +10,9 @@ description but no notes. A site that is described wrongly refuses (`site.Agreed
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from fednotes.encoders.pretrained import encoder_directory, folder_fingerprint
 from fednotes.engines.launch import Setup
 from fednotes.jobs.job import Job
 from fednotes.taggers.saving import encoder_keys
+from fednotes.training.site_sampling import drawn_per_round
 
 AGREE = "agree"
 DESCRIBE = "@describe"
@@ -82,16 +84,40 @@ class Description:
 Descriptions = Mapping[str, Description]
 
 
-def sum_threshold(job: Job, setup: Setup) -> int:
+def sum_threshold(job: Job, setup: Setup, num_sites: int | None = None) -> int:
     """Return the minimum number of sites with which a sum is opened.
 
     For a secure sum, the number is more than half of the sites.
+
+    Args:
+        job: The job.
+        setup: Start-up data of this side of the job.
+        num_sites: Number of sites for which the sum is meant, such as those of a round;
+            None for all sites.
     """
+    if num_sites is None:
+        num_sites = len(setup.sites)
     if not job.federation.secure_sum:
-        return setup.min_sites
-    num_sites = len(setup.sites)
+        return min(setup.min_sites, num_sites)
     min_sites = job.federation.min_sites or num_sites
     return max(min_sites, num_sites // 2 + 1)
+
+
+def threshold_of_drawn(job: Job, setup: Setup) -> Callable[[int], int] | None:
+    """Return how the threshold of a sum follows from the number of its sites.
+
+    Returns:
+        The function; None if all sites take part in each round, so that every sum has
+        the same threshold.
+    """
+    if drawn_per_round(job.config) is None:
+        return None
+    return partial(sum_threshold, job, setup)
+
+
+def count_round_sites(job: Job, setup: Setup) -> int:
+    """Return the number of sites for which the sums of a round are meant."""
+    return drawn_per_round(job.config) or len(setup.sites)
 
 
 def summed_job(fingerprint: str, run: str) -> str:

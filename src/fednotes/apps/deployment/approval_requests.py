@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fednotes.apps.deployment.agreement import can_round_counts, sum_threshold
+from fednotes.apps.deployment.agreement import can_round_counts
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.kit import read_kit, read_submission
 from fednotes.apps.deployment.rules.approval import Quorum, compare
@@ -222,10 +222,8 @@ def find_refusal(kit: Path, job: RequestedJob) -> str:
         folder=kit,
         state=kit / "state",
     )
-    threshold = sum_threshold(parsed_job, setup)
-    file = read_kit_site_file(kit)
     try:
-        create_guard(setup, file, table, job=parsed_job, threshold=threshold)
+        create_guard(setup, read_kit_site_file(kit), table, parsed_job)
     except RefusedError as refusal:
         return str(refusal)
     return ""

@@ -81,6 +81,7 @@ _NOT_METRICS = frozenset(
         "evaluated",
         "took_part",
         "absent",
+        "drawn",
         "bytes_up",
         "bytes_down",
         "seconds",

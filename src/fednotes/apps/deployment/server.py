@@ -44,9 +44,11 @@ from fednotes.apps.deployment.agreement import (
     require_as_declared,
     sum_threshold,
     summed_job,
+    threshold_of_drawn,
     unpack_json,
 )
 from fednotes.apps.deployment.rules.guard import REJECTED, UNAPPROVED
+from fednotes.apps.deployment.run_secrets import load_or_create_secret
 from fednotes.apps.deployment.site_file import read_site_file, with_local_files
 from fednotes.apps.deployment.waiting import APPROVALS_FILE, PendingApprovals
 from fednotes.core import bounds
@@ -61,6 +63,7 @@ from fednotes.core.errors import (
 from fednotes.core.federation import Option, State
 from fednotes.core.messages import Frame
 from fednotes.core.parsing import number, read_json_table
+from fednotes.core.seeds import Draws
 from fednotes.core.store import write_json, write_text
 from fednotes.core.tables import table_fingerprint
 from fednotes.core.update import Tensors, Total
@@ -69,17 +72,21 @@ from fednotes.engines.history import OPENED
 from fednotes.engines.launch import Setup
 from fednotes.engines.requests import Event, Patience, Transport
 from fednotes.engines.rounds import RoundResult
+from fednotes.engines.sampling import RoundSampling
 from fednotes.engines.secure import SecureSum
 from fednotes.jobs.declaration import parse_declared, table_to_approve
 from fednotes.jobs.job import Job
 from fednotes.jobs.metrics_file import METRICS, append_entry, make_entry, rewind_metrics
+from fednotes.jobs.parts import plan_rounds
 from fednotes.jobs.results import RunResult
 from fednotes.jobs.run_files import VERSION
 from fednotes.jobs.run_folder import list_versions
 from fednotes.privacy.promise import Promise
+from fednotes.training.site_sampling import drawn_per_round
 
 # In the server's kit: [files] of this machine, if the job names files.
 SERVER_FILE = "server.toml"
+SAMPLING_KEY_FILE = "sampling.key"  # in the folder of a run's state
 PROBLEM = "problem.json"  # why a run failed, in the folder that the admin fetches
 _STARTED = "started.json"  # when a run first started, in its state
 _PART = "federated"
@@ -349,6 +356,7 @@ def _create_engine(setup: Setup, job: Job, progress: Progress) -> _Engine:
             setup.sites,
             job=summed_job(fingerprint, setup.run),
             threshold=sum_threshold(job, setup),
+            threshold_of_drawn=threshold_of_drawn(job, setup),
             record=setup.state / OPENED,
         )
     engine = _Engine(
@@ -366,6 +374,7 @@ def _create_engine(setup: Setup, job: Job, progress: Progress) -> _Engine:
             checkpoint_seconds=settings.checkpoint_seconds,
         ),
         summing=summing,
+        sampling=_load_sampling(setup, job),
         observer=progress.round,
         notify=progress.event,
         max_norm=settings.max_norm,
@@ -374,6 +383,19 @@ def _create_engine(setup: Setup, job: Job, progress: Progress) -> _Engine:
     )
     engine.progress = progress
     return engine
+
+
+def _load_sampling(setup: Setup, job: Job) -> RoundSampling | None:
+    """Return how the sites of a round are drawn; None if all take part.
+
+    The draws follow from a secret in the state of the run, so a resumed run has the
+    same ones.
+    """
+    drawn = drawn_per_round(job.config)
+    if drawn is None:
+        return None
+    draws = Draws.of_secret(load_or_create_secret(setup.state / SAMPLING_KEY_FILE))
+    return RoundSampling(drawn, draws, job.module.site_class.for_all_sites)
 
 
 def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:
@@ -408,6 +430,20 @@ def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:
     if total.sites < len(setup.sites) and progress.refusals:
         raise ConfigError("; ".join(progress.refusals))
     return config
+
+
+def _count_willing_sites(job: Job, setup: Setup) -> int:
+    """Return how many sites must be willing to take part, so that rounds can go on.
+
+    If the sites of a round are drawn, all that are not willing may be drawn together.
+    """
+    num_sites = len(setup.sites)
+    for_all = max(sum_threshold(job, setup), setup.min_sites)
+    drawn = drawn_per_round(job.config)
+    if drawn is None:
+        return for_all
+    num_spared = drawn - sum_threshold(job, setup, drawn)
+    return max(for_all, num_sites - num_spared)
 
 
 def _fetch_shared_scores(engine: Deployed) -> dict[str, Any]:
@@ -473,15 +509,16 @@ class Progress:
         self.is_trained = False
         self._job = job
         self._num_sites = len(setup.sites)
-        # Minimum number of sites after the agreement.
-        self._min_sites = max(sum_threshold(job, setup), setup.min_sites)
+        self._min_sites = _count_willing_sites(job, setup)  # after the agreement
         self._config: Any = None  # the method's configuration, after the agreement
         # Site and kind of event to the newest text that was published.
         self._published_texts: dict[tuple[str, str], str] = {}
         self._num_events: Counter[str] = Counter()  # published events by site
         self._silence_reasons: dict[str, str] = {}  # site -> why it did not answer
-        # Rounds that each site has missed since the last evaluation.
+        # Rounds since the last evaluation that each site has missed, and for which it
+        # was drawn.
         self._missed_rounds: Counter[str] = Counter()
+        self._drawn_rounds: Counter[str] = Counter()
         self._rejections: dict[str, str] = {}  # site -> the text of its rejection
         self._approvals = PendingApprovals(setup.state / APPROVALS_FILE, setup.sites)
 
@@ -561,7 +598,9 @@ class Progress:
                 unknown.
         """
         if sizes:
-            rounds, examples = self._job.module.plan_rounds(self._config, sizes)
+            rounds, examples = plan_rounds(
+                self._job.module, self._config, sizes, self._num_sites
+            )
         else:
             rounds = planned_rounds(self._job, self._config) or 0
             examples = 0
@@ -581,13 +620,17 @@ class Progress:
         self.metrics = dict(result.metrics)
         self._published_texts.pop(("", "waiting"), None)
         self._missed_rounds.update(result.absent)
+        self._drawn_rounds.update(result.drawn)
         details: dict[str, object] = {"took_part": result.sites}
         if result.evaluated and self._missed_rounds:
             details["absent"] = dict(self._missed_rounds)
+        if result.evaluated and self._drawn_rounds:
+            details["drawn"] = dict(self._drawn_rounds)
         entry = make_entry(result, _PART, _PART, details)
         if result.evaluated:
             append_entry(self.path, entry)
             self._missed_rounds.clear()
+            self._drawn_rounds.clear()
         self.pipe.publish({"kind": "round", "evaluated": result.evaluated, **entry})
 
     def event(self, event: Event) -> None:

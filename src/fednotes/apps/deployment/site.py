@@ -11,7 +11,6 @@ full message is in the site's own log.
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +29,7 @@ from fednotes.apps.deployment.agreement import (
     agreed_config,
     agreement_fingerprint,
     can_round_counts,
+    count_round_sites,
     describe,
     descriptions_from_text,
     mismatch,
@@ -37,6 +37,7 @@ from fednotes.apps.deployment.agreement import (
     planned_rounds,
     sum_threshold,
     summed_job,
+    threshold_of_drawn,
 )
 from fednotes.apps.deployment.problems import LineKind, mark_line
 from fednotes.apps.deployment.rules.guard import (
@@ -45,6 +46,7 @@ from fednotes.apps.deployment.rules.guard import (
     require_approved,
 )
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_counts
+from fednotes.apps.deployment.run_secrets import load_or_create_secret
 from fednotes.apps.deployment.site_file import (
     SITE_FILE,
     SiteFile,
@@ -64,7 +66,7 @@ from fednotes.core.errors import (
 from fednotes.core.federation import MethodSite, Option, State
 from fednotes.core.parsing import read_json_table
 from fednotes.core.seeds import Draws
-from fednotes.core.store import private_folder, replace_file, write_json
+from fednotes.core.store import write_json
 from fednotes.core.tables import table_fingerprint
 from fednotes.core.update import Tensors, Update
 from fednotes.encoders.features import default_cache
@@ -78,7 +80,7 @@ from fednotes.jobs.declaration import table_to_approve
 from fednotes.jobs.job import Job
 from fednotes.jobs.results import PROMISED, RunResult
 from fednotes.jobs.run_folder import list_versions
-from fednotes.privacy.secure_sum.crypto import KEY_BYTES
+from fednotes.training.site_sampling import drawn_per_round
 
 RESULTS = "results"
 NOISE_KEY_FILE = "noise.key"  # in the folder of a run's state
@@ -114,8 +116,7 @@ def _open_host(setup: Setup) -> SiteHost:
     require_approved(setup.kit, setup.site, table, file.policy)
 
     job = job_of_site(setup.job, setup.site, file)
-    threshold = sum_threshold(job, setup)
-    guard = create_guard(setup, file, table, job=job, threshold=threshold)
+    guard = create_guard(setup, file, table, job)
 
     data = _load_notes(job, file)
     guard.check_coverage(job.module.list_coverage(job.config, data))
@@ -134,7 +135,8 @@ def _open_host(setup: Setup) -> SiteHost:
             setup.site,
             setup.sites,
             job=summed_job(participation.fingerprint, setup.run),
-            threshold=threshold,
+            threshold=sum_threshold(job, setup),
+            threshold_of_drawn=threshold_of_drawn(job, setup),
             identity=setup.identity,
             record=setup.state / "site" / OPENED,
         )
@@ -230,12 +232,7 @@ def _log_refusal(line: str, task: str, error: Exception) -> None:
 
 
 def create_guard(
-    setup: Setup,
-    file: SiteFile,
-    table: Mapping[str, Any],
-    *,
-    job: Job,
-    threshold: int,
+    setup: Setup, file: SiteFile, table: Mapping[str, Any], job: Job
 ) -> SiteGuard:
     """Return this run's guard after it has checked the job; no notes are read yet.
 
@@ -244,7 +241,6 @@ def create_guard(
         file: The site's own file.
         table: The table that was approved.
         job: The job as this site reads it.
-        threshold: Minimum number of sites with which a sum is opened.
 
     Raises:
         PolicyRefusal: The site's policy does not permit the job.
@@ -253,6 +249,7 @@ def create_guard(
     config: Any = job.config
     if job.privacy:
         config = replace(config, sites=len(setup.sites))
+    num_sites = count_round_sites(job, setup)
     guard = SiteGuard(
         setup.kit,
         setup.site,
@@ -260,14 +257,15 @@ def create_guard(
         table,
         lambda: _read_policy_during_run(setup.kit, file.policy.count_step),
         secure=job.federation.secure_sum,
-        threshold=threshold,
+        threshold=sum_threshold(job, setup, num_sites),
+        drawn=drawn_per_round(job.config),
         promise=job.module.make_promise(config),
         folders=(setup.state, setup.kit / RESULTS / setup.run),
     )
     check_counts(file.policy, job.method, rounds_counts=can_round_counts(job))
     guard.check_job(
         job.method,
-        len(setup.sites),
+        num_sites,
         planned_rounds(job, job.config),
         each=job.module.needs_each_update(job.config),
     )
@@ -391,23 +389,6 @@ def accepts_option(site: type[Any], option: str) -> bool:
         parameter.name == option or parameter.kind is Parameter.VAR_KEYWORD
         for parameter in signature(site.__init__).parameters.values()
     )
-
-
-def load_or_create_secret(path: Path) -> bytes:
-    """Return the secret of a run at a site, which is the same after a restart.
-
-    A file that is missing or incomplete is replaced by one with a new secret. Answers
-    with noise of the new secret are new answers, so they cost privacy budget.
-
-    Args:
-        path: The file of the secret.
-    """
-    secret = path.read_bytes() if path.is_file() else b""
-    if len(secret) != KEY_BYTES:
-        secret = secrets.token_bytes(KEY_BYTES)
-        private_folder(path.parent)
-        replace_file(path, secret)
-    return secret
 
 
 def _read_policy(kit: Path) -> Policy:

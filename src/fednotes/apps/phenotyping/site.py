@@ -104,6 +104,7 @@ class Site(MethodSite):
         "prepare",
         "calibrate",
     }
+    for_all_sites = AveragingSite.for_all_sites
     read_only = frozenset({"count_codes", "count_concepts", "count_labels"})
     counting = read_only
 

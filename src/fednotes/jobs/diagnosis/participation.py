@@ -20,6 +20,7 @@ from fednotes.jobs.diagnosis.runs import RunEvidence
 from fednotes.jobs.job import Job
 from fednotes.jobs.settings_to_try import list_personal
 from fednotes.training.server_steps import Aggregation, by_each
+from fednotes.training.site_sampling import drawn_per_round
 
 # A site that misses one evaluated round in ten misses more than a restart or two.
 ABSENT_SHARE = 0.1
@@ -46,7 +47,7 @@ def _find_absent_sites(run: RunEvidence) -> Iterator[Cause]:
     ]
     if not evaluated:
         return
-    num_sites = len(run.job.sites)
+    num_sites = drawn_per_round(run.job.config) or len(run.job.sites)
     counts = [int(entry["took_part"]) for entry in evaluated]
     incomplete = sum(count < num_sites for count in counts)
     # An entry counts the absences of each site since the evaluation before.

@@ -45,7 +45,8 @@ def encode_round(result: RoundResult) -> dict[str, Any]:
 
 def decode_round(values: Mapping[str, Any]) -> RoundResult:
     """Return the round that `encode_round` encoded."""
-    return RoundResult(**{**values, "absent": tuple(values["absent"])})
+    names = {key: tuple(values[key]) for key in ("absent", "drawn")}
+    return RoundResult(**{**values, **names})
 
 
 def describe_data(job: Job, sites: Sequence[Any]) -> dict[str, str]:

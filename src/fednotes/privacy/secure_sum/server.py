@@ -465,10 +465,11 @@ class ServerChain:
 
     Attributes:
         number: The number of the current exchange.
+        parties: The sites of the current exchange.
     """
 
     def __init__(self, parties: Parties, context: bytes) -> None:
-        self._parties = parties
+        self.parties = parties
         self._context = context
         self.number = -1
         self._now: SecureServer | None = None
@@ -492,8 +493,13 @@ class ServerChain:
             return ()
         return self._now.roster
 
-    def start(self) -> SecureServer:
-        """Begin an exchange for which keys and shares must be collected."""
+    def start(self, parties: Parties | None = None) -> SecureServer:
+        """Begin an exchange for which keys and shares must be collected.
+
+        Args:
+            parties: The sites of this exchange and of those after it; None keeps them.
+        """
+        self.parties = parties or self.parties
         self.number += 2  # the sites may have used the next number for their keys
         self._now = self._server(self.number)
         self._next = None
@@ -544,4 +550,4 @@ class ServerChain:
         return total
 
     def _server(self, number: int) -> SecureServer:
-        return SecureServer(self._parties, crypto.joined(self._context, number))
+        return SecureServer(self.parties, crypto.joined(self._context, number))

@@ -167,6 +167,14 @@ class SecureSite:
         self._survivors: tuple[str, ...] = ()
         self._answer: UnmaskMessage | None = None
 
+    def require_parties(self, parties: Parties) -> None:
+        """Raise RefusedError if the exchange is among other sites than these."""
+        if self._parties.sites != parties.sites:
+            raise RefusedError(
+                f"site {self.site!r}: the exchange of keys is among other sites than "
+                "those that the request names"
+            )
+
     def keys(self) -> KeysMessage:
         """Return this site's public keys."""
         return self._own_keys
@@ -484,8 +492,13 @@ class SiteChain:
         self._open: dict[int, SecureSite] = {}
         self._newest = -1
 
-    def keys(self, number: int) -> KeysMessage:
-        """Begin an exchange, abandoning all others, and return this site's keys."""
+    def keys(self, number: int, parties: Parties | None = None) -> KeysMessage:
+        """Begin an exchange, abandoning all others, and return this site's keys.
+
+        Args:
+            number: The number of the exchange.
+            parties: The sites of this exchange and of those after it; None keeps them.
+        """
         if number <= self._newest:
             raise RefusedError(
                 f"exchange {number} of the secure sum was used before (the newest is "
@@ -494,6 +507,7 @@ class SiteChain:
         for earlier in self._open.values():
             earlier.forget()
         self._open = {}
+        self._parties = parties or self._parties
         return self._begin(number)
 
     def masked(

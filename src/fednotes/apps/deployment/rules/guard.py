@@ -609,7 +609,8 @@ class SiteGuard:
         table: The job as it was approved.
         policy: Reads the current policy.
         secure: Whether sums are masked.
-        threshold: Minimum number of sites with which a sum is opened.
+        threshold: Minimum number of sites with which a sum of a round is opened.
+        drawn: Number of sites that are drawn for a round; None if all take part.
         promise: The job's guarantee of differential privacy; None if it has none.
         folders: The folders in which the site stores the run's files.
     """
@@ -624,6 +625,7 @@ class SiteGuard:
         *,
         secure: bool,
         threshold: int,
+        drawn: int | None = None,
         promise: Promise | None = None,
         folders: Collection[Path] = (),
     ) -> None:
@@ -636,6 +638,7 @@ class SiteGuard:
         self._policy = policy
         self._secure = secure
         self._threshold = threshold
+        self._drawn = drawn
         self._sites = frozenset(table.get("sites", ()))
         self._job = table_fingerprint(table)
         self._ledger = Ledger.in_kit(kit)
@@ -654,7 +657,7 @@ class SiteGuard:
 
         Args:
             method: The job's method.
-            sites: Number of its sites.
+            sites: Number of sites of a round.
             rounds: Number of its rounds; None if unknown.
             each: Whether the server inspects each site's update.
 
@@ -715,6 +718,7 @@ class SiteGuard:
         Raises:
             NotApproved: The job is no longer approved.
             PolicyRefusal: A rule forbids the request.
+            RefusedError: The request names other sites than the job permits.
         """
         policy = self._read_policy()
         time = now()
@@ -736,6 +740,21 @@ class SiteGuard:
             secure=self._secure,
             now=time,
         )
+        self._require_drawn_sites(request, len(sites_in_sum))
+
+    def _require_drawn_sites(self, request: Request, num_sites: int) -> None:
+        """Raise RefusedError unless a request is for as many sites as the job draws.
+
+        Args:
+            request: The request.
+            num_sites: Number of the job's sites that it names.
+        """
+        if self._drawn is not None and num_sites not in (self._drawn, len(self._sites)):
+            raise RefusedError(
+                f"site {self._site!r}: task '{clean(request.task, NAME)}' is for a sum "
+                f"over {num_sites} sites, but the approved job draws {self._drawn} of "
+                f"{len(self._sites)} sites for a round"
+            )
 
     def require_room(self, more: int) -> None:
         """Check whether the site may store more data for the run, before it does.

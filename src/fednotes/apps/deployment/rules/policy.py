@@ -100,7 +100,8 @@ class Policy:
     0 disables a limit. docs/deploy.md explains each key to its users.
 
     Attributes:
-        min_sites: Minimum number of sites in a sum, and for opening a secure sum.
+        min_sites: Minimum number of sites in a sum, and for opening a secure sum. If a
+            job draws the sites of each round, these count, and not all of its sites.
         secure_sum: Which updates must be masked: `"required"` for all, `"revealing"`
             for those that reveal much about single notes, `"off"` for none.
         allowed_layers: Name patterns of the tensors that may leave, such as `"lstm.*"`;
@@ -290,7 +291,7 @@ def check_job(
     Args:
         policy: The site's rules.
         method: The job's method.
-        sites: Number of sites.
+        sites: Number of sites of a round.
         threshold: Minimum number of sites with which a sum is opened.
         rounds: Number of rounds; None if the job does not say.
         secure: Whether sums are masked. If not, the server sees the counts behind
