@@ -1,5 +1,4 @@
-"""The adversarial baselines: their parts against NumPy and finite differences, whole
-runs against `distill` and each other."""
+"""The adversarial baselines, compared with NumPy, finite differences and `distill`."""
 
 from __future__ import annotations
 
@@ -84,7 +83,7 @@ def grad_of(value: Tensor, at: Tensor) -> np.ndarray:
     return gradient.numpy()
 
 
-def test_reversal_against_finite_differences() -> None:
+def test_gradient_reversal_equals_finite_differences() -> None:
     """The states climb the loss, by NumPy's softmax, at `strength` times its slope; the
     discriminator descends it at its full slope, whatever the strength."""
     states, weight = draw(6, 4, seed=1), draw(3, 4, seed=2)
@@ -101,7 +100,7 @@ def test_reversal_against_finite_differences() -> None:
     np.testing.assert_allclose(grad_of(value, weight), slopes(plain, weight), atol=1e-9)
 
 
-def test_a_state_that_reveals_no_site_is_left_alone() -> None:
+def test_only_states_that_reveal_their_site_are_changed() -> None:
     """Rows whose own site has a probability above 1 / K by NumPy climb the loss, the
     others stay; the discriminator learns from all."""
     states, weight = draw(12, 4, seed=1), draw(3, 4, seed=2)
@@ -115,7 +114,7 @@ def test_a_state_that_reveals_no_site_is_left_alone() -> None:
         np.testing.assert_allclose(grad_of(value, at), expected, atol=1e-9)
 
 
-def test_strengths_unless_a_job_says_otherwise() -> None:
+def test_default_strengths_are_those_of_the_page() -> None:
     """docs/papers.md: with strength 1 training collapses, "the default strength is
     0.1"; and Ganin's schedule 2 / (1 + exp(-10 p)) - 1, which is tanh(5 p)."""
     settings = adversarial.Config()
@@ -174,7 +173,7 @@ def plain_scores(states: np.ndarray, project: Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_loss_of_each_variant(variant: str) -> None:
+def test_the_loss_of_each_variant_equals_numpy(variant: str) -> None:
     """[tagsets appendix a] NumPy, and central differences for the hidden states: minus
     the strength times the slope where they tell the site, for "hong" of half the
     square."""
@@ -209,7 +208,7 @@ def test_the_loss_of_each_variant(variant: str) -> None:
         np.testing.assert_allclose(grad_of(value, weight), down, atol=1e-8)
 
 
-def test_entropy_is_minimised_only_on_pseudo_targets() -> None:
+def test_entropy_is_minimised_only_at_pseudo_targets() -> None:
     """By NumPy over the open candidates; a known target's state has no gradient, a
     pseudo target's that of finite differences, and closed candidates make nothing NaN.
     """
@@ -234,7 +233,7 @@ def test_entropy_is_minimised_only_on_pseudo_targets() -> None:
     assert not grad_of(pseudo_entropy(none), none.outputs).any()
 
 
-def test_the_projection_parts_a_state() -> None:
+def test_the_projection_splits_a_state_into_specific_and_shared_parts() -> None:
     """NumPy's pseudo-inverse; what tells the site is in it, the rest is orthogonal to
     it and to every row of the discriminator."""
     states, weight = draw(7, 9, seed=1, grad=False), draw(3, 9, seed=2, grad=False)
@@ -263,7 +262,7 @@ WIDE = draw(3, 9, seed=2, grad=False).float()
         torch.zeros(3, 9),
     ],
 )
-def test_the_projection_of_rows_that_depend_on_each_other(weight: Tensor) -> None:
+def test_the_projection_handles_dependent_rows(weight: Tensor) -> None:
     """In float32: finite with a finite gradient, and the pseudo-inverse's to three
     digits."""
     weight.requires_grad_()
@@ -276,7 +275,7 @@ def test_the_projection_of_rows_that_depend_on_each_other(weight: Tensor) -> Non
         assert torch.isfinite(gradient).all()
 
 
-def test_disentanglement_leaves_what_predicts_alone() -> None:
+def test_disentanglement_does_not_change_the_output_layer() -> None:
     """States and discriminator get the slope of the (negative) entropy by finite
     differences; the output layer, which Peng et al. hold fixed, gets none."""
     losses, weights, project = build_losses()
@@ -289,7 +288,7 @@ def test_disentanglement_leaves_what_predicts_alone() -> None:
     assert not grad_of(value, project).any()
 
 
-def test_pengs_own_discriminator_does_not_move_the_states() -> None:
+def test_the_discriminator_of_peng_does_not_change_the_states() -> None:
     """It learns (finite differences), but nothing asks a state to show its site."""
     losses, weights, _ = build_losses()
     settings = adversarial.Config(variant="peng", entropy=0.0)
@@ -300,7 +299,7 @@ def test_pengs_own_discriminator_does_not_move_the_states() -> None:
     assert not grad_of(value, losses.outputs).any()
 
 
-def test_the_parts_on_a_prompt_tuned_bart(bart: Path) -> None:
+def test_the_losses_apply_to_a_prompt_tuned_bart(bart: Path) -> None:
     """The scores of other states than the model's own, closed candidates among them: a
     known target's state has no gradient of the entropy, all gradients are finite, and
     the projection onto all of R^d is the state itself, whose entropy NumPy gives."""
@@ -338,7 +337,9 @@ def test_the_parts_on_a_prompt_tuned_bart(bart: Path) -> None:
         ("peng", 3, 16_128),
     ],
 )
-def test_numbers_of_bart_base(variant: str, sites: int, expected: int) -> None:
+def test_discriminators_of_bart_base_have_the_published_sizes(
+    variant: str, sites: int, expected: int
+) -> None:
     """6·K·d for its six encoder layers, and K·d more for Peng et al.; d = 768."""
     bart: Any = SimpleNamespace(widths=(768,) * 6, output_width=768, device="cpu")
     names = tuple("abcdef"[:sites])
@@ -394,7 +395,9 @@ def reference(sites) -> tuple[InProcess, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_no_other_parameters_are_sent(sites, reference, variant: str) -> None:
+def test_only_the_parameters_of_the_method_are_sent(
+    sites, reference, variant: str
+) -> None:
     """A matrix K × d a layer, the CNN's and the BiLSTM's, and for Peng below the
     outputs: four bytes a number more than `distill`, in each copy: two rounds of θ down
     twice (to train, to evaluate) and up once, and the final one down, at three sites.
@@ -412,7 +415,7 @@ def test_no_other_parameters_are_sent(sites, reference, variant: str) -> None:
     assert engine.bytes_down - reference[0].bytes_down == 3 * (2 * 2 + 1) * 4 * numbers
 
 
-def test_one_site_has_nothing_to_tell_apart(sites) -> None:
+def test_one_site_has_no_discriminators_and_equals_distill(sites) -> None:
     """No discriminators, and bit for bit `distill`."""
     members, state = federate(sites[:1], config(sites[:1]))
     assert members[0].discriminators == {}
@@ -428,9 +431,7 @@ def test_one_site_has_nothing_to_tell_apart(sites) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_global_discriminators_are_the_mean_of_the_sites(
-    sites, variant: str
-) -> None:
+def test_the_global_discriminators_are_the_mean_over_sites(sites, variant: str) -> None:
     """Each site trained by itself for a round, then NumPy's mean; they did learn."""
     settings = config(sites, variant=variant, rounds=1)
     _, state = federate(sites, settings)
@@ -450,7 +451,7 @@ def test_the_global_discriminators_are_the_mean_of_the_sites(
         assert not torch.equal(shared_value, start[name])
 
 
-def test_discriminators_begin_as_unit_noise(sites) -> None:
+def test_discriminators_start_as_unit_noise(sites) -> None:
     """Normal numbers of variance 1 / d, so that a row has length 1 on average, whatever
     d is.
 
@@ -485,7 +486,7 @@ def test_discriminators_begin_as_unit_noise(sites) -> None:
         assert_same(values(member.discriminators), domains)
 
 
-def test_each_site_learns_its_own_name(sites) -> None:
+def test_discriminators_learn_the_name_of_each_site(sites) -> None:
     """NumPy's softmax over the discriminators' scores: a round at a site makes its
     place in `platforms` more probable for its sentences, and that name's row alone does
     so."""
@@ -506,7 +507,7 @@ def test_each_site_learns_its_own_name(sites) -> None:
             assert np.argmax(after - before) == label
 
 
-def test_the_schedule_runs_over_the_rounds(
+def test_the_strength_schedule_runs_over_the_rounds(
     sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Round r of R is r / R of the way, at every site."""
@@ -525,7 +526,7 @@ def test_the_schedule_runs_over_the_rounds(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_without_strength_and_entropy_it_is_distill(
+def test_without_strength_and_entropy_the_method_equals_distill(
     sites, reference, variant: str
 ) -> None:
     """Bit for bit, while the discriminators learn; with them it is another tagger."""
@@ -548,7 +549,7 @@ def test_without_strength_and_entropy_it_is_distill(
 
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_job_runs_it(variant: str, tmp_path: Path) -> None:
+def test_a_job_runs_each_variant(variant: str, tmp_path: Path) -> None:
     """All conditions; the saved model is a plain tagger of the complete tag set."""
     table = {
         "method": "adversarial",
@@ -574,9 +575,7 @@ def test_a_job_runs_it(variant: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_baselines_run_on_a_prompt_tuned_bart(
-    sites, bart: Path, variant: str
-) -> None:
+def test_baselines_run_on_a_prompt_tuned_bart(sites, bart: Path, variant: str) -> None:
     """Two rounds at two sites: a discriminator for each encoder layer, and every prompt
     parameter and discriminator learns."""
     limits = {"max_subwords": 12, "max_entities": 2}
@@ -591,7 +590,7 @@ def test_the_baselines_run_on_a_prompt_tuned_bart(
         assert not torch.equal(now, value), name
 
 
-def test_a_tagger_without_a_layer_that_learns_is_refused(sites) -> None:
+def test_a_tagger_without_a_trained_layer_is_refused(sites) -> None:
     """Characters and hashed words go straight to the CRF; alone it needs no such layer."""
     bare = replace(MODEL, cnn_filters=0, lstm_units=0)
     with pytest.raises(

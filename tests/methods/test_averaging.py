@@ -1,5 +1,4 @@
-"""Averaging against NumPy and a plain torch loop, on sites that fit a small linear map;
-codes for updates that add."""
+"""Averaging, compared with NumPy and plain torch loops on a small linear map."""
 
 from __future__ import annotations
 
@@ -172,7 +171,9 @@ def by_hand(
 
 
 @pytest.mark.parametrize("local", [1, 2])
-def test_one_site_federated_is_central_training_bit_for_bit(local: int) -> None:
+def test_a_federation_of_one_site_equals_central_training_bit_for_bit(
+    local: int,
+) -> None:
     """Moments and schedule go on over cycles: the judge is one plain loop over all
     epochs."""
     config = replace(CONFIG, local_epochs=local)
@@ -180,7 +181,7 @@ def test_one_site_federated_is_central_training_bit_for_bit(local: int) -> None:
     assert_same(run([site], config), by_hand(site, config, 3 * local))
 
 
-def test_a_cycles_loss_is_the_mean_over_its_examples() -> None:
+def test_the_loss_of_a_cycle_is_the_mean_over_its_examples() -> None:
     """Of two epochs over 14 points in steps of 4, 4, 4 and 2, by NumPy's average."""
     config = replace(CONFIG, cycles=1, local_epochs=2)
     ((result, _),) = trained([Fit(1, config, 14)], config)[2]
@@ -209,7 +210,9 @@ def test_the_mean_is_weighted_by_sample_sizes() -> None:
 
 @pytest.mark.parametrize("rate", [0.1, 0.0])
 @pytest.mark.parametrize("server", ["adam", "yogi"])
-def test_adaptive_servers_follow_reddi(server: str, rate: float) -> None:
+def test_adaptive_servers_equal_algorithm_2_of_reddi_et_al(
+    server: str, rate: float
+) -> None:
     """Algorithm 2 of Reddi et al. 2021 in NumPy, float64, over three given means; at
     1e-3 where no rate is given."""
     config = replace(
@@ -238,7 +241,7 @@ def test_adaptive_servers_follow_reddi(server: str, rate: float) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.7])
-def test_nesterov_at_the_server_is_torchs(rate: float) -> None:
+def test_nesterov_at_the_server_equals_that_of_torch(rate: float) -> None:
     """DiLoCo's outer step: torch's SGD with Nesterov's momentum on the negative change."""
     config = replace(
         CONFIG, cycles=4, server="nesterov", server_learning_rate=rate, momentum=0.4
@@ -260,7 +263,7 @@ def test_nesterov_at_the_server_is_torchs(rate: float) -> None:
     assert set(unprefixed("moment.velocity.", server.state().tensors)) == weights.keys()
 
 
-def test_shared_batches_take_as_many_steps_as_one_place() -> None:
+def test_shared_batches_take_as_many_steps_as_training_in_one_place() -> None:
     """Parts of 12 for 12, 24 and 60 points: 1, 3 and 8, so that each takes about 8
     steps."""
     config = replace(CONFIG, cycles=2, batch="shared", batch_size=12)
@@ -271,7 +274,7 @@ def test_shared_batches_take_as_many_steps_as_one_place() -> None:
     assert [site.covered("train")["batch"] for site in sites] == [2, 3, 8]
 
 
-def test_a_server_that_asks_with_one_sum_after_another_learns_nothing() -> None:
+def test_a_server_that_tries_one_sum_after_another_learns_nothing() -> None:
     """Only the first counts, and one below the site's number is that number: a whole
     batch of 12, as if the site were alone."""
     config = replace(CONFIG, batch="shared", batch_size=12)
@@ -283,7 +286,7 @@ def test_a_server_that_asks_with_one_sum_after_another_learns_nothing() -> None:
     assert again.take_share({}, examples=10**9).metrics == {"share": 12}
 
 
-def test_more_sites_than_examples_in_a_batch_take_as_many_steps_as_one_place() -> None:
+def test_many_sites_take_as_many_steps_as_training_in_one_place() -> None:
     """24 points in batches of 2 are 12 steps an epoch; a site of 2, of four, takes at
     most 4."""
     config = replace(CONFIG, cycles=2, batch="shared", batch_size=2, sites=4)
@@ -304,7 +307,7 @@ def test_more_sites_than_examples_in_a_batch_take_as_many_steps_as_one_place() -
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_a_site_alone_has_the_batch_that_it_has_in_the_federation(
+def test_a_site_alone_has_the_same_batch_as_in_the_federation(
     accumulate: int,
 ) -> None:
     """Of 60, 6 and 5 examples, where the smallest has the least part; in parts as
@@ -332,7 +335,7 @@ def test_a_site_alone_has_the_batch_that_it_has_in_the_federation(
         {"aggregation": "median", "proximal": 5.0},
     ],
 )
-def test_training_in_one_place_has_nothing_of_a_federation(
+def test_training_in_one_place_ignores_settings_of_the_federation(
     changes: dict[str, Any],
 ) -> None:
     """The server's step, the code for updates, robust rules and FedProx serve a
@@ -349,7 +352,7 @@ def test_training_in_one_place_has_nothing_of_a_federation(
 
 
 @pytest.mark.parametrize("compression", ["none", "packed"])
-def test_diverged_training_is_reported(compression: Any) -> None:
+def test_diverged_training_is_an_error(compression: Any) -> None:
     config = replace(CONFIG, batch_size=12, compression=compression)
     site = Fit(1, config)
     site.trainer.learning_rate = lambda planned: math.inf  # type: ignore[method-assign]
@@ -360,7 +363,7 @@ def test_diverged_training_is_reported(compression: Any) -> None:
 
 
 @pytest.mark.parametrize(("sites", "share"), [(0, 1), (2, 4), (5, 2), (100, 1)])
-def test_no_sum_that_a_server_tells_makes_a_part_too_small(
+def test_no_sum_from_the_server_makes_a_batch_part_too_small(
     sites: int, share: int
 ) -> None:
     """A quarter of an equal share of 32 is left, whatever the others are said to have."""
@@ -371,7 +374,7 @@ def test_no_sum_that_a_server_tells_makes_a_part_too_small(
 
 
 @pytest.mark.parametrize("local", [1, 3, 4, 7])
-def test_parts_of_epochs_go_through_the_epochs_in_turn(local: int) -> None:
+def test_partial_epochs_continue_through_the_data(local: int) -> None:
     """Two cycles of 7 steps are the first 14 mini-batches of epochs of 3, whatever the
     cut."""
     cycles = 14 // local
@@ -392,7 +395,7 @@ def test_parts_of_epochs_go_through_the_epochs_in_turn(local: int) -> None:
     assert site.covered("train")["steps"] == local
 
 
-def test_a_site_without_an_example_takes_no_step() -> None:
+def test_a_site_without_examples_takes_no_step() -> None:
     config = replace(CONFIG, local_epochs=0.5)
     site = Fit(1, config, size=0)
     assert (
@@ -410,7 +413,7 @@ def test_an_update_of_few_steps_covers_the_shortest_examples() -> None:
         assert site.covered("train")["tokens"] == tokens
 
 
-def test_two_steps_may_be_the_same_examples_of_two_epochs() -> None:
+def test_two_steps_may_cover_the_same_examples_in_two_epochs() -> None:
     """Every second cycle of 2 of 3 steps has the last of an epoch and the first of the
     next. 9 examples of 1 to 9 tokens in batches of 4 are 3 steps, the last of one: a
     step may have that one alone, the shortest."""
@@ -421,7 +424,9 @@ def test_two_steps_may_be_the_same_examples_of_two_epochs() -> None:
 
 @pytest.mark.parametrize("local", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12])
 @pytest.mark.parametrize("size", [11, 12, 18, 21])
-def test_an_update_never_covers_less_than_it_says(local: int, size: int) -> None:
+def test_an_update_never_covers_fewer_tokens_than_promised(
+    local: int, size: int
+) -> None:
     """Brute force: the tokens of the different examples that each cycle has read."""
     in_epoch = -(-size // 3)
     config = replace(CONFIG, batch_size=3, cycles=8, local_epochs=local / in_epoch)
@@ -440,7 +445,7 @@ def test_an_update_never_covers_less_than_it_says(local: int, size: int) -> None
         assert covered["batch"] <= max(map(len, batches))
 
 
-def test_parts_of_a_batch_add_to_the_whole() -> None:
+def test_gradients_of_batch_parts_add_up_to_that_of_the_batch() -> None:
     """Gradients of unequal parts, weighted by their sizes, are the whole batch's."""
     undivided = run([Fit(1, CONFIG, 14)], CONFIG)
     config = replace(CONFIG, accumulate=2)
@@ -485,7 +490,7 @@ def test_the_proximal_term_is_the_gradient_of_its_penalty(clip: float) -> None:
 
 
 @pytest.mark.parametrize("kill", [0, 1, 2])
-def test_a_warm_up_that_is_cut_and_resumed_ends_in_the_same_bits(
+def test_an_interrupted_warm_up_resumes_to_the_same_result(
     tmp_path: Path, kill: int
 ) -> None:
     """The optimizer of the warm-up keeps its moments, too, and its steps count as such."""
@@ -508,7 +513,7 @@ def test_a_warm_up_that_is_cut_and_resumed_ends_in_the_same_bits(
     ],
     ids=["yogi", "packed", "nesterov"],
 )
-def test_a_run_that_is_cut_and_resumed_ends_in_the_same_bits(
+def test_an_interrupted_run_resumes_to_the_same_result(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     config = replace(CONFIG, cycles=4, keep_cycle=-1, **settings)
@@ -525,7 +530,7 @@ def test_a_run_that_is_cut_and_resumed_ends_in_the_same_bits(
         assert_same(a.state().tensors, b.state().tensors)
 
 
-def test_private_parameters_stay_and_train() -> None:
+def test_private_parameters_are_trained_and_never_sent() -> None:
     sites = [Fit(k, CONFIG, private=HEAD) for k in range(2)]
     result = run(sites, CONFIG)
     assert result.keys() == {"0.weight", "0.bias"}
@@ -548,7 +553,7 @@ def test_shared_and_private_gradients_are_clipped_by_their_common_norm() -> None
     assert_same(shared | values(site.private), plain)
 
 
-def test_a_private_layer_is_not_pulled_back() -> None:
+def test_the_proximal_term_does_not_affect_private_layers() -> None:
     """FedProx holds the shared parameters near those that the server sent, and no
     others."""
     config = replace(
@@ -574,7 +579,7 @@ def test_a_private_layer_is_not_pulled_back() -> None:
 
 
 @pytest.mark.parametrize("server", ["average", "nesterov", "yogi"])
-def test_a_warm_up_trains_its_parameters_alone_at_its_own_rate(server: Any) -> None:
+def test_a_warm_up_trains_only_its_parameters_at_its_own_rate(server: Any) -> None:
     """Against a loop of torch's Adam over the head; the server's own step waits for its
     end."""
     config = replace(CONFIG, cycles=1, weight_decay=0.0, server=server)
@@ -615,7 +620,7 @@ def test_a_site_trains_only_the_parameters_of_the_job() -> None:
     assert site.train(parameters, cycle=1).tensors.keys() == parameters.keys()
 
 
-def test_the_asked_cycle_is_kept() -> None:
+def test_the_requested_cycle_is_kept() -> None:
     """It is the last that is run, and what a run of all cycles had then: rates are of
     all."""
     results, runs = {}, {}
@@ -658,7 +663,7 @@ def test_a_cycle_of_the_warm_up_is_never_kept() -> None:
     assert server.best.score == -2.0  # the loss of the third cycle
 
 
-def test_the_best_cycle_is_kept_though_a_restart_came_before_any(
+def test_the_best_cycle_is_kept_after_a_restart_before_the_first(
     tmp_path: Path,
 ) -> None:
     """A run that is stopped in its warm-up has judged no cycle yet, and any number is
@@ -679,7 +684,7 @@ def test_the_best_cycle_is_kept_though_a_restart_came_before_any(
     assert_same(again.result, uninterrupted.result)
 
 
-def test_a_cycle_is_the_best_against_all_before_it() -> None:
+def test_a_cycle_is_the_best_only_if_it_beats_all_earlier_ones() -> None:
     """Of the held-out numbers 3, 1, 2, 4 the first and the last are the best so far,
     not the third, which is only better than the one before it; equal ones stay behind
     the earlier."""
@@ -701,7 +706,7 @@ class Keeping(Worsening):
 
 
 @pytest.mark.parametrize("kill", [None, 2])
-def test_private_layers_end_as_those_of_the_cycle_that_is_kept(
+def test_private_layers_are_restored_to_the_kept_cycle(
     tmp_path: Path, kill: int | None
 ) -> None:
     """The first of four cycles is the best one, also where the run is stopped after it.
@@ -725,7 +730,7 @@ def test_private_layers_end_as_those_of_the_cycle_that_is_kept(
     assert not torch.equal(after[0]["2.weight"], after[3]["2.weight"])
 
 
-def test_bytes_that_are_saved() -> None:
+def test_packing_saves_the_documented_number_of_bytes() -> None:
     """On a wide map, so that heads of messages do not count."""
     sent = {}
     for compression in ("none", "packed"):
@@ -742,7 +747,7 @@ def test_bytes_that_are_saved() -> None:
     assert sent["none"] > 3.5 * sent["packed"]
 
 
-def test_parameters_travel_down_once_a_cycle() -> None:
+def test_parameters_are_sent_to_sites_once_per_cycle() -> None:
     """The first cycle's, then each evaluation's; the end needs none."""
     config = replace(CONFIG, cycles=4)
     engine = trained([Fit(1, config)], config)[1]
@@ -751,7 +756,7 @@ def test_parameters_travel_down_once_a_cycle() -> None:
     assert engine.bytes_down == 5 * size + options
 
 
-def test_the_unsent_part_is_added_to_the_next_change() -> None:
+def test_the_remainder_of_a_change_is_added_to_the_next_one() -> None:
     """By hand: steps of 1 are too large for the first change but for one of a tensor,
     so the second change is the training's own and what the first left."""
     config = replace(CONFIG, compression="packed")
@@ -770,7 +775,7 @@ def test_the_unsent_part_is_added_to_the_next_change() -> None:
         torch.testing.assert_close(value, site_change + first[name], rtol=0, atol=1e-7)
 
 
-def test_the_server_may_go_a_part_of_the_way() -> None:
+def test_the_server_rate_scales_the_step_to_the_mean() -> None:
     """w + η (mean - w) in NumPy."""
     config = replace(CONFIG, server_learning_rate=0.25)
     acting = Server(config, {"w": torch.tensor([1.0, 2.0])}, judged, None)
@@ -779,7 +784,7 @@ def test_the_server_may_go_a_part_of_the_way() -> None:
     assert acting.shared["w"].tolist() == [2.0, 1.0]
 
 
-def test_cycles_are_judged_by_their_own_numbers() -> None:
+def test_cycles_are_evaluated_by_their_own_numbers_without_the_warm_up() -> None:
     """A warm-up does not shift them; the last one is judged whatever the period."""
     judged_cycles = {}
     for chosen in (0, 3):
@@ -793,7 +798,7 @@ def test_cycles_are_judged_by_their_own_numbers() -> None:
     assert judged_cycles == {0: [0, 2, 4, 5], 3: [0, 2, 3]}
 
 
-def test_a_rate_is_of_its_own_step() -> None:
+def test_a_given_rate_applies_to_one_step() -> None:
     """By hand: Adam's first step is the rate, and so is one along the same gradient
     again."""
     weight = torch.zeros(1)
@@ -813,12 +818,12 @@ def test_a_rate_is_of_its_own_step() -> None:
         *({"accumulate": 5}, {"betas": (0.9,)}, {"proximal": -1.0}),
     ],
 )
-def test_a_value_that_cannot_be_is_named(change: dict[str, Any]) -> None:
+def test_an_error_names_an_impossible_value(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
         replace(CONFIG, **change)
 
 
-def test_a_loss_that_is_not_finite_stops_with_the_site() -> None:
+def test_an_error_about_a_loss_that_is_not_finite_names_the_site() -> None:
     site = Fit(1, CONFIG)
     site.y[3] = float("nan")
     with pytest.raises(
@@ -827,7 +832,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_site() -> None:
         run([site], CONFIG)
 
 
-def test_a_site_that_was_restarted_says_so() -> None:
+def test_a_restarted_site_without_parameters_is_an_error() -> None:
     with pytest.raises(
         TrainingError, match="site 's1' has no parameters: it was restarted"
     ):
@@ -839,9 +844,7 @@ def test_a_site_that_was_restarted_says_so() -> None:
 @pytest.mark.parametrize(
     ("weight", "sites"), [(-1.0, 2), (math.nan, 2), (math.inf, 2), (99.0, 4), (99.0, 0)]
 )
-def test_a_sum_that_a_site_cannot_be_in_weighs_nothing(
-    weight: float, sites: int
-) -> None:
+def test_a_site_has_no_weight_in_an_impossible_sum(weight: float, sites: int) -> None:
     """Of a site of weight 12, of three at most."""
     site = Fit(1, replace(CONFIG, compression="packed", sites=3))
     squares = site.train(values(dict(net().named_parameters())), cycle=0).tensors
@@ -851,7 +854,7 @@ def test_a_sum_that_a_site_cannot_be_in_weighs_nothing(
     assert site.send(code, weight=36.0, sites=3).metrics == {"part": 1.0}
 
 
-def test_a_sum_below_a_sites_own_weight_is_not_refused() -> None:
+def test_a_sum_below_the_weight_of_a_site_is_not_refused() -> None:
     """A refusal would tell the server the weight, number by number. Such a sum is the
     site's own weight, 12, and so its part is the number of sites."""
     site = Fit(1, replace(CONFIG, compression="packed", sites=3))
@@ -872,7 +875,7 @@ def change(seed: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("weights", [(1,), (6, 8, 22), (1, 1, 1, 1, 996), (3,) * 40])
-def test_packed_numbers_add_and_what_they_lack_is_kept(
+def test_packed_numbers_add_up_and_rounding_remainders_are_kept(
     weights: tuple[int, ...],
 ) -> None:
     """Python's integers: nearest multiples of 4 rms / 12 of a change times its weight,
@@ -920,7 +923,7 @@ def test_packed_numbers_add_and_what_they_lack_is_kept(
 
 
 @pytest.mark.parametrize("sites", [1, 2, 5, 20, 1000])
-def test_packed_numbers_at_their_largest_do_not_carry(sites: int) -> None:
+def test_packed_numbers_at_their_maximum_do_not_carry(sites: int) -> None:
     """All sites at the bound, of either sign, side by side."""
     largest = {"w": torch.tensor([1e9, -1e9, 0.0, 1e9, -1e9, -1e9, 1e9, 1e9])}
     words, _ = encode(largest, {"w": torch.tensor([1.0])}, 1.0, sites)
@@ -931,7 +934,7 @@ def test_packed_numbers_at_their_largest_do_not_carry(sites: int) -> None:
     ]
 
 
-def test_digits_do_not_carry_where_weights_are_not_whole() -> None:
+def test_digits_do_not_carry_with_fractional_weights() -> None:
     """By hand: two sites of 5 and 195 notes are weighed by 0.05 and 1.95. A digit is at
     most 12 times that, rounded up, so 1 and 24: together more than 12 a site."""
     largest, code = (
@@ -953,7 +956,7 @@ def test_a_site_without_weight_keeps_its_change() -> None:
     assert_same(remainder, update)
 
 
-def test_error_feedback_sends_everything_in_time() -> None:
+def test_error_feedback_eventually_sends_the_whole_change() -> None:
     """A site that keeps changing by the same amount: what was sent tends to t times
     that."""
     constant = {name: value / value.std() for name, value in change(1).items()}
@@ -974,9 +977,7 @@ def test_error_feedback_sends_everything_in_time() -> None:
 
 
 @pytest.mark.parametrize(("part", "cycle"), [(1.0, 1), (0.1, 2), (0.02, 9)])
-def test_a_small_site_is_late_by_as_much_as_the_page_says(
-    part: float, cycle: int
-) -> None:
+def test_a_small_site_is_delayed_as_the_page_states(part: float, cycle: int) -> None:
     """Each number changes by the root mean square. A step is a third of that, and half
     of one is sent: by hand, after 1 / (6 part) cycles. What was sent and what is left
     are the whole."""
@@ -999,7 +1000,7 @@ def test_a_small_site_is_late_by_as_much_as_the_page_says(
     assert float(backlog.abs().max()) <= 1 / (6 * part) * 1.0001
 
 
-def test_step_sizes_that_no_sum_has_are_refused() -> None:
+def test_impossible_step_sizes_are_refused() -> None:
     model_change = change(1)
     steps = {"a": torch.tensor([0.1]), "b": torch.tensor([0.0])}
     require_step_sizes(steps, model_change)
@@ -1019,9 +1020,7 @@ def test_step_sizes_that_no_sum_has_are_refused() -> None:
 
 @pytest.mark.parametrize("keep", [0, -1])
 @pytest.mark.parametrize("compression", ["none", "packed"])
-def test_bytes_are_reported_as_the_engine_counts_them(
-    compression: Any, keep: int
-) -> None:
+def test_reported_bytes_equal_those_of_the_engine(compression: Any, keep: int) -> None:
     """But for counts and losses, some bytes a message."""
     shared: Any = {"compression": compression, "sites": 2}
     config = replace(CONFIG, cycles=6, keep_cycle=keep, **shared)

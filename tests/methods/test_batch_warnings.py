@@ -1,4 +1,4 @@
-"""Warnings where the mini-batches of many sites add up to more than the job's."""
+"""Warnings if the mini-batches of many sites exceed the job's batch size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WarningCollector(ProgressListener):
         self.texts.append(text)
 
 
-def test_a_thousand_sites_make_a_batch_of_64_a_thousand() -> None:
+def test_a_thousand_sites_turn_a_batch_of_64_into_a_thousand() -> None:
     """By hand: 64 / 1,000 rounds to 0, and a quarter of that, rounded up, is 1."""
     config = fedner.Config(batch_size=64, sites=1000)
     (warning,) = fedner.METHOD.list_size_warnings(config, [30] * 1000)
@@ -32,7 +32,7 @@ def test_a_thousand_sites_make_a_batch_of_64_a_thousand() -> None:
     )
 
 
-def test_a_least_share_is_named() -> None:
+def test_the_warning_names_the_least_share() -> None:
     """By hand: each of ten equal sites has 6.4 of 64, so 6, and the job wants 20 of
     each."""
     config = fedner.Config(batch_size=64, least_share=20, sites=10)
@@ -42,7 +42,7 @@ def test_a_least_share_is_named() -> None:
     )
 
 
-def test_rounding_is_not_warned_of() -> None:
+def test_rounding_causes_no_warning() -> None:
     """By hand: three equal sites have 21.33 of 64, so 21 each and 63 together; one
     without notes adds nothing."""
     config = fedner.Config(batch_size=64, sites=3)
@@ -50,14 +50,16 @@ def test_rounding_is_not_warned_of() -> None:
     assert fedner.METHOD.list_size_warnings(config, [100, 100, 100, 0]) == ()
 
 
-def test_only_a_shared_batch_of_averaging_grows() -> None:
+def test_the_warning_applies_only_to_shared_batches_of_averaging() -> None:
     config = finetune.Config(batch="shared", batch_size=8, sites=100)
     (warning,) = averaging.size_warnings(config, [50] * 100)
     assert warning.startswith("batch_size = 8 becomes 100: each of the 100 sites")
     assert averaging.size_warnings(replace(config, batch="each"), [50] * 100) == ()
 
 
-def test_a_run_warns_before_training_and_in_its_notes(tmp_path: Path) -> None:
+def test_a_run_prints_the_warning_before_training_and_in_its_notes(
+    tmp_path: Path,
+) -> None:
     table = {
         **TABLE,
         "conditions": ["federated"],

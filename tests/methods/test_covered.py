@@ -1,4 +1,4 @@
-"""What a site says is behind an update: each token once, however often it is read.
+"""What an update covers, as reported by a site: each token once, however often read.
 
 The expected numbers of words are lines of the files; those of sub-words come from the
 tokenizer itself.
@@ -53,7 +53,7 @@ def test_more_epochs_are_more_steps_over_the_same_words(
     assert five_epochs["steps"] == 5 * single_epoch["steps"] > 0
 
 
-def test_sub_words_of_a_fine_tuned_encoder(bert: Path, tmp_path: Path) -> None:
+def test_a_fine_tuned_encoder_covers_sub_words(bert: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     data = corpus(tmp_path / "notes")
     job = f'method = "finetune"\n[training]\nbatch_size = 8\n[model]\nencoder = "{bert}"\n{SITES}'
@@ -70,7 +70,7 @@ def test_sub_words_of_a_fine_tuned_encoder(bert: Path, tmp_path: Path) -> None:
     assert single_epoch["tokens"] == sum(map(len, pieces))
 
 
-def test_a_step_of_a_fine_tuned_encoder_may_have_the_shortest_sentences(
+def test_a_fine_tuned_encoder_covers_at_least_its_shortest_sentences(
     bert: Path, tmp_path: Path
 ) -> None:
     """A quarter of an epoch is the last, incomplete mini-batch, or a full one: at least

@@ -1,4 +1,4 @@
-"""Distillation with heterogeneous tag sets against plain loops and identities."""
+"""Distillation with heterogeneous tag sets, compared with plain loops."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def complete() -> list[SiteData]:
     ]
 
 
-def test_rates_at_which_a_token_classifier_diverges_are_warned_of() -> None:
+def test_a_rate_at_which_a_token_classifier_diverges_causes_a_warning() -> None:
     encoder = TokenClassifierConfig(encoder="nowhere")
     for model, rate, count in (
         (encoder, 3e-3, 1),
@@ -117,7 +117,7 @@ def local_training(data: SiteData, settings: distill.Config, start, round: int =
     )
 
 
-def test_eq_1_is_the_plain_mean_of_the_sites_models(complete) -> None:
+def test_equation_1_is_the_plain_mean_of_the_models(complete) -> None:
     """[tagsets eq 1] m_k = 1 / K, against local training written out and NumPy's mean."""
     settings = config(complete, rounds=1, weighting=False)
     _, state = federate(complete, settings)
@@ -130,7 +130,7 @@ def test_eq_1_is_the_plain_mean_of_the_sites_models(complete) -> None:
         ), name
 
 
-def test_soft_targets_have_no_gradient_where_they_are_made(sites) -> None:
+def test_soft_targets_have_no_gradient_at_the_teacher_parameters(sites) -> None:
     """Fisher's identity at θ_t: why soft distillation takes no instance weights."""
     settings = config(sites, model=NO_DROPOUT, weighting=False, unannotated="soft")
     for data in sites:
@@ -160,7 +160,7 @@ def test_aggregation_by_size_weighs_by_sentences(complete) -> None:
         )
 
 
-def test_one_site_federated_is_trained_alone_bitwise(complete) -> None:
+def test_a_federation_of_one_site_equals_training_alone_bit_for_bit(complete) -> None:
     """A mean over one site is its value: rounds are epochs of the loop above."""
     settings = config(complete[:1], rounds=2, weighting=False)
     _, state = federate(complete[:1], settings)
@@ -181,7 +181,7 @@ def test_a_complete_tag_set_leaves_nothing_to_distil(complete, unannotated) -> N
     )
 
 
-def test_weights_of_one_give_the_unweighted_loss() -> None:
+def test_weights_of_1_give_the_unweighted_loss() -> None:
     """[tagsets eq 6] [tagsets eq 10] by hand: mean(w · source) + mean(target)."""
     losses = Losses(torch.tensor([2.0, 4.0]), torch.tensor([1.0, 3.0]))
     ones, source, target = weighted_loss(losses, np.ones(2), "pseudo")
@@ -263,7 +263,7 @@ def plain_weights(members, settings, included) -> list[np.ndarray]:
     return weights
 
 
-def test_eq_11_and_12_from_sums_alone(sites) -> None:
+def test_equations_11_and_12_follow_from_sums_alone(sites) -> None:
     """[tagsets eq 12] The weights that a site gets from a total are those of Eq. 11 and
     12 computed in the open."""
     settings, members, _ = weighed(sites)
@@ -294,7 +294,7 @@ def test_a_sentence_without_a_gradient_keeps_its_weight(sites) -> None:
         np.testing.assert_allclose(next_weights(member), expected, atol=2e-5)
 
 
-def test_a_site_that_is_not_in_the_sum_takes_nothing_out(sites) -> None:
+def test_a_site_that_is_not_in_the_sum_subtracts_nothing(sites) -> None:
     """Four sites, one's reply is lost: the others subtract their part, it does not."""
     four = [*sites, replace(sites[0], id="fourth", tags=sites[0].tags)]
     settings, members, _ = weighed(four, left_out=("fourth",))
@@ -305,7 +305,7 @@ def test_a_site_that_is_not_in_the_sum_takes_nothing_out(sites) -> None:
         np.testing.assert_allclose(next_weights(member), expected, atol=2e-5)
 
 
-def test_a_round_trains_with_the_weights_of_the_round_before(sites) -> None:
+def test_a_round_trains_with_the_weights_of_the_previous_round(sites) -> None:
     """Algorithm 1 computes w_{t+1} and trains with Eq. 10's w_t: round 0 is one without
     weights, round 1 is one with the weights that round 0 made."""
     settings, members, _ = weighed(sites)
@@ -331,7 +331,7 @@ def test_a_round_trains_with_the_weights_of_the_round_before(sites) -> None:
         )
 
 
-def test_weights_of_a_round_that_a_site_did_not_train_in_are_not_lost(sites) -> None:
+def test_weights_survive_a_round_without_training(sites) -> None:
     settings, members, federation = weighed(sites)
     weights, member = next_weights(members[0]), members[0]
     # the same round again: nothing is due yet
@@ -364,7 +364,7 @@ def test_two_contributors_are_refused_on_both_sides(sites) -> None:
             )
 
 
-def test_a_site_that_contributes_nothing_is_not_counted(sites, complete) -> None:
+def test_a_site_without_contribution_is_not_counted(sites, complete) -> None:
     """One site annotates all types: of the two others each would receive the other's
     vector. And weights rest until a round distils."""
     mixed = [replace(complete[0], id="all"), *sites[1:]]
@@ -375,7 +375,7 @@ def test_a_site_that_contributes_nothing_is_not_counted(sites, complete) -> None
         assert all(member._next is None for member in members)
 
 
-def test_a_site_of_one_sentence_has_a_target_gradient_by_secret_draws_too(
+def test_a_site_with_one_sentence_has_a_target_gradient_under_secret_draws(
     sites,
 ) -> None:
     """A half of an odd number of sentences is rounded up, so the only sentence is
@@ -398,7 +398,7 @@ def test_a_site_of_one_sentence_has_a_target_gradient_by_secret_draws_too(
 @pytest.mark.parametrize(
     ("epochs", "batches"), [(0.01, 1), (0.5, 3), (1, 6), (1.5, 9), (2, 12)]
 )
-def test_a_part_of_an_epoch_is_so_many_of_its_batches(
+def test_a_partial_epoch_has_the_matching_number_of_batches(
     sites, epochs: float, batches: int
 ) -> None:
     """45 sentences in batches of 8 are 6; the first ones of the epoch's own order."""
@@ -431,7 +431,7 @@ def test_a_part_of_an_epoch_is_so_many_of_its_batches(
     assert 0 < metrics["source"] / 45 < 200
 
 
-def test_local_training_is_two_weighted_epochs_on_the_completed_annotation(
+def test_local_training_is_two_weighted_epochs_on_completed_annotation(
     sites,
 ) -> None:
     """Site.train against a loop written out: predicted mentions added by hand, w_i on
@@ -471,7 +471,7 @@ def test_local_training_is_two_weighted_epochs_on_the_completed_annotation(
         assert_same(update.tensors, expected)
 
 
-def test_test_types_are_scored_where_they_are_given(sites, complete) -> None:
+def test_given_test_types_are_scored(sites, complete) -> None:
     """The counts of finish against a count of the complete test annotation by hand."""
     types = ("Disease", "Drug", "ADE")
     data = replace(sites[0], test=complete[0].test, test_types=types)
@@ -502,7 +502,7 @@ def foreign(gold: Document, guess: Document, known: set[str]) -> list[Span]:
     ]
 
 
-def test_the_sum_instead_of_the_mean_is_the_mean_times_the_sentences(sites) -> None:
+def test_the_summed_target_gradient_is_the_mean_times_the_sentences(sites) -> None:
     """[tagsets alg 2] sums over i where Eq. 7 takes the mean."""
     members, others = (
         start_round(sites)[1],
@@ -513,7 +513,7 @@ def test_the_sum_instead_of_the_mean_is_the_mean_times_the_sentences(sites) -> N
         torch.testing.assert_close(total, mean * member.num_examples)
 
 
-def test_weights_never_leave_the_site(sites) -> None:
+def test_instance_weights_never_leave_the_site(sites) -> None:
     """No reply is as long as the training set, and no metric is a weight's."""
     _, members, federation = weighed(sites)
     federation.sum("train", round=0)
@@ -528,7 +528,7 @@ def test_weights_never_leave_the_site(sites) -> None:
     }  # fmt: skip
 
 
-def test_figure_2() -> None:
+def test_pseudo_annotation_completes_the_example_of_figure_2() -> None:
     """Clozapine induced akathisia in children with schizophrenia: ADE from the
     platform's own annotation, Drug and Disease from the global model, whose own ADE is
     not taken."""
@@ -547,14 +547,14 @@ def test_figure_2() -> None:
     assert completed.spans == (guess[0], gold.spans[0], guess[2])
 
 
-def test_gold_wins_where_spans_overlap() -> None:
+def test_gold_mentions_win_over_overlapping_predictions() -> None:
     gold = Document("1", "aspirin induced asthma", (Span(0, 15, "ADE"),))
     guess = (Span(0, 7, "Drug"), Span(16, 22, "Disease"))
     completed = pseudo_complete(gold, replace(gold, spans=guess), {"ADE"})
     assert completed.spans == (Span(0, 15, "ADE"), Span(16, 22, "Disease"))
 
 
-def test_mentions_side_by_side_do_not_overlap() -> None:
+def test_adjacent_mentions_do_not_overlap() -> None:
     """Half-open offsets: one that ends where gold begins stays, one that begins where
     it ends too; one character more, and the gold one wins."""
     gold = Document("1", "abcdefgh", (Span(2, 5, "ADE"),))
@@ -565,7 +565,7 @@ def test_mentions_side_by_side_do_not_overlap() -> None:
     assert pseudo_complete(gold, replace(gold, spans=over), {"ADE"}).spans == gold.spans
 
 
-def test_pseudo_annotation_is_what_the_global_model_predicts(sites) -> None:
+def test_pseudo_annotation_equals_the_predictions_of_the_global_model(sites) -> None:
     """[tagsets eq 4] by predicting and merging in the open, from a model that says a
     lot."""
     settings = config(sites, model=NO_DROPOUT, weighting=False)
@@ -582,7 +582,7 @@ def test_pseudo_annotation_is_what_the_global_model_predicts(sites) -> None:
         )
 
 
-def test_the_distribution_of_weights_is_written_at_the_site(
+def test_the_distribution_of_weights_is_logged_at_the_site(
     sites, tmp_path: Path
 ) -> None:
     """One line for each round, and quantiles of the site's own weights in it."""
@@ -601,7 +601,7 @@ def test_the_distribution_of_weights_is_written_at_the_site(
 
 
 @pytest.mark.slow
-def test_the_best_model_is_kept_where_asked(sites) -> None:
+def test_the_best_model_is_kept_if_requested(sites) -> None:
     """By F1 on the validation data, against the highest of the committed rounds."""
     settings = config(sites, rounds=8, weighting=False, select="best", **QUICK)
     members = [distill.Site(site, settings) for site in sites]
@@ -634,7 +634,7 @@ class Scripted(distill.Site):
 
 
 @pytest.mark.parametrize(("select", "rounds"), [("best", 3), ("last", 4)])
-def test_sites_and_the_job_end_with_the_selected_model(
+def test_sites_and_job_end_with_the_selected_model(
     sites, tmp_path, select, rounds
 ) -> None:
     """The F1 of four rounds is 0.2, 0.9, 0.9 and 0.5; the later of two equal models is
@@ -657,7 +657,7 @@ def test_sites_and_the_job_end_with_the_selected_model(
     assert_same(values(load_model(tmp_path / "job").trainable()), selected)
 
 
-def test_rounds_are_judged_at_their_period_and_at_the_end(sites) -> None:
+def test_rounds_are_evaluated_at_the_period_and_at_the_end(sites) -> None:
     """Of five rounds with `evaluate_every = 2` the second, the fourth and the last one
     are."""
     settings = config(sites, rounds=5, evaluate_every=2, weighting=False, **QUICK)
@@ -680,7 +680,7 @@ def test_rounds_are_judged_at_their_period_and_at_the_end(sites) -> None:
     assert evaluations == [(n in (1, 3, 4), n in (1, 3, 4)) for n in range(5)]
 
 
-def test_a_restored_site_has_the_state_that_was_kept(sites) -> None:
+def test_a_restored_site_has_its_saved_state(sites) -> None:
     """Weights, history and the number of rounds, whether or not the next weights are in
     use."""
     _, members, _ = weighed(sites)
@@ -722,7 +722,7 @@ def test_the_global_model_predicts_types_that_a_site_never_annotated(
     assert foreign
 
 
-def test_clipping_and_normalising_are_switches(sites) -> None:
+def test_clipping_and_normalising_of_weights_are_optional(sites) -> None:
     member = distill.Site(
         sites[0], config(sites, clip_weights=True, normalise_weights=True)
     )
@@ -743,7 +743,7 @@ def test_clipping_and_normalising_are_switches(sites) -> None:
     assert np.array_equal(plain._effective_weights(), member.weights)
 
 
-def test_alone_a_pointer_model_has_the_words_of_its_own_types(sites) -> None:
+def test_a_pointer_model_alone_has_label_words_for_its_own_types(sites) -> None:
     """The job names every type's words; a model refuses those of a type that it does
     not have."""
     words = {label: label.lower() for label in config(sites).tags.types}
@@ -758,7 +758,7 @@ def test_alone_a_pointer_model_has_the_words_of_its_own_types(sites) -> None:
         assert len(site_config.model.label_words) < len(words)
 
 
-def test_a_site_without_mentions_of_its_types_takes_part(sites) -> None:
+def test_a_site_without_mentions_of_its_types_participates(sites) -> None:
     """Its model counts in the mean like the others', after training on sentences of O
     alone.
 
@@ -803,7 +803,7 @@ def test_impossible_settings_are_refused(
         distill.Site(sites[0], settings)
 
 
-def test_an_update_minus_its_contribution_leaves_the_others() -> None:
+def test_a_total_minus_an_own_contribution_leaves_the_others() -> None:
     """Bitwise for integers that float64 holds; the identity that Eq. 11 rests on."""
     a = Update({"g": torch.tensor([1.5, -2.0])}, 3)
     b = Update({"g": torch.tensor([0.25, 8.0])}, 2)

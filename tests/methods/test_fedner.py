@@ -1,6 +1,4 @@
-"""FedNER against plain loops: one site, equal sites, restarts, shares of the
-mini-batch; rows of word tables instead of whole tables: the same numbers, fewer bytes,
-nothing missed."""
+"""FedNER, compared with plain loops; sparse rows compared with whole word tables."""
 
 from __future__ import annotations
 
@@ -123,7 +121,9 @@ def strict_f1(gold, predicted, tags) -> float:
         {"exchange": "weights"},
     ],
 )
-def test_one_platform_federated_is_trained_alone_bitwise(sites, changes) -> None:
+def test_a_federation_of_one_platform_equals_training_alone_bit_for_bit(
+    sites, changes
+) -> None:
     """With one platform Eq. 2 is the identity, so Algorithm 1 is `plain_loop`, to the
     bit; a mean of weights over one is its value, and its moments persist between
     rounds."""
@@ -132,7 +132,7 @@ def test_one_platform_federated_is_trained_alone_bitwise(sites, changes) -> None
     assert_same(weights(member), plain_loop(sites[0], settings))
 
 
-def test_equal_platforms_all_shared_are_one_large_batch(sites) -> None:
+def test_equal_platforms_that_share_all_layers_equal_one_large_batch(sites) -> None:
     """Equal sizes and no dropout: the mean of K mini-batch means is the mean over their
     union.
 
@@ -176,7 +176,7 @@ def test_equal_platforms_all_shared_are_one_large_batch(sites) -> None:
         torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=2e-5)
 
 
-def test_loss_is_the_mean_of_the_sentences_negative_log_likelihoods() -> None:
+def test_the_loss_is_the_mean_negative_log_likelihood_of_sentences() -> None:
     """Eq. 1: p(y | s) = exp(-loss) sums to one over every tag sequence that BIO
     permits, and the loss of several sentences is the mean of theirs."""
     tags = TagSet(("Drug",))
@@ -211,7 +211,7 @@ def test_loss_is_the_mean_of_the_sentences_negative_log_likelihoods() -> None:
 
 
 @pytest.mark.parametrize("left_over", [0, 1, 11])
-def test_an_epoch_ends_with_what_is_left_over(sites, left_over: int) -> None:
+def test_an_epoch_ends_with_the_left_over_sentences(sites, left_over: int) -> None:
     """Every sentence is in each epoch once, so an epoch has ⌈|S| / N⌉ rounds and then a
     judgement.
 
@@ -257,7 +257,7 @@ def first_batch(data: SiteData, settings: fedner.Config, share: int):
     return tagger, float(loss.detach())
 
 
-def test_eq_2_weighs_gradients_by_sentences_and_steps_once(sites) -> None:
+def test_equation_2_weighs_gradients_by_sentences_and_steps_once(sites) -> None:
     """Σ |S_i| g_i / Σ |S_j| in NumPy's float64, a step of torch's Adam along it for the
     shared layers, one along its own gradient for each platform's private ones; the loss
     likewise."""
@@ -313,7 +313,7 @@ def test_eq_2_weighs_gradients_by_sentences_and_steps_once(sites) -> None:
         assert_same(values(member.private), private_layers)
 
 
-def test_eq_2_weighs_weights_by_sentences(sites) -> None:
+def test_equation_2_weighs_parameters_by_sentences(sites) -> None:
     """Σ |S_i| θ_i / Σ |S_j| by NumPy's average, of what each platform trains to alone."""
     platforms = unequal(sites)
     settings = config(
@@ -342,7 +342,7 @@ def test_eq_2_weighs_weights_by_sentences(sites) -> None:
         )
 
 
-def test_alone_a_platform_has_its_own_part_of_the_mini_batch(sites) -> None:
+def test_a_platform_alone_has_the_same_part_of_the_mini_batch(sites) -> None:
     """|N_i| = |S_i| / Σ|S_j| · N, by fractions, and each trains with it.
 
     Of 24, 15 and 9 sentences with N = 16: 8, 5 and 3 sentences in every step.
@@ -417,7 +417,7 @@ class Spy(InProcess):
         return update
 
 
-def test_the_private_module_is_never_sent_nor_changed_by_aggregation(sites) -> None:
+def test_private_layers_are_neither_sent_nor_changed_by_aggregation(sites) -> None:
     settings = config(sites, epochs=1)
     engine = Spy([fedner.Site(site, settings) for site in sites])
     fedner.train(engine, settings)
@@ -428,7 +428,7 @@ def test_the_private_module_is_never_sent_nor_changed_by_aggregation(sites) -> N
     }
 
 
-def test_private_layers_differ_and_shared_ones_agree(sites) -> None:
+def test_private_layers_differ_and_shared_layers_agree(sites) -> None:
     """After training every platform has its own CRF, trained on; θ_s is the server's at
     all."""
     settings = config(sites, epochs=1)
@@ -452,7 +452,7 @@ def test_private_layers_differ_and_shared_ones_agree(sites) -> None:
     assert not torch.equal(recurrent[0], recurrent[1])
 
 
-def test_mixed_schemes_train_together(sites) -> None:
+def test_platforms_with_different_tag_schemes_train_together(sites) -> None:
     """BIO at one platform, BIOES at another: only the private CRF differs. What a
     tagger that says a lot finds in their test data is counted by hand."""
     relabelled = replace(sites[1], tags=TagSet(sites[1].tags.types, "BIOES"))
@@ -500,7 +500,7 @@ def agreed_by_hand(sizes: list[int], batch: int, least: int = 1) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_shares_are_computed_at_the_sites_from_one_sum(seed: int) -> None:
+def test_sites_compute_their_shares_from_one_sum(seed: int) -> None:
     """Of a hundred platforms, more than the batch has sentences, each has one."""
     rng = np.random.default_rng(seed)
     sizes = (
@@ -518,7 +518,7 @@ def test_shares_are_computed_at_the_sites_from_one_sum(seed: int) -> None:
 @pytest.mark.parametrize(
     ("least", "sites", "share"), [(0, 3, 6), (0, 0, 1), (8, 3, 8), (1, 3, 1)]
 )
-def test_no_sum_that_a_server_tells_makes_a_batch_of_one(
+def test_no_sum_from_the_server_makes_a_batch_of_one_sentence(
     least: int, sites: int, share: int
 ) -> None:
     """A quarter of an equal share of 64 among three is 5.33, so 6 sentences."""
@@ -531,7 +531,7 @@ def test_no_sum_that_a_server_tells_makes_a_batch_of_one(
     assert few.take_share({}, examples=2**50).metrics == {"share": min(share, 2)}
 
 
-def test_a_server_that_asks_with_one_sum_after_another_learns_nothing() -> None:
+def test_a_server_that_tries_one_sum_after_another_learns_nothing() -> None:
     """Only the first counts, and one below the site's number is that number: a whole
     mini-batch, as if the site were alone."""
     config = fedner.Config(batch_size=64, sites=3)
@@ -542,7 +542,9 @@ def test_a_server_that_asks_with_one_sum_after_another_learns_nothing() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 5, 6, 7, 13, 97, 100, 385])
-def test_nor_does_the_end_of_an_epoch(size: int) -> None:
+def test_no_sum_from_the_server_makes_a_batch_of_one_at_the_end_of_an_epoch(
+    size: int,
+) -> None:
     """A server does not know how many sentences are left over: it tries every sum."""
     config = fedner.Config(batch_size=64, sites=3)
     for examples in range(size, 8 * size):
@@ -606,7 +608,7 @@ def test_patience_continues_after_a_restart(sites) -> None:
     assert resumed_server.is_converged
 
 
-def test_epochs_are_judged_at_their_period_and_at_the_end(sites) -> None:
+def test_epochs_are_evaluated_at_the_period_and_at_the_end(sites) -> None:
     """Of five epochs with `evaluate_every = 2`: after the second, the fourth and the
     last one."""
     settings = config(sites, epochs=5, evaluate_every=2, select="last")
@@ -624,7 +626,9 @@ def test_epochs_are_judged_at_their_period_and_at_the_end(sites) -> None:
     ] == expected
 
 
-def test_a_platform_keeps_the_tagger_of_most_exact_mentions(sites, monkeypatch) -> None:
+def test_a_platform_keeps_the_tagger_with_the_most_exact_mentions(
+    sites, monkeypatch
+) -> None:
     """Exactly found, of two: one, none (both by half), one and one by half, none. The
     first and no later one is better than all before; the third only finds more by half.
     """
@@ -649,7 +653,7 @@ def test_a_platform_keeps_the_tagger_of_most_exact_mentions(sites, monkeypatch) 
     assert is_best == [True, False, False, False]
 
 
-def test_without_a_mention_in_validation_the_last_tagger_is_kept(sites) -> None:
+def test_the_last_tagger_is_kept_if_validation_data_have_no_mention(sites) -> None:
     """Validation can say nothing then: the kept tagger is the one after the last epoch."""
     bare = tuple(replace(d, spans=()) for d in sites[0].valid[:3])
     data = replace(sites[0], valid=bare)
@@ -662,7 +666,7 @@ def test_without_a_mention_in_validation_the_last_tagger_is_kept(sites) -> None:
     )
 
 
-def test_all_rounds_are_run_and_the_last_is_kept_where_that_is_selected(
+def test_select_last_runs_all_rounds_and_keeps_the_last_tagger(
     sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though validation data speak for the first epoch (told so); and with nothing held
@@ -705,7 +709,7 @@ def test_personal_epochs_start_from_the_best_tagger(sites) -> None:
     assert_same(weights(member), values(best_tagger.trainable()))
 
 
-def test_a_loss_that_is_not_finite_names_site_and_step(sites) -> None:
+def test_an_error_about_a_loss_that_is_not_finite_names_site_and_step(sites) -> None:
     settings = config(sites[:1])
     member = fedner.Site(sites[0], settings)
     with torch.no_grad():
@@ -733,7 +737,7 @@ def large(sites: list[SiteData], **changes: Any) -> fedner.Config:
     ("private", "secure"),
     [(("lstm", "crf"), False), ((), False), (("lstm", "crf"), True)],
 )
-def test_a_run_by_rows_has_the_bits_of_a_run_by_whole_tables(
+def test_a_run_with_sparse_rows_equals_one_with_whole_tables(
     sites, private, secure, monkeypatch
 ) -> None:
     """Server, its optimizer's moments and every site; moments move rows that no batch
@@ -789,7 +793,7 @@ def rounds(
     return server
 
 
-def test_after_a_lost_reply_rows_are_requested_again(sites) -> None:
+def test_rows_are_requested_again_after_a_lost_reply(sites) -> None:
     """With the third site's reply of round 1 its marks for round 2 are lost; the run
     has the bits of whole tables with the same reply lost."""
     settings = large(sites)
@@ -808,7 +812,7 @@ def test_after_a_lost_reply_rows_are_requested_again(sites) -> None:
         assert_same(sparse_member.private, dense_member.private)
 
 
-def test_a_site_that_misses_the_marks_too_trains_on_the_rows_it_had(sites) -> None:
+def test_a_site_that_misses_the_marks_trains_on_its_earlier_rows(sites) -> None:
     """Its gradient counts in the rows that came; marks are asked for until all sites
     are back."""
     settings = large(sites)
@@ -825,7 +829,7 @@ def test_a_site_that_misses_the_marks_too_trains_on_the_rows_it_had(sites) -> No
     assert all(bool(torch.isfinite(value).all()) for value in server.shared.values())
 
 
-def test_a_server_that_leaves_rows_out_learns_less(sites) -> None:
+def test_a_server_that_leaves_out_rows_learns_less(sites) -> None:
     """The same weight and counts, and the whole table's gradient in the rows that were
     asked for: nothing tells whether the site reads others."""
     settings = large(sites)
@@ -849,7 +853,7 @@ def test_a_server_that_leaves_rows_out_learns_less(sites) -> None:
     assert_same(sparse_site.private, dense_site.private)
 
 
-def test_marks_are_of_the_rows_that_a_batch_reads(sites) -> None:
+def test_marks_cover_the_rows_that_a_batch_reads(sites) -> None:
     """Against the gradient of a dense table: not zero there and nowhere else; and no
     two sites or steps have the same numbers."""
     settings = large(sites)
@@ -888,7 +892,7 @@ def test_marks_are_of_the_rows_that_a_batch_reads(sites) -> None:
         ({"words.hashed.ids": None}, "'words.hashed.ids' is expected but not received"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused(sites, change, message) -> None:
+def test_invalid_row_numbers_are_refused(sites, change, message) -> None:
     member = fedner.Site(sites[0], large(sites))
     good = word_rows.select_rows(
         values(member.shared),
@@ -901,7 +905,7 @@ def test_rows_that_do_not_fit_are_refused(sites, change, message) -> None:
     assert_same(before, values(member.shared))
 
 
-def test_bytes_of_a_round(sites) -> None:
+def test_a_round_with_sparse_rows_sends_the_documented_bytes(sites) -> None:
     """A table of 20,000 rows of 50: 4 MB whole each way; by rows four bytes a row for
     the marks, and the union's rows."""
     settings = large(sites, model=replace(LARGE, hashed_words=20_000, word_dim=50))
@@ -928,7 +932,7 @@ DTYPES = (torch.int8, torch.bool, torch.complex64, torch.float64, torch.float8_e
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_nothing_is_cast(dtype: torch.dtype) -> None:
+def test_parameters_of_another_dtype_are_refused(dtype: torch.dtype) -> None:
     target = {"a": torch.zeros(2), "b": torch.zeros(2)}
     with pytest.raises(
         TrainingError, match=rf"'b': expected torch.float32, got {dtype}"
@@ -942,7 +946,7 @@ def test_nothing_is_cast(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("task", ["gradients", "train", "evaluate"])
-def test_a_site_refuses_what_does_not_fit_its_model(sites, task) -> None:
+def test_a_site_refuses_tensors_that_do_not_fit_its_model(sites, task) -> None:
     member = fedner.Site(sites[0], config(sites[:1]))
     member.share = 12
     good = values(member.shared)
@@ -974,7 +978,7 @@ def damaged(state: State) -> list[State]:
     ]
 
 
-def test_a_checkpoint_of_another_form_is_one_error_at_the_server(sites) -> None:
+def test_the_server_refuses_a_malformed_checkpoint_with_one_error(sites) -> None:
     tagger = distill.Config(model=MODEL, tags=sites[0].tags, seed=3)
     servers: list[Callable[[State | None], Any]] = [
         lambda state: fedner.Server(config(sites[:1]), state),
@@ -990,7 +994,7 @@ def test_a_checkpoint_of_another_form_is_one_error_at_the_server(sites) -> None:
                 make(wrong)
 
 
-def test_a_checkpoint_of_another_form_is_one_error_at_a_site(sites) -> None:
+def test_a_site_refuses_a_malformed_checkpoint_with_one_error(sites) -> None:
     member = fedner.Site(sites[0], config(sites[:1]))
     member.share = 12
     member.gradients(values(member.shared), round=0)

@@ -1,5 +1,4 @@
-"""Fine-tuning against plain torch loops and NumPy, on tiny random models and generated
-notes."""
+"""Fine-tuning, compared with plain torch loops and NumPy on tiny random models."""
 
 from __future__ import annotations
 
@@ -78,7 +77,9 @@ def train(sites: Sequence[SiteData], config: Config, **options: Any) -> list[Sit
     return members
 
 
-def test_it_is_trained_with_differential_privacy(bert: Path, tmp_path: Path) -> None:
+def test_fine_tuning_with_differential_privacy_clips_each_document(
+    bert: Path, tmp_path: Path
+) -> None:
     """Two rounds of three silos whose classifiers are private: a document's gradient
     has length C over encoder and classifier together, by NumPy; sites end with one
     encoder and save models."""
@@ -119,7 +120,9 @@ def values(site: Site) -> dict[str, torch.Tensor]:
     return copied(site.parameters)
 
 
-def test_one_silo_is_ordinary_fine_tuning_bit_for_bit(bert: Path) -> None:
+def test_a_federation_of_one_site_equals_ordinary_fine_tuning_bit_for_bit(
+    bert: Path,
+) -> None:
     """The judge: one plain loop with torch's AdamW on the mean loss of a word."""
     data = site_data("a", 1, 10)
     settings = config(bert, [data])
@@ -174,7 +177,7 @@ def test_an_earlier_classifier_is_reported(bert: Path, tmp_path: Path) -> None:
     )
 
 
-def test_silos_count_by_their_notes(bert: Path) -> None:
+def test_sites_are_weighted_by_their_notes(bert: Path) -> None:
     """Eq. 1 in NumPy float64, over what each silo trains to by itself."""
     sites = [site_data("a", 1, 9), site_data("b", 2, 5)]
     settings = config(bert, sites, cycles=1)
@@ -186,7 +189,7 @@ def test_silos_count_by_their_notes(bert: Path) -> None:
         np.testing.assert_array_equal(value.numpy(), expected)
 
 
-def test_notes_of_two_patients_are_two_whatever_they_are_called() -> None:
+def test_notes_of_two_patients_with_equal_ids_are_counted_separately() -> None:
     """By hand: (p, 1), (q, 1) and (q, 2), of the last one two sentences."""
     notes = [Document("1", "a", patient="p"), Document("1", "a", patient="q")]
     cut = [
@@ -195,7 +198,7 @@ def test_notes_of_two_patients_are_two_whatever_they_are_called() -> None:
     assert num_notes([*notes, *cut]) == 3
 
 
-def test_the_cycle_is_judged_by_exact_mentions() -> None:
+def test_cycles_are_evaluated_by_exact_mentions() -> None:
     """By hand: of three mentions one is found exactly and one by half, and one is
     invented: strict F1 2/6, where any overlap would be 4/6."""
     gold = Document(
@@ -211,7 +214,7 @@ def test_the_cycle_is_judged_by_exact_mentions() -> None:
     }
 
 
-def test_a_cycle_is_not_judged_where_no_site_annotates_a_held_out_note() -> None:
+def test_cycles_are_not_evaluated_if_no_held_out_note_is_annotated() -> None:
     """A wrong mention among notes without any has an F1 of 0, and says nothing of the
     cycle."""
     gold = Document("1", "a b c d e f")
@@ -222,9 +225,7 @@ def test_a_cycle_is_not_judged_where_no_site_annotates_a_held_out_note() -> None
         assert judged == {"held_out": -math.inf, "valid_f1": 0.0}
 
 
-def test_it_learns_and_saves_what_hugging_face_loads(
-    bert: Path, tmp_path: Path
-) -> None:
+def test_a_trained_model_is_saved_for_hugging_face(bert: Path, tmp_path: Path) -> None:
     import transformers
 
     sites = [site_data("a", 1, 40), site_data("b", 2, 30)]
@@ -245,7 +246,9 @@ def test_it_learns_and_saves_what_hugging_face_loads(
     assert "which words" in finetune.METHOD.list_warnings(settings)[0]
 
 
-def test_private_classifiers_over_a_common_encoder(bert: Path) -> None:
+def test_sites_with_different_types_train_private_classifiers_over_a_common_encoder(
+    bert: Path,
+) -> None:
     """FedNER's split: different entity types, no common output layer."""
     sites = [site_data("a", 1, 30, "drug"), site_data("b", 2, 30, "finding")]
     changes: Any = {"model": {"train": "all"}, "learning_rate": 0.01, "cycles": 6}
@@ -289,7 +292,7 @@ def test_a_missing_type_is_not_a_negative_example(bert: Path) -> None:
     )
 
 
-def test_sites_with_different_types_make_one_model_of_all(bert: Path) -> None:
+def test_sites_with_different_types_train_one_model_of_all_types(bert: Path) -> None:
     """Each is tested on both types and has annotated one; O would hide the other."""
     full = [site_data(name, seed, 60) for name, seed in (("a", 1), ("b", 2))]
     sites = [
@@ -310,9 +313,7 @@ def test_sites_with_different_types_make_one_model_of_all(bert: Path) -> None:
 
 
 @pytest.mark.parametrize("keep_cycle", [1, -1])
-def test_private_layers_are_of_the_cycle_that_is_kept(
-    bert: Path, keep_cycle: int
-) -> None:
+def test_private_layers_belong_to_the_kept_cycle(bert: Path, keep_cycle: int) -> None:
     """A run of the kept cycle alone, under the same schedule, ends with the same
     classifier."""
     sites = [site_data("a", 1, 9, "drug"), site_data("b", 2, 7, "finding")]
@@ -333,14 +334,14 @@ def test_private_layers_are_of_the_cycle_that_is_kept(
         assert_same(member.private, expected)
 
 
-def test_adapters_of_a_frozen_encoder_train_too(bert: Path) -> None:
+def test_adapters_of_a_frozen_encoder_are_trained(bert: Path) -> None:
     sites = [site_data("a", 1, 30), site_data("b", 2, 30)]
     model = EncoderTaggerConfig(encoder=str(bert), tuning="lora", dropout=0.0)
     settings = replace(config(bert, sites, cycles=8, learning_rate=0.03), model=model)
     assert train(sites, settings)[0].scores["strict"]["f1"] > 0.6
 
 
-def test_pooling(bert: Path) -> None:
+def test_pooled_training_uses_all_notes_and_no_private_layers(bert: Path) -> None:
     sites = [site_data("a", 1, 5), site_data("b", 2, 5)]
     together, settings = finetune.METHOD.configure_pooled(
         config(bert, sites), sites, None
@@ -355,7 +356,9 @@ def test_pooling(bert: Path) -> None:
     assert [each.tags.types for each in site_configs] == [("drug",), ("finding",)]
 
 
-def test_alone_a_batch_is_of_what_is_trained(bert: Path) -> None:
+def test_a_batch_alone_counts_notes_or_sentences_as_the_model_reads_them(
+    bert: Path,
+) -> None:
     """Six notes of three sentences and six of one: where notes are read whole, half of
     it each."""
     long, short = site_data("a", 1, 6), site_data("b", 2, 6)
@@ -372,7 +375,7 @@ def test_alone_a_batch_is_of_what_is_trained(bert: Path) -> None:
         assert [site.share for site in members] == shares
 
 
-def test_mistakes_are_named(bert: Path) -> None:
+def test_an_error_names_a_wrong_setting(bert: Path) -> None:
     sites = [site_data("a", 1, 4)]
     small: Any = {"model": {"train": "all"}, "min_tokens": 10_000, "min_steps": 10}
     empty = [replace(sites[0], train=())]

@@ -31,7 +31,7 @@ class TestMethods(MethodContract):
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_method_is_under_the_contract(name: str) -> None:
+def test_every_method_has_a_contract_case(name: str) -> None:
     """A method of an application is in the application's tests."""
     room, folder, *modules = type(find(name)).__module__.split(".")[1:]
     if room == "methods":
@@ -56,7 +56,7 @@ def test_every_method_rounds_its_counts(name: str) -> None:
     )
 
 
-def test_every_method_with_differential_privacy_has_a_case_of_it() -> None:
+def test_every_method_with_differential_privacy_has_a_private_contract_case() -> None:
     supporting = {name for name in names() if find(name).dp is not None}
     cases = {case.partition(",")[0] for case in CASES}
     private = {case.partition(",")[0] for case in PRIVATE}

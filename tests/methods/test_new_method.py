@@ -1,4 +1,4 @@
-"""Test that a method of one file is found in a folder of methods and trained by a job.
+"""A method that is one file in a folder is discovered and trained by a job.
 
 It also passes the contract of methods.
 """
@@ -36,7 +36,7 @@ JOB = {
 }
 
 
-def test_a_method_in_a_folder_of_its_own_is_found_and_trained(
+def test_a_method_in_a_separate_folder_is_discovered_and_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "plain_averaging.py").write_text(METHOD.read_text())

@@ -1,4 +1,4 @@
-"""Personal models against plain torch loops and NumPy, on a tiny random encoder."""
+"""Personal models, compared with plain torch loops and NumPy on a tiny encoder."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def train(sites: Sequence[SiteData], config: Any, **options: Any) -> list[Any]:
     return members
 
 
-def test_one_site_trains_both_changes_as_a_plain_loop(encoder: Path) -> None:
+def test_training_of_one_site_equals_a_plain_loop(encoder: Path) -> None:
     """The judge: the library's BERT with W + s B A + s B' A' for its weights, sentence
     by sentence, and torch's AdamW over both changes and the classifier."""
     data = site_data("a", 1, 10, *BOTH)
@@ -153,7 +153,7 @@ def test_one_site_trains_both_changes_as_a_plain_loop(encoder: Path) -> None:
     assert trained["private.up"].abs().max() > 0.01
 
 
-def test_a_row_is_divided_by_the_notes_of_the_sites_that_have_it(encoder: Path) -> None:
+def test_a_row_is_averaged_over_the_sites_that_have_its_tag(encoder: Path) -> None:
     """By NumPy in float64: of B-ADR sites a and b (9 and 7 notes), of B-Drug b and c (7
     and 6), of the change all three; and all send the same names and shapes, nothing
     private among them."""
@@ -238,7 +238,9 @@ def test_rows_of_common_tags_are_shared(
     ],
     ids=["each", "shared", "steps"],
 )
-def test_the_own_model_is_the_one_alone(encoder: Path, changes: dict[str, Any]) -> None:
+def test_the_own_model_equals_training_alone(
+    encoder: Path, changes: dict[str, Any]
+) -> None:
     """To the bit that of fine-tuning at each site by itself, which is what "alone" is."""
     sites = three()
     settings = config(encoder, sites, **changes)
@@ -255,7 +257,7 @@ def test_the_own_model_is_the_one_alone(encoder: Path, changes: dict[str, Any]) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", ["each", "shared"])
-def test_where_nothing_is_shared_a_site_has_two_models_of_its_own(
+def test_sites_that_share_nothing_do_not_affect_each_other(
     encoder: Path, batch: str
 ) -> None:
     """No number but counts leaves it, and both models have the bits that they have
@@ -286,7 +288,7 @@ def test_where_nothing_is_shared_a_site_has_two_models_of_its_own(
     assert not torch.equal(own_values["lora.up"], second["lora.up"])
 
 
-def test_the_own_model_does_not_miss_what_its_site_missed(encoder: Path) -> None:
+def test_the_own_model_does_not_depend_on_missed_cycles(encoder: Path) -> None:
     """A site that was away for a cycle, and for the last one, has the own model of the
     others."""
     sites = three()
@@ -300,7 +302,7 @@ def test_the_own_model_does_not_miss_what_its_site_missed(encoder: Path) -> None
     assert_same(values(away.own.parameters), values(always.own.parameters))
 
 
-def test_a_site_that_holds_nothing_out_keeps_its_last_own_model(encoder: Path) -> None:
+def test_a_site_without_held_out_notes_keeps_its_last_own_model(encoder: Path) -> None:
     """The best is asked for, which the others can say; of its own model this site
     cannot."""
     sites = three()
@@ -314,7 +316,7 @@ def test_a_site_that_holds_nothing_out_keeps_its_last_own_model(encoder: Path) -
     assert_same(values(member.own.parameters), values(alone.parameters))
 
 
-def test_the_mix_is_the_mean_and_is_learnt(encoder: Path) -> None:
+def test_the_mix_weighs_both_models_and_is_learnt(encoder: Path) -> None:
     """NumPy: half the gold tags, half the normalised geometric mean of both models'
     probabilities; and a step on the cross-entropy with these is torch's."""
     sites = three()
@@ -405,7 +407,9 @@ def test_the_saved_model_has_the_reported_scores(encoder: Path, tmp_path: Path) 
         assert sum(member.scores["strict"]["f1"] > 0.1 for member in members) >= 2
 
 
-def test_compressed_rows_have_their_own_weights(encoder: Path) -> None:
+def test_compressed_rows_are_weighted_by_the_sites_that_have_them(
+    encoder: Path,
+) -> None:
     """Within the steps of the code the rows are those that are sent whole: were they
     divided by the notes of all sites, they would have moved about half as far."""
     sites = three()
@@ -420,7 +424,7 @@ def test_compressed_rows_have_their_own_weights(encoder: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", ["none", "packed"])
-def test_a_secure_sum_says_how_many_notes_are_behind_a_row(
+def test_a_secure_sum_counts_the_notes_of_each_row(
     encoder: Path, compression: str
 ) -> None:
     """A site without a note of its own type adds to no row; "Drug" is at the others."""
@@ -498,7 +502,9 @@ def test_a_site_that_drops_out_does_not_stop_the_others(
     assert_same(dict(final.tensors), dict(server.state().tensors))
 
 
-def test_pooling_and_mistakes(encoder: Path) -> None:
+def test_pooled_training_uses_all_notes_and_wrong_settings_are_refused(
+    encoder: Path,
+) -> None:
     sites = three()
     settings = config(encoder, sites)
     together, pooled = personal.METHOD.configure_pooled(settings, sites, None)

@@ -1,9 +1,8 @@
-"""Every preset "paper", and every job on a paper's corpora, is what docs/papers.md says
-it is.
+"""Every preset "paper" and job on a paper's corpora has the settings of docs/papers.md.
 
-A table below a heading `### Preset "paper"` has a line a setting: `METHOD.TABLE.KEY`
-(of the method's preset) or `JOB KEY` (of a built-in job, `*` for every site), its value
-as in TOML, and where the paper says so.
+A table below a heading `### Preset "paper"` has a line for each setting:
+`METHOD.TABLE.KEY` (of the preset) or `JOB KEY` (of a built-in job, `*` for every site),
+its value as in TOML, and where the paper states it.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ EACH = [(section, method) for section, names in METHODS.items() for method in na
 @pytest.mark.parametrize(
     ("section", "method"), EACH, ids=[method for _, method in EACH]
 )
-def test_a_preset_is_the_tables(section: str, method: str) -> None:
+def test_each_preset_equals_its_table(section: str, method: str) -> None:
     """In both directions, and what a job gets of it, which names neither."""
     table_settings = settings_below(section, f"{method}.")
     preset = flat(methods.find(method).presets["paper"])
@@ -149,7 +148,7 @@ def test_a_preset_is_the_tables(section: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_on_the_papers_corpora_is_the_tables(
+def test_each_job_on_the_corpora_of_a_paper_equals_its_table(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs_app("experiments")
@@ -197,7 +196,7 @@ def test_label_words_name_every_type() -> None:
     assert len(raw["tags"]["types"]) == 18
 
 
-def test_every_setting_is_of_a_preset_or_a_job() -> None:
+def test_every_setting_of_a_table_belongs_to_a_preset_or_job() -> None:
     known = tuple([f"{method}." for _, method in EACH] + [f"{name} " for name in JOBS])
     for section in METHODS:
         for row in rows(section):

@@ -1,5 +1,4 @@
-"""Pre-training against plain torch loops and NumPy, on tiny random models and short
-notes."""
+"""Pre-training, compared with plain torch loops and NumPy on tiny models."""
 
 from __future__ import annotations
 
@@ -83,7 +82,7 @@ def train(
     return members, values(members[0].shared)
 
 
-def test_one_silo_is_ordinary_pretraining_bit_for_bit(
+def test_a_federation_of_one_site_equals_ordinary_pretraining_bit_for_bit(
     bert: Path, tmp_path: Path
 ) -> None:
     """The judge: one plain loop with torch's AdamW, masks and order by their documented
@@ -115,7 +114,7 @@ def test_one_silo_is_ordinary_pretraining_bit_for_bit(
     assert_same(trained_values, values(model.trainable()))
 
 
-def test_silos_count_by_their_patients(bert: Path, tmp_path: Path) -> None:
+def test_sites_are_weighted_by_their_patients(bert: Path, tmp_path: Path) -> None:
     """Eq. 1 in NumPy float64, over what each silo trains to by itself: 9 notes of 3
     patients count 3, 4 notes of 4 patients 4."""
     settings = config(bert, cycles=1)
@@ -152,7 +151,7 @@ def test_the_result_is_a_hugging_face_directory(bert: Path, tmp_path: Path) -> N
     assert "aspirin daily" not in texts
 
 
-def test_held_out_loss_is_the_mean_over_masked_tokens(
+def test_the_held_out_loss_is_the_mean_over_masked_tokens(
     bert: Path, tmp_path: Path
 ) -> None:
     """Hugging Face's own loss over the same masked batch, masks by their documented
@@ -191,7 +190,7 @@ def test_held_out_loss_is_the_mean_over_masked_tokens(
     assert sites[0].scores["masked"]["accuracy"] == pytest.approx(right)
 
 
-def test_embeddings_and_output_bias_stay(bert: Path, tmp_path: Path) -> None:
+def test_embeddings_and_output_bias_are_frozen(bert: Path, tmp_path: Path) -> None:
     import transformers
 
     train([site_notes("a", notes(1, 8, 8))], config(bert), tmp_path)
@@ -205,7 +204,7 @@ def test_embeddings_and_output_bias_stay(bert: Path, tmp_path: Path) -> None:
     assert not torch.equal(before.state_dict()[name], after.state_dict()[name])
 
 
-def test_a_new_head_is_trained_first_and_alone(bare_bert: Path, tmp_path: Path) -> None:
+def test_a_new_head_is_trained_alone_at_first(bare_bert: Path, tmp_path: Path) -> None:
     settings = config(bare_bert, cycles=1)
     states: list[dict[str, torch.Tensor]] = []
     site = Site(site_notes("a", notes(1, 8, 8)), settings, cache=tmp_path)
@@ -262,7 +261,7 @@ def test_every_objective_lowers_the_held_out_loss(
     assert after < before.metrics["loss"] / before.metrics["examples"] - 0.05
 
 
-def test_parts_of_a_batch_add_to_the_whole_with_pairs_too(
+def test_gradients_of_batch_parts_add_up_with_sentence_pairs(
     bert: Path, tmp_path: Path
 ) -> None:
     """Equal masks in one part and in three; pairs count by rows, tokens by what is
@@ -293,7 +292,7 @@ def test_parts_of_a_batch_add_to_the_whole_with_pairs_too(
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-def test_another_run_of_the_process_leaves_nothing_behind(
+def test_a_run_does_not_depend_on_earlier_runs_of_the_process(
     bare_bert: Path, tmp_path: Path
 ) -> None:
     """A warm-up sends the head alone: the encoder below must be the published one
@@ -307,7 +306,7 @@ def test_another_run_of_the_process_leaves_nothing_behind(
     assert_same(after, fresh)
 
 
-def test_lengths_words_and_rates_are_those_asked_for(
+def test_a_run_uses_the_requested_lengths_words_and_rates(
     bare_bert: Path, tmp_path: Path
 ) -> None:
     schedule: dict[str, Any] = {"long_cycles": 2, "long_length": 48, "keep_cycle": 3}
@@ -334,7 +333,7 @@ def test_lengths_words_and_rates_are_those_asked_for(
     assert words > 0
 
 
-def test_bfloat16_rounds(bert: Path, tmp_path: Path) -> None:
+def test_bfloat16_only_rounds_the_result(bert: Path, tmp_path: Path) -> None:
     job_sites = [site_notes("a", notes(1, 8, 8))]
     exact, rounded = (
         train(job_sites, config(bert, cycles=1, precision=precision), tmp_path)[1]
@@ -345,12 +344,14 @@ def test_bfloat16_rounds(bert: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(exact[name], rounded[name], rtol=0, atol=0.02)
 
 
-def test_the_best_cycle_needs_something_to_judge_by(bert: Path, tmp_path: Path) -> None:
+def test_selecting_the_best_cycle_needs_held_out_data(
+    bert: Path, tmp_path: Path
+) -> None:
     with pytest.raises(TrainingError, match="no site has held-out data"):
         train([site_notes("a", notes(1, 4, 4))], config(bert, keep_cycle=-1), tmp_path)
 
 
-def test_scores_of_a_site_do_not_depend_on_who_trained(
+def test_scores_of_a_model_do_not_depend_on_the_site_that_trained_it(
     bert: Path, tmp_path: Path
 ) -> None:
     """The same weights, judged by the site and by another on that site's notes."""
@@ -383,7 +384,7 @@ def test_a_small_update_of_the_embeddings_is_refused(
 
 
 @pytest.mark.parametrize("objective", ["mlm", "mlm+nsp"])
-def test_a_part_of_an_epoch_covers_the_shortest_sequences(
+def test_a_partial_epoch_covers_at_least_the_shortest_sequences(
     bert: Path, tmp_path: Path, objective: str
 ) -> None:
     """Brute force: the places in the corpus that each cycle has read."""
@@ -409,7 +410,7 @@ def test_a_part_of_an_epoch_covers_the_shortest_sequences(
             assert 0 < covered <= len(set(read))
 
 
-def test_longer_sequences_are_fewer_steps(bert: Path, tmp_path: Path) -> None:
+def test_longer_sequences_need_fewer_steps(bert: Path, tmp_path: Path) -> None:
     """The steps of the long cycles are those that they take, and are checked first."""
     longer: dict[str, Any] = {"long_cycles": 1, "long_length": 64}
     settings = config(bert, model={"train": "all"}, min_tokens=0, min_steps=0, **longer)
@@ -429,7 +430,7 @@ def test_longer_sequences_are_fewer_steps(bert: Path, tmp_path: Path) -> None:
         Site(data, replace(settings, min_steps=many), cache=tmp_path)
 
 
-def test_the_sign_of_the_bias_gradient_tells_the_masked_words(
+def test_the_sign_of_the_bias_gradient_reveals_the_masked_words(
     bert: Path, tmp_path: Path
 ) -> None:
     """Why the default leaves the bias alone: its gradient is negative at masked words
@@ -447,13 +448,17 @@ def test_the_sign_of_the_bias_gradient_tells_the_masked_words(
 # limits
 
 
-def test_one_patient_and_nothing_held_out(bert: Path, tmp_path: Path) -> None:
+def test_one_patient_without_held_out_notes_can_be_trained_on(
+    bert: Path, tmp_path: Path
+) -> None:
     sites, _ = train([site_notes("a", notes(1, 1, 1))], config(bert), tmp_path)
     assert sites[0].weight == 1
     assert sites[0].scores == {}
 
 
-def test_a_note_of_200_000_characters_trains(bert: Path, tmp_path: Path) -> None:
+def test_a_note_of_200_000_characters_can_be_trained_on(
+    bert: Path, tmp_path: Path
+) -> None:
     long = Note("long", "pain " * 40_000, "p", None, "made")
     settings = config(bert, cycles=1, batch_size=64, length=64)
     sites, _ = train([site_notes("a", [long])], settings, tmp_path)
@@ -467,7 +472,7 @@ def test_a_note_of_200_000_characters_trains(bert: Path, tmp_path: Path) -> None
         *({"long_cycles": 3}, {"head_learning_rate": float("inf")}),
     ],
 )
-def test_a_value_that_cannot_be_is_named(
+def test_an_error_names_an_impossible_value(
     bert: Path, tmp_path: Path, change: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):

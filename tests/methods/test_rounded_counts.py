@@ -56,7 +56,7 @@ SIZES = {"small": 3, "middle": 14, "large": 25}
 REPORTED = {"small": 10, "middle": 10, "large": 30}
 
 
-def test_equation_2_weighs_by_reported_numbers() -> None:
+def test_equation_2_weighs_by_rounded_numbers() -> None:
     """Oracle: NumPy's weighted mean of what the three sites sent."""
     engine, state = run(three_sites(), count_step=STEP)
     updates = {site: update for site, task, update in engine.sent if task == "train"}
@@ -68,7 +68,7 @@ def test_equation_2_weighs_by_reported_numbers() -> None:
         np.testing.assert_allclose(shared_value, expected, rtol=2**-23, atol=1e-12)
 
 
-def test_parts_of_a_mini_batch_follow_from_reported_numbers() -> None:
+def test_parts_of_a_mini_batch_follow_from_rounded_numbers() -> None:
     """By hand: of 16 sentences, 10 / 50, 10 / 50 and 30 / 50 are 3.2, 3.2 and 9.6, and
     a quarter of an equal part is 16 / 12, so 2. The smallest site has no more than 3
     sentences."""
@@ -79,7 +79,7 @@ def test_parts_of_a_mini_batch_follow_from_reported_numbers() -> None:
     assert shares == {"small": 3, "middle": 3, "large": 10}
 
 
-def test_a_loss_is_weighed_by_the_reported_number() -> None:
+def test_a_loss_is_weighted_by_the_rounded_number() -> None:
     """Oracle: the mean of each site's loss, from the same run with exact counts. Its
     mini-batches are set to the same parts, so that only the weight differs."""
     means = []
@@ -98,7 +98,7 @@ def test_a_loss_is_weighed_by_the_reported_number() -> None:
     assert means[:3] == pytest.approx(means[3:], rel=1e-6)  # float32
 
 
-def test_a_site_accepts_the_sum_of_reported_numbers() -> None:
+def test_a_site_accepts_the_sum_of_rounded_numbers() -> None:
     """14 sentences alone are reported as 10, so a sum of 10 gives a whole batch."""
     case = three_sites()
     member = fedner.Site(case.sites[1], case.settings(case.sites), count_step=STEP)
@@ -107,7 +107,7 @@ def test_a_site_accepts_the_sum_of_reported_numbers() -> None:
     assert share == member.config.batch_size
 
 
-def test_averaging_accepts_the_sum_of_reported_numbers(bert: Path) -> None:
+def test_averaging_accepts_the_sum_of_rounded_numbers(bert: Path) -> None:
     """24 sentences and as many notes are reported as 20; what is trained is exact."""
     case = finetune_case(bert, compression="packed")
     settings = case.settings(case.sites)
@@ -121,7 +121,7 @@ def test_averaging_accepts_the_sum_of_reported_numbers(bert: Path) -> None:
 # ---- what stays exact, and what has noise --------------------------------------------
 
 
-def test_scores_at_the_site_stay_exact(tmp_path: Path) -> None:
+def test_scores_at_a_site_remain_exact(tmp_path: Path) -> None:
     """Three test sentences have one mention each; ten leave."""
     case = three_sites()
     settings = case.settings(case.sites)

@@ -1,4 +1,4 @@
-"""The cryptography of the secure sum, against the vectors of its RFCs."""
+"""The cryptography of the secure sum, compared with the test vectors of its RFCs."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def stream(words: int, key: bytes) -> np.ndarray:
     return np.frombuffer(cipher.update(bytes(8 * words)), "<u8")
 
 
-def test_stream_is_that_of_the_rfc() -> None:
+def test_the_key_stream_equals_that_of_the_rfc() -> None:
     words = np.zeros(16, np.uint64)
     crypto.add_streams(words, [(bytes(32), 1)])
     assert words.astype("<u8").tobytes() == ZERO_KEY_STREAM
 
 
-def test_streams_run_on_over_blocks_and_add_modulo_2_to_the_64() -> None:
+def test_streams_continue_over_blocks_and_add_modulo_2_to_the_64() -> None:
     """Against the library's streams in one piece."""
     first_key, second_key = bytes(range(32)), bytes(range(32, 64))
     size = 2 * crypto.BLOCK + 11
@@ -53,13 +53,13 @@ def test_streams_run_on_over_blocks_and_add_modulo_2_to_the_64() -> None:
     assert (words == base).all()
 
 
-def test_a_public_key_that_is_none_or_of_low_order_is_refused() -> None:
+def test_an_invalid_public_key_is_refused() -> None:
     for bad in (bytes(32), b"short"):
         with pytest.raises(RefusedError, match="site 'bob'"):
             crypto.shared_secret(crypto.private_key(b"k" * 32), bad, "bob")
 
 
-def test_keys_are_derived_by_hkdf() -> None:
+def test_keys_equal_those_of_hkdf() -> None:
     """RFC 5869 in two lines of hmac: extract with the salt, expand with the use."""
     secret, salt = b"s" * 32, b"salt"
     extracted = hmac.digest(salt, secret, "sha256")
@@ -69,7 +69,7 @@ def test_keys_are_derived_by_hkdf() -> None:
     )
 
 
-def test_joined_is_one_to_one() -> None:
+def test_joined_parts_are_unambiguous() -> None:
     """No two lists of parts give the same bytes, so no two contexts give the same keys."""
     lists = [
         (), ("",), ("", ""), ("ab",), ("a", "b"), ("", "ab"), (b"ab",), (1,), ("1",), (b"1",),
@@ -81,7 +81,7 @@ def test_joined_is_one_to_one() -> None:
     assert crypto.digest("a", 1) == hashlib.sha256(crypto.joined("a", 1)).digest()
 
 
-def test_a_box_opens_only_as_it_was_sealed() -> None:
+def test_a_box_opens_only_with_its_key_and_context() -> None:
     key, text = b"k" * 32, b"shares"
     box = crypto.seal(key, text, b"session")
     assert text not in box
@@ -94,7 +94,7 @@ def test_a_box_opens_only_as_it_was_sealed() -> None:
         assert crypto.unseal(key, changed, b"session") is None
 
 
-def test_without_the_package_the_extra_is_named(
+def test_an_error_about_a_missing_package_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
@@ -115,7 +115,7 @@ def shares_of(
 
 
 @mock.patch.object(crypto, "PRIME", 1613)
-def test_published_shares() -> None:
+def test_shares_equal_a_published_example() -> None:
     """The worked example of Wikipedia's article (f(x) = 1234 + 166x + 94x², modulo
     1613)."""
     published = {1: 1494, 2: 329, 3: 965, 4: 176, 5: 1188, 6: 775}
@@ -125,7 +125,7 @@ def test_published_shares() -> None:
         assert int.from_bytes(recovered, "big") == 1234
 
 
-def test_the_prime_is_the_least_above_2_to_the_256() -> None:
+def test_the_prime_is_the_smallest_above_2_to_the_256() -> None:
     """Fermat's test to twelve bases; even numbers need none."""
 
     def probably_prime(number: int) -> bool:
@@ -137,7 +137,7 @@ def test_the_prime_is_the_least_above_2_to_the_256() -> None:
 
 
 @mock.patch.object(crypto, "PRIME", 7)
-def test_fewer_shares_than_the_threshold_fit_every_secret_alike() -> None:
+def test_fewer_shares_than_the_threshold_reveal_nothing() -> None:
     """Brute force over all polynomials modulo 7: for t - 1 given shares, each secret is
     left with equally many polynomials."""
     dealings = [
@@ -153,7 +153,7 @@ def test_fewer_shares_than_the_threshold_fit_every_secret_alike() -> None:
 
 
 @pytest.mark.parametrize("n", [3, 5, 10, 50])
-def test_any_threshold_of_shares_gives_the_secret(n: int) -> None:
+def test_any_set_of_threshold_shares_gives_the_secret(n: int) -> None:
     draw = random.Random(n)
     for secret in (bytes(32), b"\xff" * 32, draw.randbytes(32)):
         threshold = n // 2 + 1
@@ -166,7 +166,7 @@ def test_any_threshold_of_shares_gives_the_secret(n: int) -> None:
         assert crypto.combine({x: shares[x] for x in few}) != secret
 
 
-def test_a_polynomials_factors_are_drawn_from_the_whole_field() -> None:
+def test_coefficients_are_drawn_from_the_whole_field() -> None:
     """By hand: with the largest factors, which are -1, f(x) = 5 - x - x² modulo the
     prime.
 

@@ -1,5 +1,4 @@
-"""Fixed-point words: against Python's exact fractions, over ranges, dtypes and edge
-cases."""
+"""Fixed-point words, compared with exact fractions over ranges and dtypes."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ sizes = st.floats(-1e3, 1e3, width=32)
         )
     )
 )
-def test_one_word_sums_are_the_sums_of_rounded_values(case: tuple[int, list]) -> None:
+def test_sums_of_one_word_equal_sums_of_rounded_values(case: tuple[int, list]) -> None:
     """Against Fraction: each value rounded half to even at 2^-e, summed exactly; and
     within the stated bound of the sum of unrounded values."""
     sites, rows = case
@@ -94,7 +93,9 @@ def test_one_word_sums_are_the_sums_of_rounded_values(case: tuple[int, list]) ->
         st.lists(st.floats(-1e9, 1e9), min_size=4, max_size=4), min_size=1, max_size=5
     )
 )
-def test_float64_sums_are_off_by_their_last_bit_only(rows: list[list[float]]) -> None:
+def test_sums_of_float64_are_exact_but_for_the_last_bit(
+    rows: list[list[float]],
+) -> None:
     """Against Fraction; the fine word's unit is at least 2^-60 of 1."""
     updates = [
         Update({"w": torch.tensor(r, dtype=torch.float64)}, 3.0, {"m": r[0]})
@@ -116,9 +117,7 @@ def test_float64_sums_are_off_by_their_last_bit_only(rows: list[list[float]]) ->
     )
 
 
-def test_what_the_first_word_leaves_is_rounded_to_the_nearest_unit_of_the_second() -> (
-    None
-):
+def test_the_remainder_is_rounded_to_the_nearest_unit_of_the_second_word() -> None:
     """Against Fraction, of numbers with digits beyond the second word's unit, 2^-(e+g)."""
     values = [1e-9, -1e-9, 3.3e-9, -7.7e-12, 1e-15, 0.3]
     update = Update({"w": torch.tensor(values, dtype=torch.float64)})
@@ -134,7 +133,7 @@ def test_what_the_first_word_leaves_is_rounded_to_the_nearest_unit_of_the_second
     assert any(cut_off)
 
 
-def test_float32_loses_nothing_with_limits_from_the_last_total() -> None:
+def test_float32_means_are_exact_with_limits_from_the_last_total() -> None:
     """Gradients over six decades, weights of hospitals; Fraction is the judge: the
     mean, cast to float32, has the bits of the exact mean wherever the value is within
     2^-20 of the largest."""
@@ -173,7 +172,7 @@ def test_float32_loses_nothing_with_limits_from_the_last_total() -> None:
         (torch.uint8, 1), (torch.bool, 1), (torch.float64, 2), (torch.int64, 1),
     ],
 )  # fmt: skip
-def test_every_real_dtype(dtype: torch.dtype, words: int) -> None:
+def test_every_real_dtype_is_summed(dtype: torch.dtype, words: int) -> None:
     """Small integers are exact in all of them: the plain sum is the expected value."""
     value = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
     updates = [
@@ -197,7 +196,7 @@ def test_large_counts_are_exact() -> None:
     ]  # fmt: skip
 
 
-def test_strided_and_long_tensors() -> None:
+def test_strided_and_long_tensors_are_summed_exactly() -> None:
     """Against Total.of: integers, so that both sums are exact."""
     base = torch.arange(2 * BLOCK + 14, dtype=torch.float32).reshape(2, -1)
     updates = [Update({"x": base.t().requires_grad_()}, k) for k in (1.0, 3.0)]
@@ -207,7 +206,7 @@ def test_strided_and_long_tensors() -> None:
 
 @pytest.mark.parametrize("sites", [1, 2, 3, 4, 5, 8, 9, 50, 64, 1024])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_no_sum_of_all_sites_at_the_limit_wraps(sites: int, sign: float) -> None:
+def test_a_sum_of_all_sites_at_the_limit_does_not_wrap(sites: int, sign: float) -> None:
     """Every site sends the largest value allowed, either sign; the next float32 is
     refused."""
     largest = SumLayout.of(Update({"w": torch.zeros(1)}), sites).largest
@@ -228,7 +227,7 @@ def test_no_sum_of_all_sites_at_the_limit_wraps(sites: int, sign: float) -> None
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
-def test_bad_values_are_refused_by_name_and_not_shown(bad: float) -> None:
+def test_invalid_values_are_refused_by_name_without_showing_them(bad: float) -> None:
     for dtype in (torch.float32, torch.float64):
         value: Tensor = torch.zeros(BLOCK + 7, dtype=dtype)
         value[-1] = bad
@@ -246,7 +245,7 @@ def test_bad_values_are_refused_by_name_and_not_shown(bad: float) -> None:
         encode(update, SumLayout.of(update, 3))
 
 
-def test_metrics_by_agreed_names() -> None:
+def test_metrics_are_summed_by_agreed_names() -> None:
     update = Update(metrics={"b": 2.0})
     layout = SumLayout.of(update, 3, metrics=["c", "b", "b"])
     total = decode(encode(update, layout), layout, ["x"])
@@ -255,7 +254,7 @@ def test_metrics_by_agreed_names() -> None:
         SumLayout.of(update, 3, metrics=["c"])
 
 
-def test_words_that_are_no_sum_give_no_total() -> None:
+def test_words_that_are_not_a_sum_give_no_total() -> None:
     update = Update({"w": torch.ones(3)}, metrics={"n": 1.0})
     layout = SumLayout.of(update, 3)
     words = encode(update, layout)
@@ -271,7 +270,7 @@ def test_words_that_are_no_sum_give_no_total() -> None:
             decode(wrong, layout, ["a"])
 
 
-def test_layouts_differ_by_all_that_matters() -> None:
+def test_layouts_with_any_difference_are_unequal() -> None:
     update = Update({"w": torch.zeros(2, 3)}, metrics={"n": 1.0})
     base = SumLayout.of(update, 3, purpose="p")
     others = [
@@ -320,9 +319,7 @@ def test_impossible_settings_are_refused() -> None:
 @pytest.mark.parametrize(
     ("largest", "limit"), [(3.0, 14), (4.0, 14), (-4.5, 15), (0.3, 11)]
 )
-def test_the_next_sum_may_be_4096_times_the_last_one(
-    largest: float, limit: int
-) -> None:
+def test_the_limit_allows_4096_times_the_last_sum(largest: float, limit: int) -> None:
     """By hand: the next power of two is 4, 4, 8 and 1/2, and 4096 is 2^12."""
     total = Total(
         {"g": torch.tensor([0.1, largest, -0.2], dtype=torch.float64)}, 2.0, {}

@@ -1,4 +1,4 @@
-"""Discrete Gaussian noise against its exact probabilities."""
+"""Discrete Gaussian noise, compared with its exact probabilities."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def exact(scale: int, values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
-def test_its_frequencies_are_the_exact_probabilities(bits: int) -> None:
+def test_frequencies_of_the_noise_equal_the_exact_probabilities(bits: int) -> None:
     """χ² over all values that are expected five times and more, the rest as one; p >
     1e-4."""
     count, scale = 200_000, 2**bits
@@ -43,7 +43,7 @@ def test_its_frequencies_are_the_exact_probabilities(bits: int) -> None:
     assert test.pvalue > 1e-4
 
 
-def test_at_its_own_scale_it_is_a_gaussian() -> None:
+def test_noise_in_units_of_its_scale_is_gaussian() -> None:
     """Mean 0 and variance 1 within five standard errors (1 / √n, √(2 / n));
     Kolmogorov-Smirnov."""
     sample = discrete_gaussian(Stream(KEY), 200_000) / SCALE
@@ -53,7 +53,7 @@ def test_at_its_own_scale_it_is_a_gaussian() -> None:
 
 
 @pytest.mark.parametrize("k", [2, 3, 7])
-def test_one_of_k_is_one_of_k(k: int) -> None:
+def test_one_of_k_is_drawn_with_probability_one_in_k(k: int) -> None:
     hits = noise._one_of(Stream(KEY), k, 100_000)
     assert stats.binomtest(int(hits.sum()), len(hits), 1 / k).pvalue > 1e-4
 
@@ -61,13 +61,13 @@ def test_one_of_k_is_one_of_k(k: int) -> None:
 @pytest.mark.parametrize(
     ("above", "bits"), [(0, 4), (5, 4), (15, 4), (16, 4), (50, 4), (300, 4)]
 )
-def test_a_power_of_e_is_tossed_with_its_own_probability(above: int, bits: int) -> None:
+def test_a_power_of_e_is_drawn_with_its_probability(above: int, bits: int) -> None:
     hits = noise._exponential(Stream(KEY), np.full(100_000, above), bits)
     expected = math.exp(-above / 2**bits)
     assert stats.binomtest(int(hits.sum()), len(hits), expected).pvalue > 1e-4
 
 
-def test_a_stream_repeats_nothing_and_another_key_is_another_stream() -> None:
+def test_streams_do_not_repeat_and_depend_on_the_key() -> None:
     stream = Stream(KEY)
     words = np.concatenate(
         [stream.words(n) for n in (3, noise.LOT, 5, 3 * noise.LOT, 1)]
@@ -78,14 +78,14 @@ def test_a_stream_repeats_nothing_and_another_key_is_another_stream() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.05, 0.7, 1.0])
-def test_units_are_drawn_at_their_rate(rate: float) -> None:
+def test_units_are_sampled_at_their_rate(rate: float) -> None:
     selected = chosen(Stream(KEY), 100_000, rate)
     assert stats.binomtest(int(selected.sum()), len(selected), rate).pvalue > 1e-4
     assert rate < 1 or selected.all()
 
 
 @pytest.mark.parametrize("bits", [1, 3])
-def test_candidates_follow_the_discrete_laplace_distribution(bits: int) -> None:
+def test_candidates_have_the_discrete_laplace_distribution(bits: int) -> None:
     """P(y) ∝ exp(-|y| / s): with r = exp(-1 / s) it is (1 - r) / (1 + r) · r^|y|. χ², p
     > 1e-4."""
     count, ratio = 100_000, math.exp(-1 / 2**bits)
@@ -109,13 +109,13 @@ class FixedStream(Stream):
         return self._known[:count]
 
 
-def test_a_unit_is_drawn_below_its_rate_of_all_words() -> None:
+def test_a_unit_is_sampled_if_its_word_is_below_the_rate() -> None:
     """By hand: 1/4 of 2^64 words are those below 2^62, in steps of 2^11."""
     stream = FixedStream(0, 2**62 - 1, 2**62, 2**62 + 2**11, 2**64 - 1)
     assert chosen(stream, 5, 0.25).tolist() == [True, True, False, False, False]
 
 
-def test_a_toss_of_a_fraction_is_of_its_own_words() -> None:
+def test_each_toss_of_a_fraction_uses_fresh_words() -> None:
     """By hand, γ = 8/16: with k = 1 a nibble below 8 goes on; then one of k = 2 (a word
     that 2 divides) and a nibble below 8 goes on to k = 3. It ends at an odd k as True:
     8 at once, 7 and then no 2 as False, 7, 2, 7 and then no 3 as True."""

@@ -1,5 +1,4 @@
-"""Differential privacy of FedNER and of fine-tuning: what leaves, how long it is, what
-is in it."""
+"""Differential privacy of FedNER and fine-tuning: what leaves a site, and its size."""
 
 from __future__ import annotations
 
@@ -63,7 +62,7 @@ def without_noise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[int]], 
 
 
 @pytest.mark.parametrize("clip", [0.01, 0.25, 1e6])
-def test_a_unit_moves_all_layers_together_by_the_clip_at_most(
+def test_a_unit_changes_all_layers_together_by_at_most_the_clip(
     clip: float, without_noise: Any
 ) -> None:
     """By brute force: of what a site answers and of what moves its private layers, with
@@ -98,7 +97,9 @@ def test_a_unit_moves_all_layers_together_by_the_clip_at_most(
         assert clip > 1 or length == pytest.approx(clip, rel=1e-3)
 
 
-def test_a_unit_adds_the_same_bits_in_every_company(without_noise: Any) -> None:
+def test_the_contribution_of_a_unit_does_not_depend_on_other_units(
+    without_noise: Any,
+) -> None:
     """Whole numbers, dropout included: who else is drawn moves no bit of it, also where
     parameters are so large that rounding decides."""
     for factor in (1.0, 5.0):
@@ -119,7 +120,9 @@ def test_a_unit_adds_the_same_bits_in_every_company(without_noise: Any) -> None:
         assert any(value.any() for value in together.values())
 
 
-def test_dropout_of_a_unit_is_drawn_as_torch_seeds_it(without_noise: Any) -> None:
+def test_dropout_of_a_unit_equals_torch_with_its_secret_seed(
+    without_noise: Any,
+) -> None:
     """A secret word a unit, of all generators of torch alike."""
     without_noise([1])
     site = make_private_site()
@@ -133,7 +136,7 @@ def test_dropout_of_a_unit_is_drawn_as_torch_seeds_it(without_noise: Any) -> Non
     assert all(torch.equal(answer[name], alone[name]) for name in answer)
 
 
-def test_a_clipped_gradient_is_that_of_the_units_own_loss() -> None:
+def test_a_clipped_gradient_is_that_of_the_loss_of_the_unit() -> None:
     """Against torch's gradients of the mean loss, scaled and cut by hand."""
     site = make_private_site(privacy={"clip": 0.05})
     site.site.model.train(True)
@@ -157,7 +160,7 @@ def test_a_clipped_gradient_is_that_of_the_units_own_loss() -> None:
 
 
 @pytest.mark.parametrize("size", [64, 65, 150])
-def test_a_large_units_gradient_is_that_of_its_mean_loss(size: int) -> None:
+def test_the_gradient_of_a_large_unit_is_that_of_its_mean_loss(size: int) -> None:
     """A unit of more sentences than fit into one pass, against one pass of torch over
     them all.
 
@@ -186,7 +189,7 @@ def test_a_large_units_gradient_is_that_of_its_mean_loss(size: int) -> None:
         assert np.abs(expected).max() > 50 * close
 
 
-def test_all_that_is_of_a_patient_is_one_unit() -> None:
+def test_all_documents_of_a_patient_form_one_unit() -> None:
     """Six notes, a sentence each, of three patients; two documents of one note are one
     note."""
     site = patients()
@@ -207,7 +210,7 @@ def test_all_that_is_of_a_patient_is_one_unit() -> None:
     assert [list(u) for u in units] == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_a_patients_name_may_be_written_in_several_ways() -> None:
+def test_spellings_of_the_name_of_a_patient_are_merged() -> None:
     """Case and blanks make nobody another patient; notes of one number may be of two
     patients."""
     names = ("Ann B", "ann b", "Cy", " cy ", "ANN  B", "D")
@@ -222,7 +225,7 @@ def test_a_patients_name_may_be_written_in_several_ways() -> None:
     assert [list(u) for u in units] == [[0, 1, 4], [2, 3], [5]]
 
 
-def test_unmarked_patients_are_asked_for() -> None:
+def test_documents_without_a_patient_are_refused() -> None:
     site = patients(owners="aabbcc")
     unknown = replace(
         site, train=(*site.train[:-1], replace(site.train[-1], patient=None))
@@ -234,7 +237,7 @@ def test_unmarked_patients_are_asked_for() -> None:
     make_private_site(unknown, privacy={"unit": "document"})
 
 
-def test_a_delta_that_gives_a_unit_away_is_refused() -> None:
+def test_a_delta_that_would_reveal_a_unit_is_refused() -> None:
     with pytest.raises(ConfigError, match="is too large for site"):
         make_private_site(
             privacy={"delta": 0.09, "unit": "sentence"},
@@ -242,7 +245,7 @@ def test_a_delta_that_gives_a_unit_away_is_refused() -> None:
         )
 
 
-def test_the_same_question_has_the_same_answer_and_no_other_has_its_noise() -> None:
+def test_equal_questions_have_equal_answers_and_others_have_other_noise() -> None:
     """Noise that was added to two answers would go with their difference: of no two
     questions is the difference as short as without noise (σ √2 per number)."""
     site, again = make_private_site(), make_private_site()
@@ -329,7 +332,7 @@ def test_an_answer_has_the_noise_that_is_promised(
         assert low < square < high
 
 
-def test_an_answer_is_the_sum_of_units_and_noise(
+def test_an_answer_is_the_sum_of_clipped_gradients_and_noise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Noise that is 7 everywhere, and gradients that are 1000 a unit in each number:
@@ -348,7 +351,7 @@ def test_an_answer_is_the_sum_of_units_and_noise(
     assert all((value == 3007).all() for value in answer.values())
 
 
-def test_the_server_descends_the_sum_of_all_by_the_constant_n() -> None:
+def test_the_server_divides_the_sum_by_a_constant() -> None:
     """By hand: σ = 1.5, C = 1/4, three sites of which one counts as none, and N = 4: a
     step of the grid is 1.5 / 4 / √2 / 2^26 / 4."""
     site = make_private_site()
@@ -369,7 +372,7 @@ def test_the_server_descends_the_sum_of_all_by_the_constant_n() -> None:
     assert gradients[rests] is None  # what no site sends has no gradient
 
 
-def test_nothing_else_leaves_a_site() -> None:
+def test_nothing_but_the_noisy_sum_leaves_a_site() -> None:
     site = make_private_site()
     assert site.tasks == {NOISY, COUNTS, "begin", "finish"}
     answer = site.noisy_gradients(theta(site), round=0)
@@ -382,7 +385,7 @@ def test_nothing_else_leaves_a_site() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
-def test_parameters_that_break_every_gradient_are_answered_with_noise(
+def test_parameters_that_break_every_gradient_get_only_noise(
     value: float,
 ) -> None:
     """A refusal would tell of the units; one that is not finite adds nothing."""
@@ -396,7 +399,7 @@ def test_parameters_that_break_every_gradient_are_answered_with_noise(
     assert 0.5 < spread.std() < 2
 
 
-def test_no_more_rounds_are_answered_than_are_promised() -> None:
+def test_a_site_answers_no_more_rounds_than_promised() -> None:
     site = make_private_site(rounds=2)
     for _ in range(2):
         site.noisy_gradients(theta(site), round=0)
@@ -404,7 +407,7 @@ def test_no_more_rounds_are_answered_than_are_promised() -> None:
         site.noisy_gradients(theta(site), round=7)
 
 
-def test_a_restored_site_has_its_own_secret_again() -> None:
+def test_a_restored_site_has_the_same_secret() -> None:
     """A new process draws a new secret; the kept one comes back, or what is done again
     after a fault would have a second answer, with other noise and other units."""
     site = make_private_site()
@@ -425,7 +428,7 @@ def job(**tables: Any) -> Any:
     return parse_job(table, "job", Path(), "job.toml")
 
 
-def test_a_run_states_its_promise_and_shows_no_losses(
+def test_a_run_shows_its_promise_and_no_losses(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     privacy = {"epsilon": 8.0, "rate": 0.5, "unit": "document"}
@@ -485,7 +488,7 @@ def test_methods_without_differential_privacy_name_those_with_it(method: str) ->
         *[("finetune", "proximal", 0.1), ("finetune", "weight_decay", 0.01)],
     ],
 )
-def test_settings_that_keep_no_promise_are_refused_by_name(
+def test_settings_that_break_the_promise_are_refused_by_name(
     method: str, key: str, value: Any
 ) -> None:
     tables = {"method": method, "training": {key: value}, "synthetic": {}}
@@ -498,7 +501,7 @@ def test_settings_that_keep_no_promise_are_refused_by_name(
     assert key in support.required_settings
 
 
-def test_between_real_sites_parts_of_noise_need_a_secure_sum() -> None:
+def test_shared_noise_between_real_sites_needs_a_secure_sum() -> None:
     sites = {name: {} for name in ("a", "b", "c")}
     table = {
         "method": "fedner",
@@ -520,7 +523,7 @@ def test_between_real_sites_parts_of_noise_need_a_secure_sum() -> None:
     )
 
 
-def test_unknown_keys_of_the_table_are_named() -> None:
+def test_unknown_keys_of_the_table_are_refused_by_name() -> None:
     with pytest.raises(
         ConfigError, match=r"\[privacy\].*'epsilom'; did you mean 'epsilon'"
     ):
@@ -614,7 +617,7 @@ def test_an_audit_by_canaries_does_not_refute_the_promise(
 @pytest.mark.parametrize(
     "broken", [{"clip": 6.0}, pytest.param({"noise": 1 / 6}, marks=pytest.mark.slow)]
 )
-def test_a_broken_clip_and_missing_noise_are_caught(
+def test_an_audit_detects_a_broken_clip_and_missing_noise(
     broken: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     promised, refuted = audited(monkeypatch, 6, **broken)
@@ -623,7 +626,7 @@ def test_a_broken_clip_and_missing_noise_are_caught(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", [{"clip": 2.0}, {"noise": 0.5}])
-def test_half_the_noise_is_caught_by_more_canaries(
+def test_an_audit_with_more_canaries_detects_half_the_noise(
     broken: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     promised, refuted = audited(monkeypatch, 400, **broken)

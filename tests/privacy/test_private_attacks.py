@@ -1,5 +1,4 @@
-"""Who lies to a site that promises differential privacy, or is clumsy, learns no more
-than that."""
+"""Attacks on sites with differential privacy: a lying server learns no more."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def apart(first: Any, second: Any) -> float:
     return float(np.concatenate(differences).std())
 
 
-def test_sums_that_differ_by_one_have_other_noise(
+def test_sums_that_differ_by_one_step_have_different_noise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A graphics card, a new version of a library or another file of word vectors
@@ -62,7 +61,7 @@ def test_sums_that_differ_by_one_have_other_noise(
     assert apart(answer, again.noisy_gradients(theta(again), round=0).tensors) > SPREAD
 
 
-def test_dropout_is_of_no_seed_that_others_know(
+def test_dropout_does_not_follow_a_public_seed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By a public seed and a unit's place, a unit that is left out would change the
@@ -84,7 +83,7 @@ def test_dropout_is_of_no_seed_that_others_know(
     assert not all(torch.equal(first[n], reseeded[n]) for n in first)
 
 
-def test_a_site_that_is_called_dropped_is_in_no_difference_of_sums(
+def test_sums_with_and_without_a_site_have_different_noise(
     tmp_path: Path,
 ) -> None:
     """Two of three sites may be summed. The server has a sum of all, sends all back,
@@ -138,7 +137,7 @@ def _are_sums(total: Total, updates: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize(("place", "units"), [("start", 1), ("transitions", 2)])
-def test_no_refusal_tells_which_tags_a_site_has(
+def test_refusals_do_not_reveal_the_tags_of_a_site(
     place: str,
     units: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -177,7 +176,7 @@ def test_patients_whose_names_differ_only_in_case_or_blanks_are_one() -> None:
         make_private_site(replace(site, train=blank))
 
 
-def test_scores_do_not_say_which_forms_training_had(tmp_path: Path) -> None:
+def test_scores_do_not_reveal_which_forms_were_trained_on(tmp_path: Path) -> None:
     """Scores of test mentions may be shared; which of their forms are new is a count of
     training data without noise."""
     site = make_private_site(directory=tmp_path)

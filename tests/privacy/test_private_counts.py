@@ -85,7 +85,7 @@ def read_counts(site: DPSite) -> np.ndarray:
     return answer.tensors[COUNTS].double().numpy() * site.promise.counted
 
 
-def test_a_unit_changes_counts_at_most_by_the_clip(
+def test_a_unit_changes_counts_by_at_most_the_clip(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The right, predicted and annotated mentions of each patient are counted by hand.
@@ -107,7 +107,7 @@ def test_a_unit_changes_counts_at_most_by_the_clip(
         )
 
 
-def test_each_answer_has_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_answer_has_fresh_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """The site has no patients, so its answer is noise alone.
 
     With three sites, its share has the standard deviation σ · 20 / √2. A χ² test over
@@ -184,7 +184,7 @@ def test_an_attacker_who_knows_all_other_patients_guesses_no_better_than_promise
     assert not clipped or stats.binomtest(right, trials, sure).pvalue > 1e-4
 
 
-def test_counts_are_sent_only_after_training_and_only_if_the_job_has_them() -> None:
+def test_counts_are_sent_only_after_training_and_only_if_requested() -> None:
     early = make_private_site(site_of(), rounds=2, privacy=PRIVACY)
     with pytest.raises(RefusedError, match="sends no counts, or only after training"):
         early.noisy_counts(theta(early), round=0)

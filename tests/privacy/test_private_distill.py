@@ -1,5 +1,4 @@
-"""Differential privacy of distillation: whose text completes a unit, what it moves,
-resuming."""
+"""Differential privacy of distillation: completion of units, their effect, resuming."""
 
 from __future__ import annotations
 
@@ -108,7 +107,7 @@ def second(site: Any, teacher: dict[str, Any]) -> dict[str, torch.Tensor]:
     ("unannotated", "clip"),
     [("soft", 0.05), ("soft", 1e6), ("pseudo", 0.05), ("marginal", 1e6)],
 )
-def test_a_unit_moves_the_sum_by_its_own_bits_and_by_the_clip_at_most(
+def test_a_unit_changes_the_sum_by_at_most_the_clip(
     unannotated: str, clip: float, without_noise: Any
 ) -> None:
     """By brute force, of the second answer of a round: its θ_t is another model than is
@@ -136,7 +135,7 @@ def test_a_unit_moves_the_sum_by_its_own_bits_and_by_the_clip_at_most(
 
 
 @pytest.mark.parametrize("unannotated", ["soft", "pseudo"])
-def test_a_unit_is_completed_alike_where_others_are_not_there(
+def test_the_completion_of_a_unit_does_not_depend_on_other_units(
     unannotated: str, without_noise: Any
 ) -> None:
     """Not a bit of what a unit adds is of the notes that lie beside it at the site."""
@@ -174,7 +173,7 @@ def plain(
 
 
 @pytest.mark.parametrize("unannotated", ["soft", "pseudo", "marginal", "outside"])
-def test_a_unit_is_completed_as_without_a_promise(
+def test_a_unit_is_completed_as_without_differential_privacy(
     unannotated: str, without_noise: Any
 ) -> None:
     """Against the method itself (Eq. 4 and 5, or the posterior) at a site of that unit
@@ -195,7 +194,7 @@ def test_a_unit_is_completed_as_without_a_promise(
         torch.testing.assert_close(rescaled.float(), expected, rtol=1e-4, atol=3e-2)
 
 
-def test_what_was_found_is_annotated_where_the_site_is_silent() -> None:
+def test_predictions_of_other_types_complete_the_annotation() -> None:
     """Eq. 5 word by word against whole documents: what the teacher finds of other
     types, but over the site's own mentions."""
     site = site_of(unannotated="pseudo")
@@ -222,7 +221,7 @@ def test_what_was_found_is_annotated_where_the_site_is_silent() -> None:
     )
 
 
-def test_the_teacher_is_of_the_rounds_first_answer_and_follows_the_warm_up() -> None:
+def test_the_teacher_follows_the_first_answer_of_a_round_and_the_warm_up() -> None:
     """Two answers to an epoch, E_loc = 2: θ_t of the first of four; warm-up of one
     round."""
     site = site_of(local_epochs=2, warmup=1)
@@ -238,7 +237,7 @@ def test_the_teacher_is_of_the_rounds_first_answer_and_follows_the_warm_up() -> 
         )
 
 
-def test_an_answer_is_of_its_teacher_too() -> None:
+def test_answers_depend_on_the_teacher() -> None:
     """The same parameters at the same step after another teacher have other units and
     other noise; after the same one, made again from the kept state too, the same bits.
     """
@@ -272,7 +271,7 @@ def test_a_round_without_units_is_only_noise(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("unannotated", ["soft", "pseudo"])
-def test_token_classifiers_are_taught_too(
+def test_token_classifiers_are_distilled_with_differential_privacy(
     unannotated: str, tmp_path: Path, without_noise: Any
 ) -> None:
     """A unit alone and in company: the same bits of its windows and of its annotation."""

@@ -62,7 +62,7 @@ def config_of(bert: Path, sites: Sequence[Any], **privacy_options: Any) -> Any:
 
 
 @pytest.mark.parametrize("clip", [0.01, 1e6])
-def test_a_unit_changes_sent_and_own_parameters_at_most_by_the_clip(
+def test_a_unit_changes_sent_and_own_parameters_by_at_most_the_clip(
     bert: Path,
     clip: float,
     monkeypatch: pytest.MonkeyPatch,
@@ -145,7 +145,7 @@ def test_a_run_saves_only_the_model_trained_with_noise(
     np.testing.assert_allclose(saved.emissions(corpus), expected, rtol=0, atol=1e-4)
 
 
-def test_alone_and_pooled_are_private_fine_tuning(bert: Path) -> None:
+def test_training_alone_and_pooled_is_private_fine_tuning(bert: Path) -> None:
     sites = [tiny_site(0, 6), tiny_site(1, 6)]
     config = config_of(bert, sites)
     for own_config in PRIVATE.configure_alone(config, sites):

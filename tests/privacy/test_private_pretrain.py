@@ -1,5 +1,4 @@
-"""Differential privacy of pre-training: what a unit is, how far it moves what leaves,
-the noise."""
+"""Differential privacy of pre-training: units, their effect, and the noise."""
 
 from __future__ import annotations
 
@@ -108,7 +107,7 @@ def texts(site: Any) -> list[list[list[int]]]:
     return [[rows[r] for r in unit] for unit in site.units]
 
 
-def test_a_unit_has_only_its_own_notes(bert: Path, tmp_path: Path) -> None:
+def test_a_unit_has_only_the_tokens_of_its_notes(bert: Path, tmp_path: Path) -> None:
     """Against the tokens of its notes, found by hand: in sequences that are the same
     whoever else is at the site, each token once."""
     site = make_private_site(bert, tmp_path)
@@ -151,7 +150,7 @@ def test_units_that_cannot_be_distinguished_are_refused(
 
 
 @pytest.mark.parametrize("clip", [0.01, 1e6])
-def test_a_unit_moves_what_leaves_by_the_clip_at_most(
+def test_a_unit_changes_an_update_by_at_most_the_clip(
     bert: Path, tmp_path: Path, clip: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By brute force, with a unit and without it: to the bit its own vector, min(C,
@@ -176,7 +175,7 @@ def test_a_unit_moves_what_leaves_by_the_clip_at_most(
         assert clip > 1 or square == pytest.approx(clip**2, rel=2e-3)
 
 
-def test_a_clipped_gradient_is_that_of_the_units_own_loss(
+def test_a_clipped_gradient_is_that_of_the_loss_of_the_unit(
     bert: Path, tmp_path: Path
 ) -> None:
     """Against torch's gradients of masked sequences of the unit's notes, packed by
@@ -231,7 +230,7 @@ def test_an_update_has_the_promised_noise(
     assert (dict(end.tensors), dict(end.metrics)) == ({}, {})
 
 
-def test_a_job_says_what_it_promises(bert: Path, tmp_path: Path) -> None:
+def test_a_job_states_what_it_promises(bert: Path, tmp_path: Path) -> None:
     """From a job file to the summary; settings that tell more than the sums are
     refused."""
     table: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What rounds of noise promise, against formulas written anew and against Opacus."""
+"""The promise of noisy rounds, compared with independent formulas and Opacus."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def by_hand(noise: float, delta: float, rate: float, rounds: int) -> float:
     ("noise", "delta", "rate", "rounds"),
     [(1.0, 1e-5, 64 / 5000, 1560), (1.5, 1e-5, 0.05, 600), (2.0, 1e-6, 0.2, 100)],
 )
-def test_epsilon_is_that_of_the_formulas(
+def test_epsilon_equals_the_formulas(
     noise: float, delta: float, rate: float, rounds: int
 ) -> None:
     expected = by_hand(noise, delta, rate, rounds)
     assert epsilon_of(noise, delta, rate, rounds) == pytest.approx(expected, rel=1e-6)
 
 
-def test_epsilon_of_counts_is_added_order_by_order() -> None:
+def test_epsilon_of_counts_is_added_per_order() -> None:
     """Rényi of a Gaussian of everybody is α / 2 σ² (Mironov 2017, Proposition 7); of
     rounds of rate 1 it is so too."""
     for noise, rounds, scores in ((4.0, 3, 6.0), (9.0, 20, 2.0)):
@@ -104,7 +104,7 @@ def integrated(order: float, noise: float, rate: float) -> float:
     ("noise", "delta", "rate", "rounds"),
     [(0.7, 1e-5, 0.01, 500), (1.5, 1e-6, 0.05, 600), (3.0, 1e-5, 0.5, 40)],
 )
-def test_epsilon_is_that_of_an_accountant_by_integration(
+def test_epsilon_equals_that_of_a_numerical_accountant(
     noise: float, delta: float, rate: float, rounds: int
 ) -> None:
     """The same at whole orders; broken ones, which the discrete noise has no proof for,
@@ -126,7 +126,7 @@ def test_epsilon_is_that_of_an_accountant_by_integration(
     )
 
 
-def test_a_published_setting() -> None:
+def test_a_published_setting_has_the_published_epsilon() -> None:
     """σ = 1, q = 64/5000, 1,560 rounds, δ = 1e-5: 3.31 by Rényi, 3.00 by privacy
     losses."""
     assert epsilon_of(1.0, 1e-5, 64 / 5000, 1560) == pytest.approx(3.31, abs=0.01)
@@ -144,7 +144,7 @@ def test_a_published_setting() -> None:
 @pytest.mark.parametrize("scale", [1, 2, 5])
 @pytest.mark.parametrize("shift", [1, 3])
 @pytest.mark.parametrize("order", [2, 3, 8])
-def test_the_discrete_gaussian_promises_no_less(
+def test_the_discrete_gaussian_promises_no_less_than_the_continuous_one(
     scale: int, shift: int, order: int
 ) -> None:
     """Its moment on whole numbers, summed, is at most the continuous one; so is that of
@@ -177,7 +177,7 @@ def test_the_discrete_gaussian_promises_no_less(
         (8.0, 1e-6, 0.1, 300, 1.45360),
     ],
 )
-def test_noise_is_that_of_opacus(
+def test_noise_equals_that_of_opacus(
     epsilon: float, delta: float, rate: float, rounds: int, opacus: float
 ) -> None:
     """Opacus 1.6.0: get_noise_multiplier(target_epsilon=…, target_delta=…,
@@ -198,7 +198,7 @@ def test_epsilon_grows_with_rounds() -> None:
     assert spent[-1] == promise.epsilon() == promise.to_dict()["epsilon"]
 
 
-def test_no_smaller_epsilon_is_shown_than_is_promised() -> None:
+def test_the_shown_epsilon_is_never_smaller_than_the_promised_one() -> None:
     """ε is shown with two decimals, rounded up, of whatever noise."""
     for noise in (0.8, 0.9, 1.0, 1.1, 1.3, 1.7, 2.3):
         promise = Promise.of(Privacy(noise=noise), 50, 3)
@@ -220,7 +220,7 @@ def test_no_smaller_epsilon_is_shown_than_is_promised() -> None:
         (3, 0, "sum", 0, 3),
     ],
 )
-def test_the_noise_of_the_fewest_honest_sites_is_all(
+def test_the_noise_of_the_fewest_honest_sites_suffices(
     sites: int, least: int, place: str, colluding: int, shares: int
 ) -> None:
     privacy = {"noise": 2.0, "where": place, "colluding": colluding}
@@ -229,7 +229,7 @@ def test_the_noise_of_the_fewest_honest_sites_is_all(
     assert promise.share**2 * shares == pytest.approx(2.0**2)
 
 
-def test_steps_of_the_grid_are_parts_of_the_noise() -> None:
+def test_grid_steps_are_fractions_of_the_noise() -> None:
     """By hand: σ = 2 and C = 3 of four sites, one of which counts as none, are 2^26
     steps of 6 / √3 / 2^26 in what is shared, and of 6 / 2^26 in what is not."""
     promise = Promise.of(Privacy(noise=2.0, clip=3.0), 10, 4)
@@ -253,14 +253,14 @@ def test_steps_of_the_grid_are_parts_of_the_noise() -> None:
         ({"epsilon": 1.0, "unit": "word"}, "unit = 'word'"),
     ],
 )
-def test_what_promises_nothing_is_refused(
+def test_settings_without_a_promise_are_refused(
     table: dict[str, float], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Privacy(**table)
 
 
-def test_what_no_noise_keeps_is_refused() -> None:
+def test_an_epsilon_that_no_noise_reaches_is_refused() -> None:
     with pytest.raises(ConfigError, match="no noise keeps it"):
         Promise.of(Privacy(epsilon=1e-4, rate=1.0), 10_000, 3)
 
@@ -279,7 +279,7 @@ def test_sums_that_colluding_sites_could_open_are_refused(
     assert 2 * needed > sites + colluding >= 2 * (needed - 1)
 
 
-def test_without_the_package_its_extra_is_named(
+def test_an_error_about_a_missing_package_names_its_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def missing(name: str) -> None:

@@ -1,5 +1,4 @@
-"""The secure sum: totals, drop-outs, exchanges in a row, and what the server refuses of
-a site."""
+"""The secure sum: totals, drop-outs, successive exchanges, and refused messages."""
 
 from __future__ import annotations
 
@@ -127,12 +126,12 @@ def exact_at(n: int, threshold: int, sets: list[tuple[str, ...]]) -> None:
         *[pytest.param(*many, marks=pytest.mark.slow) for many in ((6, 4), (7, 5))],
     ],
 )
-def test_exact_at_each_set_of_drop_outs(n: int, threshold: int) -> None:
+def test_totals_are_exact_for_each_set_of_drop_outs(n: int, threshold: int) -> None:
     exact_at(n, threshold, list(drop_outs(names(n), threshold)))
 
 
 @pytest.mark.parametrize("n", [7, 8, 9, 10])
-def test_exact_at_drop_outs_of_many_sites(n: int) -> None:
+def test_totals_are_exact_for_drop_outs_of_many_sites(n: int) -> None:
     """Ten sets drawn, the largest among them; every set is the slow test's."""
     sets = list(drop_outs(names(n), n // 2 + 1))
     exact_at(n, n // 2 + 1, [sets[-1], *random.Random(n).sample(sets, 9)])
@@ -140,11 +139,11 @@ def test_exact_at_drop_outs_of_many_sites(n: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [7, 8, 9, 10])
-def test_exact_at_each_set_of_drop_outs_of_many_sites(n: int) -> None:
+def test_totals_are_exact_for_each_set_of_drop_outs_of_many_sites(n: int) -> None:
     exact_at(n, n // 2 + 1, list(drop_outs(names(n), n // 2 + 1)))
 
 
-def test_fifty_sites() -> None:
+def test_totals_of_fifty_sites_are_exact() -> None:
     sites = tuple(f"h{i}" for i in range(50))
     updates = updates_of(sites)
     total = Exchange(sites).run(updates, no_update=sites[3:20], no_answer=sites[40:47])
@@ -167,7 +166,7 @@ def test_the_order_of_arrival_does_not_matter() -> None:
         assert total.metrics == totals[0].metrics
 
 
-def test_limits_and_names_of_metrics_travel_with_the_request() -> None:
+def test_limits_and_names_of_metrics_are_sent_with_the_request() -> None:
     """Against the plain sum: values are multiples of 2^-50, which the default limit
     drops."""
     updates = {
@@ -225,7 +224,7 @@ def test_bad_values_are_refused_before_masking_and_the_exchange_continues() -> N
     assert total.tensors["v"].tolist() == [2 * float(torch.tensor(1e12))]
 
 
-def test_the_layout_of_most_sites_counts() -> None:
+def test_the_layout_of_most_sites_is_used() -> None:
     """A site with another tensor is left out like a drop-out; without a majority the
     message names what differs."""
     updates = dict.fromkeys((A, B, C), Update({"w": torch.ones(2)}))
@@ -240,7 +239,7 @@ def test_the_layout_of_most_sites_counts() -> None:
     assert "tensor 'other'" in str(error.value)
 
 
-def test_a_total_is_made_of_masks_that_cancel_only() -> None:
+def test_a_total_is_refused_if_masks_do_not_cancel() -> None:
     """Words changed on the way, and shares that fit no key, are noticed."""
     updates = updates_of((A, B, C))
     run = Exchange((A, B, C))
@@ -265,7 +264,7 @@ def test_a_total_is_made_of_masks_that_cancel_only() -> None:
             run.total(answers)
 
 
-def test_late_doubled_and_foreign_messages_are_refused() -> None:
+def test_late_duplicate_and_foreign_messages_are_refused() -> None:
     updates = updates_of((A, B, C))
     run, other_run = Exchange((A, B, C)), Exchange((A, B, C), context=b"job/run/1")
     for wrong, why in [
@@ -297,7 +296,7 @@ def test_late_doubled_and_foreign_messages_are_refused() -> None:
     check(run.total([answers[B]]), updates, [A, B], 3)
 
 
-def test_parameters_without_protection_are_refused() -> None:
+def test_parameters_that_protect_nothing_are_refused() -> None:
     for sites, threshold, why in [
         ((A, B), 2, "2 sites; it takes 3"),
         ((A, B, C, A), 3, "contains a site twice"),
@@ -312,7 +311,7 @@ def test_parameters_without_protection_are_refused() -> None:
 @pytest.mark.parametrize(
     ("n", "threshold"), [(3, 2), (3, 3), (4, 3), (4, 4), (5, 3), (5, 4)]
 )
-def test_least_sum_of_a_lying_server(n: int, threshold: int) -> None:
+def test_a_lying_server_cannot_open_a_sum_of_one_site(n: int, threshold: int) -> None:
     """Brute force over every list that every site may be shown: it names itself and at
     least t sites. A sum opens where some sites are named by t, and all others left out
     by t.
@@ -340,7 +339,7 @@ def test_least_sum_of_a_lying_server(n: int, threshold: int) -> None:
 
 
 @pytest.mark.parametrize("n", [3, 4, 9])
-def test_lists_are_confirmed_wherever_a_sum_may_leave_sites_out(n: int) -> None:
+def test_survivor_lists_are_confirmed_if_a_sum_may_leave_sites_out(n: int) -> None:
     """Unless a job says otherwise; where all sites are needed there is only one list."""
     sites = [f"s{number}" for number in range(n)]
     for threshold in range(n // 2 + 1, n + 1):
@@ -405,7 +404,7 @@ def test_a_layout_for_another_number_of_sites_is_refused() -> None:
 
 
 @pytest.mark.parametrize("length", [0, SHARE_BYTES - 1, SHARE_BYTES + 1])
-def test_opened_shares_of_another_length_are_refused(length: int) -> None:
+def test_opened_shares_of_a_wrong_length_are_refused(length: int) -> None:
     run = Exchange((A, B, C, D))
     run.upload(powers((A, B, C)))
     answer = run.answers()[A]
@@ -440,7 +439,7 @@ def opened(liars: str, threshold: int, dropped: str = "") -> tuple[Total, set[st
 
 
 @pytest.mark.parametrize("liars", ["a", "c", "f", "ab", "cd", "af"])
-def test_the_sum_is_made_without_the_wrong_shares(liars: str) -> None:
+def test_the_sum_is_made_without_wrong_shares(liars: str) -> None:
     """Against the plain sum. Sites that the server did not need lied to nobody: f is
     among the first four of no attempt unless another one is left out."""
     total, named = opened(liars, 4)
@@ -452,7 +451,7 @@ def test_the_sum_is_made_without_the_wrong_shares(liars: str) -> None:
     assert again == named & {liars[0]}
 
 
-def test_where_no_answer_can_be_spared_the_sum_is_given_up() -> None:
+def test_the_sum_is_given_up_if_no_answer_can_be_spared() -> None:
     for liars, threshold in (("b", 6), ("ab", 5), ("abc", 4)):
         with pytest.raises(
             TrainingError, match="shares of the mask of site 'a' do not match"
@@ -460,7 +459,7 @@ def test_where_no_answer_can_be_spared_the_sum_is_given_up() -> None:
             opened(liars, threshold)
 
 
-def test_a_site_that_dealt_a_wrong_share_is_named_with_who_opened_it() -> None:
+def test_a_wrong_share_is_reported_with_its_dealer_and_opener() -> None:
     """Nobody can tell which of the two it was; for all other secrets b's shares are
     right."""
     run = Exchange(SIX, 4)
@@ -527,7 +526,7 @@ def right(total: Total, updates: dict[str, Update]) -> None:
     assert total.included == tuple(updates)
 
 
-def test_after_a_failure_a_higher_number_starts_afresh() -> None:
+def test_a_higher_number_starts_afresh_after_a_failure() -> None:
     network = Network()
     network.sum(network_updates(0))
     with pytest.raises(TrainingError, match="threshold is 3"):
@@ -545,7 +544,7 @@ def test_after_a_failure_a_higher_number_starts_afresh() -> None:
         network.sites[A].masked(1, {}, Update())
 
 
-def test_a_spoilt_piggyback_costs_no_sum() -> None:
+def test_wrong_next_keys_do_not_spoil_the_current_sum() -> None:
     """The server sends a wrong list of next keys: the total is made, the next one
     starts afresh."""
     network = Network()
@@ -563,7 +562,7 @@ def test_a_spoilt_piggyback_costs_no_sum() -> None:
     right(network.sum(network_updates(1)), network_updates(1))
 
 
-def test_numbers_rise_and_an_older_exchange_is_forgotten() -> None:
+def test_exchange_numbers_increase_and_older_exchanges_are_forgotten() -> None:
     """A number has keys once, also the next one's that rode on a masked update. And
     what was masked in an exchange that was passed over can be opened by nobody any
     more."""

@@ -1,4 +1,4 @@
-"""Messages of the secure sum on a wire: there and back, and nothing else gets in."""
+"""Messages of the secure sum: round trips, and nothing else is accepted."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_messages_survive_a_round_trip_through_json() -> None:
     }  # fmt: skip
 
 
-def test_words_travel_as_they_are() -> None:
+def test_masked_words_are_sent_without_a_copy() -> None:
     message = next(m for m in every_kind() if isinstance(m, MaskedMessage))
     sent = packed_masked(Masking(None, b"h"), message)
     words = masked_in(read(Masking, sent.facts), sent).words
@@ -118,7 +118,7 @@ def places(table: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return key_paths
 
 
-def test_malformed_messages_are_refused_or_harmless() -> None:
+def test_malformed_messages_are_refused_or_valid() -> None:
     """Each place of each message takes each of several wrong values: a RefusedError, or
     a message of the right kind (another name, say), never anything else."""
     draw = random.Random(0)
@@ -161,7 +161,7 @@ def test_malformed_messages_are_refused_or_harmless() -> None:
     assert refused > 1000
 
 
-def test_a_layout_that_no_site_could_have_made_is_not_added() -> None:
+def test_an_impossible_layout_is_refused() -> None:
     run = Exchange(SITES)
     update = Update({"w": torch.ones(2, 3)}, 2.0, {"n": 1.0})
     message = run.sites["a"].masked(run.set_up()["a"], update)

@@ -1,4 +1,4 @@
-"""A server that lies to the sites of a secure sum, and what each lie would have got it."""
+"""A server that lies to the sites of a secure sum, and what each lie would reveal."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ask_to_unmask(sites: tuple[str, ...], dropped: tuple[str, ...] = ()) -> Any:
     return run
 
 
-def test_lists_of_survivors_that_no_honest_server_sends() -> None:
+def test_dishonest_lists_of_survivors_are_refused() -> None:
     run = ask_to_unmask((A, B, C, D), dropped=(D,))
     fair = run.requests[A]
     assert (fair.survivors, fair.dropped) == ((A, B, C), (D,))
@@ -85,7 +85,7 @@ def test_lists_of_survivors_that_no_honest_server_sends() -> None:
     assert (set(answer.masks), set(answer.keys)) == ({A, B, C}, {D})
 
 
-def test_one_list_is_answered_and_only_that_again() -> None:
+def test_only_one_list_of_survivors_is_answered() -> None:
     """First c is a survivor, then it is said to have dropped out: both shares together
     would open its update."""
     run = ask_to_unmask((A, B, C, D))
@@ -187,9 +187,10 @@ def two_lists(confirmed: bool) -> tuple[Any, dict[str, UnmaskRequest]]:
     return run, asked_of(run, lists, messages)
 
 
-def test_different_lists_are_seen_by_confirmation() -> None:
+def test_confirmation_detects_different_lists() -> None:
     """With confirmation no site opens anything. Without it, the lists give shares
-    enough for a sum of two, never of one: `test_least_sum_of_a_lying_server` says so.
+    enough for a sum of two, never of one:
+    `test_a_lying_server_cannot_open_a_sum_of_one_site` says so.
     """
     run, requests = two_lists(confirmed=True)
     confirmations = {
@@ -227,7 +228,7 @@ def test_different_lists_are_seen_by_confirmation() -> None:
     assert {s for s in FIVE if keys_of[s] >= 3} == {C, D, E}
 
 
-def test_confirmed_exchange_gives_the_same_total() -> None:
+def test_a_confirmed_exchange_gives_the_same_total() -> None:
     for dropped in ((), (D, E)):
         plain, sure = Exchange(FIVE), Exchange(FIVE, confirmed=True)
         plain_total, confirmed_total = (
@@ -242,7 +243,7 @@ def test_confirmed_exchange_gives_the_same_total() -> None:
         )
 
 
-def test_keys_that_no_honest_server_sends() -> None:
+def test_dishonest_lists_of_keys_are_refused() -> None:
     run = Exchange((A, B, C))
     fair = {name: site.keys() for name, site in run.sites.items()}
     own_keys = fair[A]
@@ -268,7 +269,7 @@ def test_keys_that_no_honest_server_sends() -> None:
             fresh.shares(keys)
 
 
-def test_different_keys_for_two_sites_are_seen_by_the_second() -> None:
+def test_different_keys_for_two_sites_are_detected_by_the_second() -> None:
     """The server puts another commitment or its own masking key in b's place, for a
     only: a and b then disagree on the digest of all keys, which every box is bound to.
     """
@@ -341,7 +342,7 @@ def test_a_site_refuses_its_own_messages() -> None:
     run.sites[A].unmask(request)
 
 
-def test_steps_are_taken_once_and_in_order() -> None:
+def test_steps_are_accepted_once_and_in_order() -> None:
     run = Exchange((A, B, C))
     site, update = run.sites[A], powers((A,))[A]
     nothing = UnmaskRequest(site.exchange, (A, B, C), (), {})
@@ -363,7 +364,7 @@ def test_steps_are_taken_once_and_in_order() -> None:
         site.unmask(nothing)
 
 
-def test_limits_cannot_be_tried_one_after_the_other() -> None:
+def test_a_server_cannot_try_limits_one_after_the_other() -> None:
     """A search for the largest value ends after two refusals, also if a third limit
     would fit."""
     run = Exchange((A, B, C))

@@ -1,5 +1,4 @@
-"""What the server's transcript of the secure sum says: the sum, and nothing of a
-summand."""
+"""The server's transcript of the secure sum reveals the sum and no summand."""
 
 from __future__ import annotations
 
@@ -193,7 +192,7 @@ def opened(
     return key, seeds
 
 
-def test_recovery_of_one_exchange_opens_no_other() -> None:
+def test_recovery_in_one_exchange_opens_no_other() -> None:
     """The server uses everything that it learnt in exchange 0, where c dropped out,
     against the messages of exchange 1, as an attacker would; the same steps do open c's
     pair masks of 0."""
@@ -261,7 +260,7 @@ def test_recovery_of_one_exchange_opens_no_other() -> None:
     assert used not in runs[0].sites[A]._held.values()
 
 
-def test_secrets_are_gone_after_the_answer() -> None:
+def test_secrets_are_deleted_after_the_answer() -> None:
     """No attribute of a site that answered, at any depth, holds a secret of the
     exchange."""
     run = Exchange((A, B, C), seed="gone")

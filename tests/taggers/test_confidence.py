@@ -1,4 +1,4 @@
-"""How sure a model is of a span, against all tag sequences of a sentence, one by one."""
+"""Confidence of predicted spans, compared with enumeration of all tag sequences."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def agree(model: Any, expected: dict[tuple[int, int, str], float]) -> None:
 
 @pytest.mark.parametrize("backend", ["numba", "torch"])
 @pytest.mark.parametrize("scheme", ["BIO", "BIOES", "IO"])
-def test_a_crf_gives_marginals(
+def test_confidences_of_a_crf_are_marginals(
     scheme: Scheme, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is the sum over all sequences that the scheme allows and that are read as
@@ -117,7 +117,9 @@ def test_a_crf_gives_marginals(
 
 
 @pytest.mark.parametrize("scheme", ["BIO", "IO"])
-def test_a_token_classifier_gives_products(scheme: Scheme, tmp_path: Path) -> None:
+def test_confidences_of_a_token_classifier_are_products(
+    scheme: Scheme, tmp_path: Path
+) -> None:
     """Words are independent, so a sequence's probability is a product; an I- may begin
     a span."""
     model = talking("token-classifier", tmp_path, tagset=TagSet(TYPES, scheme))
@@ -132,7 +134,9 @@ def test_a_token_classifier_gives_products(scheme: Scheme, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["tagger", "lora", "token-classifier", "prompt-bart"])
-def test_the_same_spans_and_alike_alone(kind: str, tmp_path: Path) -> None:
+def test_confidences_do_not_change_spans_and_do_not_depend_on_other_documents(
+    kind: str, tmp_path: Path
+) -> None:
     """With confidences or without; a document's are its own, whoever is read beside it."""
     model = talking(kind, tmp_path)
     many = [Document(str(n), " ".join(WORDS[: 1 + n % 7])) for n in range(12)]
@@ -152,7 +156,9 @@ def test_the_same_spans_and_alike_alone(kind: str, tmp_path: Path) -> None:
     assert model.predict([], confidence=True) == ()
 
 
-def test_what_cannot_be_explained(tmp_path: Path) -> None:
+def test_a_span_outside_the_text_or_a_sentence_cannot_be_explained(
+    tmp_path: Path,
+) -> None:
     model = make("tagger", tmp_path)
     text = "took aspirin\n\n\nno pain"
     document = Document("1", text, sentences=((0, 12), (15, 22)))

@@ -1,5 +1,4 @@
-"""The CRF against enumeration of every tag sequence, itself rearranged, and at its
-limits."""
+"""The CRF, compared with enumeration of every tag sequence and rearranged batches."""
 
 from __future__ import annotations
 
@@ -86,7 +85,9 @@ def batch(
 
 @on_both_backends
 @pytest.mark.parametrize("case", CASES)
-def test_loss_and_gradients_equal_enumeration(case: str, backend: str) -> None:
+def test_loss_and_gradients_equal_enumeration_of_all_sequences(
+    case: str, backend: str
+) -> None:
     """loss = log Z - score(gold); gradients = expected minus gold counts, all by
     enumeration."""
     crf, (x, gold, lengths) = build(case, backend), batch(case)
@@ -120,7 +121,9 @@ def test_loss_and_gradients_equal_enumeration(case: str, backend: str) -> None:
 
 @on_both_backends
 @pytest.mark.parametrize("case", CASES)
-def test_decode_and_marginals_equal_enumeration(case: str, backend: str) -> None:
+def test_decoding_and_marginals_equal_enumeration_of_all_sequences(
+    case: str, backend: str
+) -> None:
     """The highest-scoring of all sequences, and the summed probability of those with
     each tag."""
     crf, (x, _, lengths) = build(case, backend), batch(case, seed=2)
@@ -167,7 +170,7 @@ def test_implementations_agree_on_larger_batches() -> None:
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64], ids=["float32", "float64"]
 )
-def test_padding_position_and_threads_change_no_bit(
+def test_padding_position_and_threads_do_not_change_the_loss_of_a_sentence(
     dtype: torch.dtype, scale: float
 ) -> None:
     """A sentence alone, in another order, padded further, with another thread setting."""
@@ -227,7 +230,9 @@ def results_of(
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64], ids=["float32", "float64"]
 )
-def test_no_batch_changes_a_bit_of_a_sentence(dtype: torch.dtype) -> None:
+def test_other_sentences_of_a_batch_do_not_change_a_sentence(
+    dtype: torch.dtype,
+) -> None:
     """Each sentence alone against itself in batches of random size, order and padding,
     beside sentences of other lengths with extreme, forbidden and broken emissions."""
     rng = np.random.default_rng(11)
@@ -260,7 +265,7 @@ def test_no_batch_changes_a_bit_of_a_sentence(dtype: torch.dtype) -> None:
                 )
 
 
-def test_emissions_of_half_precision_are_read() -> None:
+def test_emissions_of_half_precision_are_accepted() -> None:
     crf, (x, gold, lengths) = build("bio5", "numba", torch.float32), batch("bio5")
     halves = x.to(torch.bfloat16)
     leaf = halves.clone().requires_grad_()
@@ -273,7 +278,7 @@ def test_emissions_of_half_precision_are_read() -> None:
     assert torch.equal(loss, expected)
 
 
-def test_frozen_emissions_and_no_grad() -> None:
+def test_frozen_emissions_get_no_gradient() -> None:
     """Only what needs a gradient gets one; the loss is the same without."""
     crf, (x, gold, lengths) = build("free3", "numba"), batch("free3")
     loss = crf.loss(x, gold, lengths)
@@ -315,7 +320,9 @@ EXTREMES = {
 )
 @pytest.mark.parametrize("extreme", EXTREMES)
 @pytest.mark.parametrize("case", ["free", "bioes5"])
-def test_extreme_emissions(case: str, extreme: str, dtype: torch.dtype) -> None:
+def test_extreme_emissions_give_the_exact_log_partition_function(
+    case: str, extreme: str, dtype: torch.dtype
+) -> None:
     """log Z by numpy.logaddexp; both implementations agree and nothing is NaN."""
     rng = np.random.default_rng(5)
     lengths = torch.tensor([30, 1, 17, 29])
@@ -348,7 +355,7 @@ def test_extreme_emissions(case: str, extreme: str, dtype: torch.dtype) -> None:
 
 
 @on_both_backends
-def test_a_path_that_underflows_on_the_way_still_wins(backend: str) -> None:
+def test_a_path_that_underflows_temporarily_still_wins(backend: str) -> None:
     """Tag 1 starts e^-1000 behind, 0 -> 1 is forbidden, then tag 0 falls to -5000: only
     the path 1, 1 counts, with log Z = -1000. Plain scaling would have lost it at the
     first token."""
@@ -389,7 +396,9 @@ def test_the_only_path_counts_however_low_its_emissions(
 
 @on_both_backends
 @pytest.mark.parametrize("score", [500.0, -500.0])
-def test_extreme_transitions(backend: str, score: float) -> None:
+def test_extreme_transitions_give_the_exact_log_partition_function(
+    backend: str, score: float
+) -> None:
     """Transitions beyond exp's range, against numpy.logaddexp."""
     crf, (x, gold, lengths) = build("free", backend), batch("free")
     with torch.no_grad():
@@ -452,7 +461,7 @@ def test_forbidden_gold_tags_are_refused(backend: str) -> None:
 
 
 @on_both_backends
-def test_sentences_without_any_sequence_are_refused(backend: str) -> None:
+def test_sentences_without_any_allowed_sequence_are_refused(backend: str) -> None:
     """One token cannot both open and close a mention; neither can an empty allowed set."""
     closed = np.array([False, True])
     crf = computing(CRF(2, ~closed, None, closed), backend)
@@ -469,7 +478,7 @@ def test_sentences_without_any_sequence_are_refused(backend: str) -> None:
 @on_both_backends
 @pytest.mark.parametrize("case", ["bioes5", "free"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_broken_emissions_stay_in_their_sentence(
+def test_broken_emissions_affect_only_their_sentence(
     backend: str, value: float, case: str
 ) -> None:
     """NaN loss and gradient where an emission is not finite, untouched neighbours."""
@@ -534,7 +543,7 @@ def test_bad_shapes_are_refused() -> None:
         CRF(0)
 
 
-def test_state_dict_and_seeded_start() -> None:
+def test_the_state_dict_has_only_parameters_and_the_start_is_seeded() -> None:
     """Masks are no part of what is saved or sent; the start values follow torch's seed."""
     torch.manual_seed(7)
     first = CRF(5, *bioes_masks())
@@ -547,7 +556,7 @@ def test_state_dict_and_seeded_start() -> None:
         assert a.abs().max() <= 0.1
 
 
-def test_kernels_compile_where_nothing_can_be_cached(
+def test_kernels_compile_without_a_cache_directory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """numba raises RuntimeError when it finds no directory to write its cache to."""

@@ -1,5 +1,4 @@
-"""Tuned encoders with a CRF: a tiny random BERT made here, and MiniLM where it is
-installed."""
+"""Tuned encoders with a CRF: a tiny random BERT, and MiniLM where it is installed."""
 
 from __future__ import annotations
 
@@ -71,7 +70,9 @@ def words_of(
 
 
 @pytest.mark.parametrize("layer", [1, 2, 3, 0])
-def test_untuned_words_are_those_of_the_feature_encoder(bert: Path, layer: int) -> None:
+def test_untuned_word_vectors_equal_those_of_the_feature_encoder(
+    bert: Path, layer: int
+) -> None:
     """`HuggingFaceEncoder` puts its batches together one sentence at a time, and its
     own tests compare it with a loop over words. Sentences above the positions are among
     them."""
@@ -88,7 +89,7 @@ def test_untuned_words_are_those_of_the_feature_encoder(bert: Path, layer: int) 
     torch.testing.assert_close(top, every[-1], rtol=0, atol=0)
 
 
-def test_layers_above_the_wanted_one_are_not_run(bert: Path) -> None:
+def test_layers_above_the_requested_one_are_dropped(bert: Path) -> None:
     assert len(open_backbone(str(bert), 2).model.encoder.layer) == 2
     assert len(open_backbone(str(bert)).model.encoder.layer) == LAYERS
     with pytest.raises(
@@ -100,7 +101,7 @@ def test_layers_above_the_wanted_one_are_not_run(bert: Path) -> None:
 @pytest.mark.parametrize(
     ("way", "settings"), [("lora", {}), ("prompts", {"prompts": 0})]
 )
-def test_the_first_step_is_the_frozen_encoder(
+def test_a_tuned_encoder_starts_as_the_frozen_one(
     bert: Path, way: str, settings: dict[str, Any]
 ) -> None:
     """Bit for bit: LoRA with B = 0, and no prompts."""
@@ -119,7 +120,7 @@ def test_the_first_step_is_the_frozen_encoder(
     )
 
 
-def test_lora_is_a_change_of_the_weights(bert: Path) -> None:
+def test_lora_equals_a_change_of_the_weights(bert: Path) -> None:
     """W + alpha / rank · B A written into a fresh copy of the model, which then reads
     each sentence alone, in float64 (but for the shares of sub-words, 1/3 in float32).
     """
@@ -158,7 +159,7 @@ def annotated(model: EncoderTagger, known: tuple[str, ...] = ("Drug",)) -> Any:
     return model.annotate(corpus, corpus.documents, known)
 
 
-def test_states(bert: Path) -> None:
+def test_states_are_means_over_the_words_of_each_layer(bert: Path) -> None:
     """Means over the words of what `HuggingFaceEncoder` gives for each layer."""
     model = stir(build(bert, "none", dropout=0.0))
     corpus = annotated(model)
@@ -179,7 +180,7 @@ def test_states(bert: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["lora", "prompts"])
-def test_learns(bert: Path, way: str) -> None:
+def test_a_model_learns_a_few_sentences_by_heart(bert: Path, way: str) -> None:
     """A few sentences by heart, mentions in a sentence above the positions included."""
     documents = lines(9, 24)
     model = build(bert, way, dropout=0.1)
@@ -208,7 +209,7 @@ def watched(bert: Path) -> Iterator[Path]:
     assert not any(module._forward_hooks for module in targets(model))
 
 
-def test_models_share_one_backbone_and_do_not_meet(watched: Path) -> None:
+def test_models_share_one_backbone_and_do_not_affect_each_other(watched: Path) -> None:
     models = [build(watched, way) for way in ("lora", "lora", "prompts", "none")]
     pointers = {next(m.backbone.model.parameters()).data_ptr() for m in models}
     assert len(pointers) == 1
@@ -228,7 +229,7 @@ def test_models_share_one_backbone_and_do_not_meet(watched: Path) -> None:
     ]  # fmt: skip
 
 
-def test_only_what_is_tuned_is_sent(bert: Path) -> None:
+def test_only_tuned_parameters_are_sent(bert: Path) -> None:
     head = {f"crf.crf.{n}" for n in ("start", "transitions", "end")}
     head |= {"crf.project.weight", "crf.project.bias"}
     extra = {
@@ -248,7 +249,7 @@ def test_only_what_is_tuned_is_sent(bert: Path) -> None:
                 assert map_of.grad.flatten(1).any(1).all()  # every map is reached
 
 
-def test_nothing_and_words_without_sub_words(bert: Path) -> None:
+def test_empty_corpora_and_words_without_sub_words_are_predicted(bert: Path) -> None:
     model = build(bert)
     assert model.predict([]) == ()
     assert model.prepare([]).sentences == 0
@@ -278,12 +279,12 @@ def test_nothing_and_words_without_sub_words(bert: Path) -> None:
         ({"kind": "encoder-taggers"}, "did you mean 'encoder-tagger'"),
     ],
 )
-def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         model_config({"kind": "encoder-tagger"} | settings)
 
 
-def test_wrong_encoders(bert: Path, tmp_path: Path) -> None:
+def test_wrong_encoders_are_refused(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no such directory"):
         build(tmp_path / "nowhere")
     with pytest.raises(ModelError, match=r"config\.json is missing"):

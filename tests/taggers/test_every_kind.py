@@ -1,4 +1,4 @@
-"""Test what methods require of a model, with every kind of tagger."""
+"""What methods require of a model, tested with every kind of tagger."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_kind_of_tagger_has_a_small_model() -> None:
 
 
 @every_kind
-def test_a_sentence_has_the_same_losses_alone_and_among_others(
+def test_the_losses_of_a_sentence_do_not_depend_on_other_sentences(
     kind: str, folder: Path
 ) -> None:
     """Losses and predictions of a sentence do not depend on the other sentences.
@@ -89,7 +89,7 @@ def test_a_sentence_has_the_same_losses_alone_and_among_others(
     "kind", [kind for kind, small in SMALL_MODELS.items() if small.tags_words]
 )
 @pytest.mark.parametrize("soft", [False, True])
-def test_gradients_equal_a_loop_over_sentences(
+def test_gradients_equal_those_of_a_loop_over_sentences(
     kind: str, soft: bool, folder: Path
 ) -> None:
     """`gradients` returns what autograd through `losses` gives sentence by sentence.

@@ -1,5 +1,4 @@
-"""A kind of model is one file: these two stand in a folder of their own and nothing
-lists them.
+"""A new kind of model is one file in a folder; no list names it.
 
 `capitals` has a CRF on top, and `initials` a softmax.
 """
@@ -57,7 +56,7 @@ def _marked(text: str) -> Document:
 
 
 @each_kind
-def test_it_is_found_trained_and_saved(kind: str, folder: Path) -> None:
+def test_a_new_kind_is_discovered_trained_and_saved(kind: str, folder: Path) -> None:
     assert kind in kinds()
     with pytest.raises(ConfigError, match="unknown key 'widht'; did you mean 'width'"):
         model_config({"kind": kind, "widht": 2})
@@ -95,7 +94,7 @@ def read_block_of_contributing(start: str) -> str:
     return block
 
 
-def test_contributing_prints_two_members_of_a_sample() -> None:
+def test_contributing_shows_two_functions_of_a_sample() -> None:
     printed = _functions_in(read_block_of_contributing("def _encode("))
     sample = _functions_in((SAMPLES / "initials.py.txt").read_text())
     assert list(printed) == ["_encode", "_read"]
@@ -129,7 +128,7 @@ def test_contributing_shows_how_a_prepared_corpus_is_extended() -> None:
 
 
 @each_kind
-def test_its_states_are_means_over_the_words_of_a_sentence(
+def test_states_of_a_new_kind_are_means_over_the_words_of_a_sentence(
     kind: str, folder: Path
 ) -> None:
     """By hand: the mean of the table's rows, of which row 1 is that of capitals."""
@@ -153,7 +152,7 @@ def test_a_confidence_is_attributed_to_the_crf_if_there_is_one(folder: Path) -> 
 
 @each_kind
 @pytest.mark.parametrize("method", ["distill", "adversarial"])
-def test_a_job_trains_it(method: str, kind: str, folder: Path) -> None:
+def test_a_job_trains_a_new_kind(method: str, kind: str, folder: Path) -> None:
     for name, label, word in (("north", "Drug", "dr"), ("south", "Sign", "si")):
         corpus(folder / f"{name}.conll", label, word)
     weighting = "weighting = false\n" if method == "distill" else ""

@@ -1,5 +1,4 @@
-"""Partial annotation against enumeration of every tag sequence, autograd and
-identities.
+"""Partial annotation, compared with enumeration of every tag sequence and autograd.
 
 `test_partial_tagger.py` has the same through a whole tagger.
 """
@@ -162,7 +161,7 @@ def case(
 # ---- what a token may be -------------------------------------------------------------
 
 
-def test_allowed_tags_by_hand() -> None:
+def test_allowed_tags_equal_those_worked_out_by_hand() -> None:
     """O B-X I-X B-Y I-Y: with X known a token of X is fixed, any other is O or of Y."""
     tags, tagset = torch.tensor([[0, 1, 2], [3, 4, 0]]), TagSet(("X", "Y"))
     free, b, i = [1, 0, 0, 1, 1], [0, 1, 0, 0, 0], [0, 0, 1, 0, 0]
@@ -179,7 +178,7 @@ def test_allowed_tags_by_hand() -> None:
     assert not added_tags(tags, tagset, {"X", "Y"}).any()
 
 
-def test_a_known_type_that_is_none_is_refused() -> None:
+def test_an_unknown_entity_type_is_refused() -> None:
     with pytest.raises(
         ConfigError, match="'Drugs' is not in the tag set: did you mean 'Drug'"
     ):
@@ -194,7 +193,9 @@ def test_a_known_type_that_is_none_is_refused() -> None:
 @on_both_backends
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("known", ["", "X", "Y"])
-def test_parts_equal_enumeration(scheme: Scheme, known: str, backend: str) -> None:
+def test_source_and_target_losses_equal_enumeration(
+    scheme: Scheme, known: str, backend: str
+) -> None:
     """source, target (hard and soft) and posteriors: sums over all legal sequences that
     agree."""
     c = case(scheme, known, backend=backend)
@@ -251,7 +252,7 @@ def test_random_lattices_equal_enumeration(
 
 @on_both_backends
 @pytest.mark.parametrize("soft", [False, True])
-def test_gradients_equal_differences(soft: bool, backend: str) -> None:
+def test_gradients_equal_finite_differences(soft: bool, backend: str) -> None:
     """Central differences of both parts, by emissions and by the CRF's scores."""
     c = case("BIOES", lengths=(3, 2), backend=backend)
     x = c.x.nan_to_num(0.0).requires_grad_()
@@ -279,7 +280,7 @@ def _gradient(loss: Tensor, x: Tensor, crf: CRF) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_one_step_of_em(scheme: Scheme) -> None:
+def test_one_step_equals_a_step_of_expectation_maximisation(scheme: Scheme) -> None:
     """Fisher's identity: with teacher = student, ∇ of the full soft loss is ∇ of
     source, and ∇ of target 0; the target is the posterior's entropy, enumerated."""
     c = case(scheme, seed=3)
@@ -300,7 +301,7 @@ def test_one_step_of_em(scheme: Scheme) -> None:
     torch.testing.assert_close(again, (source.detach(), target.detach()))
 
 
-def test_a_certain_teacher_is_a_hard_target() -> None:
+def test_a_certain_teacher_equals_a_hard_target() -> None:
     c = case("BIOES", seed=1)
     sure = 1e4 * nn.functional.one_hot(c.tags, len(c.tagset.tags)).double()
     soft = c.teacher.posterior(sure, c.lengths, c.allowed)
@@ -312,7 +313,7 @@ def test_a_certain_teacher_is_a_hard_target() -> None:
 
 
 @pytest.mark.parametrize("form", ["allowed", "nothing"])
-def test_every_type_known(form: str) -> None:
+def test_without_unknown_types_the_target_loss_is_0(form: str) -> None:
     """source is the ordinary loss bit for bit, target 0 without a graph, soft or not."""
     c = case(known="XY")
     x = c.x.nan_to_num(0.0).requires_grad_()
@@ -326,7 +327,7 @@ def test_every_type_known(form: str) -> None:
         assert not target.requires_grad
 
 
-def test_no_type_known() -> None:
+def test_without_known_types_the_source_loss_is_0() -> None:
     """Nothing is annotated: source and its gradient are exactly 0, target is the whole
     loss."""
     c = case(known="")
@@ -339,7 +340,7 @@ def test_no_type_known() -> None:
 
 @pytest.mark.parametrize("known", ["", "X", "XY"])
 @pytest.mark.parametrize("soft", [False, True])
-def test_transfer_gradients_equal_a_loop(known: str, soft: bool) -> None:
+def test_transfer_gradients_equal_those_of_a_loop(known: str, soft: bool) -> None:
     """One sentence after the other through autograd, by the projection's weight."""
     c = case("BIOES", known, lengths=(4, 2, 1, 3), seed=5)
     torch.manual_seed(0)
@@ -373,7 +374,7 @@ def test_transfer_gradients_equal_a_loop(known: str, soft: bool) -> None:
     assert bool(each.any()) == (known != "")
 
 
-def test_counts_that_do_not_fit_are_refused() -> None:
+def test_inputs_of_mismatched_sizes_are_refused() -> None:
     c = case()
     unary, pairs = c.teacher.posterior(c.x, c.lengths, c.allowed)
     with pytest.raises(ModelError, match="has shape"):

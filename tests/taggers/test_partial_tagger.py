@@ -1,5 +1,4 @@
-"""Partial annotation through a whole tagger: new mentions on old tokens, losses,
-gradients.
+"""Partial annotation through a whole tagger: new mentions, losses and gradients.
 
 The CRF's part alone is in `test_partial.py`, against enumeration.
 """
@@ -96,7 +95,7 @@ def gradient(loss: Tensor, tagger: Tagger) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("soft", [False, True])
-def test_a_complete_tag_set_has_the_ordinary_loss(soft: bool) -> None:
+def test_a_complete_tag_set_gives_the_ordinary_loss(soft: bool) -> None:
     """Prepared, or annotated with all types known: source bitwise the loss, target
     exactly 0."""
     tagger = build()
@@ -115,7 +114,7 @@ def test_a_complete_tag_set_has_the_ordinary_loss(soft: bool) -> None:
         (parts.source + parts.target).mean().backward()
 
 
-def test_soft_targets_are_the_posterior_of_each_sentence() -> None:
+def test_soft_targets_equal_the_posterior_of_each_sentence() -> None:
     """Each sentence alone through posterior(); a teacher equal to its student: ∇ of
     both parts is ∇ source, by all parameters of the tagger (one step of EM)."""
     tagger = build("BIOES")
@@ -147,7 +146,7 @@ def test_soft_targets_are_the_posterior_of_each_sentence() -> None:
 # ---- states --------------------------------------------------------------------------
 
 
-def test_states_of_every_layer() -> None:
+def test_states_of_every_layer_are_means_over_tokens() -> None:
     """Sentence by sentence: means over the tokens; what enters the projection gives
     back the emissions whose loss is the loss; pseudo by the tags' names."""
     tagger = build()
@@ -192,7 +191,9 @@ def test_states_of_every_layer() -> None:
         ({"cnn_widths": [3, 5]}, (4, 14, 10)),
     ],
 )
-def test_widths(changes: dict[str, Any], widths: tuple[int, ...]) -> None:
+def test_widths_follow_from_the_layers(
+    changes: dict[str, Any], widths: tuple[int, ...]
+) -> None:
     tagger = build(**changes)
     states = tagger.losses(tagger.prepare(documents()), [1, 0], states=True)
     assert tagger.widths == widths == tuple(layer.shape[1] for layer in states.hidden)
@@ -218,7 +219,7 @@ WORDS = [match.span() for match in re.finditer(r"\S+", TEXT)]
     scheme=st.sampled_from(SCHEMES),
     max_tokens=st.sampled_from([4, 256]),
 )
-def test_retag_equals_a_new_encoding(
+def test_retagging_equals_a_new_encoding(
     picks: list[tuple[int, str]], scheme: Scheme, max_tokens: int
 ) -> None:
     """Words as mentions, in two of three documents: tags and all as `encode_corpus` of
@@ -271,7 +272,7 @@ def test_added_mentions_never_change_known_ones() -> None:
     assert _found([part, Span(19, 20, "Y")], "XY") == [("mild", "B-Y")]
 
 
-def test_added_mentions_end_with_their_sentence_or_piece() -> None:
+def test_added_mentions_are_cut_at_their_sentence_or_piece() -> None:
     """ "rash. no" over the end of a sentence; "gave her a mild" over a piece of three
     tokens."""
     assert _found([Span(24, 32, "Y")], "X") == [("rash", "B-Y"), (".", "I-Y")]

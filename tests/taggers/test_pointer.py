@@ -1,5 +1,4 @@
-"""Entities ⇄ ids, their grammar and repair, and corpora as a pointer network reads
-them."""
+"""Conversion of entities to ids and back, their grammar and repair, pointer corpora."""
 
 from __future__ import annotations
 
@@ -84,7 +83,7 @@ def document(
     return Document(name, text, tuple(spans))
 
 
-def test_figure_2() -> None:
+def test_the_example_of_figure_2_is_encoded_as_in_the_paper() -> None:
     """The figure's own example: [0, 1, Drug] and what becomes of "Drug, Drug"."""
     text, mentions = figure_2()
     corpus = encode_pointers([document(text, mentions)], TAGS, letters, ROOM)
@@ -107,7 +106,7 @@ def test_figure_2() -> None:
     assert corpus.spans(0, repair(target, 3, 14)) == list(corpus.documents[0].spans)
 
 
-def test_layout() -> None:
+def test_ids_have_the_documented_layout() -> None:
     """The ids as the module's text lists them."""
     assert (BEGIN, END, PAD, FIRST_LABEL, first_position(5)) == (0, 1, 2, 3, 8)
     assert encode_entities(np.zeros((0, 3), int), 5).tolist() == [END]
@@ -115,7 +114,7 @@ def test_layout() -> None:
 
 
 @given(Entities)
-def test_round_trip(entities: set[tuple[int, int, int]]) -> None:
+def test_entities_survive_a_round_trip(entities: set[tuple[int, int, int]]) -> None:
     """Any set of entities, nested, adjacent or crossing, comes back; order by Python's
     sort."""
     entity_rows = np.array(sorted(entities)).reshape(-1, 3)
@@ -128,7 +127,7 @@ def test_round_trip(entities: set[tuple[int, int, int]]) -> None:
 
 @given(st.lists(st.integers(0, ZERO + 5), max_size=25))
 @settings(max_examples=300)
-def test_repair_equals_a_regular_expression(ids: list[int]) -> None:
+def test_repair_of_ids_equals_a_regular_expression(ids: list[int]) -> None:
     """Any output as letters (p position, l label): exactly "pp" before an "l" is a
     span."""
     body = [
@@ -159,7 +158,9 @@ def paths(grammar: Grammar, prefix: tuple[int, ...] = ()) -> set[tuple[int, ...]
 
 
 @pytest.mark.parametrize(("types", "max_entities"), [(1, 4), (2, 2)])
-def test_grammar_allows_exactly_the_targets(types: int, max_entities: int) -> None:
+def test_the_grammar_allows_exactly_the_valid_targets(
+    types: int, max_entities: int
+) -> None:
     """Every set of entities on words of 2, 1 and 1 sub-words, and nothing else."""
     # the last column is padding
     starts = torch.tensor([[True, False, True, True, False]])
@@ -175,7 +176,7 @@ def test_grammar_allows_exactly_the_targets(types: int, max_entities: int) -> No
     assert paths(Grammar.begin(types, starts, ends, max_entities)) == expected
 
 
-def test_grammar_of_a_batch() -> None:
+def test_the_grammar_treats_sentences_of_a_batch_independently() -> None:
     """Sentences side by side as alone, and after one has left."""
     starts = torch.tensor(
         [[True, True, True], [True, False, False], [True, True, False]]
@@ -195,7 +196,7 @@ def test_grammar_of_a_batch() -> None:
     )
 
 
-def test_nested_adjacent_and_other_spans() -> None:
+def test_spans_of_every_kind_are_encoded_as_by_hand() -> None:
     """What becomes of each kind of span, by hand."""
     text = "lung cancer stage two ~ pain, pain"
     spans = (
@@ -239,7 +240,9 @@ def long_documents(draw: st.DrawFn) -> Document:
 
 
 @given(long_documents(), st.integers(4, 12), st.integers(3, 6))
-def test_long_sentences_lose_nothing(note: Document, room: int, entities: int) -> None:
+def test_long_sentences_are_split_without_loss(
+    note: Document, room: int, entities: int
+) -> None:
     """Pieces obey the limits, their sub-words joined are the sentence's, all entities
     are there.
 
@@ -264,7 +267,7 @@ def found_in(corpus: PointerCorpus) -> list[Span]:
     return sorted(spans)
 
 
-def test_words_and_entities_beyond_the_limits_are_cut() -> None:
+def test_words_and_entities_beyond_the_limits_are_dropped() -> None:
     """A word keeps its first sub-words; an entity its first piece; too many entities
     go."""
     text = "abcdefghijklmnopqrstuvwxyz one"
@@ -278,7 +281,7 @@ def test_words_and_entities_beyond_the_limits_are_cut() -> None:
     assert found_in(corpus) == [Span(0, 3, "ADE"), Span(0, 3, "Drug")]
 
 
-def test_annotate() -> None:
+def test_a_corpus_can_be_annotated_anew() -> None:
     """The same sub-words with another annotation; the corpus given is not changed."""
     text, mentions = figure_2()
     docs = [
@@ -303,7 +306,7 @@ def test_annotate() -> None:
     np.testing.assert_array_equal(again.entity_bounds, corpus.entity_bounds)
 
 
-def test_refuses_other_texts_and_labels() -> None:
+def test_other_texts_and_labels_are_refused() -> None:
     corpus = encode_pointers([Document("d", "one")], TAGS, letters, ROOM)
     nested = Document("d", "one", (Span(0, 3, "Drug"), Span(0, 3, "Sign")))
     with pytest.raises(DataError, match="'Sign' is not in the tag set"):
@@ -316,7 +319,7 @@ def test_refuses_other_texts_and_labels() -> None:
         corpus.annotated(corpus.documents, {"drug"})
 
 
-def test_empty_corpora() -> None:
+def test_empty_corpora_are_encoded() -> None:
     for documents in (
         [],
         [Document("d", "")],
@@ -346,7 +349,7 @@ def two_letters(passages: Sequence[Passage]) -> Pieces:
     )
 
 
-def test_words_that_share_a_sub_word() -> None:
+def test_words_that_share_a_sub_word_are_encoded() -> None:
     """ "abc" and "def" share "cd"; "gh" has one of its own; "i" and "j" share one
     wholly, so that they cannot be told apart."""
     text = "abc def gh i j"
@@ -359,7 +362,7 @@ def test_words_that_share_a_sub_word() -> None:
     assert found_in(corpus) == [Span(11, 14, "Drug")]
 
 
-def test_a_cut_between_words_that_share_a_sub_word() -> None:
+def test_a_sub_word_on_a_cut_belongs_to_both_pieces() -> None:
     """Both pieces have it."""
     corpus = encode_pointers(
         [document("abc def gh", [])], TAGS, two_letters, PointerLimits(2, 9)

@@ -1,4 +1,4 @@
-"""The prompt-tuned pointer network on a tiny random BART made here from public words."""
+"""The prompt-tuned pointer network on a tiny random BART."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def inner(
     return view, prompts, sources, memory, Targets.of(corpus, at, "cpu")
 
 
-def test_sizes_unless_a_job_says_otherwise() -> None:
+def test_default_sizes_are_those_of_the_paper() -> None:
     """Wang et al. 2023, Appendix C: N_q = 10 and h = 400."""
     settings = PromptBartConfig()
     assert (settings.prompts, settings.prompt_hidden) == (10, 400)
@@ -102,7 +102,9 @@ def test_sizes_unless_a_job_says_otherwise() -> None:
 
 
 @torch.no_grad()
-def test_no_prompts_is_stock_bart(bart: Path, model: PromptBart) -> None:
+def test_a_model_without_prompts_equals_stock_bart(
+    bart: Path, model: PromptBart
+) -> None:
     """Bit for bit transformers' own BartModel, on the embeddings that it is to read."""
     corpus = model.prepare(documents())
     view, _, sources, memory, targets = inner(model, corpus, [0, 1, 2], prompted=False)
@@ -122,7 +124,7 @@ def test_no_prompts_is_stock_bart(bart: Path, model: PromptBart) -> None:
 
 
 @torch.no_grad()
-def test_steps_equal_teacher_forcing(model: PromptBart) -> None:
+def test_cached_decoding_steps_equal_teacher_forcing(model: PromptBart) -> None:
     """Scores of each cached step as those of one pass over the true targets."""
     corpus = model.prepare(documents())
     view, prompts, _, memory, targets = inner(model, corpus, [2, 0, 4])
@@ -195,7 +197,7 @@ def test_losses_equal_a_naive_program(model: PromptBart) -> None:
         assert (losses.target > 0).tolist() == (expected[:, 1] > 0).tolist()
 
 
-def test_parts_of_the_loss(model: PromptBart) -> None:
+def test_source_and_target_losses_add_up_to_the_whole(model: PromptBart) -> None:
     """Source and target make the whole; all types known: no target at all. [tagsets eq
     6]"""
     corpus = model.prepare(documents())
@@ -259,7 +261,7 @@ def test_decoding_equals_a_naive_program(model: PromptBart) -> None:
     assert len({len(f) for f in decoded}) > 1
 
 
-def test_per_sentence_gradients(bart: Path) -> None:
+def test_gradients_per_sentence_equal_those_of_a_loop(bart: Path) -> None:
     """One backward pass against a loop over sentences, float64; they sum to the
     batch's."""
     for tuned in (False, True):
@@ -291,7 +293,7 @@ def test_per_sentence_gradients(bart: Path) -> None:
         assert not model.gradients(complete, order)[1].any()
 
 
-def test_states(model: PromptBart) -> None:
+def test_states_are_means_over_sub_words(model: PromptBart) -> None:
     """Means over sub-words, decoder states and their scores; the loss follows from
     them."""
     corpus = model.annotate(model.prepare(documents()), documents(), {"Drug"})
@@ -355,7 +357,7 @@ def test_long_sentences_are_split_and_joined(model: PromptBart) -> None:
     assert model.predict(long_documents)[0].text == text
 
 
-def test_backbone_is_shared_and_never_written(bart: Path) -> None:
+def test_the_backbone_is_shared_and_never_changed(bart: Path) -> None:
     """Models share one copy of the weights, train on it, and leave every byte as it
     was."""
     before = transformers.BartModel.from_pretrained(bart).state_dict()
@@ -401,7 +403,9 @@ def fit(model: PromptBart, corpus: Any, steps: int, rate: float = 0.02) -> float
 
 
 @pytest.mark.parametrize(("tuned", "rate"), [(True, 0.003), (False, 0.01)])
-def test_learns_two_sentences(bart: Path, tuned: bool, rate: float) -> None:
+def test_a_model_learns_two_sentences_by_heart(
+    bart: Path, tuned: bool, rate: float
+) -> None:
     """Overfitted, with or without its cross-attentions, it predicts what it was given."""
     model = build(bart, tune_cross_attention=tuned, prompts=10)
     pair = [documents()[0], documents()[4]]
@@ -413,7 +417,7 @@ def test_learns_two_sentences(bart: Path, tuned: bool, rate: float) -> None:
     ]
 
 
-def test_dropout(bart: Path) -> None:
+def test_dropout_applies_only_in_training(bart: Path) -> None:
     """Only where the configuration has it, only in training, from torch's generator
     alone."""
     without, model = build(bart).train(), build(bart, dropout=0.3)

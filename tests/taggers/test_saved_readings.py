@@ -1,4 +1,4 @@
-"""Models of earlier versions, which gave words to the tokenizer one by one."""
+"""Models of earlier versions, whose words were tokenised one by one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def changed(file: Path, change: Any) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_fine_tuned_models_without_a_reading(family: str, tmp_path: Path) -> None:
+def test_older_fine_tuned_models_load_unless_their_reading_would_change(
+    family: str, tmp_path: Path
+) -> None:
     """They are read on where nothing changes, and refused where they would find less."""
     model = build(save_family(tmp_path / "encoder", family))
     save_model(model, tmp_path / "model")
@@ -53,7 +55,9 @@ def test_fine_tuned_models_without_a_reading(family: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["encoder-tagger", "tagger"])
-def test_models_on_a_frozen_encoder(kind: str, family: str, tmp_path: Path) -> None:
+def test_models_on_a_frozen_encoder_record_how_it_reads_text(
+    kind: str, family: str, tmp_path: Path
+) -> None:
     """The encoder's fingerprint names the reading, and so does the folder."""
     encoder = save_family(tmp_path / "encoder", family)
     table: dict[str, Any] = {

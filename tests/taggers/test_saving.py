@@ -1,4 +1,4 @@
-"""Saved models of every kind: whole, small, refused where something is wrong."""
+"""Saved models of every kind: complete, small, and refused if something is wrong."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return make(request.param, tmp_path)
 
 
-def test_what_is_loaded_is_what_was_saved(model: Any, tmp_path: Path) -> None:
+def test_a_loaded_model_equals_the_saved_one(model: Any, tmp_path: Path) -> None:
     """Parameters bit for bit, predictions and losses; nothing of the backbone on disk."""
     path = tmp_path / "model"
     save_model(model, path)
@@ -130,7 +130,7 @@ DAMAGES = {
 }
 
 
-def test_damage_gives_one_line(model: Any, tmp_path: Path) -> None:
+def test_a_damaged_model_is_refused_in_one_line(model: Any, tmp_path: Path) -> None:
     save_model(model, tmp_path / "whole")
     for kind, message in DAMAGES.items():
         path = tmp_path / kind
@@ -162,7 +162,7 @@ def test_a_backbone_may_have_moved_but_not_changed(which: str, tmp_path: Path) -
         load_model(tmp_path / "model", backbone=str(moved))
 
 
-def test_a_path_from_another_folder(
+def test_a_relative_backbone_is_saved_as_an_absolute_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A relative backbone is saved as what it was then."""
@@ -177,7 +177,7 @@ def test_a_path_from_another_folder(
     assert load_model("../model").predict(DOCUMENTS) == model.predict(DOCUMENTS)
 
 
-def test_folders_of_earlier_versions(tmp_path: Path) -> None:
+def test_folders_of_earlier_versions_are_loaded(tmp_path: Path) -> None:
     """They name no kind: a tagger."""
     model = make("tagger", tmp_path)
     save_model(model, tmp_path / "model")
@@ -189,7 +189,7 @@ def test_folders_of_earlier_versions(tmp_path: Path) -> None:
     assert load_model(tmp_path / "model").predict(DOCUMENTS) == model.predict(DOCUMENTS)
 
 
-def test_another_kind_takes_the_folder_whole(tmp_path: Path) -> None:
+def test_a_model_of_another_kind_replaces_the_whole_folder(tmp_path: Path) -> None:
     path = tmp_path / "model"
     save_model(make("tagger", tmp_path), path)
     lora = make("lora", tmp_path)
@@ -211,7 +211,7 @@ def test_another_kind_takes_the_folder_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", ["lora", "prompt-bart", "token-classifier"])
-def test_predict_and_evaluate_take_every_kind(
+def test_predict_and_evaluate_accept_every_kind(
     which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from fednotes.data.formats import FORMATS
@@ -229,7 +229,7 @@ def test_predict_and_evaluate_take_every_kind(
     assert evaluation.unknown == ()
 
 
-def test_kinds() -> None:
+def test_every_kind_is_configured_by_its_name() -> None:
     for kind in kinds():
         assert model_config({"kind": kind}).kind == kind
     assert model_config({"tagger": "cnn-crf", "dropout": 0.5}).kind == "tagger"

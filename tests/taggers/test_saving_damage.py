@@ -1,4 +1,4 @@
-"""A saved model of which anything was changed: it loads, or one line says why."""
+"""A saved model with any change loads or is refused in one line."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("text", DEEP)
-def test_predict_on_a_nested_description_is_one_line(
+def test_predict_refuses_a_nested_description_in_one_line(
     saved: Path,
     tmp_path: Path,
     text: str,

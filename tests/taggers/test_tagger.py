@@ -1,4 +1,4 @@
-"""Taggers: what they compute, what they share, what they refuse."""
+"""Taggers: what they compute, share and refuse."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _gradients(
         ("elmoner", "words characters context cnn lstm crf"),
     ],
 )
-def test_presets(
+def test_each_preset_has_its_documented_layers(
     name: str, layers: str, glove: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The layers of FedNER's section 4.2; parameters are named after them; all of them
@@ -140,7 +140,7 @@ def test_presets(
     assert mean == pytest.approx(together["loss"].item() / 24, rel=1e-5)
 
 
-def test_prediction_of_any_text() -> None:
+def test_any_text_can_be_predicted() -> None:
     """Nothing, blanks, one sentence of 3,000 tokens, characters outside the inventory."""
     long = Document("long", "word " * 3000, sentences=((0, 15000),))
     odd_note = Document("odd", "患者は頭痛 \U0001f600 é" + "x" * 400)
@@ -174,7 +174,7 @@ def test_shared_layers_start_equal_at_all_sites() -> None:
     assert not torch.equal(first_site["cnn.weight_3"], changed["cnn.weight_3"])
 
 
-def test_frozen_and_trained_words(glove: Path) -> None:
+def test_frozen_word_vectors_are_shared_and_trained_ones_copied(glove: Path) -> None:
     """Frozen vectors are one table in the process and no state; trained ones are a
     copy."""
     first = _build(word_vectors=str(glove))
@@ -197,7 +197,7 @@ def test_frozen_and_trained_words(glove: Path) -> None:
     assert not torch.equal(weight, first.vectors.table)
 
 
-def test_hashed_words_are_the_same_everywhere() -> None:
+def test_hashes_of_words_are_the_same_on_every_machine() -> None:
     """zlib's CRC-32 of "123456789" is the published check value 0xCBF43926."""
     assert hash_forms(["123456789"], 1 << 32).tolist() == [0xCBF43926]
     assert (
@@ -206,7 +206,7 @@ def test_hashed_words_are_the_same_everywhere() -> None:
     )
 
 
-def test_widths_of_the_convolutions(glove: Path) -> None:
+def test_convolutions_have_the_documented_widths(glove: Path) -> None:
     """GRAM-CNN's are of 2, 3 and 4 words side by side, all others' of 3."""
     for name, widths in (
         ("gram-cnn", (2, 3, 4)),
@@ -248,7 +248,7 @@ def test_dropout_applies_to_each_part_of_a_representation(
     assert len(set(outputs)) == 4
 
 
-def test_dropout_replays_from_the_global_generator() -> None:
+def test_dropout_follows_the_global_generator() -> None:
     tagger = _build(dropout=0.5)
     prepared = tagger.prepare(_documents())
     losses = []
@@ -259,7 +259,9 @@ def test_dropout_replays_from_the_global_generator() -> None:
 
 
 @pytest.mark.parametrize(("layers", "project"), [(1, 0), (1, 4), (3, 0), (3, 4)])
-def test_contextual_features(layers: int, project: int) -> None:
+def test_contextual_features_equal_equation_1_of_peters_et_al(
+    layers: int, project: int
+) -> None:
     """Peters et al. 2018, Eq. 1 in NumPy: γ Σ softmax(s)_j h_j, then the projection."""
     config = tagger_config(
         SMALL
@@ -324,7 +326,7 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> N
         tagger_config(settings)
 
 
-def test_overrides_win_over_the_preset() -> None:
+def test_settings_override_the_preset() -> None:
     config = tagger_config({"tagger": "lstm-crf", "dropout": 0, "cnn_widths": [5, 3]})
     assert config == replace(PRESETS["lstm-crf"], dropout=0.0, cnn_widths=(5, 3))
     with pytest.raises(ConfigError, match="'cnn-crf' has no input"):
@@ -380,7 +382,7 @@ def test_another_encoder_is_refused(
     assert specs == ["here", "there"]
 
 
-def test_a_disk_that_is_full_leaves_the_earlier_tagger(
+def test_a_full_disk_leaves_the_earlier_tagger(
     saved: tuple[Tagger, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tagger, path = saved

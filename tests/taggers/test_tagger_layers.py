@@ -1,4 +1,4 @@
-"""The taggers' layers against torch's own modules."""
+"""The taggers' layers, compared with torch's modules."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _batch(
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_layout(lengths: list[int]) -> None:
+def test_the_layout_of_a_batch_equals_a_packed_sequence(lengths: list[int]) -> None:
     """Loops over sentences and steps; torch's packed sequence has the same rows."""
     sentences, layout, flat = _batch(lengths, 3)
     packed = pack_sequence(sentences)
@@ -86,7 +86,7 @@ def as_torchs(ours: BiLSTM) -> nn.LSTM:
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("compiled", [True, False])
-def test_the_lstm_equals_torchs(
+def test_the_lstm_equals_that_of_torch(
     lengths: list[int], layers: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nn.LSTM on the packed sequence with the same weights (its second bias zero):
@@ -131,7 +131,7 @@ def test_the_lstm_equals_torchs(
                 torch.testing.assert_close(grad, torch_grad, rtol=1e-4, atol=1e-5)
 
 
-def test_dropout_falls_between_stacked_lstm_layers(
+def test_dropout_applies_between_stacked_lstm_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """torch's LSTM layers one by one, with fixed masks on what goes from one to the
@@ -169,7 +169,7 @@ def test_dropout_falls_between_stacked_lstm_layers(
     assert torch.equal(stacked([flat], layout, 0.3), stacked([flat], layout))
 
 
-def test_lstm_begins_by_remembering() -> None:
+def test_the_forget_gate_starts_with_bias_1() -> None:
     """Each layer and direction begins with bias 1 at the forget gate and 0 at all
     others.
 
@@ -197,7 +197,7 @@ def test_lstm_begins_by_remembering() -> None:
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_word_cnn_is_conv1d(lengths: list[int]) -> None:
+def test_the_word_cnn_equals_conv1d(lengths: list[int]) -> None:
     """F.conv1d over each sentence alone, zeros at its ends (an even width has one more
     zero behind), with gradients."""
     _, layout, flat = _batch(lengths, 6)
@@ -232,7 +232,7 @@ def test_word_cnn_is_conv1d(lengths: list[int]) -> None:
         torch.testing.assert_close(grad, want, rtol=1e-4, atol=1e-4)
 
 
-def test_character_table() -> None:
+def test_the_character_table_equals_one_made_by_hand() -> None:
     """By hand: markers, an unknown character, a word too long (head and tail stay)."""
     table, lengths = character_table(["ab", "患b", "", "abcdefgh"], 7)
     a = FIRST + CHARACTERS.index("a")
@@ -243,7 +243,7 @@ def test_character_table() -> None:
     assert lengths.tolist() == [4, 4, 2, 7]
 
 
-def test_character_inventory_is_fixed() -> None:
+def test_the_character_inventory_is_fixed_across_versions() -> None:
     """Saved models depend on it: its size and digest never change."""
     import hashlib
 
@@ -255,7 +255,7 @@ def test_character_inventory_is_fixed() -> None:
     "dtype", [torch.float32, torch.float64], ids=["compiled", "torch"]
 )
 @pytest.mark.parametrize("width", [1, 2, 3, 5])
-def test_character_cnn_is_conv1d(width: int, dtype: torch.dtype) -> None:
+def test_the_character_cnn_equals_conv1d(width: int, dtype: torch.dtype) -> None:
     """Embedding and F.conv1d over each word alone, maximum, ReLU; values and gradients."""
     forms = [
         "aspirin",
@@ -289,7 +289,7 @@ def test_character_cnn_is_conv1d(width: int, dtype: torch.dtype) -> None:
         torch.testing.assert_close(grad, want, rtol=1e-4, atol=1e-5)
 
 
-def test_unique_words_give_what_tokens_give() -> None:
+def test_computing_each_word_once_equals_computing_every_token() -> None:
     """Each word computed once and repeated = every token computed: values and
     gradients."""
     forms = ["no", "pain", "no", "gain", "no", "pain"]
@@ -309,7 +309,7 @@ def test_unique_words_give_what_tokens_give() -> None:
         torch.testing.assert_close(by_word, by_token, rtol=1e-5, atol=1e-6)
 
 
-def test_parts_are_their_concatenation() -> None:
+def test_a_layer_over_parts_equals_one_over_their_concatenation() -> None:
     parts = [
         torch.randn(4, 2),
         torch.randn(4, 3, requires_grad=True),
@@ -321,7 +321,7 @@ def test_parts_are_their_concatenation() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.5])
-def test_dropout(rate: float) -> None:
+def test_dropout_has_the_given_rate_and_keeps_the_mean(rate: float) -> None:
     """A million ones: dropped with the given frequency (5 standard deviations), the
     mean kept, neighbours and columns independent, the gradient the same mask; off
     outside training."""

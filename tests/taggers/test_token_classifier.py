@@ -1,5 +1,4 @@
-"""Token classifiers against the library's own loss, direct calls of it, and
-enumeration."""
+"""Token classifiers, compared with the library's own loss and enumeration."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ def as_library(
     return {**inputs, "labels": labels}
 
 
-def test_the_loss_is_the_librarys(bert: Path) -> None:
+def test_the_loss_equals_that_of_the_library(bert: Path) -> None:
     """`labels=` of the library, a mean over words, times the words; every gradient too."""
     model, documents = build(bert, train="all").double(), lines()
     corpus = model.prepare(documents)
@@ -92,7 +91,9 @@ MODERN = {"global_attn_every_n_layers": 2, "local_attention": 6} | {
         ("ModernBert", MODERN),
     ],
 )
-def test_other_encoders(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_other_encoder_families_are_supported(
+    kind: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
     """The same identity; ModernBERT has a layer of its own below the classifier."""
     head = "Model" if kind != "ModernBert" else "ForMaskedLM"
     path = save_encoder(tmp_path / kind, f"{kind}{head}", **settings)
@@ -169,7 +170,7 @@ def test_losses_are_sums_over_tag_sequences(way: str) -> None:
     assert not zero.any()
 
 
-def test_states_are_those_that_adversaries_read(bert: Path) -> None:
+def test_states_are_means_over_the_first_sub_words_of_each_layer(bert: Path) -> None:
     """`hidden` is the mean over first pieces of each layer of a direct call; `score` of
     `outputs` gives the loss."""
     model, documents = build(bert), lines(4)
@@ -192,7 +193,7 @@ def test_states_are_those_that_adversaries_read(bert: Path) -> None:
 # ---- what is trained -----------------------------------------------------------------
 
 
-def test_what_is_trained(bert: Path) -> None:
+def test_each_choice_of_layers_trains_the_named_parameters(bert: Path) -> None:
     every = set(build(bert, train="all").trainable())
     words = "encoder.embeddings.word_embeddings.weight"
     model = build(bert)
@@ -218,7 +219,7 @@ def test_what_is_trained(bert: Path) -> None:
         build(bert, train="top", top=4)
 
 
-def test_the_seed_is_all_that_counts(bert: Path) -> None:
+def test_the_seed_determines_the_classifier(bert: Path) -> None:
     """The classifier's values; tag sets that differ start from the directory's encoder."""
     first, reseeded = build(bert), build(bert, seed=2)
     fewer = build(bert, TagSet(("Drug",), "BIOES"))
@@ -234,7 +235,7 @@ def test_the_seed_is_all_that_counts(bert: Path) -> None:
         assert torch.equal(value, saved[name])
 
 
-def test_models_share_what_they_do_not_train(bert: Path) -> None:
+def test_models_share_frozen_parameters(bert: Path) -> None:
     """In memory once; yet one that is moved or trained leaves the others alone."""
     first, second = build(bert), build(bert)
     words = [m.encoder.embeddings.word_embeddings.weight for m in (first, second)]
@@ -255,7 +256,7 @@ def test_models_share_what_they_do_not_train(bert: Path) -> None:
     )
 
 
-def test_dropout_is_set_or_left(bert: Path) -> None:
+def test_dropout_follows_the_job_or_the_encoder(bert: Path) -> None:
     model = build(bert, dropout=0.4)
     rates = {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)}
     assert rates == {0.4}
@@ -297,7 +298,7 @@ def test_bfloat16_losses_are_summed_in_float32(bert: Path) -> None:
         ({"tran": "all"}, "did you mean 'train'"),
     ],
 )
-def test_impossible_settings(
+def test_impossible_settings_are_refused(
     bert: Path, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -346,7 +347,7 @@ def test_low_rank_changes_are_saved_as_weights(
     assert all(bool(each.down.grad.any()) for each in model.changes)
 
 
-def test_attention_maps_of_an_encoder_without_them_are_refused_with_the_remedy(
+def test_unavailable_attention_maps_are_refused_with_a_remedy(
     tmp_path: Path,
 ) -> None:
     """ModernBERT has one map of queries, keys and values; all of its maps can be

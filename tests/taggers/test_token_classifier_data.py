@@ -1,4 +1,4 @@
-"""What a token classifier reads: windows, whole documents; and the model of a method."""
+"""What a token classifier reads: windows and whole documents."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def long_document(words: int, seed: int = 3) -> Document:
 
 @pytest.mark.parametrize("window", [14, 9, 0])
 @pytest.mark.parametrize("words", [1, 4, 30])
-def test_each_word_is_read_where_it_lies_deepest(
+def test_each_word_is_read_in_the_window_with_most_context(
     bert: Path, words: int, window: int
 ) -> None:
     """Direct calls of the library, one a window of the size that fits, the next a
@@ -99,7 +99,7 @@ def test_each_word_is_read_where_it_lies_deepest(
     same_gradients(model, reference)
 
 
-def test_a_note_of_200_000_characters(bert: Path) -> None:
+def test_a_note_of_200_000_characters_is_read_in_bounded_batches(bert: Path) -> None:
     """In one piece, in batches of bounded size; the middle is read as in a shorter
     note, since the text repeats every window's step."""
     model = loud(build(bert, context="document"))
@@ -124,7 +124,7 @@ def test_a_note_of_200_000_characters(bert: Path) -> None:
 
 
 @pytest.mark.parametrize("context", ["sentence", "document"])
-def test_nothing_to_read(bert: Path, context: str) -> None:
+def test_notes_without_tokens_have_no_mentions(bert: Path, context: str) -> None:
     """Empty notes, white space, and words of which the tokenizer leaves nothing."""
     model = build(bert, context=context)
     texts = ("", " \n\t ", "\u200b \u200b", "pain \u200b .", "\x00")
@@ -165,7 +165,7 @@ def test_units_do_not_change_tokens_or_tags(scheme: Any) -> None:
     assert set(by_document.bounds) <= set(by_sentence.bounds)
 
 
-def test_documents_are_cut_at_sentence_ends_else_between_entities() -> None:
+def test_documents_are_split_at_sentence_ends_or_between_entities() -> None:
     """By hand: sentences of 3, 2, 4, 9 and 1 tokens, pieces of at most 5."""
     words = [["no"] * 3, ["no"] * 2, ["no"] * 4, ["no"] * 9, ["no"]]
     text = document(0, *words)
@@ -192,7 +192,7 @@ def test_documents_are_cut_at_sentence_ends_else_between_entities() -> None:
 
 
 @pytest.mark.parametrize("context", ["sentence", "document"])
-def test_only_training_cuts(bert: Path, context: str) -> None:
+def test_documents_are_split_only_in_training(bert: Path, context: str) -> None:
     """And what is predicted for a prepared corpus is what it is for the documents."""
     model = loud(build(bert, context=context, max_tokens=4))
     documents = notes(4)
@@ -233,7 +233,9 @@ def test_context_reaches_across_sentences(bert: Path) -> None:
 
 
 @pytest.mark.parametrize("unannotated", ["pseudo", "soft"])
-def test_it_is_the_model_of_a_method(unannotated: str, tmp_path: Path) -> None:
+def test_distillation_trains_token_classifiers(
+    unannotated: str, tmp_path: Path
+) -> None:
     """Distillation among three sites with other tag sets: one site's part of a round as
     a plain loop, and a saved model that knows every type."""
     bert = save_encoder(tmp_path / "bert", max_position_embeddings=64)

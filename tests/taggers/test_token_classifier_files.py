@@ -1,4 +1,4 @@
-"""Token classifiers as plain Hugging Face directories: ours, others', damaged ones."""
+"""Token classifiers as Hugging Face directories: own, foreign and damaged ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def same_logits(
 
 
 @pytest.mark.parametrize("scheme", ["BIO", "BIOES", "IO"])
-def test_a_saved_model_is_the_librarys(scheme: Any, tmp_path: Path) -> None:
+def test_the_library_loads_a_saved_model_with_the_same_output(
+    scheme: Any, tmp_path: Path
+) -> None:
     """The same logits from `AutoModelForTokenClassification`, and whatever was set
     here."""
     bert = save_encoder(
@@ -123,7 +125,7 @@ def foreign(path: Path, labels: list[str], **changes: Any) -> Path:
         (["I-ADR", "I-x-y", "O"], ("ADR", "x-y"), "IO"),
     ],
 )
-def test_labels_in_any_order(
+def test_labels_in_any_order_are_accepted(
     labels: list[str], types: tuple[str, ...], scheme: str, tmp_path: Path
 ) -> None:
     path = foreign(tmp_path / "theirs", labels)
@@ -262,7 +264,7 @@ DAMAGES = {
 }
 
 
-def test_damage_gives_one_line(tmp_path: Path) -> None:
+def test_a_damaged_model_is_refused_in_one_line(tmp_path: Path) -> None:
     bert = save_encoder(tmp_path / "bert", max_position_embeddings=40)
     save_model(build(bert), tmp_path / "whole")
     for kind, message in DAMAGES.items():
@@ -290,7 +292,7 @@ def test_a_model_that_diverged_is_not_saved(bert: Path, tmp_path: Path) -> None:
     assert {f.name: f.read_bytes() for f in (tmp_path / "model").iterdir()} == before
 
 
-def test_a_configuration_of_a_huge_model_is_refused_before_it_is_made(
+def test_a_configuration_of_a_huge_model_is_refused_before_it_is_built(
     tmp_path: Path,
 ) -> None:
     """A layer of 10^10 units over 32 would take 1.3 TB."""

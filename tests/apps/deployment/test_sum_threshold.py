@@ -16,7 +16,7 @@ from fednotes.engines.secure import SecureSeal, SecureSum
 def test_no_deployed_sum_is_of_fewer_sites_than_the_threshold(sites: int) -> None:
     """At both ends of a deployed job, at every `min_sites`: lists are confirmed
     wherever a lying server could open a sum of fewer
-    (`test_least_sum_of_a_lying_server`)."""
+    (`test_a_lying_server_cannot_open_a_sum_of_one_site`)."""
     names = tuple(f"s{i}" for i in range(sites))
     for least in range(sites + 1):
         job: Any = SimpleNamespace(
