@@ -179,7 +179,7 @@ def _run_tables(table: Table) -> Iterator[str]:
     """
     seeds = _describe_seeds(table)
     if table["columns"]:
-        yield f"Shares in percent; {seeds}. {table['note']}"
+        yield f"Scores in percent; {seeds}. {table['note']}"
         yield _own_columns_table(table)
         return
     if table["score"] == "test":
