@@ -13,6 +13,7 @@ counted here.
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 
@@ -34,6 +35,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=10)
     rounds = parser.parse_args().rounds
+    if "FEDNOTES_CORPORA" not in os.environ:
+        print("not measured: set FEDNOTES_CORPORA to the folder of the corpora")
+        return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vectors.txt"
         job = load_job(
