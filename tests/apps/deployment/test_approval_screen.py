@@ -244,7 +244,12 @@ def test_an_approval_says_whether_a_run_waits_for_it(
         {**facts, "run": "ner-1", "job": job},
     )
     running = processes.Status("h1", "site", 7, (job_id,), kit / "fednotes.log")
+    assert "waits for a decision, but no run asks for it now" in run_site_command(
+        "status", kit
+    )
     monkeypatch.setattr(processes, "status", lambda kit: running)
+    assert "ner (" in run_site_command("status", kit)
+    assert "but no run asks" not in run_site_command("status", kit)
     assert "this site joins within seconds" in run_site_command("approve", kit, "--yes")
 
 
@@ -254,6 +259,11 @@ def test_an_input_that_ends_without_an_answer_is_no_decision(kit: Path) -> None:
     assert "the input ended without an answer, so nothing was decided" in message
     assert "(--yes)" in message
     assert not open_approvals(kit).decisions()
+    message = run_site_command(
+        "key", "alice", "--out", kit / "alice.key", "--protect", code=2
+    )
+    assert "the input ended without a passphrase, so nothing was done" in message
+    assert not (kit / "alice.key").exists()
 
 
 # whose yes
@@ -320,7 +330,7 @@ def test_two_people_approve_by_their_keys(kit: Path, tmp_path: Path) -> None:
     assert len(open_approvals(kit).decisions()) == 1
     assert read_pending_job(kit) is not None
     assert (
-        "waits for a decision: approved by alice; 1 more of bob must"
+        "but no run asks for it now: approved by alice; 1 more of bob must"
         in run_site_command("status", kit)
     )
     assert "this site joins when" in run_site_command(

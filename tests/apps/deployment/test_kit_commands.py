@@ -20,10 +20,12 @@ import intruders
 from kits import run_command
 from nvflare.fuel.utils.config_service import ConfigService
 from places import opened
+from typer.testing import CliRunner
 
 from fednotes.apps.deployment import preflight as kit_preflight
 from fednotes.apps.deployment import status as kit_status
 from fednotes.apps.deployment.commands import deploy
+from fednotes.apps.deployment.commands import site as site_commands
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.kit import COMM_FILE, INSIDE
 from fednotes.apps.deployment.nvflare.processes import CONTACT_FILE
@@ -32,6 +34,7 @@ from fednotes.apps.deployment.problems import record_problem
 from fednotes.apps.deployment.rules.guard import NotApproved, require_approved
 from fednotes.apps.deployment.rules.policy import Policy
 from fednotes.apps.deployment.site_file import SITE_FILE, read_site_file
+from fednotes.cli.app import app
 from fednotes.core.errors import FednotesError
 from fednotes.core.store import write_json
 
@@ -297,6 +300,27 @@ def refuse_to_answer(kit: Path) -> kit_status.Network:
     raise FednotesError("closed")
 
 
+def test_a_start_that_the_server_refuses_does_not_say_that_the_site_runs(
+    kits: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as that of a copy of a kit, whose process the command stops."""
+    stopped: list[Path] = []
+    running = processes.Status("h1", "site", 7, (), Path("log"))
+    refused = processes.LastContact(7, refused="is there a copy of its kit?")
+    answers = Check("server", True, "answers")
+    monkeypatch.setattr(site_commands, "start_process", lambda kit: running)
+    monkeypatch.setattr(kit_preflight, "check_server", lambda kit: answers)
+    monkeypatch.setattr(kit_status, "await_contact", lambda *words: refused)
+    monkeypatch.setattr(processes, "stop", stopped.append)
+    words = ["site", "start", kits["h1"], "--site-file", site_file(tmp_path)]
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert f"{kits['h1']}: the server refuses this site: is there" in str(
+        result.exception
+    )
+    assert "is running" not in result.output
+    assert stopped == [kits["h1"]]
+
+
 def test_only_site_rules_changes_the_rules_of_a_running_site(
     kits: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,7 +387,7 @@ def test_site_status_names_the_step_that_must_come_first(
         require_approved(kit, "h1", {"name": "job"}, Policy())
     output = run_command("site", "status", kit)
     assert "\njob (" in output
-    assert ") waits for a decision\n" in output
+    assert ") waits for a decision, but no run asks for it now\n" in output
     assert output.endswith(f"next: fednotes site start {kit}\n")
 
     refused = {"pid": 6, "since": 0.0, "last": 0.0, "refused": "is it a copy?"}

@@ -33,6 +33,7 @@ def test_the_tutorial_between_machines_runs(place: Place) -> None:
         page, place.folder, replaced={"port = 8002": f"port = {port}"}, timeout=800
     )
     assert output.count("approved: job") == 3
+    assert "'posts' is back: the run pauses when the other sites have" in output
     assert output.count("resumes from") == 2  # after the site, and after the server
     assert "done: 10 rounds" in output
     assert '"label": "Drug"' in output

@@ -165,12 +165,12 @@ def describe_effect(kit: Path, job: RequestedJob) -> str:
             "this site joins once its rules permit the job: fednotes site rules "
             f"{kit} --site-file FILE"
         )
-    if _has_run(kit, job):
+    if has_run(kit, job):
         return "this site joins within seconds"
     return "no run asks for it now; this site joins when one does"
 
 
-def _has_run(kit: Path, job: RequestedJob) -> bool:
+def has_run(kit: Path, job: RequestedJob) -> bool:
     """Return whether a run of a job has a process at this site.
 
     Such a run asks for the approval every few seconds. A run that has ended no longer

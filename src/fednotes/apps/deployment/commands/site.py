@@ -351,7 +351,7 @@ def _say_decisions(kit: Path) -> None:
         if decision.person:
             person = f"{person}, with the key of {decision.person}"
         label = label_job(decision.table, decision.fingerprint)
-        say(f"{decision.decision}: {label}, by {person}")
+        say(f"{label}: {decision.decision} by {person}")
 
 
 def _say_scores(kit: Path) -> None:
@@ -373,15 +373,18 @@ def _say_waiting_job(kit: Path, waiting: dict[str, Any]) -> None:
     """Print which job waits for a decision, and who has already approved it."""
     from fednotes.apps.deployment.approval_requests import (
         describe_partial_approval,
+        has_run,
         label_job,
         read_quorum,
     )
-    from fednotes.apps.deployment.rules.guard import open_approvals
+    from fednotes.apps.deployment.rules.guard import RequestedJob, open_approvals
 
     quorum = read_quorum(kit)
     people = open_approvals(kit, quorum).standing(waiting["table"]).people
     label = label_job(waiting["table"], waiting["fingerprint"])
     line = f"{label} waits for a decision"
+    if not has_run(kit, RequestedJob(waiting["fingerprint"], waiting["table"])):
+        line = f"{line}, but no run asks for it now"
     if people:
         line = f"{line}: {describe_partial_approval(quorum, people)}"
     say(line)
@@ -451,7 +454,7 @@ def site_key(
     path = out or Path(f"{person}.key")
     secret = ""
     if protect:
-        secret = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True)
+        secret = _ask_passphrase(is_new=True)
     public = make_key(path, person, secret)
     say(f"{path}: the key of {person}; keep it where nobody else can read it")
     say(
@@ -556,6 +559,26 @@ def _confirm_approval() -> bool:
         raise ConfigError(
             "the input ended without an answer, so nothing was decided: run the "
             "command in a terminal, or approve the job without the question (--yes)"
+        ) from error
+
+
+def _ask_passphrase(*, is_new: bool = False) -> str:
+    """Ask for the passphrase of a person's key.
+
+    Args:
+        is_new: Whether the person chooses it, and so has to repeat it.
+
+    Raises:
+        ConfigError: The input has ended, so nobody can answer.
+    """
+    try:
+        return str(
+            typer.prompt("Passphrase", hide_input=True, confirmation_prompt=is_new)
+        )
+    except typer.Abort as error:
+        raise ConfigError(
+            "the input ended without a passphrase, so nothing was done: run the "
+            "command in a terminal"
         ) from error
 
 
@@ -802,5 +825,5 @@ def _load_signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:
         return None
     if not quorum.people:
         raise ConfigError(f"{kit}: its rules list no approvers: approve without --key")
-    key = read_key(file, lambda: str(typer.prompt("Passphrase", hide_input=True)))
+    key = read_key(file, _ask_passphrase)
     return Signer(quorum.person_of(key, file), key)
