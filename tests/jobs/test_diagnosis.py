@@ -14,7 +14,7 @@ import pytest
 from tiny_jobs import TAGGER
 
 import fednotes as fn
-from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.errors import ConfigError, FednotesError, TrainingError
 from fednotes.jobs.causes import Cause, Setting
 from fednotes.jobs.diagnosis.gain import find_gain_causes
 from fednotes.jobs.diagnosis.next_run import find_command
@@ -835,6 +835,34 @@ def test_the_report_has_what_to_try(untrained_run: Path, tmp_path: Path) -> None
     (copy / "job.json").write_text(json.dumps(record), encoding="utf-8")
     page = fn.write_report(copy, tmp_path / "other.html").read_text("utf-8")
     assert "What to try" not in page
+
+
+@pytest.mark.parametrize(
+    ("file", "path", "value"),
+    [
+        ("summary.json", ("sites", "north", "federated", "by_type"), {"Drug": {}}),
+        ("job.json", ("data", "north", "examples"), "many"),
+        ("job.json", ("table",), True),
+        ("job.json", ("folder",), 1),
+    ],
+)
+def test_odd_values_of_a_run_are_one_message_and_cost_no_report(
+    file: str, path: Sequence[str], value: Any, untrained_run: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(untrained_run, run)
+    content = json.loads((run / file).read_text("utf-8"))
+    inner = content
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    if path[-1] == "by_type":
+        content["causes"] = []  # they are computed from the scores again
+    (run / file).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(FednotesError, match="copy the run's folder again"):
+        fn.doctor(run)
+    fn.write_report(run, tmp_path / "report.html")
+    assert "<h1>" in (tmp_path / "report.html").read_text("utf-8")
 
 
 def test_a_key_with_special_characters_is_quoted() -> None:

@@ -161,12 +161,14 @@ def load_recorded_job(run: Path) -> Job:
     """
     record = read_job_record(run)
     try:
-        table = record["table"]
-        name = record["job"]
+        table = dict(record["table"])
+        name = str(record["job"])
         folder = Path(record["folder"])
         return parse_job(table, name, folder, str(run))
-    except (KeyError, TypeError) as error:
-        raise ConfigError(f"{run / JOB_RECORD}: damaged") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{run / JOB_RECORD}: damaged: copy the run's folder again"
+        ) from error
 
 
 # ---- the job -------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from fednotes.core.store import LOCK, hold_folder
 from fednotes.core.wording import format_duration
 from fednotes.jobs.compare import compare
 from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.metrics_file import METRICS
 from fednotes.jobs.results import SUMMARY, read_result
 from fednotes.jobs.simulate import simulate
 
@@ -163,6 +164,14 @@ def test_a_damaged_run_is_listed_with_its_problem(runs: Path, tmp_path: Path) ->
     assert rows["good"][0] == "finished"
     assert rows["bad"][0].startswith("cannot be read")
     assert SUMMARY in rows["bad"][0]
+
+
+def test_an_odd_value_of_one_run_hides_no_other_run(runs: Path, tmp_path: Path) -> None:
+    for name in ("good", "odd"):
+        shutil.copytree(runs / "live", tmp_path / name)
+    (tmp_path / "odd" / METRICS).write_text('{"part": {}, "round": 0, "seconds": 1}\n')
+    rows = rows_by_name(browse(load_content([tmp_path])).get("/runs").text)
+    assert rows["good"][0] == rows["odd"][0] == "not finished"
 
 
 def test_the_list_leads_to_the_comparison_of_two_runs(

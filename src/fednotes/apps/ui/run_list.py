@@ -194,6 +194,6 @@ def _count_sites(folder: Path, lines: Sequence[Mapping[str, Any]]) -> int | None
 
 def _time_so_far(lines: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the time that the parts of an unfinished run have taken."""
-    newest = {line.get("part", ""): number(line, "seconds") for line in lines}
+    newest = {str(line.get("part", "")): number(line, "seconds") for line in lines}
     known = [seconds for seconds in newest.values() if seconds is not None]
     return sum(known) if known else None

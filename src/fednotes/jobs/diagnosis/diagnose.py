@@ -9,8 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.wording import format_count, list_names
+from fednotes.engines.launch import place_of
 from fednotes.jobs.built_in_jobs import built_in_jobs
 from fednotes.jobs.causes import IMPORTANCES, Cause, Evidence, Importance, Setting
 from fednotes.jobs.diagnosis.gain import find_gain_causes
@@ -44,6 +45,14 @@ from fednotes.metrics.gap import ALPHA, main_score
 # A model with half of all mentions right has learned, so what its settings and its data
 # could have caused did not stop it.
 LEARNED = 0.5
+# Raised by a value of another kind than training writes.
+_ERRORS_OF_DAMAGE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
 # A cause of single runs is one of the job if more than half of its seeds show it.
 MOST_SEEDS = 0.5
 # Causes that longer training does not mend; they may explain a curve that rises slowly.
@@ -232,7 +241,18 @@ def diagnose_run(folder: Path) -> Diagnosis:
         ConfigError: The folder is not that of a run, or its job cannot be read.
         DataError: A file of the run is damaged.
     """
-    run = read_run(folder)
+    try:
+        return _diagnose_evidence(read_run(folder))
+    except _ERRORS_OF_DAMAGE as error:
+        # Scores and counts have many forms, and strangers may have written them.
+        raise DataError(
+            f"{folder}: a file of this run has a value of another kind than training "
+            f"writes ({place_of(error)}): copy the run's folder again"
+        ) from error
+
+
+def _diagnose_evidence(run: RunEvidence) -> Diagnosis:
+    """Return the likely causes of a poor result, from what a run's folder holds."""
     job = run.job
     promise = run.result.privacy.get("federated", {})
     causes: list[Cause] = [
@@ -258,12 +278,12 @@ def diagnose_run(folder: Path) -> Diagnosis:
     causes = _propose_once(_sort(_merge(causes)))
     words = find_command(run)
     return Diagnosis(
-        str(folder),
+        str(run.folder),
         run.state,
         tuple(causes),
         tuple(_list_checked(run)),
         tuple(_list_unchecked(run)),
-        suggest_command(words, causes, folder),
+        suggest_command(words, causes, run.folder),
     )
 
 
