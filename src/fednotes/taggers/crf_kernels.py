@@ -4,8 +4,9 @@ The functions implement `crf.Recursions`. Emissions may be float32 or float64, a
 everything is computed in float64. One thread does this, and no bit of a sentence's
 result depends on other sentences, on padding or on thread settings.
 
-log Z and the expected counts come from the scaled algorithm in `crf_scaled.py`, or from
-the recursions in log space below for sentences on which the former is not precise.
+Most work is done in `crf_lanes.py`, on eight sentences at a time. The recursions in log
+space below compute log Z and the expected counts of sentences on which the scaled
+algorithm there is not precise.
 
 Arguments of the kernels are emissions (batch, tokens, tags), lengths (batch,), start
 and end (1, tags), transitions (tags, tags) [from, to], and gold (batch, tokens), the
@@ -31,7 +32,11 @@ from fednotes.taggers.crf import (
     require_allowed_tags,
     require_some_sequence,
 )
-from fednotes.taggers.crf_scaled import SIGNATURES, partition_scaled
+from fednotes.taggers.crf_lanes import (
+    SIGNATURES,
+    find_best_tags,
+    partition_scaled,
+)
 
 
 def partition(
@@ -128,7 +133,7 @@ def weigh(
 def viterbi(emissions: Tensor, lengths: Tensor, scores: Scores) -> tuple[Tensor, int]:
     """Implement `crf.Recursions.viterbi`."""
     best = torch.empty(emissions.shape[:2], dtype=torch.int64)
-    failed = _viterbi(*_arrays(emissions, lengths, scores), best.numpy())
+    failed = find_best_tags(*_arrays(emissions, lengths, scores), best.numpy())
     return best, failed
 
 
@@ -214,7 +219,7 @@ def _partition_in_log_space(  # noqa: PLR0913 - the arrays of a compiled kernel
     emissions, lengths, start, transitions, end, gold, with_counts, log_z, unary,
     pairs, fits,
 ):  # fmt: skip
-    """Set the results of `crf_scaled.partition_scaled` where fits (batch,) is False.
+    """Set the results of `crf_lanes.partition_scaled` where fits (batch,) is False.
 
     log_z is -inf if no sequence is allowed and NaN if an emission is NaN or +inf.
     Returns the first sentence for which no sequence is allowed, or -1.
@@ -300,45 +305,3 @@ def _weigh(  # noqa: PLR0913 - the arrays of a compiled kernel
             for j in range(tags):
                 steps[i, j] += weight * pairs[n, i, j]
     start[:], transitions[:], end[:] = at_start, steps, at_end
-
-
-@kernel(f"int64({_SINGLE}, int64[:, ::1])", f"int64({_DOUBLE}, int64[:, ::1])")
-def _viterbi(  # noqa: C901, PLR0912 - loops that numba compiles
-    emissions, lengths, start, transitions, end, best
-):
-    """Set best (batch, tokens) to the tags with the highest score.
-
-    Ties go to the lower tag; tags are 0 after a sentence's end. Returns the first
-    sentence for which no sequence is allowed or an emission is not finite, or -1. The
-    forward pass stores only the maxima; the backward pass recomputes the predecessors.
-    """
-    batch, tokens, tags = emissions.shape
-    score = np.empty((tokens, tags))
-    for n in range(batch):
-        length = lengths[n]
-        for t in range(length):
-            for j in range(tags):
-                score[t, j] = start[0, j] if t == 0 else -np.inf
-            if t > 0:
-                for i in range(tags):
-                    before = score[t - 1, i]
-                    for j in range(tags):
-                        value = before + transitions[i, j]
-                        score[t, j] = value if value > score[t, j] else score[t, j]
-            for j in range(tags):
-                score[t, j] += emissions[n, t, j]
-                if not emissions[n, t, j] < np.inf:
-                    return n
-        for t in range(tokens - 1, -1, -1):
-            tag, top = 0, -np.inf
-            if t < length:
-                for i in range(tags):
-                    step = (
-                        end[0, i] if t == length - 1 else transitions[i, best[n, t + 1]]
-                    )
-                    if score[t, i] + step > top:
-                        tag, top = i, score[t, i] + step
-                if top == -np.inf:
-                    return n
-            best[n, t] = tag
-    return -1

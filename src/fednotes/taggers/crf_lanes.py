@@ -1,11 +1,12 @@
-"""The scaled forward-backward algorithm of the CRF, on eight sentences at a time.
+"""The CRF's recursions on eight sentences at a time.
 
-Rabiner 1989 (V.A), in exp space: one `exp` per emission, and products of small matrices
-with vectors. Each of the eight sentences of a group fills one lane of a vector, and
-every operation treats all lanes alike. Therefore no bit of a sentence's result depends
-on its lane, on the other sentences, on padding or on thread settings.
+Each of the eight sentences of a group fills one lane of a vector, and every operation
+treats all lanes alike. Therefore no bit of a sentence's result depends on its lane, on
+the other sentences, on padding or on thread settings.
 
-For each sentence, with M = exp(transitions) and f_t = exp(emissions_t):
+log Z and the expected counts come from the scaled forward-backward algorithm (Rabiner
+1989, V.A) in exp space: one `exp` per emission, and products of small matrices with
+vectors. For each sentence, with M = exp(transitions) and f_t = exp(emissions_t):
 
     alpha_1 = exp(start) * f_1        alpha_t = (alpha_t-1 @ M) * f_t
     beta_L  = exp(end)                beta_t  = M @ after_t+1,  after_t = beta_t * f_t
@@ -26,6 +27,11 @@ above the smallest double that no product can underflow. Relative to the maximum
 Smaller factors are raised to 1e-150, so the message that they meet breaks the first
 rule. Other sentences (for example, with emissions some 230 apart) are left to the
 recursions in log space in `crf_kernels.py`.
+
+The best tags come from the Viterbi algorithm:
+
+    score_1[j] = start[j] + emissions_1[j]
+    score_t[j] = max_i (score_t-1[i] + transitions[i, j]) + emissions_t[j]
 
 Arrays of lanes have the shape (tokens, columns, LANES) with columns = tags, rounded up
 to a multiple of four.
@@ -283,7 +289,47 @@ def _inverse_power(typing_context, x):
     return _lanes(_lanes), generate
 
 
-# ---- parts of the algorithm ----------------------------------------------------------
+# ---- groups of sentences -------------------------------------------------------------
+
+
+@part
+def _aligned(rows, columns):
+    """Return an array (rows, columns, LANES) in which no lanes cross a cache line."""
+    size = rows * columns * LANES
+    memory = np.empty(size + LANES)
+    skip = (-memory.ctypes.data % 64) // 8
+    return memory[skip : skip + size].reshape(rows, columns, LANES)
+
+
+@part
+def _order_by_length(lengths, tokens):
+    """Return the numbers of the sentences, shorter ones first."""
+    begins = np.zeros(tokens + 2, np.int64)  # of the sentences with each length
+    for n in range(lengths.size):
+        begins[lengths[n] + 1] += 1
+    for length in range(tokens + 1):
+        begins[length + 1] += begins[length]
+    order = np.empty_like(lengths)
+    for n in range(lengths.size):
+        order[begins[lengths[n]]] = n
+        begins[lengths[n]] += 1
+    return order
+
+
+@part
+def _choose_group(order, begin, lengths, sentences, sizes, ends):
+    """Set the numbers, lengths and last positions of a group's sentences.
+
+    The last sentence of the batch also fills the lanes that remain.
+    """
+    for lane in range(LANES):
+        n = order[min(begin + lane, order.size - 1)]
+        sentences[lane] = n
+        sizes[lane] = lengths[n]
+        ends[0, 0, lane] = lengths[n] - 1
+
+
+# ---- parts of the scaled algorithm ---------------------------------------------------
 
 _SMALLEST_MESSAGE = 1e-100
 _SMALLEST_TRANSITION = -115.0  # natural logarithm of 1e-50
@@ -339,30 +385,6 @@ def _exp_scores(scores, out):
                 safe = safe and x - top >= _SMALLEST_TRANSITION  # False for NaN
                 out[i, j] = math.exp(x - top)
     return top, safe and math.isfinite(top)
-
-
-@part
-def _aligned(rows, columns):
-    """Return an array (rows, columns, LANES) in which no lanes cross a cache line."""
-    size = rows * columns * LANES
-    memory = np.empty(size + LANES)
-    skip = (-memory.ctypes.data % 64) // 8
-    return memory[skip : skip + size].reshape(rows, columns, LANES)
-
-
-@part
-def _order_by_length(lengths, tokens):
-    """Return the numbers of the sentences, shorter ones first."""
-    begins = np.zeros(tokens + 2, np.int64)  # of the sentences with each length
-    for n in range(lengths.size):
-        begins[lengths[n] + 1] += 1
-    for length in range(tokens + 1):
-        begins[length + 1] += begins[length]
-    order = np.empty_like(lengths)
-    for n in range(lengths.size):
-        order[begins[lengths[n]]] = n
-        begins[lengths[n]] += 1
-    return order
 
 
 @part
@@ -570,8 +592,6 @@ def _last_sum(alpha, last, place, lane, tags):
     return total
 
 
-# ---- the kernel ----------------------------------------------------------------------
-
 _SCORES = "float64[:, ::1], float64[:, ::1], float64[:, ::1]"
 # For emissions of either type; the first counts have that type too.
 SIGNATURES = [
@@ -613,19 +633,16 @@ def partition_scaled(  # noqa: PLR0913 - the arrays of a compiled kernel
     beta, sums = _aligned(1, columns), _aligned(tags, tags)
     ends, shifts, exponents = _aligned(1, 1), _aligned(1, 1), _aligned(1, 1)
     least_alpha, least_after = _aligned(1, 1), _aligned(1, 1)
-    sentences, size = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
+    sentences, sizes = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
     unfit = 0
     for begin in range(0, batch, LANES):
-        for lane in range(LANES):  # the last sentence fills the remaining lanes
-            sentences[lane] = order[min(begin + lane, batch - 1)]
-            size[lane] = lengths[sentences[lane]]
-            ends[0, 0, lane] = size[lane] - 1
-        shortest, longest = size[0], size[LANES - 1]
+        _choose_group(order, begin, lengths, sentences, sizes, ends)
+        shortest, longest = sizes[0], sizes[LANES - 1]
         begins = to_fixed_tuple(sentences * (tokens * tags), LANES)
         _set_factors(emissions, begins, shortest, longest, ends, factors, shifts)
         _forward(longest, first, matrix, factors, alpha, ends, exponents, least_alpha)
         for lane in range(LANES):
-            n, length = sentences[lane], size[lane]
+            n, length = sentences[lane], sizes[lane]
             total = _last_sum(alpha, last, length - 1, lane, tags)
             fits[n] = total > 0.0 and least_alpha[0, 0, lane] >= _SMALLEST_MESSAGE
             log_z[n] = math.log(total) + exponents[0, 0, lane] * _LN2
@@ -633,10 +650,10 @@ def partition_scaled(  # noqa: PLR0913 - the arrays of a compiled kernel
         if with_counts:
             _backward(
                 shortest, longest, last, matrix_t, factors, alpha, beta, ends,
-                least_after, begins, gold, sentences, size, unary,
+                least_after, begins, gold, sentences, sizes, unary,
             )  # fmt: skip
             _count_pairs(longest, alpha, factors, sums)
-            _write_pairs(sums, matrix, gold, sentences, size, pairs)
+            _write_pairs(sums, matrix, gold, sentences, sizes, pairs)
             for lane in range(LANES):
                 n = sentences[lane]
                 unary[n, longest:] = 0.0
@@ -644,3 +661,85 @@ def partition_scaled(  # noqa: PLR0913 - the arrays of a compiled kernel
         for lane in range(min(LANES, batch - begin)):
             unfit += not fits[sentences[lane]]
     return unfit
+
+
+# ---- the Viterbi algorithm -----------------------------------------------------------
+
+
+@part
+def _find_best_scores(  # noqa: PLR0913 - the arrays of a compiled kernel
+    emissions, begins, longest, start, transitions, ends, scores, before, broken
+):
+    """Set the best score of each tag at each position, and the tag before it.
+
+    Of equal scores, the lower tag wins. broken is set to 1 for sentences with an
+    emission that is NaN or +inf, and to 0 for others.
+    """
+    tags, numbers = emissions.shape[2], emissions.reshape(emissions.size)
+    end, flags = _load(ends, 0, 0), _spread(0.0)
+    for t in range(longest):
+        position = _spread(float(t))
+        for j in range(tags):
+            top, tag = _spread_element(start, 0, j), _spread(0.0)
+            if t > 0:
+                top = _spread(-np.inf)
+                for i in range(tags):
+                    score = _load(scores, t - 1, i) + _spread_element(transitions, i, j)
+                    tag = _where_less(top, score, float(i), tag)
+                    top = _where_less(top, score, score, top)
+            x = _gather(numbers, begins, t * tags + j)
+            _store(scores, t, j, top + x)
+            _store(before, t, j, tag)
+            flag = _where_less(x, np.inf, flags, 1.0)
+            flags = _where_less(end, position, flags, flag)
+    _store(broken, 0, 0, flags)
+
+
+@part
+def _trace_back(scores, before, end, lane, last, best):
+    """Set best (tokens,) to the tags of one lane, 0 after its last position.
+
+    Returns whether any sequence is allowed.
+    """
+    tag, top = 0, -np.inf
+    for i in range(end.shape[1]):
+        score = scores[last, i, lane] + end[0, i]
+        if score > top:
+            tag, top = i, score
+    best[last + 1 :] = 0
+    best[last] = tag
+    for t in range(last, 0, -1):
+        tag = np.int64(before[t, tag, lane])
+        best[t - 1] = tag
+    return top > -np.inf
+
+
+@kernel(
+    f"int64(float32[:, :, ::1], int64[::1], {_SCORES}, int64[:, ::1])",
+    f"int64(float64[:, :, ::1], int64[::1], {_SCORES}, int64[:, ::1])",
+)
+def find_best_tags(emissions, lengths, start, transitions, end, best):
+    """Set best (batch, tokens) to the tags with the highest score.
+
+    Ties go to the lower tag; tags are 0 after a sentence's end. Returns the first
+    sentence for which no sequence is allowed or an emission is not finite, or -1.
+    """
+    batch, tokens, tags = emissions.shape
+    order = _order_by_length(lengths, tokens)
+    scores, before = _aligned(tokens, tags), _aligned(tokens, tags)
+    ends, broken = _aligned(1, 1), _aligned(1, 1)
+    sentences, sizes = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
+    failed = batch
+    for begin in range(0, batch, LANES):
+        _choose_group(order, begin, lengths, sentences, sizes, ends)
+        begins = to_fixed_tuple(sentences * (tokens * tags), LANES)
+        _find_best_scores(
+            emissions, begins, sizes[LANES - 1], start, transitions, ends, scores,
+            before, broken,
+        )  # fmt: skip
+        for lane in range(LANES):
+            n, last = sentences[lane], sizes[lane] - 1
+            is_allowed = _trace_back(scores, before, end, lane, last, best[n])
+            if broken[0, 0, lane] > 0.0 or not is_allowed:
+                failed = min(failed, n)
+    return failed if failed < batch else -1
