@@ -1,5 +1,4 @@
-"""A damaged checkpoint leads to the previous one, or to one error that says what to
-do."""
+"""A damaged checkpoint leads to the previous one or to an error with a remedy."""
 
 from __future__ import annotations
 
@@ -143,7 +142,7 @@ def outcome(resume: Callable[[], State | None]) -> tuple[int, str]:
 @pytest.mark.parametrize("engine", ["embedded", "deployed"])
 @LONG
 @given(damages())
-def test_an_engine_falls_back_or_reports_the_damage(
+def test_an_engine_falls_back_to_an_earlier_checkpoint_or_reports_the_damage(
     engine: str,
     intact_checkpoints: dict[str, Path],
     tmp_path: Path,
@@ -186,7 +185,7 @@ def test_a_checkpoint_with_invalid_site_names_is_refused(
         deployed(tmp_path / "c")
 
 
-def test_all_damaged_names_the_reason(
+def test_an_error_names_the_reason_if_all_checkpoints_are_damaged(
     intact_checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     shutil.copytree(intact_checkpoints["embedded"], tmp_path / "c")

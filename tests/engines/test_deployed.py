@@ -1,4 +1,4 @@
-"""The engine of real sites: who takes part, what is stored, where a secure sum goes."""
+"""The engine of real sites: who takes part, what is stored, and secure sums."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("instant_disk")
 # who takes part
 
 
-def test_a_site_is_sent_again_what_it_missed(tmp_path: Path) -> None:
+def test_tensors_that_a_site_missed_are_sent_again(tmp_path: Path) -> None:
     """b misses an evaluation; the next task has no tensors for a and c, but for b."""
     net = toys(tmp_path)
     engine = net.engine(SITES, replace(STRICT, min_sites=2))
@@ -80,7 +80,9 @@ def test_late_joiners_catch_up_on_the_tasks_before_the_first_round(
     assert [e.site for e in events if e.kind == "joined"] == ["a", "b", "c"]
 
 
-def test_it_waits_for_enough_sites_and_says_so_and_may_give_up(tmp_path: Path) -> None:
+def test_the_engine_waits_for_enough_sites_and_reports_it_and_may_give_up(
+    tmp_path: Path,
+) -> None:
     net, events = toys(tmp_path, down={"a", "c"}), list[Event]()
     engine = net.engine(SITES, replace(STRICT, min_sites=2), notify=events.append)
     with pytest.raises(
@@ -113,7 +115,7 @@ def patient(
     self.now += 0 if len(reachable) == len(frames) else min(timeout, grace)
 
 
-def test_refusals_end_the_job_where_too_few_are_left(tmp_path: Path) -> None:
+def test_refusals_end_the_job_if_too_few_sites_remain(tmp_path: Path) -> None:
     net, events = toys(tmp_path), list[Event]()
     with pytest.raises(TrainingError, match=r"'hop': 0 sites can be added, 3 are needed: site 'a' has no task 'hop'; site"):  # fmt: skip
         net.engine(SITES, notify=events.append).sum("hop")
@@ -208,7 +210,7 @@ def test_a_reply_to_another_request_is_dropped(changes: dict[str, Any]) -> None:
     }
 
 
-def test_attached_tensors_have_a_size_limit_too(
+def test_attached_tensors_are_limited_in_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """40 bytes of numbers, as a secure sum sends instead of an update."""
@@ -231,7 +233,7 @@ def test_attached_tensors_have_a_size_limit_too(
 # what is kept
 
 
-def test_rounds_are_observed_and_bytes_are_those_of_the_frames(tmp_path: Path) -> None:
+def test_rounds_are_observed_and_bytes_equal_the_frames(tmp_path: Path) -> None:
     rounds: list[RoundResult] = []
     net = toys(tmp_path)
     engine = net.engine(SITES, observer=rounds.append)
@@ -252,14 +254,14 @@ def test_rounds_are_observed_and_bytes_are_those_of_the_frames(tmp_path: Path) -
     assert all(host.ended for host in net.hosts.values())
 
 
-def test_a_checkpoint_is_due_after_some_time_too(tmp_path: Path) -> None:
+def test_a_checkpoint_is_written_after_some_time(tmp_path: Path) -> None:
     net = toys(tmp_path)
     toy_job(net.engine(SITES, replace(STRICT, checkpoint_seconds=0)), {})
     names = sorted(p.name for p in (tmp_path / "server").glob("round-*"))
     assert names == ["round-00000004", "round-00000005"]
 
 
-def test_a_full_disk_at_the_server_ends_the_run_which_can_be_resumed(
+def test_a_full_disk_at_the_server_ends_the_run_and_it_can_be_resumed(
     tmp_path: Path,
 ) -> None:
     net = toys(tmp_path)
@@ -279,7 +281,7 @@ def test_a_full_disk_at_the_server_ends_the_run_which_can_be_resumed(
     assert toy_job(net.engine(SITES), {}).tobytes() == reference.tobytes()
 
 
-def test_other_jobs_and_other_sites_are_refused(tmp_path: Path) -> None:
+def test_checkpoints_of_other_jobs_and_sites_are_refused(tmp_path: Path) -> None:
     net = toys(tmp_path)
     toy_job(net.engine(SITES), {})
     with pytest.raises(
@@ -307,7 +309,7 @@ def test_other_jobs_and_other_sites_are_refused(tmp_path: Path) -> None:
 # the place of a secure sum
 
 
-def test_the_state_of_the_method_is_kept_as_it_is(tmp_path: Path) -> None:
+def test_the_state_of_the_method_is_stored_unchanged(tmp_path: Path) -> None:
     net = toys(tmp_path)
     engine = net.engine(SITES)
     engine.sum("count")

@@ -66,7 +66,7 @@ def documented_table() -> list[str]:
 
 
 @pytest.mark.parametrize(("fault", "phase"), CELLS)
-def test_the_job_continues_as_documented_with_the_same_bits(
+def test_the_job_continues_as_documented_with_the_same_result(
     fault: str, phase: str, secure_reference: bytes, tmp_path: Path
 ) -> None:
     """The toy job in NumPy (`by_hand`), given who was in which sum.
@@ -105,7 +105,7 @@ def test_the_job_continues_as_documented_with_the_same_bits(
         assert (strict.starts, loose.starts) == (1, 1)
 
 
-def test_the_kinds_of_events(tmp_path: Path) -> None:
+def test_each_fault_has_the_documented_kind_of_event(tmp_path: Path) -> None:
     for fault, phase, kind in (
         ("slow", "sending", "late"),
         ("duplicate", "sending", "duplicate"),
@@ -126,7 +126,7 @@ def test_the_kinds_of_events(tmp_path: Path) -> None:
     assert texts == {"'train': waiting for b, 2 have answered"}
 
 
-def test_the_same_fault_repeats_to_the_last_bit(tmp_path: Path) -> None:
+def test_the_same_fault_gives_the_same_result(tmp_path: Path) -> None:
     first, second = (
         faults.run("slow", "training", 2, tmp_path / name) for name in "xy"
     )
@@ -135,7 +135,7 @@ def test_the_same_fault_repeats_to_the_last_bit(tmp_path: Path) -> None:
     assert first.waited == second.waited
 
 
-def test_two_faults_after_each_other_are_survived_too(tmp_path: Path) -> None:
+def test_two_successive_faults_are_survived(tmp_path: Path) -> None:
     """A run without its last checkpoint goes on in the same folders, with another
     fault."""
     for number, (first, second) in enumerate(
@@ -164,7 +164,7 @@ def test_the_documentation_has_one_row_for_each_fault_and_phase() -> None:
 @pytest.mark.parametrize("stage", ["@keys", "@shares", "@confirm", "@unmask"])
 @pytest.mark.parametrize("phase", ["receiving", "sending"])
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_faults_at_the_protocols_own_messages(
+def test_faults_at_messages_of_the_secure_sum_are_survived(
     half: int, stage: str, phase: str, tmp_path: Path, secure_reference: bytes
 ) -> None:
     """A site that is lost after its masked update is in the sum all the same.
@@ -206,7 +206,7 @@ def run_securely(
 
 @pytest.mark.parametrize("seed", FEW_SEEDS)
 @pytest.mark.parametrize("threshold", [2, 3])
-def test_random_faults_do_not_change_the_bits(
+def test_random_faults_do_not_change_the_result(
     seed: int, threshold: int, tmp_path: Path, secure_reference: bytes
 ) -> None:
     """Messages lost and repeated, sites and the server killed, all sites needed."""
@@ -217,7 +217,9 @@ def test_random_faults_do_not_change_the_bits(
 
 
 @pytest.mark.parametrize("seed", FEW_SEEDS)
-def test_random_faults_with_two_of_three(seed: int, tmp_path: Path) -> None:
+def test_random_faults_leave_the_right_sum_of_two_of_three_sites(
+    seed: int, tmp_path: Path
+) -> None:
     """The toy job in NumPy, told who was in which sum."""
     patience = fault_net.Patience(
         min_sites=2, timeout=10, knock=1, knock_every=0, pause=1
@@ -229,7 +231,7 @@ def test_random_faults_with_two_of_three(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_with_some_sites_the_bits_follow_from_who_took_part(
+def test_the_result_depends_only_on_the_sites_that_took_part(
     seed: int, tmp_path: Path
 ) -> None:
     """The toy job in NumPy, told who was in which sum, after random faults."""
@@ -260,7 +262,7 @@ def test_with_some_sites_the_bits_follow_from_who_took_part(
     ],
     ids=str,
 )
-def test_killed_processes_are_started_again_and_the_job_ends_with_the_same_bits(
+def test_a_job_with_killed_processes_ends_with_the_same_result(
     kills: dict[str, str],
 ) -> None:
     # short: a socket's path has 100 characters

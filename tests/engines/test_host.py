@@ -1,5 +1,4 @@
-"""A site behind its host and its journal: what it does once, stores, undoes and
-refuses."""
+"""A site behind its host and journal: what it stores, undoes and refuses."""
 
 from __future__ import annotations
 
@@ -129,7 +128,7 @@ def finished(site: SiteHost, number: int, counted: int, run: int = 1) -> float:
     )
 
 
-def test_a_repeated_request_gets_the_stored_reply_and_is_not_done_again(
+def test_a_repeated_request_gets_the_stored_reply_and_runs_no_task(
     server: Server, tmp_path: Path
 ) -> None:
     request = server.request("train", X, first=True, options={"round": 0})
@@ -141,7 +140,7 @@ def test_a_repeated_request_gets_the_stored_reply_and_is_not_done_again(
     assert local_metric(server.ask("finish", X)) == reference(1)
 
 
-def test_requests_that_do_not_count_are_undone(server: Server) -> None:
+def test_requests_that_were_not_counted_are_undone(server: Server) -> None:
     server.train(0)
     counted = server.counted
     server.train(7)
@@ -163,7 +162,7 @@ def test_old_requests_are_refused_and_change_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keeping", "nbytes"), [(0.0, 2**29), (1e9, 2**29), (1e9, 400)]
 )
-def test_a_restarted_site_continues_with_the_same_bits(
+def test_a_restarted_site_continues_with_the_same_result(
     server: Server,
     tmp_path: Path,
     keeping: float,
@@ -185,7 +184,7 @@ def test_a_restarted_site_continues_with_the_same_bits(
     assert states <= 2
 
 
-def test_a_task_without_tensors_means_the_last_broadcast_even_after_a_restart(
+def test_a_task_without_tensors_uses_the_last_broadcast_after_a_restart(
     server: Server, tmp_path: Path
 ) -> None:
     server.ask("evaluate", X, first=True)
@@ -200,7 +199,7 @@ def test_a_task_without_tensors_means_the_last_broadcast_even_after_a_restart(
     assert local_metric(server.ask("finish", X)) == reference(3)
 
 
-def test_the_server_can_go_back_to_its_last_two_checkpoints_but_no_further(
+def test_the_server_can_return_to_its_last_two_checkpoints_only(
     tmp_path: Path,
 ) -> None:
     for back in (0, 1, 2, 3):
@@ -218,7 +217,7 @@ def test_the_server_can_go_back_to_its_last_two_checkpoints_but_no_further(
         assert local_metric(again.ask("finish", X, first=True)) == reference(rounds)
 
 
-def test_a_site_that_was_away_at_a_checkpoint_can_still_go_back_to_it(
+def test_a_site_that_missed_a_checkpoint_can_still_return_to_it(
     server: Server, tmp_path: Path
 ) -> None:
     """Its state then is made from an older one and the requests since, which are kept."""
@@ -234,7 +233,7 @@ def test_a_site_that_was_away_at_a_checkpoint_can_still_go_back_to_it(
     assert local_metric(again.ask("finish", X, first=True)) == reference(3)
 
 
-def test_little_is_kept(tmp_path: Path) -> None:
+def test_few_states_and_requests_are_kept(tmp_path: Path) -> None:
     Server(host(tmp_path, keeping=0.0)).play(20, 4)
     assert len(list((tmp_path / "states").iterdir())) <= 4
     assert len(list((tmp_path / "journal").iterdir())) <= 10
@@ -242,7 +241,7 @@ def test_little_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("checkpoints", [False, True])
-def test_a_site_keeps_no_more_marks_than_an_honest_server_has(
+def test_a_site_keeps_no_more_checkpoints_than_an_honest_server_has(
     checkpoints: bool, tmp_path: Path
 ) -> None:
     """A server that names every request of the run as a checkpoint to go back to."""
@@ -257,7 +256,7 @@ def test_a_site_keeps_no_more_marks_than_an_honest_server_has(
     assert local_metric(server.ask("finish", X)) == reference(12)
 
 
-def test_the_newest_marks_are_kept_in_whatever_order_they_come(tmp_path: Path) -> None:
+def test_the_newest_checkpoints_are_kept_in_any_order(tmp_path: Path) -> None:
     server = Server(host(tmp_path, keeping=0.0))
     server.play(4, 1)
     (older, counted), (newer, _) = server.marks[-2:]
@@ -279,7 +278,7 @@ class Adopts:
         return Attached()
 
 
-def test_a_site_that_adopts_a_history_again_and_again_keeps_few_states(
+def test_a_site_that_repeatedly_adopts_a_history_keeps_few_states(
     tmp_path: Path,
 ) -> None:
     sealer: Any = Adopts()
@@ -294,7 +293,7 @@ def test_a_site_that_adopts_a_history_again_and_again_keeps_few_states(
 # what goes wrong
 
 
-def test_failures_are_refusals_in_one_line_without_text_and_leave_no_trace(
+def test_failures_are_refused_in_one_line_without_note_text(
     tmp_path: Path,
 ) -> None:
     lines: list[str] = []
@@ -337,7 +336,7 @@ def test_an_update_that_is_not_finite_does_not_leave(server: Server) -> None:
     assert local_metric(server.ask("finish", X)) == reference(0)
 
 
-def test_requests_that_may_not_be(server: Server) -> None:
+def test_invalid_requests_are_refused(server: Server) -> None:
     server.train(0)
     for task in ("state", "__init__", "restore", "nothing"):
         assert f"site 'b' has no task '{task}'" in server.ask(task).refusal
@@ -356,7 +355,7 @@ def test_requests_that_may_not_be(server: Server) -> None:
     assert server.host.ended
 
 
-def test_a_site_that_is_behind_says_where_it_is(server: Server) -> None:
+def test_a_site_that_is_behind_reports_its_last_state(server: Server) -> None:
     server.train(0)
     last_number = server.counted
     server.counted = 40
@@ -368,7 +367,7 @@ def test_a_site_that_is_behind_says_where_it_is(server: Server) -> None:
     assert reply.has == last_number
 
 
-def test_a_full_disk_is_a_refusal_for_now(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_temporary_refusal(tmp_path: Path) -> None:
     server = Server(host(tmp_path, keeping=0.0))
     server.train(0)
 
@@ -392,7 +391,7 @@ def test_a_full_disk_is_a_refusal_for_now(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["newest state", "request", "all"])
-def test_damage_on_disk_is_found_and_an_older_state_remains(
+def test_damage_on_disk_is_detected_and_an_older_state_is_used(
     server: Server, tmp_path: Path, damage: str
 ) -> None:
     server.play(3, 1)
@@ -416,7 +415,7 @@ def test_damage_on_disk_is_found_and_an_older_state_remains(
     assert local_metric(reply) == reference(last_round)
 
 
-def test_cut_files_of_a_killed_process_are_cleared(
+def test_incomplete_files_of_a_killed_process_are_removed(
     server: Server, tmp_path: Path
 ) -> None:
     server.train(0)
@@ -496,7 +495,7 @@ def test_the_guard_sees_every_message_and_can_refuse(tmp_path: Path) -> None:
     assert local_metric(server.ask("finish", X)) == reference(1)
 
 
-def test_nothing_is_written_that_the_guard_has_no_room_for(tmp_path: Path) -> None:
+def test_nothing_is_written_beyond_the_limit_of_the_guard(tmp_path: Path) -> None:
     """Neither a request nor a state; with room again, the run goes on as before."""
     guard = Watch()
     server = Server(host(tmp_path, guard=guard, keeping=0.0))
@@ -526,7 +525,7 @@ def contents(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def test_an_update_that_may_not_leave_is_not_kept_for_later(tmp_path: Path) -> None:
+def test_an_update_that_may_not_leave_is_not_stored(tmp_path: Path) -> None:
     """A repeated request gets the refusal again, also after a restart, and not the
     update."""
     guard = Watch(leaving="train")
@@ -551,7 +550,7 @@ def test_an_update_that_may_not_leave_is_not_kept_for_later(tmp_path: Path) -> N
         ("3 / 4 of h1/h2", "3 / 4 of h1/h2"),
     ],
 )
-def test_folders_do_not_leave(text: str, cleaned: str) -> None:
+def test_paths_of_folders_do_not_leave_a_site(text: str, cleaned: str) -> None:
     assert without_folders(text) == cleaned
 
 
@@ -577,7 +576,7 @@ def test_a_job_does_not_continue_from_the_state_of_another(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["?", "{}", '{"run": 3}', None])
-def test_a_folder_that_does_not_say_whose_it_is_is_refused(
+def test_a_folder_of_an_unknown_job_is_refused(
     text: str | None, tmp_path: Path
 ) -> None:
     send(host(tmp_path), train(1, 0))
@@ -602,7 +601,9 @@ def test_the_state_of_another_version_is_refused_with_a_remedy(tmp_path: Path) -
     assert (tmp_path / "journal" / "00000001.request").exists()
 
 
-def test_a_site_that_was_killed_before_its_first_state_begins(tmp_path: Path) -> None:
+def test_a_site_that_was_killed_before_its_first_state_starts_afresh(
+    tmp_path: Path,
+) -> None:
     description = {"job": JOB, "format": VERSION}
     with (
         mock.patch.object(history, "save_state", side_effect=KeyboardInterrupt),
@@ -646,7 +647,7 @@ def test_a_stored_reply_answers_only_the_same_request(
     assert finished(site, 2, 1) == by_toy((X, 1))
 
 
-def test_a_number_of_an_earlier_run_is_a_new_request(tmp_path: Path) -> None:
+def test_a_request_number_of_an_earlier_run_is_a_new_request(tmp_path: Path) -> None:
     """What the earlier run's request did is undone, for the new one does not count it."""
     site = host(tmp_path)
     send(site, train(1, 0))
@@ -656,7 +657,7 @@ def test_a_number_of_an_earlier_run_is_a_new_request(tmp_path: Path) -> None:
     assert finished(site, 3, 2, run=2) == by_toy((X, 1), (Y, 2))
 
 
-def test_a_reply_that_lies_in_anothers_place_does_not_leave(tmp_path: Path) -> None:
+def test_a_reply_of_another_request_does_not_leave(tmp_path: Path) -> None:
     """The file of run 1's reply under run 2's request: the task is done again."""
     site, request = host(tmp_path), train(1, 0, run=2)
     path = tmp_path / "journal" / "00000001.reply"
@@ -682,7 +683,7 @@ def answer(number: int) -> bytes:
     return encode(Reply(JOB, 1, number, "b", Update()))
 
 
-def test_a_request_without_its_reply_is_never_on_disk(tmp_path: Path) -> None:
+def test_a_request_is_never_stored_without_its_reply(tmp_path: Path) -> None:
     """Killed before each of the two files: by then the entry is not there, or all of
     it."""
     for place in (1, 2, 3):
@@ -747,7 +748,7 @@ def writes_of(folder: str, file: str) -> list[tuple[str, str]]:
     return [("fsync", f"{path}~"), ("replace", path), ("fsync", folder)]
 
 
-def test_all_of_a_task_is_on_disk_before_its_reply_leaves(tmp_path: Path) -> None:
+def test_a_task_is_completely_on_disk_before_its_reply_leaves(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "site", "b", JOB)
     with calls(tmp_path) as events:
         journal.add(1, frame(1), answer(1))
@@ -760,7 +761,7 @@ def test_all_of_a_task_is_on_disk_before_its_reply_leaves(tmp_path: Path) -> Non
     assert events == writes_of("site", "run.json")
 
 
-def test_an_undone_request_is_undone_on_disk_before_the_next_one(
+def test_a_request_is_undone_on_disk_before_the_next_one(
     tmp_path: Path,
 ) -> None:
     journal = Journal(tmp_path, "b", JOB)
@@ -771,7 +772,7 @@ def test_an_undone_request_is_undone_on_disk_before_the_next_one(
     assert journal.states == [0]
 
 
-def test_a_server_that_begins_no_round_cannot_fill_the_disk(
+def test_a_server_that_starts_no_round_cannot_fill_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history, "MOST_BYTES", 3 * len(frame(1)) - 1)
@@ -790,7 +791,7 @@ def test_a_server_that_begins_no_round_cannot_fill_the_disk(
 FIRST, SECOND, THIRD = b"\x01" * 32, b"\x02" * 32, b"\x03" * 32
 
 
-def test_a_question_is_opened_only_over_the_same_sites(tmp_path: Path) -> None:
+def test_a_question_is_opened_only_for_the_same_sites(tmp_path: Path) -> None:
     opened = Opened("a", tmp_path / OPENED)
     opened.add(FIRST, ["a", "b", "c"])
     opened.add(FIRST, ["c", "b", "a"])
@@ -807,7 +808,7 @@ def test_a_question_is_opened_only_over_the_same_sites(tmp_path: Path) -> None:
     assert (tmp_path / OPENED).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_line_that_was_cut_costs_no_other(tmp_path: Path) -> None:
+def test_a_line_that_was_cut_does_not_affect_others(tmp_path: Path) -> None:
     """A kill cuts the last line, whose answer did not leave; then the site goes on."""
     Opened("a", tmp_path / OPENED).add(FIRST, ["a", "b"])
     intact = (tmp_path / OPENED).read_bytes()

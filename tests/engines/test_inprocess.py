@@ -1,4 +1,4 @@
-"""Test the in-process engine: its calls, counts, checkpoints and resumption."""
+"""The in-process engine: its calls, counts, checkpoints and resumption."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def engine_of(sites: Sequence[str] = SITES, **options: Any) -> InProcess:
     return InProcess([Toy(site) for site in sites], **options)
 
 
-def test_the_toy_job_has_the_result_computed_by_hand() -> None:
+def test_the_toy_job_gives_the_result_computed_by_hand() -> None:
     took: Took = {}
     result = toy_job(engine_of(), took)
     assert set(took.values()) == {SITES}
     assert result.tobytes() == by_hand(took).tobytes()
 
 
-def test_only_methods_in_tasks_can_be_called() -> None:
+def test_only_tasks_can_be_called() -> None:
     with pytest.raises(TrainingError, match="at least one site"):
         InProcess([])
     for name in ("state", "__init__", "nothing"):
@@ -42,7 +42,7 @@ def test_only_methods_in_tasks_can_be_called() -> None:
             engine_of().sum(name)
 
 
-def test_bytes_are_those_of_numbers() -> None:
+def test_bytes_are_counted_per_number() -> None:
     """Down: 4 float32 numbers and one option of 8 bytes.
 
     Up: 4 float32 numbers, a weight and a metric.
@@ -68,7 +68,9 @@ def test_the_observer_sees_every_round(tmp_path: Path) -> None:
     assert rounds[-1].metrics == {"x": 1.5}
 
 
-def test_checkpoints_hold_both_sides_and_only_the_last_are_kept(tmp_path: Path) -> None:
+def test_checkpoints_hold_server_and_sites_and_only_the_last_are_kept(
+    tmp_path: Path,
+) -> None:
     uninterrupted = engine_of(directory=tmp_path)
     result = toy_job(uninterrupted, {})
     names = sorted(path.name for path in tmp_path.iterdir())
@@ -100,7 +102,7 @@ def test_time_continues_after_a_restart(
     assert engine_of(directory=tmp_path, resume=True).seconds == saved_seconds > 0
 
 
-def test_without_resume_or_checkpoints_a_run_starts_afresh(tmp_path: Path) -> None:
+def test_a_run_starts_afresh_without_resume_or_checkpoints(tmp_path: Path) -> None:
     assert engine_of(directory=tmp_path / "none", resume=True).resume() is None
     assert engine_of(resume=True).resume() is None
     toy_job(engine_of(directory=tmp_path), {})

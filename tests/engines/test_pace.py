@@ -1,4 +1,4 @@
-"""Answers at times that do not reveal how large a site is."""
+"""Answer times that do not reveal the size of a site."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_thirty_rounds_do_not_rank_three_sites_better_than_chance(
     assert all(right_guesses(durations, rng) for durations in plain)
 
 
-def test_all_answer_in_the_class_of_the_slowest(tmp_path: Path) -> None:
+def test_all_sites_answer_in_the_time_class_of_the_slowest(tmp_path: Path) -> None:
     """0.163 s and a quarter more is 0.204 s: the class that ends at 2^(4/2) / 16 = 0.25
     s."""
     durations = seen_by_the_server(tmp_path, 1, steady=True, jitter=0.0)
@@ -151,7 +151,7 @@ def test_all_answer_in_the_class_of_the_slowest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["give", "@begin"])
-def test_a_refusal_and_a_state_made_anew_take_a_power_of_four_too(
+def test_refusals_and_rebuilt_states_take_a_power_of_four(
     task: str, tmp_path: Path
 ) -> None:
     """A task without the terms of a sum is refused after it was done, and "@begin"
@@ -177,7 +177,7 @@ def test_a_refusal_and_a_state_made_anew_take_a_power_of_four_too(
     assert set(took.values()) <= {4.0**k / 16 for k in range(4)}
 
 
-def test_classes_are_powers_of_the_square_root_of_two() -> None:
+def test_time_classes_are_powers_of_the_square_root_of_two() -> None:
     assert [seconds_of(k) for k in (0, 2, 4, 8)] == [0.0625, 0.125, 0.25, 1.0]
     assert [class_of(s) for s in (0.0, 0.0625, 0.0626, 0.25, 0.2501, 1e9)] == [
         *(0, 0, 1),
@@ -186,7 +186,7 @@ def test_classes_are_powers_of_the_square_root_of_two() -> None:
     assert all(class_of(seconds_of(k)) == k for k in range(CLASSES))
 
 
-def test_a_server_that_names_too_low_a_class_sees_only_a_power_of_four() -> None:
+def test_a_server_that_reports_too_low_a_class_sees_only_a_power_of_four() -> None:
     clock = Clock()
     pace = clock.pace()
     for took, answered in (
@@ -201,7 +201,7 @@ def test_a_server_that_names_too_low_a_class_sees_only_a_power_of_four() -> None
     assert clock.answered(pace, 0.0, 2) == pytest.approx(4.0)
 
 
-def test_a_server_that_tries_one_class_after_the_other_finds_a_power_of_four() -> None:
+def test_a_server_that_tries_each_class_learns_only_a_power_of_four() -> None:
     """The site takes 0.3 seconds, its own class ends at 0.5: from below, no answer ends
     there, and neither does one of the first three."""
     clock = Clock()
@@ -217,7 +217,7 @@ def test_a_server_that_tries_one_class_after_the_other_finds_a_power_of_four() -
     assert slowest(pace.counts("train", 0.3)) == 8
 
 
-def test_the_first_three_answers_tell_a_power_of_four_whatever_class_is_sent() -> None:
+def test_the_first_three_answers_reveal_only_a_power_of_four() -> None:
     """All of these times are above 4^1 / 16 and at most 4^2 / 16 seconds, in four
     classes. A lying server may send any class with each of the three requests."""
     for sent in product((None, 4, 5, 6, 7, 8, 9), repeat=SETTLED):
@@ -250,7 +250,7 @@ def test_a_long_pause_is_forgotten_after_eight_answers() -> None:
     assert levels == [class_of(9 * 1.25)] * 8 + [class_of(0.125)] * 2
 
 
-def test_what_a_site_tells_is_one_under_its_class() -> None:
+def test_a_site_reports_a_one_under_its_class() -> None:
     counts = AnswerTimes().counts("train", 0.2)
     assert sum(counts.values()) == counts[f"{PACE}04"] == 1.0
     assert len(counts) == CLASSES
@@ -261,7 +261,7 @@ def test_what_a_site_tells_is_one_under_its_class() -> None:
 @pytest.mark.parametrize(
     ("timeout", "expected"), [(600.0, 512.0), (1.0, 1.0), (0.01, 0.0625)]
 )
-def test_a_reported_class_of_hours_holds_no_answer_beyond_the_timeout(
+def test_a_reported_class_of_hours_does_not_delay_an_answer_beyond_the_timeout(
     timeout: float, expected: float
 ) -> None:
     """Class k ends after 2^(k/2) / 16 seconds; the last one of the 36 after three

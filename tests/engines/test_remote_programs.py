@@ -1,4 +1,4 @@
-"""Sites in other processes: sums, checkpoints and errors are those of one process."""
+"""Sites in other processes: sums, checkpoints and errors equal those of one process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def steady(result: RoundResult) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_rounds_bytes_and_checkpoints_are_those_of_one_process(
+def test_rounds_bytes_and_checkpoints_equal_those_of_one_process(
     secure: bool, tmp_path: Path
 ) -> None:
     here: list[RoundResult] = []
@@ -79,7 +79,7 @@ def test_rounds_bytes_and_checkpoints_are_those_of_one_process(
     assert {name: others[name] for name in tensors} == tensors
 
 
-def test_sites_elsewhere_resume_from_a_checkpoint_of_one_process(
+def test_sites_in_other_processes_resume_from_a_checkpoint_of_one_process(
     tmp_path: Path,
 ) -> None:
     """And the other way round: a run may resume with another number of workers."""
@@ -93,7 +93,7 @@ def test_sites_elsewhere_resume_from_a_checkpoint_of_one_process(
     assert toy_job(back, {}).tobytes() == whole
 
 
-def test_a_task_may_run_at_some_sites_only() -> None:
+def test_a_task_may_run_at_selected_sites_only() -> None:
     programs = held_in_two(toys())
     updates = programs.run("count", {}, {}, ["c", "a"])
     assert [(site, update.metrics) for site, update in updates] == [
@@ -125,7 +125,7 @@ def raising(error: Exception) -> Callable[[], None]:
         ValueError("too short"),
     ],
 )
-def test_an_error_of_a_site_is_the_same_error(error: Exception) -> None:
+def test_an_error_of_a_site_is_passed_on_unchanged(error: Exception) -> None:
     caught = []
     for engine in (
         InProcess(toys(b=raising(error))),
@@ -154,14 +154,14 @@ class LibraryError(RuntimeError):
         self.code = code
 
 
-def test_an_error_of_an_unknown_class_is_one_of_its_base() -> None:
+def test_an_error_of_an_unknown_class_becomes_one_of_its_base_class() -> None:
     engine = Simulation(held_in_two(toys(a=raising(LibraryError("it broke", 3)))))
     with pytest.raises(RuntimeError, match="it broke") as raised:
         engine.sum("train", X, round=0)
     assert "fault_toy.py" in raised.value.__notes__[0]
 
 
-def test_of_several_errors_the_first_site_s_is_raised() -> None:
+def test_the_error_of_the_first_failing_site_is_raised() -> None:
     first = raising(TrainingError("the first"))
     second = raising(TrainingError("the second"))
     sites = toys(a=second, b=first)
@@ -171,19 +171,21 @@ def test_of_several_errors_the_first_site_s_is_raised() -> None:
         engine.sum("train", X, round=0)
 
 
-def test_a_later_request_passes_over_replies_that_nobody_read() -> None:
+def test_a_later_request_skips_unread_replies() -> None:
     engine = Simulation(held_in_two(toys(a=raising(TrainingError("once")))))
     with pytest.raises(TrainingError, match="once"):
         engine.sum("train", X, round=0)
     assert engine.sum("count").metrics == {"size": 15.0}
 
 
-def test_a_site_elsewhere_has_only_its_tasks() -> None:
+def test_a_site_in_another_process_has_only_its_tasks() -> None:
     with pytest.raises(TrainingError, match="site 'a' has no task 'state'"):
         Simulation(held_in_two(toys())).sum("state")
 
 
-def test_a_damaged_state_is_refused_as_in_one_process(tmp_path: Path) -> None:
+def test_a_damaged_state_is_refused_with_the_error_of_one_process(
+    tmp_path: Path,
+) -> None:
     engine = InProcess(toys(), directory=tmp_path)
     toy_job(engine, {})
 
@@ -199,7 +201,7 @@ def test_a_damaged_state_is_refused_as_in_one_process(tmp_path: Path) -> None:
 # pipes
 
 
-def test_frames_larger_than_a_pipe_arrive_whole_and_can_be_written_to() -> None:
+def test_frames_larger_than_a_pipe_arrive_complete_and_writable() -> None:
     reading, writing = os.pipe()
     pipe = FramePipe(reading, writing)
     frames = [b"", b"a", os.urandom(3_000_000)]
@@ -215,7 +217,7 @@ def test_frames_larger_than_a_pipe_arrive_whole_and_can_be_written_to() -> None:
     os.close(reading)
 
 
-def test_a_frame_that_nobody_reads_is_an_error_of_the_pipe() -> None:
+def test_a_frame_that_nobody_reads_raises_an_error_of_the_pipe() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with pytest.raises(PipeClosedError):

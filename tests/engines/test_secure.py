@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("instant_disk")
 # messages
 
 
-def test_two_messages_a_sum_and_two_more_for_a_fresh_start(tmp_path: Path) -> None:
+def test_a_sum_takes_two_messages_and_a_fresh_start_two_more(tmp_path: Path) -> None:
     updates = random_updates(1)
     net, engine, _, _ = network(tmp_path, updates, threshold=len(SITES))
     for turn in range(3):
@@ -49,7 +49,7 @@ def test_two_messages_a_sum_and_two_more_for_a_fresh_start(tmp_path: Path) -> No
     assert len({id(frame) for _, _, frame in net.sent}) == len(frames)
 
 
-def test_a_sum_that_may_leave_sites_out_has_one_more_message(tmp_path: Path) -> None:
+def test_a_sum_that_may_leave_sites_out_takes_one_more_message(tmp_path: Path) -> None:
     """Survivors confirm their list; a drop-out costs no message."""
     net, engine, _, _ = network(tmp_path, random_updates(1, rounds=5))
     opened = ["give", "@confirm", "@unmask"]
@@ -69,7 +69,7 @@ def test_a_sum_that_may_leave_sites_out_has_one_more_message(tmp_path: Path) -> 
     assert tasks(net)[-5:] == ["@keys", "@shares", *opened]
 
 
-def test_the_bytes_are_about_twice_those_in_the_clear(tmp_path: Path) -> None:
+def test_the_traffic_is_about_twice_that_of_plain_sums(tmp_path: Path) -> None:
     """Eight bytes a number in place of four."""
     updates = {s: [Update({"w": torch.randn(200_000)})] * 2 for s in SITES}
     _, engine, _, _ = network(tmp_path, updates)
@@ -85,7 +85,7 @@ def test_the_bytes_are_about_twice_those_in_the_clear(tmp_path: Path) -> None:
     assert 2.0 < (inside.bytes_up - up) / (4 * 4 * 200_000) < 2.02
 
 
-def test_signed_keys_and_confirmed_lists(tmp_path: Path) -> None:
+def test_keys_are_signed_and_survivor_lists_confirmed(tmp_path: Path) -> None:
     keys, updates = identities(SITES), random_updates(2)
     net, engine, _, _ = network(tmp_path, updates, identities=keys)
     for turn in range(2):
@@ -104,7 +104,7 @@ def test_signed_keys_and_confirmed_lists(tmp_path: Path) -> None:
 # what the server sees
 
 
-def test_no_frame_that_the_server_receives_holds_a_sites_numbers(
+def test_no_frame_at_the_server_holds_numbers_of_a_site(
     tmp_path: Path,
 ) -> None:
     """The bytes of every value of every site (as sent in the clear, and times the
@@ -169,7 +169,7 @@ def pieces(value: torch.Tensor) -> list[bytes]:
     return [raw[i : i + 8] for i in range(0, len(raw) - 7, 8)]
 
 
-def test_a_site_that_makes_up_for_a_task_gives_nothing_away(tmp_path: Path) -> None:
+def test_a_site_that_catches_up_on_a_task_reveals_nothing(tmp_path: Path) -> None:
     """A late site does the tasks of before the first round without an exchange."""
     updates = random_updates(4)
     net, engine, _, calls = network(tmp_path, updates)
@@ -190,7 +190,7 @@ def test_a_site_that_makes_up_for_a_task_gives_nothing_away(tmp_path: Path) -> N
 # terms
 
 
-def test_counts_that_only_some_sites_have(tmp_path: Path) -> None:
+def test_counts_that_only_some_sites_have_are_summed(tmp_path: Path) -> None:
     """The first sum finds the names; afterwards they are agreed. A name that comes
     later is agreed anew; one that is in no update is in no total. No site does its task
     twice."""
@@ -208,7 +208,7 @@ def test_counts_that_only_some_sites_have(tmp_path: Path) -> None:
     assert set(calls.values()) == {4}
 
 
-def test_values_beyond_the_limits_of_the_last_total(
+def test_values_beyond_the_limits_of_the_last_total_are_summed_with_wider_limits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """4,096 times the last largest sum is the limit; then the widest, and then none."""
@@ -242,7 +242,7 @@ def test_values_beyond_the_limits_of_the_last_total(
     assert calls == dict.fromkeys(SITES[:3], 4)  # it is no use to do the task once more
 
 
-def test_the_limits_are_kept_in_the_checkpoint(tmp_path: Path) -> None:
+def test_the_limits_are_saved_in_the_checkpoint(tmp_path: Path) -> None:
     """So the sums after a restart have the same grid, and the run the same bits."""
     updates = {
         s: [Update({"w": torch.rand(50) / 3}) for _ in range(4)] for s in SITES[:3]
@@ -293,7 +293,7 @@ def test_a_stored_history_that_is_invalid_is_reported(tmp_path: Path) -> None:
         net.engine(SITES[:3], summing=SecureSum(SITES[:3], job=JOB))
 
 
-def test_a_site_with_another_model_is_left_out_and_named(tmp_path: Path) -> None:
+def test_a_site_with_another_model_is_left_out_and_reported(tmp_path: Path) -> None:
     updates = {s: [Update({"w": torch.ones(3)})] for s in SITES}
     updates["c"] = [Update({"w": torch.ones(4)})]
     net, engine, events, calls = network(tmp_path, updates)
@@ -317,7 +317,7 @@ def test_a_site_with_another_model_is_left_out_and_named(tmp_path: Path) -> None
 # restarts
 
 
-def test_a_restarted_site_masks_what_it_did_in_a_fresh_exchange(tmp_path: Path) -> None:
+def test_a_restarted_site_masks_its_update_in_a_fresh_exchange(tmp_path: Path) -> None:
     """It has no keys for the prepared exchange.
 
     All sites mask again; none does its task again.
@@ -357,7 +357,9 @@ def test_a_message_in_another_sites_name_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", ["nothing", "more", "no message", "no words", "short", "names"]
 )
-def test_malformed_answers_cost_their_site_the_sum(damage: str, tmp_path: Path) -> None:
+def test_a_site_with_malformed_answers_is_left_out_of_the_sum(
+    damage: str, tmp_path: Path
+) -> None:
     updates = random_updates(7)
     _, engine, events, _ = network(tmp_path, updates)
     engine._least = 3

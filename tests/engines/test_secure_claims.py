@@ -1,4 +1,4 @@
-"""A site cannot shut others out of a secure sum, or stop the server, by what it claims."""
+"""False claims of a site cannot exclude others from a secure sum or stop the server."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _federation(
 
 
 @pytest.mark.parametrize("claim", ["bcd", "d", "cd", "abd"])
-def test_a_claim_that_others_do_not_confirm_costs_its_author(
+def test_a_site_is_left_out_for_a_claim_that_others_do_not_confirm(
     claim: str, tmp_path: Path
 ) -> None:
     """Three of four sites open a sum. Whoever really opened one would say so."""
@@ -85,7 +85,7 @@ def test_a_sum_that_was_opened_before_is_opened_for_the_same_sites(
     )
 
 
-def test_a_claim_is_believed_only_if_the_servers_own_record_agrees(
+def test_a_claim_is_accepted_only_if_the_record_of_the_server_agrees(
     tmp_path: Path,
 ) -> None:
     """With c away, a's word for a sum over a and c must not cost b its place."""
@@ -104,7 +104,7 @@ def test_a_claim_is_believed_only_if_the_servers_own_record_agrees(
     assert not [text for text in events if "site 'b' was not in the sum" in text]
 
 
-def test_a_record_survives_a_restart_and_a_cut_line(tmp_path: Path) -> None:
+def test_a_record_survives_a_restart_and_an_incomplete_line(tmp_path: Path) -> None:
     path = tmp_path / OPENED
     request = Request(JOB, 0, 1, "train", round=3)
     record = OpeningRecord(path)
@@ -126,7 +126,7 @@ def test_a_record_survives_a_restart_and_a_cut_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["@time x", "@time 99", "@time ", "@times", "@", "@other"]
 )
-def test_a_count_with_an_impossible_name_costs_its_site_the_sum(
+def test_a_site_with_an_impossible_count_name_is_left_out_of_the_sum(
     name: str, tmp_path: Path
 ) -> None:
     updates = random_updates(seed=1)
@@ -173,7 +173,7 @@ def test_a_site_with_too_many_counts_is_refused(
     ],
     ids=["reason", "sites"],
 )
-def test_a_site_that_says_too_much_is_refused(
+def test_a_site_with_an_oversized_claim_is_refused(
     claim: dict[str, Any], tmp_path: Path
 ) -> None:
     """People at the server read the reason, and the names of sites."""
@@ -213,7 +213,7 @@ def _reports(histories: dict[str, bytes]) -> mock._patch[object]:
 
 
 @pytest.mark.parametrize("liar", SITES)
-def test_one_site_does_not_choose_the_history_of_all(liar: str, tmp_path: Path) -> None:
+def test_one_site_cannot_choose_the_history_of_all(liar: str, tmp_path: Path) -> None:
     """Sites that lost their disks take on the history that the server passes on."""
     updates = random_updates(seed=1)
     honest, *_ = network(tmp_path / "honest", updates, threshold=4)
@@ -229,7 +229,9 @@ def test_one_site_does_not_choose_the_history_of_all(liar: str, tmp_path: Path) 
     assert deceived.state()["history"] == server.state()["history"]
 
 
-def test_a_history_without_a_majority_leaves_the_earlier_one(tmp_path: Path) -> None:
+def test_a_history_without_a_majority_does_not_replace_the_earlier_one(
+    tmp_path: Path,
+) -> None:
     updates = random_updates(seed=1)
     net, *_ = network(tmp_path, updates, threshold=4)
     server = SecureSum(SITES, job=JOB, threshold=4)

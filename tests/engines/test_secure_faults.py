@@ -1,4 +1,4 @@
-"""The secure sum when too few sites remain or sites return: what is lost or hidden.
+"""The secure sum if too few sites remain or sites return.
 
 The fault matrix (`test_fault_matrix.py`) has every fault under the secure sum too.
 """
@@ -24,7 +24,9 @@ from fednotes.engines.secure import SecureSum
 pytestmark = pytest.mark.usefixtures("instant_disk")
 
 
-def test_below_the_threshold_it_waits_and_asks_no_site_to_open(tmp_path: Path) -> None:
+def test_the_server_waits_below_the_threshold_and_asks_no_site_to_open(
+    tmp_path: Path,
+) -> None:
     """A policy of one site is lifted to two of three; the third's update alone stays
     masked."""
     net = secure_toys(tmp_path)
@@ -61,7 +63,7 @@ def private(engine: Any) -> float:
 
 @pytest.mark.parametrize("task", ["train", "send"])
 @pytest.mark.parametrize("lost", ["process", "disk"])
-def test_sites_lost_while_a_sum_is_opened_begin_afresh(
+def test_sites_lost_while_a_sum_is_opened_start_afresh(
     task: str, lost: str, tmp_path: Path
 ) -> None:
     """a and b are killed between their updates and the opening: too few can open, so
@@ -89,7 +91,9 @@ def test_sites_lost_while_a_sum_is_opened_begin_afresh(
     assert len(numbers) == 2
 
 
-def test_a_site_that_is_gone_when_the_sum_is_opened_is_in_it(tmp_path: Path) -> None:
+def test_a_site_that_leaves_before_the_opening_is_still_in_the_sum(
+    tmp_path: Path,
+) -> None:
     """The other two open it, though three are needed in a sum; nobody waits for its
     return."""
     net = secure_toys(tmp_path)
@@ -124,7 +128,7 @@ def test_a_site_whose_disk_is_lost_catches_up_at_a_fresh_start(tmp_path: Path) -
     assert metric_sums[0] == pytest.approx(metric_sums[1], rel=1e-6)
 
 
-def test_a_restarted_server_has_new_keys_and_never_uses_an_exchange_again(
+def test_a_restarted_server_has_new_keys_and_reuses_no_exchange(
     tmp_path: Path,
 ) -> None:
     """Every public key and exchange in all replies of four starts, told apart."""

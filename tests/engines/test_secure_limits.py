@@ -1,4 +1,4 @@
-"""What a server can learn of the size of a site's values by narrower limits."""
+"""What a server can learn about the size of values by narrower limits."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Prober(ByHand):
         return "beyond" if answer["wide"] else "fits"
 
 
-def test_a_search_for_the_largest_value_ends_at_once() -> None:
+def test_a_search_for_the_largest_value_is_stopped_at_once() -> None:
     """By halves, from above and from below: without the bound each finds the power of
     two. What is known after the answers that are given is as many as these tell apart:
     a few bits."""
@@ -101,7 +101,7 @@ def test_a_redo_and_a_restart_of_the_server_do_not_reset_the_count() -> None:
     assert [restarted.ask(e) for e in (5, 6, 7)] == ["fits", "fits", "over"]
 
 
-def test_the_bound_holds_for_updates_that_are_masked_again() -> None:
+def test_the_bound_also_holds_for_updates_that_are_masked_again() -> None:
     """As `seal` has it, so has "@masked"; its last word is an answer, for it is final."""
     prober = Prober()
     assert prober.ask(-9) == "beyond"
@@ -130,7 +130,7 @@ def test_the_bound_holds_for_updates_that_are_masked_again() -> None:
 
 
 @pytest.mark.parametrize(("end", "name"), [("seal", "more"), ("stage", "words")])
-def test_attachments_that_no_site_has_reason_to_send(
+def test_unexpected_attachments_are_refused(
     end: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tensors beside the words, and words where there are none: of d alone."""

@@ -1,5 +1,4 @@
-"""A site's end of the secure sum against a server that repeats, lies, or sends
-nonsense."""
+"""A site's side of the secure sum against a server that repeats messages or lies."""
 
 from __future__ import annotations
 
@@ -126,7 +125,7 @@ def test_bytes_that_are_not_a_message_of_the_secure_sum_are_refused() -> None:
         ).facts["again"]
 
 
-def test_a_new_run_and_a_task_without_terms_give_up_the_older_update() -> None:
+def test_a_new_run_and_a_task_without_terms_discard_the_older_update() -> None:
     """Each would otherwise be masked once more, in an exchange of the server's choice."""
     seals, attached, _ = exchanged(Update({"w": torch.ones(3)}))
     later = replace(request("@masked", 20, attached=attached), run=2)
@@ -164,7 +163,7 @@ def test_a_number_of_the_previous_run_is_not_a_repeated_message() -> None:
 MANY = tuple(f"hospital-{i:03d}" for i in range(250))
 
 
-def test_what_nobody_would_read_is_not_sent() -> None:
+def test_a_message_that_is_too_large_to_read_is_not_sent() -> None:
     attached = wire.packed(Terms(0, (), tuple(f"n{i}" for i in range(70_000))))
     with pytest.raises(WireError, match="header is too large"):
         encode(Request("j", 1, 1, "t", attached=attached))
@@ -192,9 +191,7 @@ def asked_of_all() -> tuple[Attached, dict[str, UnmaskRequest]]:
     return wire.packed_requests(3, keys, requests), requests
 
 
-def test_the_receipts_of_250_sites_are_bytes_and_cost_four_times_the_message_at_most() -> (
-    None
-):
+def test_receipts_of_250_sites_take_at_most_four_times_the_message() -> None:
     attached, requests = asked_of_all()
     frame = bytearray(encode(Request("j", 1, 1, "@unmask", attached=attached)))
     assert 4e6 < len(frame) < 4.4e6  # twice 250 x 250 x 32 bytes, and the keys
@@ -210,7 +207,7 @@ def test_the_receipts_of_250_sites_are_bytes_and_cost_four_times_the_message_at_
 
 
 @pytest.mark.parametrize("wrong", ["receipts", "confirmations"])
-def test_tables_of_another_form_are_refused(wrong: str) -> None:
+def test_malformed_tables_are_refused(wrong: str) -> None:
     attached, _ = asked_of_all()
     stage, table = wire.read(Stage, attached.facts), attached.tensors[wrong]
     for value in (None, table[1:], table.to(torch.int8)):

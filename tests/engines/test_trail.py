@@ -1,4 +1,4 @@
-"""What identifies a site's question: all that its answer may depend on, and no more."""
+"""The identity of a site's question: everything its answer depends on, and no more."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ask(trail: Trail, request: Request, tensors: Tensors, update: Update) -> Tra
 # the parts of a question
 
 
-def test_each_part_that_an_answer_depends_on_is_in_the_question() -> None:
+def test_the_question_covers_each_part_that_an_answer_depends_on() -> None:
     trail = Trail(state=b"s", told=b"t")
 
     def question(before: Trail, tensors: Tensors, **changes: Any) -> bytes:
@@ -66,7 +66,7 @@ def test_each_part_that_an_answer_depends_on_is_in_the_question() -> None:
     assert len(set(different)) == len(different)
 
 
-def test_numbers_of_requests_rounds_and_runs_are_not_in_the_question() -> None:
+def test_the_question_does_not_depend_on_numbers_of_requests_rounds_and_runs() -> None:
     trail = Trail(state=b"s")
     question = trail.next(REQUEST, received(X)).question
     other_numbers = replace(
@@ -82,7 +82,7 @@ def test_numbers_of_requests_rounds_and_runs_are_not_in_the_question() -> None:
     assert trail.next(other_numbers, received(X)).question == question
 
 
-def test_tensors_that_are_sent_again_are_those_that_were_meant() -> None:
+def test_tensors_that_are_sent_again_give_the_same_question() -> None:
     """A server that was restarted sends what the site remembered before."""
     evaluate = replace(REQUEST, task="evaluate", told=0)
     trail = ask(Trail(), evaluate, X, COUNTED)
@@ -90,7 +90,7 @@ def test_tensors_that_are_sent_again_are_those_that_were_meant() -> None:
     assert trail.next(replace(REQUEST, told=0), received(X)).question == remembered
 
 
-def test_every_task_before_is_in_the_question() -> None:
+def test_the_question_covers_every_earlier_task() -> None:
     trails = [
         Trail(),
         ask(Trail(), REQUEST, X, COUNTED),
@@ -106,14 +106,14 @@ def test_every_task_before_is_in_the_question() -> None:
 # tasks that may be repeated
 
 
-def test_a_task_that_leaves_the_site_as_it_was_is_in_no_later_question() -> None:
+def test_a_read_only_task_does_not_change_later_questions() -> None:
     before = ask(Trail(), REQUEST, X, COUNTED)
     mark = replace(REQUEST, task="mark")
     after = before.next(mark, received({})).answered(COUNTED, is_read_only=True)
     assert after.state == before.state
 
 
-def test_a_setting_that_is_repeated_changes_no_later_question() -> None:
+def test_a_repeated_setting_does_not_change_later_questions() -> None:
     """Only if it is the newest of its task, and only tasks that answer nothing are."""
     prepare = replace(REQUEST, task="prepare", told=0)
     begin = replace(REQUEST, task="begin", told=0)
@@ -246,7 +246,7 @@ def test_a_server_that_resumes_a_run_asks_the_same_questions(tmp_path: Path) -> 
     assert server.ask("train", X) == third
 
 
-def test_questions_of_a_site_that_was_sent_back_follow_its_state(
+def test_questions_of_a_rewound_site_follow_its_state(
     tmp_path: Path,
 ) -> None:
     server = Server(tmp_path)
@@ -260,7 +260,7 @@ def test_questions_of_a_site_that_was_sent_back_follow_its_state(
     assert server.ask("train", X) != first
 
 
-def test_a_state_of_an_earlier_version_is_read_on(tmp_path: Path) -> None:
+def test_a_state_of_an_earlier_version_is_accepted(tmp_path: Path) -> None:
     """Its site goes on with questions of its own, which are the same after a restart."""
     server = Server(tmp_path)
     server.ask("train", X)

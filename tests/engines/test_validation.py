@@ -1,4 +1,4 @@
-"""What may be added to a sum, judged by hand-made updates."""
+"""Checks of updates before they are added to a sum, on updates made by hand."""
 
 from __future__ import annotations
 
@@ -86,13 +86,15 @@ def test_wrong_updates_are_refused_with_the_site_and_the_reason(
         (Update({"w": GOOD.tensors["w"]}), "tensor 'codes' is missing"),
     ],
 )
-def test_what_looks_otherwise_is_named(update: Update, reason: str) -> None:
+def test_an_error_names_the_tensor_with_another_shape_or_dtype(
+    update: Update, reason: str
+) -> None:
     check_addable(update, "mercy")
     assert mismatch(update, expected(GOOD.tensors)).endswith(reason)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64])
-def test_numbers_of_examples_are_whole_ones_from_zero(dtype: torch.dtype) -> None:
+def test_numbers_of_examples_must_be_whole_and_not_negative(dtype: torch.dtype) -> None:
     good = torch.tensor([0, 1, 999_999_999], dtype=dtype)
     check_counts(Update({"present": good}, 1.0, {"patients": 3.0}), "mercy")
     check_counts(Update({"present": torch.empty(0, 3)}), "mercy")
@@ -104,7 +106,7 @@ def test_numbers_of_examples_are_whole_ones_from_zero(dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("wrong", [-1.0, 0.5, math.nan, math.inf, 2e12])
-def test_other_numbers_of_examples_are_refused(wrong: float) -> None:
+def test_implausible_numbers_of_examples_are_refused(wrong: float) -> None:
     in_metric = Update({}, 1.0, {"patients": wrong})
     in_tensor = Update({"present": torch.tensor([1.0, wrong])})
     for update, name in ((in_metric, "patients"), (in_tensor, "present")):
@@ -113,7 +115,7 @@ def test_other_numbers_of_examples_are_refused(wrong: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_every_type_of_number_is_checked(dtype: torch.dtype) -> None:
+def test_every_dtype_is_checked_for_finite_values(dtype: torch.dtype) -> None:
     value = torch.zeros(1000, dtype=dtype)
     check_addable(Update({"w": value}), "s")
     value[999] = math.inf
@@ -144,7 +146,7 @@ NOT_FINITE = changed(w=torch.tensor([math.inf]))
         (NOT_FINITE, {}, "tensor 'w' is not finite (NaN or infinity)", ""),
     ],
 )
-def test_a_sites_own_refusal_reveals_no_value(
+def test_a_refusal_by_the_site_reveals_no_value(
     update: Update,
     bound: dict[str, float],
     detail: str,
@@ -176,9 +178,7 @@ def test_an_update_just_within_a_bound_passes(monkeypatch: pytest.MonkeyPatch) -
     check_addable(BIGGER, "s")
 
 
-def test_the_largest_metric_of_as_many_sites_as_there_may_be_adds_up_to_a_number() -> (
-    None
-):
+def test_the_largest_metrics_of_the_most_sites_add_up_to_a_finite_number() -> None:
     """2^52 each is the bound of the secure sum too; a float64 sum of 2^10 of them is
     finite."""
     update = Update({}, 1.0, {"count": 2.0**52, "below": -(2.0**52)})
@@ -198,7 +198,7 @@ def test_a_site_computes_only_with_finite_numbers(value: float) -> None:
         check_received(received, "mercy", "train")
 
 
-def test_what_most_look_like_or_what_is_known_is_expected() -> None:
+def test_the_expected_layout_is_the_known_one_or_that_of_most_sites() -> None:
     small, wide = (Update({"w": torch.zeros(n)}) for n in (2, 3))
     assert expected_layout([small, wide, wide]) == expected(wide.tensors)
     assert expected_layout([small, wide]) == expected(small.tensors)

@@ -1,4 +1,4 @@
-"""What a model's card says, and what it must not say."""
+"""What a model card states and what it must not state."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_card_names_no_site(run: Path) -> None:
         assert str(run.parent) not in words
 
 
-def test_a_model_of_one_site_alone_does_not_count_examples_of_all_sites(
+def test_the_card_of_a_model_of_one_site_does_not_count_examples_of_all_sites(
     run: Path,
 ) -> None:
     for path in (run / "alone").rglob("README.md"):
@@ -128,7 +128,7 @@ def test_sums_and_means_are_not_shown_for_two_sites(
         assert ("mean of the sites" in text) == (len(sites) == 3)
 
 
-def test_a_real_site_writes_its_card_from_what_it_knows(
+def test_a_real_site_writes_its_card_from_its_own_facts(
     run: Path, tmp_path: Path
 ) -> None:
     """One of two sites shows its scores, their interval and the job, and no mean."""
@@ -199,7 +199,7 @@ def test_a_model_with_a_damaged_description_has_a_card(
     assert f"Kind: `{facts['kind']}`" in render_card(tmp_path)
 
 
-def test_a_card_that_a_person_edited_stays(run: Path) -> None:
+def test_an_edited_card_is_not_replaced(run: Path) -> None:
     path = next(run.rglob("README.md"))
     edited = path.read_text()
     path.write_text("mine")
@@ -210,7 +210,7 @@ def test_a_card_that_a_person_edited_stays(run: Path) -> None:
     assert path.read_text() == edited
 
 
-def test_each_model_of_a_run_has_a_card_and_a_copy_in_another_folder_has_none(
+def test_each_model_of_a_run_has_a_card_but_copies_elsewhere_have_none(
     run: Path,
 ) -> None:
     """Cards are written where runs save models; nothing else of a run is searched."""
@@ -229,7 +229,7 @@ def test_each_model_of_a_run_has_a_card_and_a_copy_in_another_folder_has_none(
     assert cards == set(models)
 
 
-def test_a_model_apart_from_its_run_has_a_card(run: Path, tmp_path: Path) -> None:
+def test_a_model_outside_its_run_has_a_card(run: Path, tmp_path: Path) -> None:
     source = next((run / "federated").rglob("tagger.json")).parent
     (tmp_path / "model").mkdir()
     for name in ("tagger.json", "tagger.safetensors"):

@@ -1,4 +1,4 @@
-"""Test that `fednotes check` reports everything that is wrong with a corpus."""
+"""`fednotes check` reports everything that is wrong with a corpus."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_check_shows_no_text_of_a_note(tmp_path: Path) -> None:
     assert "rash" not in json.dumps(checked.to_dict())
 
 
-def test_texts_without_annotations_are_counted(tmp_path: Path) -> None:
+def test_texts_without_annotations_are_counted_by_a_check(tmp_path: Path) -> None:
     checked = check_files([write_damaged_brat(tmp_path / "notes")])
     (finding,) = findings_of(checked, "texts_without_annotations")
     assert finding.counts == {"texts": 1}
@@ -70,7 +70,7 @@ def test_a_reader_refuses_a_corpus_with_all_of_its_problems(tmp_path: Path) -> N
     assert len(caught.value.problems) == 6
 
 
-def test_a_reader_that_skips_leaves_out_what_it_cannot_use(tmp_path: Path) -> None:
+def test_a_skipping_reader_leaves_out_unusable_data(tmp_path: Path) -> None:
     folder = write_damaged_brat(tmp_path / "notes")
     mentions = {
         document.id: len(document.spans) for document in read(folder, None, "skip")
@@ -86,7 +86,7 @@ def test_a_reader_that_skips_leaves_out_what_it_cannot_use(tmp_path: Path) -> No
     assert str(examine(folder)[1]) == "2 documents, 2 mentions, 2 lines"
 
 
-def test_left_out_data_are_not_a_problem_if_the_check_skips(tmp_path: Path) -> None:
+def test_data_left_out_on_request_are_not_a_problem(tmp_path: Path) -> None:
     checked = check_files([write_damaged_brat(tmp_path / "notes")], None, "skip")
     assert not checked.wrong
     (finding,) = findings_of(checked, "left_out")
@@ -155,7 +155,7 @@ def test_repeated_ids_are_listed_by_line_in_the_order_of_the_file(
     assert {problem.file for problem in finding.problems} == {str(path)}
 
 
-def test_a_repeated_id_is_one_problem(tmp_path: Path) -> None:
+def test_a_repeated_id_is_reported_once(tmp_path: Path) -> None:
     checked = check_files([write_ids(tmp_path / "a.jsonl", "777")])
     repeated = [p.line for p in checked.wrong if p.kind == "repeated_id"]
     assert repeated == [2, 3]
@@ -163,7 +163,7 @@ def test_a_repeated_id_is_one_problem(tmp_path: Path) -> None:
     assert checked.to_dict()["counts"]["kinds"]["repeated_id"] == 2
 
 
-def test_ids_that_a_reader_makes_of_files_and_lines_may_repeat(tmp_path: Path) -> None:
+def test_ids_derived_from_files_and_lines_may_repeat(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "n.conll").write_text("a B-X\n")
@@ -202,7 +202,7 @@ def test_a_note_in_two_parts_is_recognised_by_its_text(tmp_path: Path) -> None:
     assert "1 note is in a.jsonl and in b.jsonl" in problem.message
 
 
-def test_files_of_equal_names_are_one_note_if_their_texts_are_equal(
+def test_files_with_equal_names_are_the_same_note_only_with_equal_texts(
     tmp_path: Path,
 ) -> None:
     mercy, north = write_hospitals(tmp_path)
@@ -214,7 +214,7 @@ def test_files_of_equal_names_are_one_note_if_their_texts_are_equal(
     assert not check_files([mercy, north]).wrong
 
 
-def test_a_label_that_is_the_tag_of_other_words_is_a_problem(tmp_path: Path) -> None:
+def test_a_label_that_equals_the_outside_tag_is_a_problem(tmp_path: Path) -> None:
     path = write_notes(tmp_path / "a.jsonl", range(60))
     path.write_text(path.read_text().replace('"Drug"', '"O"'))
     assert kinds_of(check_files([path])) == ["outside_label"]
@@ -284,7 +284,7 @@ def test_similar_problems_are_folded_except_in_json(
     assert len(json.loads(run_cli("check", tmp_path, "--json")[1])["problems"]) == 40
 
 
-def test_a_check_does_not_write_the_names_in_a_jobs_error_as_options(
+def test_a_check_keeps_the_key_names_in_an_error_of_a_job(
     tmp_path: Path, run_cli: Any
 ) -> None:
     job = tmp_path / "job.toml"
@@ -334,9 +334,7 @@ def test_an_error_of_a_command_folds_similar_problems(
     assert len(rows) == 7
 
 
-def test_statistics_can_leave_out_what_cannot_be_used(
-    tmp_path: Path, run_cli: Any
-) -> None:
+def test_statistics_can_leave_out_unusable_data(tmp_path: Path, run_cli: Any) -> None:
     path = write_notes(tmp_path / "a.jsonl", range(30))
     path.write_text(path.read_text() + "{\n")
     command = ("corpus", "stats", path, "--on-error", "skip")
@@ -357,7 +355,7 @@ def write_short_notes(path: Path) -> Path:
     return path
 
 
-def test_a_corpus_of_json_lines_is_not_held(
+def test_a_corpus_of_json_lines_is_not_held_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A document is freed before the second one behind it is read."""

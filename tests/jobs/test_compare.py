@@ -1,4 +1,4 @@
-"""Test that runs are compared on the data that they had."""
+"""Runs are compared on the data that they had."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notes in a database where files of notes are taken: commands, jobs and the API."""
+"""Notes in a database in place of files: commands, jobs and the API."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def job(folder: Path, **site: Any) -> Any:
     )
 
 
-def test_predict_streams_a_database_with_ids_patients_and_visits(
+def test_predict_streams_notes_of_a_database_with_ids_patients_and_visits(
     address: str, model: Path, tmp_path: Path, run_cli: Run
 ) -> None:
     out = tmp_path / "found.jsonl"
@@ -107,7 +107,7 @@ def test_predict_streams_a_database_with_ids_patients_and_visits(
         (["convert", URL, "out.jsonl", "--to", "jsonl"], "no such file"),
     ],
 )
-def test_a_mistake_is_one_line_without_a_password(
+def test_a_mistake_is_reported_in_one_line_without_the_password(
     address: str, model: Path, run_cli: Run, arguments: list[str], message: str
 ) -> None:
     names = {"MODEL": str(model), "DB": address}
@@ -136,7 +136,7 @@ def test_the_api_shows_no_password(model: Path) -> None:
         assert SECRET not in str(raised.value)
 
 
-def test_the_number_of_notes_is_known_before_they_are_predicted(
+def test_the_number_of_notes_is_known_before_prediction(
     address: str, tmp_path: Path
 ) -> None:
     """So that the time left is shown."""
@@ -148,7 +148,7 @@ def test_the_number_of_notes_is_known_before_they_are_predicted(
     assert inputs.count() == 2
 
 
-def test_a_wrong_variable_is_named_and_its_value_is_not(
+def test_an_error_names_a_wrong_variable_but_not_its_value(
     model: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setenv("NOTES_DB", URL)
@@ -174,7 +174,7 @@ def test_check_counts_the_notes_of_a_database(address: str, run_cli: Run) -> Non
     assert json.loads(stdout)["counts"]["problems"] == len(TEXTS)
 
 
-def test_init_writes_a_job_whose_notes_are_in_the_database(
+def test_init_writes_a_job_for_notes_in_a_database(
     address: str, tmp_path: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
@@ -242,7 +242,7 @@ def test_annotated_documents_are_not_read_from_a_database(tmp_path: Path) -> Non
         load_sites(parse_job(tables, "j", tmp_path, "j.toml"))
 
 
-def test_the_query_of_a_site_does_not_travel(tmp_path: Path) -> None:
+def test_the_query_of_a_site_is_not_sent(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(
         'method = "pretrain"\n[sites.a]\npath = "env:DB"\nquery = "SELECT 1"\n'
@@ -271,7 +271,7 @@ def test_notes_that_change_between_two_passes_are_refused(
 # ---- predictions into a database -----------------------------------------------------
 
 
-def test_predictions_of_a_postgresql_table_become_its_note_nlp(
+def test_predictions_for_postgresql_are_written_to_note_nlp(
     postgres: Postgres,
     model: Path,
     tmp_path: Path,
@@ -338,7 +338,7 @@ def test_predictions_of_a_postgresql_table_become_its_note_nlp(
         assert "another threshold 0.0, now 0.9" in err
 
 
-def test_shards_of_a_model_are_the_lines_of_one_file(
+def test_shards_together_equal_the_predictions_in_one_file(
     address: str, model: Path, tmp_path: Path, run_cli: Run
 ) -> None:
     words = ["predict", model, address, "--out"]
@@ -394,7 +394,7 @@ def test_outputs_that_cannot_be_written_are_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_killed_command_resumes_with_the_same_bytes(
+def test_a_killed_command_resumes_to_the_same_bytes(
     address: str, model: Path, tmp_path: Path, seed: int
 ) -> None:
     words = [sys.executable, "-m", "fednotes", "predict", str(model), address]

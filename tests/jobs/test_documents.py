@@ -1,4 +1,4 @@
-"""Test that the tests, commands, options and files that documents name exist."""
+"""The tests, commands, options and files that documents name exist."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def unknown_tests(text: str) -> list[str]:
     return wrong
 
 
-def test_the_checks_of_pages_find_what_they_look_for() -> None:
+def test_the_checks_of_pages_detect_planted_mistakes() -> None:
     """They would pass whatever they find nothing in."""
     text = "`fednotes job fly JOB`, `fednotes job\nshow JOB --hard`, `fednotes job show JOB`"
     problems = ["fednotes job fly JOB", "fednotes job show JOB --hard: --hard"]
@@ -171,14 +171,14 @@ def test_the_checks_of_pages_find_what_they_look_for() -> None:
     ]
     assert unknown_commands("`import fednotes as fn`") == []
     this_file = "tests/jobs/test_documents.py"
-    text = f"`{this_file}::test_the_checks_of_pages_find_what_they_look_for`, `::test_no`, `tests/test_no.py`, `test_documents.py`"
+    text = f"`{this_file}::test_the_checks_of_pages_detect_planted_mistakes`, `::test_no`, `tests/test_no.py`, `test_documents.py`"
     assert unknown_tests(text) == ["test_documents.py::test_no", "tests/test_no.py"]
     assert unknown_tests(
-        "`test_the_checks_of_pages_find_what_they_look_for`, `test_nowhere`"
+        "`test_the_checks_of_pages_detect_planted_mistakes`, `test_nowhere`"
     ) == ["test_nowhere"]
 
 
-def test_the_checks_of_pages_pass_over_a_deleted_application(
+def test_the_checks_of_pages_ignore_a_deleted_application(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(COMMANDS, "fly", "no_such_application")
@@ -196,7 +196,7 @@ def test_commands_in_the_pages_exist(path: Path) -> None:
     assert unknown_commands(path.read_text("utf-8")) == []
 
 
-def test_the_checks_of_shell_blocks_see() -> None:
+def test_the_checks_of_shell_blocks_detect_planted_mistakes() -> None:
     block = """```sh
 cd notes  # fednotes simulate demo
 fednotes simulate demo --set training.epochs=3
@@ -229,7 +229,7 @@ def test_commands_in_shell_blocks_have_the_options_they_need(path: Path) -> None
 
 
 @each_page
-def test_built_in_jobs_have_the_settings_in_shell_blocks(
+def test_built_in_jobs_accept_the_settings_in_shell_blocks(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in ("FEDNOTES_CORPORA", "FEDNOTES_BACKBONE"):

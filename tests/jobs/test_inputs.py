@@ -1,4 +1,4 @@
-"""Test how the source of a prediction is opened and read."""
+"""How the input of a prediction is opened and read."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_table_is_read_note_by_note_with_ids_and_metadata(tmp_path: Path) -> N
     assert not inputs.is_held
 
 
-def test_a_folder_of_texts_is_one_of_notes(tmp_path: Path) -> None:
+def test_a_folder_of_texts_is_read_as_notes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text(f"Note {name}.")
     assert texts_of(tmp_path) == ["Note a.", "Note b."]
@@ -64,7 +64,7 @@ def test_a_licence_beside_a_table_is_not_read_as_a_note(tmp_path: Path) -> None:
     assert texts_of(tmp_path) == ["Fine."]
 
 
-def test_a_corpus_is_held_and_its_texts_without_annotations_are_notes(
+def test_texts_of_a_corpus_without_annotations_are_read_as_notes(
     tmp_path: Path,
 ) -> None:
     folder = write_damaged_brat(tmp_path / "notes")
@@ -101,7 +101,7 @@ def test_a_source_is_refused_before_its_first_note_with_all_problems(
     assert [problem.line for problem in caught.value.problems] == [2, 3]
 
 
-def test_a_source_that_skips_is_readable(damaged: Path) -> None:
+def test_a_skipping_source_leaves_out_damaged_notes(damaged: Path) -> None:
     inputs = open_inputs(str(damaged), on_error="skip")
     inputs.require_readable()
     assert [document.id for document in inputs.read_all()] == ["7"]

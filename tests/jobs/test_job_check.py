@@ -1,4 +1,4 @@
-"""Test that `fednotes check` reports everything that is wrong with a job."""
+"""`fednotes check` reports everything that is wrong with a job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_sites(folder: Path, **sites: str) -> Checked:
 # ---- notes of several sites ----------------------------------------------------------
 
 
-def test_sites_with_the_same_notes_are_warned_of(tmp_path: Path) -> None:
+def test_sites_with_the_same_notes_cause_a_warning(tmp_path: Path) -> None:
     write_notes(tmp_path / "a.jsonl", range(60))
     checked = check_sites(tmp_path, north='path = "a.jsonl"', south='path = "a.jsonl"')
     (finding,) = findings_of(checked, "equal_notes")
@@ -77,7 +77,7 @@ def test_equal_notes_are_recognised_by_text_whatever_their_ids_and_case(
     assert finding.counts["notes"] > 30
 
 
-def test_many_notes_are_a_share_of_the_smaller_site(tmp_path: Path) -> None:
+def test_the_warning_depends_on_the_share_of_the_smaller_site(tmp_path: Path) -> None:
     """South has 3 of its 50 notes from north: 6 %. West has 2 of 50: 4 %."""
     write_notes(tmp_path / "test.jsonl", range(5000, 5004))
     for name, numbers in {
@@ -136,7 +136,7 @@ def test_sites_that_divide_a_corpus_have_no_notes_in_common(tmp_path: Path) -> N
     assert not findings_of(checked, "equal_notes")
 
 
-def test_notes_without_annotations_are_compared_too(tmp_path: Path) -> None:
+def test_notes_without_annotations_are_compared(tmp_path: Path) -> None:
     for name, start in (("north", 0), ("south", 30)):
         rows = [
             {"id": f"{name}{number}", "text": f"Case {number} took aspirin every day."}
@@ -152,7 +152,7 @@ def test_notes_without_annotations_are_compared_too(tmp_path: Path) -> None:
     assert finding.counts == {"notes": 10, "of": 40}
 
 
-def test_of_many_sites_with_equal_notes_ten_pairs_are_named() -> None:
+def test_at_most_ten_pairs_of_sites_with_equal_notes_are_listed() -> None:
     """Six equal sites have 15 pairs."""
     notes = [f"Case {number} took aspirin every day." for number in range(40)]
     *pairs, remainder = notes_of_several_sites(dict.fromkeys("abcdef", notes))
@@ -196,7 +196,7 @@ def test_train_and_test_may_have_files_of_equal_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "levels"), [("", []), ('split = "sentence"\n', ["warning"] * 3)]
 )
-def test_a_job_that_splits_by_sentence_is_warned_of_notes_in_two_parts(
+def test_splitting_by_sentence_causes_a_warning_about_notes_in_two_parts(
     tmp_path: Path, keys: str, levels: list[str]
 ) -> None:
     write_notes(tmp_path / "a.jsonl", range(60))
@@ -206,7 +206,7 @@ def test_a_job_that_splits_by_sentence_is_warned_of_notes_in_two_parts(
     assert [finding.level for finding in findings] == levels
 
 
-def test_a_label_that_is_the_tag_of_other_words_is_refused(tmp_path: Path) -> None:
+def test_a_label_that_equals_the_outside_tag_is_refused(tmp_path: Path) -> None:
     path = write_notes(tmp_path / "a.jsonl", range(60))
     path.write_text(path.read_text().replace('"Drug"', '"O"'))
     (problem,) = check_sites(tmp_path, north='path = "a.jsonl"').wrong
@@ -215,7 +215,7 @@ def test_a_label_that_is_the_tag_of_other_words_is_refused(tmp_path: Path) -> No
     assert not check_sites(tmp_path, north=mapped).wrong
 
 
-def test_a_site_that_skips_has_remarks_in_place_of_problems(tmp_path: Path) -> None:
+def test_a_skipping_site_has_remarks_in_place_of_problems(tmp_path: Path) -> None:
     path = write_notes(tmp_path / "a.jsonl", range(60))
     path.write_text(path.read_text() + "{\n{\n")
     refused = check_sites(tmp_path, north='path = "a.jsonl"').wrong
@@ -241,7 +241,7 @@ def write_unlearnt_types(folder: Path) -> str:
     return 'train = "train.conll"\nvalid = "valid.conll"\ntest = "test.conll"\n'
 
 
-def test_types_without_training_mentions_are_warned_of(tmp_path: Path) -> None:
+def test_types_without_training_mentions_cause_a_warning(tmp_path: Path) -> None:
     checked = check_sites(tmp_path, north=write_unlearnt_types(tmp_path))
     assert checked.wrong == ()
     findings = findings_of(checked, "unlearnt_types")
@@ -255,7 +255,7 @@ def test_types_without_training_mentions_are_warned_of(tmp_path: Path) -> None:
     assert any(line.startswith(start) for line in checked.sites.messages)
 
 
-def test_types_that_the_site_names_need_no_training_mention(tmp_path: Path) -> None:
+def test_types_listed_by_the_site_need_no_training_mention(tmp_path: Path) -> None:
     keys = write_unlearnt_types(tmp_path)
     checked = check_sites(tmp_path, north=f'{keys}types = ["X", "Y", "Z"]')
     assert (checked.wrong, findings_of(checked, "unlearnt_types")) == ((), ())

@@ -1,4 +1,4 @@
-"""Test job files: their content, the messages about mistakes, and the key reference."""
+"""Job files: their content, messages about mistakes, and the reference of keys."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def test_a_job_has_the_values_of_its_file() -> None:
     assert parsed.module is fedner.METHOD
 
 
-def test_conditions_stand_in_the_order_in_which_they_run() -> None:
+def test_conditions_are_listed_in_the_order_in_which_they_run() -> None:
     assert job(conditions=["pooled", "alone"]).conditions == ("alone", "pooled")
 
 
-def test_a_job_without_a_title_has_its_name_as_title() -> None:
+def test_the_title_of_a_job_defaults_to_its_name() -> None:
     assert job().title == "j"
 
 
@@ -296,7 +296,7 @@ def test_built_in_jobs_are_listed_without_grids() -> None:
     assert not [name for name in built_in_jobs() if "table" in name or "fig" in name]
 
 
-def test_a_built_in_job_is_found_although_a_folder_has_its_name(
+def test_a_built_in_job_takes_precedence_over_a_folder_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "demo").mkdir()
@@ -395,7 +395,7 @@ def test_unset_variables_of_notes_and_of_excluded_corpora_are_reported_together(
         ("fedner", "epoch", "did you mean 'epochs'?"),
     ],
 )
-def test_an_unknown_key_is_answered_with_the_key_that_the_method_has(
+def test_an_error_about_an_unknown_key_suggests_the_key_of_the_method(
     method: str, key: str, answer: str
 ) -> None:
     table = {"method": method, "synthetic": {}, "training": {key: 3}}
@@ -403,7 +403,7 @@ def test_an_unknown_key_is_answered_with_the_key_that_the_method_has(
         fn.job(table)
 
 
-def test_a_key_of_training_outside_of_it_is_sent_there() -> None:
+def test_an_error_about_a_misplaced_key_names_its_table() -> None:
     with pytest.raises(
         ConfigError, match=r"belongs to \[training\], as in training.ep"
     ):
@@ -426,7 +426,7 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 @pytest.mark.usefixtures("corpora")
-def test_a_built_in_job_has_the_top_keys_and_sites_of_its_file(name: str) -> None:
+def test_a_built_in_job_has_the_values_of_its_file(name: str) -> None:
     parsed = load_job(name)
     table = tomllib.loads(built_in_jobs()[name].read_text("utf-8"))
     is_private = "privacy" in table
@@ -502,19 +502,19 @@ def test_a_model_file_beside_the_job_is_found_from_any_folder(tmp_path: Path) ->
     assert parsed.config.model.word_vectors == str(tmp_path / "vectors.txt")
 
 
-def test_the_record_of_a_job_keeps_relative_paths(tmp_path: Path) -> None:
+def test_the_record_of_a_job_keeps_paths_relative(tmp_path: Path) -> None:
     (tmp_path / "vectors.txt").write_text("")
     table = {**BASE, "synthetic": {}, "model": {"word_vectors": "vectors.txt"}}
     parsed = parse_job(table, "j", tmp_path, "j.toml")
     assert parsed.table["model"]["word_vectors"] == "vectors.txt"
 
 
-def test_a_name_that_is_no_file_beside_the_job_stays(tmp_path: Path) -> None:
+def test_a_name_that_is_not_a_file_beside_the_job_is_kept(tmp_path: Path) -> None:
     table = {**BASE, "synthetic": {}, "model": {"contextual": "minilm"}}
     assert parse_job(table, "j", tmp_path, "j.toml").config.model.contextual == "minilm"
 
 
-def test_a_job_for_real_sites_names_no_path_of_a_site() -> None:
+def test_a_job_for_real_sites_has_no_path_of_a_site() -> None:
     assert site_path_keys() <= PLACE_KEYS
     assert {"path", "paths", "exclude"} <= site_path_keys()
     if has_app("phenotyping"):

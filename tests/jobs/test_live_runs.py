@@ -1,4 +1,4 @@
-"""Test a run in progress: its folder is locked, and a stop says how to resume it."""
+"""A run in progress: its folder is locked, and a stop says how to resume it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test the file of a run's evaluations: its bounds, and a run that was killed."""
+"""The file of a run's evaluations: its bounds, and a run that was killed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_rewinding_refuses_a_huge_file_of_metrics(tmp_path: Path) -> None:
         rewind_metrics(path, "federated", 1)
 
 
-def test_rewinding_metrics_does_not_wait_for_a_pipe(tmp_path: Path) -> None:
+def test_rewinding_metrics_does_not_wait_for_a_fifo(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     os.mkfifo(path)
     with pytest.raises(DataError, match="cannot be read"):

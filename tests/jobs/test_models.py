@@ -42,7 +42,7 @@ def texts(number: int) -> list[str]:
     return [" ".join((WORDS * 9)[: 1 + 7 * n % 50]) for n in range(number)]
 
 
-def test_the_import_of_the_package_loads_no_other_module() -> None:
+def test_importing_the_package_loads_no_other_module() -> None:
     """Modules are loaded when a name is first used. Applications add functions."""
     code = (
         "import sys, fednotes as fn; "

@@ -1,4 +1,4 @@
-"""Test jobs on notes without annotations: their tables, sites and commands."""
+"""Jobs on notes without annotations: their tables, sites and commands."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_check_counts_the_notes_of_a_job(tmp_path: Path, run: Any, bert: Path) -
     assert "ask for at most 20" in out
 
 
-def test_overlap_is_counted_in_files_of_a_named_encoding(
+def test_overlap_is_counted_in_files_with_a_named_encoding(
     tmp_path: Path, run: Any
 ) -> None:
     line = "Der Patient nimmt täglich fünf mg Warfarin ein ."
@@ -297,7 +297,7 @@ def test_overlap_is_counted_and_refused_if_strict(tmp_path: Path, run: Any) -> N
         ),
     ],
 )
-def test_a_sentence_is_recognised_in_another_copy_of_its_note(
+def test_a_shared_sentence_is_recognised_in_another_copy_of_its_note(
     document: str, note: str
 ) -> None:
     """The copy is tokenised differently, or de-identified with other placeholders."""

@@ -1,4 +1,4 @@
-"""Test the parts of a run and the estimate of its traffic."""
+"""The parts of a run and the estimate of its traffic."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def test_a_job_without_a_federated_part_has_no_traffic() -> None:
 
 
 @pytest.mark.parametrize("privacy", [None, {"epsilon": 8.0, "where": "site"}])
-def test_parts_are_private_if_the_job_is(privacy: dict[str, Any] | None) -> None:
+def test_parts_have_the_differential_privacy_of_the_job(
+    privacy: dict[str, Any] | None,
+) -> None:
     tables = {} if privacy is None else {"privacy": privacy}
     _, parts = prepared(**tables)
     assert [part.is_private for part in parts] == [privacy is not None] * len(parts)

@@ -1,4 +1,4 @@
-"""Predictions for tables of notes: their ids, their formats, and few notes in memory."""
+"""Predictions for tables of notes: ids, formats, and bounded memory."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_long_notes_are_read_in_small_batches(
 
 
 @pytest.mark.parametrize("name", ["notes.csv", "notes.jsonl"])
-def test_the_first_note_of_a_table_is_read_before_a_wrong_one_behind_it(
+def test_a_table_is_read_note_by_note_up_to_the_first_wrong_one(
     tmp_path: Path, name: str
 ) -> None:
     path = tmp_path / name
@@ -256,7 +256,7 @@ def test_the_first_note_of_a_table_is_read_before_a_wrong_one_behind_it(
     assert usable.problems.number == 1
 
 
-def test_predictions_appear_when_all_are_written(tmp_path: Path) -> None:
+def test_a_file_of_predictions_appears_only_when_it_is_complete(tmp_path: Path) -> None:
     out = tmp_path / "found.jsonl"
     out.write_text("before")
 
@@ -342,7 +342,7 @@ def test_an_unnamed_column_is_refused_and_can_be_named(
 
 
 @pytest.mark.parametrize("packed", [".gz", ".zst"])
-def test_a_packed_table_that_is_cut_off_is_refused(
+def test_a_truncated_compressed_table_is_refused(
     model: Path, tmp_path: Path, packed: str
 ) -> None:
     path = tmp_path / f"notes.csv{packed}"
@@ -374,7 +374,7 @@ def test_an_endless_line_is_refused_before_it_fills_memory(
         list(open_inputs(str(path)))
 
 
-def test_models_of_mentions_need_no_module_of_an_application(model: Path) -> None:
+def test_models_of_mentions_load_no_module_of_an_application(model: Path) -> None:
     code = (
         "import sys; from fednotes.cli.app import main\n"
         f"sys.argv = ['fednotes', 'predict', {str(model)!r}, '--text', 'He took aspirin.']\n"

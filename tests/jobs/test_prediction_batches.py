@@ -1,4 +1,4 @@
-"""Predictions in batches: what a killed process leaves, and what resuming refuses."""
+"""Predictions in batches: what a killed process leaves and how it resumes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def resume_after_kills(folder: Path, sink: str, format: str, seed: int) -> None:
         ),
     ],
 )
-def test_shards_of_a_killed_process_are_those_of_an_undisturbed_one(
+def test_shards_of_a_killed_and_resumed_process_equal_those_of_an_undisturbed_one(
     tmp_path: Path, format: str, seed: int
 ) -> None:
     if "parquet" in format:
@@ -106,7 +106,7 @@ def test_shards_of_a_killed_process_are_those_of_an_undisturbed_one(
 @pytest.mark.parametrize(
     "seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 8))]
 )
-def test_rows_of_a_killed_process_are_those_of_an_undisturbed_one(
+def test_rows_of_a_killed_and_resumed_process_equal_those_of_an_undisturbed_one(
     tmp_path: Path, seed: int
 ) -> None:
     pytest.importorskip("sqlalchemy")
@@ -131,7 +131,7 @@ def test_a_kill_at_any_step_of_the_first_batches_loses_nothing(tmp_path: Path) -
         assert contents(folder / "out") == expected, step
 
 
-def test_a_start_that_predicted_nothing_is_forgotten(tmp_path: Path) -> None:
+def test_a_failed_start_without_predictions_leaves_no_trace(tmp_path: Path) -> None:
     def fail(documents: Iterable[Document]) -> Iterator[Document]:
         raise DataError("out of memory")
         yield from documents
@@ -158,7 +158,7 @@ def test_rows_in_postgresql_are_written_once_whenever_the_process_is_killed(
 # ---- what resuming refuses -----------------------------------------------------------
 
 
-def test_resuming_names_what_differs(tmp_path: Path) -> None:
+def test_resuming_with_other_settings_is_refused_by_name(tmp_path: Path) -> None:
     run_once(tmp_path, "folder", resume=False)
     changed = {**SETTINGS, "model": "other", "threshold": "0.5"}
     with (
@@ -225,7 +225,7 @@ def test_complete_predictions_of_a_table_are_not_repeated(tmp_path: Path) -> Non
     assert rows(tmp_path) == before
 
 
-def test_rows_of_other_systems_keep_their_ids(tmp_path: Path) -> None:
+def test_rows_of_other_systems_keep_their_ids_in_note_nlp(tmp_path: Path) -> None:
     pytest.importorskip("sqlalchemy")
     columns = ", ".join(f'"{name}" {type_}' for name, type_ in NOTE_NLP.items())
     with closing(sqlite3.connect(tmp_path / "out.db")) as connection, connection:
@@ -271,7 +271,7 @@ def test_parquet_of_note_nlp_has_numbers_and_dates(tmp_path: Path) -> None:
     assert table.column("note_nlp_id").to_pylist() == [21, 22, 23]
 
 
-def test_parquet_is_read_by_its_library_and_by_fednotes(tmp_path: Path) -> None:
+def test_written_parquet_is_read_by_pyarrow_and_by_fednotes(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     run_once(tmp_path, "folder", "parquet", resume=False)
     paths = sorted((tmp_path / "out").glob("*.parquet"))
@@ -325,7 +325,7 @@ def test_memory_does_not_grow_with_the_number_of_notes(
 
 
 @pytest.mark.parametrize("sink", ["folder", "sqlite"])
-def test_resuming_where_there_are_no_predictions_warns_and_begins(
+def test_resuming_without_earlier_predictions_warns_and_starts(
     sink: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run_once(tmp_path, sink, resume=True)

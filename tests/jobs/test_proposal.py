@@ -1,5 +1,4 @@
-"""`fednotes init`: sites in folders, names of types, a method for the notes, a job that
-runs as it is, and never a word of a note."""
+"""`fednotes init`: sites, entity types, a method, and a valid job without note text."""
 
 from __future__ import annotations
 
@@ -103,7 +102,7 @@ def test_sites_are_recognised_in_paths(
     assert {place.name: [*place.parts] for place in places} == expected
 
 
-def test_sites_with_one_name_are_refused_with_a_remedy(tmp_path: Path) -> None:
+def test_sites_with_equal_names_are_refused_with_a_remedy(tmp_path: Path) -> None:
     note(tmp_path / "a.conll")
     note(tmp_path / "b.conll")
     paths = [f"north={tmp_path / 'a.conll'}", f"North={tmp_path / 'b.conll'}"]
@@ -153,7 +152,7 @@ def test_similar_names_of_two_sites_are_proposed(
         ({"Disease": 5}, {"Disease": 2, "Disease_disorder": 3}),
     ],
 )
-def test_names_with_another_meaning_are_not_changed(
+def test_entity_types_with_another_meaning_are_not_mapped(
     first_labels: Mapping[str, int], second_labels: Mapping[str, int]
 ) -> None:
     assert find_label_maps({"one": first_labels, "two": second_labels}) == ()
@@ -178,7 +177,7 @@ def test_names_with_another_meaning_are_not_changed(
         ({"a": {"Drug": 50}, "b": {"Drug": 50}, "c": {}}, True, "finetune", "minilm"),
     ],
 )  # fmt: skip
-def test_the_method_fits_what_the_sites_annotate(
+def test_the_proposed_method_fits_the_annotated_types(
     sites: Mapping[str, Mapping[str, int]], has_minilm: bool, method: str, model: str
 ) -> None:
     proposal = propose(facts_of(sites), Choices(), has_minilm=has_minilm)
@@ -209,7 +208,7 @@ def test_a_site_with_few_notes_does_not_decide_the_method() -> None:
     assert propose(different, Choices(), has_minilm=True).method.value == "distill"
 
 
-def test_a_user_decides_otherwise() -> None:
+def test_choices_of_the_user_override_the_proposal() -> None:
     sites = {"a": {"Drug": 50}, "b": {"DRUGS": 70}}
     choices = Choices(label_maps={("a", "Drug"): False})
     proposal = propose(facts_of(sites), choices, has_minilm=True)
@@ -226,7 +225,7 @@ def test_a_user_decides_otherwise() -> None:
         propose(facts_of(sites), Choices(silos=3), has_minilm=True)
 
 
-def test_one_corpus_is_dealt_out_as_far_as_it_suffices() -> None:
+def test_one_corpus_is_dealt_into_as_many_silos_as_it_can_fill() -> None:
     sites = {"a": {"Drug": 50}}
     few = propose(facts_of(sites, units=3), Choices(), has_minilm=True).silos
     many = propose(facts_of(sites, patients=9), Choices(), has_minilm=True).silos
@@ -240,7 +239,7 @@ def test_one_corpus_is_dealt_out_as_far_as_it_suffices() -> None:
         propose(facts_of(sites, units=1), Choices(), has_minilm=True)
 
 
-def test_remarks_name_what_a_user_should_know() -> None:
+def test_remarks_state_what_a_user_should_know() -> None:
     sites = {"a": {"Drug": 50, "Odd\x1b[2J": 3}, "b": {"Disease": 70}, "c": {}}
     remarks = propose(facts_of(sites), Choices(), has_minilm=True).remarks
     text = "\n".join(remarks)
@@ -250,7 +249,7 @@ def test_remarks_name_what_a_user_should_know() -> None:
     assert "a: fewer than 10 mentions of Odd\\x1b[2J" in text
 
 
-def test_rare_types_that_a_site_lacks_are_named_as_the_simulation_names_them() -> None:
+def test_rare_types_that_a_site_lacks_are_listed_as_by_the_simulation() -> None:
     """Pooled is one model of all notes with the types that the comment lists."""
     sites = {
         "a": {"Drug": 990, "Dose": 12, "Time": 9},
@@ -273,7 +272,7 @@ def test_rare_types_that_a_site_lacks_are_named_as_the_simulation_names_them() -
 # ---- the file ------------------------------------------------------------------------
 
 
-def test_the_file_holds_each_choice_with_its_reason_and_odd_names() -> None:
+def test_the_job_file_has_each_choice_with_its_reason() -> None:
     odd_name = 'The "Drug"\n# [sites.x]'
     sites = {"a": {odd_name: 50, "Test": 30}, "b": {odd_name.upper(): 70, "Test": 30}}
     proposal = propose(facts_of(sites), Choices(), has_minilm=True)
@@ -286,7 +285,7 @@ def test_the_file_holds_each_choice_with_its_reason_and_odd_names() -> None:
     assert max(map(len, text.splitlines())) <= 120
 
 
-def test_a_path_that_a_job_would_read_as_something_else_is_refused(
+def test_an_ambiguous_path_is_refused(
     tmp_path: Path,
 ) -> None:
     note(tmp_path / "$HOME" / "a" / "x.conll")
@@ -308,7 +307,7 @@ def test_relative_paths_are_relative_to_the_job(
     assert absolute.path is None
 
 
-def test_an_existing_job_is_replaced_on_request_only(tmp_path: Path) -> None:
+def test_an_existing_job_is_replaced_only_on_request(tmp_path: Path) -> None:
     note(tmp_path / "a" / "x.conll")
     note(tmp_path / "b" / "x.conll")
     out = tmp_path / "job.toml"
@@ -323,7 +322,7 @@ def test_an_existing_job_is_replaced_on_request_only(tmp_path: Path) -> None:
     assert proposed_job.to_dict()["method"]["value"] == "fedner"
 
 
-def test_an_encoder_that_is_not_here_is_refused(
+def test_a_missing_encoder_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note(tmp_path / "a" / "x.conll")
@@ -358,7 +357,7 @@ def test_an_encoder_that_is_not_here_is_refused(
         ({"x/a.conll": b"Took O\naspirin X-Y-Z B-Drug\nno\n\n"}, "a.conll:2"),
     ],
 )
-def test_files_that_cannot_be_used_are_named(
+def test_an_error_names_unusable_files(
     tmp_path: Path, files: Mapping[str, bytes], message: str
 ) -> None:
     folder = tmp_path / "notes"
@@ -392,7 +391,7 @@ def test_bad_data_and_encodings_are_read_as_the_job_will_read_them(
     )
 
 
-def test_notes_without_annotations_are_for_pretraining(tmp_path: Path) -> None:
+def test_notes_without_annotations_are_proposed_for_pretraining(tmp_path: Path) -> None:
     rows = "".join(f"{n},p{n // 2},Note {n} says little.\n" for n in range(12))
     (tmp_path / "ward.csv").write_text(f"note_id,subject_id,text\n{rows}")
     proposed_job = fn.init(tmp_path / "ward.csv", encoder="minilm")
@@ -463,7 +462,7 @@ def test_the_proposed_job_passes_check_and_simulate(
         ("same/reports", "fedner"),
     ],
 )
-def test_the_proposed_job_of_a_light_tagger_passes_too(
+def test_the_proposed_job_of_a_light_tagger_passes_check_and_simulate(
     tmp_path: Path, hospitals: Path, notes: str, method: str
 ) -> None:
     out = tmp_path / "job.toml"
@@ -473,7 +472,9 @@ def test_the_proposed_job_of_a_light_tagger_passes_too(
 
 
 @pytest.mark.slow
-def test_other_methods_pass_too(tmp_path: Path, hospitals: Path, bert: Path) -> None:
+def test_proposed_jobs_of_other_methods_pass_check_and_simulate(
+    tmp_path: Path, hospitals: Path, bert: Path
+) -> None:
     out = tmp_path / "job.toml"
     proposed_job = fn.init(
         hospitals / "different", out, method="personal", encoder=str(bert)
@@ -493,7 +494,7 @@ def shown_words(text: str) -> Counter[str]:
     return Counter(re.findall(r"\w+", text.casefold()))
 
 
-def test_no_word_of_a_mention_is_shown(hospitals: Path) -> None:
+def test_no_text_of_a_mention_is_shown(hospitals: Path) -> None:
     """All that a proposal says, against the words of all mentions."""
     proposed_job = fn.init(hospitals / "different", encoder="none")
     words_shown = shown_words(

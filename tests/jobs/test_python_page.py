@@ -1,4 +1,4 @@
-"""The Python blocks of docs/python.md do what they say, one after the other."""
+"""The Python blocks of docs/python.md run one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test what a newcomer tries first: the cells of the notebook, and README's sentence."""
+"""What a newcomer tries first: the notebook's cells and README's sentence."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def readme_example() -> tuple[str, str]:
     return model, text
 
 
-def test_other_pages_show_the_same_sentence() -> None:
+def test_other_pages_show_the_sentence_of_the_notebook() -> None:
     """A sentence that no test reads is soon one that the demo's models read wrongly."""
     _, text = readme_example()
     for page in ("use.md", "bert.md", "notes.md"):
@@ -85,7 +85,7 @@ def test_other_pages_show_the_same_sentence() -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_reads_the_sentence_of_the_readme(tmp_path: Path) -> None:
+def test_the_demo_predicts_the_sentence_of_the_readme(tmp_path: Path) -> None:
     """Its federated models find every mention of the types that their site annotates,
     and no other."""
     place, text = readme_example()

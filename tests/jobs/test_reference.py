@@ -1,8 +1,8 @@
-"""Test that the documented keys and defaults of a job are those that a job really has.
+"""The documented keys and defaults of a job are the effective ones.
 
 The expected values come from `parse_job`: a job of a method, a preset and a kind of
-model that sets nothing else has the documented defaults, by whatever way they are
-documented (`fednotes job keys`, docs/job.md and the JSON schema).
+model that sets nothing else has the documented defaults, however they are documented
+(`fednotes job keys`, docs/job.md and the JSON schema).
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def test_the_defaults_of_each_tagger_are_the_effective_ones(tagger: str) -> None
     assert documented | model == flatten(config)
 
 
-def test_a_job_without_a_preset_has_the_preset_best() -> None:
+def test_a_job_without_a_preset_uses_the_preset_best() -> None:
     table = {"method": "finetune", "synthetic": {}}
     config: Any = parse_job(table, "j", Path(), "j.toml").config
     assert config == minimal_job("finetune", "best").config
@@ -360,7 +360,9 @@ def test_the_schema_has_the_effective_model_defaults(
 
 
 @pytest.mark.parametrize("method", methods.names())
-def test_the_schema_of_a_job_without_a_preset_is_that_of_best(method: str) -> None:
+def test_the_schema_of_a_job_without_a_preset_has_the_defaults_of_best(
+    method: str,
+) -> None:
     assert schema_tables(method, None) == schema_tables(method, "best")
 
 

@@ -1,4 +1,4 @@
-"""The core finds kinds of sites and models of patients by entry points."""
+"""The core discovers kinds of sites and models of patients by entry points."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def registered_as(target: str) -> dict[str, EntryPoint]:
     return {"scorer": EntryPoint("scorer", target, "fednotes.models")}
 
 
-def test_a_patient_model_is_recognised_by_the_file_that_bears_its_name(
+def test_a_patient_model_is_recognised_by_the_name_of_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tests_of_kinds", sys.modules[__name__])

@@ -1,4 +1,4 @@
-"""A saved model that finds mentions does what every saved model does."""
+"""Models that find mentions satisfy the contract of saved models."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_model_of_mentions_reads_documents(folder: Path, tmp_path: Path) -> No
     assert load(folder).reads == "documents"
 
 
-def test_a_model_of_mentions_refuses_what_only_patients_have(folder: Path) -> None:
+def test_a_model_of_mentions_refuses_options_for_patients(folder: Path) -> None:
     with pytest.raises(
         ParameterError, match=r"`dictionary` applies only to phenotyping"
     ):
@@ -54,7 +54,7 @@ def test_a_model_of_mentions_refuses_what_only_patients_have(folder: Path) -> No
         predict(folder, NoteSource(text=NOTE), PredictionOutput(to="csv"))
 
 
-def test_brat_needs_a_folder(folder: Path) -> None:
+def test_brat_predictions_need_a_folder(folder: Path) -> None:
     with pytest.raises(ParameterError, match="give the folder in `out`"):
         predict(folder, NoteSource(text=NOTE), PredictionOutput(to="brat"))
 

@@ -1,4 +1,4 @@
-"""Test which types an evaluation of a model scores."""
+"""Which entity types an evaluation of a model scores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Finder:
         (("ADE",), 0.0, (), ("Drug",)),
     ],
 )
-def test_types_that_are_not_annotated_are_scored_only_if_they_are_named(
+def test_types_that_are_not_annotated_are_scored_only_on_request(
     tmp_path: Path,
     types: tuple[str, ...],
     precision: float,

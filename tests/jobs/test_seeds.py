@@ -1,4 +1,4 @@
-"""Test runs of one job with several seeds: their summary, and resuming after a kill."""
+"""Runs of one job with several seeds: their summary, and resuming after a kill."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def finished_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seeds
         ("5-6, 0", (5, 6, 0)),
     ],
 )
-def test_seeds_are_numbers_and_ranges(text: str, seeds: tuple[int, ...]) -> None:
+def test_seeds_can_be_numbers_and_ranges(text: str, seeds: tuple[int, ...]) -> None:
     assert parse_seeds(text) == seeds
 
 
@@ -88,12 +88,14 @@ def test_seeds_are_numbers_and_ranges(text: str, seeds: tuple[int, ...]) -> None
         ("1-100000", "at most 1,000 seeds"),
     ],
 )
-def test_a_text_that_names_no_seeds_is_refused(text: str, message: str) -> None:
+def test_a_text_without_seeds_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_seeds(text)
 
 
-def test_each_seed_is_the_run_of_that_seed(finished_runs, tmp_path: Path) -> None:
+def test_each_seed_gives_the_run_of_that_seed_alone(
+    finished_runs, tmp_path: Path
+) -> None:
     out, _ = finished_runs
     alone = fn.simulate(job(seed=7), tmp_path / "run")
     same = read_result(out / "seed-7")
@@ -148,7 +150,7 @@ def test_two_seeds_have_no_paired_test(finished_runs) -> None:
     assert "no paired test: it needs 3 seeds or more" in result.notes[0]
 
 
-def test_a_difference_is_claimed_with_five_seeds(finished_runs) -> None:
+def test_a_difference_is_claimed_only_with_five_seeds(finished_runs) -> None:
     out, _ = finished_runs
     results = [read_result(out / f"seed-{seed}") for seed in (1, 2, 7, 1, 2)]
     assert "4 seeds: no difference is claimed" in summarise_runs(results[:4]).notes[0]
@@ -195,7 +197,7 @@ def test_a_folder_of_another_job_or_of_other_files_is_refused(
             simulate_seeds(job(), tmp_path / "new", wrong)
 
 
-def test_resuming_seeds_warns_only_if_there_is_none(tmp_path: Path) -> None:
+def test_resuming_warns_only_if_no_seed_was_run(tmp_path: Path) -> None:
     out = tmp_path / "runs"
     small = {"synthetic": {"sites": 1, "sentences": 12}, "conditions": ["alone"]}
     result = fn.simulate(job(**small), out, seeds=[1], resume=True)
@@ -205,7 +207,7 @@ def test_resuming_seeds_warns_only_if_there_is_none(tmp_path: Path) -> None:
     assert not [note for note in read_result(out / "seed-2").notes if "resume" in note]
 
 
-def test_the_models_of_every_run_have_cards(finished_runs) -> None:
+def test_models_of_every_seed_have_cards(finished_runs) -> None:
     out, _ = finished_runs
     for seed in (1, 2, 7):
         models = list((out / f"seed-{seed}").rglob("model"))
@@ -222,7 +224,7 @@ def test_overwriting_keeps_the_earlier_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "seed-1").exists()
 
 
-def test_progress_names_the_seed(tmp_path: Path) -> None:
+def test_progress_shows_the_seed(tmp_path: Path) -> None:
     short = job(conditions=["federated"], training={"rounds": 1, "batch_size": 24})
     parts: list[str] = []
     fn.simulate(
@@ -234,7 +236,7 @@ def test_progress_names_the_seed(tmp_path: Path) -> None:
     assert list(dict.fromkeys(parts)) == ["seed-3/federated", "seed-4/federated"]
 
 
-def test_the_page_of_several_seeds_has_the_table_of_means(finished_runs) -> None:
+def test_the_page_of_several_seeds_shows_the_means(finished_runs) -> None:
     out, result = finished_runs
     page = fn.write_report(out).read_text("utf-8")
     f1 = result.mean["federated"]["strict"]["f1"]
@@ -247,7 +249,7 @@ def test_the_page_of_several_seeds_has_the_table_of_means(finished_runs) -> None
     )
 
 
-def test_a_result_of_a_later_version_is_refused(tmp_path: Path) -> None:
+def test_a_result_of_a_later_fednotes_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / SEEDS_FILE).write_text('{"version": 99}')
     with pytest.raises(DataError, match="its version is 99"):
         read_seeds(tmp_path)
@@ -289,7 +291,7 @@ def command(folder: Path, out: str, *words: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_after_a_kill_the_result_is_that_of_an_uninterrupted_run(
+def test_a_killed_run_of_several_seeds_resumes_to_the_same_result(
     tmp_path: Path,
 ) -> None:
     """Killed in the middle of the second seed; the first one is not run again."""

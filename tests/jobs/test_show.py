@@ -1,4 +1,4 @@
-"""Test `fednotes job show`: the values of a job, and where each comes from."""
+"""`fednotes job show`: the values of a job and where each comes from."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def settings_by_key(job: ShownJob) -> dict[str, ShownSetting]:
 
 @pytest.mark.parametrize("name", loadable(built_in_jobs()))
 @pytest.mark.usefixtures("corpora")
-def test_the_text_of_a_job_reads_as_the_same_job(name: str) -> None:
+def test_the_shown_text_parses_to_the_same_job(name: str) -> None:
     job = load_job(name)
     table = tomllib.loads(str(show_job(name)))
     again = parse_job(table, job.name, job.folder, "again")
@@ -100,7 +100,7 @@ def test_a_value_is_shown_with_its_origin_and_line(
     assert (setting.value, setting.origin, setting.line) == expected
 
 
-def test_the_preset_of_a_value_is_named(file: Path) -> None:
+def test_the_preset_that_sets_a_value_is_shown(file: Path) -> None:
     server = settings_by_key(show_job(file))["training.server"]
     assert server.source == 'preset "best"'
     server = settings_by_key(show_job(file, ('preset="paper"',)))["training.server"]
@@ -133,7 +133,7 @@ def test_defaults_can_be_left_out(file: Path) -> None:
     assert tomllib.loads(text)["training"]["server"] == "nesterov"
 
 
-def test_a_value_that_differential_privacy_fixes_names_its_table() -> None:
+def test_a_value_that_differential_privacy_fixes_shows_its_table() -> None:
     table = {
         "method": "finetune",
         "synthetic": {},
@@ -146,7 +146,7 @@ def test_a_value_that_differential_privacy_fixes_names_its_table() -> None:
     assert settings["privacy.noise"].origin == "job"
 
 
-def test_a_value_of_an_architecture_names_the_architecture() -> None:
+def test_a_value_of_an_architecture_shows_the_architecture() -> None:
     model = {"tagger": "gram-cnn", "hashed_words": 8}
     settings = settings_by_key(
         show_job({"method": "fedner", "synthetic": {}, "model": model})
@@ -161,7 +161,7 @@ def test_a_value_of_an_architecture_names_the_architecture() -> None:
     assert sources["kind"] == ("tagger", "default")
 
 
-def test_sites_without_places_are_shown_without_these_keys() -> None:
+def test_sites_without_paths_are_shown_without_these_keys() -> None:
     sites: dict[str, Any] = {"a": {}, "b": {"types": ["Drug"]}, "c": {}}
     table = {"method": "fedner", "model": {"hashed_words": 8}, "sites": sites}
     settings = settings_by_key(show_job(table))

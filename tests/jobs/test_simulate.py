@@ -1,4 +1,4 @@
-"""Test a run: its folder, its summary, restarts, refusals, and what pooled means."""
+"""A run: its folder, summary, restarts, refusals and pooled condition."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunRes
     return folder / "run", result
 
 
-def test_the_verdict_of_a_run_is_that_of_compare(finished_run) -> None:
+def test_the_verdict_of_a_run_equals_that_of_compare(finished_run) -> None:
     """`compare` opens the saved models and tags the test data again: the same test of
     the same documents, to the last bit."""
     out, result = finished_run
@@ -86,7 +86,9 @@ def test_the_verdict_of_a_run_is_that_of_compare(finished_run) -> None:
     assert read_result(out) == result
 
 
-def test_a_comparison_of_two_runs_has_their_names(finished_run, tmp_path: Path) -> None:
+def test_a_comparison_of_two_runs_shows_their_names(
+    finished_run, tmp_path: Path
+) -> None:
     out, _ = finished_run
     again = tmp_path / "again"
     shutil.copytree(out, again)
@@ -95,7 +97,7 @@ def test_a_comparison_of_two_runs_has_their_names(finished_run, tmp_path: Path) 
     assert compare(out, samples=20).runs == ()
 
 
-def test_without_both_conditions_there_is_no_paired_test(tmp_path: Path) -> None:
+def test_a_run_without_both_conditions_has_no_paired_test(tmp_path: Path) -> None:
     result = simulate(job(tmp_path, conditions=["federated"]), tmp_path / "run")
     assert (result.paired, result.paired_mean) == ({}, {})
     assert result.verdict() is None
@@ -174,7 +176,7 @@ def test_scores_of_a_pooled_model_that_is_trained_less_are_marked(finished_run) 
     assert remark not in federated_card
 
 
-def test_the_validation_scores_are_of_the_models_that_were_kept(finished_run) -> None:
+def test_validation_scores_belong_to_the_kept_models(finished_run) -> None:
     """F1 of exact (start, end, type) on each site's validation data, counted as sets."""
     out, summary = finished_run
     for site in load_sites(job(out.parent)).data:
@@ -236,7 +238,7 @@ def test_the_log_has_a_line_for_each_evaluation(finished_run) -> None:
     assert federated[-1]["bytes_up"] < summary.bytes_up
 
 
-def test_the_same_job_gives_the_same_bits(finished_run, tmp_path: Path) -> None:
+def test_the_same_job_gives_the_same_result(finished_run, tmp_path: Path) -> None:
     out, summary = finished_run
     again = simulate(job(tmp_path, conditions=["federated"]), tmp_path / "run")
     for site in SITES:
@@ -249,7 +251,7 @@ def test_the_same_job_gives_the_same_bits(finished_run, tmp_path: Path) -> None:
 # restarts
 
 
-def test_a_finished_run_resumes_to_itself(finished_run) -> None:
+def test_resuming_a_finished_run_changes_nothing(finished_run) -> None:
     out, summary = finished_run
     before = files(out)
     assert simulate(job(out.parent), out, resume=True).sites == summary.sites
@@ -276,7 +278,7 @@ def as_toml(table: dict[str, Any], path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_killed_and_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(
+def test_a_killed_run_resumes_to_the_result_of_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """kill -9 of a real process once the federated part has a checkpoint."""
@@ -367,7 +369,7 @@ def stop(job: Job, out: Path, *, part: int) -> None:
 
 
 @pytest.mark.parametrize("part", [1, 2])
-def test_a_run_is_resumed_only_by_its_own_job(tmp_path: Path, part: int) -> None:
+def test_a_run_is_resumed_only_by_the_same_job(tmp_path: Path, part: int) -> None:
     """Also before its first evaluation, and if somebody has emptied its log."""
     out = tmp_path / "run"
     both = {"conditions": ["alone", "federated"]}
@@ -389,7 +391,7 @@ def test_a_run_is_resumed_only_by_its_own_job(tmp_path: Path, part: int) -> None
 
 
 @pytest.mark.parametrize("part", [1, 2])
-def test_a_run_is_not_resumed_on_other_notes_or_word_vectors(
+def test_a_run_is_not_resumed_with_other_notes_or_word_vectors(
     tmp_path: Path, part: int
 ) -> None:
     corpus(tmp_path / "a.conll", "DRUG", "asp")
@@ -419,7 +421,7 @@ def test_a_run_is_not_resumed_on_other_notes_or_word_vectors(
     assert "federated" in simulate(of_files, out, resume=True).conditions
 
 
-def test_resuming_where_there_is_no_run_warns_and_starts_one(tmp_path: Path) -> None:
+def test_resuming_without_an_earlier_run_warns_and_starts(tmp_path: Path) -> None:
     """A batch system may repeat one command, whenever the run was stopped."""
     out = tmp_path / "run"
     listener = StopsBefore()
@@ -435,7 +437,7 @@ def test_resuming_where_there_is_no_run_warns_and_starts_one(tmp_path: Path) -> 
 # refusals
 
 
-def test_a_folder_that_holds_something_else_is_left_as_it_is(
+def test_a_folder_with_other_files_is_left_unchanged(
     finished_run, tmp_path: Path
 ) -> None:
     """It may hold an earlier run, a run of another job, or no run at all."""
@@ -483,7 +485,7 @@ def test_overwriting_keeps_the_earlier_run_in_another_folder(tmp_path: Path) -> 
     assert json.loads((previous / "summary.json").read_text())["seed"] == 4
 
 
-def test_a_job_that_fails_at_once_claims_and_replaces_nothing(tmp_path: Path) -> None:
+def test_a_job_that_fails_at_once_leaves_its_folder_free(tmp_path: Path) -> None:
     """A missing file, then a missing model: the corrected job may use the same folder."""
     out = tmp_path / "run"
     bad = job(tmp_path, synthetic=None, sites={"a": {"path": "nothing"}})
@@ -584,7 +586,7 @@ def test_sites_without_a_common_type_train(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_generated_pooled_data_has_types_that_no_site_annotates(
+def test_generated_pooled_data_have_types_that_no_site_annotates(
     tmp_path: Path, number: int
 ) -> None:
     generated_job = job(
@@ -599,7 +601,7 @@ def test_generated_pooled_data_has_types_that_no_site_annotates(
         assert set(scores["pooled"]["by_type"]) < set(model_types), name
 
 
-def test_a_site_without_held_out_data_trains(tmp_path: Path) -> None:
+def test_a_site_without_held_out_data_is_trained(tmp_path: Path) -> None:
     table = site(tmp_path, "a", ("Drug", "ADE"), 0)
     sites = {"a": {"path": table["train"], "valid_fraction": 0, "test_fraction": 0}}
     summary = simulate(

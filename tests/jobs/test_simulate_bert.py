@@ -1,4 +1,4 @@
-"""Test jobs of pre-training and fine-tuning with a tiny random BERT."""
+"""Jobs of pre-training and fine-tuning with a tiny random BERT."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Stop(ProgressListener):
         self.warnings.append(text)
 
 
-def test_a_job_of_pretraining_ends_with_a_report(bert: Path, tmp_path: Path) -> None:
+def test_a_pretraining_job_ends_with_a_report(bert: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     summary = simulate(job(bert, "pretrain"), out)
     assert len(summary.sites) == 2
@@ -92,7 +92,7 @@ def personal(bert: Path, **changes: Any) -> Job:
 
 
 @pytest.mark.slow
-def test_a_personal_run_shows_the_mix_of_two_own_models_beside(
+def test_a_personal_run_also_shows_the_mix_of_two_own_models(
     bert: Path, tmp_path: Path
 ) -> None:
     """Without a word in the job. The control's scores do not depend on the partners:
@@ -140,7 +140,7 @@ def test_a_personal_run_shows_the_mix_of_two_own_models_beside(
     }
 
 
-def test_only_the_method_personal_has_the_control_own_mix(bert: Path) -> None:
+def test_only_the_method_personal_accepts_the_condition_own_mix(bert: Path) -> None:
     with pytest.raises(
         ConfigError, match='"own-mix", which is a control of method = "personal"'
     ):
@@ -203,7 +203,7 @@ def test_the_traffic_of_a_secure_sum_is_shown(
 
 
 @pytest.mark.parametrize("method", ["pretrain", "finetune"])
-def test_a_stopped_run_resumes_to_the_same_model(
+def test_a_stopped_pretraining_run_resumes_to_the_same_model(
     bert: Path, tmp_path: Path, method: str
 ) -> None:
     simulated_job = job(bert, method, conditions=["federated"])
@@ -224,7 +224,9 @@ def test_a_stopped_run_resumes_to_the_same_model(
         ).read_bytes()
 
 
-def test_a_job_that_shares_everything_is_warned_of(bert: Path, tmp_path: Path) -> None:
+def test_a_job_that_shares_everything_causes_a_warning(
+    bert: Path, tmp_path: Path
+) -> None:
     display = Stop(0)
     model = {"encoder": str(bert), "train": "all"}
     settings = {"cycles": 1, "min_tokens": 0, "min_steps": 0}
@@ -249,7 +251,9 @@ def test_private_classifiers_are_saved_at_each_site(bert: Path, tmp_path: Path) 
         assert types == set(summary.annotated[site])
 
 
-def test_no_token_of_a_note_is_in_what_a_run_leaves(bert: Path, tmp_path: Path) -> None:
+def test_no_token_of_a_note_is_in_the_files_of_a_run(
+    bert: Path, tmp_path: Path
+) -> None:
     """Beside the tokenizer, which is the published one."""
     folder = tmp_path / "notes"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Test how the sites of a job are read: mapped, flattened, split, reduced and dealt."""
+"""How the sites of a job are read: mapped, flattened, split, reduced and dealt."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_documents_stay_together_by_default(tmp_path: Path) -> None:
     assert [len(part) for part in parts] == [21, 3, 6]
 
 
-def test_patients_stay_together_where_the_corpus_names_them(tmp_path: Path) -> None:
+def test_patients_stay_together_if_the_corpus_has_them(tmp_path: Path) -> None:
     lines = [
         {
             "text": f"took aspirin {i}",
@@ -120,13 +120,13 @@ def test_validation_data_are_held_out_of_a_training_file(tmp_path: Path) -> None
     assert sum(len(document.sentences) for document in site.test) == 30
 
 
-def test_a_file_of_validation_data_is_used_as_it_is(tmp_path: Path) -> None:
+def test_a_file_of_validation_data_is_used_unchanged(tmp_path: Path) -> None:
     valid = conll(tmp_path / "c", 100, 9)
     (site,) = load(tmp_path, a=train_and_test(tmp_path) | {"valid": valid}).data
     assert [len(document.sentences) for document in site.valid] == [3, 3, 3]
 
 
-def test_a_fraction_is_of_training_sentences(tmp_path: Path) -> None:
+def test_a_fraction_reduces_the_training_sentences(tmp_path: Path) -> None:
     site = train_and_test(tmp_path) | {"valid_fraction": 0}
     (full,) = load(tmp_path, a=site).data
     (tenth,) = load(tmp_path, a=site | {"fraction": 0.1}).data
@@ -162,7 +162,7 @@ def test_a_label_map_renames_and_drops_labels(tmp_path: Path) -> None:
     assert site.tags.types == types_of(site.train) == ("Drug",)
 
 
-def test_a_label_map_with_a_label_that_is_not_annotated_is_remarked_on(
+def test_a_label_map_with_an_unused_label_causes_a_remark(
     tmp_path: Path,
 ) -> None:
     name = conll(tmp_path / "a", 0, 40, ("Drug", "ADR"))
@@ -265,7 +265,7 @@ def test_a_site_that_cannot_be_read_is_reported_by_name(
 GENERATED = {"synthetic": {"sentences": 30}}
 
 
-def test_generated_sites_have_their_complete_annotation_too() -> None:
+def test_generated_sites_have_their_complete_annotation() -> None:
     loaded = load(Path(), tables=GENERATED)
     assert loaded.complete is not None
     assert [s.id for s in loaded.data] == [s.id for s in loaded.complete]
@@ -373,7 +373,7 @@ def test_types_that_no_site_draws_are_left_out(tmp_path: Path) -> None:
     assert few.remarks[0] == remark
 
 
-def test_a_type_that_is_drawn_for_a_site_without_mentions_is_remarked_on(
+def test_a_sampled_type_without_mentions_causes_a_remark(
     tmp_path: Path,
 ) -> None:
     sites = three_sites(tmp_path) | {
@@ -389,7 +389,7 @@ def test_a_type_that_is_drawn_for_a_site_without_mentions_is_remarked_on(
         assert (note in loaded.remarks) == bool(lacking)
 
 
-def test_min_mentions_repeats_the_draw(tmp_path: Path) -> None:
+def test_min_mentions_repeats_the_sampling_of_types(tmp_path: Path) -> None:
     sites = three_sites(tmp_path) | {
         "c": {"path": rich(tmp_path / "c", 200, 60, ("ADE",))}
     }
@@ -475,7 +475,7 @@ def test_tag_sets_that_do_not_fit_the_files_are_refused(
 
 
 @pytest.mark.parametrize("unit", ["document", "sentence"])
-def test_shares_of_a_corpus_are_disjoint_and_together_everything(
+def test_shares_of_a_corpus_are_disjoint_and_complete(
     tmp_path: Path, unit: str
 ) -> None:
     name = rich(tmp_path / "all", 0, 90)
@@ -514,7 +514,7 @@ def test_the_number_of_sentences_can_be_limited(tmp_path: Path) -> None:
     assert all_of_it == full
 
 
-def test_one_genre_of_a_corpus_can_be_a_site(tmp_path: Path) -> None:
+def test_a_site_can_be_one_genre_of_a_corpus(tmp_path: Path) -> None:
     lines = [
         f'{{"text": "Case {i} had rash.", "genre": "{"nw" if i % 3 else "bc"}", '
         '"spans": [{"start": 0, "end": 4, "label": "X"}]}'
@@ -535,7 +535,7 @@ def test_one_genre_of_a_corpus_can_be_a_site(tmp_path: Path) -> None:
         load(tmp_path, a=site | {"where": "gnre=bc"})
 
 
-def test_annotated_types_that_tags_lacks_are_left_out_or_refused(
+def test_annotated_types_that_tags_omits_are_left_out_or_refused(
     tmp_path: Path,
 ) -> None:
     """They are left out with a remark, unless a site has no other types."""

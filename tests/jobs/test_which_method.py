@@ -1,4 +1,4 @@
-"""Test that the page on methods agrees with `fednotes init` and with the results."""
+"""The page on methods agrees with `fednotes init` and with the results."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def section(anchor: str) -> str:
     raise AssertionError(f"docs/results.md has no section #{anchor}")
 
 
-def test_the_page_and_the_proposal_agree() -> None:
+def test_the_page_recommends_what_init_proposes() -> None:
     rows = {row[0]: row[1:] for row in table_rows(PAGE.read_text("utf-8"))}
     for words, (facts, has_minilm) in NOTES.items():
         proposal = propose(facts, Choices(), has_minilm=has_minilm)
@@ -74,7 +74,7 @@ def test_the_page_and_the_proposal_agree() -> None:
         assert model.strip("`") == proposal.model.value, words
 
 
-def test_the_first_job_of_the_notes_page_is_the_proposed_one() -> None:
+def test_the_first_job_of_the_notes_page_is_the_one_that_init_proposes() -> None:
     """The sites of docs/notes.md annotate the same types."""
     text = (ROOT / "docs" / "notes.md").read_text("utf-8")
     block = re.search(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

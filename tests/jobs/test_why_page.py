@@ -1,4 +1,4 @@
-"""The Python blocks of docs/why.md run, for a user who comes from another program."""
+"""The Python blocks of docs/why.md run for users who come from another program."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_program_has_a_table_and_a_pair_of_programs() -> None:
 
 
 @pytest.mark.parametrize("program", FROM)
-def test_the_side_of_fednotes_runs(
+def test_the_fednotes_blocks_of_the_page_run(
     program: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if program == "spaCy":

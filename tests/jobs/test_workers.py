@@ -1,4 +1,4 @@
-"""Runs with worker processes: bits, errors, kills and interrupts."""
+"""Runs with worker processes: results, errors, kills and interrupts."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Log(ProgressListener):
 
 
 @pytest.mark.slow
-def test_a_run_in_workers_leaves_the_files_of_one_process(
+def test_a_run_in_workers_writes_the_files_of_one_process(
     job_file: Path, tmp_path: Path
 ) -> None:
     """Weights, scores, curves and documents counts, to the last bit; and the listener
@@ -140,7 +140,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_each_method_leaves_the_files_of_one_process(
+def test_each_method_writes_the_files_of_one_process_in_workers(
     name: str, bert: Path, tmp_path: Path
 ) -> None:
     """All conditions, with three workers for the sites."""
@@ -160,7 +160,7 @@ def test_the_runs_of_several_seeds_share_workers(
     assert find_workers(os.getpid()) == []
 
 
-def test_the_time_at_a_site_does_not_depend_on_the_number_of_workers() -> None:
+def test_the_reported_time_per_site_does_not_depend_on_the_number_of_workers() -> None:
     """Four sites took 40 s one after another, so 20 s two at a time."""
     sites: dict[str, Any] = {site: {} for site in "abcd"}
     for workers, seconds in ((1, 40), (2, 20), (4, 10), (9, 10)):
@@ -183,7 +183,7 @@ class Names(ProgressListener):
 
 
 @pytest.mark.slow
-def test_workers_start_by_themselves_if_the_first_part_shows_a_long_run(
+def test_workers_start_automatically_for_a_long_run(
     job_file: Path,
     in_one_process: Path,
     tmp_path: Path,
@@ -214,7 +214,7 @@ def test_a_short_run_starts_no_worker(
     assert result.workers == 1
 
 
-def test_the_pace_follows_from_the_parts_that_have_ended() -> None:
+def test_the_pace_is_estimated_from_finished_parts() -> None:
     """Two of eight units took 6 s: three more take 9 s."""
     pace = Pace({"a": 2.0, "b": 3.0, "c": 3.0, "unknown": 0.0})
     assert pace.expect(["b"]) == 0
@@ -255,7 +255,7 @@ def test_the_number_of_workers_is_a_number_or_auto(
 
 
 @pytest.mark.slow
-def test_an_error_in_a_worker_is_that_of_one_process(tmp_path: Path) -> None:
+def test_an_error_in_a_worker_equals_that_of_one_process(tmp_path: Path) -> None:
     """The loss of a site diverges; the text names the site and the remedy."""
     training = {**TABLE["training"], "learning_rate": 1e30}
     table = {**TABLE, "training": training, "conditions": ["federated"]}
@@ -313,7 +313,7 @@ class KillsAWorker(ProgressListener):
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_one_error_and_the_run_resumes_to_the_same_bits(
+def test_a_killed_worker_is_one_error_and_the_run_resumes_to_the_same_result(
     job_file: Path, in_one_process: Path, tmp_path: Path
 ) -> None:
     job = load_job(str(job_file))
@@ -376,14 +376,16 @@ def test_a_worker_that_cannot_start_is_an_error(
 # dealing
 
 
-def test_sites_are_dealt_out_by_size() -> None:
+def test_sites_are_distributed_by_size() -> None:
     sizes = {"a": 5, "b": 50, "c": 20, "d": 30}
     assert deal_sites(sizes, 2) == [["a", "b"], ["c", "d"]]
     assert deal_sites(sizes, 9) == [["b"], ["d"], ["c"], ["a"]]
     assert deal_sites({"a": 0, "b": 0}, 2) == [["a"], ["b"]]
 
 
-def test_workers_are_dealt_out_to_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_distributed_over_gpus_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert list_devices("cuda:*", 5, gpus=2) == [
         "cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"
     ]  # fmt: skip
@@ -401,7 +403,7 @@ def test_without_a_gpu_every_gpu_is_refused_like_one(tmp_path: Path) -> None:
             choose_devices(device, 2)
 
 
-def test_only_workers_that_have_work_are_useful() -> None:
+def test_workers_without_work_are_not_counted() -> None:
     assert count_useful([]) == 1
     assert count_useful([1]) == 1
     assert count_useful([3]) == 3
