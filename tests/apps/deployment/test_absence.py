@@ -52,12 +52,22 @@ def test_absent_sites_are_named_when_they_change_and_every_five_minutes() -> Non
     absent = AbsentSites()
     sites = ("a", "b")
     assert not absent.update(sites, {"a", "b"}, 0.0)
-    assert absent.update(sites, {"a"}, 10.0)
-    assert not absent.update(sites, {"a"}, 309.0)
-    assert absent.update(sites, {"a"}, 310.0)
+    assert not absent.update(sites, {"a"}, 10.0)
+    assert absent.update(sites, {"a"}, 25.0)
+    assert not absent.update(sites, {"a"}, 324.0)
+    assert absent.update(sites, {"a"}, 325.0)
     assert absent.since == {"b": 10.0}
-    assert absent.update(sites, set(), 320.0)
-    assert absent.since == {"a": 320.0, "b": 10.0}
-    assert not absent.update(sites, {"a", "b"}, 330.0)
-    assert absent.update(sites, {"b"}, 340.0)
-    assert absent.since == {"a": 340.0}
+    assert not absent.update(sites, set(), 330.0)
+    assert absent.update(sites, set(), 345.0)
+    assert absent.since == {"a": 330.0, "b": 10.0}
+    assert not absent.update(sites, {"a", "b"}, 350.0)
+    assert absent.since == {}
+
+
+def test_a_site_that_reconnects_after_a_restart_is_not_named() -> None:
+    absent = AbsentSites()
+    assert not absent.update(("a", "b"), set(), 0.0)
+    assert not absent.update(("a", "b"), {"a"}, 5.0)
+    assert not absent.update(("a", "b"), {"a", "b"}, 10.0)
+    assert not absent.update(("a", "b"), set(), 20.0)
+    assert absent.since == {"a": 20.0, "b": 20.0}

@@ -20,6 +20,7 @@ from fednotes.core.errors import nearest
 from fednotes.core.parsing import read_json_table
 from fednotes.core.store import write_json
 
+GRACE_SECONDS = 15.0  # time after which an absent site is named
 SITES_FILE = "sites.json"  # in the folder of the runs' states at the server
 
 
@@ -63,7 +64,9 @@ class AbsentSites:
     ) -> bool:
         """Record which sites are connected, and return whether to name the others.
 
-        They are named when they change, and again after `REPEAT_SECONDS`.
+        A site is named once it has been absent for `GRACE_SECONDS`, because sites
+        reconnect one by one after a restart of the server. The names are repeated when
+        they change, and after `REPEAT_SECONDS`.
 
         Args:
             sites: The sites of the run.
@@ -73,7 +76,9 @@ class AbsentSites:
         self.since = {
             site: self.since.get(site, now) for site in sites if site not in connected
         }
-        absent_sites = tuple(self.since)
+        absent_sites = tuple(
+            site for site, start in self.since.items() if now - start >= GRACE_SECONDS
+        )
         is_old = now - self._named_at >= REPEAT_SECONDS
         if absent_sites == self._named_sites and not is_old:
             return False

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from fednotes.apps.deployment.nvflare.server import Admin
 
 POLL_SECONDS = 1.0  # between two queries of the server
-SITES_SECONDS = 10.0  # between two queries for the connected sites
+SITES_SECONDS = 5.0  # between two queries for the connected sites
 # Time limit for aborting a run. NVFlare gives the processes of a job ten seconds to
 # end, but a busy server takes longer.
 ABORT_SECONDS = 120.0
