@@ -319,3 +319,15 @@ def test_notes_of_postgresql_are_read_and_errors_are_in_plain_words(
         assert SECRET not in str(raised.value)
         assert str(raised.value).startswith("env:NOTES_DB: ")
         assert raised.value.__suppress_context__
+
+
+def test_a_host_that_cannot_be_encoded_is_one_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("psycopg")
+    host = "h" * 300
+    monkeypatch.setenv("WARD_DB", f"postgresql://user:{SECRET}@{host}/notes")
+    with pytest.raises(DataError, match="check the host, the user") as refused:
+        next(iter(read_notes(NoteDatabase("env:WARD_DB"))))
+    assert SECRET not in str(refused.value)
+    assert host not in str(refused.value)

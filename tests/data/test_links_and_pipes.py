@@ -14,7 +14,7 @@ from applications import has_app
 from waiting import no_waiting
 
 from fednotes.core.errors import DataError
-from fednotes.data.formats import read
+from fednotes.data.formats import files, read
 from fednotes.data.formats.files import open_file
 from fednotes.data.notes import read_notes
 from fednotes.jobs.inputs import open_inputs
@@ -97,6 +97,25 @@ def test_each_reader_refuses_a_foreign_link_or_special_file_by_name(
     ) as refusal:
         READERS[reader](folder)
     assert SECRET not in str(refusal.value)
+
+
+def test_a_file_of_the_kernel_without_content_yet_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/proc/kmsg passes for a file; a FIFO that is open for writing takes its part."""
+    monkeypatch.setattr("fednotes.core.parsing.require_file", lambda *_: None)
+    path = tmp_path / "b.txt"
+    pipe(path)
+    writer = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        assert files.read_head(path) == []
+        assert not files.starts_with(path, (b"PAR1",))
+        with pytest.raises(DataError, match=r"b\.txt: cannot .*not there yet"):
+            files.read_text(path)
+        with pytest.raises(DataError, match=r"b\.txt: cannot .*not there yet"):
+            list(files.read_lines(path))
+    finally:
+        os.close(writer)
 
 
 def test_a_socket_is_refused_by_name(

@@ -359,3 +359,5 @@ def test_a_pattern_that_takes_for_ever_is_refused_in_one_line() -> None:
     backend.pre_tokenizer = Split(Regex("(a+)+$"), "isolated")
     with pytest.raises(ModelError, match=r"a pattern in tokenizer\.json fails"):
         split_passages(tokenizer, [one_sentence("a" * 30 + "!")])
+    with pytest.raises(ModelError, match=r"a pattern in tokenizer\.json fails"):
+        fast_tokenizer(backend).tokenize(["a" * 30 + "!"])

@@ -207,6 +207,60 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
         run_once(tmp_path / "other", "folder")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"notes": -1},
+        {"notes": 10**30},
+        {"notes": "many"},
+        {"mentions": None},
+        {"started": "yesterday"},
+        {"settings": ["m"]},
+    ],
+)
+def test_odd_values_of_a_record_are_refused(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    run_once(tmp_path, "folder", resume=False)
+    manifest = tmp_path / "out" / MANIFEST
+    content = json.loads(manifest.read_text("utf-8"))
+    content["progress"] |= changes
+    manifest.write_text(json.dumps(content), "utf-8")
+    with pytest.raises(DataError, match="cannot be read as a manifest"):
+        run_once(tmp_path, "folder")
+
+    run_once(tmp_path, "sqlite", resume=False)
+    _change_record(tmp_path, json.dumps(content["progress"]))
+    with pytest.raises(DataError, match="cannot be read as a record of predictions"):
+        run_once(tmp_path, "sqlite")
+
+
+@pytest.mark.parametrize("record", ["", "{", "[1]", "[" * 100_000, b"\xff", 7])
+def test_a_damaged_record_of_a_database_is_refused(
+    record: object, tmp_path: Path
+) -> None:
+    run_once(tmp_path, "sqlite", resume=False)
+    _change_record(tmp_path, record)
+    with pytest.raises(DataError, match="begin again with another `out_table`"):
+        run_once(tmp_path, "sqlite")
+
+
+def _change_record(folder: Path, record: object) -> None:
+    """Replace the record of progress in a SQLite file."""
+    with closing(sqlite3.connect(folder / "out.db")) as connection, connection:
+        connection.execute("UPDATE fednotes_progress SET record = ?", (record,))
+
+
+@pytest.mark.parametrize("largest", ["'last'", "9223372036854775807"])
+def test_a_table_without_a_free_id_is_refused(largest: str, tmp_path: Path) -> None:
+    columns = ", ".join(NOTE_NLP)
+    with closing(sqlite3.connect(tmp_path / "out.db")) as connection, connection:
+        connection.execute(f"CREATE TABLE note_nlp ({columns})")
+        connection.execute(f"INSERT INTO note_nlp (note_nlp_id) VALUES ({largest})")
+    with pytest.raises(DataError, match="no id is free"):
+        run_once(tmp_path, "sqlite", resume=False)
+
+
 def test_two_processes_do_not_write_into_the_same_folder(tmp_path: Path) -> None:
     with (
         open_folder(tmp_path / "out", SETTINGS, format="jsonl", size=SIZE, resume=True),

@@ -249,7 +249,7 @@ class DatabaseAddress:
         engine = self._make_engine(writes=writes)
         try:
             with self._naming_errors("connect to the database"):
-                connection = engine.connect()
+                connection = self._open_connection(engine)
                 is_postgresql = engine.dialect.name == "postgresql"
                 if is_postgresql and not writes:
                     connection.execute(sa.text(_READ_ONLY_SESSION))
@@ -263,6 +263,21 @@ class DatabaseAddress:
                     connection.close()
         finally:
             engine.dispose()
+
+    def _open_connection(self, engine: Engine) -> Connection:
+        """Return a connection of an engine.
+
+        Raises:
+            DataError: A part of the address cannot be encoded, as a host of 300
+                letters.
+        """
+        try:
+            return engine.connect()
+        except UnicodeError:
+            raise DataError(
+                f"{self}: cannot connect to the database: a part of the address cannot "
+                "be encoded: check the host, the user and the name of the database"
+            ) from None
 
     @contextmanager
     def _naming_errors(self, action: str) -> Iterator[None]:

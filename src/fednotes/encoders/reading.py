@@ -26,7 +26,8 @@ and exported models would read it. Text that spells a special token of the token
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -209,8 +210,20 @@ def _encode(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
     backend.no_padding()
     # Tokenizers refuse lone surrogates; question marks preserve the offsets.
     valid = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
-    try:
+    with panics_as_errors():
         encodings: list[Any] = backend.encode_batch(valid, add_special_tokens=False)
+    return encodings
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Turn a failure of the tokenizer library on a text into an error.
+
+    Raises:
+        ModelError: The library failed.
+    """
+    try:
+        yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # a BaseException, from Rust
             raise
@@ -218,4 +231,3 @@ def _encode(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
             "the model's tokenizer cannot read a text: a pattern in tokenizer.json "
             "fails on it; use the tokenizer that the model's authors published"
         ) from None
-    return encodings

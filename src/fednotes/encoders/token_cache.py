@@ -35,6 +35,7 @@ from fednotes.core.store import try_lock_folder, write_folder
 from fednotes.data.clinical import RECIPE, sentences
 from fednotes.data.notes import Note, patient_of
 from fednotes.encoders.features import clear_cache
+from fednotes.encoders.reading import panics_as_errors
 
 Tokenize = Callable[[list[str]], list[list[int]]]
 _BATCH = 2000  # sentences in one call of the tokenizer
@@ -323,7 +324,8 @@ def fast_tokenizer(tokenizer: Tokenizer) -> FastTokenizer:
     copied.no_truncation()
 
     def tokenize(texts: list[str]) -> list[list[int]]:
-        encoded = copied.encode_batch_fast(texts, add_special_tokens=False)
+        with panics_as_errors():
+            encoded = copied.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encoded]
 
     continues = _continuations(copied)

@@ -23,9 +23,10 @@ from datetime import date
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
-from pydantic import TypeAdapter, ValidationError
+from annotated_types import Interval
+from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from fednotes.core.errors import DataError, FednotesError, ParameterError, os_errors_as
 from fednotes.core.parsing import read_regular
@@ -40,6 +41,16 @@ MANIFEST = "manifest.json"
 _VERSION = 1
 
 Predict = Callable[[Iterable[Document]], Iterator[Document]]
+
+
+def _require_date(text: str) -> str:
+    date.fromisoformat(text)
+    return text
+
+
+# What a record may hold, which a stranger may have written.
+_Count = Annotated[int, Interval(ge=0, le=2**53)]
+_Day = Annotated[str, AfterValidator(_require_date)]
 
 
 @dataclass(frozen=True)
@@ -57,9 +68,9 @@ class Progress:
     """
 
     settings: Mapping[str, str]
-    started: str = field(default_factory=lambda: date.today().isoformat())
-    notes: int = 0
-    mentions: int = 0
+    started: _Day = field(default_factory=lambda: date.today().isoformat())
+    notes: _Count = 0
+    mentions: _Count = 0
     digest: str = ""
     last_note: str = ""
     is_complete: bool = False

@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from fednotes.core.databases import DatabaseAddress
-from fednotes.core.errors import ParameterError
+from fednotes.core.errors import DataError, ParameterError
 from fednotes.core.types import Document
 from fednotes.data.formats.omop import NLP_COLUMNS, list_nlp_rows
 from fednotes.jobs.prediction_batches import (
@@ -45,6 +47,8 @@ _LENGTHS = {
     "term_temporal": 50,
     "term_modifiers": 2000,
 }
+_MAX_ID = 2**62  # far below the largest number of a database
+_PROGRESS = TypeAdapter(Progress)
 _REQUIRED = ("note_nlp_id", "note_id", "lexical_variant", "nlp_date")
 
 
@@ -63,13 +67,25 @@ class _Tables:
     name: str
 
     def read_progress(self, connection: Connection) -> Progress | None:
-        """Return the record of the table's predictions; None if there is none."""
+        """Return the record of the table's predictions; None if there is none.
+
+        Raises:
+            DataError: It is damaged.
+        """
         import sqlalchemy as sa
 
         columns = self.progress.c
         query = sa.select(columns.record).where(columns.table_name == self.name)
         record = connection.execute(query).scalar_one_or_none()
-        return None if record is None else Progress(**json.loads(record))
+        if record is None:
+            return None
+        try:
+            return _PROGRESS.validate_json(record)
+        except ValidationError:
+            raise DataError(
+                f"table {self.name}: its row of {PROGRESS_TABLE} cannot be read as a "
+                "record of predictions: begin again with another `out_table`"
+            ) from None
 
     def store_progress(self, connection: Connection, progress: Progress) -> None:
         """Replace the record of the table's predictions."""
@@ -159,7 +175,11 @@ class TableSink(Sink):
         self.progress = progress
 
     def _find_free_id(self) -> int:
-        """Return the id after the largest one, which no other program then uses."""
+        """Return the id after the largest one, which no other program then uses.
+
+        Raises:
+            DataError: The largest one is not a number, or none is free after it.
+        """
         import sqlalchemy as sa
 
         table = self._tables.nlp
@@ -168,7 +188,15 @@ class TableSink(Sink):
             lock = f"LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE"
             self._connection.execute(sa.text(lock))
         largest = sa.select(sa.func.max(table.c.note_nlp_id))
-        return int(self._connection.execute(largest).scalar_one() or 0) + 1
+        largest_id = _MAX_ID + 1
+        with suppress(ArithmeticError, TypeError, ValueError):
+            largest_id = int(self._connection.execute(largest).scalar_one() or 0)
+        if largest_id > _MAX_ID:
+            raise DataError(
+                f"table {self._tables.name}: its largest note_nlp_id is not a number "
+                f"up to {_MAX_ID:,}, so no id is free: name another `out_table`"
+            )
+        return largest_id + 1
 
     def complete(self) -> None:
         """Store that the input has no further note."""

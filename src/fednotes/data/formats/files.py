@@ -8,6 +8,7 @@ on a FIFO, a socket or a device, and never uses more memory than the bounds in
 from __future__ import annotations
 
 import codecs
+import errno
 import gzip
 import io
 import shutil
@@ -40,13 +41,33 @@ def open_file(path: Path) -> BinaryIO:
         DataError: It does not exist, is not a file, or may not be read.
     """
     try:
-        return open(path, "rb", opener=open_regular)
+        return io.BufferedReader(_File(path, opener=open_regular))
     except FileNotFoundError:
         raise DataError.at(path, 0, "no such file") from None
     except NotAFile as error:
         raise DataError.at(path, 0, str(error.strerror)) from None
     except OSError as error:
         raise DataError.at(path, 0, f"cannot read: {error.strerror or error}") from None
+
+
+class _File(io.FileIO):
+    """A file that raises an error where reading would have to wait.
+
+    Files of the kernel, such as /proc/kmsg, pass for regular files.
+    """
+
+    def readinto(self, buffer: Any) -> int:
+        """Read bytes into a buffer.
+
+        Raises:
+            BlockingIOError: There are none yet.
+        """
+        count: int | None = super().readinto(buffer)
+        if count is None:
+            raise BlockingIOError(
+                errno.EAGAIN, "its content is not there yet, so it is no file of notes"
+            )
+        return count
 
 
 def open_bytes(path: Path) -> BinaryIO:

@@ -164,7 +164,15 @@ def test_a_job_without_a_promise_exceeds_any_budget(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"a": {"epsilon": "x"}}', '{"a": {"b": 1}}']
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"a": {"epsilon": "x"}}',
+        '{"a": {"epsilon": -9}}',
+        '{"a": {"b": 1}}',
+    ],
 )
 def test_nothing_leaves_while_the_file_is_damaged(tmp_path: Path, text: str) -> None:
     site = Spender(tmp_path, ANY, answers(2))

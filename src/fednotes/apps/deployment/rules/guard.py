@@ -24,7 +24,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat
+from pydantic import BaseModel, ConfigDict
 
 from fednotes.apps.deployment.rules.approval import (
     Approvals,
@@ -66,6 +66,7 @@ from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 from fednotes.core.federation import TRAIN, Coverage
 from fednotes.core.messages import BEGIN, OURS, Frame, Reply, Request, decode_reply
+from fednotes.core.numbers import NonNegativeFloat
 from fednotes.core.parsing import open_regular, read_json
 from fednotes.core.store import disk_usage, locked_file, write_json
 from fednotes.core.tables import table_fingerprint
@@ -361,8 +362,8 @@ class Spent(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    epsilon: FiniteFloat = 0.0
-    delta: FiniteFloat = 0.0
+    epsilon: NonNegativeFloat = 0.0
+    delta: NonNegativeFloat = 0.0
     answers: list[str] = []
     counts: list[str] = []
 
