@@ -15,7 +15,7 @@ from fednotes.apps.deployment.absence import (
 )
 
 
-def test_a_site_that_was_ever_connected_is_known(tmp_path: Path) -> None:
+def test_a_site_that_ever_connected_is_known(tmp_path: Path) -> None:
     assert read_known_sites(tmp_path) == frozenset()
     record_known_sites(tmp_path, {"posts"}, 10.0)
     record_known_sites(tmp_path, {"posts", "reports"}, 20.0)
@@ -25,7 +25,7 @@ def test_a_site_that_was_ever_connected_is_known(tmp_path: Path) -> None:
     assert times == {"posts": 10.0, "reports": 20.0}
 
 
-def test_a_misspelt_site_is_named_with_the_one_that_may_be_meant() -> None:
+def test_an_unknown_site_is_reported_with_a_similar_connected_one() -> None:
     sites = ("discharge", "reports", "post")
     known = {"discharge", "reports", "posts"}
     assert describe_unknown_sites(sites, known, known) == (
@@ -41,14 +41,14 @@ def test_a_misspelt_site_is_named_with_the_one_that_may_be_meant() -> None:
     assert describe_unknown_sites(("reports", "posts"), known, known) == ""
 
 
-def test_connected_sites_of_the_job_are_no_strangers() -> None:
+def test_connected_sites_of_the_job_are_not_reported_as_strangers() -> None:
     assert describe_strangers(["a"], ["a", "b"], ["b"]) == ""
     assert describe_strangers(["a"], ["a"], ["zebra"]) == (
         "connected, but not in this job: zebra"
     )
 
 
-def test_absent_sites_are_named_when_they_change_and_every_five_minutes() -> None:
+def test_absent_sites_are_reported_when_they_change_and_every_five_minutes() -> None:
     absent = AbsentSites()
     sites = ("a", "b")
     assert not absent.update(sites, {"a", "b"}, 0.0)

@@ -1,4 +1,4 @@
-"""What `fednotes run` says of an admin's kit that cannot be used or cannot connect."""
+"""Errors of `fednotes run` with an admin's kit that is unusable or cannot connect."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def words_of(action: str, folder: Path, kit: Path) -> list[object]:
 @pytest.mark.parametrize(
     "action", ["submit", "attach", "abort", "attach a named run", "abort a named run"]
 )
-def test_a_kit_that_cannot_connect_is_refused_before_it_connects(
+def test_an_unusable_kit_is_refused_before_it_connects(
     action: str,
     damage: str,
     kits: dict[str, Path],

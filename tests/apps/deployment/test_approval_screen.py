@@ -1,4 +1,4 @@
-"""What a person sees before a yes, whose yes it was, and how several people say it."""
+"""What a person sees before approving, who approved, and how several people do it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def request_approval(
 # the screen
 
 
-def test_the_hash_comes_first(kit: Path) -> None:
+def test_the_fingerprint_of_the_job_is_shown_first(kit: Path) -> None:
     request_approval(kit, JOB)
     assert run_site_command("approve", kit, "--yes").splitlines()[:7] == [
         f"fingerprint {table_fingerprint(JOB)}",
@@ -72,7 +72,7 @@ def test_the_hash_comes_first(kit: Path) -> None:
     ]
 
 
-def test_the_approver_sees_what_is_promised(kit: Path) -> None:
+def test_the_approver_sees_the_privacy_promise(kit: Path) -> None:
     """Of the noise that a job asks for, too: by hand, one round of all at σ = 2 and δ =
     1e-5 has the least of α / 2σ² + log(1 - 1/α) - log(δ α) / (α - 1), 2.168 at α = 10.
     """
@@ -95,7 +95,7 @@ def test_the_approver_sees_what_is_promised(kit: Path) -> None:
 # waiting for a job
 
 
-def test_an_approval_can_wait_for_the_request(kit: Path) -> None:
+def test_approve_can_wait_for_the_request(kit: Path) -> None:
     """The server asks a second later, as it does once the admin has handed in a job."""
     request = threading.Timer(1.0, request_approval, (kit, JOB))
     request.start()
@@ -106,7 +106,7 @@ def test_an_approval_can_wait_for_the_request(kit: Path) -> None:
     assert f"approved: ner ({table_fingerprint(JOB)[:12]})" in output
 
 
-def test_waiting_ends_with_the_time_and_a_remedy(kit: Path) -> None:
+def test_waiting_ends_after_the_timeout_with_a_remedy(kit: Path) -> None:
     message = run_site_command(
         "approve", kit, "--yes", "--wait", "--timeout", "0.1", code=2
     )
@@ -153,7 +153,7 @@ FORGED = (
     ids=range(8),
 )
 @pytest.mark.parametrize("place", ["name", "title", "key"])
-def test_a_job_s_words_cannot_show_another_job(
+def test_words_of_a_job_cannot_imitate_another_job(
     kit: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str
 ) -> None:
     """On a terminal of 60 columns, only our own words begin a row, and every row has
@@ -186,7 +186,7 @@ def test_a_job_s_words_cannot_show_another_job(
         assert row.isprintable()
 
 
-def test_the_same_words_in_lists(kit: Path) -> None:
+def test_words_of_a_job_cannot_imitate_lines_of_lists(kit: Path) -> None:
     """`status`, and the message that names the jobs, have a line a job."""
     request_approval(kit, {**JOB, "name": FORGED})
     message = run_site_command("approve", kit, "no such", code=2)
@@ -200,7 +200,7 @@ def test_the_same_words_in_lists(kit: Path) -> None:
     assert not any(line.startswith("changes since") for line in status.splitlines())
 
 
-def test_a_job_that_the_rules_refuse_is_warned_of_before_the_question(
+def test_a_job_that_the_rules_refuse_causes_a_warning_before_the_question(
     kit: Path,
 ) -> None:
     rules = '[data]\npath = "x"\n[policy]\nmin_sites = 4\nshare_scores = true\n'
@@ -226,7 +226,7 @@ def test_a_job_that_the_rules_refuse_is_warned_of_before_the_question(
     assert "warning" not in output
 
 
-def test_an_approval_says_whether_a_run_waits_for_it(
+def test_an_approval_reports_whether_a_run_waits_for_it(
     kit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that was aborted leaves its request at the site."""
@@ -253,7 +253,7 @@ def test_an_approval_says_whether_a_run_waits_for_it(
     assert "this site joins within seconds" in run_site_command("approve", kit, "--yes")
 
 
-def test_an_input_that_ends_without_an_answer_is_no_decision(kit: Path) -> None:
+def test_an_input_without_an_answer_is_no_decision(kit: Path) -> None:
     request_approval(kit, JOB)
     message = run_site_command("approve", kit, code=2)
     assert "the input ended without an answer, so nothing was decided" in message
@@ -270,7 +270,7 @@ def test_an_input_that_ends_without_an_answer_is_no_decision(kit: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["approve", "reject"])
-def test_the_account_of_the_system_decides(
+def test_the_decision_is_recorded_under_the_system_account(
     kit: Path, monkeypatch: pytest.MonkeyPatch, word: str
 ) -> None:
     for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
@@ -283,7 +283,9 @@ def test_the_account_of_the_system_decides(
     assert "dr_no" not in run_site_command("status", kit)
 
 
-def test_sudo_and_accounts_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sudo_and_unnamed_accounts_are_described(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 4_000_123)
     monkeypatch.setenv("SUDO_UID", "0")
     root = pwd.getpwuid(0).pw_name
@@ -349,7 +351,9 @@ def test_two_people_approve_by_their_keys(kit: Path, tmp_path: Path) -> None:
     assert "has rejected this job" in request_approval(kit, JOB, policy)
 
 
-def test_a_key_is_asked_for_only_where_it_matters(kit: Path, tmp_path: Path) -> None:
+def test_a_key_is_required_only_if_the_rules_list_approvers(
+    kit: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("cryptography")
     typed = "pass word\npass word\n"
     assert "approvers.alice" in run_site_command(
@@ -366,7 +370,7 @@ def test_a_key_is_asked_for_only_where_it_matters(kit: Path, tmp_path: Path) -> 
 # audits
 
 
-def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
+def test_a_rule_can_require_an_audit(kit: Path, tmp_path: Path) -> None:
     """Of this site and this job table, with all attacks tried and none above the bound;
     then the kit's copy is enough for the next who approves."""
     needs_app("audit")
@@ -416,7 +420,7 @@ def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
     assert not (kit / RULES / "audits" / table_fingerprint(fewer)).exists()
 
 
-def test_without_the_rule_an_audit_is_shown(kit: Path, tmp_path: Path) -> None:
+def test_an_audit_is_shown_without_a_rule(kit: Path, tmp_path: Path) -> None:
     table = {
         "name": "ner",
         "job": {"sites": {name: {} for name in SITES}},
@@ -451,7 +455,7 @@ def screen(kit: Path, *tables: dict[str, Any]) -> str:
     return output.partition("compared with ")[2]
 
 
-def test_a_site_more_than_in_an_earlier_job_is_warned_of(kit: Path) -> None:
+def test_one_site_more_than_in_an_earlier_job_causes_a_warning(kit: Path) -> None:
     comparison = screen(kit, notes_job([*SITES, "h4"]), notes_job(SITES))
     assert "other sites (h4), the same notes here" in comparison
     assert (
@@ -460,7 +464,9 @@ def test_a_site_more_than_in_an_earlier_job_is_warned_of(kit: Path) -> None:
     )
 
 
-def test_a_difference_of_as_many_sites_as_a_sum_needs_is_no_warning(kit: Path) -> None:
+def test_a_difference_of_as_many_sites_as_a_sum_needs_causes_no_warning(
+    kit: Path,
+) -> None:
     """The difference of both sums is one of three sites, which the rules permit of any
     sum."""
     comparison = screen(kit, notes_job([*SITES, "h4", "h5", "h6"]), notes_job(SITES))
@@ -468,7 +474,7 @@ def test_a_difference_of_as_many_sites_as_a_sum_needs_is_no_warning(kit: Path) -
     assert "warning" not in comparison
 
 
-def test_a_sentence_less_than_in_an_earlier_job_is_warned_of(kit: Path) -> None:
+def test_one_sentence_less_than_in_an_earlier_job_causes_a_warning(kit: Path) -> None:
     comparison = screen(
         kit, notes_job(SITES, max_sentences=60), notes_job(SITES, max_sentences=59)
     )
@@ -477,7 +483,7 @@ def test_a_sentence_less_than_in_an_earlier_job_is_warned_of(kit: Path) -> None:
     assert "warning: this site reads other notes for this job" in comparison
 
 
-def test_every_earlier_job_is_compared_also_one_that_was_taken_back(kit: Path) -> None:
+def test_every_earlier_job_is_compared_including_withdrawn_ones(kit: Path) -> None:
     """Its sums may be known by then."""
     request_approval(kit, notes_job([*SITES, "h4"]))
     run_site_command("approve", kit, "--yes")
@@ -489,7 +495,7 @@ def test_every_earlier_job_is_compared_also_one_that_was_taken_back(kit: Path) -
     assert "other sites (h4)" in comparison
 
 
-def test_other_training_settings_do_not_mean_other_notes(kit: Path) -> None:
+def test_other_training_settings_are_compared_as_the_same_notes(kit: Path) -> None:
     first, second = notes_job(SITES), notes_job(SITES)
     second["job"]["training"] = {"epochs": 3}
     comparison = screen(kit, first, second)
@@ -497,7 +503,7 @@ def test_other_training_settings_do_not_mean_other_notes(kit: Path) -> None:
     assert "warning" not in comparison
 
 
-def test_another_seed_splits_the_notes_differently(kit: Path) -> None:
+def test_another_seed_is_compared_as_a_different_split(kit: Path) -> None:
     second = notes_job(SITES)
     second["job"]["seed"] = 7
     comparison = screen(kit, notes_job(SITES), second)

@@ -1,5 +1,4 @@
-"""The commands at certificates: what the coordinator and a kit's owner type, and what
-is said."""
+"""Certificate commands of coordinators and kit owners, and what they print."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def provisioned(base: Path, *words: object) -> str:
     return run_words("provision", base / "project.toml", "--out", base / "kits", *words)
 
 
-def test_a_site_that_was_offline_takes_the_list_by_file(base: Path) -> None:
+def test_an_offline_site_installs_the_list_from_a_file(base: Path) -> None:
     kits, h1 = base / "kits", base / "kits/sites/h1"
     output = provisioned(base, "--revoke", "h2")
     assert "h2: every earlier kit of this name is revoked" in output
@@ -75,7 +74,7 @@ def test_a_site_that_was_offline_takes_the_list_by_file(base: Path) -> None:
     )
 
 
-def test_nothing_is_made_where_no_authority_is(base: Path) -> None:
+def test_nothing_is_created_without_an_existing_authority(base: Path) -> None:
     """A wrong --out is not a new network."""
     for words in (("--revoke", "h1"), ("--new-root",), ("--sign", "x"), ("--protect",)):
         message = run_words(
@@ -88,7 +87,7 @@ def test_nothing_is_made_where_no_authority_is(base: Path) -> None:
     assert not (base / "new").exists()
 
 
-def test_a_kit_is_renewed_by_two_files(
+def test_a_kit_is_renewed_by_exchanging_two_files(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     h1 = base / "kits/sites/h1"
@@ -119,7 +118,7 @@ def test_a_kit_is_renewed_by_two_files(
 
 
 @pytest.mark.parametrize(("days", "warned"), [(59, True), (61, False)])
-def test_the_end_is_warned_of_sixty_days_before(
+def test_an_expiring_certificate_causes_a_warning_sixty_days_before(
     base: Path, days: int, warned: bool
 ) -> None:
     """A kit's by its own time; all of them by the time of a root that is being
@@ -158,7 +157,7 @@ def test_the_root_is_replaced_and_all_kits_are_renewed(base: Path) -> None:
 # the authority's passphrase
 
 
-def test_the_authority_s_key_can_have_a_passphrase(
+def test_the_key_of_the_authority_can_have_a_passphrase(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kits, state = base / "kits", base / "kits/authority/ward/state/cert.json"

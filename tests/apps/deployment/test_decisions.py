@@ -1,8 +1,7 @@
-"""What a person at a site decides about a job, and what becomes of the run: the
-in-memory pipe.
+"""What a person at a site decides about a job, and what becomes of the run.
 
-What the server is told of a site's trouble is looked for by the names that were planted
-in it.
+The network is an in-memory pipe. What the server is told of a site's trouble is
+searched for the names that were planted in it.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def test_a_rejection_before_the_first_round_ends_the_run(
     assert weights(hospitals.results("posts") / "model")
 
 
-def test_a_rejection_in_the_middle_ends_a_run_that_needs_the_site(
+def test_a_rejection_during_a_run_ends_it_if_it_needs_the_site(
     site_notes: Any, tmp_path: Path
 ) -> None:
     hospitals = Hospitals(tmp_path, QUICK, site_notes)
@@ -89,7 +88,7 @@ def test_a_rejection_in_the_middle_ends_a_run_that_needs_the_site(
     assert problem(hospitals)["again"] is False
 
 
-def test_a_rejection_that_is_taken_back_in_time_is_forgotten(
+def test_a_rejection_withdrawn_in_time_has_no_effect(
     site_notes: Any, tmp_path: Path
 ) -> None:
     """Two sites are enough; the third comes back, and the run ends with its part as
@@ -122,7 +121,9 @@ def test_a_rejection_that_is_taken_back_in_time_is_forgotten(
 # the commands
 
 
-def test_decisions_by_fingerprint(site_notes: Any, tmp_path: Path) -> None:
+def test_decisions_apply_to_the_job_with_their_fingerprint(
+    site_notes: Any, tmp_path: Path
+) -> None:
     """Of two jobs the one that is meant, whichever waits."""
     first = Hospitals(tmp_path, SHORT, site_notes)
     kit = site_kit(first.setups["posts"].kit)
@@ -183,20 +184,24 @@ NAME = "SMITH_JANE_MRN0042"
         (OSError(28, "No space", f"/w/{NAME}"), "the task failed (OSError"),
     ],
 )
-def test_an_error_names_no_file(error: Exception, words: str) -> None:
+def test_an_error_sent_to_the_server_names_no_file(
+    error: Exception, words: str
+) -> None:
     message = outward_message(error, "posts")
     assert message.startswith(f"site 'posts': {words}")
     assert NAME not in message
 
 
-def test_a_loss_that_is_not_finite_leaves_without_its_place() -> None:
+def test_an_error_about_a_loss_sent_to_the_server_has_no_position() -> None:
     """A server could choose parameters that make one word fail."""
     error = LossError("posts", float("nan"), "at mini-batch 3", "lower learning_rate")
     message = outward_message(error, "posts")
     assert message == "site 'posts': the loss is not finite: lower learning_rate"
 
 
-def test_a_full_disk_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_about_a_full_disk_is_sent_without_paths(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The operating system's own words, which name nothing; the site's log has the
     whole."""
     full = DataError(f"{NAME}: cannot be written")

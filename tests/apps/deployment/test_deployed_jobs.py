@@ -1,4 +1,4 @@
-"""A job on its way to real sites: what is added to it, and which files it may not name."""
+"""A job for real sites: what is added to it, and which files it may not name."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ if has_app("phenotyping"):
 
 
 @pytest.mark.parametrize(("table", "key"), FILE_KEYS)
-def test_no_key_of_any_table_names_a_file_of_a_site(
+def test_a_job_may_name_no_file_of_a_site_in_any_table(
     table: str, key: str, tmp_path: Path
 ) -> None:
     """Refused, unless the site's own file says where this machine keeps it."""
@@ -96,7 +96,7 @@ def test_no_key_of_any_table_names_a_file_of_a_site(
     assert with_local_files(file, job["job"])[table] == {key: str(tmp_path / "own.txt")}
 
 
-def test_other_values_of_a_job_are_taken_as_they_are(
+def test_other_values_of_a_job_are_used_literally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "cnn-clstm-crf")
@@ -108,7 +108,7 @@ def test_other_values_of_a_job_are_taken_as_they_are(
     assert "cnn" not in str(refusal.value)
 
 
-def test_the_sites_own_file_stands_in_for_the_jobs(tmp_path: Path) -> None:
+def test_a_file_of_the_site_replaces_that_of_the_job(tmp_path: Path) -> None:
     """Its own place, for whatever the job calls it."""
     (tmp_path / "vectors.txt").write_text("took 0.5 1\naspirin 1 2\n")
     table = {

@@ -14,7 +14,7 @@ MEDIAN = FEDNER.replace("[training]", '[training]\naggregation = "median"').repl
 
 
 @pytest.mark.usefixtures("one_process")
-def test_real_sites_permit_it_and_have_the_bits_of_a_simulation(tmp_path: Path) -> None:
+def test_a_median_at_permitting_sites_equals_the_simulation(tmp_path: Path) -> None:
     """FedNER's gradients, with rows of a table of words."""
     data = corpus(tmp_path / "notes", 12)
     folder = tmp_path / "closed"

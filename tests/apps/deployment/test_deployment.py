@@ -1,5 +1,4 @@
-"""A deployed job in one process: server and sites behind their rules, joined by an
-in-memory pipe.
+"""A deployed job in one process: server and sites joined by an in-memory pipe.
 
 Expected weights are those of `simulate` on the same job and notes, to the last bit:
 another engine, which knows nothing of messages, restarts or rules.
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_process")
 
 
 @pytest.mark.parametrize("job", [FEDNER, DISTILL], ids=["fedner", "distill"])
-def test_weights_are_those_of_a_simulation(job: str, tmp_path: Path) -> None:
+def test_weights_equal_those_of_a_simulation(job: str, tmp_path: Path) -> None:
     data = corpus(tmp_path / "notes")
     expected = simulated(job, data, tmp_path / "sim")
     hospitals = Hospitals(tmp_path, job, data)
@@ -55,7 +54,9 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_fine_tuned_bert_is_that_of_a_simulation(bert: Path, tmp_path: Path) -> None:
+def test_a_fine_tuned_bert_equals_that_of_a_simulation(
+    bert: Path, tmp_path: Path
+) -> None:
     """The sites' models are one, and the server has it too; here sites keep BERT
     elsewhere."""
     job = FINETUNE.replace("BERT", str(bert))
@@ -74,7 +75,7 @@ def test_a_fine_tuned_bert_is_that_of_a_simulation(bert: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_phenotyping_model_is_that_of_a_simulation(tmp_path: Path) -> None:
+def test_a_phenotyping_model_equals_that_of_a_simulation(tmp_path: Path) -> None:
     """Two stages, codes held out, calibration; the test part by the job's fractions.
     The sites allow as many rounds as it takes and no more."""
     needs_app("phenotyping")

@@ -1,4 +1,4 @@
-"""Test that a site whose policy has a `count_step` sends no exact count of its notes."""
+"""A site whose policy has a `count_step` sends no exact count of its notes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_phenotyping_job_sends_counts_in_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_counts_are_rounded_under_the_secure_sum_too(
+def test_counts_are_rounded_under_the_secure_sum(
     site_notes: Any, tmp_path: Path
 ) -> None:
     """The server sees only sums of multiples, for example of pseudo-annotated mentions."""

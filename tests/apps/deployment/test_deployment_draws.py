@@ -1,4 +1,4 @@
-"""Between real sites what shapes an update by chance follows from a secret of the site."""
+"""Random draws of real sites follow from a secret of the site."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def secret_of(name: str) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", [FEDNER, DISTILL], ids=["fedner", "distill"])
-def test_killed_parts_change_no_bit(job: str, site_notes: Any, tmp_path: Path) -> None:
+def test_killed_processes_do_not_change_the_result(
+    job: str, site_notes: Any, tmp_path: Path
+) -> None:
     """A site is killed, and later the server."""
     uninterrupted = with_secrets(tmp_path / "whole", job, site_notes)
     uninterrupted.run()
@@ -58,9 +60,7 @@ def test_killed_parts_change_no_bit(job: str, site_notes: Any, tmp_path: Path) -
     assert uninterrupted.ends() != simulated(job, site_notes, tmp_path / "simulation")
 
 
-def test_each_run_has_a_secret_of_its_own_that_stays(
-    site_notes: Any, tmp_path: Path
-) -> None:
+def test_each_run_has_its_own_lasting_secret(site_notes: Any, tmp_path: Path) -> None:
     """It is in no message, no model and no log line, in bytes, hexadecimal or as a
     number."""
     secrets = set()
@@ -107,7 +107,7 @@ def round_of(hospitals: Hospitals) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("draws", ["job", "secret"])
-def test_two_approved_jobs_give_no_site_away(draws: str, tmp_path: Path) -> None:
+def test_two_approved_jobs_do_not_reveal_a_site(draws: str, tmp_path: Path) -> None:
     """The same with three sites and with four; the server adds what it knows by the
     secure sum."""
     hospitals_data = generate(num_sites=4, sentences_per_site=24, seed=5)
@@ -138,7 +138,7 @@ def test_two_approved_jobs_give_no_site_away(draws: str, tmp_path: Path) -> None
     assert distance < MOST if draws == "job" else distance > LEAST
 
 
-def test_sites_that_take_no_draws_are_refused(tmp_path: Path) -> None:
+def test_methods_whose_sites_accept_no_draws_are_refused(tmp_path: Path) -> None:
     class Site:
         def __init__(
             self, data: Any, config: Any, *, directory: Any = None
@@ -157,5 +157,5 @@ def test_sites_that_take_no_draws_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_method_takes_draws(name: str) -> None:
+def test_every_method_accepts_draws(name: str) -> None:
     assert accepts_option(find(name).site_class, "draws")

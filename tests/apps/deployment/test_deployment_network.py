@@ -1,4 +1,4 @@
-"""Test three hospitals and a server as processes that connect over loopback.
+"""Three hospitals and a server as processes that connect over loopback.
 
 One test goes from the kits to a prediction by the commands of `docs/deploy.md`; others
 run every method. The expected weights are those of `simulate` on the same job and
@@ -92,7 +92,9 @@ def hospital() -> Iterator[Proxy]:
         yield running
 
 
-def test_the_walk_through(place: Place, hospital: Proxy) -> None:
+def test_the_commands_of_the_deployment_page_work_from_kits_to_predictions(
+    place: Place, hospital: Proxy
+) -> None:
     """Provision, check, start, approve, run, kill a site, resume, predict, abort, stop."""
     base = place.folder
     data = corpus(base / "notes", 60)

@@ -1,5 +1,4 @@
-"""`[federation] max_norm`: an update beyond it is in no sum, and the round goes on
-without it."""
+"""`[federation] max_norm`: an update beyond it is left out, and the round continues."""
 
 from __future__ import annotations
 
@@ -43,7 +42,9 @@ def net_of(folder: Path, max_norm: float, seal: Any = None) -> Net:
 
 @pytest.mark.usefixtures("instant_disk")
 @pytest.mark.parametrize("at", ["site", "server"])
-def test_the_others_are_added_without_it(at: str, tmp_path: Path) -> None:
+def test_the_other_updates_are_added_without_one_beyond_the_bound(
+    at: str, tmp_path: Path
+) -> None:
     """The mean of a and c, by NumPy; where the site does not check, the server does."""
     bound = float(np.linalg.norm(np.full((5, 4), BIG))) * 0.999
     net, events = net_of(tmp_path, bound if at == "site" else 0.0), list[Event]()
@@ -62,7 +63,7 @@ def test_the_others_are_added_without_it(at: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("instant_disk")
-def test_under_the_secure_sum_the_site_alone_checks(tmp_path: Path) -> None:
+def test_only_the_site_checks_the_bound_under_the_secure_sum(tmp_path: Path) -> None:
     """Nothing of the update leaves, masked or not, and no value of it is said."""
     pytest.importorskip("cryptography")
     from fednotes.engines.secure import SecureSeal, SecureSum
@@ -88,7 +89,7 @@ def test_under_the_secure_sum_the_site_alone_checks(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("at", ["site", "server"])
-def test_the_jobs_setting_reaches_both_ends(
+def test_the_setting_of_the_job_applies_at_server_and_sites(
     at: str, site_notes: Any, tmp_path: Path
 ) -> None:
     """With a bound that no model can keep.
@@ -108,7 +109,7 @@ def test_the_jobs_setting_reaches_both_ends(
     assert ("(it is" in str(stopped.value)) == (at == "server")
 
 
-def test_a_bound_is_a_number_from_0() -> None:
+def test_the_bound_must_be_a_number_from_0() -> None:
     assert FederationConfig().max_norm == 0.0
     for value, expected in ((-1.0, "at least 0"), (float("nan"), "a number")):
         with pytest.raises(ConfigError, match=rf"max_norm = .*: expected {expected}"):

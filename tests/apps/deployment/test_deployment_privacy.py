@@ -1,5 +1,4 @@
-"""What leaves a site in a deployed job: all of it in the ledger, none of it a word of a
-note."""
+"""What leaves a site in a deployed job is in the ledger and holds no word of a note."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def test_every_frame_that_left_is_in_the_ledger(
 
 
 @pytest.mark.slow
-def test_the_secure_sum_gives_the_same_model(site_notes: Any, tmp_path: Path) -> None:
+def test_a_secure_sum_gives_the_same_model(site_notes: Any, tmp_path: Path) -> None:
     """That of the embedded engine under the secure sum, to the last bit."""
     pytest.importorskip("cryptography")
     expected = simulated(SECURE, site_notes, tmp_path / "sim")
@@ -170,7 +169,7 @@ def test_no_name_of_a_file_leaves(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", [PRIVATE, TAUGHT], ids=["fedner", "distill"])
-def test_a_private_run_with_faults_has_the_same_bits_and_costs_no_more(
+def test_faults_do_not_change_the_result_or_cost_of_a_private_run(
     job: str, site_notes: Any, tmp_path: Path
 ) -> None:
     """Sites keep what their noise is made of: a killed site and a killed server change

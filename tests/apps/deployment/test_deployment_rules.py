@@ -1,5 +1,4 @@
-"""What a site lets happen, and what becomes of a run that is stopped: the in-memory
-pipe again.
+"""What a site permits, and what becomes of a stopped run, over an in-memory pipe.
 
 A run with faults is compared with one without them, to the last bit; refusals with the
 rule that was broken.
@@ -77,7 +76,7 @@ def undisturbed(
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
 )
-def test_a_killed_part_changes_nothing(
+def test_a_killed_process_does_not_change_the_result(
     seed: int, who: str, site_notes: Any, undisturbed: tuple[Any, int], tmp_path: Path
 ) -> None:
     """Killed right after an answer, which is lost where it was a site's; begun again
@@ -113,7 +112,7 @@ def test_a_paused_run_continues(
     assert network.lines[-1]["kind"] == "end"
 
 
-def test_progress_that_watchers_receive(site_notes: Any, tmp_path: Path) -> None:
+def test_watchers_receive_the_progress(site_notes: Any, tmp_path: Path) -> None:
     """The plan, rounds with numbers of sums alone, the end; the file has the evaluated
     rounds."""
     hospitals = Hospitals(tmp_path, FEDNER, site_notes)
@@ -172,7 +171,7 @@ def test_an_unapproved_job_waits_until_a_person_approves(
     assert hospitals.ends()
 
 
-def test_the_server_says_whose_approval_is_missing(
+def test_the_server_reports_whose_approval_is_missing(
     site_notes: Any, tmp_path: Path
 ) -> None:
     """By the names of the run's own list, shorter each time that a site approves."""
@@ -193,7 +192,7 @@ def test_the_server_says_whose_approval_is_missing(
     )
 
 
-def test_what_a_site_reports_is_told_from_its_silence(
+def test_a_reported_problem_is_distinguished_from_silence(
     site_notes: Any, tmp_path: Path
 ) -> None:
     """One site cannot read its notes until they are back; another is not there."""
@@ -218,7 +217,7 @@ def test_what_a_site_reports_is_told_from_its_silence(
     assert problems == {"posts": True, "reports": False}
 
 
-def test_a_run_counts_its_time_from_its_first_start(
+def test_the_time_of_a_run_starts_at_its_first_start(
     site_notes: Any, tmp_path: Path
 ) -> None:
     """Which its state keeps over a restart."""
@@ -235,7 +234,7 @@ def test_a_run_counts_its_time_from_its_first_start(
     assert read_result(again.server).conditions["federated"]["elapsed"] > 5000
 
 
-def test_an_approval_that_is_taken_back_stops_the_site(
+def test_a_withdrawn_approval_stops_the_site(
     site_notes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the middle of a run; with two sites enough it goes on without that one."""
@@ -272,7 +271,7 @@ def test_an_approval_that_is_taken_back_stops_the_site(
         ("max_stored_bytes", OPEN + "max_stored_bytes = 1200000"),
     ],
 )
-def test_a_broken_rule_is_named(
+def test_a_refusal_names_the_broken_rule(
     rule: str, policy: str, site_notes: Any, tmp_path: Path
 ) -> None:
     refusal = Hospitals(tmp_path, FEDNER, site_notes, policy=policy).refusal()
@@ -280,7 +279,7 @@ def test_a_broken_rule_is_named(
     assert str(tmp_path) not in refusal
 
 
-def test_a_run_without_room_at_a_site_ends_and_continues_once_there_is_more(
+def test_a_run_without_disk_space_at_a_site_ends_and_can_continue(
     site_notes: Any,
     undisturbed: tuple[Any, int],
     tmp_path: Path,
@@ -345,7 +344,7 @@ def test_a_site_that_shares_no_scores_joins_no_plain_sum(
     assert kits == []
 
 
-def test_a_site_that_shares_no_scores_any_more_stops_in_the_middle(
+def test_a_site_that_stops_sharing_scores_stops_during_the_run(
     site_notes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No count of an evaluation leaves it after that, of whatever task."""
@@ -378,7 +377,9 @@ def test_a_site_that_shares_no_scores_any_more_stops_in_the_middle(
     assert any(reply.update and reply.update.metrics for reply in after)
 
 
-def test_outside_the_hours_a_run_waits(site_notes: Any, tmp_path: Path) -> None:
+def test_a_run_waits_outside_the_permitted_hours(
+    site_notes: Any, tmp_path: Path
+) -> None:
     hospitals = Hospitals(
         tmp_path, SHORT, site_notes, policy=f"{OPEN}hours = '03:00-03:01'\n"
     )
@@ -394,7 +395,7 @@ def test_outside_the_hours_a_run_waits(site_notes: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_scores_stay_unless_the_policy_shares_them(
+def test_scores_stay_at_the_site_unless_the_policy_shares_them(
     site_notes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Under the secure sum, where a site that shares none can take part."""
@@ -415,7 +416,9 @@ def test_scores_stay_unless_the_policy_shares_them(
 # agreement
 
 
-def test_other_types_than_declared_are_named(site_notes: Any, tmp_path: Path) -> None:
+def test_an_error_names_types_that_differ_from_the_declared_ones(
+    site_notes: Any, tmp_path: Path
+) -> None:
     """The job says what a site annotates, its file says otherwise."""
     types = ["Drug", "Disease"]
     job = SHORT.replace("[sites.posts]", f"[sites.posts]\ntypes = {json.dumps(types)}")
@@ -443,7 +446,9 @@ def test_a_site_that_changes_its_labels_refuses(
         hospitals.run()
 
 
-def test_sites_with_other_encoders_are_named(site_notes: Any, tmp_path: Path) -> None:
+def test_an_error_names_sites_with_different_encoders(
+    site_notes: Any, tmp_path: Path
+) -> None:
     """By the digests of both; a copy elsewhere is no other one (`test_deployment.py`)."""
     pytest.importorskip("transformers")
     bert = save_bert(tmp_path / "bert", max_position_embeddings=512)
@@ -484,7 +489,7 @@ SERVER, MANY = (
     ],
     ids=["fingerprint", "sites"],
 )
-def test_a_server_that_tells_of_more_sites_is_refused(
+def test_a_server_that_adds_sites_is_refused(
     more: Any, agreed: Any, match: str, site_notes: Any, tmp_path: Path
 ) -> None:
     """Or of the true sites with the fingerprint of another agreement."""
@@ -499,7 +504,7 @@ def test_a_server_that_tells_of_more_sites_is_refused(
         Hospitals(tmp_path, SHORT, site_notes).run()
 
 
-def test_different_dictionaries_are_named(tmp_path: Path) -> None:
+def test_an_error_names_different_dictionaries(tmp_path: Path) -> None:
     needs_app("phenotyping")
     from patient_hospitals import patients
 
@@ -528,7 +533,9 @@ back = ["icd9:722"]
         hospitals.run()
 
 
-def test_another_version_is_named(site_notes: Any, tmp_path: Path) -> None:
+def test_an_error_names_a_different_fednotes_version(
+    site_notes: Any, tmp_path: Path
+) -> None:
     def older(job: Any, data: Any) -> Any:
         description = describe(job, data)
         return (
@@ -566,7 +573,7 @@ def test_a_job_that_needs_all_notes_is_refused(
         load_declared("demo")
 
 
-def test_no_place_of_notes_travels(tmp_path: Path) -> None:
+def test_paths_of_notes_are_not_sent(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(
         'method = "distill"\n[sites.a]\npath = "/data/a"\ntypes = ["Drug"]\n'
@@ -607,7 +614,9 @@ def test_no_place_of_notes_travels(tmp_path: Path) -> None:
     ],
     ids=["equal", "types", "order", "scheme", "label_map"],
 )
-def test_how_two_sides_labels_differ(site_labels: dict[str, Any], message: str) -> None:
+def test_an_error_shows_how_the_labels_of_job_and_site_differ(
+    site_labels: dict[str, Any], message: str
+) -> None:
     job_labels = Description(types=("Drug", "ADR"), label_map={"AE": "ADR"})
     assert (
         mismatch(
@@ -624,7 +633,7 @@ def test_how_two_sides_labels_differ(site_labels: dict[str, Any], message: str) 
 
 
 @pytest.mark.slow
-def test_a_second_job_with_one_sentence_fewer_is_refused(
+def test_a_second_job_with_one_sentence_less_is_refused(
     site_notes: Any, tmp_path: Path
 ) -> None:
     """The same kits: a run with 12 sentences, the same again, one with 11, and one with

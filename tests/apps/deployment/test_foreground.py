@@ -43,7 +43,7 @@ def ended(process: subprocess.Popen[str], sign: int) -> tuple[int, str]:
 
 
 @pytest.mark.network
-def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
+def test_a_server_and_a_site_run_in_the_foreground(place: Place) -> None:
     """Each is the process that was begun, prints its log, ends as it is told, and all
     with it. What ends by itself has failed, so that systemd starts it again."""
     server, h1 = place.folder / "kits/server", place.folder / "kits/sites/h1"

@@ -1,5 +1,4 @@
-"""Where words of another party are shown: a screen, a log, a report, a message to the
-server.
+"""Foreign words on a screen and in logs, reports and messages are made harmless.
 
 Each word tries to clear the screen, to begin a second line and to turn the line round.
 """
@@ -30,7 +29,9 @@ def plain(text: str) -> bool:
     return "all is lost" in text and not any(character in text for character in HIDDEN)
 
 
-def test_a_command_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_prints_foreign_words_on_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     shared.say(f"job {EVIL}")
     with pytest.raises(SystemExit):
         app.fail(EVIL)
@@ -40,7 +41,7 @@ def test_a_command_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert (printed.out.count("\n"), printed.err.count("\n")) == (1, 1)
 
 
-def test_a_site_s_version() -> None:
+def test_a_foreign_version_is_cleaned_in_an_error() -> None:
     described = {"h1": Description(version=EVIL + "9" * 10_000)}
     with pytest.raises(ConfigError, match="different versions") as refusal:
         agreed_config(None, described)  # type: ignore[arg-type]
@@ -48,14 +49,16 @@ def test_a_site_s_version() -> None:
     assert len(str(refusal.value)) < 400
 
 
-def test_a_method_s_name() -> None:
+def test_a_foreign_method_name_is_cleaned_in_a_refusal() -> None:
     with pytest.raises(PolicyRefusal) as refusal:
         check_job(Policy(methods=("fedner",)), EVIL, 3, 3, rounds=1, secure=True)
     assert plain(str(refusal.value))
     assert "\n" not in str(refusal.value)
 
 
-def test_a_log_has_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_shows_foreign_words_on_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second one could pass for a line of ours. `site status` shows the line too."""
     monkeypatch.setenv(KIT_VARIABLE, str(tmp_path))
     log = logging.Logger("fednotes.engines.host")
@@ -75,7 +78,7 @@ def test_a_log_has_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert problem.text.startswith("site 1")
 
 
-def test_a_report(tmp_path: Path) -> None:
+def test_a_report_escapes_foreign_words(tmp_path: Path) -> None:
     sites = {EVIL: {"federated": {"strict": {"f1": 0.5}}}}
     values = {"title": EVIL, "sites": sites, "notes": [EVIL], "config": {EVIL: EVIL}}
     (tmp_path / "summary.json").write_text(json.dumps(values))
@@ -84,7 +87,7 @@ def test_a_report(tmp_path: Path) -> None:
     assert "\\u202e" in page
 
 
-def test_a_refusal_that_travels() -> None:
+def test_a_refusal_sent_to_the_server_is_cleaned() -> None:
     message = explained(RefusedError(EVIL), "h1")
     assert plain(message)
     assert (

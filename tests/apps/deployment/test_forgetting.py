@@ -1,4 +1,4 @@
-"""A site forgets a run: what is deleted, what stays, and when it is refused."""
+"""A site forgets a run: what is deleted, what remains, and when it is refused."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_forget_deletes_states_and_keeps_rules(kit: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "name", ["run7", "../rules", "", ".", "/", "run1/site", "link"]
 )
-def test_a_run_that_is_not_known(kit: Path, name: str) -> None:
+def test_forgetting_an_unknown_run_is_refused(kit: Path, name: str) -> None:
     (kit / "state" / "link").symlink_to(kit / "rules")
     before = files_of(kit)
     message = run_site_command("forget", "--", kit, name, code=2)
@@ -101,7 +101,9 @@ def test_a_run_that_is_not_known(kit: Path, name: str) -> None:
     assert files_of(kit) == before
 
 
-def test_a_run_that_is_alive(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgetting_a_run_in_progress_is_refused(
+    kit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the lock that its process holds, and by the process, before it has the lock."""
     before = files_of(kit)
     with hold_state(kit / "state" / "run1"):

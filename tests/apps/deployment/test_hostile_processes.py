@@ -1,4 +1,4 @@
-"""Hostile servers and sites as real processes, and what honest ones lose by them.
+"""Hostile servers and sites as real processes, and their effect on honest ones.
 
 The hostile ones have true kits, and their owners changed their programs.
 """
@@ -46,7 +46,7 @@ def run_with(net: Network, hostile: str, folder: Path) -> str:
         net.stop(h3)
 
 
-def test_an_undecodable_result_of_a_site_ends_no_run(
+def test_an_undecodable_result_of_a_site_does_not_end_a_run(
     net: Network, tmp_path: Path
 ) -> None:
     """NVFlare's server ends the process of a job at such a result. The numbers are
@@ -60,7 +60,7 @@ def test_an_undecodable_result_of_a_site_ends_no_run(
     assert [row["x"][0] for row in rows] == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_site_that_reports_its_failure_ends_no_run(
+def test_a_site_that_reports_its_failure_does_not_end_a_run(
     net: Network, tmp_path: Path
 ) -> None:
     """NVFlare's server ends the run of all sites; with the code of a forbidden
@@ -75,7 +75,7 @@ def test_a_site_that_reports_its_failure_ends_no_run(
         assert {"h1", "h2"} <= {*row["included"]}
 
 
-def test_an_honest_run_is_done_and_fetched(net: Network, tmp_path: Path) -> None:
+def test_an_honest_run_finishes_and_is_fetched(net: Network, tmp_path: Path) -> None:
     """What is refused above and below is nothing that a run needs."""
     folder = ward_job(tmp_path, "honest", SITES[:2], least=2)
     code = (
@@ -92,7 +92,7 @@ def test_an_honest_run_is_done_and_fetched(net: Network, tmp_path: Path) -> None
         assert "refused an order from the server" not in log_of(kit)
 
 
-def test_a_site_gives_the_server_no_orders(net: Network, tmp_path: Path) -> None:
+def test_a_site_cannot_give_orders_to_the_server(net: Network, tmp_path: Path) -> None:
     """Those that only the server's processes give each other: NVFlare's obey anyone who
     may speak to them."""
     folder = ward_job(tmp_path, "orders", SITES, least=len(SITES))

@@ -1,4 +1,4 @@
-"""What a hostile site answers: the server ends its run, in bounded time and memory."""
+"""Replies of a hostile site: the server ends its run in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def packed(raw: bytes) -> dict[str, torch.Tensor]:
         for name, raw in SCORES.items()
     ],
 )
-def test_scores_of_one_site_cost_no_other_site_the_results(
+def test_unreadable_scores_of_one_site_do_not_affect_the_results_of_others(
     raw: bytes, tmp_path: Path
 ) -> None:
     """The summary can be written and read, and has the scores of the others."""
@@ -84,7 +84,7 @@ def test_scores_of_one_site_cost_no_other_site_the_results(
     assert read_result(tmp_path).sites == {"b": {"federated": GOOD}}
 
 
-def test_scores_of_many_sites_stay_readable_together(tmp_path: Path) -> None:
+def test_scores_of_many_sites_remain_readable(tmp_path: Path) -> None:
     """The largest that each of 40 sites may send."""
     size = module.MAX_ALL_SCORES // 40
     largest = {"a": [0.5] * (size - 10)}
@@ -118,7 +118,7 @@ def described(number: int) -> dict[str, Description]:
     return {"a": honest, "b": honest, "c": replace(honest, types=("Drug", *many))}
 
 
-def test_types_of_one_site_do_not_exhaust_the_memory_of_all(tmp_path: Path) -> None:
+def test_entity_types_of_one_site_are_bounded(tmp_path: Path) -> None:
     """A model has a number for each pair of types: 20,000 would take 1.6 GB and more."""
     job = document_job(tmp_path)
     assert (
@@ -134,7 +134,7 @@ def test_a_job_may_name_any_number_of_types(tmp_path: Path) -> None:
     assert len(agreed_config(job, described(1200)).tags.types) == 1201
 
 
-def test_a_type_that_no_model_could_be_saved_with_is_refused() -> None:
+def test_an_entity_type_that_cannot_be_saved_is_refused() -> None:
     table = {**asdict(Description(types=("Drug",))), "types": ["\ud800"]}
     with pytest.raises(ConfigError, match="the description that site 'c' sent"):
         description_from_tensors("c", {"description": pack_json(table)})
@@ -191,7 +191,7 @@ def test_wrong_numbers_of_patients_are_refused_with_the_site(
 # reasons and events
 
 
-def test_a_reason_without_a_reply_is_one_short_line() -> None:
+def test_a_reason_without_a_reply_is_shown_in_one_short_line() -> None:
     exchange = flare.FlareExchange(("a", "b"))
     reasons = ["x" * 10**6 + "\x1b[2J\n", {"no": ["text"]}]
     for site, reason in zip("ab", reasons, strict=True):
@@ -216,7 +216,7 @@ def progress(folder: Path) -> tuple[Progress, list[Any]]:
     return Progress(setup, pipe, job), lines
 
 
-def test_a_site_that_says_something_else_each_time_fills_no_memory(
+def test_a_site_with_ever_new_messages_does_not_fill_the_memory(
     tmp_path: Path,
 ) -> None:
     """Also after it has used up its lines, those of other sites are published."""

@@ -1,5 +1,4 @@
-"""A kit's certificate, looked at before a process starts with it, and signatures by its
-key.
+"""The check of a kit's certificate before a start, and signatures by its key.
 
 OpenSSL checks what is signed. The false certificates are each wrong in one way; TLS
 itself judges them in `test_nvflare_refusals.py`.
@@ -42,7 +41,7 @@ TEXT = b"\x00keys\xff" * 9
 # a kit's certificate
 
 
-def test_new_kits_pass(shared_kits: dict[str, Path]) -> None:
+def test_new_kits_pass_the_check(shared_kits: dict[str, Path]) -> None:
     assert [check_kit(kit) for kit in shared_kits.values()] == [[]] * 8
 
 
@@ -54,7 +53,7 @@ def test_new_kits_pass(shared_kits: dict[str, Path]) -> None:
         ("admin", (-9, -1), "startup/client.crt: the certificate expired"),
     ],
 )
-def test_a_certificate_out_of_its_time_is_refused(
+def test_a_certificate_outside_its_validity_is_refused(
     kits: dict[str, Path], kit: str, days: tuple[int, int], message: str
 ) -> None:
     name, _, watch = kit.partition("/")
@@ -72,7 +71,7 @@ def test_a_certificate_out_of_its_time_is_refused(
         ("swapped", "names h2, but the kit belongs to h1"),
     ],
 )
-def test_a_false_kit_says_why(
+def test_a_false_kit_is_refused_with_the_reason(
     kits: dict[str, Path], tmp_path: Path, wrong: str, message: str
 ) -> None:
     """NVFlare finds it out too, but in a thread whose error nobody prints, and waits
@@ -85,7 +84,7 @@ def test_a_false_kit_says_why(
 
 
 @pytest.mark.parametrize("name", ["client.crt", "client.key", "rootCA.pem"])
-def test_files_that_are_missing_or_damaged_are_named(
+def test_an_error_names_missing_or_damaged_files(
     kits: dict[str, Path], name: str
 ) -> None:
     path = kits["h1"] / "startup" / name
@@ -102,7 +101,7 @@ def test_files_that_are_missing_or_damaged_are_named(
 # signatures
 
 
-def test_a_signature_is_what_openssl_verifies(
+def test_openssl_verifies_a_signature(
     tmp_path: Path, shared_kits: dict[str, Path]
 ) -> None:
     openssl = shutil.which("openssl")
@@ -151,7 +150,7 @@ def test_sites_trust_only_keys_of_the_authority(
     assert not b.verify("a", TEXT, signed[:length] + b.sign(TEXT)[-256:])
 
 
-def test_a_false_certificate_signs_nothing(
+def test_signatures_by_a_false_certificate_are_refused(
     tmp_path: Path, kits: dict[str, Path]
 ) -> None:
     """Of another authority, and of none; expired ones are in `test_trust.py`."""
@@ -162,7 +161,7 @@ def test_a_false_certificate_signs_nothing(
         assert not CertificateIdentity.of_kit(kits["a"]).verify("b", TEXT, signed)
 
 
-def test_other_certificates_of_the_authority_are_not_sites(
+def test_certificates_of_server_and_admin_cannot_sign_for_a_site(
     shared_kits: dict[str, Path],
 ) -> None:
     """The server's certificate, and the admin's, are of other names than any site's."""
@@ -177,7 +176,7 @@ def test_other_certificates_of_the_authority_are_not_sites(
         assert not any(honest.verify(site, TEXT, signer.sign(TEXT)) for site in SITES)
 
 
-def test_a_server_that_hands_out_keys_of_its_own_opens_nothing(
+def test_a_server_that_replaces_keys_opens_no_sum(
     tmp_path: Path, shared_kits: dict[str, Path]
 ) -> None:
     """With each site's kit the sum is shared_kits; where b's keys are the server's, no site
@@ -204,7 +203,7 @@ def test_a_server_that_hands_out_keys_of_its_own_opens_nothing(
     )
 
 
-def test_a_sites_process_on_the_network_has_its_kits_identity(
+def test_the_process_of_a_site_has_the_identity_of_its_kit(
     kits: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = kit_files.write_job_folder(

@@ -1,5 +1,4 @@
-"""The connection between the processes of one kit is closed to other users of the
-machine.
+"""The connection between the processes of a kit is closed to other users.
 
 The intruder is another account, in a process of its own, that speaks NVFlare's protocol
 in the server's name. It was let in at a port on loopback, was told the site's token,
@@ -99,7 +98,7 @@ def open_folder() -> Iterator[Path]:
 
 @needs_root
 @pytest.mark.network
-def test_another_user_is_let_in_nowhere(open_folder: Path) -> None:
+def test_another_user_cannot_connect_to_a_site_or_server(open_folder: Path) -> None:
     """Neither at a site nor at the server, while a run goes on; and it goes on to its
     end."""
     names = ("server", "h1", "h2")
@@ -138,7 +137,7 @@ def test_another_user_is_let_in_nowhere(open_folder: Path) -> None:
 
 
 @needs_root
-def test_the_process_of_another_user_does_not_belong_to_a_kit(
+def test_a_process_of_another_user_is_not_counted_as_part_of_a_kit(
     shared_kits: dict[str, Path],
 ) -> None:
     """Whatever words it gives itself: the kit would not start, nor end, by them."""
@@ -159,7 +158,7 @@ def test_the_process_of_another_user_does_not_belong_to_a_kit(
 
 
 @pytest.mark.parametrize("depth", [1, 12])
-def test_the_socket_is_new_closed_and_found_however_deep_the_kit_lies(
+def test_the_socket_is_fresh_and_private_whatever_the_depth_of_the_kit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
     """Linux takes 107 bytes of a path.

@@ -1,4 +1,4 @@
-"""Test the commands on a kit that start no process: roles, files, rules, messages."""
+"""Commands on a kit that start no process: roles, files, rules, messages."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_start_warns_of_a_certificate_that_expires_soon(
 
 
 @pytest.mark.parametrize("words", ["start", "stop", "status"])
-def test_a_command_on_the_kit_of_another_role_does_nothing(
+def test_a_command_on_a_kit_of_another_role_is_refused(
     shared_kits: dict[str, Path],
     started: list[Path],
     words: str,
@@ -300,7 +300,7 @@ def refuse_to_answer(kit: Path) -> kit_status.Network:
     raise FednotesError("closed")
 
 
-def test_a_start_that_the_server_refuses_does_not_say_that_the_site_runs(
+def test_a_start_that_the_server_refuses_does_not_report_a_running_site(
     kits: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as that of a copy of a kit, whose process the command stops."""
@@ -321,7 +321,7 @@ def test_a_start_that_the_server_refuses_does_not_say_that_the_site_runs(
     assert stopped == [kits["h1"]]
 
 
-def test_only_site_rules_changes_the_rules_of_a_running_site(
+def test_only_the_command_site_rules_changes_the_rules_of_a_running_site(
     kits: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = kits["h1"]

@@ -1,4 +1,4 @@
-"""The commands at a site's ledger: what is noted elsewhere, and given back."""
+"""Commands on a site's ledger: verification, noted ends, and display."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_ledger(*words: str) -> str:
     ("command", "which"), [("show", "ledger"), ("verify", "ledger"), ("verify", "head")]
 )
 @pytest.mark.parametrize("kind", ["fifo", "/dev/zero"])
-def test_a_pipe_or_a_device_in_a_ledgers_place_is_not_waited_for(
+def test_a_fifo_or_device_in_place_of_a_ledger_is_refused_without_waiting(
     command: str, which: str, kind: str, kit: Path
 ) -> None:
     """A kit that somebody else has had may hold anything in its files' places."""
@@ -54,7 +54,7 @@ def test_a_pipe_or_a_device_in_a_ledgers_place_is_not_waited_for(
         run_ledger(command, str(kit))
 
 
-def test_the_end_that_is_printed_can_be_passed_back(kit: Path) -> None:
+def test_the_printed_end_can_be_passed_back_to_verify(kit: Path) -> None:
     output = run_ledger("verify", str(kit))
     end = f"3:{Ledger.in_kit(kit).head().hash}"
     assert "3 lines, unbroken" in output

@@ -1,5 +1,4 @@
-"""A kit that other users of the machine could read or change is refused, or is made
-private with a warning."""
+"""A kit that other users could read or change is refused, or made private."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from fednotes.core.errors import ConfigError
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o602])
-def test_an_admins_kit_whose_key_others_can_open_hands_in_nothing(
+def test_an_admin_kit_whose_key_others_can_open_cannot_submit_a_job(
     mode: int, kits: dict[str, Path]
 ) -> None:
     key = kits["admin"] / "startup" / "client.key"
@@ -36,7 +35,7 @@ def test_an_admins_kit_whose_key_others_can_open_hands_in_nothing(
 
 
 @pytest.mark.parametrize("who", ["a", "server"])
-def test_a_kit_whose_key_others_can_read_does_not_start(
+def test_a_kit_whose_key_others_can_read_is_not_started(
     who: str, kits: dict[str, Path]
 ) -> None:
     key = min((kits[who] / "startup").glob("*.key"))
@@ -76,7 +75,7 @@ def test_a_start_warns_if_others_could_change_a_kit(
     assert "could change" not in caplog.text
 
 
-def test_a_start_closes_a_kit_that_others_could_only_read_without_a_warning(
+def test_a_start_makes_a_kit_private_without_warning_if_others_could_only_read_it(
     kits: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     kit = kits["a"]
@@ -87,7 +86,7 @@ def test_a_start_closes_a_kit_that_others_could_only_read_without_a_warning(
     assert "could change" not in caplog.text
 
 
-def test_an_authority_that_others_could_open_is_closed_and_named(
+def test_an_authority_that_others_could_open_is_made_private_and_reported(
     kits: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     out = kits["server"].parent

@@ -1,4 +1,4 @@
-"""A server that lies asks a phenotyping site to calibrate more models than it may."""
+"""A lying server asks a phenotyping site to calibrate more models than allowed."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_resumed_run_calibrates_one_model(tmp_path: Path) -> None:
     assert again.update is not None
 
 
-def test_a_server_that_sends_a_site_back_calibrates_as_many_models_as_rounds(
+def test_a_server_that_rewinds_a_site_calibrates_at_most_one_model_per_round(
     tmp_path: Path,
 ) -> None:
     """Otherwise each model could tell one held-out patient apart from the others."""

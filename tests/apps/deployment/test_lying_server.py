@@ -1,5 +1,4 @@
-"""A server that lies, through the path that every request takes: no sum of other
-questions.
+"""A lying server never gets a sum over sites that were asked different questions.
 
 An honest engine stands behind a transport that rewrites what single sites are asked,
 and behind a server's side of the secure sum that adds whatever came. Before sites
@@ -202,7 +201,7 @@ def later(request: Request) -> Request:
 
 
 @pytest.mark.parametrize("lie", [dead, other_round, later])
-def test_other_questions_to_other_sites_give_no_sum(lie: Lie, case: Case) -> None:
+def test_different_questions_to_sites_give_no_sum(lie: Lie, case: Case) -> None:
     """Sites that were asked otherwise say so in their logs and ledgers; so does the
     victim."""
     case.lies = {"train": lie}
@@ -220,7 +219,7 @@ def test_other_questions_to_other_sites_give_no_sum(lie: Lie, case: Case) -> Non
     assert case.served().sum("count").metrics == {"size": 15.0}  # and honest ones do
 
 
-def test_an_honest_server_says_what_differs(case: Case) -> None:
+def test_an_honest_server_reports_what_differs(case: Case) -> None:
     case.lies = {"train": dead}
     with pytest.raises(
         TrainingError, match="received different tasks, rounds, options or"
@@ -228,7 +227,7 @@ def test_an_honest_server_says_what_differs(case: Case) -> None:
         case.server.sum("train", X, round=0)
 
 
-def test_what_was_told_before_is_part_of_the_question(case: Case) -> None:
+def test_earlier_broadcasts_are_part_of_the_question(case: Case) -> None:
     """A round that begins without tensors means those that came last. No sum of an
     evaluation of other parameters is opened; where the server counts it all the same,
     no later one is."""
@@ -243,7 +242,7 @@ def test_what_was_told_before_is_part_of_the_question(case: Case) -> None:
     assert "received different requests" in case.refuses("train", round=1)
 
 
-def test_one_site_alone_is_not_sent_back(case: Case) -> None:
+def test_rewinding_one_site_alone_gives_no_sum(case: Case) -> None:
     """Two sums of one task, between which one site's private state alone was moved,
     would differ by that site's numbers: as it was after its round, after the round
     before, or new."""
@@ -264,7 +263,7 @@ def test_one_site_alone_is_not_sent_back(case: Case) -> None:
 
 
 @pytest.mark.parametrize("first_state", ["later", "earlier"])
-def test_sites_that_did_other_tasks_before_give_no_sum(
+def test_sites_with_different_earlier_tasks_give_no_sum(
     first_state: str, case: Case
 ) -> None:
     """The server asks a alone to do an opened task once more, or to go back to before
@@ -294,7 +293,9 @@ def test_sites_that_did_other_tasks_before_give_no_sum(
 
 
 @pytest.mark.parametrize("way", ["sent back", "new disk", "damaged"])
-def test_who_may_go_on_with_the_others_history(way: str, case: Case) -> None:
+def test_only_a_site_that_lost_its_own_history_adopts_that_of_others(
+    way: str, case: Case
+) -> None:
     """A site that lost its own, by what happened at its own disk; never one that the
     server sent back to where it was new."""
     turns = case.server.rounds(0, 9)
@@ -325,7 +326,7 @@ def test_who_may_go_on_with_the_others_history(way: str, case: Case) -> None:
     assert case.server.sum("evaluate", X).included == SITES
 
 
-def test_other_tensors_of_a_step_before_give_no_sum(case: Case) -> None:
+def test_different_tensors_of_an_earlier_step_give_no_sum(case: Case) -> None:
     """The second task of a round computes with what the first one told."""
     case.lies = {"train": dead}
     case.refuses("train", X, round=0)
@@ -358,7 +359,7 @@ def test_requests_before_the_first_round_are_part_of_every_question(
     assert "received different requests" in case.refuses("train", X, round=0)
 
 
-def test_a_site_that_was_started_again_knows_what_it_was_asked_before(
+def test_a_restarted_site_remembers_its_earlier_questions(
     case: Case,
 ) -> None:
     """From the state that it kept at the end of a round, and from its journal after
@@ -377,7 +378,7 @@ def test_a_site_that_was_started_again_knows_what_it_was_asked_before(
     assert case.server.sum("finish", X).included == SITES
 
 
-def test_each_part_of_a_question_counts() -> None:
+def test_questions_are_equal_only_if_every_part_is_equal() -> None:
     """Two questions are equal only if all is: by changing one thing after the other."""
     request = Request(
         JOB, 1, 1, "train", round=3, first=True, told=7, options={"round": 3}
@@ -445,7 +446,7 @@ def test_each_part_of_a_question_counts() -> None:
     )
 
 
-def test_a_task_of_a_round_is_done_in_a_sum_or_not_at_all(case: Case) -> None:
+def test_a_task_of_a_round_is_refused_outside_the_secure_sum(case: Case) -> None:
     """Or a site's private layers could be spoilt by a task that no other site sees."""
     members = case.members
     for changes in ({}, {"first": True}):
@@ -454,7 +455,7 @@ def test_a_task_of_a_round_is_done_in_a_sum_or_not_at_all(case: Case) -> None:
         assert "was requested outside the secure sum" in reply.refusal
 
 
-def test_options_that_the_job_does_not_have_are_refused(tmp_path: Path) -> None:
+def test_options_outside_the_job_are_refused(tmp_path: Path) -> None:
     case = Case(tmp_path)
     with pytest.raises(
         TrainingError, match="'count' of the approved job does not accept the options"
@@ -465,7 +466,7 @@ def test_options_that_the_job_does_not_have_are_refused(tmp_path: Path) -> None:
 LOOSE = Patience(min_sites=2, timeout=10, knock=1, knock_every=0, pause=1, give_up=30)
 
 
-def test_a_task_done_twice_is_opened_for_the_same_sites(tmp_path: Path) -> None:
+def test_a_repeated_task_is_opened_only_for_the_same_sites(tmp_path: Path) -> None:
     """With two of three: the sum of all, then the server "was restarted" and calls c
     dropped. The difference of the two sums would be c's number."""
     case = Case(tmp_path, threshold=2)
@@ -494,7 +495,7 @@ def test_a_task_done_twice_is_opened_for_the_same_sites(tmp_path: Path) -> None:
     assert case.served(patience=LOOSE).sum("count").metrics == {"size": 15.0}
 
 
-def test_after_a_fault_a_sum_is_repeated_without_the_sites_that_missed_it(
+def test_a_sum_is_repeated_after_a_fault_without_the_sites_that_missed_it(
     tmp_path: Path,
 ) -> None:
     """c was away, and is back when the server was restarted: it waits for the next sum."""
@@ -507,7 +508,7 @@ def test_after_a_fault_a_sum_is_repeated_without_the_sites_that_missed_it(
     assert again.sum("count").included in (("a", "b"), SITES)
 
 
-def test_an_older_exchange_is_not_opened_in_a_newer_tasks_name(tmp_path: Path) -> None:
+def test_an_older_exchange_is_not_opened_under_a_newer_task(tmp_path: Path) -> None:
     """The server asks to open what was masked before, while a newer task waits: what is
     noted as opened is what was masked in that exchange."""
     case = Case(tmp_path)
@@ -539,7 +540,7 @@ def looks_at_each(request: Request) -> Request:
     return replace(request, each=True)
 
 
-def test_under_the_secure_sum_no_update_leaves_by_each(tmp_path: Path) -> None:
+def test_single_updates_are_masked_under_the_secure_sum(tmp_path: Path) -> None:
     """A server that says it looks at single updates gets masked ones, where sites
     permit it."""
     case = Case(tmp_path, rules=EACH)
@@ -554,7 +555,9 @@ def test_under_the_secure_sum_no_update_leaves_by_each(tmp_path: Path) -> None:
     assert all(set(reply.attached.tensors) == {"words"} for reply in answers)
 
 
-def test_a_site_that_does_not_permit_it_answers_no_request_for_each(case: Case) -> None:
+def test_a_site_that_does_not_permit_single_updates_refuses_such_a_request(
+    case: Case,
+) -> None:
     """Its rules stand above what the server says of a request, whatever the job was."""
     case.lies = {"train": looks_at_each}
     assert "refused by individual_updates" in case.refuses("train", X, round=0)
@@ -563,7 +566,7 @@ def test_a_site_that_does_not_permit_it_answers_no_request_for_each(case: Case) 
 
 
 @pytest.mark.parametrize("way", ["each", "sum", "secure sum"])
-def test_a_site_counts_its_updates_itself_whatever_round_a_server_claims(
+def test_a_site_counts_its_updates_whatever_round_a_server_claims(
     way: str, tmp_path: Path
 ) -> None:
     """With two rounds permitted: a server that is started again, sends all sites back,
@@ -608,7 +611,7 @@ def no_state(request: Request) -> Request:
     return replace(request, first=False)
 
 
-def test_a_server_that_may_go_back_anywhere_fills_no_disk(case: Case) -> None:
+def test_a_server_that_keeps_every_checkpoint_cannot_fill_the_disk(case: Case) -> None:
     """Its sites store no more than one that is asked honestly."""
     case.lies = {"train": every_mark, CHECKPOINT: every_mark}
     for turn in case.server.rounds(0, 12):
@@ -620,7 +623,7 @@ def test_a_server_that_may_go_back_anywhere_fills_no_disk(case: Case) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["plain sum", "secure sum"])
-def test_a_server_that_lets_sites_forget_nothing_fills_no_disk(
+def test_a_server_that_lets_sites_forget_nothing_cannot_fill_the_disk(
     way: str, tmp_path: Path
 ) -> None:
     rules = replace(OPEN, share_scores=True, max_stored_bytes=1_400_000)
@@ -645,7 +648,7 @@ def test_a_server_that_lets_sites_forget_nothing_fills_no_disk(
 
 
 @pytest.mark.parametrize("claimed", ["a round before", "the round's end", "new"])
-def test_a_server_that_was_started_again_moves_no_site_alone(
+def test_a_restarted_server_cannot_rewind_one_site_alone(
     claimed: str, case: Case
 ) -> None:
     """Its checkpoint, as it tells of it, has one site somewhere else than it was."""
@@ -668,7 +671,7 @@ def test_a_server_that_was_started_again_moves_no_site_alone(
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_history_that_a_restarted_server_makes_up_belongs_to_no_site(
+def test_a_history_invented_by_a_restarted_server_gives_no_sum(
     lost: bool, case: Case
 ) -> None:
     """Sites that have their own do not hear of it; one that lost its disk takes it, and
@@ -759,7 +762,7 @@ class FedNERSite:
         return decode_reply(self.host.handle(encode(request)))
 
 
-def test_parameters_without_gradients_are_rounds_like_any_others(
+def test_parameters_without_gradients_count_as_rounds(
     tmp_path: Path,
 ) -> None:
     """The gradients of all questions are zero, and each loss tells about another one."""
@@ -776,7 +779,7 @@ def test_parameters_without_gradients_are_rounds_like_any_others(
     assert again.metrics == answered[0].metrics
 
 
-def test_parameters_that_fail_for_single_words_are_rounds_like_any_others(
+def test_parameters_that_fail_for_single_words_count_as_rounds(
     tmp_path: Path,
 ) -> None:
     """The gradient is not finite if one of the words in some rows occurs in the notes.

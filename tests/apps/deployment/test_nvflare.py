@@ -1,4 +1,4 @@
-"""NVIDIA FLARE as a pipe: kits and their rules, the transport, and both ends of it."""
+"""NVIDIA FLARE as a transport: kits and their rules, and both ends of it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_no_participant_may_send_code(shared_kits: dict[str, Path]) -> None:
     assert allowed(server, "lead", "list_jobs")
 
 
-def test_a_message_of_more_than_4_gb_is_refused_while_it_arrives(
+def test_a_message_over_4_gb_is_refused_while_it_arrives(
     shared_kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By NVFlare's own program, from the first chunk on: it names the size."""
@@ -117,7 +117,7 @@ def test_a_message_of_more_than_4_gb_is_refused_while_it_arrives(
                 BlobTask(future, stream, limit, preserve_chunks=True)
 
 
-def test_a_kit_holds_its_owners_things_only(shared_kits: dict[str, Path]) -> None:
+def test_a_kit_holds_only_files_of_its_owner(shared_kits: dict[str, Path]) -> None:
     keys = list[bytes]()
     for name, kit in shared_kits.items():
         files = [p for p in kit.rglob("*") if p.is_file()]
@@ -144,7 +144,7 @@ def test_a_kit_holds_its_owners_things_only(shared_kits: dict[str, Path]) -> Non
         assert {p.name for p in (shared_kits[name] / "local").iterdir()} == rules
 
 
-def test_kits_are_added_and_those_that_are_there_stay(
+def test_new_kits_are_added_and_existing_kits_are_unchanged(
     kits: dict[str, Path], tmp_path: Path
 ) -> None:
     """Nor does one that was handed over come to be a second time by itself. The
@@ -186,7 +186,7 @@ def test_kits_are_added_and_those_that_are_there_stay(
         ({"sites": ("h10",)}, "'h1' and 'h10'"),
     ],
 )
-def test_kits_that_would_not_go_together_are_not_made(
+def test_kits_with_inconsistent_settings_are_refused(
     shared_kits: dict[str, Path], changes: dict[str, Any], message: str
 ) -> None:
     sites = changes.pop("sites", (*PROJECT.sites, "h3"))
@@ -205,7 +205,7 @@ def keys_in(folder: Path) -> int:
     return sum(path.read_bytes().count(b"PRIVATE KEY-----") for path in files) // 2
 
 
-def test_an_authority_of_an_earlier_version_gives_its_keys_up(
+def test_keys_of_participants_are_removed_from_an_older_authority(
     kits: dict[str, Path],
 ) -> None:
     """It kept every participant's beside its own, and wrote down the project's name
@@ -268,12 +268,12 @@ def test_a_wrong_project_is_refused(changes: dict[str, Any], message: str) -> No
 
 
 @pytest.mark.parametrize("second", ["h1x", "h1A", "h1_0", "h10"])
-def test_names_that_can_be_told_from_one_another(second: str) -> None:
+def test_distinct_site_names_are_accepted(second: str) -> None:
     first = "h01" if second == "h10" else "h1"
     assert ProjectConfig("ward", "localhost", (first, second)).sites == (first, second)
 
 
-def test_a_job_is_a_declaration(tmp_path: Path) -> None:
+def test_a_submitted_job_contains_only_its_declaration(tmp_path: Path) -> None:
     job = {
         "method": "fedner",
         "training": {"path": "x.Y", "note": "{APP_ROOT}", "rate": 0.1},
@@ -319,7 +319,7 @@ def test_the_check_period_reaches_the_communicator() -> None:
     assert "_task_check_period" in WFCommServer.wait_for_task.__code__.co_names
 
 
-def test_a_frame_travels_as_bytes_without_pickle() -> None:
+def test_a_frame_is_sent_as_bytes_without_pickle() -> None:
     frame = os.urandom(5_000_000)
     wire = fobs.dumps(Shareable({flare.FRAME: frame}))
     assert len(wire) < 1.001 * len(frame)
@@ -374,7 +374,7 @@ def transport(
     )
 
 
-def test_replies_come_as_sites_answer(tmp_path: Path) -> None:
+def test_replies_arrive_as_sites_answer(tmp_path: Path) -> None:
     plan = {"a": (0.3, answer), "b": (0.0, answer), "c": (0.1, fails), "d": (0.1, dies)}
     controller = Pretend(plan)
     sent = transport(controller, tmp_path)
@@ -391,7 +391,7 @@ def test_replies_come_as_sites_answer(tmp_path: Path) -> None:
     assert len(controller.cancelled) == 2
 
 
-def test_whoever_watches_a_run_learns_why_it_pauses(tmp_path: Path) -> None:
+def test_watchers_of_a_run_learn_why_it_pauses(tmp_path: Path) -> None:
     """Once; and not before the run has made progress, of which a line is the sign."""
     sent = transport(Pretend({"a": (0.0, answer), "b": (0.0, answer)}), tmp_path)
     order = {"sites": ["b", "stranger"]}
@@ -409,7 +409,7 @@ def test_whoever_watches_a_run_learns_why_it_pauses(tmp_path: Path) -> None:
     }
 
 
-def test_a_job_that_ends_does_not_hold_the_server_up() -> None:
+def test_a_job_that_ends_does_not_block_the_server() -> None:
     """NVFlare's server waits for a job's process as long as a session may take, under a
     lock that every site's sign of life needs. A late reply is none; a lost connection
     shows elsewhere."""
@@ -438,7 +438,7 @@ def test_a_job_that_ends_does_not_hold_the_server_up() -> None:
     ("timeout", "grace", "enough", "sites", "at_most"),
     [(9, 0.2, 1, ["a"], 1.0), (9, 1.5, 1, ["a", "b"], 3.0), (0.5, 9, 2, ["a"], 1.2)],
 )
-def test_an_exchange_ends_in_time(
+def test_an_exchange_ends_within_its_deadlines(
     tmp_path: Path,
     timeout: float,
     grace: float,
@@ -471,7 +471,7 @@ def test_a_lost_site_is_not_waited_for(tmp_path: Path) -> None:
     assert sent.present_sites() == ()
 
 
-def test_a_stopped_job_ends_its_exchange(tmp_path: Path) -> None:
+def test_stopping_a_job_ends_its_exchange(tmp_path: Path) -> None:
     sent = transport(Pretend({"a": (9.0, answer)}), tmp_path, stop=True)
     with pytest.raises(TrainingError, match="NVFlare ended this submission"):
         list(sent.exchange({"a": b"1"}, timeout=30, grace=30, enough=1))
@@ -515,7 +515,7 @@ def request_setup(executor: nvflare_site.FednotesExecutor, kit: Path) -> str | N
     return reason
 
 
-def test_a_refusal_of_the_executor_is_in_the_ledger(
+def test_a_refusal_of_the_executor_is_recorded_in_the_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each time it leaves, and with the rule's name alone."""
@@ -543,7 +543,7 @@ def test_a_refusal_of_the_executor_is_in_the_ledger(
     assert "/srv/x" in caplog.text
 
 
-def test_what_the_ledger_does_not_take_does_not_leave(
+def test_nothing_leaves_without_a_record_in_the_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = refused(monkeypatch, ConfigError(f"{tmp_path}/site.toml: no such file"))
@@ -556,7 +556,7 @@ def test_what_the_ledger_does_not_take_does_not_leave(
     assert request_setup(executor, tmp_path) == "site.toml: no such file"
 
 
-def test_a_server_that_asks_again_fills_no_ledger(tmp_path: Path) -> None:
+def test_a_server_that_repeats_a_request_cannot_fill_the_ledger(tmp_path: Path) -> None:
     """A refusal in the same words leaves again, though not from an edited ledger."""
     executor, host = nvflare_site.FednotesExecutor(), mock.Mock()
     executor._kit, executor._host = tmp_path, host
@@ -584,7 +584,7 @@ def test_a_server_that_asks_again_fills_no_ledger(tmp_path: Path) -> None:
         assert ledger.head().lines == 30
 
 
-def test_a_site_without_room_for_a_refusal_says_nothing(
+def test_a_site_without_room_for_a_refusal_sends_no_reply(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Or a server that asks again and again would fill its disk with refusals."""
@@ -605,7 +605,7 @@ def test_a_site_without_room_for_a_refusal_says_nothing(
         (RefusedError("hours"), "hours"),
     ],
 )
-def test_a_sites_error_is_reported_without_its_data(
+def test_an_error_of_a_site_is_reported_without_its_data(
     error: Exception, message: str, tmp_path: Path
 ) -> None:
     executor, host = nvflare_site.FednotesExecutor(), mock.Mock()
@@ -647,7 +647,7 @@ def test_a_sites_error_is_reported_without_its_data(
         (None, "server.job-id", "server_parent_listener", "get_clients", True),
     ],
 )
-def test_a_member_speaks_for_itself_and_sends_what_a_run_needs(
+def test_a_member_can_send_only_messages_of_a_run_in_its_own_name(
     certified: str | None, origin: str, channel: str, topic: str, passes: bool
 ) -> None:
     """The names are those in NVFlare's messages, also in the headers of a stream."""
@@ -677,7 +677,9 @@ def test_a_member_speaks_for_itself_and_sends_what_a_run_needs(
         ("h2.job-id", "reply", True),  # NVFlare drops it if there was no question
     ],
 )
-def test_a_member_asks_only_the_server(receiver: str, kind: str, passes: bool) -> None:
+def test_a_member_can_send_requests_only_to_the_server(
+    receiver: str, kind: str, passes: bool
+) -> None:
     keys = cells.MessageHeaderKey
     headers = {keys.ORIGIN: "h1", keys.CHANNEL: "task", keys.TOPIC: "heart_beat"}
     headers |= {keys.MSG_TYPE: kind, keys.DESTINATION: receiver}
@@ -687,7 +689,9 @@ def test_a_member_asks_only_the_server(receiver: str, kind: str, passes: bool) -
 
 
 @pytest.mark.parametrize("code", [1, 101, 102, 103, 104, 9, 0])
-def test_a_failure_that_a_site_reports_is_noted_and_ends_no_run(code: int) -> None:
+def test_a_failure_reported_by_a_site_is_logged_and_does_not_end_the_run(
+    code: int,
+) -> None:
     """By NVFlare's own function, which would fail or abort the run of all sites."""
     gate.ServerGate()
     runner = JobRunner("workspace")
@@ -705,7 +709,7 @@ def test_a_failure_that_a_site_reports_is_noted_and_ends_no_run(code: int) -> No
     assert runner.get_client_outcome_jobs("h2") == {"job-1"}
 
 
-def test_two_processes_do_not_share_a_runs_state(tmp_path: Path) -> None:
+def test_two_processes_cannot_share_the_state_of_a_run(tmp_path: Path) -> None:
     with (
         launch.hold_state(tmp_path / "r"),
         pytest.raises(TrainingError, match="still ending"),
@@ -715,7 +719,7 @@ def test_two_processes_do_not_share_a_runs_state(tmp_path: Path) -> None:
         pass
 
 
-def test_the_audit_names_commands_and_no_looks(tmp_path: Path) -> None:
+def test_the_audit_log_lists_commands_but_no_queries(tmp_path: Path) -> None:
     """By NVFlare's own auditor, on the commands that a run shared_kits in three minutes."""
     log = tmp_path / "audit.log"
     auditor = AuditService.initialize(str(log))
@@ -786,7 +790,7 @@ def packed(*files: tuple[str, bytes]) -> bytes:
     return archive.getvalue()
 
 
-def test_a_job_that_unpacks_to_much_is_not_unpacked() -> None:
+def test_a_job_that_unpacks_to_too_much_is_refused() -> None:
     """NVFlare unpacks what a server sends before it looks at the signature: here, half
     a megabyte to half a gigabyte, and 2,000 files."""
     assert order("train.deploy", packed(("config/job.json", b"{}")))[1]
@@ -802,7 +806,7 @@ def test_a_job_that_unpacks_to_much_is_not_unpacked() -> None:
         assert not order("train.deploy", broken)[1]
 
 
-def test_a_server_starts_few_processes_at_a_site() -> None:
+def test_a_server_can_start_few_processes_at_a_site() -> None:
     assert order("train.start_job", {}, jobs=gate.MAX_JOBS - 1)[1]
     answer, is_started = order("train.start_job", {}, jobs=gate.MAX_JOBS)
     assert answer == "8 jobs are running already"
@@ -901,7 +905,7 @@ class LyingServer:
         ("workspace", "/../../home"),
     ],
 )
-def test_a_server_writes_no_file_of_the_admin(
+def test_a_server_cannot_write_a_file_of_the_admin(
     file: str, transfer: str, tmp_path: Path
 ) -> None:
     """NVFlare joins the server's names to a path: `/home/a/.bashrc` is one, too."""
@@ -919,7 +923,7 @@ def test_a_server_writes_no_file_of_the_admin(
     ]
 
 
-def test_a_server_gets_no_other_folder_signed_than_the_one_handed_in(
+def test_the_admin_signs_only_the_submitted_folder(
     shared_kits: dict[str, Path], tmp_path: Path
 ) -> None:
     """It says which commands send a folder: with a status query, the admin's program
@@ -961,7 +965,7 @@ class EndlessServer(LyingServer):
         return self.sent
 
 
-def test_a_run_that_unpacks_to_much_is_not_unpacked(
+def test_a_run_that_unpacks_to_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     zeros = bytes(2**20)
@@ -978,7 +982,7 @@ def test_a_run_that_unpacks_to_much_is_not_unpacked(
     assert (folder / "workspace" / "a.txt").read_bytes() == b"mine"
 
 
-def test_a_server_does_not_fill_the_disk_of_the_admin(
+def test_a_server_cannot_fill_the_disk_of_the_admin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither with a file without an end, nor with files without number, nor with the
@@ -994,7 +998,7 @@ def test_a_server_does_not_fill_the_disk_of_the_admin(
     assert not list(tmp_path.iterdir())
 
 
-def test_files_of_the_admin_are_in_no_shared_folder(
+def test_temporary_files_of_the_admin_are_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NVFlare writes it to the folder of temporary files, readable by everyone."""
@@ -1034,7 +1038,7 @@ def test_the_files_of_a_run_are_downloaded(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("is_stream", [True, False])
-def test_a_site_obeys_the_server_in_what_a_run_needs(
+def test_a_site_obeys_only_orders_that_a_run_needs(
     origin: str,
     channel: str,
     topic: str,

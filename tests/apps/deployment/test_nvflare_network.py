@@ -1,5 +1,4 @@
-"""One network on loopback: three sites and a server as processes, from kits to the
-result."""
+"""One network on loopback: three sites and a server, from kits to the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test what a network of real processes refuses: false kits, orders and old frames.
+"""What a network of real processes refuses: false kits, orders and old frames.
 
 The network on loopback has kits of its own. Intruders with altered kits run beside its
 sites. If NVFlare alone would not refuse something, the test says so.
@@ -124,7 +124,7 @@ def frames(ward: Ward, direction: str, site: str, task: str = "add") -> list[byt
 # who may join
 
 
-def test_only_sites_of_a_job_are_in_its_sums(ward: Ward) -> None:
+def test_sums_include_only_sites_of_the_job(ward: Ward) -> None:
     """The sums are those of h1 and h2.
 
     The expected numbers are computed without tensors and without an engine.
@@ -161,14 +161,14 @@ def test_the_server_closes_the_connection_of_a_wrong_certificate(
     assert not accepts_connection(ward.port, ward.false[wrong])
 
 
-def test_a_kit_of_another_authority_does_not_talk_to_this_server(ward: Ward) -> None:
+def test_a_kit_of_another_authority_does_not_connect_to_this_server(ward: Ward) -> None:
     kit = ward.false["other authority"]
     with pytest.raises(ssl.SSLCertVerificationError):
         accepts_connection(ward.port, kit)
     assert until(lambda: "CERTIFICATE_VERIFY_FAILED" in log_of(kit), 10)
 
 
-def test_a_certificate_speaks_for_its_own_name_only(ward: Ward) -> None:
+def test_a_certificate_is_valid_only_for_its_own_name(ward: Ward) -> None:
     """A kit has h4's certificate and h3's configuration.
 
     TLS accepts the certificate; the server refuses the name.
@@ -181,7 +181,7 @@ def test_a_certificate_speaks_for_its_own_name_only(ward: Ward) -> None:
 # what a member may do
 
 
-def test_a_member_cannot_speak_as_another(ward: Ward) -> None:
+def test_a_member_cannot_impersonate_another(ward: Ward) -> None:
     """h2's process sends messages with its own token and the name of h1.
 
     It bypasses the rules of its own NVFlare.
@@ -198,7 +198,7 @@ def test_a_member_cannot_speak_as_another(ward: Ward) -> None:
 def test_a_member_cannot_give_orders_to_another(ward: Ward) -> None:
     """NVFlare's server would pass orders on, and its client would obey any sender.
 
-    `test_nvflare.py::test_a_site_obeys_the_server_in_what_a_run_needs` tests that the
+    `test_nvflare.py::test_a_site_obeys_only_orders_that_a_run_needs` tests that the
     site refuses them too.
     """
     answers = json.loads((ward.net.kits["h2"] / "answers.json").read_text())

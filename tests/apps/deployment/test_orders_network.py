@@ -1,4 +1,4 @@
-"""A server that gives orders which no run needs, strangers at its port, revoked kits.
+"""A server that gives needless orders, strangers at its port, and revoked kits.
 
 The server that gives orders is the true one, with its true key, and its owner changed
 its program. What the authority says travels by itself.
@@ -43,7 +43,7 @@ def net(tmp_path: Path) -> Iterator[Network]:
         yield running
 
 
-def test_a_server_reads_no_file_of_a_site_and_deletes_none(
+def test_a_server_cannot_read_or_delete_files_of_a_site(
     tmp_path: Path, net: Network
 ) -> None:
     """Shell commands, logs, and runs by the name of a folder that is the site's own."""
@@ -102,7 +102,7 @@ def test_a_server_reads_no_file_of_a_site_and_deletes_none(
     assert all(path.exists() for path in site_files)
 
 
-def test_strangers_at_the_port_fill_no_file(net: Network) -> None:
+def test_strangers_at_the_port_cannot_fill_a_file(net: Network) -> None:
     """Who has no certificate leaves nothing behind, however often they come."""
     net.start(net.server)
 
@@ -135,7 +135,7 @@ def last(kit: Path) -> float:
     return (read_contact(kit, status(kit).pid) or LastContact()).last
 
 
-def test_a_revoked_site_is_shut_out_and_everybody_learns_of_it(net: Network) -> None:
+def test_a_revoked_site_is_excluded_and_all_kits_get_the_list(net: Network) -> None:
     """h1 gets the list as a file, the server from h1, and h2's and the old admin's kits
     are out."""
     h1, h2, server = net.kits["h1"], net.kits["h2"], net.server

@@ -1,5 +1,4 @@
-"""What is said of a kit before it is used: of its certificates, and of the way to the
-server."""
+"""The check of a kit before use: its certificates, and the connection to the server."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ def test_a_good_kit_shows_how_long_it_is_valid(kits: dict[str, Path]) -> None:
         ("server", "watch/startup/client.crt", "the certificate names h2"),
     ],
 )
-def test_files_of_another_kit_are_wrong(
+def test_files_of_another_kit_are_refused(
     kits: dict[str, Path], who: str, file: str, message: str
 ) -> None:
     """A certificate that the authority signed, but for somebody else."""
@@ -80,7 +79,9 @@ def test_files_of_another_kit_are_wrong(
 
 
 @pytest.mark.parametrize("who", ["h1", "server"])
-def test_a_file_that_nvflare_needs_is_missed(kits: dict[str, Path], who: str) -> None:
+def test_a_missing_file_that_nvflare_needs_is_reported(
+    kits: dict[str, Path], who: str
+) -> None:
     path = kits[who] / "local" / "authorization.json"
     path.unlink()
     wrong = [check.message for check in checks(kits[who], "kit") if check.ok is False]
@@ -157,7 +158,7 @@ def test_the_server_of_another_project_is_recognised(
     ) in check.message
 
 
-def test_a_host_name_that_is_unknown_is_no_firewall(
+def test_an_unknown_host_name_is_not_reported_as_a_firewall(
     kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for kit in (kits["h1"], kits["server"]):
@@ -176,14 +177,14 @@ def test_a_host_name_that_is_unknown_is_no_firewall(
     assert "'ward.invalid', the name by which sites and the admin" in check.message
 
 
-def test_a_host_name_that_is_known_is_not_mentioned(
+def test_a_known_host_name_is_not_mentioned(
     shared_kits: dict[str, Path],
 ) -> None:
     assert checks(shared_kits["server"], "host name") == []
 
 
 @pytest.mark.usefixtures("answering")
-def test_a_port_that_is_in_use_is_the_server_s_only_by_its_certificate(
+def test_the_listener_at_a_port_is_recognised_by_its_certificate(
     shared_kits: dict[str, Path], tmp_path: Path
 ) -> None:
     assert explain_other_listener(shared_kits["server"]) == ""
@@ -215,7 +216,7 @@ def no_tls(shared_kits: dict[str, Path]) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_tls")
-def test_another_program_on_the_port_is_named_as_such(
+def test_another_program_on_the_port_is_reported(
     shared_kits: dict[str, Path],
 ) -> None:
     check = to_server(shared_kits["h1"])
@@ -256,7 +257,7 @@ def test_an_unreachable_server_is_reported_with_the_route_to_it(
     assert "through the proxy 127.0.0.1:" in check.message
 
 
-def test_the_proxy_is_the_one_that_grpc_uses() -> None:
+def test_the_reported_proxy_is_the_one_that_grpc_uses() -> None:
     """As gRPC documents it: grpc_proxy, https_proxy, http_proxy; no_grpc_proxy before
     no_proxy."""
     https = {"https_proxy": "http://p.org:3128"}
@@ -278,7 +279,7 @@ def test_the_proxy_is_the_one_that_grpc_uses() -> None:
         ("path = 'letter.txt'", "letter.txt: cannot recognise the format: give format"),
     ],
 )
-def test_notes_that_no_job_could_read_are_warned_of(
+def test_notes_that_no_job_could_read_cause_a_warning(
     kits: dict[str, Path], tmp_path: Path, data: str, message: str
 ) -> None:
     """A site may start without notes, so this is no error."""
@@ -298,7 +299,7 @@ def test_notes_that_no_job_could_read_are_warned_of(
     assert [check.ok for check in checks(kits["h1"], "data")] == [True]
 
 
-def test_a_format_that_the_site_file_gives_is_not_guessed(
+def test_the_format_in_the_site_file_is_used(
     kits: dict[str, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "letter.txt").write_text("The patient was seen today. She is well.\n")
@@ -308,7 +309,7 @@ def test_a_format_that_the_site_file_gives_is_not_guessed(
     assert [check.ok for check in checks(kits["h1"], "data")] == [True]
 
 
-def test_a_database_of_a_site_file_is_opened_and_a_wrong_one_is_named(
+def test_a_database_of_a_site_file_is_opened_and_a_wrong_one_reported(
     kits: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("sqlalchemy")

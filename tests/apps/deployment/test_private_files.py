@@ -1,5 +1,4 @@
-"""What derives from notes is for its owner alone, file by file, whatever the umask
-says."""
+"""Files that derive from notes are private to their owner, whatever the umask."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def _open_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_process")
-def test_a_simulated_run(tmp_path: Path) -> None:
+def test_files_of_a_simulated_run_are_private(tmp_path: Path) -> None:
     """While it runs as well: then there are checkpoints, with modules that no site
     shares."""
     out, names = tmp_path / "new" / "run", list[str]()
@@ -57,7 +56,9 @@ def test_a_simulated_run(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("job", [FEDNER, DISTILL], ids=["fedner", "distill"])
-def test_kits_after_a_run(job: str, site_notes: Any, tmp_path: Path) -> None:
+def test_files_of_kits_are_private_after_a_run(
+    job: str, site_notes: Any, tmp_path: Path
+) -> None:
     """Killed in the middle, so journals and checkpoints lie there; then to its end."""
     hospitals = Hospitals(tmp_path, job, site_notes, approve=False)
     kits = tmp_path / "kits"
@@ -86,7 +87,9 @@ def _approved(kit: Path) -> bool:
     return (kit / RULES / "approvals.json").exists()
 
 
-def test_existing_files_are_closed_without_following_links(tmp_path: Path) -> None:
+def test_existing_files_are_made_private_without_following_links(
+    tmp_path: Path,
+) -> None:
     kit, mine = tmp_path / "kit", tmp_path / "mine"
     (kit / "a").mkdir(parents=True)
     (kit / "a" / "b").write_text("")
@@ -101,7 +104,7 @@ def test_existing_files_are_closed_without_following_links(tmp_path: Path) -> No
     assert sorted(opened(mine)) == [mine, mine / "c"]
 
 
-def test_files_that_were_asked_for_are_as_the_umask_says(tmp_path: Path) -> None:
+def test_requested_outputs_follow_the_umask(tmp_path: Path) -> None:
     os.umask(0o027)
     store.write_text(tmp_path / "a" / "b", "text", private=False)
     store.write_folder(

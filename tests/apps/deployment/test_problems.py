@@ -62,7 +62,7 @@ def test_the_last_problem_is_the_newest_warning_of_fednotes(
     assert len(lines) == 5  # with the line of NVFlare
 
 
-def test_a_call_of_a_logger_says_what_its_line_means(
+def test_a_log_line_can_be_marked_as_problem_or_state(
     kit_log: KitLog, tmp_path: Path
 ) -> None:
     ours = logger_of("fednotes.presence", kit_log)
@@ -82,14 +82,14 @@ def test_an_old_problem_is_shown_but_is_not_recent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[", '{"when": "now"}', '{"when": 1e17}'])
-def test_a_damaged_record_holds_no_problem(text: str, tmp_path: Path) -> None:
+def test_a_damaged_record_shows_no_problem(text: str, tmp_path: Path) -> None:
     record_problem(tmp_path, "no room")
     assert json.loads((tmp_path / PROBLEM_FILE).read_text())["text"] == "no room"
     (tmp_path / PROBLEM_FILE).write_text(text)
     assert read_last_problem(tmp_path) is None
 
 
-def test_a_problem_that_cannot_be_recorded_ends_nothing(
+def test_a_problem_that_cannot_be_recorded_does_not_stop_a_process(
     kit_log: KitLog, tmp_path: Path
 ) -> None:
     (tmp_path / "state").write_text("a file, where a folder should be")

@@ -1,5 +1,4 @@
-"""A kit's log: repeated lines, counted against a run of NVFlare's own warnings; it
-rotates."""
+"""A kit's log: repeated lines are limited, and files rotate."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ def late(number: int) -> str:
     return f"Late stream error: stream_id={number} failed_destination=server.{job}: unreachable"
 
 
-def test_a_line_that_comes_again_passes_once_a_minute_and_counts_the_rest() -> None:
+def test_a_repeated_line_is_logged_once_a_minute_with_a_count() -> None:
     clock = [0.0]
     seldom = RateLimit(now=lambda: clock[0])
     passed = []
@@ -93,7 +92,7 @@ def test_the_log_passes_a_limited_number_of_lines_a_minute(
     assert [passes(seldom, *line) for line in lines] == passed
 
 
-def test_memory_is_bounded() -> None:
+def test_memory_for_repeated_lines_is_bounded() -> None:
     seldom = RateLimit(now=lambda: 0.0)
     letters = [chr(97 + a) + chr(97 + b) for a in range(26) for b in range(26)]
     assert all(passes(seldom, "nvflare.a", x) for x in letters)
@@ -131,7 +130,7 @@ def write_lines(
     return [line.split(": ", 1)[1] for log in logs for line in log]
 
 
-def test_processes_share_a_kit_s_log(tmp_path: Path) -> None:
+def test_processes_share_the_log_of_a_kit(tmp_path: Path) -> None:
     """Every line of each is there, whole and in its order."""
     lines = write_lines(tmp_path, "ab", 400)
     assert [path.name for path in tmp_path.iterdir()] == ["fednotes.log"]
@@ -140,7 +139,7 @@ def test_processes_share_a_kit_s_log(tmp_path: Path) -> None:
         assert process_lines == [f"{name} {number:05d}" for number in range(400)]
 
 
-def test_a_log_is_moved_away_by_whoever_finds_it_too_long(tmp_path: Path) -> None:
+def test_processes_rotate_a_shared_log_without_losing_lines(tmp_path: Path) -> None:
     """No line is torn or written twice, and the size is bounded: 12,000 lines of 60
     bytes."""
     lines = write_lines(tmp_path, "abc", 4000, limit=20_000)
@@ -151,7 +150,7 @@ def test_a_log_is_moved_away_by_whoever_finds_it_too_long(tmp_path: Path) -> Non
     assert len(set(lines)) == len(lines) > 900
 
 
-def test_the_kit_s_log_uses_the_filter(
+def test_the_log_of_a_kit_uses_the_rate_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KIT_VARIABLE, str(tmp_path))

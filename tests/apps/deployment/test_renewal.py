@@ -114,7 +114,7 @@ def test_a_run_continues_with_a_renewed_kit(
     )
 
 
-def test_a_job_that_was_submitted_before_a_renewal_is_served_after_it(
+def test_a_job_submitted_before_a_renewal_still_runs_after_it(
     kits: dict[str, Path], tmp_path: Path
 ) -> None:
     """The watch resubmits it with its first signature."""
@@ -209,7 +209,7 @@ def test_only_the_holder_of_a_valid_kit_gets_a_certificate(
 # answers that are not installed
 
 
-def test_a_wrong_answer_leaves_the_kit_as_it_was(kits: dict[str, Path]) -> None:
+def test_a_wrong_answer_leaves_the_kit_unchanged(kits: dict[str, Path]) -> None:
     a, b = kits["a"], kits["b"]
     with pytest.raises(ConfigError, match="has no pending request"):
         install_renewal(a, signed(kits, request_renewal(b)))

@@ -1,4 +1,4 @@
-"""Between real sites: the server draws the sites of a round, and rules bound the draw."""
+"""Rounds on sampled sites between real sites, and the rules that bound the sampling."""
 
 from __future__ import annotations
 
@@ -75,9 +75,7 @@ def trained_by_round(hospitals: Hospitals) -> dict[int, set[str]]:
 # ---- runs ----------------------------------------------------------------------------
 
 
-def test_a_deployed_run_has_the_bits_of_its_simulation(
-    site_notes: Any, tmp_path: Path
-) -> None:
+def test_a_deployed_run_equals_its_simulation(site_notes: Any, tmp_path: Path) -> None:
     """With the job's seed as the server's secret, and draws of the job at the sites."""
     expected = simulated(DRAWN, site_notes, tmp_path / "simulation")
     hospitals = Hospitals(tmp_path, DRAWN, site_notes)
@@ -97,7 +95,7 @@ def test_a_deployed_run_has_the_bits_of_its_simulation(
     assert {line["took_part"] for line in lines} == {2}
 
 
-def test_the_servers_secret_stays_with_its_state_and_differs_between_runs(
+def test_the_secret_of_the_server_is_saved_with_its_state_and_differs_between_runs(
     site_notes: Any, tmp_path: Path
 ) -> None:
     """A run that is killed resumes with the same draws; nobody else learns the secret."""
@@ -123,7 +121,7 @@ def test_the_servers_secret_stays_with_its_state_and_differs_between_runs(
     assert draws[0] != draws[1]
 
 
-def test_the_secure_sum_is_among_the_drawn_sites(tmp_path: Path) -> None:
+def test_a_secure_sum_covers_the_sampled_sites(tmp_path: Path) -> None:
     """Three of four; the bits are those of the simulation under the secure sum."""
     pytest.importorskip("cryptography")
     data = four_sites(tmp_path / "notes")
@@ -151,7 +149,7 @@ def test_the_secure_sum_is_among_the_drawn_sites(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("min_sites", [3, 4])
-def test_a_site_joins_no_job_that_draws_fewer_sites_than_it_demands(
+def test_a_site_refuses_a_job_that_samples_fewer_sites_than_it_demands(
     min_sites: int, site_notes: Any, tmp_path: Path
 ) -> None:
     """The job has three sites, but a sum is over two of them. Nothing is sent."""
@@ -162,7 +160,7 @@ def test_a_site_joins_no_job_that_draws_fewer_sites_than_it_demands(
         assert not Ledger.in_kit(hospitals.setups[name].kit).path.exists()
 
 
-def test_approval_warns_of_a_job_that_draws_fewer_sites_than_the_policy_demands(
+def test_approval_warns_if_a_job_samples_fewer_sites_than_the_policy_demands(
     site_notes: Any, tmp_path: Path
 ) -> None:
     """The person sees it before the approval, and the site would not join."""
@@ -176,7 +174,7 @@ def test_approval_warns_of_a_job_that_draws_fewer_sites_than_the_policy_demands(
     assert find_refusal(kit, job) == ""
 
 
-def test_a_submission_needs_as_many_drawn_sites_as_the_secure_sum(
+def test_a_submission_needs_as_many_sampled_sites_as_the_secure_sum(
     tmp_path: Path,
 ) -> None:
     """Between real sites the secure sum is on by default."""
@@ -211,7 +209,7 @@ class Drawn(Guarded):
         self.guard.covered = lambda task: self.covered
 
 
-def test_a_request_for_other_numbers_of_sites_is_refused_before_anything_is_sent(
+def test_a_request_with_another_number_of_sites_is_refused(
     tmp_path: Path,
 ) -> None:
     """A server that names fewer sites in a request than the approved job draws."""
@@ -237,7 +235,7 @@ def test_a_request_for_other_numbers_of_sites_is_refused_before_anything_is_sent
 PROMISE = Promise.of(Privacy(noise=1.0, rate=0.1, where="site"), rounds=8, sites=3)
 
 
-def test_a_site_plans_for_every_round_and_spends_for_those_it_answers(
+def test_a_site_budgets_for_every_round_and_spends_only_for_answered_ones(
     tmp_path: Path,
 ) -> None:
     """A site of a job of eight rounds takes part in three. It joins only if its budget
@@ -262,7 +260,7 @@ def test_a_site_plans_for_every_round_and_spends_for_those_it_answers(
     other.require(Policy(max_epsilon=worst + PROMISE.epsilon(3)))
 
 
-def test_a_private_run_books_the_rounds_of_each_site(tmp_path: Path) -> None:
+def test_a_private_run_records_the_rounds_of_each_site(tmp_path: Path) -> None:
     """Each site's record has as many answers as rounds for which it was drawn, and their
     ε; the noise is that of a job of as many sites as are drawn."""
     pytest.importorskip("dp_accounting")

@@ -1,4 +1,4 @@
-"""What `fednotes server status` says that somebody must do so that a run goes on."""
+"""Actions that `fednotes server status` proposes so that a run continues."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def next_lines(output: str) -> list[str]:
     return lines[start:]
 
 
-def test_a_site_that_never_connected_is_named_with_the_likely_one(
+def test_status_names_a_site_that_never_connected_and_a_similar_one(
     kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit, server = kits["server"], Server("SUBMITTED")
@@ -92,7 +92,7 @@ def test_a_site_that_never_connected_is_named_with_the_likely_one(
 
 
 @pytest.mark.parametrize("status", ["SUBMITTED", "RUNNING"])
-def test_a_site_that_is_away_is_to_be_started(
+def test_status_proposes_to_start_an_absent_site(
     status: str, kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that was killed in the middle of a round."""
@@ -107,7 +107,7 @@ def test_a_site_that_is_away_is_to_be_started(
     assert next_lines(show_status(kit, server, monkeypatch)) == expected
 
 
-def test_sites_that_have_not_approved_are_to_decide(
+def test_status_proposes_to_approve_at_waiting_sites(
     kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit, now = kits["server"], time.time()
@@ -123,7 +123,7 @@ def test_sites_that_have_not_approved_are_to_decide(
     ]
 
 
-def test_a_site_that_reports_a_problem_is_to_look_at_it(
+def test_status_proposes_to_look_at_a_reported_problem(
     kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until a round is done or the site is back."""
@@ -144,7 +144,7 @@ def test_a_site_that_reports_a_problem_is_to_look_at_it(
         assert next_lines(show_status(kit, solved, monkeypatch)) == expected
 
 
-def test_a_server_that_starts_no_job_is_to_be_restarted(
+def test_status_proposes_to_restart_a_server_that_starts_no_job(
     kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = kits["server"]
@@ -171,7 +171,7 @@ def outcome_of(status: str, **facts: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_run_between_two_submissions_is_not_over(
+def test_a_run_between_two_submissions_is_not_shown_as_finished(
     status: str,
     outcome: dict[str, Any],
     state: str,
@@ -208,7 +208,7 @@ def test_a_run_between_two_submissions_is_not_over(
         ),
     ],
 )
-def test_a_run_that_is_over_leaves_room_for_a_job(
+def test_status_proposes_a_new_job_after_a_finished_run(
     status: str,
     outcome: dict[str, Any],
     state: str,
@@ -222,7 +222,7 @@ def test_a_run_that_is_over_leaves_room_for_a_job(
     assert "next: submit a job with the admin's kit" in output
 
 
-def test_a_run_that_waits_for_a_site_says_for_how_long(
+def test_status_shows_how_long_a_run_waits_for_a_site(
     kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = kits["server"]
@@ -233,7 +233,7 @@ def test_a_run_that_waits_for_a_site_says_for_how_long(
     assert "run run-1: waits for c (2 min)" in output
 
 
-def test_actions_of_several_people_have_a_line_each() -> None:
+def test_actions_are_grouped_in_one_line_per_person() -> None:
     actions = [
         Action("b", "start"),
         Action("server", "restart"),
@@ -250,7 +250,7 @@ def test_actions_of_several_people_have_a_line_each() -> None:
 # start
 
 
-def test_runs_that_continue_are_named_when_the_server_starts(
+def test_the_server_names_continuing_runs_when_it_starts(
     kits: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -279,7 +279,7 @@ def test_runs_that_continue_are_named_when_the_server_starts(
     assert "then submit a job with the admin's kit" in output
 
 
-def test_the_start_of_a_copied_kit_says_how_to_stop_the_server(
+def test_starting_a_copied_kit_explains_how_to_stop_the_server(
     kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = PortUse(8002, is_free=False, other_program="")

@@ -1,4 +1,4 @@
-"""Handing in, following and ending runs, against servers that the test plays.
+"""Submitting, following and ending runs, against servers that the test plays.
 
 One follows NVFlare's rules of what an order to abort does: a job that waits is over at
 once, one that runs is over some time later, one whose process was killed cannot be
@@ -126,7 +126,7 @@ def ended(server: Any, out: Path) -> None:
         (["FINISHED:ABORTED"], True, []),
     ],
 )
-def test_a_run_ends_wherever_it_stands(
+def test_a_run_is_aborted_in_any_state(
     statuses: list[str], alive: bool, orders: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     server = Server(*statuses, alive=alive)
@@ -145,7 +145,7 @@ def test_a_run_ends_wherever_it_stands(
         ("RUNNING", 2, {"j1": "SUBMITTED"}, [("abort", "j0"), ("abort", "j1")]),
     ],
 )
-def test_what_changes_meanwhile_ends_too(
+def test_a_run_that_changes_during_an_abort_still_ends(
     status: str, look: int, later: dict[str, str], orders: list[Any], tmp_path: Path
 ) -> None:
     server = Server(status)
@@ -156,7 +156,7 @@ def test_what_changes_meanwhile_ends_too(
     assert set(server.statuses.values()) == {"FINISHED:ABORTED"}
 
 
-def test_a_run_that_is_done_is_not_aborted(tmp_path: Path) -> None:
+def test_a_finished_run_is_not_aborted(tmp_path: Path) -> None:
     server = Server("FINISHED:COMPLETED")
     server.summary = True
     with pytest.raises(ConfigError, match="is done, so there is nothing to abort"):
@@ -190,7 +190,7 @@ def test_a_fetched_result_is_stored_whatever_its_summary_contains(
     assert (out / "model").is_dir()
 
 
-def test_a_server_replaces_no_file_that_the_admin_wrote(tmp_path: Path) -> None:
+def test_a_server_cannot_replace_a_file_that_the_admin_wrote(tmp_path: Path) -> None:
     """Such as run.json, which names the kit that the next command uses."""
 
     class Replacing(Server):
@@ -242,7 +242,7 @@ def test_a_run_without_its_folder_is_aborted_by_its_name(tmp_path: Path) -> None
         abort_run(Server(), run, None)  # type: ignore[arg-type]
 
 
-def test_a_run_that_was_found_by_its_name_gets_a_folder(tmp_path: Path) -> None:
+def test_a_run_selected_by_name_gets_a_folder(tmp_path: Path) -> None:
     """The folder where it was submitted, or an empty one, and no other."""
     named_run = replace(RUN, title="job-1", fingerprint="")
     new = tmp_path / "new"
@@ -302,7 +302,7 @@ def prepared(tmp_path: Path) -> tuple[Run, Table, int]:
     return run, declared, least
 
 
-def test_a_folder_is_taken_before_anything_is_handed_in(
+def test_a_folder_is_claimed_before_the_submission(
     tmp_path: Path, prepared: tuple[Run, Table, int]
 ) -> None:
     (run, declared, least), out, server = prepared, tmp_path / "out", Server()
@@ -400,7 +400,7 @@ BEHIND = [job("first", "a", "RUNNING"), job("job-1", "b", "SUBMITTED", 1)]
 OVER = ([job("job-1", "z", "FINISHED:ABORTED", 99)], [])
 
 
-def test_a_run_that_waits_behind_another_says_so_once(tmp_path: Path) -> None:
+def test_a_run_that_waits_for_another_reports_it_once(tmp_path: Path) -> None:
     """And asks no site before it begins. One whose server was killed stands in nobody's
     way: NVFlare goes on to call it running."""
     server = Script((BEHIND, []), (BEHIND, []), ([SECOND], []), ([SECOND], []), OVER)
@@ -411,7 +411,7 @@ def test_a_run_that_waits_behind_another_says_so_once(tmp_path: Path) -> None:
     assert followed(Script((BEHIND, []), OVER, alive=False), tmp_path)[1] == []
 
 
-def test_sites_that_are_not_connected_are_named_with_the_minutes(
+def test_absent_sites_are_reported_with_the_minutes(
     tmp_path: Path,
 ) -> None:
     """Again after five minutes; a connected site that the job lacks may be meant."""
@@ -435,7 +435,7 @@ def test_sites_that_are_not_connected_are_named_with_the_minutes(
     ]
 
 
-def test_a_stop_after_which_the_server_continues_is_called_a_pause(
+def test_a_stop_is_called_a_pause_if_the_server_continues(
     tmp_path: Path,
 ) -> None:
     class Failing(Server):
@@ -457,7 +457,7 @@ def test_a_stop_after_which_the_server_continues_is_called_a_pause(
     ]
 
 
-def test_rounds_that_were_shown_are_not_shown_again(tmp_path: Path) -> None:
+def test_rounds_are_shown_only_once(tmp_path: Path) -> None:
     """A second submission tells all rounds of its checkpoint, and repeats some after
     it."""
     lines = [plan(0), *map(round_line, range(4))]
@@ -484,7 +484,7 @@ def test_a_watcher_that_attaches_later_sees_all_rounds(tmp_path: Path) -> None:
     assert followed(Script(([SECOND], lines), OVER), tmp_path) == ([0, 1, 2, 3, 4], [])
 
 
-def test_a_run_is_known_to_be_handed_in_once_the_server_has_it(tmp_path: Path) -> None:
+def test_a_run_counts_as_submitted_once_the_server_has_it(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(run_facts(RUN, submitting=True)))
     followed(Script(OVER), tmp_path)
     assert "submitting" not in json.loads((tmp_path / "run.json").read_text())
@@ -523,7 +523,7 @@ def test_a_run_prints_its_summary_as_json(
         ("pretrain", 'encoder = "{out}/model"'),
     ],
 )
-def test_what_a_model_is_good_for(
+def test_the_end_of_a_run_says_how_to_use_its_model(
     method: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One that was trained on words finds no entities yet."""
@@ -547,7 +547,7 @@ def test_what_a_model_is_good_for(
         (815.0, "13 min 31 s"),
     ],
 )
-def test_the_time_of_a_run_tells_work_from_waiting(
+def test_the_time_of_a_run_is_split_into_work_and_waiting(
     elapsed: float | None,
     time: str,
     tmp_path: Path,
@@ -562,9 +562,7 @@ def test_the_time_of_a_run_tells_work_from_waiting(
 
 
 @pytest.mark.parametrize("action", ["--attach", "--abort"])
-def test_settings_of_a_run_that_was_submitted_are_refused(
-    action: str, tmp_path: Path
-) -> None:
+def test_settings_are_refused_for_a_submitted_run(action: str, tmp_path: Path) -> None:
     """Otherwise a person would take its results for those of the other settings."""
     options = {"attach": action == "--attach", "abort": action == "--abort"}
     with pytest.raises(ConfigError, match="--set changes a job that is submitted"):

@@ -13,7 +13,7 @@ from fednotes.engines.secure import SecureSeal, SecureSum
 
 
 @pytest.mark.parametrize("sites", range(3, 11))
-def test_no_deployed_sum_is_of_fewer_sites_than_the_threshold(sites: int) -> None:
+def test_no_deployed_sum_has_fewer_sites_than_the_threshold(sites: int) -> None:
     """At both ends of a deployed job, at every `min_sites`: lists are confirmed
     wherever a lying server could open a sum of fewer
     (`test_a_lying_server_cannot_open_a_sum_of_one_site`)."""

@@ -1,4 +1,4 @@
-"""No secure sum has sites of two submissions of one job."""
+"""No secure sum combines sites of two submissions of one job."""
 
 from __future__ import annotations
 

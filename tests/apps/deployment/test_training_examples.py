@@ -1,5 +1,4 @@
-"""What a site's examples say as bytes: two are equal in a view where it leaves out how
-they differ.
+"""A site's examples as bytes: equal in a view that leaves out their difference.
 
 How many examples differ is counted by hand.
 """
@@ -46,7 +45,7 @@ def documents(*train: Document) -> SiteData:
         ({"spans": (Span(3, 8, "Finding"),)}, (0, 2, 4)),
     ],
 )
-def test_sentences_are_the_examples_of_documents(
+def test_examples_of_documents_are_sentences(
     change: dict[str, Any], expected: tuple[int, int, int]
 ) -> None:
     """One sentence fewer is one example; another sentence, or other labels, are two."""

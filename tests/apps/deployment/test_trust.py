@@ -1,4 +1,4 @@
-"""What a kit trusts: lists of revoked kits, a replaced root, and clocks that differ.
+"""What a kit trusts: lists of revoked kits, a replaced root, and clock differences.
 
 OpenSSL verifies the lists where it is installed. What must be refused is made here.
 """
@@ -116,9 +116,7 @@ def test_signatures_of_a_revoked_site_are_refused_at_once(kits: Kits) -> None:
     assert check_kit(kits["h1"]) == []
 
 
-def test_a_kit_that_is_made_again_replaces_the_lost_one(
-    kits: Kits, tmp_path: Path
-) -> None:
+def test_a_reissued_kit_replaces_the_lost_one(kits: Kits, tmp_path: Path) -> None:
     """The lost kit is revoked, and the new one is accepted."""
     lost = kits["h2"].rename(tmp_path / "lost")
     again = provision(PROJECT, kits["server"].parent, again=["h2"])["h2"]
@@ -167,7 +165,7 @@ def test_revoking_a_kit_does_not_revoke_the_admin_of_its_jobs(
         require_admins_signature(app, root)
 
 
-def test_the_certificate_that_a_revoked_server_shows_is_refused(kits: Kits) -> None:
+def test_the_certificate_of_a_revoked_server_is_refused(kits: Kits) -> None:
     """`preflight` checks it so. Both certificates of the server are revoked."""
     h1, server = kits["h1"], kits["server"]
     certificate = read_certificate(server / "startup/server").public_bytes(Encoding.DER)
@@ -211,7 +209,7 @@ def forged(kits: Kits) -> bytes:
     return Trust(genuine.roots, (), listed).encode()
 
 
-def test_a_trust_list_of_anybody_but_the_authority_is_refused(
+def test_a_trust_list_not_signed_by_the_authority_is_refused(
     kits: Kits, tmp_path: Path
 ) -> None:
     h1, genuine = kits["h1"], revoke(kits, "h2")
@@ -315,7 +313,7 @@ def test_only_the_old_root_can_introduce_a_new_one(kits: Kits, tmp_path: Path) -
         install_trust(h1, late)
 
 
-def test_certificates_that_a_site_or_a_stranger_signed_are_refused(
+def test_certificates_signed_by_a_site_or_a_stranger_are_refused(
     kits: Kits, tmp_path: Path
 ) -> None:
     """They are refused also if the signer's own certificate is shown with them."""
@@ -449,7 +447,7 @@ def test_the_server_closes_connections_of_a_revoked_kit_at_once(kits: Kits) -> N
     assert not by_site["h1"].is_open
 
 
-def test_server_and_site_pass_each_other_the_newest_list(kits: Kits) -> None:
+def test_server_and_site_exchange_the_newest_list(kits: Kits) -> None:
     server, site = (gate.TrustCourier(kits[name]) for name in ("server", "h1"))
 
     def passed(sender: Any, receiver: Any, name: str) -> bool:

@@ -24,7 +24,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     stopped(Place(tmp_path))
 
 
-def test_the_tutorial_between_machines_runs(place: Place) -> None:
+def test_the_tutorial_between_machines_works(place: Place) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

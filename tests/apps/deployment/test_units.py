@@ -1,4 +1,4 @@
-"""Test that the units and the container of a server and a site run real commands."""
+"""The units and the container of a server and a site run existing commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from units import (
 
 
 @pytest.mark.parametrize("name", ["server", "site"])
-def test_a_unit_runs_what_there_is(name: str) -> None:
+def test_each_unit_runs_an_existing_command(name: str) -> None:
     path = unit_of(f"fednotes-{name}")
     command, verb, kit, *_ = words_of(path)
     assert [command, verb] == [name, "run"]
@@ -26,7 +26,7 @@ def test_a_unit_runs_what_there_is(name: str) -> None:
     assert service(path)["ReadWritePaths"].split() == [kit]
 
 
-def test_the_container_runs_what_there_is() -> None:
+def test_the_container_runs_existing_commands() -> None:
     assert "deploy" in installed_extras()
     assert is_command(*json.loads(instructions("CMD")[0])[:2])
     commands = re.findall(r"fednotes ((?:site|server) \w+) /kit", CONTAINER)

@@ -1,4 +1,4 @@
-"""Whose approval a run waits for, and since when: at the server and in its status."""
+"""Whose approval a run waits for and since when, at the server and in its status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Times:
         return self.now
 
 
-def test_minutes_are_counted_from_the_first_time(tmp_path: Path) -> None:
+def test_minutes_are_counted_from_the_first_report(tmp_path: Path) -> None:
     """Also after a restart of the server, which reads the times again."""
     clock = Times()
     pending = PendingApprovals(
@@ -40,7 +40,7 @@ def test_minutes_are_counted_from_the_first_time(tmp_path: Path) -> None:
     assert PendingApprovals(tmp_path / APPROVALS_FILE, ["discharge"], clock).text == ""
 
 
-def test_a_name_that_is_not_of_the_run_is_not_taken_in(tmp_path: Path) -> None:
+def test_a_site_outside_the_run_is_ignored(tmp_path: Path) -> None:
     pending = PendingApprovals(tmp_path / APPROVALS_FILE, ["reports"], Times())
     pending.add("somebody else")
     assert pending.text == ""
@@ -48,7 +48,7 @@ def test_a_name_that_is_not_of_the_run_is_not_taken_in(tmp_path: Path) -> None:
     assert PendingApprovals(tmp_path / APPROVALS_FILE, ["reports"], Times()).text == ""
 
 
-def test_a_list_is_published_when_it_changes_and_every_five_minutes(
+def test_the_list_is_published_when_it_changes_and_every_five_minutes(
     tmp_path: Path,
 ) -> None:
     clock = Times()
@@ -71,7 +71,7 @@ def test_a_list_is_published_when_it_changes_and_every_five_minutes(
     assert pending.news() is None
 
 
-def test_the_status_of_a_server_counts_to_the_present() -> None:
+def test_the_status_of_a_server_counts_minutes_up_to_now() -> None:
     """The line was published when nobody had waited long; the times in it are absolute."""
     published = {"kind": "approvals", "since": {"discharge": 0.0}, "text": "waiting …"}
     silent = {
@@ -89,7 +89,7 @@ def test_the_status_of_a_server_counts_to_the_present() -> None:
     assert progress == "before round 1, with reports"
 
 
-def test_times_are_short() -> None:
+def test_short_waiting_times_are_shown_as_less_than_a_minute() -> None:
     assert waiting_text({"a": 10.0, "b": 0.0}, 69.0) == (
         "waiting for the approval of: a (less than 1 min), b (1 min)"
     )

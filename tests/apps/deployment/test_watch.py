@@ -1,4 +1,4 @@
-"""What the server's watch does about a run that stopped, and who hears of whom."""
+"""What the server's watch does about a stopped run, and who learns of it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ ALL = frozenset({"h1", "h2"})
         ("FINISHED:ABORTED", False, {"status": "running"}, "", "done"),
     ],
 )
-def test_what_a_run_needs(
+def test_the_next_step_follows_from_the_state_of_a_run(
     status: str, alive: bool, outcome: dict[str, Any], back: str, step: str
 ) -> None:
     returned = frozenset(filter(None, [back]))
@@ -131,7 +131,7 @@ class Looks:
         return steps
 
 
-def test_one_look_decides_nothing(tmp_path: Path) -> None:
+def test_a_single_observation_triggers_no_action(tmp_path: Path) -> None:
     looks = Looks(tmp_path, server := Server("FINISHED:ABNORMAL"))
     looks.look(1)
     assert server.orders == []
@@ -140,7 +140,7 @@ def test_one_look_decides_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("set_back", [60.0, 3600.0, 365 * 86400.0])
-def test_a_clock_that_was_set_back_hands_no_run_in_again(
+def test_a_clock_that_was_set_back_causes_no_resubmission(
     set_back: float, tmp_path: Path
 ) -> None:
     """The submission that repeats another is the newer one, whatever the clock said
@@ -163,7 +163,7 @@ def test_a_clock_that_was_set_back_hands_no_run_in_again(
     assert server.orders == []
 
 
-def test_submissions_are_in_order_also_where_one_is_gone_or_names_itself() -> None:
+def test_submissions_are_ordered_even_with_missing_or_cyclic_links() -> None:
     jobs = [
         {"job_id": "third", "cloned_from": "second", "submit_time": 3},
         {"job_id": "second", "cloned_from": "first", "submit_time": 9},
@@ -184,7 +184,7 @@ def test_submissions_are_in_order_also_where_one_is_gone_or_names_itself() -> No
     ]
 
 
-def test_it_waits_for_sites_but_not_for_ever(tmp_path: Path) -> None:
+def test_the_watch_waits_for_sites_but_not_for_ever(tmp_path: Path) -> None:
     looks = Looks(tmp_path, server := Server("FINISHED:ABNORMAL"))
     server.connected = ("h1",)
     looks.look(int(PATIENCE_SECONDS // 5))
@@ -216,7 +216,7 @@ def test_a_site_that_is_back_joins_after_a_pause(
     assert server.orders[1:] == [("resubmit", "j1")]
 
 
-def test_a_run_that_gets_nowhere_is_left_alone(tmp_path: Path) -> None:
+def test_a_run_without_progress_is_eventually_left_alone(tmp_path: Path) -> None:
     """Each attempt comes later than the one before, and then there is none."""
     looks = Looks(tmp_path, server := Server("FINISHED:ABNORMAL"))
     attempts: list[float] = []
@@ -241,7 +241,7 @@ def test_a_run_that_gets_nowhere_is_left_alone(tmp_path: Path) -> None:
     assert len(server.orders) == ATTEMPTS + 1
 
 
-def test_an_attempt_that_commits_something_counts_no_longer(tmp_path: Path) -> None:
+def test_an_attempt_with_progress_resets_the_count(tmp_path: Path) -> None:
     looks = Looks(tmp_path, server := Server("FINISHED:ABNORMAL"))
     for _ in range(3 * ATTEMPTS):
         outcome = {"job_id": f"j{server.number}", "status": "running", "lines": 1}
@@ -257,7 +257,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "r" / "outcome.json").read_text())
 
 
-def test_an_aborted_run_is_never_handed_in_again(tmp_path: Path) -> None:
+def test_an_aborted_run_is_never_resubmitted(tmp_path: Path) -> None:
     """Not by a watch that was started anew, nor where NVFlare has a later submission
     that failed: the watch may have handed it in at the moment of the abort."""
     write_json(
@@ -284,7 +284,7 @@ def test_an_aborted_run_is_never_handed_in_again(tmp_path: Path) -> None:
 # waiting
 
 
-def test_a_waiting_run_says_what_it_waits_for(tmp_path: Path) -> None:
+def test_a_waiting_run_reports_what_it_waits_for(tmp_path: Path) -> None:
     looks = Looks(tmp_path, server := Server("SUBMITTED"))
     server.connected = ("h1",)
     looks.look()
@@ -341,7 +341,7 @@ def test_a_site_that_never_connected_is_logged_with_the_likely_one(
     assert len(caplog.records) == 2  # it is away, and known
 
 
-def test_a_server_that_begins_no_job_is_found_out(
+def test_a_server_that_starts_no_job_is_detected(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -482,7 +482,7 @@ def test_a_site_that_never_reaches_the_server_logs_it_once(
     ]
 
 
-def test_a_refusal_is_kept_and_a_damaged_file_says_nothing(tmp_path: Path) -> None:
+def test_a_refusal_is_recorded_and_a_damaged_file_is_ignored(tmp_path: Path) -> None:
     contact = Contact(tmp_path, Clock(), LastContact(7))
     contact.note_answer()
     contact.note_refusal("a second one")
@@ -491,7 +491,7 @@ def test_a_refusal_is_kept_and_a_damaged_file_says_nothing(tmp_path: Path) -> No
     assert read_contact(tmp_path, 7) is None
 
 
-def test_a_second_process_is_one_of_another_place(
+def test_a_second_process_of_a_kit_is_reported_with_its_place(
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
@@ -520,7 +520,7 @@ def test_a_second_process_is_one_of_another_place(
     assert not reports_problem(caplog.records, tmp_path)
 
 
-def test_a_copy_of_a_kit_has_another_place(tmp_path: Path) -> None:
+def test_a_copy_of_a_kit_has_a_different_location_hash(tmp_path: Path) -> None:
     for name, key in (("one", "k"), ("copy", "k"), ("other", "x")):
         write_text(tmp_path / name / "startup" / "client.key", key)
     places = [hash_kit_location(tmp_path / name) for name in ("one", "copy", "other")]

@@ -1,4 +1,4 @@
-"""What a site said yes to: hashes, decisions and differences."""
+"""What a site approved: hashes, decisions and differences."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Text(str):
         object(),
     ],
 )
-def test_anything_but_json_is_refused(tmp_path: Path, value: Any) -> None:
+def test_a_table_with_anything_but_json_is_refused(tmp_path: Path, value: Any) -> None:
     table = {"name": "ner", "training": {"steps": [1, value]}}
     for act in (table_fingerprint, Approvals(tmp_path).status):
         with pytest.raises(RefusedError, match=r"training\.steps\[1\]"):
@@ -88,7 +88,7 @@ def test_anything_but_json_is_refused(tmp_path: Path, value: Any) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_table_that_is_too_deep_or_holds_itself_is_refused() -> None:
+def test_a_table_that_is_nested_too_deeply_or_contains_itself_is_refused() -> None:
     table: dict[str, Any] = {}
     table["self"] = table
     with pytest.raises(RefusedError, match="deep"):
@@ -138,7 +138,7 @@ def test_decisions_are_stored(tmp_path: Path) -> None:
     ]
 
 
-def test_the_file_is_its_owners_and_whole(
+def test_the_file_is_private_and_written_completely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     book = Approvals(tmp_path / "a")
@@ -199,7 +199,7 @@ def test_a_damaged_file_approves_nothing(tmp_path: Path, text: str) -> None:
     assert book.path.read_text() == text
 
 
-def test_an_edited_job_or_decision_is_seen(tmp_path: Path) -> None:
+def test_an_edited_job_or_decision_is_detected(tmp_path: Path) -> None:
     book = Approvals(tmp_path)
     book.decide("approved", JOB, "anna", NOON)
     text = book.path.read_text()
@@ -213,7 +213,7 @@ def test_an_edited_job_or_decision_is_seen(tmp_path: Path) -> None:
             book.status(JOB)
 
 
-def test_a_difference_reads_by_dotted_key() -> None:
+def test_differences_are_listed_by_dotted_key() -> None:
     changed_job = copy.deepcopy(JOB)
     changed_job["training"] |= {"rate": 1.0, "private": ["lstm"]}
     changed_job["sites"]["h 1"]["label_map"] = {}

@@ -1,4 +1,4 @@
-"""Several people approve, each by a key of their own: what counts, and what does not."""
+"""Several people approve, each with a key: what counts and what does not."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_new_approval_needs_both_people(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_signature_is_of_what_it_stands_beside(
+def test_a_signature_is_valid_only_for_its_decision(
     tmp_path: Path, forged: dict[str, Any]
 ) -> None:
     quorum = Quorum("h1", 1, {"alice": PUBLIC["a"], "bob": PUBLIC["b"]})
@@ -134,7 +134,7 @@ def test_a_signature_is_of_what_it_stands_beside(
         assert site.status(JOB) != "approved"
 
 
-def test_a_signature_counts_at_one_site(tmp_path: Path) -> None:
+def test_a_signature_is_valid_at_one_site_only(tmp_path: Path) -> None:
     single_approver = replace(TWO, needed=1)
     Approvals(tmp_path, single_approver).decide("approved", JOB, "x", NOON, ALICE)
     assert Approvals(tmp_path, single_approver).status(JOB) == "approved"
@@ -144,7 +144,7 @@ def test_a_signature_counts_at_one_site(tmp_path: Path) -> None:
     )
 
 
-def test_rules_that_change_count_at_once(tmp_path: Path) -> None:
+def test_changed_rules_apply_at_once(tmp_path: Path) -> None:
     """A person who is listed no more has approved nothing; without rules anybody's yes
     counts."""
     site = Approvals(tmp_path, TWO)
@@ -192,13 +192,15 @@ def test_decisions_of_earlier_versions_are_read(tmp_path: Path) -> None:
         ({"approvers": {"a": 3}}, "expected text"),
     ],
 )
-def test_rules_that_no_decision_could_fulfil(table: dict[str, Any], wrong: str) -> None:
+def test_rules_that_no_decision_could_satisfy_are_refused(
+    table: dict[str, Any], wrong: str
+) -> None:
     with pytest.raises(ConfigError, match=r"\[policy\]") as refusal:
         policy_from(table, "[policy]")
     assert wrong in str(refusal.value)
 
 
-def test_rules_as_they_are_written() -> None:
+def test_rules_are_parsed_as_written() -> None:
     table = {"approvals": 2, "approvers": {"alice": PUBLIC["a"], "bob": PUBLIC["b"]}}
     assert policy_from(table, "x").quorum("h1") == TWO
     assert Policy().quorum("h1") == Quorum("h1")
@@ -239,7 +241,7 @@ def test_a_passphrase_locks_a_key(tmp_path: Path) -> None:
             read_key(path, lambda wrong=wrong: wrong)
 
 
-def test_a_strangers_key_and_no_key(tmp_path: Path) -> None:
+def test_unknown_missing_and_invalid_keys_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"not among the approvers .*\(alice, bob\)"):
         TWO.person_of(KEYS["c"], tmp_path / "c.key")
     with pytest.raises(ConfigError, match="No such file"):

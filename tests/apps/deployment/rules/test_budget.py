@@ -70,7 +70,7 @@ def test_each_different_answer_spends_epsilon_and_one_too_many_is_refused(
     assert "refused by max_epsilon" in site.ask("train", 5, 3).refusal
 
 
-def test_an_answer_sent_again_costs_nothing_but_one_computed_again_does(
+def test_an_answer_sent_again_costs_nothing_but_a_recomputed_one_does(
     tmp_path: Path,
 ) -> None:
     site = Spender(tmp_path, ANY, answers(5))
@@ -87,7 +87,7 @@ def test_an_answer_sent_again_costs_nothing_but_one_computed_again_does(
     assert len(next(iter(site.spent.values()))["answers"]) == 2
 
 
-def test_a_message_without_numbers_costs_nothing(tmp_path: Path) -> None:
+def test_a_message_without_numbers_costs_no_epsilon(tmp_path: Path) -> None:
     site = Spender(tmp_path, ANY, [Update()])
     assert site.ask("evaluate", 1).refusal == ""
     assert site.spent == {}
@@ -287,7 +287,7 @@ def test_a_site_chooses_the_smallest_unit_of_epsilon(
                 budget.require(policy)
 
 
-def test_counts_leave_once(tmp_path: Path) -> None:
+def test_noisy_counts_leave_a_site_once(tmp_path: Path) -> None:
     """A job with counts may send them once, beside its rounds.
 
     The same answer may leave again. A job without counts may send none.
@@ -314,7 +314,7 @@ def test_counts_leave_once(tmp_path: Path) -> None:
     assert spent.epsilon == with_counts.epsilon(2) > PROMISE.epsilon(2)
 
 
-def test_two_processes_spend_from_one_file(tmp_path: Path) -> None:
+def test_two_processes_share_one_budget_file(tmp_path: Path) -> None:
     path = tmp_path / "privacy.json"
     first, second = Budget(path, "a", PROMISE), Budget(path, "b", PROMISE)
     first.spend("1" * 64, ANY)

@@ -64,7 +64,7 @@ def runs(rules: Path) -> list[str]:
 @pytest.mark.parametrize(
     "letters", ["abcdef", "fedcba"], ids=["same order", "another order"]
 )
-def test_another_job_on_the_same_examples_is_allowed(
+def test_a_second_job_on_the_same_examples_is_allowed(
     letters: str, tmp_path: Path
 ) -> None:
     join(tmp_path, "abcdef")

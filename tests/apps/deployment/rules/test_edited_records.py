@@ -1,4 +1,4 @@
-"""Decisions and ledgers that somebody edited are refused with the remedy."""
+"""Edited decisions and ledgers are refused with a remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fednotes.apps.deployment.rules.ledger import show
 from fednotes.core.errors import ConfigError, DataError
 
 
-def test_records_that_were_edited_by_hand(tmp_path: Path) -> None:
+def test_records_edited_by_hand_are_refused_with_a_remedy(tmp_path: Path) -> None:
     site = Approvals(tmp_path)
     decision = {"fingerprint": "f", "decision": "approved", "by": 7, "when": "now"}
     site.path.write_text(json.dumps({"format": 1, "jobs": {}, "decisions": [decision]}))
@@ -35,7 +35,7 @@ def test_records_that_were_edited_by_hand(tmp_path: Path) -> None:
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_a_line_of_a_ledger_that_was_edited_is_refused_by_its_number(
+def test_an_edited_line_of_a_ledger_is_refused_by_its_number(
     tmp_path: Path, instant_disk: None, change: dict[str, Any]
 ) -> None:
     path = tmp_path / "ledger.jsonl"

@@ -1,5 +1,4 @@
-"""A site's rules around the messages of a run: what a server that lies is told, and
-what leaves."""
+"""A site's rules applied to the messages of a run: what may leave the site."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ def updates(number: int) -> list[Update]:
 # a job
 
 
-def test_a_job_that_does_not_sum_securely_needs_shared_scores(tmp_path: Path) -> None:
+def test_a_job_without_secure_sum_needs_shared_scores(tmp_path: Path) -> None:
     """Whatever it says of itself: any job's evaluations count."""
     site = Guarded(tmp_path / "b", replace(OPEN, share_scores=False), [])
     with pytest.raises(
@@ -64,7 +63,7 @@ def test_a_job_that_does_not_sum_securely_needs_shared_scores(tmp_path: Path) ->
 # requests
 
 
-def test_rules_that_change_during_a_run(tmp_path: Path) -> None:
+def test_rules_may_change_during_a_run(tmp_path: Path) -> None:
     """The least number of sites, by which a secure sum is opened too."""
     site = Guarded(
         tmp_path, replace(MASKED, min_sites=2), updates(1), secure=True, threshold=2
@@ -84,7 +83,7 @@ def test_sites_that_are_not_in_the_job_do_not_count(tmp_path: Path) -> None:
     assert site.ask("train", 2, counted=dict.fromkeys(SITES[:3], 0)).update is not None
 
 
-def test_outside_the_hours_not_even_a_run_begins(tmp_path: Path) -> None:
+def test_no_run_starts_outside_the_permitted_hours(tmp_path: Path) -> None:
     """The server may ask again later; that it may not for a rule that stays."""
     clock = module.now().hour
     closed = f"{(clock + 2) % 24:02}:00-{(clock + 3) % 24:02}:00"
@@ -100,7 +99,7 @@ def test_outside_the_hours_not_even_a_run_begins(tmp_path: Path) -> None:
     assert site.ask(BEGIN, 4).later is False
 
 
-def test_without_shared_scores_no_count_leaves_in_the_clear(tmp_path: Path) -> None:
+def test_no_count_leaves_in_the_clear_without_shared_scores(tmp_path: Path) -> None:
     counts = [Update({}, 0.0, {"gold": 5.0})]
     site = Guarded(tmp_path, OPEN, counts)
     assert site.ask("evaluate", 1).update == counts[0]
@@ -134,7 +133,7 @@ def test_without_shared_scores_no_count_leaves_in_the_clear(tmp_path: Path) -> N
         ("min_steps", {}),
     ],
 )
-def test_a_refusal_tells_the_rule_and_no_number(
+def test_a_refusal_names_the_rule_and_no_number(
     tmp_path: Path, rule: str, change: dict[str, int]
 ) -> None:
     site = Guarded(tmp_path, replace(OPEN, **{rule: 7_777}), updates(1))
@@ -149,7 +148,7 @@ def test_a_refusal_tells_the_rule_and_no_number(
         assert f"covers 41 {rule[4:]}" in site.messages[-1]
 
 
-def test_a_site_file_that_cannot_be_read_stops_the_site_for_now(tmp_path: Path) -> None:
+def test_an_unreadable_site_file_stops_the_site_temporarily(tmp_path: Path) -> None:
     site = Guarded(tmp_path, OPEN, updates(1))
 
     def damaged() -> Policy:
@@ -164,7 +163,7 @@ def test_a_site_file_that_cannot_be_read_stops_the_site_for_now(tmp_path: Path) 
 # what leaves again
 
 
-def test_a_damaged_record_of_examples_keeps_the_site_out_for_now(
+def test_a_damaged_record_of_examples_excludes_the_site_temporarily(
     tmp_path: Path,
 ) -> None:
     """The server learns neither where the record lies nor what is wrong with it."""
@@ -179,7 +178,7 @@ def test_a_damaged_record_of_examples_keeps_the_site_out_for_now(
     assert refusal.value.public == f"site {site.site!r} cannot read its own file"
 
 
-def test_a_stored_reply_is_judged_by_the_rules_of_now(tmp_path: Path) -> None:
+def test_a_stored_reply_is_checked_by_the_current_rules(tmp_path: Path) -> None:
     """Also by what is behind it, which after a restart the ledger alone knows."""
     site = Guarded(tmp_path, OPEN, updates(3))
     first = site.ask("train", 1)
@@ -216,7 +215,7 @@ def secure_sites(folder: Path, policy: Policy, size: int = 4) -> dict[str, Guard
     }
 
 
-def test_under_the_secure_sum_the_ledger_has_what_is_behind_the_masks(
+def test_the_ledger_records_what_is_behind_the_masks_of_a_secure_sum(
     tmp_path: Path,
 ) -> None:
     """Norms from NumPy; the words and the message by their hashes; masked where words
@@ -252,7 +251,7 @@ def test_under_the_secure_sum_the_ledger_has_what_is_behind_the_masks(
     "change",
     [{"max_bytes": 30_000}, {"min_patients": 61}, {"denied_layers": ("lstm",)}],
 )
-def test_a_masked_update_is_judged_when_it_leaves(
+def test_a_masked_update_is_checked_when_it_leaves(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
     """The small reply "again" passes; then the rule comes, or the words are too many
@@ -274,7 +273,7 @@ def test_a_masked_update_is_judged_when_it_leaves(
     assert not any(line["masked"] for site in sites.values() for line in site.ledger)
 
 
-def test_words_of_an_update_that_was_not_judged_do_not_leave(tmp_path: Path) -> None:
+def test_masked_words_of_an_unchecked_update_do_not_leave(tmp_path: Path) -> None:
     class Words:
         def stage(self, request: Request) -> Attached:
             return Attached(tensors={"words": torch.ones(3, dtype=torch.int64)})
@@ -302,7 +301,7 @@ def test_words_of_an_update_that_was_not_judged_do_not_leave(tmp_path: Path) -> 
     assert site.ask("@masked", 5, counted=4).attached.tensors["words"].shape == (3,)
 
 
-def test_every_reply_is_weighed(tmp_path: Path) -> None:
+def test_the_size_of_every_reply_is_checked(tmp_path: Path) -> None:
     public = {
         "@describe": lambda update: {"description": torch.ones(900, dtype=torch.uint8)}
     }
@@ -374,7 +373,7 @@ def test_refusals_are_recorded_as_long_as_there_is_room(tmp_path: Path) -> None:
     assert len(site.ledger) == lines
 
 
-def test_only_what_belongs_to_the_run_is_counted(tmp_path: Path) -> None:
+def test_only_files_of_the_run_count_as_stored(tmp_path: Path) -> None:
     """Not the lines of other runs, nor what else is in the kit."""
     site = Guarded(tmp_path, BOUNDED, updates(9))
     assert site.ask("train", 1, tensors=LARGE).update is not None
@@ -389,7 +388,7 @@ def test_only_what_belongs_to_the_run_is_counted(tmp_path: Path) -> None:
     assert site.guard._stored_bytes() == used + 4096
 
 
-def test_lines_of_a_run_count_after_a_restart_too(tmp_path: Path) -> None:
+def test_ledger_lines_of_a_run_still_count_after_a_restart(tmp_path: Path) -> None:
     site = Guarded(tmp_path, BOUNDED, updates(9))
     assert site.ask("train", 1).update is not None
     used = site.guard._stored_bytes()
@@ -438,7 +437,7 @@ def parameters(value: float) -> dict[str, torch.Tensor]:
     return {"lstm.w": torch.full((4,), value)}
 
 
-def test_a_question_that_is_asked_again_is_not_another_round(tmp_path: Path) -> None:
+def test_a_repeated_question_does_not_count_as_a_round(tmp_path: Path) -> None:
     """Nor is it one after a restart of the site, or in a round that the server invents."""
     site = Guarded(tmp_path, replace(OPEN, max_rounds=1), updates(3))
     first = site.ask("train", 1, 0, tensors=parameters(1.0)).update
@@ -459,7 +458,7 @@ def test_a_question_that_is_asked_again_is_not_another_round(tmp_path: Path) -> 
     assert "refused by max_rounds" in reply.refusal
 
 
-def test_a_question_after_a_saved_state_is_known_again(tmp_path: Path) -> None:
+def test_a_question_after_a_saved_state_is_recognised(tmp_path: Path) -> None:
     """What led to a state is saved with it, so the request before need not be there."""
     site = Guarded(tmp_path, replace(OPEN, max_rounds=2), updates(5))
     assert site.ask("train", 1, 0).update is not None
@@ -479,7 +478,7 @@ def test_a_question_after_a_saved_state_is_known_again(tmp_path: Path) -> None:
         {"counted": 1},
     ],
 )
-def test_another_question_counts_though_its_answer_is_the_same(
+def test_a_different_question_with_an_equal_answer_counts_as_a_round(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """Otherwise a server could ask for as many words as it likes, and only those that
@@ -492,7 +491,7 @@ def test_another_question_counts_though_its_answer_is_the_same(
     assert "would be number 2 of this job" in site.messages[-1]
 
 
-def test_what_a_task_without_an_answer_set_is_part_of_the_question(
+def test_tasks_without_an_answer_are_part_of_the_question(
     tmp_path: Path,
 ) -> None:
     """Such a task costs nothing, so a server could otherwise vary it at will."""
@@ -518,7 +517,7 @@ ZEROS = torch.zeros(4)
         Update({"lstm.v": ZEROS}, 2.0, {"loss": 1.0}),
     ],
 )
-def test_another_answer_to_the_same_question_counts(
+def test_a_different_answer_to_the_same_question_counts_as_a_round(
     tmp_path: Path, changed_update: Update
 ) -> None:
     """As in another run of the job, with other draws. Any number of it may differ."""
@@ -530,7 +529,7 @@ def test_another_answer_to_the_same_question_counts(
     assert "refused by max_rounds" in refused.refusal
 
 
-def test_each_number_of_an_update_is_in_its_hash() -> None:
+def test_the_hash_of_an_update_covers_each_number() -> None:
     """By the documented text of the hash, for an update of one tensor and two counts."""
     update = Update({"w": torch.tensor([1.0, 2.0])}, 3.0, {"b": 0.5, "a": 1.0})
     tensor = hashlib.sha256(np.array([1, 2], np.float32).tobytes()).hexdigest()
@@ -542,14 +541,14 @@ def test_each_number_of_an_update_is_in_its_hash() -> None:
     assert hash_update(Update(weight=2.0), ()) != ""
 
 
-def test_a_task_without_training_may_be_asked_after_the_rounds(tmp_path: Path) -> None:
+def test_a_task_without_training_is_allowed_after_the_rounds(tmp_path: Path) -> None:
     """As a calibration does, at most 100 times."""
     site = Guarded(tmp_path, replace(OPEN, max_rounds=2), updates(200))
     site.covered = {"patients": 60}
     assert served(site, "calibrate", 1, 104) == 102
 
 
-def test_each_model_that_is_calibrated_counts_as_a_round(tmp_path: Path) -> None:
+def test_each_calibrated_model_counts_as_a_round(tmp_path: Path) -> None:
     """Questions about one model do not, up to 100 above the rounds."""
     site = Guarded(tmp_path, replace(OPEN, max_rounds=2), updates(200))
     site.covered = {"patients": 60}
@@ -597,7 +596,7 @@ def test_equal_counts_of_different_models_are_different_evaluations(
     assert again.update == counts[0]
 
 
-def test_counting_is_not_a_round(tmp_path: Path) -> None:
+def test_a_count_does_not_count_as_a_round(tmp_path: Path) -> None:
     site = Guarded(
         tmp_path,
         replace(OPEN, max_rounds=1),
@@ -644,7 +643,7 @@ def hash_by_earlier_version(update: Update) -> str:
     return hashlib.sha256(line.encode()).hexdigest()
 
 
-def test_updates_that_an_earlier_version_counted_still_count(tmp_path: Path) -> None:
+def test_updates_counted_by_an_earlier_version_still_count(tmp_path: Path) -> None:
     site_updates = updates(9)
     site = Guarded(tmp_path, replace(OPEN, max_rounds=3), site_updates)
     assert served(site, "train", 1, 2) == 2
@@ -660,7 +659,7 @@ def test_updates_that_an_earlier_version_counted_still_count(tmp_path: Path) -> 
     assert "would be number 4 of this job" in site.messages[-1]
 
 
-def test_models_that_an_earlier_version_counted_still_count(tmp_path: Path) -> None:
+def test_models_counted_by_an_earlier_version_still_count(tmp_path: Path) -> None:
     """Also how many questions it answered about them."""
     site_updates = updates(200)
     site = Guarded(tmp_path, replace(OPEN, max_rounds=2), site_updates)
@@ -682,7 +681,7 @@ def test_models_that_an_earlier_version_counted_still_count(tmp_path: Path) -> N
 # the ledger
 
 
-def test_every_message_is_noted_as_what_it_is(tmp_path: Path) -> None:
+def test_every_message_is_recorded_with_its_kind(tmp_path: Path) -> None:
     """Own scores are not masked because a secure sum is on; a task's name may not be
     text."""
     public = {"@scores": lambda update: {"scores": torch.ones(9, dtype=torch.uint8)}}
@@ -727,7 +726,7 @@ def test_a_reply_that_the_ledger_cannot_record_does_not_leave(tmp_path: Path) ->
     assert [line["task"] for line in site.ledger] == [BEGIN, "train"]
 
 
-def test_a_full_disk_is_for_now(
+def test_a_full_disk_is_a_temporary_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Guarded(tmp_path, OPEN, updates(1))
@@ -774,7 +773,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.mark.parametrize("years", [-20, 20])
-def test_a_clock_that_jumps_gives_no_further_rounds(
+def test_a_jumping_clock_does_not_permit_more_rounds(
     tmp_path: Path, clock: Clock, years: int
 ) -> None:
     """Before the approval's time stamp no round counted; nor may an approval of the
@@ -791,7 +790,9 @@ def test_a_clock_that_jumps_gives_no_further_rounds(
     assert served(site, "train", 13, 9) == 0
 
 
-def test_an_approval_notes_where_the_ledger_ends(tmp_path: Path, clock: Clock) -> None:
+def test_an_approval_records_the_end_of_the_ledger(
+    tmp_path: Path, clock: Clock
+) -> None:
     site = Guarded(tmp_path, ROUNDS, updates(60))
     assert open_approvals(tmp_path).approved_after(TABLE) == FIRST
     served(site, "train", 1, 2)
@@ -823,7 +824,7 @@ def test_all_lines_count_if_the_approval_belongs_to_another_ledger(
     assert served(site, "train", 12, 9) == 0
 
 
-def test_hours_are_not_judged_by_a_clock_that_was_set_back(
+def test_permitted_hours_are_not_checked_by_a_clock_that_was_set_back(
     tmp_path: Path, clock: Clock
 ) -> None:
     site = Guarded(tmp_path, NIGHT, updates(60))
@@ -846,7 +847,7 @@ def test_hours_are_not_judged_by_a_clock_that_was_set_back(
     assert served(site, "train", 3, 1) == 1  # no rule asks for the time
 
 
-def test_after_a_clock_that_was_ahead_a_new_approval_mends(
+def test_a_new_approval_recovers_from_a_clock_that_was_ahead(
     tmp_path: Path, clock: Clock
 ) -> None:
     site = Guarded(tmp_path, NIGHT, updates(60))
@@ -878,7 +879,9 @@ def ask_each(site: Guarded, count: int) -> list[str]:
     return refusals
 
 
-def test_refused_questions_count_as_rounds_after_a_restart_too(tmp_path: Path) -> None:
+def test_refused_questions_still_count_as_rounds_after_a_restart(
+    tmp_path: Path,
+) -> None:
     rules = replace(OPEN, max_rounds=2)
     site = Guarded(tmp_path, rules, not_finite(math.nan))
     refusals = ask_each(site, 2)
@@ -914,7 +917,7 @@ def test_refusals_before_a_task_reads_notes_do_not_count_as_rounds(
     assert site.ask("train", 3).update is not None
 
 
-def test_refused_evaluations_are_bounded_as_answered_ones(tmp_path: Path) -> None:
+def test_refused_evaluations_are_bounded_like_answered_ones(tmp_path: Path) -> None:
     site = Guarded(tmp_path, replace(OPEN, max_rounds=2), not_finite(math.nan))
     refusals = []
     for number in range(1, 2 + module.SPARE + 5):
@@ -924,7 +927,7 @@ def test_refused_evaluations_are_bounded_as_answered_ones(tmp_path: Path) -> Non
     assert sum("is not finite" in refusal for refusal in refusals) == 2 + module.SPARE
 
 
-def test_refused_questions_about_models_are_models(tmp_path: Path) -> None:
+def test_refused_questions_about_models_count_as_models(tmp_path: Path) -> None:
     site = Guarded(tmp_path, replace(OPEN, max_rounds=2), not_finite(math.nan))
     site.covered = {}
     refusals = []

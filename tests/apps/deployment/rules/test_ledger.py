@@ -1,5 +1,4 @@
-"""The ledger: appended to whatever is killed; every change that no append made is
-found, and its line is named."""
+"""The ledger: appends survive kills, and every other change is detected and located."""
 
 from __future__ import annotations
 
@@ -130,14 +129,14 @@ def test_a_line_describes_the_message(tmp_path: Path) -> None:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_noise_has_no_norm() -> None:
+def test_masked_words_have_no_norm() -> None:
     words = {"sum": torch.tensor([[1, 2**62], [5, 0]]).t()}
     (facts,), (known,) = describe(words, norms=False), describe(words)
     assert (facts.norm, known.norm) == (None, pytest.approx(2.0**62))
     assert facts.sha256 == hashlib.sha256(words["sum"].numpy().tobytes()).hexdigest()
 
 
-def test_one_hash_for_several_tensors() -> None:
+def test_one_hash_covers_several_tensors() -> None:
     """It changes with a value, a name, a shape and a type, and with nothing else."""
     tensors = {"a": torch.ones(4), "b": torch.zeros(2)}
     same = hash_tensors(describe(tensors))
@@ -153,7 +152,7 @@ def test_one_hash_for_several_tensors() -> None:
     assert len({same, *(hash_tensors(describe(changed)) for changed in others)}) == 6
 
 
-def test_a_name_that_could_be_text_is_a_dash() -> None:
+def test_a_name_that_could_be_text_is_replaced_by_a_dash() -> None:
     for name in ("train", "@keys", "a/b.c", "x" * 256):
         assert clean_name(name) == name
     for name in ("give it now", "", "Müller", "x" * 257, "a\n"):
@@ -164,7 +163,7 @@ def test_a_name_that_could_be_text_is_a_dash() -> None:
 @pytest.mark.parametrize(
     "text", ["Anna Muster has pain", "Müller", "a\nb", "", 'x"y', "x" * 257]
 )
-def test_text_is_refused_and_not_repeated(
+def test_text_is_refused_without_quoting_it(
     tmp_path: Path, field: str, text: str
 ) -> None:
     """Planted strings: neither the files nor the error hold them."""
@@ -182,7 +181,7 @@ def test_text_is_refused_and_not_repeated(
     assert not text or text not in str(refusal.value)
 
 
-def test_no_value_is_in_the_files(tmp_path: Path) -> None:
+def test_the_files_contain_no_value(tmp_path: Path) -> None:
     """Planted numbers, in any usual spelling and as raw bytes."""
     path = tmp_path / "ledger.jsonl"
     values = np.array([0.7310585786, 482.9137, -31.41592653])
@@ -197,7 +196,7 @@ def test_no_value_is_in_the_files(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("instant_disk")
 @pytest.mark.parametrize("before", [0, 2])
-def test_killed_at_any_byte_of_an_append(
+def test_a_ledger_survives_a_kill_at_any_byte_of_an_append(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
 ) -> None:
     """Brute force: each byte of the line; the head is one small write, whole or not
@@ -250,7 +249,7 @@ def test_the_head_announces_a_line_before_it_is_written(
     assert len(observed) == 2
 
 
-def test_a_foreign_line_is_not_taken_for_the_one_that_was_announced(
+def test_a_foreign_line_is_not_accepted_as_the_announced_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A whole line with its own right hash, where a killed process had announced
@@ -270,7 +269,7 @@ def test_a_foreign_line_is_not_taken_for_the_one_that_was_announced(
     assert verify(path).ok
 
 
-def test_nothing_is_appended_to_a_last_line_that_was_changed(tmp_path: Path) -> None:
+def test_nothing_is_appended_after_a_changed_last_line(tmp_path: Path) -> None:
     """As long as it was: only its hash tells."""
     path = tmp_path / "l"
     write_ledger(path, 3)
@@ -288,7 +287,7 @@ def test_nothing_is_appended_to_a_last_line_that_was_changed(tmp_path: Path) -> 
     refuses(path)
 
 
-def test_a_long_cut_line_is_removed_whole(
+def test_a_long_incomplete_line_is_removed_completely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next line is far shorter than what the killed process left."""
@@ -335,7 +334,7 @@ def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path) -> 
         assert verify(path).ok
 
 
-def test_a_full_disk_leaves_the_ledger_whole(
+def test_a_full_disk_leaves_the_ledger_intact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "l"
@@ -378,7 +377,7 @@ def test_two_processes_wait_for_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs /proc/self/io")
-def test_an_append_costs_the_same_at_round_10000(
+def test_an_append_takes_the_same_time_at_round_10000(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted by the kernel: bytes that an append reads and writes, and its system
@@ -417,7 +416,7 @@ def test_an_append_costs_the_same_at_round_10000(
 # tampering
 
 
-def test_an_answer_that_is_sent_again_is_among_the_newest(
+def test_an_answer_sent_again_is_recognised_among_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a, b, c, a, d the three newest are c, a and d; those of another job do not
@@ -434,7 +433,7 @@ def test_an_answer_that_is_sent_again_is_among_the_newest(
     assert [*past.answers] == [digests[name] for name in "cad"]
 
 
-def test_the_size_of_a_runs_lines_is_that_of_the_present_ledger(
+def test_the_size_of_the_lines_of_a_run_follows_the_present_ledger(
     tmp_path: Path,
 ) -> None:
     """Lines of another run and a piece of a line do not count; a new ledger begins at
@@ -458,7 +457,7 @@ def test_the_size_of_a_runs_lines_is_that_of_the_present_ledger(
     assert lines.size() == path.stat().st_size
 
 
-def test_an_unbroken_ledger_is_well(tmp_path: Path) -> None:
+def test_an_unbroken_ledger_passes_verification(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     ledger = write_ledger(path, 5)
     report = verify(path)
@@ -487,7 +486,7 @@ BITS = [1 << bit for bit in range(8)]
         pytest.param(range(1, 256), id="values", marks=pytest.mark.slow),
     ],
 )
-def test_every_change_of_a_single_byte_is_found(
+def test_every_change_of_a_single_byte_is_detected(
     tmp_path: Path, changes: Sequence[int]
 ) -> None:
     """Brute force: in a small ledger and its head, each byte takes other values.
@@ -525,7 +524,7 @@ def test_every_change_of_a_single_byte_is_found(
 
 
 @pytest.mark.slow
-def test_every_inserted_and_removed_byte_is_found(tmp_path: Path) -> None:
+def test_every_inserted_and_removed_byte_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "l"
     write_ledger(path, 2)
     good, head = path.read_bytes(), head_path(path).read_bytes()
@@ -543,7 +542,7 @@ def test_every_inserted_and_removed_byte_is_found(tmp_path: Path) -> None:
             refuses(path)
 
 
-def test_removed_swapped_and_inserted_lines_are_named(tmp_path: Path) -> None:
+def test_removed_swapped_and_inserted_lines_are_located(tmp_path: Path) -> None:
     path = tmp_path / "l"
     write_ledger(path, 6)
     good = lines_of(path)
@@ -581,7 +580,7 @@ def test_removed_swapped_and_inserted_lines_are_named(tmp_path: Path) -> None:
     assert faults(good) == {}
 
 
-def test_forged_lines_are_found(tmp_path: Path) -> None:
+def test_forged_lines_are_detected(tmp_path: Path) -> None:
     """A forger who hashes anew: one line, all lines from one on, and the head as well."""
     path, forged = tmp_path / "l", tmp_path / "forged"
     ledger = write_ledger(path, 5)
@@ -612,7 +611,7 @@ def test_forged_lines_are_found(tmp_path: Path) -> None:
     assert verify(forged, noted).ok
 
 
-def test_a_restart_in_the_middle_of_the_lines_is_found(tmp_path: Path) -> None:
+def test_a_spliced_history_is_detected(tmp_path: Path) -> None:
     """Two histories, one after the other, with the second's head and numbers that go
     on."""
     path = tmp_path / "l"
@@ -631,7 +630,7 @@ def test_a_restart_in_the_middle_of_the_lines_is_found(tmp_path: Path) -> None:
     ]
 
 
-def test_an_end_that_was_noted_elsewhere_is_compared(tmp_path: Path) -> None:
+def test_an_end_noted_elsewhere_is_compared(tmp_path: Path) -> None:
     path = tmp_path / "l"
     ledger = write_ledger(path, 3)
     noted = ledger.head()
@@ -664,7 +663,7 @@ def test_an_end_that_was_noted_elsewhere_is_compared(tmp_path: Path) -> None:
             parse_end(text)
 
 
-def test_a_head_that_is_lost_or_edited_is_found(tmp_path: Path) -> None:
+def test_a_lost_or_edited_head_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "l"
     write_ledger(path, 2)
     head = head_path(path).read_bytes()

@@ -1,5 +1,4 @@
-"""A site's rules: each wish that breaks one is refused in its own words, its twin
-passes."""
+"""A site's rules: each breach is refused, and its valid twin passes."""
 
 from __future__ import annotations
 
@@ -147,7 +146,7 @@ CASES: list[tuple[str, dict[str, Any], Wish, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("rule", "table", "wish", "mended", "words"), CASES)
-def test_a_wish_that_breaks_a_rule_is_refused(
+def test_a_request_that_breaks_a_rule_is_refused(
     rule: str, table: dict[str, Any], wish: Wish, mended: dict[str, Any], words: str
 ) -> None:
     """The server is told the rule alone: no number, and nothing of where the file is."""
@@ -197,11 +196,13 @@ def test_every_rule_has_a_case() -> None:
         ({"hours": "19:00-06:00"}, REPLY),  # served at night, ready in the morning
     ],
 )
-def test_a_site_may_allow_it(table: dict[str, Any], wish: Wish) -> None:
+def test_a_permissive_policy_allows_the_request(
+    table: dict[str, Any], wish: Wish
+) -> None:
     wish(policy_from(table, "h"))
 
 
-def test_an_attack_may_succeed_by_the_bound_and_no_more() -> None:
+def test_an_audited_attack_may_succeed_up_to_the_bound() -> None:
     policy = Policy(audit="required", audit_bound=0.25)
     check_audit(policy, 0.25)
     check_audit(policy, -0.1)  # worse than chance
@@ -220,7 +221,7 @@ def test_the_first_broken_rule_is_reported() -> None:
         JOB(policy, method="x", sites=2, rounds=11, secure=False)
 
 
-def test_the_hours_of_every_minute() -> None:
+def test_permitted_hours_equal_a_list_of_minutes() -> None:
     """Brute force: the open minutes are listed one by one from the start on."""
     for start, end in (
         (0, 1),
@@ -246,7 +247,7 @@ def test_the_hours_of_every_minute() -> None:
             assert refused == (minute not in open_minutes), (text, minute)
 
 
-def test_hours_are_of_the_sites_clock() -> None:
+def test_permitted_hours_follow_the_time_zone_of_the_site() -> None:
     policy = Policy(hours="19:00-06:00", timezone="Europe/Berlin")
     REQUEST(policy, now=datetime(2026, 1, 5, 18, 0, tzinfo=UTC))  # 19:00
     far = timezone(timedelta(hours=9))
@@ -279,14 +280,14 @@ def test_hours_are_of_the_sites_clock() -> None:
         ("share_scores = 1", "true or false"),
     ],
 )
-def test_a_wrong_policy_is_an_error_of_its_file(text: str, words: str) -> None:
+def test_a_wrong_policy_is_an_error_that_names_its_file(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         policy_from(tomllib.loads(text), "[policy] of h1.toml")
     assert words in str(refusal.value)
     assert "h1.toml" in str(refusal.value)
 
 
-def test_names_from_outside_cannot_write_on_the_screen() -> None:
+def test_control_characters_in_foreign_names_are_escaped_and_names_shortened() -> None:
     with pytest.raises(PolicyRefusal) as refusal:
         JOB(Policy(methods=("fedner",)), method="x\x1b[2J" + "y" * 500)
     assert "\x1b" not in str(refusal.value)

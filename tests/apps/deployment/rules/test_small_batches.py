@@ -58,7 +58,7 @@ def distilled(bert: Path, data: SiteData, epochs: float) -> Any:
 @pytest.mark.parametrize("make", [averaged, distilled])
 @pytest.mark.parametrize("examples", [BATCH - 1, BATCH, BATCH + 1])
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_a_site_with_less_than_a_batch_sends_no_update(
+def test_a_site_with_fewer_examples_than_min_batch_sends_no_update(
     make: Any, examples: int, epochs: int, bert: Path, tmp_path: Path
 ) -> None:
     """Its only mini-batch is all that it has, whatever size the job names."""
@@ -72,7 +72,7 @@ def test_a_site_with_less_than_a_batch_sends_no_update(
 
 
 @pytest.mark.parametrize("make", [averaged, distilled])
-def test_the_rest_of_an_epoch_may_be_a_mini_batch(
+def test_an_incomplete_mini_batch_counts_for_min_batch(
     make: Any, bert: Path, tmp_path: Path
 ) -> None:
     """A half of an epoch of 8 + 1 examples is one mini-batch, the first or the last."""
