@@ -81,7 +81,7 @@ def run_once(
     with context as make_sink:
         sink_of_model: Sink = make_sink(types=TYPES)
         documents = make_notes() if notes is None else notes
-        write_batches(documents, predict, sink_of_model, NOTES)
+        write_batches(documents, lambda notes, _: predict(notes), sink_of_model, NOTES)
 
 
 def kill_at(folder: Path, sink: str, format: str, step: int) -> bool:

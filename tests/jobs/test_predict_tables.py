@@ -19,7 +19,7 @@ from every_kind import WORDS, make
 import fednotes as fn
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document
-from fednotes.jobs import mention_models
+from fednotes.jobs import mention_models, prediction_windows
 from fednotes.jobs.inputs import open_inputs
 from fednotes.jobs.predict import predict
 from fednotes.jobs.prediction_files import write_brat, write_documents
@@ -225,7 +225,7 @@ def test_a_file_is_read_in_batches(
 def test_long_notes_are_read_in_small_batches(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mention_models, "MAX_CHARACTERS", 100)
+    monkeypatch.setattr(prediction_windows, "MAX_CHARACTERS", 100)
     opened = fn.load(model)
     assert isinstance(opened, fn.MentionModel)
     notes_read = 0

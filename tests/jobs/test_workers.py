@@ -28,12 +28,13 @@ from fednotes.jobs.progress import ProgressListener
 from fednotes.jobs.results import RunResult
 from fednotes.jobs.seeds import simulate_seeds
 from fednotes.jobs.simulate import simulate
-from fednotes.jobs.workers import dealing, pool
+from fednotes.jobs.workers import dealing, pool, worker_process
 from fednotes.jobs.workers.commands import require_same_data
 from fednotes.jobs.workers.dealing import (
     Pace,
     check_workers,
     choose_devices,
+    choose_number,
     count_cores,
     count_free_cores,
     count_useful,
@@ -189,7 +190,7 @@ def test_workers_start_automatically_for_a_long_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pool, "count_free_cores", lambda: 4)
+    monkeypatch.setattr(dealing, "count_free_cores", lambda: 4)
     monkeypatch.setattr(pool, "LONG_SECONDS", 1e-9)
     listener = Names()
     result = simulate(load_job(str(job_file)), tmp_path / "run", listener=listener)
@@ -204,7 +205,7 @@ def test_workers_start_automatically_for_a_long_run(
 def test_a_short_run_starts_no_worker(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "count_free_cores", lambda: 4)
+    monkeypatch.setattr(dealing, "count_free_cores", lambda: 4)
 
     def start(*arguments: object) -> None:
         raise AssertionError("a worker starts")
@@ -232,11 +233,11 @@ def test_other_work_leaves_fewer_cores_free(monkeypatch: pytest.MonkeyPatch) -> 
     for load, free in ((0.2, 8), (2.6, 5), (80.0, 1)):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
         assert count_free_cores() == free
-    monkeypatch.setattr(pool, "count_free_cores", lambda: 8)
-    assert [pool._choose_number("cpu", threads) for threads in (1, 3, 9)] == [8, 2, 1]
-    assert pool._choose_number("cuda", 1) == 1
-    monkeypatch.setattr(pool, "count_gpus", lambda: 4)
-    assert pool._choose_number("cuda:*", 1) == 4
+    monkeypatch.setattr(dealing, "count_free_cores", lambda: 8)
+    assert [choose_number("cpu", threads) for threads in (1, 3, 9)] == [8, 2, 1]
+    assert choose_number("cuda", 1) == 1
+    monkeypatch.setattr(dealing, "count_gpus", lambda: 4)
+    assert choose_number("cuda:*", 1) == 4
 
 
 def test_the_number_of_workers_is_a_number_or_auto(
@@ -365,7 +366,7 @@ def test_no_worker_outlives_the_process_that_started_it(
 def test_a_worker_that_cannot_start_is_an_error(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "_PROGRAM", "fednotes.no_such_program")
+    monkeypatch.setattr(worker_process, "_PROGRAM", "fednotes.no_such_program")
     message = (
         "worker process [12], which computed for the data of all sites, ended with"
     )

@@ -388,6 +388,14 @@ def predict(
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
     device: Device = "cpu",
+    workers: Annotated[
+        str,
+        typer.Option(
+            metavar="N|auto",
+            help="Number of processes that predict at the same time; auto uses free "
+            "cores for 10,000 notes or more.",
+        ),
+    ] = "1",
     backbone: Backbone = None,
     dictionary: Dictionary = None,
 ) -> None:
@@ -404,6 +412,7 @@ def predict(
     with _fast_imports():
         from fednotes.jobs.predict import predict as run
         from fednotes.jobs.saved_models import LoadOptions, NoteSource, PredictionOutput
+        from fednotes.jobs.workers.dealing import parse_workers
 
     _require_clear_format(context, format)
     source = NoteSource(
@@ -424,10 +433,11 @@ def predict(
         database=out if is_database else "",
         table=out_table,
     )
+    options = LoadOptions(device, backbone, dictionary, workers=parse_workers(workers))
     # Predictions on the same terminal show by themselves how far it is.
     is_shown = bool(out) or not console.is_terminal
     with show_work("loading the model", is_shown=is_shown):
-        number = run(model, source, output, LoadOptions(device, backbone, dictionary))
+        number = run(model, source, output, options)
     if out:
         notes = format_count(number, "note")
         print(f"predictions of {notes} in {out}", file=sys.stderr)

@@ -10,7 +10,7 @@
     │   └── MovedError        a file that a saved model needs has moved
     ├── BusyError        another process works in the same folder
     ├── TrainingError    training cannot continue
-    │   ├── WorkerError       a worker process of a simulation has ended
+    │   ├── WorkerError       a worker process has ended before its time
     │   └── DivergedError     a parameter or a loss is no longer finite
     │       └── LossError     a site's loss is not finite
     ├── RefusedError     a site's policy or the protocol forbids a request
@@ -221,24 +221,22 @@ class LossError(DivergedError):
 
 
 class WorkerError(TrainingError, NamesParameters):
-    """A worker process of a simulation has ended before its work was done.
+    """A worker process has ended before its work was done.
 
     Attributes:
         number: The worker's number, from 1.
     """
 
-    def __init__(self, number: int, duty: str, end: str) -> None:
+    def __init__(self, number: int, duty: str, end: str, remedy: str) -> None:
         """Make the error.
 
         Args:
             number: The worker's number, from 1.
-            duty: The sites that it computed for, in words.
+            duty: What it did, in words, such as "computed for site 'a'".
             end: How it ended, in words, such as "was ended by SIGKILL".
+            remedy: What to do.
         """
-        super().__init__(
-            f"worker process {number}, which computed for {duty}, {end}: give `resume` "
-            "to continue the run, and fewer `workers` if memory is short"
-        )
+        super().__init__(f"worker process {number}, which {duty}, {end}: {remedy}")
         self.number = number
 
 

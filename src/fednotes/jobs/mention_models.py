@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import reprlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, overload
 
 import numpy as np
+import torch
 
 from fednotes.core.errors import ConfigError, DataError, ParameterError
 from fednotes.core.parsing import mapping
@@ -29,6 +30,7 @@ from fednotes.jobs.inputs import Inputs, name_of_notes, open_inputs
 from fednotes.jobs.prediction_batches import write_batches
 from fednotes.jobs.prediction_files import write_brat, write_conll, write_documents
 from fednotes.jobs.prediction_sinks import describe_prediction, open_sink
+from fednotes.jobs.prediction_windows import Window, WindowPredictor, cut_windows
 from fednotes.jobs.prediction_writers import BINARY, SUFFIXES
 from fednotes.jobs.saved_models import (
     Counted,
@@ -41,6 +43,12 @@ from fednotes.jobs.saved_models import (
     PredictionOutput,
 )
 from fednotes.jobs.texts import Text, document_of
+from fednotes.jobs.workers.dealing import choose_devices
+from fednotes.jobs.workers.predictions import (
+    choose_worker_devices,
+    require_possible_workers,
+    start_prediction_workers,
+)
 from fednotes.metrics.calibration import Calibration, judge_spans
 from fednotes.metrics.spans import SpanCounts
 from fednotes.taggers.model import Model
@@ -48,10 +56,12 @@ from fednotes.taggers.saving import load_model
 
 # Number of documents that `MentionModel.stream` reads together.
 BATCH = 32
-# Numbers of documents and of characters that are read together from a file, enough to
-# fill the model's batches with sentences of similar length.
+# Number of documents that are read together from a file, enough to fill the model's
+# batches with sentences of similar length.
 FILE_BATCH = 256
-MAX_CHARACTERS = 1 << 19
+# Remedies for a worker that has ended before its time.
+_FEWER_WORKERS = "give fewer `workers` if memory is short"
+_RESUME = f"give `resume` to continue, and {_FEWER_WORKERS.removeprefix('give ')}"
 
 _LIMIT = (
     "A mention says that words name something, not that the patient has it. Negation "
@@ -67,6 +77,8 @@ class MentionModel:
         calibration: Calibration of its confidences (`fednotes calibrate`); None for the
             model's own confidences.
         folder: Folder of the saved model; None if it was not loaded from one.
+        options: How it was loaded; `stream` and `predict_file` start this number of
+            workers, which load the folder's model.
     """
 
     reads: ClassVar[ModelInput] = "documents"
@@ -76,10 +88,12 @@ class MentionModel:
         model: Model,
         calibration: Calibration | None = None,
         folder: Path | None = None,
+        options: LoadOptions | None = None,
     ) -> None:
         self.model = model
         self.calibration = calibration
         self.folder = folder
+        self.options = options or LoadOptions()
 
     def __repr__(self) -> str:
         return f"<MentionModel {self.model.config.kind}: {reprlib.repr([*self.types])}>"
@@ -92,9 +106,11 @@ class MentionModel:
                 f"`dictionary` applies only to phenotyping models, and {folder} is not "
                 "one; leave it out"
             )
-        model = load_model(folder, options.device, options.backbone)
+        require_possible_workers(options)
+        (device,) = choose_devices(options.device, 1)
+        model = load_model(folder, device, options.backbone)
         calibration = Calibration.of(folder) if options.calibrated else None
-        return cls(model, calibration, folder)
+        return cls(model, calibration, folder, options)
 
     @classmethod
     def describe(cls, facts: Mapping[str, Any]) -> ModelDescription:
@@ -149,14 +165,16 @@ class MentionModel:
             _require_threshold(threshold)
             (predicted,) = self._find([document_of(text, 1)], threshold)
             return predicted
-        return list(self.stream(text, threshold=threshold))
+        documents = _list_documents(text, BATCH, threshold)
+        return list(self.predict_windows(cut_windows(documents, BATCH), threshold))
 
     def stream(
         self, texts: Iterable[Text], batch: int = BATCH, threshold: float = 0.0
     ) -> Iterator[Document]:
         """Yield each text with the spans that the model finds, in order.
 
-        The texts are read as needed, and never all held in memory.
+        The texts are read as needed, and never all held in memory. If the model was
+        loaded with `workers`, they start with the first document and end with the last.
 
         Args:
             texts: Texts or documents.
@@ -167,19 +185,11 @@ class MentionModel:
         Raises:
             DataError: An item is not a text.
             ConfigError: The batch is below 1, or the threshold not between 0 and 1.
+            WorkerError: A worker has ended before its time.
         """
-        if not isinstance(batch, int) or batch < 1:
-            raise ConfigError(f"batch = {batch}: expected an integer of at least 1")
-        if isinstance(texts, str | Document):
-            raise ConfigError(
-                "a stream takes several texts: give a list, or call the model for one "
-                "text"
-            )
-        if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
-            raise DataError(f"expected texts or Documents, not {type(texts).__name__}")
-        _require_threshold(threshold)
-        documents = (document_of(text, number) for number, text in enumerate(texts, 1))
-        return self._find_in_stream(documents, batch, threshold)
+        documents = _list_documents(texts, batch, threshold)
+        total = len(texts) if isinstance(texts, Sized) else None
+        return self._find_in_stream(documents, batch, threshold, total)
 
     def predict_file(
         self,
@@ -194,7 +204,8 @@ class MentionModel:
         """Find the mentions in a table or database of notes, a corpus or texts.
 
         Notes are read as needed, one batch at a time. Unless `on_error` is "skip", the
-        file is first read once, so that a damaged file is refused.
+        file is first read once, so that a damaged file is refused. Workers start as in
+        `stream`.
 
         Args:
             path: The file, folder or database.
@@ -222,7 +233,7 @@ class MentionModel:
         )
         _require_threshold(threshold)
         inputs = _open_inputs(source)
-        return self._find_in_stream(inputs, FILE_BATCH, threshold)
+        return self._find_in_stream(inputs, FILE_BATCH, threshold, inputs.count())
 
     @classmethod
     def write_predictions(
@@ -237,96 +248,153 @@ class MentionModel:
         _require_possible_output(output)
         inputs = _open_inputs(source)
         if output.is_in_batches:
-            settings = describe_prediction(folder, source, output)
-            with open_sink(output, settings) as make_sink:
-                model = cls.load(folder, options)
-                predict = partial(
-                    model._find_in_windows,
-                    batch=FILE_BATCH,
-                    threshold=output.threshold,
-                )
-                sink = make_sink(types=model.types)
-                write_batches(inputs, predict, sink, inputs.count())
-                number = sink.progress.notes
+            number = cls._write_in_batches(folder, inputs, source, output, options)
         else:
-            model = cls.load(folder, options)
-            number = model._write_file(inputs, output)
+            number = cls._write_file(folder, inputs, output, options)
 
         skipped = str(inputs.problems)
         if skipped:
             print(f"note: left out of {inputs.where}: {skipped}", file=sys.stderr)
         return number
 
-    def _write_file(self, inputs: Inputs, output: PredictionOutput) -> int:
+    @classmethod
+    def _write_in_batches(
+        cls,
+        folder: Path,
+        inputs: Inputs,
+        source: NoteSource,
+        output: PredictionOutput,
+        options: LoadOptions,
+    ) -> int:
+        """Write the mentions in notes into a folder of shards or a database.
+
+        Returns:
+            The number of notes that are done.
+        """
+        total = inputs.count()
+        settings = describe_prediction(folder, source, output)
+        with (
+            open_sink(output, settings) as make_sink,
+            cls._open_predictor(folder, options, total, _RESUME) as predictor,
+        ):
+
+            def predict(notes: Iterable[Document], batch: int) -> Iterator[Document]:
+                windows = cut_windows(notes, FILE_BATCH, batch)
+                return predictor.predict_windows(windows, output.threshold)
+
+            sink = make_sink(types=predictor.types)
+            write_batches(inputs, predict, sink, total)
+            return sink.progress.notes
+
+    @classmethod
+    def _write_file(
+        cls,
+        folder: Path,
+        inputs: Inputs,
+        output: PredictionOutput,
+        options: LoadOptions,
+    ) -> int:
         """Write the mentions in notes into a file, a folder of brat or stdout.
 
         Returns:
             The number of notes.
         """
-        documents = Counted(
-            self._find_in_stream(inputs, FILE_BATCH, output.threshold, inputs.count())
-        )
-        if output.to == "brat" and output.path is not None:
-            write_brat(documents, output.path)
-        elif output.to == "conll" and inputs.is_held:
-            write_conll(tuple(documents), output.path)
-        else:
-            write_documents(documents, output.path, output.to, self.types)
-        return documents.number
+        total = inputs.count()
+        with (
+            cls._open_predictor(folder, options, total, _FEWER_WORKERS) as predictor,
+            working("predicting notes", total) as count,
+        ):
+            windows = cut_windows(inputs, FILE_BATCH)
+            predicted = predictor.predict_windows(windows, output.threshold)
+            documents = Counted(count.each(predicted))
+            if output.to == "brat" and output.path is not None:
+                write_brat(documents, output.path)
+            elif output.to == "conll" and inputs.is_held:
+                write_conll(tuple(documents), output.path)
+            else:
+                write_documents(documents, output.path, output.to, predictor.types)
+            return documents.number
+
+    @classmethod
+    @contextmanager
+    def _open_predictor(
+        cls, folder: Path, options: LoadOptions, notes: int | None, remedy: str
+    ) -> Iterator[WindowPredictor]:
+        """Load a model here, or in workers that end with the context.
+
+        Args:
+            folder: Folder of the model.
+            options: How it is loaded.
+            notes: The number of notes; None if it is unknown.
+            remedy: What to do if a worker ends before its time.
+        """
+        devices = choose_worker_devices(folder, options, notes)
+        if len(devices) == 1:
+            yield cls.load(folder, replace(options, device=devices[0]))
+            return
+        with start_prediction_workers(folder, options, devices, remedy) as workers:
+            yield workers
+
+    @contextmanager
+    def _choose_predictor(self, notes: int | None) -> Iterator[WindowPredictor]:
+        """Yield this model, or workers that end with the context.
+
+        Args:
+            notes: The number of notes; None if it is unknown.
+        """
+        devices: list[str] = []
+        if self.folder is not None and self.options.workers != 1:
+            devices = choose_worker_devices(self.folder, self.options, notes)
+        if self.folder is None or len(devices) <= 1:
+            yield self
+            return
+        with start_prediction_workers(
+            self.folder, self.options, devices, _FEWER_WORKERS
+        ) as workers:
+            yield workers
 
     def _find_in_stream(
         self,
         documents: Iterable[Document],
         batch: int,
         threshold: float,
-        total: int | None = None,
+        total: int | None,
     ) -> Iterator[Document]:
         """Yield documents with predicted spans, and show how many are done.
 
         Args:
             documents: The documents.
-            batch: As in `_find_in_windows`.
+            batch: Largest number of documents that are read together.
             threshold: Spans of a lower confidence are left out.
             total: The number of documents; None if it is unknown.
         """
-        with working("predicting notes", total) as count:
-            yield from count.each(self._find_in_windows(documents, batch, threshold))
+        with (
+            self._choose_predictor(total) as predictor,
+            working("predicting notes", total) as count,
+        ):
+            windows = cut_windows(documents, batch)
+            yield from count.each(predictor.predict_windows(windows, threshold))
 
-    def _find_in_windows(
-        self, documents: Iterable[Document], batch: int, threshold: float
+    def predict_windows(
+        self, windows: Iterable[Window], threshold: float
     ) -> Iterator[Document]:
-        """Yield documents with predicted spans; hold only a few in memory at a time.
+        """Yield the documents of windows with predicted spans; see `WindowPredictor`.
 
-        Args:
-            documents: The documents.
-            batch: Largest number of documents that are read together; fewer if they are
-                long.
-            threshold: Spans of a lower confidence are left out.
+        One window is in memory at a time.
         """
-        window: list[Document] = []
-        characters = 0
-        for document in documents:
-            window.append(document)
-            characters += len(document.text)
-            if len(window) >= batch or characters >= MAX_CHARACTERS:
-                yield from self._find(window, threshold)
-                window = []
-                characters = 0
-        if window:
+        for window in windows:
             yield from self._find(window, threshold)
 
-    def _find(
-        self, documents: Sequence[Document], threshold: float
-    ) -> Iterator[Document]:
-        """Yield documents with the predicted spans that reach a confidence."""
-        predicted = self.model.predict(documents, confidence=True)
+    def _find(self, documents: Window, threshold: float) -> tuple[Document, ...]:
+        """Return documents with the predicted spans that reach a confidence."""
+        with _computing_threads(self.model):
+            predicted = self.model.predict(documents, confidence=True)
         if self.calibration is not None:
-            predicted = self.calibration.on(predicted)
-        for document in predicted:
-            spans = tuple(
-                span for span in document.spans if (span.confidence or 0.0) >= threshold
-            )
-            yield replace(document, spans=spans)
+            predicted = tuple(self.calibration.on(predicted))
+        return tuple(
+            replace(document, spans=_list_sure(document.spans, threshold))
+            for document in predicted
+        )
 
     def explain(self, document: Text, span: Span | tuple[int, int]) -> dict[str, float]:
         """Return the probability of each label for a stretch of words.
@@ -398,6 +466,50 @@ class MentionModel:
         if self.calibration is not None:
             confidences = self.calibration.values(confidences)
         return JudgedConfidences(confidences, is_right, owners)
+
+
+def _list_sure(spans: Iterable[Span], threshold: float) -> tuple[Span, ...]:
+    """Return the spans that reach a confidence."""
+    return tuple(span for span in spans if (span.confidence or 0.0) >= threshold)
+
+
+@contextmanager
+def _computing_threads(model: Model) -> Iterator[None]:
+    """Let torch compute with one thread within the context, if the model prefers it.
+
+    The last bits of a confidence depend on the number of threads, so it follows from
+    the model alone.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or not model.config.prefers_one_thread:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _list_documents(
+    texts: Iterable[Text], batch: int, threshold: float
+) -> Iterator[Document]:
+    """Return texts as documents, which are read as needed.
+
+    Raises:
+        DataError: There is no iterable of texts.
+        ConfigError: As `MentionModel.stream`.
+    """
+    if not isinstance(batch, int) or batch < 1:
+        raise ConfigError(f"batch = {batch}: expected an integer of at least 1")
+    if isinstance(texts, str | Document):
+        raise ConfigError(
+            "a stream takes several texts: give a list, or call the model for one text"
+        )
+    if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+        raise DataError(f"expected texts or Documents, not {type(texts).__name__}")
+    _require_threshold(threshold)
+    return (document_of(text, number) for number, text in enumerate(texts, 1))
 
 
 def _require_threshold(threshold: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, ModelError
@@ -112,6 +112,7 @@ def load(
     *,
     calibrated: bool = True,
     dictionary: str | None = None,
+    workers: int | Literal["auto"] = 1,
 ) -> SavedModel:
     """Load a saved model.
 
@@ -122,6 +123,10 @@ def load(
         calibrated: Whether to use a calibration in the folder.
         dictionary: New location of the dictionary or encoder that a phenotyping model
             reads notes with, if it has moved.
+        workers: Number of processes that predict at the same time in `stream` and
+            `predict_file`; models of patients have none. With "auto", the free cores,
+            or with the device "cuda:*" all GPUs, predict 10,000 texts or more. The
+            predictions are bit-identical with any number of workers.
 
     Returns:
         A `MentionModel`, or a `PatientModel`.
@@ -134,7 +139,7 @@ def load(
     """
     folder = folder_of(path)
     require_model(folder)
-    options = LoadOptions(device, backbone, dictionary, calibrated)
+    options = LoadOptions(device, backbone, dictionary, calibrated, workers)
     return find_model_class(folder).load(folder, options)
 
 

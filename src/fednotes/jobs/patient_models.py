@@ -297,6 +297,7 @@ class PatientModel(ABC):
                 "`shard` and databases take mentions, but this model predicts "
                 "phenotypes, which need all notes of a patient: name a file in `out`"
             )
+        require_one_process(options)
         notes = Counted(cls.read_notes(source))
         text = cls.load(folder, options).format_findings(notes, output.to)
         if output.path is None:
@@ -357,6 +358,15 @@ class PatientModel(ABC):
                 "Reads the notes of a patient and returns the probability of each of "
                 f"{len(labels)} labels"
             ),
+        )
+
+
+def require_one_process(options: LoadOptions) -> None:
+    """Raise ParameterError if a model of patients is loaded for several workers."""
+    if options.workers not in (1, "auto"):
+        raise ParameterError(
+            "`workers` applies only to models that find mentions: notes of a patient "
+            "may be anywhere in the input, so one process reads them all; leave it out"
         )
 
 

@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 _VERSION = 1
 
-Predict = Callable[[Iterable[Document]], Iterator[Document]]
+# Predicts notes one after another, each batch of this number apart from the others.
+Predict = Callable[[Iterable[Document], int], Iterator[Document]]
 
 
 def _require_date(text: str) -> str:
@@ -189,7 +190,8 @@ def write_batches(
 
     Args:
         notes: All notes of the input, in the order in which they were begun.
-        predict: Returns notes with their predicted mentions.
+        predict: Yields notes with their predicted mentions, in order. It may read notes
+            of later batches before they are needed.
         sink: Where they are stored.
         total: The number of notes; None if it is unknown.
 
@@ -200,16 +202,17 @@ def write_batches(
     remaining = _skip_done(iter(notes), sink.progress)
     num_remaining = None if total is None else max(0, total - sink.progress.notes)
     with working("predicting notes", num_remaining) as count:
+        predicted = count.each(predict(remaining, sink.size))
         while True:
-            batch = _Batch(remaining, sink)
+            batch = _Batch(predicted, sink)
             if batch.is_empty:
                 break
-            sink.write(count.each(predict(batch)), batch.record)
+            sink.write(batch, batch.record)
     sink.complete()
 
 
 class _Batch(Iterator[Document]):
-    """The next notes of an input, which are recorded as they are read."""
+    """The next predicted notes, which are recorded as they are read."""
 
     def __init__(self, notes: Iterator[Document], sink: Sink) -> None:
         first = list(islice(notes, 1))

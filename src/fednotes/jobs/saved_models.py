@@ -38,12 +38,15 @@ class LoadOptions:
         dictionary: New location of the dictionary or encoder that a model of patients
             reads notes with, if it has moved.
         calibrated: Whether to use a calibration in the model's folder.
+        workers: Number of processes that predict at the same time, if the class of
+            models has them; "auto" uses the free cores, or GPUs, for many notes.
     """
 
     device: str = "cpu"
     backbone: str | None = None
     dictionary: str | None = None
     calibrated: bool = True
+    workers: int | Literal["auto"] = 1
 
 
 @dataclass(frozen=True)

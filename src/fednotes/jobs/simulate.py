@@ -67,11 +67,11 @@ from fednotes.jobs.workers.dealing import Pace, count_useful
 from fednotes.jobs.workers.pool import (
     SitesOfWorkers,
     TrainedPart,
-    WorkerProcess,
     Workers,
     start_workers,
 )
 from fednotes.jobs.workers.turns import Turns
+from fednotes.jobs.workers.worker_process import WorkerProcess
 from fednotes.metrics.paired_tests import Bootstrap, paired_sites
 from fednotes.metrics.summaries import mean_scores, summed_scores
 

@@ -74,6 +74,11 @@ class ModelConfig:
         return False
 
     @property
+    def prefers_one_thread(self) -> bool:
+        """Whether prediction is slower with several threads, as in small layers."""
+        return False
+
+    @property
     def trains_word_embeddings(self) -> bool:
         """Whether updates contain a row for each sub-word of the vocabulary."""
         return False

@@ -240,6 +240,23 @@ def _is_saved_by_us(directory: Path) -> bool:
     return isinstance(facts, dict) and "fednotes" in facts
 
 
+def read_config(directory: str | Path) -> ModelConfig | None:
+    """Return the specification of a saved model; None for a Hugging Face directory.
+
+    Raises:
+        ModelError: The folder contains no model, or its description is damaged.
+    """
+    path = Path(directory)
+    if _is_hugging_face(path):
+        return None
+    return _read_specification(*_read_description(path))[0]
+
+
+def _is_hugging_face(path: Path) -> bool:
+    """Return whether a folder is a Hugging Face directory."""
+    return (path / "config.json").is_file() and not _is_described(path)
+
+
 def load_model(
     directory: str | Path,
     device: str | torch.device = "cpu",
@@ -266,7 +283,7 @@ def load_model(
     """
     path = Path(directory)
     device_of(device)
-    if (path / "config.json").is_file() and not _is_described(path):
+    if _is_hugging_face(path):
         from fednotes.taggers.token_classifier import open_token_classifier
 
         classifier = open_token_classifier(path, device)

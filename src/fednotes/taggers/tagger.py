@@ -136,6 +136,11 @@ class TaggerConfig(ModelConfig):
         return bool(self.contextual)
 
     @property
+    def prefers_one_thread(self) -> bool:
+        """Whether prediction is slower with several threads: without an encoder."""
+        return not self.has_frozen_encoder
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """The layers of a tagger of this specification, bottom to top."""
         has_layer = {

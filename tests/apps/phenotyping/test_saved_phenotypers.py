@@ -12,7 +12,12 @@ from fednotes.core.errors import ConfigError, ParameterError
 from fednotes.core.types import Document
 from fednotes.jobs.models import load, load_mention_model
 from fednotes.jobs.predict import predict
-from fednotes.jobs.saved_models import EvaluationOptions, NoteSource, PredictionOutput
+from fednotes.jobs.saved_models import (
+    EvaluationOptions,
+    LoadOptions,
+    NoteSource,
+    PredictionOutput,
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,5 +60,17 @@ def test_a_model_of_patients_refuses_what_only_mentions_have(folder: Path) -> No
         predict(folder, NoteSource(text=NOTE), PredictionOutput(threshold=0.5))
     with pytest.raises(ParameterError, match="written as jsonl or csv"):
         predict(folder, NoteSource(text=NOTE), PredictionOutput(to="brat"))
+    message = "`workers` applies only to models that find mentions: notes of a patient"
+    with pytest.raises(ParameterError, match=message):
+        load(folder, workers=2)
+    with pytest.raises(ParameterError, match=message):
+        predict(folder, NoteSource(text=NOTE), options=LoadOptions(workers=2))
     with pytest.raises(ConfigError, match="give one that finds mentions"):
         load_mention_model(folder)
+
+
+def test_automatic_workers_of_a_model_of_patients_are_one_process(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predict(folder, NoteSource(text=NOTE), options=LoadOptions(workers="auto"))
+    assert "asthma" in capsys.readouterr().out

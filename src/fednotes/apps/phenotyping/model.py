@@ -17,7 +17,12 @@ from fednotes.apps.phenotyping.review import describe_probabilities, review_pati
 from fednotes.data.encodings import AUTO
 from fednotes.data.notes import NotePlace
 from fednotes.jobs.evaluation import Evaluation
-from fednotes.jobs.patient_models import PatientFinding, PatientModel, PatientNote
+from fednotes.jobs.patient_models import (
+    PatientFinding,
+    PatientModel,
+    PatientNote,
+    require_one_process,
+)
 from fednotes.jobs.patient_reviews import ReviewedPatients
 from fednotes.jobs.saved_models import LoadOptions, NoteSource
 
@@ -37,6 +42,7 @@ class PhenotypeModel(PatientModel):
     @classmethod
     def load(cls, folder: Path, options: LoadOptions) -> Self:
         """Load the model in a folder."""
+        require_one_process(options)
         model = load_phenotyper(folder, options.device)
         place = options.dictionary or options.backbone
         return cls(PatientReader.of(folder, model, place), folder)

@@ -1,4 +1,4 @@
-"""What a worker process answers.
+"""What a worker process of a simulation answers.
 
 A worker reads the data of the whole job, because splits, tag sets and silos depend on
 all sites. It makes only the sites that it holds, and then answers for them.
@@ -13,32 +13,31 @@ from typing import Any
 
 import torch
 
-from fednotes.core.messages import Request, decode
-from fednotes.core.pipes import PipeClosedError
-from fednotes.engines.carried import make_failure, make_reply, read_values
+from fednotes.core.messages import Request
+from fednotes.engines.carried import make_reply, read_values
 from fednotes.engines.remote_programs import SiteHolder
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.job import Job, Sites
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.part_training import PartRun, SitesHere, train_part
 from fednotes.jobs.parts import Part, prepare
+from fednotes.jobs.workers.answering import Receive, Send, answer_requests
 from fednotes.jobs.workers.commands import (
-    BEGIN,
-    END,
-    FEATURES,
     HOLD,
     OPEN,
     REPORT,
-    RESULT,
-    ROUND,
     TRAIN,
     describe_data,
     encode_round,
+)
+from fednotes.jobs.workers.events import (
+    BEGIN,
+    END,
+    FEATURES,
+    RESULT,
+    ROUND,
     make_event,
 )
-
-Send = Callable[[bytes], None]
-Receive = Callable[[], bytearray]
 
 
 @dataclass(frozen=True)
@@ -85,20 +84,7 @@ class Worker:
 
     def serve(self) -> None:
         """Answer requests until nobody reads the replies."""
-        while True:
-            request = self._next_request()
-            try:
-                for reply in self._answer(request):
-                    self._send(reply)
-            except PipeClosedError:
-                return
-            except Exception as error:
-                self._send(make_failure(request, "", error))
-
-    def _next_request(self) -> Request:
-        request = decode(self._receive(), checked=True)
-        assert isinstance(request, Request)
-        return request
+        answer_requests(self._send, self._receive, self._answer)
 
     def _answer(self, request: Request) -> Iterator[bytes]:
         command = self._commands.get(request.task)

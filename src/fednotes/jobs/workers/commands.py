@@ -1,6 +1,6 @@
-"""What workers are asked, beside the tasks of methods, and the events that they report.
+"""What the workers of a simulation are asked, beside the tasks of methods.
 
-A reply to a command is an event or the result. Events come before the result.
+A reply to a command is an event or the result (`events.py`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,6 @@ OPEN = "@open"  # read a job's data
 REPORT = "@report"  # score the trained models of the sites that it holds
 TRAIN = "@train"  # train a part completely
 CONTINUE = "@continue"  # the event was logged: continue
-
-# Names of events.
-BEGIN = "begin"
-END = "end"
-FEATURES = "features"
-RESULT = "result"
-ROUND = "round"
-
-
-def make_event(name: str, *values: Any) -> dict[str, Any]:
-    """Return an event, or a result, as JSON values."""
-    return {"event": name, "values": values}
 
 
 def encode_round(result: RoundResult) -> dict[str, Any]:

@@ -107,6 +107,23 @@ def count_free_cores() -> int:
     return max(1, count_cores() - round(load))
 
 
+def choose_number(device: str, threads: int) -> int:
+    """Return the number of workers that this machine has room for.
+
+    Args:
+        device: The PyTorch device that the user chose; "cuda:*" means all GPUs.
+        threads: Number of threads of each worker.
+
+    Raises:
+        ConfigError: This machine has no GPU, and "cuda:*" was chosen.
+    """
+    if device == EVERY_GPU:
+        return count_gpus()
+    if device != "cpu":
+        return 1  # one process uses one GPU well
+    return max(1, count_free_cores() // threads)
+
+
 def parse_workers(text: str) -> int | Literal["auto"]:
     """Return the number of workers in a text, or "auto".
 
@@ -118,6 +135,12 @@ def parse_workers(text: str) -> int | Literal["auto"]:
     if not text.isdecimal():
         raise _not_a_number(text)
     return int(text)
+
+
+def require_number(workers: object) -> None:
+    """Raise ParameterError unless a number of workers is an integer of at least 1."""
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise _not_a_number(workers)
 
 
 def _not_a_number(workers: object) -> ParameterError:
@@ -137,8 +160,7 @@ def check_workers(workers: int, threads: int, cores: int) -> int:
     Raises:
         ParameterError: The number is below 1, or needs more cores than there are.
     """
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise _not_a_number(workers)
+    require_number(workers)
     if workers > 1 and workers * threads > cores:
         each = "1 thread" if threads == 1 else f"{threads} threads"
         largest = max(1, cores // threads)

@@ -1,45 +1,25 @@
-"""Worker processes, seen by the process that starts them.
+"""The worker processes of a simulation, seen by the process that starts them.
 
-A worker is a fresh interpreter, started like any program: not a fork, because torch's
-threads and locks do not survive one, and not by `multiprocessing`, because that imports
-the user's script again and pickles what it passes on. A worker receives the tables of
-the job, and reads the sites' data itself.
+A worker receives the tables of the job, and reads the sites' data itself.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, Literal, NamedTuple
+from contextlib import contextmanager
+from typing import Any, Literal
 
-from fednotes.core.errors import WorkerError
-from fednotes.core.messages import Reply, decode
-from fednotes.core.pipes import FramePipe, PipeClosedError
-from fednotes.engines.carried import (
-    NumberedFrame,
-    make_request,
-    raise_failure,
-    read_values,
-)
+from fednotes.engines.carried import make_request
 from fednotes.engines.remote_programs import RemotePrograms
 from fednotes.engines.site_programs import SitePrograms
 from fednotes.jobs.job import Job, Progress
 from fednotes.jobs.part_training import PartEvents, PartRun, SiteReport
 from fednotes.jobs.results import Outcome
 from fednotes.jobs.workers.commands import (
-    BEGIN,
     CONTINUE,
-    END,
-    FEATURES,
     HOLD,
     OPEN,
     REPORT,
-    RESULT,
-    ROUND,
     TRAIN,
     decode_round,
     describe_data,
@@ -50,167 +30,17 @@ from fednotes.jobs.workers.dealing import (
     EVERY_GPU,
     check_workers,
     choose_devices,
+    choose_number,
     count_cores,
-    count_free_cores,
-    count_gpus,
     deal_sites,
 )
+from fednotes.jobs.workers.events import BEGIN, END, FEATURES, RESULT, ROUND
+from fednotes.jobs.workers.worker_process import SITES, WorkerProcess, end_workers
 
-# Seconds in which a worker must end after its stdin was closed.
-END_SECONDS = 5.0
 # Expected seconds of work from which workers start by themselves. Their start takes a
 # few seconds of each core.
 LONG_SECONDS = 30.0
-PIPE_BYTES = 2**20  # capacity of a pipe; the system's default needs more exchanges
-_PROGRAM = "fednotes.jobs.workers.process"
-
-
-class _Event(NamedTuple):
-    """What a worker reports about a command.
-
-    Attributes:
-        name: One of the events in `jobs/workers/commands.py`.
-        values: Its JSON values.
-    """
-
-    name: str
-    values: list[Any]
-
-
-class WorkerProcess:
-    """One worker process, a `Link` of `engines/remote_programs.py`.
-
-    Args:
-        number: The worker's number, from 1.
-        device: PyTorch device that it trains on.
-
-    Attributes:
-        duty: What it is doing, for messages, such as "site 'a'".
-    """
-
-    def __init__(self, number: int, device: str) -> None:
-        self.number = number
-        self.device = device
-        self.duty = "no site yet"
-        # The folders from which this process imports; `-P` adds no other.
-        folders = [os.path.abspath(folder) for folder in sys.path]
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pipesize=PIPE_BYTES,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
-            # Ctrl-C in a terminal reaches only this process, which ends the workers.
-            start_new_session=True,
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._pipe = FramePipe(
-            self._process.stdout.fileno(), self._process.stdin.fileno()
-        )
-
-    @property
-    def pid(self) -> int:
-        """The process's number in the system."""
-        return self._process.pid
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when a reply comes."""
-        return self._pipe.fileno()
-
-    def send(self, frame: bytes) -> None:
-        """Send an encoded request.
-
-        Raises:
-            WorkerError: The process has ended.
-        """
-        try:
-            self._pipe.send(frame)
-        except PipeClosedError:
-            raise self._describe_end() from None
-
-    def receive(self) -> Reply:
-        """Wait for the next reply and return it.
-
-        Raises:
-            WorkerError: The process has ended.
-        """
-        try:
-            frame = self._pipe.receive()
-        except PipeClosedError:
-            raise self._describe_end() from None
-        reply = decode(frame, checked=True)
-        assert isinstance(reply, Reply)
-        return reply
-
-    def ask(self, request: NumberedFrame, progress: Progress | None = None) -> Any:
-        """Send a command, wait for its result, and return that.
-
-        Args:
-            request: The command.
-            progress: Receives the progress of computing features.
-
-        Raises:
-            Exception: The worker raised it.
-            WorkerError: The process has ended.
-        """
-        self.send(request.frame)
-        return self.wait_for_result(progress)
-
-    def wait_for_result(self, progress: Progress | None = None) -> Any:
-        """Wait for the result of a command that was sent; see `ask`."""
-        while True:
-            event = self.receive_event()
-            if event.name == RESULT:
-                return event.values[0]
-            if event.name == FEATURES and progress is not None:
-                progress(*event.values)
-
-    def receive_event(self) -> _Event:
-        """Wait for the next event of a command that was sent, and return it.
-
-        Raises:
-            Exception: The worker raised it.
-            WorkerError: The process has ended.
-        """
-        reply = self.receive()
-        raise_failure(reply)
-        message = read_values(reply)
-        return _Event(message["event"], message["values"])
-
-    def close(self) -> None:
-        """Close the pipes; the process ends then."""
-        for file in (self._process.stdin, self._process.stdout):
-            if file is not None:
-                with suppress(OSError):
-                    file.close()
-
-    def wait(self) -> None:
-        """Wait until the process has ended; kill it if it does not end soon."""
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _describe_end(self) -> WorkerError:
-        """Return the error for a process that has ended before its time."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_SECONDS)
-        return WorkerError(self.number, self.duty, _describe_code(self._process))
-
-
-def _describe_code(process: subprocess.Popen[bytes]) -> str:
-    """Return how a process ended, to follow "the worker process"."""
-    code = process.returncode
-    if code is None:
-        return "closed its pipe"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    name = signal.Signals(-code).name
-    if -code == signal.SIGKILL:
-        return f"was ended by {name} (the system does this when memory runs out)"
-    return f"was ended by {name}"
+_REMEDY = "give `resume` to continue the run, and fewer `workers` if memory is short"
 
 
 class Workers:
@@ -266,9 +96,10 @@ class Workers:
             return
         while self._to_start:
             device = self._to_start.pop(0)
-            self.all.append(WorkerProcess(len(self.all) + 1, device))
+            number = len(self.all) + 1
+            self.all.append(WorkerProcess(SITES, number, device, remedy=_REMEDY))
         for worker in self.all:
-            worker.duty = "the data of all sites"
+            worker.duty = "computed for the data of all sites"
             values = {
                 "table": job.table,
                 "name": job.name,
@@ -304,19 +135,12 @@ class Workers:
         remaining = 0 if useful == 1 else useful
         surplus = self.all[remaining:]
         del self.all[remaining:]
-        _end(surplus)
+        end_workers(surplus)
 
     def close(self) -> None:
         """End all workers."""
-        _end(self.all)
+        end_workers(self.all)
         self.all.clear()
-
-
-def _end(workers: Sequence[WorkerProcess]) -> None:
-    for worker in workers:
-        worker.close()
-    for worker in workers:
-        worker.wait()
 
 
 @contextmanager
@@ -338,7 +162,7 @@ def start_workers(
     """
     is_auto = number == AUTO
     if number == AUTO:
-        number = _choose_number(device, threads)
+        number = choose_number(device, threads)
     else:
         check_workers(number, threads, count_cores())
     wait = is_auto and device != EVERY_GPU
@@ -347,15 +171,6 @@ def start_workers(
         yield workers
     finally:
         workers.close()
-
-
-def _choose_number(device: str, threads: int) -> int:
-    """Return the number of workers that this machine has room for."""
-    if device == EVERY_GPU:
-        return count_gpus()
-    if device != "cpu":
-        return 1  # one process uses one GPU well
-    return max(1, count_free_cores() // threads)
 
 
 # ---- parts whose sites are in several workers ----------------------------------------
@@ -382,7 +197,7 @@ class SitesOfWorkers:
         self._holders = workers.all[: len(hands)]
         owners: dict[str, WorkerProcess] = {}
         for worker, sites in zip(self._holders, hands, strict=True):
-            worker.duty = _name_sites(sites)
+            worker.duty = _describe_duty(sites)
             owners |= dict.fromkeys(sites, worker)
             worker.send(make_request(HOLD, {**_part_values(run), "sites": sites}).frame)
         examples: dict[str, int] = {}
@@ -407,9 +222,11 @@ class SitesOfWorkers:
         return [reports[site] for site in self._names]
 
 
-def _name_sites(sites: Sequence[str]) -> str:
+def _describe_duty(sites: Sequence[str]) -> str:
+    """Return what a worker does that holds some sites."""
     names = ", ".join(map(repr, sites))
-    return f"site {names}" if len(sites) == 1 else f"sites {names}"
+    noun = "site" if len(sites) == 1 else "sites"
+    return f"computed for {noun} {names}"
 
 
 def _part_values(run: PartRun) -> dict[str, Any]:
@@ -465,7 +282,7 @@ class TrainedPart:
         self._worker = worker
         self._events = events
         self._progress = progress
-        worker.duty = _name_sites([site.id for site in run.part.sites])
+        worker.duty = _describe_duty([site.id for site in run.part.sites])
         worker.send(make_request(TRAIN, _part_values(run)).frame)
 
     def handle_reply(self) -> Outcome | None:

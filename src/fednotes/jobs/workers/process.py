@@ -1,6 +1,8 @@
 """The program of a worker process.
 
-    python -m fednotes.jobs.workers.process
+    python -m fednotes.jobs.workers.process sites|predictions
+
+It computes for the sites of a simulation, or predicts notes with a saved model.
 
 The process that starts it writes requests to its stdin and reads replies from its
 stdout. A worker ends when its stdin closes, whatever it is doing. So no worker stays
@@ -10,14 +12,19 @@ behind, however the process that started it ends.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from queue import SimpleQueue
 
 from fednotes.core.pipes import FramePipe, PipeClosedError
 
 
-def main() -> None:
-    """Answer requests until stdin closes."""
+def main(work: str) -> None:
+    """Answer requests until stdin closes.
+
+    Args:
+        work: What to answer, "sites" or "predictions".
+    """
     pipe = FramePipe(os.dup(0), os.dup(1))
     # What a library prints must not come between the frames.
     with open(os.devnull) as nothing:
@@ -29,9 +36,16 @@ def main() -> None:
     reader.start()
 
     # Imported while stdin is watched, because it takes seconds.
-    from fednotes.jobs.workers.answers import Worker
+    from fednotes.jobs.workers.worker_process import PREDICTIONS
 
-    Worker(pipe.send, requests.get).serve()
+    if work == PREDICTIONS:
+        from fednotes.jobs.workers.prediction_answers import PredictionWorker
+
+        PredictionWorker(pipe.send, requests.get).serve()
+    else:
+        from fednotes.jobs.workers.answers import Worker
+
+        Worker(pipe.send, requests.get).serve()
 
 
 def _read(pipe: FramePipe, requests: SimpleQueue[bytearray]) -> None:
@@ -47,4 +61,4 @@ def _read(pipe: FramePipe, requests: SimpleQueue[bytearray]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -1,0 +1,62 @@
+"""What a worker process that predicts notes answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fednotes.core.messages import Request
+from fednotes.engines.carried import make_reply, read_values
+from fednotes.jobs.mention_models import MentionModel
+from fednotes.jobs.saved_models import LoadOptions
+from fednotes.jobs.workers.answering import Receive, Send, answer_requests
+from fednotes.jobs.workers.events import RESULT, make_event
+from fednotes.jobs.workers.prediction_messages import (
+    LOAD,
+    PREDICT,
+    decode_notes,
+    encode_spans,
+)
+
+
+class PredictionWorker:
+    """Answers the requests of the process that started this one.
+
+    Args:
+        send: Sends an encoded reply.
+        receive: Waits for the next encoded request and returns it.
+    """
+
+    def __init__(self, send: Send, receive: Receive) -> None:
+        self._send = send
+        self._receive = receive
+        self._model: MentionModel | None = None
+        self._commands: dict[str, Callable[[Any], Any]] = {
+            LOAD: self._load,
+            PREDICT: self._predict,
+        }
+
+    def serve(self) -> None:
+        """Answer requests until nobody reads the replies."""
+        answer_requests(self._send, self._receive, self._answer)
+
+    def _answer(self, request: Request) -> Iterator[bytes]:
+        result = self._commands[request.task](read_values(request))
+        yield make_reply(request, "", make_event(RESULT, result))
+
+    def _load(self, values: Any) -> tuple[str, ...]:
+        """Load the model; return its entity types."""
+        torch.set_num_threads(values["threads"])
+        options = LoadOptions(**values["options"])
+        self._model = MentionModel.load(Path(values["folder"]), options)
+        return self._model.types
+
+    def _predict(self, values: Any) -> list[list[list[Any]]]:
+        """Return the spans of each note of a window."""
+        assert self._model is not None
+        window = decode_notes(values["notes"])
+        predicted = self._model.predict_windows([window], values["threshold"])
+        return encode_spans(predicted)

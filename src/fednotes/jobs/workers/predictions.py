@@ -1,0 +1,302 @@
+"""Worker processes that predict notes, seen by the process that starts them.
+
+Each loads the saved model once. The process that starts them reads the notes, deals
+windows of them out, and yields the predicted documents in the order of the input. Only
+a few windows are under way at a time, so memory does not grow with the input.
+
+The text of notes goes through the pipes of these processes and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
+from typing import Any
+
+import torch
+
+from fednotes.core.errors import ParameterError
+from fednotes.core.types import Document
+from fednotes.engines.carried import make_request
+from fednotes.jobs.prediction_windows import Window
+from fednotes.jobs.saved_models import LoadOptions
+from fednotes.jobs.workers.dealing import (
+    AUTO,
+    EVERY_GPU,
+    check_workers,
+    choose_devices,
+    choose_number,
+    count_cores,
+    require_number,
+)
+from fednotes.jobs.workers.prediction_messages import (
+    LOAD,
+    PREDICT,
+    decode_spans,
+    encode_notes,
+)
+from fednotes.jobs.workers.worker_process import (
+    PREDICTIONS,
+    WorkerProcess,
+    end_workers,
+)
+from fednotes.taggers.saving import read_config
+
+# Number of notes from which "auto" starts workers: the start of one takes a few seconds
+# of a core.
+MANY_NOTES = 10_000
+# A worker computes one window while another waits in its pipe.
+_WINDOWS_OF_WORKER = 2
+# Windows under way for each worker: its own, and one that waits for its turn.
+_WINDOWS_UNDER_WAY = 3
+
+
+def require_possible_workers(options: LoadOptions) -> None:
+    """Raise ParameterError for an impossible number of workers."""
+    if options.workers == AUTO:
+        return
+    require_number(options.workers)
+    if options.workers == 1 and options.device == EVERY_GPU:
+        raise ParameterError(
+            f"`device` = {EVERY_GPU!r} deals workers out to all GPUs: set `workers`, "
+            'for example to "auto", or name one GPU, such as "cuda"'
+        )
+
+
+def choose_worker_devices(
+    folder: Path, options: LoadOptions, notes: int | None
+) -> list[str]:
+    """Return the device of each worker; one device if this process predicts itself.
+
+    Args:
+        folder: Folder of the saved model.
+        options: How it is loaded.
+        notes: The number of notes; None if it is unknown.
+
+    Raises:
+        ConfigError: The number of workers is impossible here, or there is no such
+            device.
+        ModelError: The folder contains no model, or a damaged one.
+    """
+    require_possible_workers(options)
+    number = _choose_workers(folder, options, notes)
+    if notes is not None:
+        number = min(number, max(1, notes))
+    return choose_devices(options.device, number)
+
+
+def _choose_workers(folder: Path, options: LoadOptions, notes: int | None) -> int:
+    """Return the number of workers that the user chose, or left to this function."""
+    if options.workers == AUTO:
+        is_large = notes is not None and notes >= MANY_NOTES
+        threads = _count_threads(folder)
+        return choose_number(options.device, threads) if is_large else 1
+    if options.workers > 1 and options.device == "cpu":
+        _require_cores(options.workers, _count_threads(folder))
+    return options.workers
+
+
+def _count_threads(folder: Path) -> int:
+    """Return the number of threads with which a model predicts."""
+    config = read_config(folder)
+    prefers_one = config is not None and config.prefers_one_thread
+    return 1 if prefers_one else torch.get_num_threads()
+
+
+def _require_cores(workers: int, threads: int) -> None:
+    """Raise ParameterError if there are too few cores."""
+    cores = count_cores()
+    if threads > 1 and workers * threads > cores:
+        fewer = max(1, cores // workers)
+        raise ParameterError(
+            f"`workers` = {workers}: this model predicts with {threads} threads in "
+            f"each process, but this process may use {cores} cores: set the "
+            f"environment variable OMP_NUM_THREADS={fewer}, or give fewer `workers`"
+        )
+    check_workers(workers, threads, cores)
+
+
+@contextmanager
+def start_prediction_workers(
+    folder: Path, options: LoadOptions, devices: Sequence[str], remedy: str
+) -> Iterator[PredictionWorkers]:
+    """Yield workers that have loaded a model; they end with the context.
+
+    Args:
+        folder: Folder of the saved model.
+        options: How it is loaded.
+        devices: The device of each worker.
+        remedy: What to do if a worker ends before its time.
+
+    Raises:
+        ModelError: The model cannot be loaded.
+        WorkerError: A worker has ended before its time.
+    """
+    workers: list[WorkerProcess] = []
+    try:
+        for number, device in enumerate(devices, 1):
+            worker = WorkerProcess(PREDICTIONS, number, device, remedy=remedy)
+            workers.append(worker)
+            worker.duty = "loaded the model"
+            values = {
+                "folder": str(folder.absolute()),
+                "options": asdict(replace(options, device=device, workers=1)),
+                "threads": torch.get_num_threads(),
+            }
+            worker.send(make_request(LOAD, values).frame)
+        types: Sequence[str] = ()
+        for worker in workers:
+            types = worker.wait_for_result()
+            worker.duty = "predicted notes"
+        yield PredictionWorkers(workers, tuple(types))
+    finally:
+        end_workers(workers)
+
+
+@dataclass(eq=False)
+class _SentWindow:
+    """A window that a worker predicts.
+
+    Attributes:
+        documents: Its documents.
+        spans: The spans of each document as JSON values; None until they are predicted.
+    """
+
+    documents: Window
+    spans: Sequence[Any] | None = None
+
+    def merge(self) -> Iterator[Document]:
+        """Yield the documents with their predicted spans."""
+        assert self.spans is not None
+        for document, spans in zip(self.documents, self.spans, strict=True):
+            yield replace(document, spans=decode_spans(spans))
+
+
+@dataclass(eq=False)
+class _BusyWorker:
+    """A worker, and the windows that were sent to it and are not predicted.
+
+    Attributes:
+        process: The process.
+        windows: The windows, in the order in which it predicts them.
+    """
+
+    process: WorkerProcess
+    windows: deque[_SentWindow] = field(default_factory=deque)
+
+
+class PredictionWorkers:
+    """Processes that have loaded a model (`WindowPredictor`).
+
+    Args:
+        workers: The processes.
+        types: The entity types of the model.
+
+    Attributes:
+        types: The entity types of the model.
+    """
+
+    def __init__(
+        self, workers: Sequence[WorkerProcess], types: tuple[str, ...]
+    ) -> None:
+        self.types = types
+        self._workers = [_BusyWorker(worker) for worker in workers]
+
+    def predict_windows(
+        self, windows: Iterable[Window], threshold: float
+    ) -> Iterator[Document]:
+        """Yield the documents of windows with predicted spans, in their order.
+
+        Args:
+            windows: The windows. A few are read before they are needed.
+            threshold: Spans of a lower confidence are left out.
+
+        Raises:
+            WorkerError: A worker has ended before its time.
+            Exception: A worker raised it, or the windows did. Windows before an error
+                of the input are predicted first.
+        """
+        unread = _ReadAhead(windows)
+        under_way: deque[_SentWindow] = deque()
+        most = len(self._workers) * _WINDOWS_UNDER_WAY
+        with DefaultSelector() as selector:
+            for worker in self._workers:
+                selector.register(worker.process, EVENT_READ, worker)
+            while True:
+                self._send_windows(unread, under_way, most, threshold)
+                if not under_way:
+                    break
+                if under_way[0].spans is not None:
+                    yield from under_way.popleft().merge()
+                    continue
+                for key, _ in selector.select():
+                    _receive_result(key.data)
+        unread.raise_error()
+
+    def _send_windows(
+        self,
+        unread: _ReadAhead,
+        under_way: deque[_SentWindow],
+        most: int,
+        threshold: float,
+    ) -> None:
+        """Send windows to the workers that have fewest, until all have enough.
+
+        Args:
+            unread: The windows of the input.
+            under_way: The windows that were sent and are not yielded; grows.
+            most: The largest number of them.
+            threshold: Spans of a lower confidence are left out.
+        """
+        while len(under_way) < most:
+            worker = min(self._workers, key=lambda each: len(each.windows))
+            if len(worker.windows) >= _WINDOWS_OF_WORKER:
+                return
+            documents = unread.next_window()
+            if documents is None:
+                return
+            values = {"notes": encode_notes(documents), "threshold": threshold}
+            worker.process.send(make_request(PREDICT, values).frame)
+            window = _SentWindow(documents)
+            worker.windows.append(window)
+            under_way.append(window)
+
+
+def _receive_result(worker: _BusyWorker) -> None:
+    """Receive the spans of the first window that a worker has."""
+    spans = worker.process.wait_for_result()
+    worker.windows.popleft().spans = spans
+
+
+class _ReadAhead:
+    """Windows that are read before they are needed.
+
+    An error of the input waits until the windows before it are predicted, as it would
+    in one process.
+
+    Args:
+        windows: The windows.
+    """
+
+    def __init__(self, windows: Iterable[Window]) -> None:
+        self._windows = iter(windows)
+        self._error: Exception | None = None
+
+    def next_window(self) -> Window | None:
+        """Return the next window; None if there is none."""
+        if self._error is not None:
+            return None
+        try:
+            return next(self._windows, None)
+        except Exception as error:
+            self._error = error
+            return None
+
+    def raise_error(self) -> None:
+        """Raise the error of the input, if there was one."""
+        if self._error is not None:
+            raise self._error
