@@ -1,4 +1,4 @@
-"""A package of a third party adds an attack."""
+"""A third-party package adds an attack."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ print([attack.name for attack in all_attacks()][-1])
 
 
 @pytest.mark.slow
-def test_an_attack_of_a_package_comes_after_the_built_in_ones(tmp_path: Path) -> None:
+def test_attacks_of_packages_are_listed_after_the_built_in_ones(tmp_path: Path) -> None:
     environment = unpack_acme(tmp_path / "acme", ENTRY_POINTS, {"oracle": ATTACK})
     assert run_python(environment, "-c", PROGRAM) == "oracle\n"

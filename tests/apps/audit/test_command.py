@@ -83,7 +83,7 @@ def test_the_command_prints_the_audit_as_json(
     assert json.loads(capsys.readouterr().out) == saved_audit.model_dump(mode="json")
 
 
-def test_the_command_names_what_is_missing(
+def test_an_error_names_what_is_missing(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     other_run = tmp_path / "run"

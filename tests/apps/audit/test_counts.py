@@ -29,7 +29,7 @@ def test_counts_of_an_evaluation_reveal_types() -> None:
 
 
 @pytest.mark.slow
-def test_a_late_evaluation_is_observed(bert: Path) -> None:
+def test_a_late_evaluation_is_attacked(bert: Path) -> None:
     """Even after more cycles than those whose tensors are kept."""
     few = {
         "local_epochs": 0.001,
@@ -42,7 +42,7 @@ def test_a_late_evaluation_is_observed(bert: Path) -> None:
     assert sum(bool(observation.tensors) for observation in scene.observe()) < 10
 
 
-def test_two_rounds_are_observed_where_each_is_evaluated(bert: Path) -> None:
+def test_two_rounds_are_attacked_if_each_is_evaluated(bert: Path) -> None:
     job = encoder_job(
         bert,
         {"train": "top", "top": 1},

@@ -1,4 +1,4 @@
-"""Tokens and their places from the lowest layers of an encoder."""
+"""Tokens and their positions, recovered from the lowest layers of an encoder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_first_step_of_low_rank_changes_is_skipped(bert: Path) -> None:
 
 
 @pytest.mark.slow
-def test_adam_few_bits_and_low_ranks_do_not_hide_tokens() -> None:
+def test_adam_compression_and_low_ranks_do_not_hide_tokens() -> None:
     """A real encoder after one step of Adam, and after six low-rank steps."""
     single_step = {"local_epochs": 0.001, "compression": "none"}
     leak = run_attack(
@@ -61,7 +61,7 @@ def test_adam_few_bits_and_low_ranks_do_not_hide_tokens() -> None:
     assert ranks.low > 0.1
 
 
-def test_one_step_reveals_places_and_an_epoch_hides_them(bert: Path) -> None:
+def test_one_step_reveals_positions_and_an_epoch_hides_them(bert: Path) -> None:
     model, few = {"train": "encoder", "dropout": 0.0}, {"compression": "none"}
     leaks = [
         run_attack(encoder_job(bert, model, **few, **s), "places")
@@ -72,7 +72,7 @@ def test_one_step_reveals_places_and_an_epoch_hides_them(bert: Path) -> None:
     assert advantages[0] > 0.25 + advantages[1]
 
 
-def test_a_place_scores_higher_the_nearer_its_row_is_to_the_span() -> None:
+def test_a_position_scores_higher_the_nearer_its_row_is_to_the_span() -> None:
     """Compare with the definition, computed number by number."""
     distances, times = [[0.1, 0.4], [0.2, 0.3], [0.9, 0.5]], [[3, 0], [1, 1], [0, 2]]
     scores = place_scores(np.array(distances), np.array(times))

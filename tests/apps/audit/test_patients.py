@@ -127,7 +127,7 @@ def test_the_shared_row_of_rare_concepts_is_not_attacked() -> None:
     assert leak.success == 1.0
 
 
-def test_robust_aggregation_hides_nothing() -> None:
+def test_robust_aggregation_does_not_hide_concepts() -> None:
     leak = attack_patients("concepts' vectors", training={"aggregation": "median"})
     assert leak.success == 1.0
 
@@ -206,7 +206,7 @@ def test_noise_makes_models_forget_patients(tables: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_noise_hides_concepts_and_nothing_is_counted() -> None:
+def test_noise_hides_concepts_if_nothing_is_counted() -> None:
     """The mean of several trials: with fifteen decoys, a single one varies much."""
     assert attack_patients("classifiers of concepts", **PRIVATE).proven
     private_job = job(**PRIVATE)
@@ -221,7 +221,7 @@ def test_noise_hides_concepts_and_nothing_is_counted() -> None:
 
 
 @pytest.mark.slow
-def test_counts_with_noise_are_attacked() -> None:
+def test_noisy_counts_are_attacked() -> None:
     """Much noise hides what occurs; with next to none, counts reveal it.
 
     The noise is drawn from a secret, so the success is a mean over eight draws of it.
@@ -240,7 +240,7 @@ def test_counts_with_noise_are_attacked() -> None:
     assert attack_patients("from counts", **NONE, privacy=little).success > hidden + 0.3
 
 
-def test_noise_alone_hides_a_learnt_representation(
+def test_noise_hides_a_learnt_representation(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without noise most concepts are named, so failing gradients hide nothing.
@@ -275,7 +275,7 @@ def test_noise_alone_hides_a_learnt_representation(
     assert "gradients" not in caplog.text
 
 
-def test_an_attack_on_noise_alone_could_not_be_tried(
+def test_an_attack_on_pure_noise_is_reported_as_not_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If all gradients fail, the update is noise, which would look like a defence."""

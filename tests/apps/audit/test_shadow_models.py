@@ -185,7 +185,7 @@ def test_each_planted_note_has_its_own_patient() -> None:
         log_odds(np.array([0.1, np.nan]))
 
 
-def test_losses_of_masked_words_are_those_of_transformers(tmp_path: Path) -> None:
+def test_losses_of_masked_words_equal_transformers(tmp_path: Path) -> None:
     """Compare with transformers, row by row without padding."""
     from transformers import AutoModelForMaskedLM
 
@@ -217,7 +217,7 @@ def test_losses_of_masked_words_are_those_of_transformers(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_models_without_noise_remember(few: None) -> None:
+def test_models_without_noise_remember_their_notes(few: None) -> None:
     """Only the control, with four models, to save time."""
     audited = scene()
     trials = {
@@ -236,7 +236,7 @@ def test_models_without_noise_remember(few: None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("privacy", [None, PRIVATE | {"epsilon": 1.0}])
-def test_noise_makes_models_forget(
+def test_noise_makes_models_forget_their_notes(
     few: None, monkeypatch: pytest.MonkeyPatch, privacy: dict[str, Any] | None
 ) -> None:
     """Attacks succeed without noise, and fall to chance with noise."""
@@ -269,7 +269,7 @@ def test_noise_makes_models_forget(
 
 
 @pytest.mark.slow
-def test_a_language_model_reveals_numbers_unless_there_is_noise(
+def test_a_language_model_reveals_numbers_without_noise(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A tiny BERT, trained as a whole: first the control, then the job with noise."""

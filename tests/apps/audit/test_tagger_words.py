@@ -1,4 +1,4 @@
-"""Words, and their order, from the convolutions of a light tagger."""
+"""Words and their order, recovered from the convolutions of a light tagger."""
 
 from __future__ import annotations
 

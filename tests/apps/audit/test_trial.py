@@ -43,7 +43,7 @@ def test_an_adversary_who_sees_nothing_succeeds_by_chance() -> None:
             Trial.from_scores(wrong, [0.0])
 
 
-def test_the_interval_is_that_of_wilson() -> None:
+def test_the_interval_equals_that_of_wilson() -> None:
     """Newcombe 1998, table I: 0.2553–0.3662 for 81 of 263, 0–0.1611 for 0 of 20."""
     trial = Trial.from_fraction(81 / 263, 263, 0.0)
     assert (trial.low, trial.high) == pytest.approx((0.2553, 0.3662), abs=5e-5)
@@ -51,7 +51,7 @@ def test_the_interval_is_that_of_wilson() -> None:
     assert (none.low, none.high) == pytest.approx((0.0, 0.1611), abs=5e-5)
 
 
-def test_the_chance_of_pairs_is_that_of_knowing_only_frequencies() -> None:
+def test_the_chance_level_for_pairs_is_that_of_knowing_only_frequencies() -> None:
     """By hand: first, both pairs have the largest product of frequencies.
 
     Then one of three pairs has it, and three absent pairs rank above the other two.
@@ -65,7 +65,7 @@ def test_the_chance_of_pairs_is_that_of_knowing_only_frequencies() -> None:
     assert Trial.from_pair_scores(scores, pairs).chance == pytest.approx(1 / 3)
 
 
-def test_few_decoys_are_beaten_by_luck() -> None:
+def test_the_chance_level_accounts_for_few_decoys() -> None:
     """Compare the chance with the mean success of random scores over many trials."""
     rng = np.random.default_rng(1)
     for decoys in (1, 2, 30, 250):

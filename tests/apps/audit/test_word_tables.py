@@ -1,4 +1,4 @@
-"""Words from word tables and masked words from an output bias."""
+"""Words recovered from word tables, and masked words from an output bias."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fednotes.jobs.job import load_sites
 from fednotes.jobs.job_file import parse_job
 
 
-def test_rows_that_change_are_the_words_of_the_mini_batch() -> None:
+def test_rows_that_change_reveal_the_words_of_the_mini_batch() -> None:
     """A secure sum hides whose words they are, but not which."""
     for settings in ({}, {"federation": SECURE}):
         leak = attack_tagger("word tables", **settings)
@@ -26,7 +26,9 @@ def test_rows_that_change_are_the_words_of_the_mini_batch() -> None:
         assert leak.control == leak.success == 1.0
 
 
-def test_rows_that_change_in_a_cycle_of_fine_tuning_are_its_words(bert: Path) -> None:
+def test_rows_that_change_in_a_cycle_of_fine_tuning_reveal_its_words(
+    bert: Path,
+) -> None:
     """Few bits round the smallest changes away, so they hide a few words."""
     for compression, least in (("none", 1.0), ("packed", 0.9)):
         free = {"min_tokens": 0, "min_steps": 0, "compression": compression}
@@ -50,7 +52,7 @@ def test_frozen_tables_send_no_rows(bert: Path) -> None:
         assert "no table" in leak.why
 
 
-def test_the_sign_of_an_output_bias_names_masked_words(
+def test_the_sign_of_an_output_bias_reveals_masked_words(
     bert: Path, tmp_path: Path
 ) -> None:
     """The bias is trained in the paper's setting, and frozen by default."""

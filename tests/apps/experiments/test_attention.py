@@ -373,7 +373,7 @@ def test_without_matplotlib_the_page_says_how_to_get_the_plot(
     )
 
 
-def test_bad_input_is_refused_before_anything_is_written(
+def test_invalid_input_is_refused_before_anything_is_written(
     models: dict[str, Path], notes: Path, tmp_path: Path
 ) -> None:
     base, out = f"base={models['base']}", tmp_path / "out"
@@ -410,13 +410,13 @@ def test_bad_input_is_refused_before_anything_is_written(
         (["a=x", "b=y", "a=z"], "two models are called 'a'"),
     ],
 )
-def test_misnamed_models_are_refused(pairs: list[str], message: str) -> None:
+def test_models_with_invalid_names_are_refused(pairs: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_models(pairs)
     assert parse_models(["a=minilm", " b c = d=e "]) == {"a": "minilm", "b c": "d=e"}
 
 
-def test_a_wrong_argument_is_named_without_text_of_a_note(
+def test_an_error_names_a_wrong_argument_without_note_text(
     tmp_path: Path, run_cli: Any
 ) -> None:
     path = tmp_path / "a.csv"
@@ -429,7 +429,7 @@ def test_a_wrong_argument_is_named_without_text_of_a_note(
     assert "Wilhelmina" not in out + err
 
 
-def test_passages_are_consecutive_sentences(notes: Path) -> None:
+def test_passages_consist_of_consecutive_sentences(notes: Path) -> None:
     """All are different, and no note gives a second one before each has given one."""
     texts = [path.read_text() for path in sorted(notes.iterdir())]
     passages = draw_passages(texts, 30, 25, seed=1)

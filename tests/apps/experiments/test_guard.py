@@ -1,8 +1,8 @@
-"""Run every experiment to its table, on stand-ins of the papers' corpora.
+"""Every experiment runs to its table, on stand-ins of the papers' corpora.
 
 All rows of the full size train on one seed, with the smallest possible training. Each
 `simulate` command is carried out in this process, because starting Python takes longer
-than such a run. Only `test_runs_are_processes_of_their_own` starts processes.
+than such a run. Only `test_runs_execute_in_separate_processes` starts processes.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def settings_of(name: str, base: Sequence[str]) -> tuple[str, ...]:
     return tuple(accepted)
 
 
-def test_a_search_on_the_papers_split_says_what_was_held_out(
+def test_a_search_on_the_split_of_the_paper_reports_what_was_held_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The paper's split has no validation data, so the search holds out training data.
@@ -221,7 +221,7 @@ def test_pretraining_within_the_budget_is_not_refused(
     assert len(table["rows"]) == 12
 
 
-def test_runs_are_processes_of_their_own(tmp_path: Path) -> None:
+def test_runs_execute_in_separate_processes(tmp_path: Path) -> None:
     """Two processes pre-train models, whose attention is then compared."""
     out = tmp_path / "out"
     table = reproduce(

@@ -1,4 +1,4 @@
-"""Test that the built-in jobs on the papers' corpora load as their papers say."""
+"""The built-in jobs on the papers' corpora load as their papers state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def test_the_jobs_of_the_papers_are_listed() -> None:
     assert {"fedner/paper", "fedner/real"} <= set(built_in_jobs())
 
 
-def test_a_built_in_job_names_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_lists_the_variables_of_a_built_in_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("FEDNOTES_CORPORA", raising=False)
     with pytest.raises(ConfigError) as error:
         load_job("fedner/real")
@@ -181,7 +183,7 @@ def i2b2(path: Path, year: str, number: int) -> None:
         ),
     ],
 )
-def test_the_papers_jobs_of_fine_tuning_train_on_every_training_note(
+def test_paper_jobs_of_fine_tuning_train_on_every_training_note(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     year: str,
@@ -227,7 +229,7 @@ def load_sentences(folder: Path, site: dict[str, Any]) -> Sites:
     return load_sites(parse_job(table, "j", folder, "j.toml"))
 
 
-def test_the_papers_ade_corpus_has_no_sentence_of_its_negative_file(
+def test_the_ade_corpus_of_the_paper_has_no_sentence_of_its_negative_file(
     tmp_path: Path,
 ) -> None:
     """Three sentences have relations; one of them is in ADE-NEG.txt too."""
@@ -262,7 +264,7 @@ def test_the_papers_ade_corpus_has_no_sentence_of_its_negative_file(
         )
 
 
-def test_the_sizes_of_the_papers_corpora_are_those_of_its_table(
+def test_sizes_of_the_corpora_equal_the_table_of_the_paper(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Table 1 of Ge et al. 2020."""

@@ -50,9 +50,7 @@ def plan_runs(name: str, full: bool, out: Path) -> list[GridRun]:
     ]
 
 
-def test_a_misspelt_grid_is_one_line_of_the_command(
-    run_cli: Any, tmp_path: Path
-) -> None:
+def test_a_misspelt_grid_is_refused_in_one_line(run_cli: Any, tmp_path: Path) -> None:
     code, _, err = run_cli("reproduce", "fedner-tabel2", "--out", tmp_path / "r")
     assert code == 2
     assert err.startswith("error: ")
@@ -61,7 +59,7 @@ def test_a_misspelt_grid_is_one_line_of_the_command(
     assert not (tmp_path / "r").exists()
 
 
-def test_every_grid_is_found_and_consistent() -> None:
+def test_every_grid_is_listed_and_consistent() -> None:
     assert {*NAMES, *BERT} <= set(grid_files())
     with pytest.raises(ConfigError, match="did you mean 'fedner-fig3'"):
         load_grid("fedner-fig33")
@@ -85,7 +83,7 @@ def test_every_grid_is_found_and_consistent() -> None:
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("tiny")
-def test_each_planned_command_reads_back_as_its_job(
+def test_each_planned_command_parses_to_its_job(
     name: str, full: bool, tmp_path: Path
 ) -> None:
     """There is a run for each row, condition, seed and setting to try.
@@ -149,7 +147,7 @@ def test_grids_that_train_models_plan_every_run(
 
 
 @pytest.mark.usefixtures("tiny")
-def test_two_figures_share_a_run_with_the_same_settings(tmp_path: Path) -> None:
+def test_two_figures_share_a_run_with_equal_settings(tmp_path: Path) -> None:
     """They are the paper's split in Fig. 4 and a tenth of the sentences in Fig. 3."""
     fig3, fig4 = (
         {
@@ -270,7 +268,7 @@ def test_a_table_has_means_and_deviations_over_seeds(tiny: Any) -> None:
     assert "seeds 1, 2, 3" in page
 
 
-def test_the_full_size_has_rows_and_seeds_of_its_own(tiny: Any) -> None:
+def test_the_full_size_has_its_own_rows_and_seeds(tiny: Any) -> None:
     """The user's seeds replace the grid's. The deviation of one number is unknown."""
     tiny.summary = of_sites
     few = GRID.replace('label = "large"', 'label = "large"\nseeds = [2]')
@@ -299,7 +297,7 @@ def test_a_misspelt_setting_is_refused_before_any_run(tiny: Any) -> None:
     assert tiny.executed == []
 
 
-def test_a_table_can_show_f1_within_a_cost(tiny: Any) -> None:
+def test_a_table_can_show_f1_within_a_traffic_or_time_budget(tiny: Any) -> None:
     """Three rounds take 1 MB up, 1 MB down and 10 s each.
 
     Within 4 MB the second is the last one, and within 15 s the first.
@@ -326,7 +324,7 @@ def test_a_table_can_show_f1_within_a_cost(tiny: Any) -> None:
     assert row.endswith("| 20.0 ± 0.0 | 10.0 ± 0.0 | 4.0 | 20 |")
 
 
-def test_types_that_a_site_does_not_annotate_have_a_column(tiny: Any) -> None:
+def test_unannotated_types_have_a_column(tiny: Any) -> None:
     """psytar annotates A and is tested on A, B and C: (0.2 + 0.4) / 2.
 
     D has no mention in the test data. The other sites annotate all three types.
@@ -503,7 +501,7 @@ def of_diseases(run: GridRun) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_diseases_are_rows_with_the_papers_figures_beside_them(
+def test_diseases_are_rows_beside_the_figures_of_the_paper(
     tiny: Any, tmp_path: Path
 ) -> None:
     """A disease that only the paper has has dashes. Jobs without diseases are refused."""
@@ -545,7 +543,7 @@ def test_diseases_are_rows_with_the_papers_figures_beside_them(
         tiny.table()
 
 
-def test_figures_of_other_diseases_are_a_table_of_their_own(tiny: Any) -> None:
+def test_figures_of_other_diseases_are_shown_in_a_separate_table(tiny: Any) -> None:
     """A single run needs no name in the headings."""
     tiny.summary = of_diseases
     tiny.table("by_output = true\n" + DISEASES + PAPER.replace("Asthma", "CAD"))
@@ -556,7 +554,7 @@ def test_figures_of_other_diseases_are_a_table_of_their_own(tiny: Any) -> None:
     assert rows[5] == ["CAD", "93.90", "91.00", "92.40"]
 
 
-def test_a_number_that_no_run_has_is_a_dash(tiny: Any, tmp_path: Path) -> None:
+def test_a_missing_number_is_shown_as_a_dash(tiny: Any, tmp_path: Path) -> None:
     """Alone has no AUROC on any seed, and federated on two of three.
 
     A Brier score is no percentage.
@@ -589,7 +587,7 @@ def test_progress_covers_every_row_that_is_planned(tiny: Any) -> None:
     ]
 
 
-def test_the_command_says_once_that_it_plans(
+def test_the_command_reports_the_planning_once(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Output that is no terminal has one line for all of the planning."""

@@ -89,7 +89,7 @@ def _made_up_summaries(tiny: Any) -> None:
     tiny.summary = summary_of
 
 
-def test_each_condition_takes_its_best_setting_by_validation(tiny: Any) -> None:
+def test_each_condition_uses_its_best_setting_by_validation(tiny: Any) -> None:
     """All settings run on the first seed, and only the best one on the others."""
     table = tiny.table(GRID)
     runs = [run for run in tiny.executed if run.row.label == "searched"]
@@ -120,7 +120,7 @@ def test_each_condition_takes_its_best_setting_by_validation(tiny: Any) -> None:
     assert line.count(": 40.0") == 3
 
 
-def test_losses_that_chose_a_setting_are_shown_as_they_are(tiny: Any) -> None:
+def test_losses_that_selected_a_setting_are_shown_with_their_sign(tiny: Any) -> None:
     """A run's validation score is minus the loss, so that more is better."""
 
     def summary(run: GridRun) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def test_losses_that_chose_a_setting_are_shown_as_they_are(tiny: Any) -> None:
     assert line.count(": loss 10.301") == 4
 
 
-def test_finished_runs_are_not_repeated(tiny: Any) -> None:
+def test_finished_runs_of_an_experiment_are_not_repeated(tiny: Any) -> None:
     """Each time the state is said first: 5 plain runs, 2 x (4 + 4) searched ones."""
     tiny.write(GRID)
     lines: list[str] = []
@@ -170,7 +170,7 @@ def test_pairs_are_tested_over_seeds(tiny: Any) -> None:
     assert "| searched, federated − plain, federated | 5 | " in line
 
 
-def test_with_few_seeds_no_difference_is_claimed(tiny: Any) -> None:
+def test_no_difference_is_claimed_with_few_seeds(tiny: Any) -> None:
     table = tiny.table(GRID, seed=(1, 2, 3, 4))
     assert all(pair["differences"] == {} for pair in table["pairs"])
     assert "4 seeds: no difference is claimed." in tiny.lines()
@@ -195,7 +195,7 @@ def test_paired_t_equals_a_computation_by_hand() -> None:
         paired_t([1.0])
 
 
-def test_rounding_is_no_difference() -> None:
+def test_rounding_errors_are_not_a_difference() -> None:
     """Equal scores that were added in another order differ in their last bit only."""
     last_bit = (0.1 + 0.2) - 0.3
     assert last_bit != 0
@@ -261,7 +261,7 @@ def test_an_experiment_runs_on_a_job_of_the_user(tiny: Any, tmp_path: Path) -> N
     assert len({run.folder for run in tiny.executed}) == 2 * len(folders)
 
 
-def test_a_run_that_is_done_is_left_out_if_its_notes_have_changed(
+def test_a_finished_run_is_left_out_if_its_notes_have_changed(
     tiny: Any, tmp_path: Path
 ) -> None:
     """Otherwise a table would compare runs on different notes."""
@@ -282,7 +282,7 @@ def test_a_run_that_is_done_is_left_out_if_its_notes_have_changed(
     assert len(tiny.executed) == count
 
 
-def test_a_job_of_the_user_has_its_own_note(tiny: Any, tmp_path: Path) -> None:
+def test_a_job_of_the_user_has_a_separate_note(tiny: Any, tmp_path: Path) -> None:
     """A note about the experiment's own corpora does not fit it."""
     tiny.write(
         GRID.replace(
@@ -347,7 +347,7 @@ def test_a_row_whose_settings_do_not_fit_is_left_out_by_name(
     assert re.search(f"(?m)^- plain, federated: .*{reason}", page)
 
 
-def test_if_nothing_can_run_there_is_one_error(tiny: Any, tmp_path: Path) -> None:
+def test_one_error_is_raised_if_nothing_can_run(tiny: Any, tmp_path: Path) -> None:
     """The job itself is wrong, so each row has the same reason."""
     tiny.write(GRID)
     path = own_job(tmp_path / "jobs")
@@ -390,7 +390,7 @@ def test_a_refused_run_is_left_out_with_the_runs_that_start_from_it(
         tiny.table(base=(str(task), f"pretrain={notes}"), seed=(2,))
 
 
-def test_a_search_without_validation_data_holds_training_data_out(
+def test_a_search_without_validation_data_holds_out_training_data(
     tiny: Any, tmp_path: Path
 ) -> None:
     """Each condition has four trials on the first seed, for the search only.
@@ -471,7 +471,7 @@ def test_a_row_keeps_the_keys_that_it_sets(tiny: Any) -> None:
         ("training.epochs=1", "training.epoch", False),
     ],
 )
-def test_a_setting_sets_its_key_the_tables_above_and_the_parts_below(
+def test_a_setting_affects_its_key_the_tables_above_and_the_parts_below(
     setting: str, key: str, expected: bool
 ) -> None:
     assert is_set_by((setting,), key) is expected
@@ -610,7 +610,7 @@ def test_precision_and_recall_of_each_site_have_tables(tiny: Any) -> None:
     )
 
 
-def test_all_tables_of_a_page_name_a_condition_the_same(tiny: Any) -> None:
+def test_all_tables_of_a_page_use_the_same_name_for_a_condition(tiny: Any) -> None:
     """The tables of precision and recall name local fine-tuning, too."""
 
     def rates(run: GridRun) -> dict[str, Any]:
@@ -652,7 +652,7 @@ def test_a_failed_run_reports_its_first_error(
         assert str(failure.value) == f"{expected} (in: fednotes simulate job.toml)"
 
 
-def test_concurrent_runs_get_the_gpus_in_turn(
+def test_concurrent_runs_use_the_gpus_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two runs at a time on three GPUs use two of them; the device of others stays."""
@@ -827,7 +827,7 @@ def test_every_experiment_plans_on_other_sites(
         reproduce(name, tmp_path / "out", full=full, seed=(1,), base=base)
 
 
-def test_a_person_can_stop_after_the_first_run(
+def test_a_user_can_stop_after_the_first_run(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first run takes two hours, so the person is asked before the second begins."""
@@ -896,7 +896,7 @@ ENDS = {"alone": 0.4, "federated": 0.55, "pooled": 0.6}
 @pytest.mark.parametrize(
     "columns", [(), ("micro strict f1", "MB a site", "mean masked loss")]
 )
-def test_a_row_says_how_much_of_the_gap_it_closes(
+def test_a_row_shows_how_much_of_the_gap_it_closes(
     tiny: Any, columns: tuple[str, ...]
 ) -> None:
     """Shares are computed seed by seed; for a loss less is better.
@@ -933,7 +933,7 @@ def test_a_row_says_how_much_of_the_gap_it_closes(
     assert cells["place", "pooled"] == ""
 
 
-def test_a_run_without_the_score_closes_no_gap(tiny: Any) -> None:
+def test_a_run_without_the_score_shows_no_gap(tiny: Any) -> None:
     """A missing loss does not count as 0, which would be the best."""
 
     def summary(run: GridRun) -> dict[str, Any]:

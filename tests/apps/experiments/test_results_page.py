@@ -125,7 +125,7 @@ def test_a_command_prints_the_rows_of_its_table(table: Shown) -> None:
 @pytest.mark.parametrize(
     "command", [c for c in COMMANDS if load_grid(c.name)[0].paper], ids=lambda c: c.name
 )
-def test_the_papers_figures_are_those_of_the_experiment(command: Command) -> None:
+def test_figures_of_the_paper_equal_those_of_the_experiment(command: Command) -> None:
     paper = load_grid(command.name)[0].paper
     heads = list(next(iter(paper.values())))
     expected = [

@@ -1,4 +1,4 @@
-"""Test that a site that was away when stage 2 began takes part once it is back."""
+"""A site that was absent when stage 2 began participates once it is back."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""All diseases' classifiers in one matrix against scikit-learn's, one by one; those
-that are fitted to their end against SciPy's minimum of the written objective; TF-IDF
-against scikit-learn's."""
+"""Classifiers of all diseases in one matrix, compared with scikit-learn and SciPy.
+
+Those trained to convergence are compared with SciPy's minimum of the written objective,
+TF-IDF with scikit-learn's.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,7 @@ def scikit_learn(
 @pytest.mark.parametrize("class_weights", ["none", "balanced"])
 @pytest.mark.parametrize("learning_rate", ["constant", "optimal", "invscaling"])
 @pytest.mark.parametrize("loss", ["hinge", "log"])
-def test_every_machine_is_scikit_learns(
+def test_every_classifier_equals_scikit_learn(
     loss: str, learning_rate: str, class_weights: str, kind: str
 ) -> None:
     """Oracle: SGDClassifier(penalty=None, shuffle=False), disease by disease, three
@@ -150,7 +152,7 @@ def test_every_machine_is_scikit_learns(
             )
 
 
-def test_losses_are_the_sums_before_each_step() -> None:
+def test_losses_are_summed_before_each_step() -> None:
     """Oracle: a loop over patients and machines in NumPy, with a step of the hinge loss
     each."""
     x, labels = random_features(), random_labels()
@@ -172,7 +174,7 @@ def test_losses_are_the_sums_before_each_step() -> None:
     )
 
 
-def test_diseases_without_choice() -> None:
+def test_diseases_with_fewer_than_two_classes_need_no_classifier() -> None:
     """Oracle: the definition: one class is predicted always, none never, unseen ones
     from zero."""
     classes = ((1,), (), (0, 1), (0, 1, 2))
@@ -191,7 +193,7 @@ def test_diseases_without_choice() -> None:
     )
 
 
-def test_a_site_with_one_class_of_a_disease() -> None:
+def test_a_site_with_one_class_of_a_disease_trains_like_scikit_learn() -> None:
     """Oracle: SGDClassifier told of both classes, fed with one."""
     x, labels = random_features(), random_labels()
     labels[:, 0] = np.where(labels[:, 0] == 1, 1, -1)
@@ -202,7 +204,7 @@ def test_a_site_with_one_class_of_a_disease() -> None:
     assert (svms.predict(Features.of(x))[:, 0] == 1).all()
 
 
-def test_no_machine_and_no_patient() -> None:
+def test_no_classifiers_and_no_patients_are_accepted() -> None:
     """Oracle: shapes."""
     svms = LinearSVMs(((1,),), WIDTH)
     assert epoch(svms, random_features(), np.ones((PATIENTS, 1), np.int8)) == (0.0, 0)
@@ -221,7 +223,7 @@ def test_no_machine_and_no_patient() -> None:
     )
 
 
-def test_classes_from_counts() -> None:
+def test_classes_follow_from_the_counts_of_sites() -> None:
     """Oracle: Table 1's CAD, Asthma and OSA, and made-up columns."""
     counts = {
         "absent": np.array([265, 596, 606, 50, 0, 0]),
@@ -270,7 +272,7 @@ def platt_by_scipy(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 1000.0])
-def test_platt_scaling_is_scipys_minimum(scale: float) -> None:
+def test_platt_scaling_equals_the_minimum_of_scipy(scale: float) -> None:
     """Oracle: scipy; a noisy, a separated, a one-sided, a misled and an unlabelled
     machine."""
     rng = np.random.default_rng(0)
@@ -289,7 +291,7 @@ def test_platt_scaling_is_scipys_minimum(scale: float) -> None:
     assert fitted[4].tolist() == [1.0, 0.0]
 
 
-def test_calibrated_probabilities() -> None:
+def test_calibrated_probabilities_equal_the_sigmoid_and_are_finite() -> None:
     """Oracle: sigmoid(a s + b) in NumPy, scaled over the classes; no warning at huge
     scores."""
     x, labels = random_features() * 1e4, random_labels()
@@ -308,7 +310,7 @@ def test_calibrated_probabilities() -> None:
     np.testing.assert_allclose(probabilities.sum(2), 1)
 
 
-def test_errors_name_the_cause() -> None:
+def test_errors_name_their_cause() -> None:
     """Oracle: the messages."""
     svms, two = LinearSVMs(CLASSES, WIDTH), Features.of(np.zeros((2, WIDTH)))
     labels = np.zeros((3, 4), np.int8)
@@ -412,7 +414,9 @@ def minimum(x: np.ndarray, y: np.ndarray, s: np.ndarray, C: float) -> np.ndarray
 
 @pytest.mark.parametrize("C", [0.1, 1.0, 30.0])
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
-def test_every_machine_is_at_the_minimum(C: float, weights: np.ndarray | None) -> None:
+def test_every_converged_classifier_is_at_the_minimum(
+    C: float, weights: np.ndarray | None
+) -> None:
     x, labels = draw_patients(0)
     machines = machines_of()
     loss, pairs = solved(machines, x, labels, weights, C)
@@ -431,7 +435,7 @@ def test_every_machine_is_at_the_minimum(C: float, weights: np.ndarray | None) -
     assert (loss, pairs) == (pytest.approx(total, rel=1e-4), number)
 
 
-def test_a_machine_without_both_kinds_of_patients_stays_at_zero() -> None:
+def test_a_classifier_without_both_classes_stays_at_zero() -> None:
     x, labels = draw_patients(0)
     labels[:, 0] = np.where(labels[:, 0] >= 0, 0, -1)
     machines = machines_of()
@@ -480,7 +484,7 @@ def test_held_out_patients_choose_the_penalty() -> None:
     assert np.array_equal(without.weight, expected.weight)
 
 
-def test_balanced_weights_at_one_place_are_scikit_learns() -> None:
+def test_balanced_weights_in_one_place_equal_scikit_learn() -> None:
     """A run's machines are those of LogisticRegression(class_weight="balanced")."""
     (site,) = sites_of(1)
     config = without_stage_1(classifier_cycles=2)
@@ -498,7 +502,7 @@ def test_balanced_weights_at_one_place_are_scikit_learns() -> None:
 
 
 @pytest.mark.parametrize("C", [1.0, 0.0])
-def test_a_run_takes_its_penalty(C: float) -> None:
+def test_a_run_uses_its_penalty(C: float) -> None:
     """C = 0 is the choice of the validation patients."""
     (site,) = sites_of(1)
     config = without_stage_1(classifier_cycles=1)
@@ -520,7 +524,9 @@ def test_a_run_takes_its_penalty(C: float) -> None:
     assert np.array_equal(learner.machines.weight, expected.weight.astype(np.float32))
 
 
-def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_about_a_missing_package_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     x, labels = draw_patients(0)
     with pytest.raises(MissingExtra, match=r"scikit-learn.*fednotes\[phenotype\]"):
@@ -541,7 +547,7 @@ def bags(seed: int, patients: int = 40, vocabulary: int = 25) -> Bags:
     )
 
 
-def test_features_are_scikit_learns() -> None:
+def test_features_equal_scikit_learn() -> None:
     """TfidfTransformer of the same counts; patients without concepts and unseen ones
     included."""
     train, unseen = bags(1), bags(2)
@@ -560,7 +566,7 @@ def test_features_are_scikit_learns() -> None:
     assert (np.diff(tfidf(train, idf).offsets) == 0).any()  # somebody without concepts
 
 
-def test_frequencies_add_over_sites() -> None:
+def test_document_frequencies_add_up_over_sites() -> None:
     """Counted by hand over the patients of both."""
     a, b = bags(3), bags(4)
     expected = (counted(a) > 0).sum(0) + (counted(b) > 0).sum(0)

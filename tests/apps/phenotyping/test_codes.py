@@ -67,12 +67,12 @@ WRITTEN = {  # system → text in a table → the code
 
 
 @pytest.mark.parametrize("system", WRITTEN)
-def test_what_a_text_says(system: str) -> None:
+def test_written_codes_are_normalised_per_system(system: str) -> None:
     for text, code in WRITTEN[system].items():
         assert code_of(system, text) == (code and f"{system}:{code}"), text
 
 
-def test_the_rule_of_each_system() -> None:
+def test_codes_are_grouped_by_the_rule_of_their_system() -> None:
     """External causes keep four characters on request."""
     for code, expected, whole_category in (
         ("icd9:0389", "icd9:038", None),
@@ -91,7 +91,7 @@ def test_the_rule_of_each_system() -> None:
         assert category(code, whole_causes=True) == (whole_category or expected)
 
 
-def test_a_job_may_name_what_codes_begin_with() -> None:
+def test_a_job_may_name_any_prefix_of_a_code() -> None:
     """Texts of up to three characters and longer ones are compared with all codes."""
     categories = [f"{n:03d}" for n in range(1000)] + [f"V{n:02d}" for n in range(100)]
     codes = {
@@ -118,7 +118,7 @@ def _digits(length: int) -> list[str]:
     return [f"{n:0{length}d}" for n in range(10**length)]
 
 
-def test_names_in_a_job() -> None:
+def test_code_names_of_a_job_are_normalised() -> None:
     for name, expected in {
         **{"ICD9:274": ("icd9", "274"), "ICD10:e11.9": ("icd10", "E119")},
         **{
@@ -140,7 +140,7 @@ def test_names_in_a_job() -> None:
     ["icd9:zzz", "icd10:M1O", "icd10:E1.1", "icd10:11", "icd9proc:V4", "cpt:99254.0", "cpt:99Z",
      "condition:E11", "condition:0", "icd10pcs:OI1"],
 )  # fmt: skip
-def test_names_that_no_code_begins_with(name: str) -> None:
+def test_impossible_code_prefixes_are_refused(name: str) -> None:
     """They are refused, and the message has a code in the right form."""
     system = name.partition(":")[0]
     example = f"{system}:{SYSTEMS[system].example}"
@@ -153,7 +153,7 @@ def test_names_that_no_code_begins_with(name: str) -> None:
         phenotype_labels([], {}, {"x": [name]})
 
 
-def test_the_outputs_that_a_job_names() -> None:
+def test_outputs_named_by_a_job_are_accepted() -> None:
     names = [
         "ICD9:401",
         "icd9:v45",
@@ -190,7 +190,7 @@ def test_the_outputs_that_a_job_names() -> None:
         categories_of_job(["icd9:E88"], whole_causes=True)
 
 
-def test_counts_are_of_patients_and_add_over_sites() -> None:
+def test_counts_cover_patients_and_add_up_over_sites() -> None:
     """Counted in a loop over patients; the counts of the parts of a split add up."""
     patients = _patients(200, 0)
     expected: dict[str, int] = {}
@@ -236,7 +236,7 @@ def test_the_public_lists_hold_each_category_once() -> None:
         public_categories(("condition",))
 
 
-def test_the_matrix_against_a_loop() -> None:
+def test_the_output_matrix_equals_a_loop() -> None:
     """The expected matrix comes from a loop over patients, codes and outputs."""
     coded = _patients(150, 1)
     patients = [*coded, "uncoded"]
@@ -258,7 +258,7 @@ def test_the_matrix_against_a_loop() -> None:
     assert output_matrix([], {}, ["icd9:401", "icd9:571"]).shape == (0, 2)
 
 
-def test_held_out_codes_are_gone_and_their_patients_are_not() -> None:
+def test_held_out_codes_are_removed_and_their_patients_kept() -> None:
     codes = {
         "a": {"icd10:E119", "icd10:I10", "icd10:N448"},
         "b": {"icd10:E1165"},
@@ -274,7 +274,7 @@ def test_held_out_codes_are_gone_and_their_patients_are_not() -> None:
 
 
 @pytest.mark.parametrize("system", ["condition", "procedure"])
-def test_a_concept_is_itself_alone(system: str) -> None:
+def test_a_concept_id_matches_only_itself(system: str) -> None:
     """3 begins 316866 but is another concept; a CPT code has five characters."""
     codes = {"a": {f"{system}:316866", "cpt:99254"}, "b": {f"{system}:3", "cpt:99255"}}
     remaining, counts = hold_out(codes, [f"{system}:3", "cpt:99254"])
@@ -288,7 +288,7 @@ def test_a_concept_is_itself_alone(system: str) -> None:
     assert labels.tolist() == [[0, 1, 1], [1, 0, 1]]
 
 
-def test_phenotypes_by_codes() -> None:
+def test_phenotypes_are_derived_from_codes() -> None:
     """A phenotype that nobody has gets a column with one class."""
     codes = {"a": {"icd10:E119"}, "b": {"icd10:I10"}, "c": {"icd10:N448"}}
     phenotypes = {"diabetes": ["icd10:E10", "icd10:E11"], "tobacco": ["icd10:F17"]}
@@ -298,7 +298,7 @@ def test_phenotypes_by_codes() -> None:
 
 
 @pytest.mark.corpora
-def test_outputs_of_the_demo_patients(corpora: Path) -> None:
+def test_outputs_of_the_demo_patients_equal_a_loop(corpora: Path) -> None:
     """A loop over rows gives the counts; parts of a hospital agree on its outputs."""
     codes = read_mimic(corpora / "mimic_iii_demo").codes
     names = public_categories()
@@ -314,7 +314,7 @@ def test_outputs_of_the_demo_patients(corpora: Path) -> None:
 
 
 @pytest.mark.corpora
-def test_held_out_phenotypes_of_codiesp(corpora: Path) -> None:
+def test_held_out_phenotypes_of_codiesp_have_the_expected_counts(corpora: Path) -> None:
     """Hypertension, diabetes and tobacco: no output of stage 1 is one of them."""
     codes = read_codiesp(corpora / "codiesp", "D").codes
     held_out = {

@@ -1,4 +1,4 @@
-"""Bags and cohorts, compared with lists of lists; no patient is lost or repeated."""
+"""Bags and cohorts, compared with lists; no patient is lost or repeated."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _rows(cohort: Cohort) -> dict[str, tuple[list[int], list[int]]]:
     }
 
 
-def test_bags_hold_what_the_lists_held() -> None:
+def test_bags_hold_the_concepts_of_the_lists() -> None:
     lists = _lists(50, 11, 1)
     bags = Bags.of(lists, 11)
     assert len(bags) == 50
@@ -71,7 +71,7 @@ def test_bags_hold_what_the_lists_held() -> None:
 
 
 @pytest.mark.parametrize("rows", [[], [3], [4, 0, 4, 49], list(range(49, -1, -1))])
-def test_take_selects_patients(rows: Sequence[int]) -> None:
+def test_take_selects_the_given_patients(rows: Sequence[int]) -> None:
     """Rows may be indices or a mask."""
     lists = _lists(50, 11, 2)
     bags = Bags.of(lists, 11)
@@ -80,7 +80,7 @@ def test_take_selects_patients(rows: Sequence[int]) -> None:
     assert _as_lists(bags.take(mask)) == [lists[r] for r in sorted(set(rows))]
 
 
-def test_counts_are_those_of_a_counter() -> None:
+def test_counts_equal_those_of_a_counter() -> None:
     """The expected counts are those of `collections.Counter`."""
     lists = _lists(60, 7, 4)
     counts = list(zip(*(a.tolist() for a in Bags.of(lists, 7).counts()), strict=True))
@@ -92,7 +92,7 @@ def test_counts_are_those_of_a_counter() -> None:
     assert counts == expected
 
 
-def test_no_patients_and_no_concepts() -> None:
+def test_bags_without_patients_or_concepts_are_accepted() -> None:
     for lists in ([], [[], []]):
         bags = Bags.of(lists, 5)
         assert len(bags) == len(lists)
@@ -143,7 +143,7 @@ def test_impossible_cohorts_are_refused(
 
 
 @pytest.mark.parametrize("sites", [1, 3, 10, 37])
-def test_a_deal_loses_nothing_and_doubles_nobody(sites: int) -> None:
+def test_dealing_loses_and_repeats_no_patient(sites: int) -> None:
     cohort = _cohort()
     dealt = deal(cohort, sites, seed=5)
     assert [part.id for part in dealt] == [f"h-{n}" for n in range(1, sites + 1)]
@@ -157,7 +157,7 @@ def test_a_deal_loses_nothing_and_doubles_nobody(sites: int) -> None:
     assert together == _rows(cohort)
 
 
-def test_a_deal_depends_on_patients_and_seed_not_on_their_order() -> None:
+def test_dealing_depends_on_patients_and_seed_but_not_on_order() -> None:
     cohort = _cohort()
     turned = cohort.take(np.arange(36, -1, -1))
 
@@ -168,7 +168,7 @@ def test_a_deal_depends_on_patients_and_seed_not_on_their_order() -> None:
     assert silos(cohort, 0) != silos(cohort, 1)
 
 
-def test_a_deal_is_of_random_patients() -> None:
+def test_dealing_selects_random_patients() -> None:
     """The mean of 200 deals is the hypergeometric mean within 5 σ."""
     cohort = _cohort(12)
     hits = sum(
@@ -177,7 +177,7 @@ def test_a_deal_is_of_random_patients() -> None:
     assert abs(hits - 200 / 3) < 5 * np.sqrt(200 * (1 / 3) * (2 / 3))
 
 
-def test_a_split_has_the_shares_asked_for() -> None:
+def test_a_split_has_the_requested_shares() -> None:
     cohort = _cohort(40)
     parts = split(
         cohort, {"train": 0.6, "valid": 0.1, "test": 0.3, "none": 0.0}, seed=2
@@ -193,7 +193,7 @@ def test_a_split_has_the_shares_asked_for() -> None:
     assert list(parts["train"].patients) == order
 
 
-def test_impossible_deals_and_splits_are_refused() -> None:
+def test_impossible_dealing_and_splits_are_refused() -> None:
     cohort = _cohort(3)
     with pytest.raises(DataError, match="3 patients of cohort h cannot fill 4 sites"):
         deal(cohort, 4)
@@ -203,7 +203,7 @@ def test_impossible_deals_and_splits_are_refused() -> None:
         split(cohort, {"train": 0.9, "valid": 0.1})
 
 
-def test_pooling_undoes_a_deal() -> None:
+def test_pooling_inverts_dealing() -> None:
     cohort = _cohort()
     together = pool_cohorts(deal(cohort, 5, 1))
     assert _rows(together) == _rows(cohort)
@@ -211,7 +211,7 @@ def test_pooling_undoes_a_deal() -> None:
     assert pool_cohorts([cohort]).bags.offsets.tolist() == cohort.bags.offsets.tolist()
 
 
-def test_cohorts_that_differ_are_not_pooled() -> None:
+def test_different_cohorts_are_not_pooled() -> None:
     a, b = _cohort(5, id="a"), _cohort(6, id="b")
     for different, message in (
         (a, "5 patients of cohort a are in another one"),
@@ -270,7 +270,7 @@ def test_the_fingerprint_changes_with_everything_but_the_name() -> None:
     assert len({c.fingerprint() for c in (cohort, *others)}) == 1 + len(others)
 
 
-def test_vectors_go_where_bags_go() -> None:
+def test_vectors_stay_with_their_patients() -> None:
     """A patient's vector stays with the patient through deal, pool, split and take."""
     plain = _cohort()
     values = (
@@ -333,7 +333,7 @@ def test_pooling_keeps_every_patient_once() -> None:
     assert together.train.bags.concepts.tolist() == [1, 1] * 3
 
 
-def test_a_shared_test_part_is_pooled_once() -> None:
+def test_a_shared_test_part_is_included_once() -> None:
     test = named("t", "u")
     sites = [
         site(n, named(n), named(f"{n}v"), replace(test, id=n)) for n in ("a", "b", "c")
@@ -349,7 +349,7 @@ def test_a_shared_test_part_is_pooled_once() -> None:
             pool_sites(twice)
 
 
-def test_sites_must_be_alike() -> None:
+def test_sites_with_different_phenotypes_or_dictionaries_are_refused() -> None:
     original = site("a", named("p"), named("v"), named("t"))
     require_alike([original, replace(original, id="b")])
     refusal = "'a' and 'b' read notes with different dictionaries"
@@ -363,7 +363,7 @@ def test_sites_must_be_alike() -> None:
             require_alike([original, replace(original, id="b", **change)])  # type: ignore[arg-type]
 
 
-def test_a_fingerprint_changes_with_what_is_in_a_site() -> None:
+def test_a_fingerprint_changes_with_the_content_of_a_site() -> None:
     original = site("a", named("p"), named("v"), named("t"))
     changed = [
         replace(original, train=named("q")),
@@ -382,7 +382,7 @@ def test_a_fingerprint_changes_with_what_is_in_a_site() -> None:
     assert fingerprint(turned) == fingerprint(original)
 
 
-def test_a_site_and_its_cohorts_show_no_patient() -> None:
+def test_the_repr_of_a_site_and_its_cohorts_shows_no_patient() -> None:
     """In a log, a traceback's locals or a notebook."""
     cohort = Cohort(
         "mercy", ("Erika",), Bags.of([[0]], 1), np.zeros((1, 1)), ("depression",)

@@ -60,7 +60,7 @@ def write_notes(path: Path, numbers: range) -> None:
 SITE = {"notes": "notes.csv", "codes": ".", "codes_format": "mimic"}
 
 
-def test_notes_codes_and_phenotypes(place: Path) -> None:
+def test_patients_have_the_notes_codes_and_labels_of_the_files(place: Path) -> None:
     """Bags, labels and codes are those that the files were written with."""
     sites = load(place, sites={"a": SITE}, phenotypes=PHENOTYPES)
     (site,) = sites.data
@@ -90,7 +90,7 @@ def test_notes_codes_and_phenotypes(place: Path) -> None:
     assert hypertension_codes == []
 
 
-def test_counts_are_reported(place: Path) -> None:
+def test_counts_of_patients_and_damaged_rows_are_reported(place: Path) -> None:
     notes = load(place, sites={"a": SITE}, phenotypes=PHENOTYPES).remarks
     assert notes[:8] == (
         f"a: {place / 'DIAGNOSES_ICD.csv'}:30: 2 columns instead of 3",
@@ -126,7 +126,7 @@ def test_patients_with_too_many_concepts_are_left_out(place: Path) -> None:
     assert "a: 7 patients with more than 2 concepts: left out" in sites.remarks
 
 
-def test_one_stage_alone(place: Path) -> None:
+def test_codes_or_labels_may_be_missing(place: Path) -> None:
     """Without phenotypes there is no output; without codes stage 1 has nothing to learn."""
     (codes_only,) = load(place, sites={"a": SITE}, hold_out={"codes": ["icd9:57"]}).data
     assert codes_only.phenotypes == ()
@@ -136,7 +136,7 @@ def test_one_stage_alone(place: Path) -> None:
     assert (notes_only.codes, notes_only.phenotypes) == ({}, ())
 
 
-def test_silos_have_all_patients_together(place: Path) -> None:
+def test_silos_together_have_all_patients(place: Path) -> None:
     tables = {"sites": {"a": SITE}, "phenotypes": PHENOTYPES}
     (site,) = load(place, **tables).data
     silos = load(place, **tables, silos={"number": 3}).data
@@ -172,7 +172,7 @@ def test_a_smaller_labelled_share_is_a_subset(place: Path) -> None:
     )
 
 
-def test_two_hospitals_may_use_the_same_ids(place: Path) -> None:
+def test_two_hospitals_may_use_equal_patient_ids(place: Path) -> None:
     (place / "b").mkdir()
     write_notes(place / "b" / "notes.csv", range(20, 40))
     loaded = load(place, sites={"a": SITE, "b": {**SITE, "notes": "b/notes.csv"}})
@@ -321,7 +321,7 @@ def test_a_run_on_other_patients_is_not_resumed(place: Path) -> None:
         ),
     ],
 )
-def test_mistakes_are_named_with_their_place(
+def test_an_error_names_the_place_of_a_mistake(
     place: Path, tables: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     write_notes(place / "other.csv", range(100, 110))
@@ -354,7 +354,7 @@ def obesity(place: Path, train: int = 8) -> Path:
     return folder
 
 
-def test_labels_of_the_obesity_challenge(place: Path) -> None:
+def test_labels_of_the_obesity_challenge_are_read(place: Path) -> None:
     obesity(place)
     site = {"labels": "obesity", "valid_fraction": 0.25}
     loaded = load(place, sites={"o": site})
@@ -374,7 +374,7 @@ def test_labels_of_the_obesity_challenge(place: Path) -> None:
     assert any("Asthma (no label)" in line for line in loaded.remarks)
 
 
-def test_ctakes_output_in_place_of_notes(place: Path) -> None:
+def test_output_of_ctakes_can_replace_notes(place: Path) -> None:
     rows = [f"{i} C0000000 -C0000001 C0000003 C0009999" for i in range(30)]
     (place / "found.txt").write_text("\n".join(rows) + "\n")
     loaded = load(place, sites={"a": {**SITE, "notes": [], "concepts": "found.txt"}, "b": {
@@ -392,7 +392,7 @@ def test_ctakes_output_in_place_of_notes(place: Path) -> None:
 
 
 @pytest.mark.corpora
-def test_codiesp(
+def test_codiesp_has_the_counted_patients_and_codes(
     corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 750 cases, 104 have no concept that holds for the patient; grep counts codes.
@@ -436,7 +436,7 @@ def test_codiesp(
     )
 
 
-def test_the_papers_jobs_load(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_the_paper_load(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Invented files: 200 patients of MIMIC-III, 44 summaries, a UMLS with one term."""
     needs_app("experiments")
     rows = [f"{i},{i},Nursing,,{SECRET} has gout" for i in range(200)]
@@ -518,7 +518,7 @@ def test_vectors_of_concepts_reach_every_silo(place: Path) -> None:
         of_vectors(place, LINES, "$NOWHERE")
 
 
-def test_real_sites_must_have_the_same_vectors(place: Path) -> None:
+def test_real_sites_must_have_equal_vectors(place: Path) -> None:
     """Sites compare digests before round 1."""
     needs_app("deployment")
     from fednotes.apps.deployment.agreement import Description, agreed_config, describe
@@ -539,7 +539,9 @@ def test_real_sites_must_have_the_same_vectors(place: Path) -> None:
             agreed_config(vectors_job, {"a": description, "b": theirs})
 
 
-def test_vectors_of_an_encoder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_of_concepts_can_come_from_an_encoder(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The encoder gives each word its length; the mean is worked out here."""
 
     class Lengths:

@@ -1,4 +1,4 @@
-"""Jobs on patients: the seed decides on parts and silos; sites may have nothing to train.
+"""Jobs on patients: parts and silos follow the seed; sites may have nothing to train.
 
 The expected values are counts of files that are written here, and what `cohort.deal`
 makes of the patients of the same job without silos.
@@ -163,7 +163,7 @@ def judged_alone(place: Path) -> dict[str, dict[str, Any]]:
     return sites
 
 
-def test_sites_with_nothing_in_a_stage_take_part(place: Path) -> None:
+def test_sites_without_data_of_a_stage_participate(place: Path) -> None:
     """Federated and pooled, every site is scored on both stages."""
     sites = judged_alone(place)
     summary = run(place, sites, conditions=["federated", "pooled"])
@@ -182,7 +182,9 @@ def test_sites_with_nothing_in_a_stage_take_part(place: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["uncoded", "unjudged"])
-def test_a_site_with_nothing_to_train_cannot_be_alone(place: Path, name: str) -> None:
+def test_a_site_with_nothing_to_train_cannot_train_alone(
+    place: Path, name: str
+) -> None:
     """The error is clear and there is no summary; with others the site can train."""
     sites = judged_alone(place)
     lacks = "with billing codes" if name == "uncoded" else "labelled"
@@ -193,7 +195,7 @@ def test_a_site_with_nothing_to_train_cannot_be_alone(place: Path, name: str) ->
     assert not (place / "run" / "summary.json").exists()
 
 
-def test_a_site_without_any_concept_trains_alone_and_with_others(place: Path) -> None:
+def test_a_site_without_concepts_trains_alone_and_with_others(place: Path) -> None:
     """With one patient per batch; equal scores for all patients have an AUROC of 1/2."""
     write_notes(place / "empty.csv", range(100, 160), terms=False)
     write_codes(place / "empty_codes.csv", range(100, 160))

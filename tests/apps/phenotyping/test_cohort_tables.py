@@ -58,7 +58,7 @@ def expected(i: int) -> list[int]:
     return [asthma, -1 if i == 0 or i >= 32 else int(i % 3 == 2)]
 
 
-def test_codes_and_labels_of_tables(place: Path) -> None:
+def test_codes_and_labels_of_tables_are_read(place: Path) -> None:
     """Files become each patient's bag, codes and labels; counts are reported."""
     loaded = load(place, sites={"a": SITE})
     (site,) = loaded.data
@@ -81,7 +81,7 @@ def test_codes_and_labels_of_tables(place: Path) -> None:
     assert SECRET not in "".join(loaded.remarks)
 
 
-def test_a_test_part_with_labels_of_its_own(place: Path) -> None:
+def test_a_test_part_may_have_its_own_labels(place: Path) -> None:
     """A wide table; both tables label some patients; patient 33 has no label."""
     (place / "judged.tsv").write_text("person_id\tgout\tasthma\n31\tN\tY\n32\tQ\t\n")
     site = {**SITE, "test": "test.csv", "test_labels": "judged.tsv"}
@@ -95,7 +95,7 @@ def test_a_test_part_with_labels_of_its_own(place: Path) -> None:
     assert alone.test.labels.tolist() == [expected(i) for i in range(30, 34)]
 
 
-def test_sites_with_other_files_agree_by_name(place: Path) -> None:
+def test_sites_with_different_files_agree_on_phenotypes_by_name(place: Path) -> None:
     """One table is long, one wide in another order; equal ids get different names."""
     rows = [f"{i},{i % 2},{'U' if i % 2 else 'Q'}" for i in range(30)]
     write(place / "wide.csv", "patient,gout,asthma", rows)
@@ -109,7 +109,7 @@ def test_sites_with_other_files_agree_by_name(place: Path) -> None:
         load(place, sites={"a": SITE, "b": few})
 
 
-def test_codes_of_a_table_make_phenotypes(place: Path) -> None:
+def test_phenotypes_are_derived_from_codes_of_a_table(place: Path) -> None:
     (place / "more.csv").write_text(
         "patient,code,system\n3,401.9,icd9\n3,0331,icd9proc\n"
     )
@@ -178,7 +178,7 @@ def test_codes_of_a_table_make_phenotypes(place: Path) -> None:
         ),
     ],
 )
-def test_mistakes_are_named_with_their_place(
+def test_an_error_names_the_place_of_a_mistake(
     place: Path, site: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     (place / "odd.csv").write_text("patient,gout,asthma\n77,Y,N\n")
@@ -192,7 +192,7 @@ def test_mistakes_are_named_with_their_place(
         load(place, sites={"a": SITE}, phenotypes={"x": ["icd9:401"]})
 
 
-def test_labels_of_another_test_part_than_the_challenges(place: Path) -> None:
+def test_a_second_test_part_for_the_obesity_challenge_is_refused(place: Path) -> None:
     (place / "folder").mkdir()
     site = {**SITE, "labels": "folder", "test": "test.csv", "test_labels": "labels.csv"}
     with pytest.raises(ConfigError, match="the obesity challenge has a test part"):
@@ -219,7 +219,9 @@ def model(place: Path) -> Path:
     return save_model(place / "model", "terms.tsv", place, "asthma", "gout")
 
 
-def test_evaluate_against_a_table(run: Run, model: Path, place: Path) -> None:
+def test_evaluate_scores_against_a_table_of_labels(
+    run: Run, model: Path, place: Path
+) -> None:
     """Scores equal those with labels in the lines of notes; gout is always right."""
     out, err = run("evaluate", model, place / "notes.csv", "--labels", place / "labels.csv",
                    "--json")  # fmt: skip
@@ -247,7 +249,7 @@ def test_evaluate_against_a_table(run: Run, model: Path, place: Path) -> None:
     )
 
 
-def test_evaluate_refuses_what_has_no_labels(
+def test_evaluate_refuses_notes_without_labels(
     run: Run, model: Path, place: Path
 ) -> None:
     assert (

@@ -76,7 +76,7 @@ ROWS = [
 ]
 
 
-def test_terms_of_the_umls(file: File) -> None:
+def test_terms_of_the_umls_are_read(file: File) -> None:
     dictionary = read_dictionary(file("\n".join(ROWS) + "\n", "MRCONSO.RRF"))
     assert dictionary.concepts == ("C0000005", "C0004057", "C0011849", "C0020538")
     assert terms(dictionary) == {
@@ -88,7 +88,7 @@ def test_terms_of_the_umls(file: File) -> None:
     }
 
 
-def test_umls_options(file: File) -> None:
+def test_umls_options_select_terms(file: File) -> None:
     path = file("\r\n".join(ROWS), "MRCONSO.RRF")
     spanish = read_dictionary(path, language="SPA")
     assert spanish.terms == ("Hipertensión",)
@@ -102,14 +102,14 @@ def test_umls_options(file: File) -> None:
         read_dictionary(path, sources=["MESH"])
 
 
-def test_umls_rows_in_any_order(file: File) -> None:
+def test_the_order_of_umls_rows_does_not_matter(file: File) -> None:
     first = read_dictionary(file("\n".join(ROWS), "a/MRCONSO.RRF"))
     two = read_dictionary(file("\n".join(reversed(ROWS)), "b/MRCONSO.RRF"))
     shorter = read_dictionary(file("\n".join(ROWS[:-1]), "c/MRCONSO.RRF"))
     assert first.fingerprint == two.fingerprint != shorter.fingerprint
 
 
-def test_umls_semantic_types(file: File) -> None:
+def test_umls_semantic_types_select_concepts(file: File) -> None:
     path = file("\n".join(ROWS), "MRCONSO.RRF")
     types = [
         "C0011849|T047|B2|Disease or Syndrome|AT1||",
@@ -134,7 +134,7 @@ def test_umls_semantic_types(file: File) -> None:
     assert {"T047", "T184", "T061", "T121", "T023"} <= TYPES
 
 
-def test_umls_damaged_rows_are_left_out(file: File) -> None:
+def test_damaged_umls_rows_are_left_out(file: File) -> None:
     bad = [
         b"C0011849|ENG|cut off",
         conso("X1", "no id").encode(),
@@ -145,7 +145,7 @@ def test_umls_damaged_rows_are_left_out(file: File) -> None:
     assert len(read_dictionary(path)) == 4
 
 
-def test_packed_files(tmp_path: Path) -> None:
+def test_compressed_umls_files_are_read(tmp_path: Path) -> None:
     path = tmp_path / "MRCONSO.RRF.gz"
     path.write_bytes(gzip.compress("\n".join(ROWS).encode()))
     (tmp_path / "MRSTY.RRF.gz").write_bytes(gzip.compress(b"C0004057|T109|A|B|C||"))
@@ -157,7 +157,7 @@ def test_packed_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["MRCONSO.RRF", "a.obo", "t.csv"])
 @pytest.mark.parametrize("content", ["", "some words\n" * 300, b"\x00\xff\xfe" * 5000])
-def test_a_wrong_file_is_one_clear_line(
+def test_a_wrong_file_is_refused_in_one_line(
     name: str, content: str | bytes, file: File
 ) -> None:
     path = file(content, name)
@@ -211,7 +211,7 @@ name: part of
 """
 
 
-def test_terms_of_an_ontology(file: File) -> None:
+def test_terms_of_an_ontology_are_read(file: File) -> None:
     dictionary = read_dictionary(file(OBO, "d.obo"))
     assert dictionary.concepts == ("DOID:1", "DOID:2", "DOID:4")
     assert terms(dictionary) == {
@@ -227,7 +227,9 @@ def test_terms_of_an_ontology(file: File) -> None:
 @pytest.mark.parametrize(
     "line", [b'synonym: "bronchial', b"synonym: broken", b"def: a\xff"]
 )
-def test_an_obo_file_of_broken_lines(file: File, line: bytes) -> None:
+def test_an_obo_file_with_broken_lines_is_refused_or_read_without_them(
+    file: File, line: bytes
+) -> None:
     """A broken line is left out; if most terms have one, the file is refused."""
     first, others = b"[Term]\nid: D:1\nname: asthma\n", b"[Term]\nid: D:2\nname: gout\n"
     dictionary = read_dictionary(file(first + line + b"\n" + others, "d.obo"))
@@ -236,7 +238,7 @@ def test_an_obo_file_of_broken_lines(file: File, line: bytes) -> None:
         read_dictionary(file(first + line + b"\n", "d.obo"))
 
 
-def test_obo_options(file: File) -> None:
+def test_obo_options_select_terms_and_ids(file: File) -> None:
     path = file(OBO, "d.obo")
     wide = read_dictionary(path, scopes=("EXACT", "RELATED", "NARROW"))
     assert {"pressure", "renal hypertension"} <= set(wide.terms)
@@ -258,7 +260,7 @@ def test_obo_options(file: File) -> None:
         ('Term,x,ID\nheart failure,1,C1\ngout,2,C2\n"failure, heart",3,C1', "t.csv"),
     ],
 )
-def test_terms_of_a_table(content: str, name: str, file: File) -> None:
+def test_terms_of_a_table_are_read(content: str, name: str, file: File) -> None:
     dictionary = read_dictionary(file(content, name))
     assert terms(dictionary) == {
         "failure, heart": ["C1"],
@@ -267,7 +269,7 @@ def test_terms_of_a_table(content: str, name: str, file: File) -> None:
     }
 
 
-def test_table_damaged_rows(file: File) -> None:
+def test_damaged_rows_of_a_table_are_left_out(file: File) -> None:
     dictionary = read_dictionary(
         file('C1,a\nC2\nC3,b,c\n,d\nC4,\nC5,e\nC6,"f\nC7,g\nC8,h\nC9,i\nC10,j\n')
     )
@@ -294,7 +296,7 @@ def test_tags_and_affixes_are_removed_from_terms() -> None:
         assert clean_term(term) == clean
 
 
-def test_dictionary_of_pairs() -> None:
+def test_a_dictionary_is_built_from_pairs() -> None:
     dictionary = dictionary_of([("B", "x"), ("A", "y"), ("A", "x"), ("A", "x")])
     assert dictionary.concepts == ("A", "B")
     assert terms(dictionary) == {"x": ["A", "B"], "y": ["A"]}
@@ -302,7 +304,7 @@ def test_dictionary_of_pairs() -> None:
 
 
 @pytest.mark.corpora
-def test_the_disease_ontology(corpora: Path) -> None:
+def test_the_disease_ontology_has_the_expected_terms(corpora: Path) -> None:
     """The number of terms is that of [Term] without is_obsolete, counted in the text."""
     path = corpora / "disease_ontology" / "HumanDO.obo"
     lines = path.read_text("utf-8").splitlines()

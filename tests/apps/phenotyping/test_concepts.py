@@ -118,7 +118,7 @@ def brute(text: str, dictionary: Dictionary) -> list[tuple[int, int, tuple[int, 
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_finds_what_brute_force_finds(seed: int) -> None:
+def test_mentions_equal_those_of_brute_force(seed: int) -> None:
     """`brute` is an independent program that shares only `singular` with the matcher."""
     rng = random.Random(seed)
     words = "renal cysts cyst Straße strasse café cafe\u0301 ﬁbroma fibromas β12 İ Crohn abcd".split()
@@ -152,7 +152,7 @@ def test_finds_what_brute_force_finds(seed: int) -> None:
     ]
 
 
-def test_terms_that_begin_and_end_alike() -> None:
+def test_terms_with_equal_beginnings_and_ends_are_matched() -> None:
     """Compared with `brute`; the library's own longest match misses some of these."""
     rng = random.Random(0)
     for _ in range(300):
@@ -165,7 +165,7 @@ def test_terms_that_begin_and_end_alike() -> None:
         assert mentions(text, Matcher(dictionary, "off")) == brute(text, dictionary)
 
 
-def test_leftmost_longest_without_overlap() -> None:
+def test_the_leftmost_longest_mentions_are_found_without_overlap() -> None:
     """Neighbouring mentions do not overlap; no term is found inside a word."""
     finder = matcher()
     assert terms_in("Congestive heart failure; heart  failures, failure.", finder) == [
@@ -188,11 +188,11 @@ def test_leftmost_longest_without_overlap() -> None:
         ("\u0301\u0301fever", "fever"),
     ],
 )
-def test_offsets_are_those_of_the_text(text: str, form: str) -> None:
+def test_offsets_refer_to_the_original_text(text: str, form: str) -> None:
     assert [part for part, _ in terms_in(text, matcher())] == [form]
 
 
-def test_a_mention_of_several_concepts() -> None:
+def test_a_mention_may_have_several_concepts() -> None:
     finder = matcher()
     assert mentions("FEVERS", finder) == [(0, 6, (5, 6))]
     assert finder.bag(["fever", "heart failure"]).tolist() == [5, 6, 0]
@@ -211,7 +211,7 @@ def test_plurals_become_singulars() -> None:
         assert plural in plurals_of(singular_form)
 
 
-def test_terms_that_are_not_matched() -> None:
+def test_ambiguous_and_useless_terms_are_dropped() -> None:
     terms = [("C1", t) for t in ("MI", "all", "12 34", "word " * 21, "was it", "cold")]
     finder = matcher(terms)
     assert finder.dropped == {"short": 1, "ambiguous": 1, "no letter": 1, "long": 1}
@@ -225,7 +225,7 @@ def test_terms_that_are_not_matched() -> None:
         matcher([("C1", "12")])
 
 
-def test_context_in_bags() -> None:
+def test_context_drops_or_marks_concepts_in_bags() -> None:
     text = "No fever. Mother had heart failure. Diabetes mellitus."
     assert matcher().bag(text).tolist() == [5, 6, 0, 7]
     assert matcher(context="drop").bag(text).tolist() == [7]
@@ -234,7 +234,9 @@ def test_context_in_bags() -> None:
     assert marking.bag(text).tolist() == [13, 14, 8, 7]
 
 
-def test_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_about_a_missing_package_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "ahocorasick", None)
     with pytest.raises(MissingExtra, match=r"pyahocorasick.*fednotes\[concepts\]"):
         matcher()
@@ -249,7 +251,7 @@ NOTES = {
 }
 
 
-def test_bags_of_patients() -> None:
+def test_bags_are_built_per_patient() -> None:
     progress_calls: list[tuple[int, int]] = []
     inputs = bags(
         NOTES,
@@ -275,7 +277,7 @@ def test_bags_of_patients() -> None:
     assert (nobody.patients, len(nobody.values)) == ((), 0)
 
 
-def test_parallel_equals_serial() -> None:
+def test_parallel_extraction_equals_serial_extraction() -> None:
     many = {
         f"{name}-{n}": texts * n for n in range(1, 6) for name, texts in NOTES.items()
     }
@@ -289,7 +291,7 @@ def test_parallel_equals_serial() -> None:
     np.testing.assert_array_equal(parallel.values.offsets, serial.values.offsets)
 
 
-def test_a_spawned_process_builds_the_same() -> None:
+def test_a_spawned_process_builds_the_same_matcher() -> None:
     """`copy` rebuilds from `__reduce__`, as a spawned process does."""
     finder = matcher(context="mark")
     copied = copy.copy(finder)
@@ -305,7 +307,7 @@ class Unused(Matcher):
         raise AssertionError("the cache was not used")
 
 
-def test_cache_is_used_again(tmp_path: Path) -> None:
+def test_the_cache_is_reused(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     first = bags(NOTES, matcher(), cache=folder, max_concepts=20)
     again = bags(
@@ -339,7 +341,7 @@ def test_a_damaged_cache_entry_is_computed_again(name: str, tmp_path: Path) -> N
     assert (entry / name).stat().st_size > 1
 
 
-def test_the_cache_knows_texts_and_rules(tmp_path: Path) -> None:
+def test_the_cache_key_depends_on_texts_and_rules(tmp_path: Path) -> None:
     options: list[dict[str, object]] = [{}, {"context": "drop"}, {"context": "mark"}]
     for count, settings in enumerate(options, 1):
         bags(NOTES, matcher(**settings), cache=tmp_path)
@@ -350,7 +352,7 @@ def test_the_cache_knows_texts_and_rules(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_notes_by_patient() -> None:
+def test_notes_are_grouped_by_patient() -> None:
     notes = [Note("1", "a", "p", None, "f"), Note("2", "b", None, None, "f")]
     notes += [Note("3", "c", "p", None, "f")]
     assert by_patient(notes) == {"p": ["a", "c"], "2": ["b"]}
@@ -495,7 +497,7 @@ def test_contexts_follow_their_definitions(sentence: str, expected: str) -> None
     )
 
 
-def test_each_mention_of_a_text_has_its_own() -> None:
+def test_each_mention_of_a_text_has_its_own_context() -> None:
     marked = "No [fever] but [cough]. Father: [gout]. [Asthma]. [Rash] absent; return if [pain]."
     text, spans = parsed(marked)
     expected = ["negated", "", "family", "", "negated", "hypothetical"]
@@ -503,7 +505,7 @@ def test_each_mention_of_a_text_has_its_own() -> None:
     assert contexts(text, []) == []
 
 
-def test_saved_models_know_these_rules() -> None:
+def test_the_fingerprint_of_the_context_rules_is_unchanged() -> None:
     """Models and caches name the digest of all phrases, which their order changes."""
     assert fingerprint_of_rules() == (
         "23a6b445deae2405f8c1d3e92719342bb733e6126cad9fc889cfeee698387cb3"
@@ -556,7 +558,7 @@ EXPECTED = [
 ]
 
 
-def test_mentions_of_an_xmi_file(file: File) -> None:
+def test_mentions_of_an_xmi_file_are_read(file: File) -> None:
     path = file(XMI.format(body=BODY), "notes/n1.txt.xmi")
     assert read_ctakes(path)[0] == {"n1": EXPECTED}
     holding = BODY.replace('"-1"', '"1"').replace("family_member", "Patient")
@@ -606,7 +608,7 @@ def test_a_list_that_mentions_share_is_bounded(number: int, file: File) -> None:
         ('<!DOCTYPE a SYSTEM "file:///etc/passwd">\n<xmi:XMI/>', "DOCTYPE"),
     ],
 )
-def test_xmi_that_is_refused(content: str, message: str, file: File) -> None:
+def test_malformed_xmi_is_refused(content: str, message: str, file: File) -> None:
     path = file(content, "n.xmi")
     with pytest.raises(DataError, match=message) as caught:
         read_ctakes(path)
@@ -622,7 +624,7 @@ def test_xmi_that_is_refused(content: str, message: str, file: File) -> None:
         "patient|cuis\np1|C0000001|C0000002|-C0000001\np2\np1|C0000003",
     ],
 )
-def test_flat_lines(content: str, file: File) -> None:
+def test_flat_lines_of_concepts_are_read(content: str, file: File) -> None:
     by_id, report = read_ctakes(file(content, "cuis.txt"))
     assert (report.rows, report.damaged) == (3, 0)
     assert by_id["p1"] == [
@@ -634,7 +636,7 @@ def test_flat_lines(content: str, file: File) -> None:
     assert by_id["p2"] == []
 
 
-def test_flat_lines_that_are_damaged(file: File) -> None:
+def test_damaged_flat_lines_are_left_out(file: File) -> None:
     path = file(
         b"p1 C0000001\np2 C1\n\xff C0000001\nC0000002 C0000003\np3 C0000001\np4 C0000001\n"
     )
@@ -649,7 +651,7 @@ def test_flat_lines_that_are_damaged(file: File) -> None:
         read_ctakes(file("", "empty.txt"))
 
 
-def test_a_folder_of_cui_files(file: File) -> None:
+def test_a_folder_of_cui_files_is_read(file: File) -> None:
     path = file("C0000001 C0000002\n-C0000003\n", "flat/p1.txt")
     file("", "flat/p2.txt")
     file("C0000001\n???\n", "flat/p3.txt")
@@ -665,7 +667,7 @@ def test_a_folder_of_cui_files(file: File) -> None:
         read_ctakes(path.parent)
 
 
-def test_bags_of_ctakes_mentions() -> None:
+def test_bags_are_built_from_ctakes_mentions() -> None:
     mentions = {"p1": EXPECTED, "p2": [], "p3": [Mention(("C0018099",))] * 9}
     vocabulary = ("C0015967", "C0018099")
     patients, values, counts = bags_of_mentions(mentions, vocabulary, max_concepts=8)
@@ -688,7 +690,9 @@ def test_bags_of_ctakes_mentions() -> None:
 
 
 @pytest.mark.corpora
-def test_codiesp_cases_with_the_disease_ontology(corpora: Path) -> None:
+def test_codiesp_cases_have_the_expected_concepts_of_the_disease_ontology(
+    corpora: Path,
+) -> None:
     """The counts are those at the time of writing; two cases are checked by `brute`."""
     files = [
         f

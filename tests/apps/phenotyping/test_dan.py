@@ -1,4 +1,4 @@
-"""Test the deep averaging network against NumPy programs that loop over patients."""
+"""The deep averaging network, compared with NumPy programs that loop over patients."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_the_mean_can_be_over_distinct_concepts() -> None:
     )
 
 
-def test_pool_equals_embedding_bag() -> None:
+def test_pooling_equals_embedding_bag() -> None:
     """The reference is torch's embedding_bag with the mean over every occurrence.
 
     Float64 takes the path of other devices.
@@ -146,7 +146,7 @@ def test_pool_equals_embedding_bag() -> None:
     torch.testing.assert_close(pool(table.double(), mixtures).float(), expected)
 
 
-def test_take_selects_patients() -> None:
+def test_take_selects_the_given_patients() -> None:
     """The reference reads the same patients from their lists."""
     lists, rows = random_lists(), [4, 2, 2, 0]
     selected = Mixtures.of(Bags.of(lists, VOCABULARY)).take(rows)
@@ -212,7 +212,7 @@ def test_unlabelled_pairs_do_not_count() -> None:
     )
 
 
-def test_a_network_reads_features_in_place_of_bags() -> None:
+def test_a_network_can_read_features_in_place_of_bags() -> None:
     """The reference is two matrix products in NumPy."""
     dan = Dan(CONFIG, 11, OUTPUTS, features=True)
     x = np.random.default_rng(0).normal(size=(600, 11))
@@ -226,7 +226,7 @@ def test_a_network_reads_features_in_place_of_bags() -> None:
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_row_adam_equals_torch(sparse: bool, dtype: torch.dtype) -> None:
+def test_adam_on_rows_equals_torch(sparse: bool, dtype: torch.dtype) -> None:
     """The references are torch.optim.Adam and torch.optim.SparseAdam.
 
     The optimizer is saved and restored after the third step.
@@ -310,7 +310,7 @@ def test_initial_values_depend_on_the_seed_and_leave_torch_alone() -> None:
     assert not torch.equal(first.trainable()["embedding"], reseeded["embedding"])
 
 
-def test_initial_values_follow_keras() -> None:
+def test_initial_values_have_the_distribution_of_keras() -> None:
     """keras.layers.Embedding is uniform in ±0.05.
 
     Dense is uniform in ±√(6 / (inputs + outputs)), after Glorot and Bengio (2010), with
@@ -343,7 +343,7 @@ def test_dropout_applies_only_in_training() -> None:
     torch.testing.assert_close(outputs.mean(0), calm, atol=0.01, rtol=0)
 
 
-def test_wrong_inputs_are_named() -> None:
+def test_an_error_names_wrong_inputs() -> None:
     """Messages about sizes name both sides."""
     dan, dense = network(), Dan(CONFIG, 11, OUTPUTS, features=True)
     known = np.array([1, VOCABULARY])

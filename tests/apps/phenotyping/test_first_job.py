@@ -1,4 +1,4 @@
-"""`fednotes init` on notes beside which a table of patients' labels lies."""
+"""`fednotes init` on notes beside a table of patients' labels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_hospital(folder: Path, number: int, *phenotypes: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "number"), [("all", 3), ("all/mercy", 4)])
-def test_labelled_patients_are_phenotyped(
+def test_labelled_patients_give_a_phenotyping_job(
     tmp_path: Path, path: str, number: int
 ) -> None:
     """Whether they are of three sites, or of one corpus that is dealt out."""
@@ -46,7 +46,7 @@ def test_labelled_patients_are_phenotyped(
     assert len(fn.simulate(job, tmp_path / "run").sites) == number
 
 
-def test_sites_with_other_labels_are_refused_with_a_remedy(tmp_path: Path) -> None:
+def test_sites_with_different_labels_are_refused_with_a_remedy(tmp_path: Path) -> None:
     write_hospital(tmp_path / "all" / "mercy", 0, "asthma", "gout")
     write_hospital(tmp_path / "all" / "north", 1, "asthma")
     with pytest.raises(DataError, match="gout are labelled at only one of the sites"):

@@ -27,7 +27,7 @@ SECRET = "Wilhelmina"
 # ---- tables --------------------------------------------------------------------------
 
 
-def test_both_forms_give_the_labels_that_were_drawn(tmp_path: Path) -> None:
+def test_long_and_wide_tables_give_the_same_labels(tmp_path: Path) -> None:
     """40 patients, three phenotypes: written long and wide by the csv module."""
     rng = np.random.default_rng(1)
     names = ("gout", "asthma", "CAD")
@@ -61,7 +61,7 @@ def test_both_forms_give_the_labels_that_were_drawn(tmp_path: Path) -> None:
     assert read_labels(long).messages() == ()
 
 
-def test_every_way_to_write_a_label(file: File) -> None:
+def test_every_spelling_of_a_label_is_read(file: File) -> None:
     words = {
         1: ("present", "Y", "1", "1.0"),
         0: ("absent", "n", "0", "0.0"),
@@ -123,7 +123,7 @@ def test_a_pair_labelled_twice_and_differently_has_no_label(file: File) -> None:
     assert crowd.values == {"x": {"gout": 1}}
 
 
-def test_damaged_rows_are_left_out_counted_and_named(file: File) -> None:
+def test_damaged_rows_are_left_out_and_reported(file: File) -> None:
     bad = [
         "1,gout",
         "1,gout,maybe",
@@ -157,7 +157,7 @@ def test_damaged_rows_are_left_out_counted_and_named(file: File) -> None:
     assert table.examples[0].reason.startswith("the label of 'gout' is not one of")
 
 
-def test_a_phenotype_without_labels_is_one(file: File) -> None:
+def test_a_phenotype_without_labels_is_kept(file: File) -> None:
     """Sites must agree on phenotypes, and one may never have judged some."""
     assert read_labels(file("patient,gout,CAD\n1,Y,\n")).phenotypes == ("CAD", "gout")
     long = file("patient,phenotype,label\n1,gout,Y\n1,CAD,\n")
@@ -169,7 +169,7 @@ def test_a_phenotype_without_labels_is_one(file: File) -> None:
     assert read_labels(judged).phenotypes == DISEASES
 
 
-def test_the_column_of_patients_may_be_named(file: File) -> None:
+def test_the_column_of_patients_can_be_given(file: File) -> None:
     path = file("mrn,gout\n1,Y\n")
     assert read_labels(path, patient_column="MRN").values == {"1": {"gout": 1}}
     assert read_labels(
@@ -220,7 +220,7 @@ def test_the_column_of_patients_may_be_named(file: File) -> None:
         ("", "the table has no header"),
     ],
 )
-def test_unreadable_files_are_named_in_one_line(
+def test_unreadable_files_are_refused_in_one_line(
     file: File, text: str, message: str
 ) -> None:
     with pytest.raises(DataError, match=message) as caught:
@@ -296,7 +296,9 @@ def _judgments(tmp_path: Path, *files: str) -> PatientLabels:
     return read_obesity(folder)[1]
 
 
-def test_summaries_and_labels_of_the_whole_challenge(challenge: Path) -> None:
+def test_summaries_and_labels_of_the_obesity_challenge_are_read(
+    challenge: Path,
+) -> None:
     notes, labels = obesity = read_obesity(challenge)
     texts = ("Obese , BP < 140 & well .", "No asthma .", "Gout .", "Fine .")
     assert [n.text.strip() for n in notes] == [*texts]
@@ -325,7 +327,7 @@ def test_summaries_and_labels_of_the_whole_challenge(challenge: Path) -> None:
     assert _labels(read_obesity(challenge)).tolist() == expected
 
 
-def test_a_file_that_contradicts_itself_holds_for_neither(tmp_path: Path) -> None:
+def test_contradicting_judgments_give_no_label(tmp_path: Path) -> None:
     content = (
         '<a><diseases source="intuitive"><disease name="Gout">\n<doc id="1" judgment="Y"/>\n'
         '<doc id="1" judgment="N"/>\n<doc id="2" judgment="N"/>\n<doc id="2" judgment="N"/>\n'
@@ -341,7 +343,7 @@ def test_a_file_that_contradicts_itself_holds_for_neither(tmp_path: Path) -> Non
     assert settled.of("1") == {"Gout": 0}
 
 
-def test_unmentioned_is_no_label_unless_asked_for(challenge: Path) -> None:
+def test_unmentioned_gives_no_label_unless_requested(challenge: Path) -> None:
     obesity = read_obesity(challenge, "textual")
     columns = [DISEASES.index("Obesity"), DISEASES.index("Asthma")]
     assert _labels(obesity)[:3, columns].T.tolist() == [[1, -1, -1], [-1, 0, -1]]
@@ -351,7 +353,9 @@ def test_unmentioned_is_no_label_unless_asked_for(challenge: Path) -> None:
     ]
 
 
-def test_random_annotations_against_elementtree(tmp_path: Path, file: File) -> None:
+def test_random_annotations_equal_those_read_by_elementtree(
+    tmp_path: Path, file: File
+) -> None:
     """ElementTree reads every pair of a file with both sources."""
     rng = np.random.default_rng(0)
     sources = {
@@ -381,7 +385,7 @@ def test_random_annotations_against_elementtree(tmp_path: Path, file: File) -> N
         assert labels.messages() == ()
 
 
-def test_damaged_judgments_are_left_out_and_named(tmp_path: Path) -> None:
+def test_damaged_judgments_are_left_out_and_reported(tmp_path: Path) -> None:
     judged = {
         "Gout": {"1": "Y", "2": "X", "": "N"},
         "Gaut": {"1": "Y"},
@@ -404,7 +408,7 @@ OUTSIDE = '<!DOCTYPE r [<!ENTITY x SYSTEM "file:///etc/hostname">]>\n'
 @pytest.mark.parametrize(
     "prolog", [BOMB, OUTSIDE, OUTSIDE.replace("<!ENTITY x", "<!ENTITY % x")]
 )
-def test_entities_are_refused(file: File, tmp_path: Path, prolog: str) -> None:
+def test_xml_entities_are_refused(file: File, tmp_path: Path, prolog: str) -> None:
     """A DOCTYPE without entities is accepted."""
     text = file(prolog + '<root><doc id="1"><text>&b;&x;</text></doc></root>', "t.xml")
     with pytest.raises(
@@ -445,13 +449,13 @@ def test_entities_are_refused(file: File, tmp_path: Path, prolog: str) -> None:
         ),
     ],
 )
-def test_texts_that_cannot_be_read(file: File, content: str, message: str) -> None:
+def test_unreadable_texts_are_refused(file: File, content: str, message: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
         read_texts([file(content)])
     assert "\n" not in str(caught.value)
 
 
-def test_missing_files_are_named(challenge: Path) -> None:
+def test_an_error_names_missing_files(challenge: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         read_obesity(challenge / "none")
     for path in challenge.glob("*annotations*"):

@@ -1,4 +1,4 @@
-"""Patients as bytes: two are equal in a view that leaves out how they differ.
+"""Patients as bytes: equal in a view that leaves out their difference.
 
 The number of patients who differ is counted by hand.
 """
@@ -49,7 +49,7 @@ def patients(
         ({"bags": ((0,), (1, 1))}, (0, 0, 4)),
     ],
 )
-def test_a_patient_is_an_example_of_a_cohort(
+def test_an_example_of_a_cohort_is_a_patient(
     change: dict[str, Any], expected: tuple[int, int, int]
 ) -> None:
     names = ("patients", "patients with labels and codes", "patients with features")
@@ -57,7 +57,7 @@ def test_a_patient_is_an_example_of_a_cohort(
     assert views == dict(zip(names, expected, strict=True))
 
 
-def test_a_patient_s_vector_is_a_feature() -> None:
+def test_the_vector_of_a_patient_is_a_feature() -> None:
     first = patients(bags=Vectors(np.array([[1.0], [2.0]])))
     second = patients(bags=Vectors(np.array([[1.0], [3.0]])))
     assert differing(first, second)["patients with features"] == 2

@@ -78,7 +78,7 @@ def texts_by_patient(notes: Sequence[PatientNote]) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("context", get_args(Option))
 @pytest.mark.parametrize("max_concepts", [2, 10_000])
-def test_bags_of_a_stream_are_those_of_all_texts_of_a_patient(
+def test_bags_of_a_stream_equal_those_of_all_texts_of_a_patient(
     context: Option, max_concepts: int
 ) -> None:
     matcher = Matcher(dictionary(), context)
@@ -121,7 +121,7 @@ def test_bags_of_a_stream_are_those_of_all_texts_of_a_patient(
     } == inputs.counts
 
 
-def test_vectors_of_a_stream_are_the_means_of_all_notes_of_a_patient() -> None:
+def test_vectors_of_a_stream_equal_the_means_over_all_notes_of_a_patient() -> None:
     rng = np.random.default_rng(5)
     word_vectors: dict[str, np.ndarray] = {}
 
@@ -166,7 +166,7 @@ def test_vectors_of_a_stream_are_the_means_of_all_notes_of_a_patient() -> None:
     np.testing.assert_array_equal(inputs.values.values, patient_features.values.values)
 
 
-def test_predictions_are_those_of_a_model_that_holds_all_notes(
+def test_predictions_of_a_stream_equal_those_of_notes_in_memory(
     model: PhenotypeModel, tmp_path: Path
 ) -> None:
     rows = [[note.patient, note.text] for note in NOTES]
@@ -188,7 +188,7 @@ def test_predictions_are_those_of_a_model_that_holds_all_notes(
     ]
 
 
-def test_a_patient_without_notes_keeps_its_place(model: PhenotypeModel) -> None:
+def test_a_patient_without_notes_keeps_its_position(model: PhenotypeModel) -> None:
     findings = model.find({"a": ["Known gout."], "b": [], "c": ["Known asthma."]})
     assert [(each.patient, each.concepts) for each in findings] == [
         ("a", 1),
@@ -239,7 +239,7 @@ def test_a_file_without_any_text_is_refused(tmp_path: Path) -> None:
         notes_of(str(path))
 
 
-def test_no_text_is_shown_with_a_note(tmp_path: Path) -> None:
+def test_the_repr_of_a_note_shows_no_text(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "notes.csv", [["Zebulon", "Known gout."]])
     notes = notes_of(str(path))
     for text in (repr(notes), repr(list(notes))):

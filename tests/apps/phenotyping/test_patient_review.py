@@ -66,7 +66,7 @@ def test_the_patients_of_a_run_have_labels_and_predictions(tmp_path: Path) -> No
         review_run(Side(tmp_path, cast(Job, None), tuple(sites), condition="pooled"))
 
 
-def test_the_concepts_that_count_most_come_first(tmp_path: Path) -> None:
+def test_the_concepts_with_the_largest_weights_come_first(tmp_path: Path) -> None:
     """The model finds a disease by its own name, so only this concept has a weight."""
     folder = save_model(tmp_path / "model", "synthetic", Path(), "asthma", "gout")
     model = load_phenotyper(folder)
@@ -89,7 +89,7 @@ def test_the_concepts_that_count_most_come_first(tmp_path: Path) -> None:
     assert weigh_features(model, None) == {}
 
 
-def test_a_label_table_lies_beside_the_notes(tmp_path: Path) -> None:
+def test_a_label_table_beside_the_notes_is_used(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "model", "synthetic", Path(), "asthma", "gout")
     model = PhenotypeModel.load(folder, LoadOptions())
     notes = tmp_path / "notes.csv"

@@ -1,5 +1,4 @@
-"""Two-stage phenotyping: what a federation of invented patients learns, by other
-programs; settings do what they say, and what few sites have does not stop a run.
+"""Two-stage phenotyping: what a federation of generated patients learns.
 
 Expected values are from NumPy's network (`phenotype_patients.py`), scikit-learn's
 `SGDClassifier`, loops written here, or runs that must be equal.
@@ -75,7 +74,7 @@ from fednotes.metrics.platt import MOST_PLATT_SUMS, fit_platt, platt_sums
 from fednotes.training.row_adam import RowAdam
 
 
-def test_stages_draw_by_the_draws_of_a_site() -> None:
+def test_stages_draw_random_numbers_only_through_the_draws_of_a_site() -> None:
     """A draw by the job's seed is known to all."""
     for module in (stages, phenotype):
         source = Path(module.__file__).read_text("utf-8")
@@ -85,7 +84,7 @@ def test_stages_draw_by_the_draws_of_a_site() -> None:
 # ---- stage 1
 
 
-def test_one_site_is_training_in_one_place() -> None:
+def test_a_federation_of_one_site_equals_training_in_one_place() -> None:
     """Bitwise: a plain loop of Adam over the same batches, without any federation."""
     (site,) = sites_of(1)
     config = phenotype.METHOD.configure(config_of(cycles=3), (site,))
@@ -95,7 +94,7 @@ def test_one_site_is_training_in_one_place() -> None:
         assert torch.equal(state.tensors[f"network.{name}"], value), name
 
 
-def test_sites_weigh_by_their_coded_patients() -> None:
+def test_sites_are_weighted_by_their_coded_patients() -> None:
     """One cycle of two sites is the weighted mean of what each has trained by itself."""
     sites = sites_of(2)
     config = config_of(
@@ -118,7 +117,7 @@ def test_sites_weigh_by_their_coded_patients() -> None:
             )
 
 
-def test_outputs_are_the_categories_of_enough_patients_of_all_sites() -> None:
+def test_outputs_are_the_categories_with_enough_patients_over_all_sites() -> None:
     """A Counter over every coded training patient."""
     sites = sites_of(3)
     counted: Counter[str] = Counter()
@@ -132,7 +131,7 @@ def test_outputs_are_the_categories_of_enough_patients_of_all_sites() -> None:
     assert 0 < len(expected) < len(counted)
 
 
-def test_a_site_shows_no_category_of_its_own() -> None:
+def test_a_site_reveals_no_category_outside_the_public_list() -> None:
     """The counts are over the public list, and nothing else leaves the site."""
     (site,) = sites_of(1)
     config = phenotype.METHOD.configure(config_of(), (site,))
@@ -151,7 +150,7 @@ def test_training_ranks_test_patients_better_than_chance() -> None:
 # ---- stage 2
 
 
-def test_one_site_is_central_bitwise() -> None:
+def test_classifiers_of_one_site_equal_central_training_bit_for_bit() -> None:
     """Epoch by epoch in one place, going on from float32 as a federation does."""
     (site,) = sites_of(1)
     config = without_stage_1(classifier_cycles=4, classifier_epochs=2)
@@ -172,7 +171,7 @@ def test_one_site_is_central_bitwise() -> None:
     assert np.array_equal(state.tensors["svm.intercept"].numpy(), machines.intercept)
 
 
-def test_classifiers_weigh_by_the_patients_of_their_disease() -> None:
+def test_classifiers_are_weighted_by_labelled_patients_per_disease() -> None:
     """A site that nobody was labelled at for a disease has no part in its classifier."""
     first, second = sites_of(2)
     sites = (first, relabelled(second, -1, column=0))
@@ -198,7 +197,9 @@ def test_classifiers_weigh_by_the_patients_of_their_disease() -> None:
 
 
 @pytest.mark.parametrize(("patients", "ends"), [(4.0, 2.0), (1.0, 8.0)])
-def test_the_mean_over_nobody_is_not_zero(patients: float, ends: float) -> None:
+def test_a_classifier_that_nobody_trained_is_unchanged(
+    patients: float, ends: float
+) -> None:
     """A classifier that nobody trained stays; of one patient at one site the sum is the
     mean."""
     shared = {
@@ -215,7 +216,7 @@ def test_the_mean_over_nobody_is_not_zero(patients: float, ends: float) -> None:
     assert mean["svm.intercept"].tolist() == [2.0, ends]
 
 
-def test_calibration_is_the_pooled_one() -> None:
+def test_calibration_equals_that_of_pooled_patients() -> None:
     """Platt scaling of all held-out patients in one place gives the same a and b."""
     sites = sites_of(3)
     config = without_stage_1(classifier_cycles=3, calibrate=True)
@@ -231,7 +232,7 @@ def test_calibration_is_the_pooled_one() -> None:
     assert np.allclose(model.model.platt, expected, rtol=1e-6)
 
 
-def test_a_calibration_covers_the_held_out_patients_that_are_labelled() -> None:
+def test_a_calibration_covers_only_labelled_held_out_patients() -> None:
     """A policy that asks for many patients must not be shown the training patients
     instead."""
     (site,) = sites_of(1)
@@ -258,7 +259,7 @@ def test_an_update_of_classifiers_covers_the_patients_of_the_rarest_label() -> N
     assert member.covered("train") == {"patients": 2}
 
 
-def test_the_coverage_of_a_calibration_is_known_beforehand() -> None:
+def test_the_coverage_of_a_calibration_is_known_before_training() -> None:
     (site,) = sites_of(1)
     labels = np.full_like(site.valid.labels, -1)
     labels[[3, 5, 6], 0] = PRESENT
@@ -309,7 +310,7 @@ def test_a_run_calibrates_one_model() -> None:
     site.calibrate(parameters)
 
 
-def test_a_site_that_was_built_again_calibrates_no_other_model() -> None:
+def test_a_rebuilt_site_calibrates_no_other_model() -> None:
     """Also where its state was kept between the restart and its preparation."""
     site, parameters, prepared = calibrated_site()
     for _ in range(2):
@@ -341,7 +342,7 @@ def test_a_rebuilt_site_continues_with_stage_2() -> None:
 
 
 @pytest.mark.parametrize("kind", ["live", "restored", "restored by an older version"])
-def test_a_site_that_is_prepared_again_keeps_its_steps(kind: str) -> None:
+def test_a_site_prepared_again_keeps_its_steps(kind: str) -> None:
     """As a server does that resumes a run."""
     site, parameters, prepared = calibrated_site()
     site.train(parameters, cycle=0)
@@ -357,7 +358,7 @@ def test_a_site_that_is_prepared_again_keeps_its_steps(kind: str) -> None:
     assert np.array_equal(classifiers_of(site).machines.steps, steps)
 
 
-def test_a_site_that_goes_back_to_stage_1_repeats_stage_2() -> None:
+def test_a_site_rewound_to_stage_1_repeats_stage_2() -> None:
     site, parameters, prepared = calibrated_site()
     before = Site(site.data, site.config).state()
     site.train(parameters, cycle=0)
@@ -367,7 +368,7 @@ def test_a_site_that_goes_back_to_stage_1_repeats_stage_2() -> None:
     assert not classifiers_of(site).machines.steps.any()
 
 
-def test_a_calibration_asks_no_more_than_a_fit_can_need() -> None:
+def test_a_calibration_may_ask_at_most_the_sums_a_fit_can_need() -> None:
     site, parameters, _ = calibrated_site()
     for _ in range(MOST_PLATT_SUMS - 1):
         site.calibrate(parameters)
@@ -375,7 +376,7 @@ def test_a_calibration_asks_no_more_than_a_fit_can_need() -> None:
         site.calibrate(parameters)
 
 
-def test_a_fit_stays_within_what_a_site_answers() -> None:
+def test_a_fit_needs_fewer_sums_than_a_site_answers() -> None:
     """Both passes: a score that falls with the label needs the second one."""
     rng = np.random.default_rng(3)
     scores = rng.normal(size=(200, 2))
@@ -397,7 +398,7 @@ def test_a_fit_stays_within_what_a_site_answers() -> None:
 # ---- both stages, files, restarts
 
 
-def test_two_runs_are_one(tmp_path: Path) -> None:
+def test_separate_runs_of_both_stages_equal_one_run(tmp_path: Path) -> None:
     """Stage 1 by itself, then stage 2 from its folder: the same bits as both in one
     run."""
     sites = sites_of(2)
@@ -431,7 +432,7 @@ def test_two_runs_are_one(tmp_path: Path) -> None:
     assert members[0].scores["phenotypes"]["f1"] > 0
 
 
-def test_a_restart_changes_nothing(tmp_path: Path) -> None:
+def test_a_restart_does_not_change_the_result(tmp_path: Path) -> None:
     """A run cut after each of its rounds and gone on with ends with the same bits."""
     sites = sites_of(2)
     config = config_of(cycles=2, classifier_cycles=2, calibrate=True)
@@ -461,7 +462,7 @@ def test_a_restart_changes_nothing(tmp_path: Path) -> None:
 # ---- edges
 
 
-def test_patients_without_concepts_and_lonely_classes() -> None:
+def test_patients_without_concepts_and_single_classes_are_trained_on() -> None:
     """A disease that all have, one that nobody is labelled for, a patient without
     concepts."""
     changed = [
@@ -479,7 +480,7 @@ def test_patients_without_concepts_and_lonely_classes() -> None:
     assert members[0].scores["phenotypes"]["support"] > 0
 
 
-def test_a_site_without_codes_or_labels_adds_nothing() -> None:
+def test_a_site_without_codes_or_labels_adds_nothing_to_that_stage() -> None:
     """Stage 1 at one site, stage 2 at the other: as if each had been there alone."""
     first, second = sites_of(2)
     coded, judged = relabelled(first, -1), replace(second, codes={})
@@ -493,7 +494,7 @@ def test_a_site_without_codes_or_labels_adds_nothing() -> None:
     assert "codes" not in members[1].scores
 
 
-def test_questionable_is_a_class_where_enough_are() -> None:
+def test_questionable_is_a_class_if_enough_patients_have_it() -> None:
     """Three machines, and a share of probability for it."""
     changed = [relabelled(site, 2, slice(30), 2) for site in sites_of(2)]
     for least, machines in ((60, len(DISEASES) + 2), (61, len(DISEASES))):
@@ -525,13 +526,15 @@ PADDED = PhenotypeConfig(network=DanConfig(length=20))
         ({"least_occurrences": -1}, "least_occurrences = -1"),
     ],
 )
-def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(Exception, match=message.replace("(", r"\(")) as error:
         trained(sites_of(2), config_of(**settings))
     assert "fednotes" in type(error.value).__module__
 
 
-def test_nothing_to_learn() -> None:
+def test_jobs_without_codes_and_labels_are_refused() -> None:
     """No codes for stage 1; no labels for stage 2."""
     sites = tuple(replace(site, codes={}) for site in sites_of(2))
     with pytest.raises(ConfigError, match="predicts billing codes"):
@@ -567,7 +570,7 @@ def order_of(config: Config, site: SitePatients, epoch: int, number: int) -> np.
 # ---- stage 2
 
 
-def test_balanced_classes_are_those_of_all_sites_together() -> None:
+def test_balanced_class_weights_are_those_of_all_sites_together() -> None:
     """SGDClassifier with n / (2 n of the class) over all sites; the mean of the sites'."""
     sites = sites_of(2)
     config = without_stage_1(classifier_cycles=1)
@@ -598,7 +601,7 @@ def test_balanced_classes_are_those_of_all_sites_together() -> None:
 
 
 @pytest.mark.parametrize("scale", ["none", "l2"])
-def test_classifiers_read_the_kept_network(scale: Any) -> None:
+def test_classifiers_use_the_kept_network(scale: Any) -> None:
     """SGDClassifier on NumPy's dense layer: of the cycle that is kept, scaled as asked."""
     (site,) = sites_of(1)
     model = PhenotypeConfig(network=NETWORK, scale=scale)
@@ -614,7 +617,7 @@ def test_classifiers_read_the_kept_network(scale: Any) -> None:
         assert np.allclose(ours, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_rounds_of_both_stages_are_judged_every_few() -> None:
+def test_rounds_of_both_stages_are_evaluated_at_the_period() -> None:
     """Counted from each stage's first cycle; the last one of each always."""
     sites, rounds = sites_of(2), list[RoundResult]()
     config = config_of(cycles=4, classifier_cycles=7, evaluate_every=3)
@@ -627,7 +630,7 @@ def test_rounds_of_both_stages_are_judged_every_few() -> None:
 # ---- stage 1
 
 
-def test_the_best_cycle_has_the_least_held_out_loss() -> None:
+def test_the_best_cycle_has_the_lowest_held_out_loss() -> None:
     """Brute force: runs that end after each cycle, judged by NumPy on all valid
     patients."""
     sites, losses, ends = sites_of(2), [], []
@@ -686,7 +689,7 @@ def with_causes(site: SitePatients) -> SitePatients:
         (False, ["icd9:401", "icd9:E88", "icd9:E91"]),
     ],
 )
-def test_whole_causes_are_counted_and_learnt(
+def test_external_causes_keep_four_characters_on_request(
     whole_causes: bool, outputs: list[str]
 ) -> None:
     """Outputs, patients of each and labels by the beginnings of codes."""
@@ -752,7 +755,7 @@ def test_gradients_are_clipped() -> None:
         assert not torch.allclose(ours, free[name], rtol=1e-3, atol=1e-4), name
 
 
-def test_a_batch_in_parts_is_the_whole_batch() -> None:
+def test_a_batch_in_parts_equals_the_whole_batch() -> None:
     """Patients count alike: parts of 4 and one of 2 give the weights of batches at
     once."""
     (site,), ends, losses = sites_of(1), [], []
@@ -786,7 +789,7 @@ def numbers(site: SitePatients) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-def test_exactly_the_least_number_of_patients_is_enough(stage: int) -> None:
+def test_exactly_the_minimum_number_of_patients_is_enough(stage: int) -> None:
     """Coded ones where vectors are learnt, labelled ones for classifiers of concepts."""
     (site,) = sites_of(1)
     site = relabelled(site, -1, slice(20))
@@ -805,7 +808,7 @@ def test_exactly_the_least_number_of_patients_is_enough(stage: int) -> None:
     assert Site(together[0], settings).num_examples >= least
 
 
-def test_vectors_tell_no_concepts() -> None:
+def test_vectors_need_no_minimum_number_of_patients() -> None:
     """Classifiers of an encoder's vectors need no least number."""
     cohort = patients("v", 20, 1)
     values = Vectors(np.random.default_rng(0).normal(size=(20, 5)))
@@ -872,7 +875,7 @@ def test_patients_without_concepts_are_trained_on(share: int, updates: Any) -> N
     assert all(np.isfinite(m.scores["codes"]["loss"]) for m in members)
 
 
-def test_patients_of_all_sites_without_concepts() -> None:
+def test_patients_without_concepts_count_in_the_frequencies() -> None:
     """A site of them among others adds its patients to the frequencies, and nothing
     else."""
     first, second = sites_of(2)
@@ -914,7 +917,7 @@ def test_a_site_refuses_negative_weights_of_classes() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1.0, 1000.0])
-def test_frequencies_that_no_patients_have_are_refused(
+def test_impossible_document_frequencies_are_refused(
     wrong: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights of concepts would be infinite or negative at every site."""

@@ -1,4 +1,4 @@
-"""A saved phenotyping model in the Python API: as the commands find it."""
+"""A saved phenotyping model in the Python API gives the results of the commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.types import Document
 
 
-def test_patients(tmp_path: Path) -> None:
+def test_patients_are_predicted_from_one_or_several_notes(tmp_path: Path) -> None:
     """One note, several, or all of each patient, as `fednotes predict` has them; who
     has no concept has a count of 0. (`test_phenotype_predict.py` has the command.)"""
     place = save_patients(tmp_path / "model", "synthetic", tmp_path, "asthma", "gout")
@@ -72,7 +72,7 @@ def test_patients(tmp_path: Path) -> None:
         model("\ud83d")
 
 
-def test_patients_are_read_from_tables_too(tmp_path: Path) -> None:
+def test_patients_are_read_from_tables(tmp_path: Path) -> None:
     place = save_patients(tmp_path / "model", "synthetic", tmp_path, "asthma", "gout")
     path = tmp_path / "notes.csv.gz"
     rows = "1,p,Known asthma.\n2,q,Known gout.\n3,p,Known gout.\n"

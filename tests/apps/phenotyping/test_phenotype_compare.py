@@ -1,4 +1,4 @@
-"""Two phenotyping models are compared; their classifiers are set by hand."""
+"""Comparison of two phenotyping models with classifiers set by hand."""
 
 from __future__ import annotations
 

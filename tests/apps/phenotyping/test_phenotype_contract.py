@@ -1,4 +1,4 @@
-"""Phenotyping does what every method must (`method_contract.py`)."""
+"""Phenotyping satisfies the contract of methods (`method_contract.py`)."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ class TestPhenotyping(MethodContract):
             assert all(torch.equal(v, v.round()) for v in total.tensors.values())
 
 
-def test_the_method_has_a_case() -> None:
+def test_phenotyping_has_a_contract_case() -> None:
     assert {name.partition(",")[0] for name in CASES} == {"phenotype"}

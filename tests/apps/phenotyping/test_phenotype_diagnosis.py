@@ -52,7 +52,7 @@ def by_code(causes: Any) -> dict[str, Cause]:
     return {cause.code: cause for cause in causes}
 
 
-def test_a_phenotype_that_no_training_patient_has_is_named(job: Job) -> None:
+def test_a_phenotype_that_no_training_patient_has_is_reported(job: Job) -> None:
     """Without weights of classes, these are the setting to try."""
     causes = by_code(fn.doctor(job).causes)
     rare = causes["types_rare"]
@@ -66,13 +66,13 @@ def test_a_phenotype_that_no_training_patient_has_is_named(job: Job) -> None:
     assert by_code(fn.doctor(weighted).causes)["types_rare"].settings == ()
 
 
-def test_common_phenotypes_and_labelled_sites_are_not_a_cause(job: Job) -> None:
+def test_common_phenotypes_and_labelled_sites_are_not_reported(job: Job) -> None:
     labels = {"asthma": {"present": 40, "labelled": 90}}
     facts = {site: {"patients": 90, "labels": labels} for site in "ab"}
     assert list(find_data_causes(job, facts)) == []
 
 
-def test_a_site_without_labels_is_named(job: Job) -> None:
+def test_a_site_without_labels_is_reported(job: Job) -> None:
     first, second = load_sites(job).data
     unlabelled = replace(
         second,
@@ -84,7 +84,7 @@ def test_a_site_without_labels_is_named(job: Job) -> None:
     assert cause.evidence[0].numbers == {"patients": len(second.train)}
 
 
-def test_a_run_names_phenotypes_that_it_never_predicts(run: Path) -> None:
+def test_phenotypes_that_a_run_never_predicts_are_reported(run: Path) -> None:
     diagnosis = fn.doctor(run)
     causes = by_code(diagnosis.causes)
     missed = causes["types_missed"]
@@ -99,7 +99,7 @@ def test_a_run_names_phenotypes_that_it_never_predicts(run: Path) -> None:
 @pytest.mark.parametrize(
     ("present", "absent", "is_named"), [(0, 9, True), (9, 0, True), (4, 5, False)]
 )
-def test_phenotypes_whose_test_patients_are_all_alike_have_no_auroc(
+def test_phenotypes_with_equal_test_labels_are_reported_as_without_auroc(
     job: Job, present: int, absent: int, is_named: bool
 ) -> None:
     gout = {
@@ -118,7 +118,7 @@ def test_phenotypes_whose_test_patients_are_all_alike_have_no_auroc(
 
 
 @pytest.mark.parametrize(("patients", "importance"), [(9, "low"), (10, "high")])
-def test_missed_phenotypes_matter_by_their_test_patients(
+def test_the_importance_of_missed_phenotypes_follows_their_test_patients(
     job: Job, patients: int, importance: str
 ) -> None:
     gout = {
@@ -130,7 +130,7 @@ def test_missed_phenotypes_matter_by_their_test_patients(
     assert causes["types_missed"].importance == importance
 
 
-def test_each_stage_names_its_own_length(job: Job) -> None:
+def test_each_stage_is_judged_by_its_own_length(job: Job) -> None:
     name = job.module.name_length_key
     assert name(job.config, "valid_loss") == "cycles"
     assert name(job.config, "valid_f1") == "classifier_cycles"

@@ -1,4 +1,4 @@
-"""What a terminal shows of patients: their counts, and hints beside scores."""
+"""What a terminal shows of patients: counts, and remarks on scores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def score_notes(scores: dict[str, Any]) -> list[str]:
     return list(map(str, find_score_causes(JOB, scores, {})))
 
 
-def test_hints_name_what_was_never_found() -> None:
+def test_remarks_name_phenotypes_that_are_never_predicted() -> None:
     score = site_score(1)
     score["by_output"]["asthma"]["present"]["predicted"] = 0
     never, lone = score_notes({"north": {"federated": score}})
@@ -62,7 +62,7 @@ def test_patients_are_counted_by_part() -> None:
             assert lines[3 * place + at][-6:] == list(map(str, expected))
 
 
-def test_labels_of_test_patients() -> None:
+def test_labels_of_test_patients_are_counted_in_a_table() -> None:
     """By hand; a site without labels is left out, and no table is made without any."""
     labels = np.array([[1, 0, 2], [1, 1, -1], [0, -1, -1]], np.int8)
     bags = Bags.of([[0], [1], []], VOCABULARY)

@@ -1,5 +1,4 @@
-"""`predict` and `evaluate` on phenotyping models, and a whole run, as a person gives
-commands.
+"""`predict` and `evaluate` on phenotyping models, and a whole run by commands.
 
 Classifiers are set by hand: a disease is present where the notes name it.
 """
@@ -85,7 +84,9 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def test_notes_of_a_patient_are_one(run: Run, model: Path, table: Path) -> None:
+def test_notes_of_a_patient_are_predicted_together(
+    run: Run, model: Path, table: Path
+) -> None:
     """A negated mention is none; a patient without concepts has a result and is
     counted."""
     out, err = run("predict", model, table)
@@ -105,7 +106,7 @@ def test_notes_of_a_patient_are_one(run: Run, model: Path, table: Path) -> None:
             assert (p > 0.5) == (each["labels"][name] == "present")
 
 
-def test_text_stdin_files_and_folders(
+def test_predict_reads_text_stdin_files_and_folders(
     run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "History of asthma, gout."
@@ -154,7 +155,7 @@ def test_csv_has_a_row_for_each_patient_and_phenotype(
     assert {r["concepts"] for r in rows if r["patient"] == "p3"} == {"0"}
 
 
-def test_vectors_of_text_have_no_concepts(
+def test_predictions_from_vectors_have_no_concepts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Features are a stub's, two numbers a patient."""
@@ -184,7 +185,7 @@ def test_vectors_of_text_have_no_concepts(
     assert capsys.readouterr().out.startswith("patient,phenotype,probability,label\n")
 
 
-def test_phenotypes_that_were_never_learned_are_null(
+def test_phenotypes_that_were_never_learnt_are_null(
     tmp_path: Path, model: Path, capsys: Any
 ) -> None:
     """A disease without classes; and stage 1 alone, which gives codes."""
@@ -199,7 +200,9 @@ def test_phenotypes_that_were_never_learned_are_null(
     assert finding["probabilities"] == {"a": None, "b": 0.0}
 
 
-def test_wrong_options_are_one_line(run: Run, model: Path, tmp_path: Path) -> None:
+def test_wrong_options_are_refused_in_one_line(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
     message = "phenotypes are written as jsonl or csv"
     assert (
         message
@@ -262,7 +265,7 @@ def gold(path: Path, number: int = 30) -> tuple[np.ndarray, np.ndarray]:
     return labels, named
 
 
-def test_evaluate_against_scikit_learn(run: Run, model: Path, tmp_path: Path) -> None:
+def test_evaluate_equals_scikit_learn(run: Run, model: Path, tmp_path: Path) -> None:
     labels, named = gold(tmp_path / "gold.jsonl")
     out, err = run("evaluate", model, tmp_path / "gold.jsonl", "--json")
     scores = json.loads(out)
@@ -288,7 +291,7 @@ def test_evaluate_against_scikit_learn(run: Run, model: Path, tmp_path: Path) ->
     assert f" {100 * scores['ranking']['auroc']['value']:.1f} " in printed
 
 
-def test_labels_are_renamed(model: Path, tmp_path: Path) -> None:
+def test_label_maps_rename_labels(model: Path, tmp_path: Path) -> None:
     row = {"patient": "p", "text": "Known gout.", "labels": {"GOUT": "present"}}
     path = tmp_path / "gold.jsonl"
     path.write_text(json.dumps(row), encoding="utf-8")
@@ -300,7 +303,7 @@ def test_labels_are_renamed(model: Path, tmp_path: Path) -> None:
     assert (evaluation.scores["macro"]["f1"], evaluation.unknown) == (1.0, ())
 
 
-def test_names_that_become_one_hold_where_they_agree(
+def test_merged_labels_count_only_if_they_agree(
     run: Run, model: Path, tmp_path: Path
 ) -> None:
     """Of three patients one is labelled differently under the two names: it is no
@@ -350,7 +353,7 @@ def test_names_that_become_one_hold_where_they_agree(
         ),
     ],
 )
-def test_bad_gold_is_named_by_line(
+def test_an_error_names_the_line_of_bad_labels(
     model: Path, tmp_path: Path, second: str, message: str | None
 ) -> None:
     first = {"patient": "p", "text": "Known gout.", "labels": {"gout": "present"}}
@@ -397,7 +400,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_from_a_job_to_predictions(run: Run, tiny: Path, capsys: Any) -> None:
+def test_a_job_is_checked_run_and_used_for_predictions(
+    run: Run, tiny: Path, capsys: Any
+) -> None:
     summary = json.loads((tiny / "summary.json").read_text(encoding="utf-8"))
     names = list(summary["mean"]["federated"]["by_output"])
     assert "Phenotypes" in (tiny / "report.html").read_text(encoding="utf-8")

@@ -82,11 +82,11 @@ def documented_values() -> dict[str, Any]:
     return {name: ast.literal_eval(value) for name, value, _ in rows}
 
 
-def test_every_value_is_in_the_table_and_no_other() -> None:
+def test_the_preset_equals_the_table_of_the_page() -> None:
     assert flat(PRESETS["paper"]) == documented_values()
 
 
-def test_the_job_files_take_every_value() -> None:
+def test_jobs_of_the_paper_use_every_value_of_the_preset() -> None:
     """What a job is made of has the preset's values, through presets, tables and
     defaults."""
     needs_app("experiments")
@@ -106,7 +106,7 @@ def test_the_job_files_take_every_value() -> None:
             )
 
 
-def test_a_job_changes_one_value_of_a_presets_table(tmp_path: Path) -> None:
+def test_a_job_can_change_one_value_of_a_table_of_the_preset(tmp_path: Path) -> None:
     table = {
         **{"method": "phenotype", "preset": "paper", "synthetic": {}},
         "model": {"network": {"hidden": 7}},
@@ -129,7 +129,7 @@ def test_a_job_changes_one_value_of_a_presets_table(tmp_path: Path) -> None:
 # ---- parts
 
 
-def test_rmsprop_is_the_written_rule() -> None:
+def test_rmsprop_equals_the_written_rule() -> None:
     """a ← 0.9 a + 0.1 g², w ← w − rate g / (√a + 1e-7), by its own rate of 0.02 until a
     step names another; a gradient of zero moves nothing."""
     rng = np.random.default_rng(0)
@@ -157,7 +157,7 @@ def test_rmsprop_is_the_written_rule() -> None:
 
 @pytest.mark.parametrize("mean", ["occurrences", "concepts"])
 @pytest.mark.parametrize("length", [0, 6])
-def test_the_mean_fills_up_with_unknown_concepts(mean: Any, length: int) -> None:
+def test_the_mean_is_padded_with_unknown_concepts(mean: Any, length: int) -> None:
     """A loop over padded lists; patients with no, few, unknown alone and too many
     concepts."""
     known = np.array([1, 4, 5, 8])
@@ -185,7 +185,7 @@ def test_the_mean_fills_up_with_unknown_concepts(mean: Any, length: int) -> None
         np.testing.assert_allclose(averages, expected, atol=1e-7)
 
 
-def test_the_layer_before_the_relu_represents_a_patient() -> None:
+def test_the_linear_layer_can_represent_a_patient() -> None:
     bags = Bags.of([[0, 1], [2], []], 4)
     nets = {
         layer: Dan(DanConfig(5, 6, layer=layer), 4, 2)
@@ -201,7 +201,7 @@ def test_the_layer_before_the_relu_represents_a_patient() -> None:
     np.testing.assert_array_equal(*(net.probabilities(bags) for net in nets.values()))
 
 
-def test_vectors_that_a_file_has_not_are_the_mean_of_those_it_has() -> None:
+def test_missing_vectors_are_the_mean_of_the_known_ones() -> None:
     values = np.array([[1.0, 2.0], [3.0, 6.0], [100.0, 100.0]], np.float32)
     vectors = ConceptVectors.of(np.array([2, 7, 9]), values)
     table = vectors.start(np.array([0, 2, 7]))
@@ -297,7 +297,7 @@ def keras_program(
     return w, len(x)
 
 
-def test_stage_1_is_the_program_of_2018() -> None:
+def test_stage_1_equals_the_program_of_2018() -> None:
     """One site, two epochs: vocabulary, patients, start, batches and steps of the NumPy
     program."""
     (site,) = with_vectors(sites_of(1))
@@ -338,7 +338,7 @@ def test_concepts_are_counted_over_all_sites() -> None:
     assert all("phenotypes" in member.scores for member in members)
 
 
-def test_a_saved_model_knows_its_concepts_and_a_later_run_takes_them(
+def test_a_saved_model_keeps_its_concepts_for_a_later_run(
     tmp_path: Path,
 ) -> None:
     sites = with_vectors(sites_of(2))
@@ -373,7 +373,7 @@ def test_a_saved_model_knows_its_concepts_and_a_later_run_takes_them(
 
 
 @pytest.mark.parametrize("last", [0, 2])
-def test_a_killed_run_continues_with_the_same_bits(tmp_path: Path, last: int) -> None:
+def test_a_killed_run_resumes_to_the_same_result(tmp_path: Path, last: int) -> None:
     """In stage 1 and in stage 2."""
     sites, config = with_vectors(sites_of(2)), paper_config(classifier_cycles=3)
     uninterrupted, _ = trained(sites, config)
@@ -385,7 +385,7 @@ def test_a_killed_run_continues_with_the_same_bits(tmp_path: Path, last: int) ->
         assert torch.equal(again.tensors[name], value), name
 
 
-def test_the_secure_sum_agrees_on_the_same_concepts_and_start() -> None:
+def test_a_secure_sum_gives_the_same_concepts_and_start() -> None:
     """Counts are whole numbers there; the rest differs by its fixed point."""
     sites, config = with_vectors(sites_of(3)), paper_config(cycles=1)
     plain, _ = trained(sites, config)
@@ -401,7 +401,7 @@ def test_the_secure_sum_agrees_on_the_same_concepts_and_start() -> None:
 # ---- what cannot be
 
 
-def test_patients_without_an_output_count_against_the_least_number() -> None:
+def test_patients_without_an_output_are_not_counted_for_the_minimum() -> None:
     """The number that is asked is of those who are trained on."""
     (site,) = sites_of(1)
     config = phenotype.METHOD.configure(paper_config(min_patients=0), (site,))
@@ -418,14 +418,14 @@ def test_patients_without_an_output_count_against_the_least_number() -> None:
     assert Site(site, config).covered("count_codes")["patients"] == coded
 
 
-def test_a_concept_must_be_frequent_somewhere() -> None:
+def test_an_error_says_if_no_concept_is_frequent_enough() -> None:
     with pytest.raises(
         TrainingError, match=r"no concept occurs 9,999 times .*the most frequent"
     ):
         trained(sites_of(1), paper_config(least_occurrences=9999))
 
 
-def test_sites_with_other_vectors_are_refused() -> None:
+def test_sites_with_different_vectors_are_refused() -> None:
     first, two = with_vectors(sites_of(2))
     assert two.vectors is not None
     values = two.vectors.values.copy()
@@ -437,7 +437,7 @@ def test_sites_with_other_vectors_are_refused() -> None:
     assert pool_sites((first, two)).vectors is first.vectors
 
 
-def test_a_rule_takes_the_vectors_that_stage_1_begins_with_too(
+def test_the_aggregation_rule_applies_to_the_initial_vectors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One of three sites says that they are others; the median does not hear of it."""
@@ -473,7 +473,7 @@ def test_vectors_of_another_width_are_refused() -> None:
 
 
 @pytest.mark.parametrize("known", [[-1, 2], [2, 2], [3, 1], [60], [], [0.5]])
-def test_a_site_refuses_concepts_that_cannot_be(known: list[Any]) -> None:
+def test_a_site_refuses_impossible_concepts(known: list[Any]) -> None:
     (site,) = with_vectors(sites_of(1))
     member = Site(site, phenotype.METHOD.configure(paper_config(), (site,)))
     with pytest.raises(RefusedError, match="must list known concepts"):

@@ -1,4 +1,4 @@
-"""How phenotyping is judged: on which patients, over which pairs, by which numbers.
+"""How phenotyping is scored: on which patients, over which pairs, by which numbers.
 
 Expected values are NumPy's (the network and the classifiers worked out from the tensors
 that a run ended with) and scikit-learn's.
@@ -74,7 +74,7 @@ def f1s(labels: np.ndarray, predicted: np.ndarray) -> list[float]:
 # ---- which patients
 
 
-def test_codes_are_judged_on_the_test_patients() -> None:
+def test_codes_are_scored_on_the_test_patients() -> None:
     """NumPy's network; scikit-learn's log loss over all pairs and the mean of its
     AUROCs."""
     sites = sites_of(2)
@@ -93,7 +93,7 @@ def test_codes_are_judged_on_the_test_patients() -> None:
         assert code_scores["auroc"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_phenotypes_are_judged_on_the_test_patients() -> None:
+def test_phenotypes_are_scored_on_the_test_patients() -> None:
     """NumPy's network and machines; scikit-learn's F1 and AUROC, disease by disease."""
     sites = sites_of(2)
     state, members = trained(sites, config_of(cycles=4, classifier_cycles=4))
@@ -115,7 +115,7 @@ def test_phenotypes_are_judged_on_the_test_patients() -> None:
             ] == pytest.approx(area)
 
 
-def test_held_out_numbers_are_of_the_valid_patients() -> None:
+def test_held_out_scores_belong_to_the_validation_patients() -> None:
     """The last evaluation of each stage: of all sites' pairs, and of all sites' counts."""
     sites, rounds = sites_of(2), list[RoundResult]()
     state, _ = trained(
@@ -134,7 +134,7 @@ def test_held_out_numbers_are_of_the_valid_patients() -> None:
     assert rounds[-1].metrics["valid_f1"] == pytest.approx(expected, rel=1e-9)
 
 
-def test_nothing_is_dropped_while_judging() -> None:
+def test_no_dropout_applies_in_evaluation() -> None:
     """Half of the dense layer is dropped in training; NumPy's network drops nothing."""
     (site,), rounds = sites_of(1), list[RoundResult]()
     network = DanConfig(embedding=8, hidden=12, dropout=0.5)
@@ -160,7 +160,7 @@ def test_nothing_is_dropped_while_judging() -> None:
 # ---- probabilities and rankings
 
 
-def test_the_brier_score_is_of_calibrated_probabilities() -> None:
+def test_the_brier_score_uses_calibrated_probabilities() -> None:
     """scikit-learn's, of sigmoid(a · score + b) by NumPy."""
     sites = sites_of(2)
     state, members = trained(sites, config_of(cycles=3, calibrate=True))
@@ -197,7 +197,7 @@ def test_scores_that_are_not_probabilities_have_no_brier_score() -> None:
 
 
 @pytest.mark.parametrize("slope", [1e-20, -1.0])
-def test_patients_are_ranked_by_the_scores_themselves(slope: float) -> None:
+def test_patients_are_ranked_by_raw_scores(slope: float) -> None:
     """scikit-learn's AUROC of the scores, where all probabilities are equal, or fall
     with them."""
     (site,) = sites_of(1)
@@ -240,7 +240,7 @@ def test_a_site_that_never_saw_a_disease_is_scored_on_it() -> None:
     )
 
 
-def test_questionable_patients_count_where_the_sites_together_have_the_class() -> None:
+def test_questionable_patients_count_if_the_sites_together_have_the_class() -> None:
     """By hand: a site without any in training, whose model never says so, is judged on
     them."""
     first, second = sites_of(2)
@@ -275,7 +275,7 @@ def test_questionable_is_a_class_only_at_a_site_with_enough_patients() -> None:
     )
 
 
-def test_a_disease_of_one_class_is_in_no_mean() -> None:
+def test_a_disease_with_one_class_is_left_out_of_the_mean() -> None:
     """The mean of scikit-learn's F1 of the other two; none at all where no disease has
     two."""
     (site,) = sites_of(1)

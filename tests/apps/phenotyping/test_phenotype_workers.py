@@ -25,7 +25,7 @@ TABLE = {
 
 
 @pytest.mark.slow
-def test_a_run_in_workers_leaves_the_files_of_one_process(
+def test_a_run_in_workers_writes_the_files_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "count_cores", lambda: 8)

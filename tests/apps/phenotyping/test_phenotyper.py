@@ -1,4 +1,4 @@
-"""Saved phenotyping models, and the recipes that make the same features again."""
+"""Saved phenotyping models, and the recipes that rebuild their features."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def model(scale: str = "none") -> Phenotyper:
 
 
 @pytest.mark.parametrize("scale", ["none", "l2"])
-def test_features_are_the_dense_layer(scale: str) -> None:
+def test_features_equal_the_dense_layer(scale: str) -> None:
     """Expected in NumPy: mean of vectors, dense layer, ReLU, length 1 on request."""
     phenotyper = model(scale)
     network = phenotyper.network
@@ -88,7 +88,7 @@ def test_features_are_the_dense_layer(scale: str) -> None:
     assert np.allclose(dense, expected, atol=1e-6)
 
 
-def test_the_folder_gives_the_same_model(tmp_path: Path) -> None:
+def test_a_saved_model_is_loaded_unchanged(tmp_path: Path) -> None:
     for phenotyper in (
         model("l2"),
         Phenotyper(SPACE, idf=np.arange(9.0), phenotypes=("a", "b", "c", "d"),
@@ -109,7 +109,9 @@ def test_the_folder_gives_the_same_model(tmp_path: Path) -> None:
     ]
 
 
-def test_a_fifo_in_place_of_the_tensors_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_fifo_in_place_of_the_tensors_is_refused_without_waiting(
+    tmp_path: Path,
+) -> None:
     model("l2").save(tmp_path / "m")
     weights = tmp_path / "m/phenotyper.safetensors"
     weights.unlink()
@@ -118,7 +120,7 @@ def test_a_fifo_in_place_of_the_tensors_is_not_waited_for(tmp_path: Path) -> Non
         load_phenotyper(tmp_path / "m")
 
 
-def test_vectors_of_text(tmp_path: Path) -> None:
+def test_vectors_can_be_the_input_of_a_model(tmp_path: Path) -> None:
     """Inputs are vectors, with a network and as they are."""
     space = FeatureSpace(3, dense=True, recipe={"fingerprint": "three"})
     values = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
@@ -133,7 +135,7 @@ def test_vectors_of_text(tmp_path: Path) -> None:
     assert np.allclose(plain.values.reshape(4, 3), values)
 
 
-def test_inputs_and_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_inputs_and_folders_that_do_not_match_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a model of text reads vectors"):
         Phenotyper(SPACE, idf=np.ones(9)).features(
             Vectors(np.zeros((1, 9), np.float32))
@@ -158,7 +160,7 @@ def test_inputs_and_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "broken").exists()
 
 
-def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
+def test_an_error_names_a_damaged_folder(tmp_path: Path) -> None:
     model().save(tmp_path / "m")
     assert is_phenotyper(tmp_path / "m")
     assert not is_phenotyper(tmp_path)
@@ -190,7 +192,7 @@ def without(facts: dict[str, Any], key: str) -> dict[str, Any]:
     return {k: v for k, v in facts.items() if k != key}
 
 
-def test_a_changed_fact_is_damage(tmp_path: Path) -> None:
+def test_a_changed_fact_is_detected(tmp_path: Path) -> None:
     """Any change is damage, even to a possible value; another layout is none."""
     folder = tmp_path / "m"
     model().save(folder)
@@ -243,7 +245,7 @@ def test_a_changed_fact_is_damage(tmp_path: Path) -> None:
         ({"more": 1}, "unknown key 'more'"),
     ],
 )
-def test_impossible_facts_are_named(
+def test_an_error_names_impossible_facts(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     """The checksum fits, so the message is about the fact, and names the folder."""
@@ -274,7 +276,7 @@ def test_impossible_facts_are_named(
         ("idf", lambda value: value[:, None], r"'idf' has shape \(9, 1\)"),
     ],
 )
-def test_impossible_numbers_are_named(
+def test_an_error_names_impossible_numbers(
     tmp_path: Path,
     name: str,
     change: Callable[[torch.Tensor], torch.Tensor],
@@ -336,7 +338,9 @@ def test_a_recipe_gives_the_same_bags(table: Path, context: str) -> None:
     assert bags.vocabulary == features.space.width == (4 if context == "mark" else 2)
 
 
-def test_another_or_a_missing_dictionary(table: Path, tmp_path: Path) -> None:
+def test_a_missing_or_different_dictionary_is_refused(
+    table: Path, tmp_path: Path
+) -> None:
     recipe = features_for(ConceptsConfig(str(table)), tmp_path).space.recipe
     moved = table.rename(tmp_path / "moved.tsv")
     with pytest.raises(ModelError, match=r"terms\.tsv cannot be read .*`dictionary`"):
@@ -351,7 +355,9 @@ def test_another_or_a_missing_dictionary(table: Path, tmp_path: Path) -> None:
         features_of({"kind": "x"}, NOTES)
 
 
-def test_a_variable_stays_one(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_saved_unexpanded(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TERMS_HERE", str(table.parent))
     recipe = features_for(ConceptsConfig("$TERMS_HERE/terms.tsv"), Path()).space.recipe
     assert recipe["dictionary"] == "$TERMS_HERE/terms.tsv"
@@ -363,7 +369,7 @@ def test_a_variable_stays_one(table: Path, monkeypatch: pytest.MonkeyPatch) -> N
         features_for(ConceptsConfig("$TERMS_HERE/terms.tsv"), Path())
 
 
-def test_the_generated_dictionary_by_its_name(tmp_path: Path) -> None:
+def test_the_generated_dictionary_is_saved_by_name(tmp_path: Path) -> None:
     features = features_for(ConceptsConfig("synthetic"), tmp_path)
     patients, bags = features_of(
         features.space.recipe, {"x": ["History of gout.", "Denies gout."]}
@@ -386,7 +392,7 @@ class Encoder:
         return np.array([[[len(w), 1]] * 2 for w in words], dtype=np.float16)
 
 
-def test_vectors_are_kept_and_named_by_their_encoder(
+def test_vectors_are_cached_under_their_encoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Expected by hand: ((3+4+3+1+5+1)/6 + (2+4+1)/3) / 2."""
@@ -450,7 +456,7 @@ def test_vectors_are_kept_and_named_by_their_encoder(
         ({"kind": ["text"]}, "unknown kind"),
     ],
 )
-def test_values_that_no_recipe_has(
+def test_impossible_recipes_are_refused(
     table: Path, changes: dict[str, object], message: str
 ) -> None:
     recipe = features_for(ConceptsConfig(str(table)), Path()).space.recipe

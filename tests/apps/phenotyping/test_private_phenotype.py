@@ -1,5 +1,4 @@
-"""Differential privacy of both stages of phenotyping: what a patient moves, noise,
-faults."""
+"""Differential privacy of both stages: what a patient changes, noise, faults."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ def sums(
 
 @pytest.mark.parametrize("loss", ["log", "hinge"])
 @pytest.mark.parametrize("clip", [0.05, 4.0])
-def test_a_patient_moves_what_leaves_by_its_clipped_gradient(
+def test_a_patient_changes_an_update_by_its_clipped_gradient(
     loss: str, clip: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gradient by hand, by NumPy: of the mean over the patient's labels, of
@@ -101,7 +100,7 @@ def test_a_patient_moves_what_leaves_by_its_clipped_gradient(
         assert np.linalg.norm(contribution) <= clip * (1 + 1e-9)
 
 
-def test_a_run_has_noise_alone_beside_its_sums_and_learns(
+def test_a_private_run_learns_and_its_noise_is_as_promised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """χ² of an answer with nobody in it, p > 1e-4; with much less noise than any
@@ -131,7 +130,7 @@ def test_a_run_has_noise_alone_beside_its_sums_and_learns(
     assert np.mean([s.scores["ranking"]["auroc"] for s in sites]) > 0.66
 
 
-def test_other_notes_of_the_same_patients_have_other_noise(
+def test_different_notes_of_the_same_patients_have_different_noise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With one secret, and nobody in the sum: only what is read of the notes differs."""
@@ -298,7 +297,7 @@ def by_hand(sent: dict[str, Any], patient: str, stage: int) -> dict[str, np.ndar
 
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize("clip", [0.05, 50.0])
-def test_a_patient_moves_the_stage_that_learns_by_its_clipped_gradient(
+def test_a_patient_changes_the_trained_stage_by_its_clipped_gradient(
     stage: int, clip: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By hand, and whole numbers that are the same in company; the other stage's part
@@ -353,7 +352,7 @@ def run(
     return dict(final.tensors), [site.scores for site in sites]
 
 
-def test_a_run_of_both_stages_saves_its_model(tmp_path: Path) -> None:
+def test_a_private_run_of_both_stages_saves_its_model(tmp_path: Path) -> None:
     uninterrupted, _ = run(learning(), tmp_path / "kept")
     saved = load_phenotyper(tmp_path / "kept" / "model")
     assert saved.code_names == CLASSES
@@ -363,7 +362,7 @@ def test_a_run_of_both_stages_saves_its_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_both_stages_learn() -> None:
+def test_both_stages_learn_with_little_noise() -> None:
     """With much less noise than any promise needs, diseases and codes of test patients
     are ranked."""
     long = {"cycles": 10, "classifier_cycles": 10, "learning_rate": 0.2}
@@ -372,7 +371,7 @@ def test_both_stages_learn() -> None:
     assert np.mean([s["codes"]["auroc"] for s in scores]) > 0.7
 
 
-def test_codes_alone_can_be_learnt_under_a_promise() -> None:
+def test_codes_alone_can_be_learnt_with_differential_privacy() -> None:
     """Sites without labels: stage 1 is all."""
     bare = [replace(s, **{p: replace(getattr(s, p), labels=np.zeros((len(getattr(s, p)), 0)),
             outputs=()) for p in ("train", "valid", "test")}) for s in SITES]  # fmt: skip

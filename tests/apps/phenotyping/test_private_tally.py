@@ -1,5 +1,4 @@
-"""Counts of patients with differential privacy, which phenotyping begins with: codes,
-concepts, classes."""
+"""Private counts of patients that phenotyping starts with: codes, concepts, classes."""
 
 from __future__ import annotations
 
@@ -105,7 +104,7 @@ def read_counts(site: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("representation", ["learn", "none"])
 @pytest.mark.parametrize("bound", [2.0, 30.0])
-def test_a_patient_moves_counts_by_the_most_at_most(
+def test_a_patient_changes_counts_by_at_most_the_bound(
     representation: str, bound: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sum of vectors by hand, each scaled to the most where it is longer; and one
@@ -129,7 +128,7 @@ def test_a_patient_moves_counts_by_the_most_at_most(
     assert np.linalg.norm(moved) <= bound
 
 
-def test_a_patient_of_several_rows_has_each_thing_once() -> None:
+def test_several_rows_of_a_patient_count_once() -> None:
     """By hand, of two rows of one patient: a disease that one of them has is one that
     the patient has, and so is a concept, however often it occurs in both."""
     config, data = config_of(), SITES[0]
@@ -162,7 +161,7 @@ def test_a_patient_of_several_rows_has_each_thing_once() -> None:
     } == codes & {*places}
 
 
-def test_each_answer_has_noise_of_its_own() -> None:
+def test_each_answer_has_fresh_noise() -> None:
     """A site's share, σ · 20 / √2 of three sites: χ² of an answer of nobody, p > 1e-4."""
     config = config_of()
     nobody = replace(SITES[0], train=SITES[0].train.take([]))
@@ -231,9 +230,7 @@ def test_agreed_codes_follow_from_the_counts_of_all_sites(
             np.testing.assert_allclose(weights, exact, rtol=1e-6)
 
 
-def test_a_class_that_is_rarer_than_the_noise_weighs_as_if_it_were_as_frequent() -> (
-    None
-):
+def test_a_class_rarer_than_the_noise_is_weighted_as_if_as_frequent_as_it() -> None:
     """(400 + 80) / (2 · 400) and (400 + 80) / (2 · 80), of 400 and 3 with a deviation
     of 80."""
     config = config_of("none")
@@ -245,7 +242,7 @@ def test_a_class_that_is_rarer_than_the_noise_weighs_as_if_it_were_as_frequent()
     assert weights.tolist() == [[0.6, 3.0]] * 3
 
 
-def test_nothing_frequent_is_an_error() -> None:
+def test_counts_without_a_frequent_concept_are_an_error() -> None:
     config = config_of()
     counts = np.zeros(PHENOTYPE.dp.count_size(config))
     counts[: len(config.list_candidates())] = OFTEN
@@ -254,7 +251,7 @@ def test_nothing_frequent_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("labelled", [3, 2, 1])
-def test_a_gradient_is_weighed_by_its_class(
+def test_a_gradient_is_weighted_by_its_class(
     labelled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By hand, of a patient with labels of so many of three diseases: w y σ(-y s) /
@@ -302,7 +299,7 @@ def run(config: Any, directory: Path | None = None, **options: Any) -> dict[str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("representation", ["learn", "none"])
-def test_a_run_is_the_same_however_it_is_run(
+def test_secure_sums_and_restarts_do_not_change_a_private_run(
     representation: str, tmp_path: Path
 ) -> None:
     """Under the secure sum, and killed and gone on with, the counts are those of the
@@ -352,7 +349,7 @@ ODD = {
 @pytest.mark.parametrize(
     "odd", [pytest.param(odd, id=name) for name, odd in ODD.items()]
 )
-def test_what_a_server_says_was_agreed_tells_of_no_patient(odd: dict[str, Any]) -> None:
+def test_refusals_of_odd_agreements_reveal_no_patient(odd: dict[str, Any]) -> None:
     """It is refused, with the same words, whether or not a patient has the only concept
     whose number is odd."""
     config, at = config_of("none"), 7
@@ -377,7 +374,7 @@ def test_what_a_server_says_was_agreed_tells_of_no_patient(odd: dict[str, Any]) 
             site.begin(agreed)
 
 
-def test_a_server_asks_once_and_for_what_the_job_has() -> None:
+def test_a_server_can_ask_only_once_and_within_the_job() -> None:
     site = PRIVATE.make_site(SITES[0], config_of(), secret=bytes(32))
     weights = {"weights": torch.ones(3, 2).double()}
     with pytest.raises(RefusedError, match="as positions in the job's list"):

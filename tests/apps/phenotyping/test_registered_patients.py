@@ -1,4 +1,4 @@
-"""The core finds patients, their tables and their models by entry points."""
+"""The core discovers patients, their tables and their models by entry points."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_saved_model_is_recognised(tmp_path: Path) -> None:
     assert find_model_class(folder) is PhenotypeModel
 
 
-def test_a_job_may_have_the_tables_of_registered_kinds_only(
+def test_a_job_may_have_only_the_tables_of_registered_kinds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without the package that registers patients, [phenotypes] is no table of a job."""

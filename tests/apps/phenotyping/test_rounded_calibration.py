@@ -10,7 +10,7 @@ from phenotype_patients import without_stage_1
 STEP = 10
 
 
-def test_platt_scaling_counts_patients_in_steps() -> None:
+def test_platt_scaling_rounds_counts_of_patients() -> None:
     """Oracle: the sums of NumPy over patients, each class of a machine times reported /
     exact."""
     case = calibrated_case(without_stage_1(calibrate=True))

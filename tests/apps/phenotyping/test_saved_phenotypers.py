@@ -1,4 +1,4 @@
-"""A saved phenotyping model does what every saved model does."""
+"""A saved phenotyping model satisfies the contract of saved models."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_options_of_annotated_text_are_refused(
         load(folder).evaluate("patients.jsonl", options)
 
 
-def test_a_model_of_patients_refuses_what_only_mentions_have(folder: Path) -> None:
+def test_a_model_of_patients_refuses_options_for_mentions(folder: Path) -> None:
     model = load(folder)
     assert model.reads == "patients"
     with pytest.raises(

@@ -85,7 +85,9 @@ def weighted() -> Phenotyper:
     ],
     ids=["tfidf", "network", "linear", "known", "filled", "filled once"],
 )
-def test_the_pipeline_gives_the_models_probabilities(make: Any, tmp_path: Path) -> None:
+def test_the_pipeline_gives_the_probabilities_of_the_model(
+    make: Any, tmp_path: Path
+) -> None:
     """With nothing trusted but scikit-learn's own types.
 
     Networks compute in float32.
@@ -116,7 +118,7 @@ def test_the_pipeline_gives_the_models_probabilities(make: Any, tmp_path: Path) 
     ]
 
 
-def test_models_without_a_pipeline_are_named(tmp_path: Path) -> None:
+def test_a_model_without_a_pipeline_is_refused_by_name(tmp_path: Path) -> None:
     replace(networked(), machines=None, phenotypes=()).save(tmp_path / "stage1")
     with pytest.raises(FednotesError, match="ends with stage 1"):
         export(tmp_path / "stage1", "sklearn", tmp_path / "out")

@@ -19,7 +19,7 @@ def test_equal_arguments_give_equal_patients() -> None:
     assert not set(first.notes) & set(generate("site2", 60, 3).notes)
 
 
-def test_sizes_and_kinds() -> None:
+def test_sites_differ_in_size_and_conditions() -> None:
     """Sites differ in size and conditions; every label and 40 categories occur."""
     sites = [generate(f"site{at}", 600, 1) for at in (1, 2, 3)]
     sizes = [len(s.notes) for s in sites]
@@ -48,7 +48,7 @@ def test_sizes_and_kinds() -> None:
     assert {len(texts) for s in sites for texts in s.notes.values()} == {1, 2, 3}
 
 
-def test_every_term_is_found() -> None:
+def test_every_term_of_a_generated_note_is_matched() -> None:
     """A sentence with one term has its concept; no term stands for two concepts."""
     public = dictionary()
     assert len(public) > 250
@@ -60,7 +60,7 @@ def test_every_term_is_found() -> None:
         assert matcher.bag(f"Denies {term}.").tolist() == []
 
 
-def test_notes_say_what_patients_have() -> None:
+def test_notes_mention_the_conditions_of_patients() -> None:
     """Notes name a phenotype more often for patients who have it."""
     generated = generate("site1", 600, 2)
     matcher = Matcher(dictionary())

@@ -39,21 +39,23 @@ EXPECTED = {"7": {"icd10:I10", "icd10:E119"}, "8": {"icd10:E1165"}, "9": {"icd10
         "person-id,dx code",
     ],
 )
-def test_any_header_and_delimiter(file: File, header: str, delimiter: str) -> None:
+def test_common_headers_and_delimiters_are_recognised(
+    file: File, header: str, delimiter: str
+) -> None:
     lines = [header.replace(",", delimiter), *(delimiter.join(row) for row in ROWS)]
     result = read_codes(file("\n".join(lines), "c.txt"), "icd10")
     assert result.codes == EXPECTED
     assert (result.tables[0].rows, result.tables[0].kept) == (4, 4)
 
 
-def test_packed_with_other_columns_quotes_and_line_ends(file: File) -> None:
+def test_compressed_tables_with_extra_columns_and_quotes_are_read(file: File) -> None:
     rows = [f'{n},"{p}","{c}","{SECRET}, seen today"' for n, (p, c) in enumerate(ROWS)]
     text = "\r\n".join(["row,mrn,found,remark", *rows])
     path = file(gzip.compress(b"\xef\xbb\xbf" + text.encode()), "c.csv.gz")
     assert read_codes(path, "icd10", "MRN", "Found").codes == EXPECTED
 
 
-def test_each_row_may_name_its_system(file: File) -> None:
+def test_each_row_may_name_its_code_system(file: File) -> None:
     """Systems are named as in registries, OMOP and FHIR; the default is `system`."""
     named = [
         *(("icd10", "I10", "icd10:I10"), ("ICD-10-CM", "E11.9", "icd10:E119")),
@@ -108,14 +110,14 @@ PROCEDURES_IV = {"1": {"icd9proc:3605", "icd10pcs:0DTJ4ZZ"}}
         ),
     ],
 )
-def test_tables_of_mimic_iv(
+def test_tables_of_mimic_iv_are_read(
     file: File, text: str, name: str, system: str, codes: dict[str, set[str]]
 ) -> None:
     """3605 is a code of both kinds: the name of the file or `system` decides."""
     assert read_codes(file(text, name), system).codes == codes
 
 
-def test_versions_that_are_none_are_damage(file: File) -> None:
+def test_rows_with_an_invalid_code_version_are_damaged(file: File) -> None:
     path = file(
         MIMIC_IV + "1,2,1,I10,11\n1,2,2,I10,10\n2,2,1,I10,\n3,2,1,I10,10\n", "odd.csv"
     )
@@ -124,7 +126,7 @@ def test_versions_that_are_none_are_damage(file: File) -> None:
     assert [d.line for d in result.tables[0].examples] == [2, 4]
 
 
-def test_random_rows_are_read_as_the_csv_module_reads_them(tmp_path: Path) -> None:
+def test_random_rows_equal_those_of_the_csv_module(tmp_path: Path) -> None:
     """A thousand random rows, written and read by the csv module."""
     draw = random.Random(1)
     path = tmp_path / "c.csv"
@@ -187,7 +189,7 @@ def read_by_csv(*tables: tuple[Path, str, str, str]) -> dict[str, set[str]]:
         ("patient\rx,code\n1,I10\n", {}, ":1: the columns' names cannot be read"),
     ],
 )
-def test_unreadable_files_are_named_in_one_line(
+def test_unreadable_files_are_refused_in_one_line(
     file: File, text: str, options: dict[str, str], message: str
 ) -> None:
     path = file(text, "c.csv")
@@ -256,7 +258,7 @@ def test_tables_are_read_in_the_encoding_that_they_have(
         assert list(table.rows()) == [(2, ["7", "a,ü"]), (3, ["8", "b"])]
 
 
-def test_a_line_of_another_encoding_harms_no_other(tmp_path: Path) -> None:
+def test_a_line_in_another_encoding_does_not_affect_others(tmp_path: Path) -> None:
     path = tmp_path / "codes.csv"
     path.write_bytes(b"patient,name\n7,\xfc\n8,b\n")
     damaged, sound = Table(path).rows()
@@ -265,7 +267,7 @@ def test_a_line_of_another_encoding_harms_no_other(tmp_path: Path) -> None:
     assert sound == (3, ["8", "b"])
 
 
-def test_codes_are_strings_and_of_their_system(hospital: Path) -> None:
+def test_codes_are_text_and_belong_to_their_system(hospital: Path) -> None:
     result = read_mimic(hospital)
     assert result.codes == OF_ALL
     counts = [(t.rows, t.kept, t.damaged, t.empty) for t in result.tables]
@@ -277,7 +279,7 @@ def test_codes_are_strings_and_of_their_system(hospital: Path) -> None:
     assert read_mimic(hospital).codes == OF_ALL
 
 
-def test_packed_lower_case_tables_with_other_line_ends_are_the_same(
+def test_compressed_lower_case_tables_give_the_same_codes(
     tmp_path: Path,
 ) -> None:
     for name, text in TABLES.items():
@@ -287,9 +289,7 @@ def test_packed_lower_case_tables_with_other_line_ends_are_the_same(
     assert read_mimic(tmp_path).codes == OF_ALL
 
 
-def test_damaged_rows_are_left_out_counted_and_named(
-    hospital: Path, file: File
-) -> None:
+def test_damaged_rows_are_left_out_and_reported(hospital: Path, file: File) -> None:
     """Lines 6 to 12 are damaged or empty; the rows after them are read."""
     bad = (
         b"5,105,2005,1\n"  # a column too few
@@ -324,7 +324,7 @@ def test_damaged_rows_are_left_out_counted_and_named(
     )
 
 
-def test_only_the_first_damaged_rows_are_named(file: File, tmp_path: Path) -> None:
+def test_only_the_first_damaged_rows_are_listed(file: File, tmp_path: Path) -> None:
     """A row that is too long is one of them."""
     good = "".join(f"{n},1,1,1,4019\n" for n in range(100))
     endless = "5,9,1,1," + "1" * (5 << 19) + "\n6,9,1,1,4019\n"
@@ -337,7 +337,7 @@ def test_only_the_first_damaged_rows_are_named(file: File, tmp_path: Path) -> No
     assert result.codes["9"] == {"icd9:4019"}
 
 
-def test_codes_that_the_dictionary_does_not_know_are_kept_and_counted(
+def test_codes_outside_the_dictionary_are_kept_and_counted(
     hospital: Path, file: File
 ) -> None:
     rows = '1,"4019",x,"y, z"\n2,"0389",x,y\n3,V4581,x,y\n'
@@ -350,7 +350,7 @@ def test_codes_that_the_dictionary_does_not_know_are_kept_and_counted(
 HEADER = DIAGNOSES.split("\n")[0]
 
 
-def test_tables_of_mimic_that_cannot_be_read(hospital: Path, file: File) -> None:
+def test_unreadable_tables_of_mimic_are_refused(hospital: Path, file: File) -> None:
     def complains(message: str, **options: list[str]) -> None:
         with pytest.raises((DataError, ConfigError), match=message) as caught:
             read_mimic(hospital, **options)
@@ -386,7 +386,7 @@ def test_tables_of_mimic_that_cannot_be_read(hospital: Path, file: File) -> None
         read_mimic(hospital / "none")
 
 
-def test_omop_concepts_and_source_codes(file: File) -> None:
+def test_omop_concepts_and_source_codes_are_read(file: File) -> None:
     folder = file(
         "condition_occurrence_id\tperson_id\tcondition_concept_id\tcondition_source_value\n"
         "1\t7\t320128\tI10\n2\t7\t0\te11.9\n3\t8\t201826\tE11.65\n",
@@ -415,7 +415,7 @@ def test_omop_concepts_and_source_codes(file: File) -> None:
         read_omop(folder, "icd11")
 
 
-def test_codiesp_diagnoses_and_procedures(file: File, tmp_path: Path) -> None:
+def test_codiesp_diagnoses_and_procedures_are_read(file: File, tmp_path: Path) -> None:
     only = file("S1-1\tn44.8\nS1-1\tI10\nS2-1\tz20.818\n", "c/train/trainD.tsv")
     file("S1-1\tbw03zzz\nS3-1\tct13\nS3-1\n", "c/train/trainP.tsv")
     file("S1-1\tDIAGNOSTICO\tn44.8\tteste\t1 2\n", "c/train/trainX.tsv")
@@ -433,7 +433,7 @@ def test_codiesp_diagnoses_and_procedures(file: File, tmp_path: Path) -> None:
 
 
 @pytest.mark.corpora
-def test_the_demo_tables_of_mimic(corpora: Path) -> None:
+def test_the_demo_tables_of_mimic_have_the_counted_codes(corpora: Path) -> None:
     """The expected codes are read by csv.DictReader: 100 patients."""
     folder = corpora / "mimic_iii_demo"
     places = {
@@ -459,7 +459,7 @@ def test_the_demo_tables_of_mimic(corpora: Path) -> None:
 
 
 @pytest.mark.corpora
-def test_the_cases_of_codiesp(corpora: Path) -> None:
+def test_cases_of_codiesp_have_the_counted_codes(corpora: Path) -> None:
     """The expected codes are read by splitting lines: 750 cases with a code."""
     expected: dict[str, set[str]] = {}
     for part in ("train", "dev"):

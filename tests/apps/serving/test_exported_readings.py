@@ -83,7 +83,7 @@ def test_the_printed_program_agrees_on_every_span(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_whole_documents_agree_too(family: str, tmp_path: Path) -> None:
+def test_whole_documents_agree(family: str, tmp_path: Path) -> None:
     """With context = "document" the text is all of it, white space around it and in it
     too."""
     model = exported(tmp_path, family, context="document")
@@ -95,7 +95,7 @@ def test_whole_documents_agree_too(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words:UserWarning")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_pipelines_words_agree_where_blanks_part_them(
+def test_words_of_the_pipeline_agree_if_blanks_separate_them(
     family: str, tmp_path: Path
 ) -> None:
     """`aggregation_strategy="first"` on words that stand between blanks. Some

@@ -1,4 +1,4 @@
-"""A saved model as other programs read it: they find what `predict` finds."""
+"""A saved model in the formats of other programs predicts the same mentions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_pipeline_finds_what_predict_finds(scheme: Any, tmp_path: Path) -> N
     assert settings["model_max_length"] == 30
 
 
-def test_another_kind_of_model_is_named(tmp_path: Path) -> None:
+def test_an_unsupported_kind_of_model_is_refused_by_name(tmp_path: Path) -> None:
     save_model(build_model(MODEL, TAGS, 1), tmp_path / "model")
     with pytest.raises(FednotesError, match="fednotes export onnx"):
         export(tmp_path / "model", "hf", tmp_path / "out")

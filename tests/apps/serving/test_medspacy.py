@@ -26,7 +26,7 @@ def nlp(tmp_path: Path) -> Any:
     return nlp
 
 
-def test_context_sees_what_the_model_finds(nlp: Any) -> None:
+def test_context_applies_to_mentions_of_the_model(nlp: Any) -> None:
     """By hand: the first and the last mention are negated, "but" ends the first one's
     scope."""
     assert nlp.pipe_names[-2:] == ["fednotes", "medspacy_context"]
@@ -41,7 +41,7 @@ def test_context_sees_what_the_model_finds(nlp: Any) -> None:
         assert all(0.5 < ent._.confidence < 1.0 for ent in doc.ents)
 
 
-def test_the_environment_is_medspacys(nlp: Any) -> None:
+def test_the_environment_has_the_versions_of_medspacy(nlp: Any) -> None:
     """Or it would show nothing that tests/apps/serving/test_spacy.py does not."""
     import numpy
     import spacy

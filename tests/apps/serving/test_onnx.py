@@ -107,7 +107,7 @@ def tagger(tmp_path: Path, scheme: Any, **shape: Any) -> Tagger:
 
 @pytest.mark.parametrize("scheme", ["BIO", "BIOES", "IO"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_tagger_finds_the_same_without_torch(
+def test_an_exported_tagger_predicts_the_same_without_torch(
     shape: str, scheme: Any, tmp_path: Path
 ) -> None:
     model = tagger(tmp_path, scheme, **SHAPES[shape])
@@ -132,7 +132,9 @@ def test_a_tagger_finds_the_same_without_torch(
 
 
 @pytest.mark.slow  # torch takes seconds to trace any encoder
-def test_a_token_classifier_finds_the_same_without_torch(tmp_path: Path) -> None:
+def test_an_exported_token_classifier_predicts_the_same_without_torch(
+    tmp_path: Path,
+) -> None:
     bert = save_encoder(
         tmp_path / "bert", "BertForMaskedLM", max_position_embeddings=60
     )
@@ -164,7 +166,7 @@ def test_a_token_classifier_finds_the_same_without_torch(tmp_path: Path) -> None
     ]
 
 
-def test_eight_bits_are_close(tmp_path: Path) -> None:
+def test_eight_bit_scores_are_close(tmp_path: Path) -> None:
     """Tables and matrices take a quarter of the bytes; a number moves by about 1/127 of
     the largest beside it, so scores move by a few hundredths of the largest score."""
     shape = {**SHAPES["flat"], "hashed_words": 4000}
@@ -181,7 +183,7 @@ def test_eight_bits_are_close(tmp_path: Path) -> None:
     assert 0 < np.abs(scores[0] - scores[1]).max() < 0.05 * np.abs(scores[0]).max()
 
 
-def test_what_has_no_graph_is_refused(
+def test_models_without_a_graph_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_model(tagger(tmp_path, "BIO"), tmp_path / "model")
@@ -229,7 +231,7 @@ def test_onnx_runtime_sends_no_telemetry(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_encoder_without_a_graph_is_refused_in_plain_words(
+def test_an_encoder_without_a_graph_is_refused_with_an_explanation(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Longformer asks for the length of its input in Python, which torch cannot trace.

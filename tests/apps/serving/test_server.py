@@ -1,4 +1,4 @@
-"""The server in this process: what it answers, what it refuses, and what it never shows."""
+"""The server in process: what it answers and refuses, and what it never shows."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_body_needs_the_content_type_of_json(client: TestClient) -> None:
         ("10.0.0.1", 403),
     ],
 )
-def test_without_a_token_only_loopback_names_are_answered(
+def test_only_loopback_names_are_answered_without_a_token(
     client: TestClient, host: str, status: int
 ) -> None:
     for path in ("/health", "/metrics"):
@@ -315,7 +315,7 @@ def _document(text: str, **more: Any) -> dict[str, Any]:
     return {**resource, "content": [{"attachment": attachment}], **more}
 
 
-def test_fhir_resources_get_mentions_and_are_otherwise_unchanged(
+def test_fhir_resources_gain_mentions_and_are_otherwise_unchanged(
     client: TestClient,
 ) -> None:
     """fhir.resources accepts the answer, which is the request but for the extensions."""
@@ -626,7 +626,7 @@ def test_nothing_more_is_predicted_for_a_client_that_disconnected() -> None:
     assert sum(slow.batch_sizes) <= BATCH_INPUTS
 
 
-def test_a_client_that_does_not_read_keeps_no_place_from_others(
+def test_a_client_that_does_not_read_does_not_block_others(
     model: CapitalWords,
 ) -> None:
     app = create_app(model, Limits(max_requests=1, body_seconds=0.05))

@@ -70,7 +70,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         process.communicate()
 
 
-def test_requests_under_way_are_answered_before_it_ends(
+def test_pending_requests_are_answered_before_the_server_ends(
     place: Place, model: Path
 ) -> None:
     served = Process(place, model, "--max-requests", "1")
@@ -135,7 +135,7 @@ def test_silent_connections_stop_no_other_connection(place: Place, model: Path) 
     assert served.end() == (130, "stopped\n")
 
 
-def test_an_answer_that_is_read_slowly_is_read_whole(
+def test_an_answer_that_is_read_slowly_arrives_completely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The deadline is for what is asked: 30 MB are taken a while after they were sent."""
@@ -169,7 +169,7 @@ def test_an_answer_that_is_read_slowly_is_read_whole(
     assert asyncio.run(read_slowly()) == length
 
 
-def test_a_slow_answer_is_waited_for_and_a_silent_connection_is_not(
+def test_a_slow_answer_is_awaited_and_a_silent_connection_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One that takes five deadlines, then two at once on the same connection, then half
@@ -210,7 +210,7 @@ def test_a_slow_answer_is_waited_for_and_a_silent_connection_is_not(
     assert end == b""
 
 
-def test_a_token_and_tls(place: Place, model: Path) -> None:
+def test_the_server_accepts_only_its_token_over_tls(place: Place, model: Path) -> None:
     token = place.folder / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)

@@ -23,7 +23,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
-def test_an_opened_model_is_as_good_as_its_folder(model: Path, tmp_path: Path) -> None:
+def test_an_opened_model_is_accepted_in_place_of_its_folder(
+    model: Path, tmp_path: Path
+) -> None:
     opened = fn.load(model)
     assert isinstance(opened, fn.MentionModel)
     card = fn.export(opened, "card", tmp_path / "opened.md").read_text()
@@ -32,7 +34,9 @@ def test_an_opened_model_is_as_good_as_its_folder(model: Path, tmp_path: Path) -
         fn.export(fn.MentionModel(opened.model), "card", tmp_path / "x")
 
 
-def test_a_model_in_other_forms(model: Path, tmp_path: Path) -> None:
+def test_a_model_is_exported_by_command_and_function(
+    model: Path, tmp_path: Path
+) -> None:
     """By the command and by the function; what a form does not have is said."""
     assert fn.export(model, "card", tmp_path / "card.md") == tmp_path / "card.md"
     command = CliRunner().invoke(app, ["export", "card", str(model)])
@@ -53,7 +57,7 @@ def test_a_model_in_other_forms(model: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_form_for_patients_is_refused_for_mentions(
+def test_an_export_for_patients_is_refused_for_mentions(
     model: Path, tmp_path: Path
 ) -> None:
     needs_app("phenotyping")
@@ -61,7 +65,7 @@ def test_a_form_for_patients_is_refused_for_mentions(
         fn.export(model, "sklearn", tmp_path / "out")
 
 
-def test_wrong_arguments_say_what_was_expected(model: Path) -> None:
+def test_wrong_arguments_are_refused_with_what_was_expected(model: Path) -> None:
     wrong_kind: Any = 5
     with pytest.raises(ConfigError, match="unknown form 5; known: card, "):
         fn.export(model, wrong_kind, "out")

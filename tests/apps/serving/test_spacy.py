@@ -1,4 +1,4 @@
-"""A saved model in spaCy's pipelines: the spans of `predict`, laid on spaCy's tokens."""
+"""A saved model in spaCy pipelines: the spans of `predict` on spaCy's tokens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def with_model(path: Path, **config: Any) -> Any:
     return nlp
 
 
-def test_entities_are_those_of_the_model_with_their_confidence(folder: Path) -> None:
+def test_entities_equal_those_of_the_model_with_their_confidence(folder: Path) -> None:
     """Spans by hand; the confidence is the model's own."""
     nlp, model = with_model(folder), fn.load(folder)
     docs = list(nlp.pipe(TEXTS, batch_size=2))
@@ -57,7 +57,7 @@ def test_entities_are_those_of_the_model_with_their_confidence(folder: Path) -> 
     assert nlp.get_pipe("fednotes").labels == ("ADR", "Drug")
 
 
-def test_a_span_group_and_a_threshold(folder: Path) -> None:
+def test_entities_can_go_into_a_span_group_above_a_threshold(folder: Path) -> None:
     docs = list(with_model(folder, spans_key="found").pipe(TEXTS))
     assert not any(doc.ents for doc in docs)
     scores = docs[0].spans["found"].attrs["scores"]
@@ -84,7 +84,7 @@ def test_mentions_that_do_not_fit_tokens_are_counted(
     assert nlp.get_pipe("fednotes").lost == lost
 
 
-def test_other_components_keep_what_is_theirs(folder: Path) -> None:
+def test_entities_of_other_components_are_kept(folder: Path) -> None:
     """A ruler before it keeps entities where the model finds nothing; one after it
     reads ents."""
     nlp = with_model(folder)
@@ -104,7 +104,9 @@ def test_other_components_keep_what_is_theirs(folder: Path) -> None:
     assert all(len(ent) == 1 for ent in doc.ents)
 
 
-def test_a_pipeline_is_saved_by_the_models_path(folder: Path, tmp_path: Path) -> None:
+def test_a_saved_pipeline_refers_to_the_model_by_path(
+    folder: Path, tmp_path: Path
+) -> None:
     nlp = with_model(folder)
     nlp.to_disk(tmp_path / "nlp")
     again = spacy.load(tmp_path / "nlp")

@@ -1,4 +1,4 @@
-"""Runs of strangers that are exported, and servers of MLflow that lie."""
+"""Exported runs of strangers, and MLflow servers that lie."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ def all_bytes(folder: Path) -> bytes:
     "link",
     ["model/README.md", "model", "federated", "federated/sites/north/model"],
 )
-def test_a_link_in_place_of_a_card_sends_no_other_file(
-    link: str, tmp_path: Path
-) -> None:
+def test_a_link_in_place_of_a_card_is_not_followed(link: str, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 0)
     other = tmp_path / "other"
     for folder in (other, other / "model"):
@@ -79,7 +77,7 @@ def test_a_link_within_the_run_is_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "number", [float("nan"), float("inf"), 1e99, 2**63, -1, "2", [1], None]
 )
-def test_a_round_that_no_run_has_is_left_out(number: Any, tmp_path: Path) -> None:
+def test_an_impossible_round_number_is_left_out(number: Any, tmp_path: Path) -> None:
     assert list(points_of({**ENTRY, "round": number})) == []
     run = write_run(tmp_path / "run", number, 0)
     assert export_tensorboard(run, tmp_path / "events") == 1
@@ -160,7 +158,7 @@ def test_neither_a_password_nor_words_of_the_server_are_printed(
     assert "all of your runs" not in printed
 
 
-def test_a_server_has_no_file_of_another_project_replaced(
+def test_a_server_cannot_make_an_export_replace_files_of_another_project(
     server: FalseServer, address: str, tmp_path: Path
 ) -> None:
     run = write_run(tmp_path / "run", 0)

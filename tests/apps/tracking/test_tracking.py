@@ -162,9 +162,7 @@ def test_tensorboard_has_settings_curves_and_scores(tracked: Path) -> None:
     assert any("model_card" in tag for tag in texts.Tags()["tensors"])
 
 
-def test_an_export_afterwards_has_what_was_tracked(
-    tracked: Path, tmp_path: Path
-) -> None:
+def test_a_later_export_equals_live_tracking(tracked: Path, tmp_path: Path) -> None:
     assert export_mlflow(tracked / "run", str(tmp_path / "store")) == 1
     (live,), (later,) = read_runs(tracked / "store"), read_runs(tmp_path / "store")
     assert later.data.params == live.data.params
@@ -217,7 +215,7 @@ def test_no_word_of_a_note_and_no_path_of_notes_is_tracked(
     assert FOLDER in (tracked / "run/job.json").read_text()
 
 
-def test_nothing_is_tracked_unless_a_person_asks(
+def test_nothing_is_tracked_unless_requested(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "store"))
@@ -282,7 +280,7 @@ def test_the_epsilon_of_a_private_run_is_tracked(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_each_seed_is_a_run(tmp_path: Path, job: Path) -> None:
+def test_each_seed_is_tracked_as_a_run(tmp_path: Path, job: Path) -> None:
     store = tmp_path / "store"
     fn.simulate(job, tmp_path / "runs", seeds=[1, 2], track=[f"mlflow={store}"])
     names = sorted(run.info.run_name for run in read_runs(store))
@@ -290,7 +288,7 @@ def test_each_seed_is_a_run(tmp_path: Path, job: Path) -> None:
     assert export_mlflow(tmp_path / "runs", str(tmp_path / "again")) == 2
 
 
-def test_a_run_that_stops_is_closed_and_its_rest_is_tracked_later(
+def test_a_stopped_run_is_closed_and_the_remainder_tracked_later(
     tmp_path: Path, job: Path
 ) -> None:
     store = tmp_path / "store"
@@ -382,7 +380,7 @@ def test_a_full_disk_costs_one_warning(
         ("mlflow= ", ConfigError, "the tracking URI is empty"),
     ],
 )
-def test_a_tracker_that_cannot_be_is_refused_before_training(
+def test_an_invalid_tracker_is_refused_before_training(
     track: str, error: type[Exception], message: str, tmp_path: Path, job: Path
 ) -> None:
     with pytest.raises(error, match=message):
@@ -390,7 +388,7 @@ def test_a_tracker_that_cannot_be_is_refused_before_training(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_missing_library_is_named_before_training(
+def test_a_missing_library_is_reported_before_training(
     tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in [name for name in sys.modules if name.split(".")[0] == "mlflow"]:
@@ -458,7 +456,7 @@ def test_a_run_between_real_sites_is_tracked(tmp_path: Path) -> None:
     assert recorder.calls[1:] == ["scores", "files", "close True"]
 
 
-def test_a_job_is_not_submitted_if_its_tracker_cannot_be(
+def test_a_job_is_not_submitted_if_its_tracker_is_invalid(
     tmp_path: Path, run_cli: Command
 ) -> None:
     needs_app("deployment")

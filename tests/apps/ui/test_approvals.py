@@ -1,4 +1,4 @@
-"""Approvals on the local page: what a person sees, what is checked, what is recorded."""
+"""Approvals on the local page: what is shown, checked and recorded."""
 
 from __future__ import annotations
 
@@ -123,7 +123,9 @@ def test_the_page_shows_what_the_command_shows(kit: Path) -> None:
     assert any(line.startswith("promises differential privacy") for line in shown)
 
 
-def test_an_approval_is_recorded_as_by_the_command(kit: Path, tmp_path: Path) -> None:
+def test_an_approval_is_recorded_like_one_by_the_command(
+    kit: Path, tmp_path: Path
+) -> None:
     request_approval(kit, JOB)
     shutil.copytree(kit, tmp_path / "twin" / "north")
     twin = tmp_path / "twin" / "north"
@@ -149,7 +151,7 @@ def test_an_approval_is_recorded_as_by_the_command(kit: Path, tmp_path: Path) ->
     assert "data-poll" in browser.get("/approvals").text  # it waits for the next job
 
 
-def test_a_rejection_needs_no_tick(kit: Path) -> None:
+def test_a_rejection_needs_no_confirmation(kit: Path) -> None:
     request_approval(kit, JOB)
     browser = browse(kit)
     page = browser.get("/approvals").text
@@ -200,7 +202,7 @@ def test_another_page_cannot_approve(kit: Path) -> None:
     assert open_approvals(kit).decisions() == ()
 
 
-def test_only_what_was_shown_is_approved(kit: Path) -> None:
+def test_an_approval_applies_only_to_what_was_shown(kit: Path) -> None:
     """Neither another job, nor this one after a change of what a person must see."""
     request_approval(kit, JOB)
     browser = browse(kit)
@@ -272,7 +274,7 @@ def test_a_job_cannot_imitate_the_page(kit: Path) -> None:
     Tree(page)
 
 
-def test_damaged_records_are_named_on_the_page(kit: Path) -> None:
+def test_damaged_records_are_reported_on_the_page(kit: Path) -> None:
     request_approval(kit, JOB)
     browser = browse(kit)
     open_approvals(kit).path.write_text("{")
@@ -289,7 +291,7 @@ def test_a_site_that_has_sent_nothing_has_an_empty_ledger(kit: Path) -> None:
     assert 'role="alert"' not in text
 
 
-def test_there_are_no_approvals_without_the_kit_of_a_site(tmp_path: Path) -> None:
+def test_the_page_has_no_approvals_without_the_kit_of_a_site(tmp_path: Path) -> None:
     kit = site_kit(tmp_path / "server")
     facts = next(iter(kit.iterdir()))
     facts.write_text(facts.read_text().replace('"site"', '"server"'))

@@ -1,5 +1,4 @@
-"""The local page in a real browser: keys, no finding of axe-core, nothing refused or
-fetched.
+"""The local page in a real browser: keys, accessibility, no foreign requests.
 
 Marked `network`: two processes. Needs Chromium and its driver; `npm install --no-save
 axe-core`.
@@ -122,12 +121,12 @@ def browser(page: tuple[str, Path]) -> Iterator[Browser]:
         yield opened
 
 
-def test_a_page_that_waited_for_its_notes_marks_its_section(browser: Browser) -> None:
+def test_a_page_marks_its_section_after_loading_notes(browser: Browser) -> None:
     marked = "return document.querySelector('nav [aria-current]')?.textContent"
     assert browser.run(marked) == "Errors"
 
 
-def test_keys_go_on_and_decide(browser: Browser, page: tuple[str, Path]) -> None:
+def test_keys_navigate_and_decide(browser: Browser, page: tuple[str, Path]) -> None:
     place, corrections = page
     root = place.split("/?")[0]
     browser.go(f"{root}/errors?kind=all")
@@ -155,7 +154,7 @@ def test_keys_go_on_and_decide(browser: Browser, page: tuple[str, Path]) -> None
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_axe_finds_nothing_but_minor_problems(
+def test_axe_finds_only_minor_problems(
     browser: Browser, page: tuple[str, Path], dark: bool
 ) -> None:
     if not AXE.is_file():
@@ -185,7 +184,7 @@ def test_no_page_scrolls_sideways(
     browser.resize(1280)
 
 
-def test_a_live_page_keeps_what_a_person_has_opened(
+def test_a_live_page_keeps_opened_sections_open(
     browser: Browser, page: tuple[str, Path], live: Path
 ) -> None:
     root = page[0].split("/?")[0]
@@ -200,7 +199,7 @@ def test_a_live_page_keeps_what_a_person_has_opened(
     assert browser.run("return document.activeElement.tagName") == "SUMMARY"
 
 
-def test_the_browser_blocks_nothing_and_asks_no_other_host(
+def test_the_browser_blocks_nothing_and_contacts_no_other_host(
     browser: Browser, page: tuple[str, Path]
 ) -> None:
     root = page[0].split("/?")[0]

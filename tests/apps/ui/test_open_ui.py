@@ -1,4 +1,4 @@
-"""`fednotes.open_ui`, from a program or a notebook."""
+"""`fednotes.open_ui`, called from a program or a notebook."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_an_opened_model_is_as_good_as_its_folder(
+def test_an_opened_model_is_accepted_in_place_of_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_model(make("tagger", tmp_path), tmp_path / "model")
@@ -50,7 +50,7 @@ def test_an_opened_model_is_as_good_as_its_folder(
         fn.open_ui(fn.MentionModel(model.model))
 
 
-def test_what_cannot_be_shown_is_refused(run: Path, tmp_path: Path) -> None:
+def test_data_that_cannot_be_shown_are_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="expected a run, a model or notes, not NoneType"
     ):

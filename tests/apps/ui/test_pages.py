@@ -1,4 +1,4 @@
-"""The local pages: who may see them, what is escaped, and where decisions go."""
+"""The local pages: who may see them, what is escaped, and where decisions are saved."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_confusion_counts_each_pair_of_types(corrections: Path) -> None:
     assert [item.number for item in review.select(both)] == [3]
 
 
-def test_confidence_is_judged_as_by_calibrate(corrections: Path) -> None:
+def test_confidence_is_scored_as_by_calibrate(corrections: Path) -> None:
     """One of four predictions is correct; bins and error are computed by hand."""
     confidences = (0.9, 0.9, 0.3, 0.3)
     predicted = [
@@ -260,7 +260,7 @@ def test_confidence_is_judged_as_by_calibrate(corrections: Path) -> None:
     assert ["Drug", "4", "60.0 %", "25.0 %", f"{error:.3f}"] in rows
 
 
-def test_confidence_without_annotations_or_predictions_is_not_judged(
+def test_confidence_without_annotations_or_predictions_is_not_scored(
     corrections: Path,
 ) -> None:
     for documents, predicted in (
@@ -272,7 +272,7 @@ def test_confidence_without_annotations_or_predictions_is_not_judged(
         assert browser.get("/confusion").status_code == 200
 
 
-def test_a_filter_bounds_the_confidence_and_orders_by_it(corrections: Path) -> None:
+def test_a_filter_bounds_the_confidence_and_sorts_by_it(corrections: Path) -> None:
     predicted = [
         replace(span, confidence=c)
         for span, c in zip(PREDICTED, (0.2, 0.5, 0.7, 0.9), strict=True)
@@ -362,12 +362,12 @@ def test_no_content_of_notes_or_names_becomes_markup(
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u200b\u202e]", text)
 
 
-def test_text_is_escaped_and_keeps_its_blanks() -> None:
+def test_text_is_escaped_and_keeps_its_white_space() -> None:
     assert to_html("a\tb\r\nc\xa0d 👩‍🔬 é") == "a\tb\nc\xa0d 👩‍🔬 é"
     assert to_html("<i>\x1b\u202e") == "&lt;i&gt;\\x1b\\u202e"
 
 
-def test_of_a_long_note_only_the_surroundings_of_the_mention_are_shown(
+def test_only_the_context_of_a_mention_is_shown_for_a_long_note(
     corrections: Path,
 ) -> None:
     text = "x" * 40_000 + " rash " + "y" * 40_000
@@ -384,7 +384,7 @@ def test_of_a_long_note_only_the_surroundings_of_the_mention_are_shown(
 # ---- decisions
 
 
-def test_decisions_are_saved_and_are_in_every_export(
+def test_decisions_are_saved_and_included_in_every_export(
     corrections: Path, tmp_path: Path
 ) -> None:
     """Each kind of decision once; the expected mentions are listed by hand."""
@@ -427,7 +427,7 @@ def test_decisions_are_saved_and_are_in_every_export(
     )
 
 
-def test_losses_of_a_format_are_named_before_the_export(
+def test_losses_of_a_format_are_reported_before_the_export(
     corrections: Path,
 ) -> None:
     """A type with a blank in it cannot be written as brat."""

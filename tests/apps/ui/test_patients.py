@@ -90,7 +90,7 @@ def browse_content(content: Content) -> TestClient:
     return browser
 
 
-def test_errors_are_counted_by_phenotype_and_lead_to_their_patients() -> None:
+def test_errors_are_counted_by_phenotype_and_linked_to_their_patients() -> None:
     """By hand: of four labels of gout one is right, of two of asthma one."""
     browser = browse([NORTH, SOUTH])
     text = browser.get("/patients").text

@@ -78,7 +78,7 @@ def wait_for_page(browser: TestClient, path: str) -> str:
     raise AssertionError(f"{path} is still waiting")
 
 
-def test_a_run_is_shown_as_in_its_report(runs: Path) -> None:
+def test_the_page_of_a_run_equals_its_report(runs: Path) -> None:
     text = browse(load_content([runs / "one"])).get("/runs").text
     report = (runs / "one" / "summary.json").read_text("utf-8")
     f1 = json.loads(report)["mean"]["federated"]["strict"]["f1"]
@@ -111,7 +111,9 @@ def test_the_page_of_an_unfinished_run_refreshes_itself(runs: Path) -> None:
     assert "not finished" in listed
 
 
-def test_a_folder_of_runs_lists_each_with_its_facts(runs: Path, tmp_path: Path) -> None:
+def test_a_folder_of_runs_lists_each_run_with_its_facts(
+    runs: Path, tmp_path: Path
+) -> None:
     """Runs that appear later are listed too, and each keeps its address."""
     folder = tmp_path / "runs"
     shutil.copytree(runs / "one", folder / "seeds" / "seed-1")
@@ -174,7 +176,7 @@ def test_an_odd_value_of_one_run_hides_no_other_run(runs: Path, tmp_path: Path) 
     assert rows["good"][0] == rows["odd"][0] == "not finished"
 
 
-def test_the_list_leads_to_the_comparison_of_two_runs(
+def test_the_list_links_to_the_comparison_of_two_runs(
     runs: Path, tmp_path: Path
 ) -> None:
     for name in ("one", "two", "three"):
@@ -188,7 +190,7 @@ def test_the_list_leads_to_the_comparison_of_two_runs(
         assert "choose two runs in the list" in answer.text
 
 
-def test_a_comparison_says_what_the_command_says(
+def test_a_comparison_shows_the_result_of_the_command(
     runs: Path, run_cli: Callable[..., tuple[int, str, str]]
 ) -> None:
     browser = browse(load_content([runs / "one", runs / "two"]))
@@ -219,7 +221,7 @@ def test_a_comparison_says_what_the_command_says(
     assert "runs on documents are compared by" in answer.text
 
 
-def test_conditions_are_compared_of_one_run_and_of_two(runs: Path) -> None:
+def test_conditions_of_one_or_two_runs_are_compared(runs: Path) -> None:
     browser = browse(load_content([runs / "one", runs / "two"]))
     sites = read_result(runs / "one").sites
 
@@ -327,7 +329,7 @@ def test_each_run_of_a_folder_has_errors_of_its_own(runs: Path, tmp_path: Path) 
     assert browser.get("/errors").status_code == 400
 
 
-def test_a_run_without_models_is_named_and_read_again_on_request(
+def test_a_run_without_models_is_reported_and_read_again_on_request(
     runs: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(runs / "one", tmp_path / "run")
