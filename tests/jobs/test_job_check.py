@@ -44,10 +44,19 @@ def test_sites_with_the_same_notes_cause_a_warning(tmp_path: Path) -> None:
     assert (finding.level, finding.where) == ("warning", "north, south")
     assert finding.counts == {"notes": 48, "of": 48}  # all but the test data
     assert finding.message == (
-        "48 of the 48 notes of north are also notes of south: sites with the same "
+        "north has 48 notes that south has too, of 48 in all: sites with the same "
         "notes gain little from each other; check the paths of both sites"
     )
     assert not checked.wrong
+
+
+def test_a_single_common_note_is_in_the_singular(tmp_path: Path) -> None:
+    write_notes(tmp_path / "a.jsonl", range(1))
+    write_notes(tmp_path / "b.jsonl", range(1, 3))
+    keys = 'train = "a.jsonl"\ntest = "b.jsonl"\nvalid_fraction = 0'
+    checked = check_sites(tmp_path, north=keys, south=keys)
+    (finding,) = findings_of(checked, "equal_notes")
+    assert finding.message.startswith("north has 1 note that south has too, of 1")
 
 
 def test_the_command_prints_the_warning_without_the_text(
@@ -58,7 +67,7 @@ def test_the_command_prints_the_warning_without_the_text(
     code, out, _ = run_cli("check", tmp_path / "job.toml")
     assert code == 0
     words = " ".join(out.split())
-    assert "48 of the 48 notes of north" in words
+    assert "north has 48 notes that south has too" in words
     assert "aspirin" not in words
     _, out, _ = run_cli("check", tmp_path / "job.toml", "--json")
     assert "equal_notes" in {finding["code"] for finding in json.loads(out)["findings"]}

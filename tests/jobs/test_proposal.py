@@ -26,6 +26,8 @@ from fednotes.jobs.proposal import (
     propose,
 )
 from fednotes.jobs.proposal.decisions import Silos
+from fednotes.jobs.proposal.facts import Lengths
+from fednotes.jobs.proposal.writing import describe_site
 
 ENCODINGS = "auto"
 
@@ -237,6 +239,15 @@ def test_one_corpus_is_dealt_into_as_many_silos_as_it_can_fill() -> None:
         propose(facts_of(sites), Choices(silos=41), has_minilm=True)
     with pytest.raises(DataError, match="give more notes, or a folder for each site"):
         propose(facts_of(sites, units=1), Choices(), has_minilm=True)
+
+
+def test_a_site_with_a_single_note_is_described_in_the_singular() -> None:
+    (site,) = facts_of({"north": {"Drug": 1}}).sites
+    lengths = Lengths(1, 1, 1)
+    site = replace(site, notes=1, patients=1, words=lengths)
+    assert describe_site(site) == (
+        "1 note (conll), 1 word in the median note, 1 patient, 1 mention: Drug 1."
+    )
 
 
 def test_remarks_state_what_a_user_should_know() -> None:
