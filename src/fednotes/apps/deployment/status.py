@@ -1,8 +1,8 @@
 """The facts that `site status` and `server status` show, and `site forget`.
 
-A site's process records whether the server answers, its ledger shows which run the site
-serves, and another record what went wrong. The server itself is queried with a
-certificate that its kit has for this purpose.
+A site's process records whether the server answers (`presence.py`) and what went wrong
+(`problems.py`), and its ledger shows which run the site serves. The server itself is
+queried with a certificate that its kit has for this purpose.
 """
 
 from __future__ import annotations
