@@ -33,13 +33,16 @@ class _Part:
     times: list[tuple[float, bool]] = field(default_factory=list)
 
     def seconds_per_round(self) -> float:
-        """Return the mean time of a round, without waiting times."""
+        """Return the mean time of a round; one that has waited counts as a median."""
         total = 0.0
         for evaluated in (False, True):
             times = [seconds for seconds, judged in self.times if judged == evaluated]
             if times:
-                longest = MOST_MEDIANS * median(times)
-                total += sum(min(seconds, longest) for seconds in times)
+                typical = median(times)
+                longest = MOST_MEDIANS * typical
+                total += sum(
+                    seconds if seconds <= longest else typical for seconds in times
+                )
         return total / len(self.times)
 
     def is_settled(self) -> bool:
