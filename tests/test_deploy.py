@@ -1,4 +1,4 @@
-"""Test that the units and the container file under deploy/ have few rights.
+"""The units and the container file under deploy/ have few rights.
 
 The tests of the applications check what they run.
 """

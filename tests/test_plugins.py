@@ -1,4 +1,4 @@
-"""A package of a third party adds a method, a tagger, a format and a command.
+"""A third-party package adds a method, a tagger, a format and a command.
 
 It is built as a wheel and installed by pip into a folder of its own, as a user would
 install it.
@@ -119,7 +119,7 @@ def test_a_function_of_a_package_appears_in_the_python_api(
     assert run_python(environment, "-c", program) == "hello Ada\nTrue\n"
 
 
-def test_a_job_file_of_a_package_is_found_by_its_name(
+def test_a_job_file_of_a_package_is_loaded_by_its_name(
     environment: dict[str, str],
 ) -> None:
     output = run_python(environment, "-m", "fednotes", "job", "show", "acme/small")

@@ -122,7 +122,9 @@ def test_a_command_runs_whatever_class_its_entry_point_has(
     assert CliRunner().invoke(registering, ["hello"]).stdout == "hello\n"
 
 
-def test_a_command_that_cannot_be_imported_says_why(registering: typer.Typer) -> None:
+def test_a_command_that_cannot_be_imported_reports_the_reason(
+    registering: typer.Typer,
+) -> None:
     result = CliRunner().invoke(registering, ["broken"])
     assert isinstance(result.exception, ConfigError)
     assert "there_is_no_such_module" in str(result.exception)
@@ -177,7 +179,7 @@ def test_the_help_shows_placeholders_in_capitals_and_no_types_of_python() -> Non
                 assert not re.search(r"[a-z]", parameter.metavar), path
 
 
-def test_the_help_of_corpus_stats_shows_what_a_person_types() -> None:
+def test_the_help_of_corpus_stats_shows_option_names_as_typed() -> None:
     command = dict(all_commands(get_group(app)))["fednotes corpus stats"]
     shown = help_of(command, "fednotes corpus stats")
     assert shown.startswith("Usage: fednotes corpus stats [OPTIONS] PATHS...\n")

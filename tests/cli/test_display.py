@@ -580,7 +580,7 @@ def test_sites_without_labels_are_counted_but_not_listed() -> None:
     assert not {"codes", "n"} & {line[0] for line in lines}
 
 
-def test_a_run_without_test_patients_says_so() -> None:
+def test_a_run_without_test_patients_prints_a_remark() -> None:
     """No table of masked words for patients; a run with any score has nothing to say."""
     bare = summary_of(
         {"a": {"alone": {}, "federated": {}}, "b": {"alone": {}, "federated": {}}}

@@ -60,7 +60,7 @@ def test_the_format_to_read_and_the_format_to_write_have_one_name_each() -> None
     assert meanings["--to"] == ["Format to write."]
 
 
-def test_the_help_of_a_repeatable_option_says_so_unless_it_takes_assignments() -> None:
+def test_the_help_marks_repeatable_options_except_assignments() -> None:
     for words, command in list_commands(get_group(app)):
         for parameter in command.params:
             if parameter.param_type_name == "option" and parameter.multiple:

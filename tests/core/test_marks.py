@@ -1,4 +1,4 @@
-"""Test the marks in the types of settings."""
+"""Marks in the types of settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Plain:
     other: str
 
 
-def test_marked_fields_are_found_also_in_base_classes() -> None:
+def test_marked_fields_of_base_classes_are_listed() -> None:
     assert marked_fields(Base, Mark.LOCAL_FILE) == {"path"}
     assert marked_fields(Base, Mark.FILLED_IN) == {"seed"}
     assert marked_fields(Derived, Mark.LOCAL_FILE) == {"path", "table"}

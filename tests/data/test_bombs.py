@@ -1,4 +1,4 @@
-"""Small files that unpack to much, or whose size no note has.
+"""Small files that unpack to huge sizes, and sizes that no note has.
 
 Each reader must end soon, in bounded memory, with a line that says where, what was
 expected and what to do. The bounds are set low here, so that the files are small.

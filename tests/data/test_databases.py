@@ -321,7 +321,7 @@ def test_notes_of_postgresql_are_read_and_errors_are_in_plain_words(
         assert raised.value.__suppress_context__
 
 
-def test_a_host_that_cannot_be_encoded_is_one_message(
+def test_a_host_that_cannot_be_encoded_is_refused_with_one_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("psycopg")

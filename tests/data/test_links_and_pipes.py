@@ -99,7 +99,7 @@ def test_each_reader_refuses_a_foreign_link_or_special_file_by_name(
     assert SECRET not in str(refusal.value)
 
 
-def test_a_file_of_the_kernel_without_content_yet_is_not_waited_for(
+def test_a_kernel_file_without_content_is_refused_without_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """/proc/kmsg passes for a file; a FIFO that is open for writing takes its part."""

@@ -1,4 +1,4 @@
-"""The reader of every format, held to the contract of all."""
+"""The reader of every format satisfies the contract of readers."""
 
 from __future__ import annotations
 

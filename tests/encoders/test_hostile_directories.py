@@ -1,4 +1,4 @@
-"""Test that a stranger's encoder directory costs neither network access nor hours."""
+"""A stranger's encoder directory causes neither network access nor endless work."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_sub_words_of_passages_equal_those_of_the_whole_text(family: Path) -> No
     assert not piece_lists
 
 
-def test_the_tokenizer_behaves_as_published(family: Path) -> None:
+def test_opening_a_tokenizer_changes_no_published_setting(family: Path) -> None:
     """`open_tokenizer` changes no setting of the published tokenizer."""
     import transformers
 

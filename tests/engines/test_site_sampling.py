@@ -1,4 +1,4 @@
-"""Rounds for which some of the sites are drawn: who trains, what is summed, restarts."""
+"""Rounds on sampled sites: who trains, what is summed, restarts."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_draws_of_two_rounds_are_independent() -> None:
     assert statistic < stats.chi2.isf(1e-6, len(subsets) ** 2 - 1)
 
 
-def test_the_draw_of_a_round_depends_on_the_seed_and_the_round_alone() -> None:
+def test_the_draw_of_a_round_depends_only_on_seed_and_round() -> None:
     first = [sampling().draw_sites(round, FIVE) for round in range(20)]
     again = [sampling().draw_sites(round, FIVE) for round in reversed(range(20))]
     assert first == again[::-1]
@@ -104,7 +104,7 @@ def test_the_draw_of_a_round_depends_on_the_seed_and_the_round_alone() -> None:
 # ---- what a round computes -----------------------------------------------------------
 
 
-def test_the_mean_is_that_of_the_drawn_sites_weighted_by_their_examples() -> None:
+def test_the_mean_covers_the_drawn_sites_weighted_by_their_examples() -> None:
     """Compared with NumPy: Σ n_k x_k / Σ n_k over the sites of each round."""
     rng = np.random.default_rng(5)
     values = {site: rng.normal(size=4).astype(np.float32) for site in FIVE}
@@ -146,7 +146,7 @@ def test_without_sampling_no_site_is_recorded_as_drawn() -> None:
     assert {result.drawn for result in rounds} == {()}
 
 
-def test_sites_in_several_processes_change_no_bit() -> None:
+def test_sites_in_several_processes_give_the_same_result() -> None:
     took: Took = {}
     here = toy_job(toys(sampling=sampling()), took)
     there_took: Took = {}
@@ -175,7 +175,7 @@ def test_a_resumed_simulation_draws_the_same_sites(kill: int, tmp_path: Path) ->
 # ---- the secure sum ------------------------------------------------------------------
 
 
-def test_the_secure_sum_of_drawn_sites_is_the_plain_sum() -> None:
+def test_a_secure_sum_of_drawn_sites_equals_the_plain_sum() -> None:
     """Up to the rounding of the secure sum: 2^-29 of the largest value of each site."""
     took: Took = {}
     plain = toy_job(toys(sampling=sampling()), took)
@@ -218,7 +218,7 @@ def engine_of(net: Net, patience: Patience | None = None, **options: Any) -> Any
     return net.engine(FIVE, sampling=sampling(), **others, **options)
 
 
-def test_masks_are_shared_among_the_drawn_sites_alone(tmp_path: Path) -> None:
+def test_masks_are_shared_only_among_the_drawn_sites(tmp_path: Path) -> None:
     net = network(tmp_path)
     engine = engine_of(net)
     took: Took = {}
@@ -250,7 +250,7 @@ def test_masks_are_shared_among_the_drawn_sites_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_secure", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_faults_and_restarts_change_no_bit(
+def test_faults_and_restarts_do_not_change_the_result(
     seed: int, is_secure: bool, tmp_path: Path
 ) -> None:
     """Messages are lost and repeated, sites and the server are killed; all drawn sites
@@ -271,7 +271,7 @@ def test_faults_and_restarts_change_no_bit(
     assert took == expected
 
 
-def test_a_drawn_site_that_is_away_is_absent_and_others_are_not(tmp_path: Path) -> None:
+def test_only_drawn_sites_can_be_absent(tmp_path: Path) -> None:
     """Two of the three drawn sites suffice; a site that was not drawn is not missed."""
     patience = Patience(
         min_sites=2, timeout=10, knock=1, knock_every=0, pause=1, give_up=300
@@ -299,7 +299,7 @@ def test_a_drawn_site_that_is_away_is_absent_and_others_are_not(tmp_path: Path) 
     np.testing.assert_allclose(result, by_hand(took), rtol=1e-5)
 
 
-def test_a_round_waits_for_drawn_sites_and_for_no_others(tmp_path: Path) -> None:
+def test_a_round_waits_only_for_drawn_sites(tmp_path: Path) -> None:
     net = network(tmp_path)
     net.seal = None
     events: list[Event] = []
@@ -318,7 +318,7 @@ def test_a_round_waits_for_drawn_sites_and_for_no_others(tmp_path: Path) -> None
 # ---- a server that lies --------------------------------------------------------------
 
 
-def test_a_question_is_masked_for_one_list_of_sites_only(tmp_path: Path) -> None:
+def test_a_question_is_masked_for_only_one_list_of_sites(tmp_path: Path) -> None:
     """A restarted server that draws others for the same round gets no second sum."""
     net = network(tmp_path)
     summing = SecureSum(FIVE, **secure_options())
@@ -346,7 +346,7 @@ def test_a_question_is_masked_for_one_list_of_sites_only(tmp_path: Path) -> None
     assert any("it is not masked for others" in text for text in refusals)
 
 
-def test_keys_for_other_sites_than_the_task_names_open_nothing(tmp_path: Path) -> None:
+def test_keys_for_sites_outside_the_task_open_nothing(tmp_path: Path) -> None:
     """The task is for three sites as the policy demands, the keys are for other ones."""
     net = network(tmp_path)
     engine = engine_of(net)
@@ -388,7 +388,7 @@ def test_a_sum_of_two_drawn_sites_is_refused_by_the_site() -> None:
         InProcess([Giver(site, [Update()]) for site in ("a", "b")], secure=True)
 
 
-def test_named_sites_are_remembered_on_disk(tmp_path: Path) -> None:
+def test_sites_of_a_task_are_stored_on_disk(tmp_path: Path) -> None:
     NamedSites("a", tmp_path / "named").add(b"q", ("a", "b", "c"))
     again = NamedSites("a", tmp_path / "named")
     again.add(b"q", ("c", "b", "a"))

@@ -345,7 +345,7 @@ class MethodContract:
     # ---- rounds for which sites are drawn ----------------------------------------------
 
     @slow_for_further
-    def test_only_drawn_sites_train_wherever_they_compute(
+    def test_only_drawn_sites_train_in_every_engine(
         self, reference: Reference, tmp_path: Path
     ) -> None:
         """Two of three sites are drawn for each round. The bits of a run in one process

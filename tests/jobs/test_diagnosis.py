@@ -320,7 +320,9 @@ def untrained_run(notes: Paths, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return out
 
 
-def test_models_that_predict_nothing_are_one_cause(untrained_run: Path) -> None:
+def test_models_that_predict_nothing_are_reported_as_one_cause(
+    untrained_run: Path,
+) -> None:
     diagnosis = fn.doctor(untrained_run)
     cause = find(diagnosis, "nothing_found")
     assert cause.importance == "high"
@@ -858,7 +860,7 @@ def test_the_report_lists_what_to_try(untrained_run: Path, tmp_path: Path) -> No
         ("job.json", ("folder",), 1),
     ],
 )
-def test_odd_values_of_a_run_are_one_message_and_cost_no_report(
+def test_invalid_values_of_a_run_give_one_message_and_do_not_prevent_a_report(
     file: str, path: Sequence[str], value: Any, untrained_run: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

@@ -108,7 +108,7 @@ def test_a_skipping_source_leaves_out_damaged_notes(damaged: Path) -> None:
     assert inputs.problems.number == 2
 
 
-def test_a_source_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
+def test_a_source_without_usable_notes_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("{\n")
     inputs = open_inputs(str(path), on_error="skip")
@@ -121,13 +121,13 @@ def test_a_source_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
 # ---- texts and stdin -----------------------------------------------------------------
 
 
-def test_a_text_is_one_document() -> None:
+def test_a_text_is_read_as_one_document() -> None:
     inputs = open_inputs("-", "Took aspirin.")
     assert [*inputs] == [*inputs] == [Document("text", "Took aspirin.")]
     assert inputs.is_held
 
 
-def test_stdin_is_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdin_is_read_as_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
     stdin = SimpleNamespace(buffer=io.BytesIO("Zoë took aspirin.".encode("cp1252")))
     monkeypatch.setattr("sys.stdin", stdin)
     source = find_source("-", None, "cp1252")

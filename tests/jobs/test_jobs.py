@@ -495,7 +495,9 @@ def is_written_as(table_value: Any, value: Any) -> bool:
 # ---- files beside the job ------------------------------------------------------------
 
 
-def test_a_model_file_beside_the_job_is_found_from_any_folder(tmp_path: Path) -> None:
+def test_a_model_file_beside_the_job_is_resolved_from_any_folder(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "vectors.txt").write_text("")
     table = {**BASE, "synthetic": {}, "model": {"word_vectors": "vectors.txt"}}
     parsed = parse_job(table, "j", tmp_path, "j.toml")

@@ -218,7 +218,7 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
         {"settings": ["m"]},
     ],
 )
-def test_odd_values_of_a_record_are_refused(
+def test_invalid_values_of_a_record_are_refused(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
     run_once(tmp_path, "folder", resume=False)

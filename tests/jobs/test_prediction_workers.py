@@ -123,7 +123,7 @@ def read_files(path: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     "to", ["jsonl", "conll", "omop", "brat", "parquet", "omop-parquet"]
 )
-def test_files_of_workers_are_those_of_one_process(
+def test_files_from_workers_equal_those_of_one_process(
     to: str,
     shard: int,
     folder: Path,
@@ -146,7 +146,7 @@ def test_files_of_workers_are_those_of_one_process(
 
 
 @pytest.mark.usefixtures("in_workers")
-def test_rows_of_workers_in_a_database_are_those_of_one_process(
+def test_rows_from_workers_in_a_database_equal_those_of_one_process(
     folder: Path,
     notes: Path,
     tmp_path: Path,
@@ -195,7 +195,7 @@ def test_a_stream_of_workers_keeps_the_order_and_every_field(
     assert [type(span.confidence) for span in again] == [float] * len(found)
 
 
-def test_few_windows_are_under_way_at_a_time(workers: PredictionWorkers) -> None:
+def test_few_windows_are_pending_at_a_time(workers: PredictionWorkers) -> None:
     """A generator counts the notes that were read and have no prediction yet."""
     notes_read = predicted = most_waiting = 0
 
@@ -240,7 +240,7 @@ def test_windows_end_with_batches_and_hold_few_notes() -> None:
     assert list_sizes(100, None) == [11]
 
 
-def test_what_a_model_reads_and_finds_travels_unchanged() -> None:
+def test_notes_and_spans_are_passed_to_workers_and_back_unchanged() -> None:
     """Also characters outside the basic plane, halves of them, and all bits."""
     note = Document(
         "1", "\ud83d and \U0001f600 \x00\u2028", (), None, (), {}, ((0, 3), (4, 7))
@@ -258,7 +258,7 @@ def test_what_a_model_reads_and_finds_travels_unchanged() -> None:
     assert confidences == [0.1 + 0.2, None, 5e-324]
 
 
-def test_the_number_of_threads_changes_no_bit_of_a_light_tagger() -> None:
+def test_the_number_of_threads_does_not_change_a_light_tagger() -> None:
     """It predicts with one thread, whatever torch would use elsewhere."""
     (site,) = generated(300, sites=1)
     config = TaggerConfig(
@@ -316,7 +316,7 @@ def test_impossible_numbers_of_workers_are_refused(folder: Path, notes: Path) ->
         fn.load(folder, device="cuda:*")
 
 
-def test_a_model_with_several_threads_names_the_variable(
+def test_an_error_about_several_threads_names_the_environment_variable(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(predictions, "_count_threads", lambda _: 8)
@@ -329,7 +329,7 @@ def test_a_model_with_several_threads_names_the_variable(
         choose_worker_devices(folder, TWO, None)
 
 
-def test_workers_are_dealt_out_to_all_gpus(
+def test_workers_are_distributed_over_all_gpus(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -342,7 +342,7 @@ def test_workers_are_dealt_out_to_all_gpus(
     assert choose_worker_devices(folder, automatic, 5) == devices[:1]
 
 
-def test_the_command_shows_its_option(
+def test_an_error_of_the_command_names_the_option_for_workers(
     folder: Path, notes: Path, run_cli: Any, tmp_path: Path
 ) -> None:
     words = ("predict", folder, notes, "--out", tmp_path / "out", "--workers")
@@ -470,7 +470,7 @@ def test_a_full_disk_ends_the_workers(three_words: Path, many_notes: Path) -> No
 
 
 @pytest.mark.slow
-def test_an_error_in_loading_is_that_of_one_process(
+def test_an_error_in_loading_equals_that_of_one_process(
     folder: Path, notes: Path, tmp_path: Path
 ) -> None:
     broken = tmp_path / "model"
@@ -487,7 +487,7 @@ def test_an_error_in_loading_is_that_of_one_process(
 
 
 @pytest.mark.slow
-def test_predictions_of_new_workers_are_those_of_one_process(
+def test_predictions_of_new_workers_equal_those_of_one_process(
     folder: Path, notes: Path, tmp_path: Path
 ) -> None:
     """All of `predict`, with processes of its own."""
@@ -501,7 +501,7 @@ def test_predictions_of_new_workers_are_those_of_one_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_model_finds_the_same_in_workers(
+def test_each_kind_of_model_predicts_the_same_in_workers(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     small = KINDS[kind]

@@ -1,4 +1,4 @@
-"""Jobs that draw some sites for each round: what they train, record and refuse."""
+"""Jobs that train on sampled sites in each round: training, records and refusals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read_lines(out: Path) -> list[dict[str, Any]]:
 # ---- training ------------------------------------------------------------------------
 
 
-def test_a_round_is_the_mean_of_the_drawn_sites_by_their_sentences(
+def test_a_round_averages_the_drawn_sites_by_their_sentences(
     tmp_path: Path,
 ) -> None:
     """Σ |S_i| θ_i / Σ |S_j| by NumPy's average of what the two drawn sites train to by
@@ -114,7 +114,7 @@ def test_a_job_that_exchanges_rows_of_words_marks_them_in_each_round(
 
 
 @pytest.mark.slow
-def test_workers_change_no_file(
+def test_workers_do_not_change_the_files_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fednotes.jobs.workers import pool
@@ -170,7 +170,7 @@ def test_a_progress_bar_expects_the_examples_of_the_drawn_sites() -> None:
 # ---- what is recorded ----------------------------------------------------------------
 
 
-def test_metrics_say_how_often_each_site_was_drawn(tmp_path: Path) -> None:
+def test_metrics_record_how_often_each_site_was_drawn(tmp_path: Path) -> None:
     simulate(job_of(), tmp_path)
     first, second = read_lines(tmp_path)
     for line, rounds in ((first, (0, 1, 2)), (second, (3, 4, 5))):
@@ -190,7 +190,7 @@ def test_without_the_key_no_draw_is_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("took_part", "is_found"), [(2, False), (1, True)])
-def test_sites_that_were_not_drawn_are_not_called_absent(
+def test_sites_that_were_not_drawn_are_not_reported_as_absent(
     took_part: int, is_found: bool
 ) -> None:
     """A doctor's finding is about drawn sites that did not answer."""
@@ -285,7 +285,7 @@ def test_noisy_counts_after_training_are_refused() -> None:
         job_of(privacy=privacy, training={"exchange": "gradients"})
 
 
-def test_the_secure_sum_of_drawn_sites_trains_the_same_model(tmp_path: Path) -> None:
+def test_a_secure_sum_of_drawn_sites_trains_the_same_model(tmp_path: Path) -> None:
     """Up to the rounding of the secure sum."""
     pytest.importorskip("cryptography")
     from safetensors.torch import load_file

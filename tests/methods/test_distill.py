@@ -171,7 +171,9 @@ def test_a_federation_of_one_site_equals_training_alone_bit_for_bit(complete) ->
 
 
 @pytest.mark.parametrize("unannotated", ["pseudo", "soft", "marginal"])
-def test_a_complete_tag_set_leaves_nothing_to_distil(complete, unannotated) -> None:
+def test_a_complete_tag_set_equals_plain_federated_averaging(
+    complete, unannotated
+) -> None:
     """[tagsets eq 5] T_k = T at every site: each way ends in plain federated averaging."""
     plain = config(complete, weighting=False, unannotated="outside")
     plain_config = config(complete, weighting=False, unannotated=unannotated)

@@ -197,7 +197,7 @@ def test_losses_equal_a_naive_program(model: PromptBart) -> None:
         assert (losses.target > 0).tolist() == (expected[:, 1] > 0).tolist()
 
 
-def test_source_and_target_losses_add_up_to_the_whole(model: PromptBart) -> None:
+def test_source_and_target_losses_add_up_to_the_total_loss(model: PromptBart) -> None:
     """Source and target make the whole; all types known: no target at all. [tagsets eq
     6]"""
     corpus = model.prepare(documents())

@@ -1,4 +1,4 @@
-"""Test that the tool deletes one application, and that all other tests still load."""
+"""The tool deletes one application, and all other tests still load."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def register(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", APPS)
-def test_nothing_names_a_deleted_application_but_prose(
+def test_only_prose_still_names_a_deleted_application(
     name: str, tmp_path: Path
 ) -> None:
     root = copy_project(tmp_path)

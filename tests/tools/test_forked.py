@@ -1,4 +1,4 @@
-"""Test that a forked command behaves as one that a shell starts."""
+"""A forked command behaves like one that a shell starts."""
 
 from __future__ import annotations
 

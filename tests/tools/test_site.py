@@ -1,4 +1,4 @@
-"""Test the documentation site: its links work, and it loads nothing from other hosts."""
+"""The documentation site: its links work, and it loads nothing from other hosts."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def at_site(**tables: Any) -> Any:
 
 
 @pytest.mark.parametrize("secure", [{}, SECURE])
-def test_vectors_that_move_are_the_concepts_of_coded_patients(
+def test_vectors_that_change_reveal_the_concepts_of_coded_patients(
     secure: dict[str, Any],
 ) -> None:
     """A secure sum hides whose concepts they are, but not which."""
@@ -102,7 +102,7 @@ def test_vectors_that_move_are_the_concepts_of_coded_patients(
     assert not attack_patients("classifiers of concepts").applies
 
 
-def test_weights_that_move_are_the_concepts_of_labelled_patients() -> None:
+def test_weights_that_change_reveal_the_concepts_of_labelled_patients() -> None:
     """Patients whom the classifiers already get right move nothing."""
     leak = attack_patients("classifiers of concepts", **NONE)
     assert leak.control == leak.success is not None

@@ -64,7 +64,7 @@ def test_absent_sites_are_reported_when_they_change_and_every_five_minutes() -> 
     assert absent.since == {}
 
 
-def test_a_site_that_reconnects_after_a_restart_is_not_named() -> None:
+def test_a_site_that_reconnects_after_a_restart_is_not_reported_as_absent() -> None:
     absent = AbsentSites()
     assert not absent.update(("a", "b"), set(), 0.0)
     assert not absent.update(("a", "b"), {"a"}, 5.0)

@@ -34,7 +34,7 @@ def site_file(folder: Path, more: str = "") -> Any:
     return read_site_file(path)
 
 
-def test_three_sites_sum_securely_unless_the_job_says_otherwise(tmp_path: Path) -> None:
+def test_three_sites_use_a_secure_sum_by_default(tmp_path: Path) -> None:
     assert declared(tmp_path, NER, "a", "b", "c")["job"]["federation"] == {
         "secure_sum": True
     }

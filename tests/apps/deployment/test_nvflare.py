@@ -457,7 +457,7 @@ def test_an_exchange_ends_within_its_deadlines(
     assert time.monotonic() - start < at_most
 
 
-def test_a_lost_site_is_not_waited_for(tmp_path: Path) -> None:
+def test_an_exchange_does_not_wait_for_a_lost_site(tmp_path: Path) -> None:
     controller = Pretend({"a": (0.0, answer), "b": (60.0, answer)})
     controller._contacts["b"] -= flare.LOST_SECONDS + 1
     sent, start = transport(controller, tmp_path), time.monotonic()

@@ -105,7 +105,7 @@ def test_counts_of_patients_and_damaged_rows_are_reported(place: Path) -> None:
     assert SECRET not in "".join(notes)
 
 
-def test_label_counts_are_of_the_training_patients(place: Path) -> None:
+def test_label_counts_cover_the_training_patients(place: Path) -> None:
     sites = load(
         place,
         sites={"a": SITE},

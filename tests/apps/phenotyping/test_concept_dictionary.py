@@ -276,7 +276,7 @@ def test_damaged_rows_of_a_table_are_left_out(file: File) -> None:
     assert dictionary.concepts == ("C1", "C10", "C5", "C7", "C8", "C9")
 
 
-def test_unknown_options(file: File) -> None:
+def test_unknown_options_are_refused(file: File) -> None:
     path = file("C1,gout\n", "t.csv")
     with pytest.raises(ConfigError, match="did you mean 'scopes'"):
         read_dictionary(path, "obo", scope=["EXACT"])

@@ -182,7 +182,7 @@ def test_a_batch_without_labels_changes_nothing() -> None:
     assert all(torch.equal(before[n], p) for n, p in dan.trainable().items())
 
 
-def test_the_loss_of_one_labelled_pair_is_its_own() -> None:
+def test_the_loss_of_one_labelled_pair_is_that_of_the_pair() -> None:
     """The loss is the negative log-sigmoid of the one labelled output."""
     dan, labels = network().eval(), np.full((2, OUTPUTS), -1, np.int8)
     bags = Bags.of([[1], [2]], VOCABULARY)

@@ -69,7 +69,7 @@ def test_a_model_of_patients_refuses_options_for_mentions(folder: Path) -> None:
         load_mention_model(folder)
 
 
-def test_automatic_workers_of_a_model_of_patients_are_one_process(
+def test_automatic_workers_use_one_process_for_a_model_of_patients(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     predict(folder, NoteSource(text=NOTE), options=LoadOptions(workers="auto"))

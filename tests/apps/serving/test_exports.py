@@ -38,7 +38,9 @@ def piped(
 
 
 @pytest.mark.parametrize("scheme", ["BIO", "BIOES", "IO"])
-def test_the_pipeline_finds_what_predict_finds(scheme: Any, tmp_path: Path) -> None:
+def test_the_exported_pipeline_finds_the_mentions_of_predict(
+    scheme: Any, tmp_path: Path
+) -> None:
     """Words of one sub-word and of several; "first" is how the model was trained."""
     bert = save_encoder(
         tmp_path / "bert", "BertForMaskedLM", max_position_embeddings=40

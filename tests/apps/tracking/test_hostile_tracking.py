@@ -145,7 +145,7 @@ def address(server: FalseServer) -> Iterator[str]:
     thread.join()
 
 
-def test_neither_a_password_nor_words_of_the_server_are_printed(
+def test_neither_passwords_nor_words_of_the_server_are_printed(
     address: str, tmp_path: Path, run_cli: Command
 ) -> None:
     run = write_run(tmp_path / "run", 0)
@@ -172,7 +172,7 @@ def test_a_server_cannot_make_an_export_replace_files_of_another_project(
     assert job.read_text() == "of another project"
 
 
-def test_the_warning_of_a_tracker_that_fails_has_no_password(
+def test_the_warning_about_a_failed_tracker_shows_no_password(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Failing(ProgressListener):

@@ -305,7 +305,9 @@ def test_errors_of_a_run_agree_with_its_counts(runs: Path) -> None:
     assert browser.get("/errors?site=none").text.count("<li>") == 0
 
 
-def test_each_run_of_a_folder_has_errors_of_its_own(runs: Path, tmp_path: Path) -> None:
+def test_each_run_of_a_folder_has_a_separate_page_of_errors(
+    runs: Path, tmp_path: Path
+) -> None:
     """Decisions about a run are saved beside it."""
     folder = tmp_path / "runs"
     for name in ("one", "two"):

@@ -28,7 +28,7 @@ JOB: dict[str, Any] = {
 }
 
 
-def test_the_fingerprint_is_of_canonical_json() -> None:
+def test_the_fingerprint_is_the_hash_of_canonical_json() -> None:
     """SHA-256 of the text, written here by hand."""
     text = '{"a":[1,2.5,true,null],"b":{"\\u00e4":"x"}}'
     table = {"b": {"ä": "x"}, "a": [1, 2.5, True, None]}
