@@ -26,6 +26,7 @@ use `TorchOps`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
@@ -45,7 +46,7 @@ _Target = Tensor | Counts
 
 
 class Scores(NamedTuple):
-    """The parameters of a CRF in working precision, with -inf where forbidden.
+    """The parameters of a CRF, float32 or in working precision; -inf where forbidden.
 
     Attributes:
         start: (tags,).
@@ -62,7 +63,7 @@ class Recursions(Protocol):
     """The computations of a CRF: `crf_kernels.py` or `TorchOps`.
 
     Emissions are (batch, tokens, tags), float32 or in working precision, and lengths
-    (batch,). Results are in working precision.
+    (batch,). Everything is computed, and results are, in working precision.
     """
 
     def partition(
@@ -346,7 +347,7 @@ class CRF(nn.Module):
     ) -> tuple[Scores, Tensor, Tensor, Recursions]:
         """Return masked scores, emissions, lengths, and the recursions.
 
-        float32 emissions are not copied: the recursions read them as they are.
+        float32 tensors are not copied: the recursions read them as they are.
 
         Raises:
             ModelError: Shapes or lengths would cause reads out of bounds.
@@ -368,25 +369,25 @@ class CRF(nn.Module):
                 f"{emissions.shape[1]} tokens"
             )
 
-        dtype = _working_dtype(self.start.device)
         scores = Scores(
-            _masked(self.start, self.start_mask, dtype),
-            _masked(self.transitions, self.transition_mask, dtype),
-            _masked(self.end, self.end_mask, dtype),
+            _masked(self.start, self.start_mask),
+            _masked(self.transitions, self.transition_mask),
+            _masked(self.end, self.end_mask),
         )
-        x = emissions.detach()
-        if x.dtype != torch.float32:
-            x = x.to(dtype)
+        x = _readable(emissions)
         lengths = lengths.to(x.device, torch.int64)
         return scores, x, lengths, self._recursions(x.device)
 
     def _recursions(self, device: torch.device) -> Recursions:
         """Return the recursions for a device."""
-        if device.type != "cpu":
-            return TorchOps()
-        from fednotes.taggers import crf_kernels  # numba takes half a second to import
+        return _compiled_recursions() if device.type == "cpu" else TorchOps()
 
-        return crf_kernels
+
+@functools.cache
+def _compiled_recursions() -> Recursions:
+    from fednotes.taggers import crf_kernels  # numba takes half a second to import
+
+    return crf_kernels
 
 
 def _working_dtype(device: torch.device) -> torch.dtype:
@@ -394,15 +395,23 @@ def _working_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # mps lacks float64
 
 
-def _masked(parameter: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return a parameter in working precision, -inf where the mask is False."""
-    values = parameter.detach().to(dtype)
+def _readable(values: Tensor) -> Tensor:
+    """Return detached values in a type that the recursions read."""
+    values = values.detach()
+    if values.dtype == torch.float32:
+        return values
+    return values.to(_working_dtype(values.device))
+
+
+def _masked(parameter: Tensor, mask: Tensor | None) -> Tensor:
+    """Return a parameter as the recursions read it, -inf where the mask is False."""
+    values = _readable(parameter)
     return values if mask is None else values.masked_fill(~mask, -torch.inf)
 
 
 @dataclass(frozen=True, eq=False)
 class _LossProblem:
-    """The inputs of `_Loss`, in working precision and without gradients."""
+    """The inputs of `_Loss`, as the recursions read them and without gradients."""
 
     emissions: Tensor
     targets: Sequence[_Target]
@@ -475,7 +484,10 @@ class _Loss(torch.autograd.Function):
                 total = list(part)
         if not total:
             return (None,) * 5
-        cast_back = [g.to(dtype) for g, dtype in zip(total, ctx.dtypes, strict=True)]
+        cast_back = [
+            gradient if gradient.dtype == dtype else gradient.to(dtype)
+            for gradient, dtype in zip(total, ctx.dtypes, strict=True)
+        ]
         return (*cast_back, None)
 
 
@@ -635,7 +647,7 @@ class TorchOps:
         with_counts: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """As `Recursions.partition`."""
-        start, transitions, end = scores
+        start, transitions, end = _in_working_precision(scores)
         inside = _inside(lengths, emissions.shape[1])  # (batch, tokens)
         x = emissions.to(start.dtype).masked_fill(~inside[..., None], 0.0)
         is_broken = ~(x < torch.inf).flatten(1).all(1)
@@ -689,7 +701,7 @@ class TorchOps:
 
         Padding therefore does not change any bit of the result.
         """
-        start, transitions, end = scores
+        start, transitions, end = _in_working_precision(scores)
         inside = _inside(lengths, tags.shape[1])
         unknown = inside & ((tags < 0) | (tags >= emissions.shape[2]))
         known = tags.masked_fill(~inside | unknown, 0)
@@ -734,7 +746,7 @@ class TorchOps:
         self, emissions: Tensor, lengths: Tensor, scores: Scores
     ) -> tuple[Tensor, int]:
         """As `Recursions.viterbi`."""
-        start, transitions, end = scores
+        start, transitions, end = _in_working_precision(scores)
         tokens = emissions.shape[1]
         inside = _inside(lengths, tokens)
         x = emissions.to(start.dtype).masked_fill(~inside[..., None], 0.0)
@@ -753,6 +765,11 @@ class TorchOps:
             best[:, t] = following
         failed = int(bad.nonzero()[0, 0]) if bool(bad.any()) else -1
         return best.masked_fill(~inside, 0), failed
+
+
+def _in_working_precision(scores: Scores) -> Scores:
+    dtype = _working_dtype(scores.start.device)
+    return Scores(*(score.to(dtype) for score in scores))
 
 
 def _inside(lengths: Tensor, tokens: int) -> Tensor:

@@ -320,13 +320,15 @@ def _order_by_length(lengths, tokens):
 def _choose_group(order, begin, lengths, sentences, sizes, ends):
     """Set the numbers, lengths and last positions of a group's sentences.
 
-    The last sentence of the batch also fills the lanes that remain.
+    Returns the number of sentences. The last one also fills the lanes that remain.
     """
+    members = min(LANES, order.size - begin)
     for lane in range(LANES):
-        n = order[min(begin + lane, order.size - 1)]
+        n = order[begin + min(lane, members - 1)]
         sentences[lane] = n
         sizes[lane] = lengths[n]
         ends[0, 0, lane] = lengths[n] - 1
+    return members
 
 
 # ---- parts of the scaled algorithm ---------------------------------------------------
@@ -570,17 +572,23 @@ def _count_pairs(longest, alpha, after, sums):
 
 
 @part
-def _write_pairs(sums, matrix, gold, sentences, lengths, pairs):
-    """Set pairs[n] to expected less gold transitions of each lane's sentence n."""
-    tags = matrix.shape[0]
-    for lane in range(LANES):
+def _write_pairs(sums, matrix, sentences, pairs):
+    """Set pairs[n] to the expected transitions of the sentence n of each lane."""
+    tags, counts = matrix.shape[0], pairs.reshape(pairs.size)
+    begins = to_fixed_tuple(sentences * (tags * tags), LANES)
+    for i in range(tags):
+        for j in range(tags):
+            count = _load(sums, i, j) * _spread_element(matrix, i, j)
+            _scatter(counts, begins, i * tags + j, count)
+
+
+@part
+def _subtract_transitions(gold, members, sentences, lengths, pairs):
+    """Subtract the gold transitions of the sentences n of a group from pairs[n]."""
+    for lane in range(members):
         n = sentences[lane]
-        for i in range(tags):
-            for j in range(tags):
-                pairs[n, i, j] = sums[i, j, lane] * matrix[i, j]
-        if gold.size:
-            for t in range(1, lengths[lane]):
-                pairs[n, gold[n, t - 1], gold[n, t]] -= 1.0
+        for t in range(1, lengths[lane]):
+            pairs[n, gold[n, t - 1], gold[n, t]] -= 1.0
 
 
 @part
@@ -636,12 +644,12 @@ def partition_scaled(  # noqa: PLR0913 - the arrays of a compiled kernel
     sentences, sizes = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
     unfit = 0
     for begin in range(0, batch, LANES):
-        _choose_group(order, begin, lengths, sentences, sizes, ends)
-        shortest, longest = sizes[0], sizes[LANES - 1]
+        members = _choose_group(order, begin, lengths, sentences, sizes, ends)
+        shortest, longest = sizes[0], sizes[members - 1]
         begins = to_fixed_tuple(sentences * (tokens * tags), LANES)
         _set_factors(emissions, begins, shortest, longest, ends, factors, shifts)
         _forward(longest, first, matrix, factors, alpha, ends, exponents, least_alpha)
-        for lane in range(LANES):
+        for lane in range(members):
             n, length = sentences[lane], sizes[lane]
             total = _last_sum(alpha, last, length - 1, lane, tags)
             fits[n] = total > 0.0 and least_alpha[0, 0, lane] >= _SMALLEST_MESSAGE
@@ -653,12 +661,14 @@ def partition_scaled(  # noqa: PLR0913 - the arrays of a compiled kernel
                 least_after, begins, gold, sentences, sizes, unary,
             )  # fmt: skip
             _count_pairs(longest, alpha, factors, sums)
-            _write_pairs(sums, matrix, gold, sentences, sizes, pairs)
-            for lane in range(LANES):
+            _write_pairs(sums, matrix, sentences, pairs)
+            if gold.size:
+                _subtract_transitions(gold, members, sentences, sizes, pairs)
+            for lane in range(members):
                 n = sentences[lane]
                 unary[n, longest:] = 0.0
                 fits[n] = fits[n] and least_after[0, 0, lane] >= _SMALLEST_MESSAGE
-        for lane in range(min(LANES, batch - begin)):
+        for lane in range(members):
             unfit += not fits[sentences[lane]]
     return unfit
 
@@ -731,13 +741,13 @@ def find_best_tags(emissions, lengths, start, transitions, end, best):
     sentences, sizes = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
     failed = batch
     for begin in range(0, batch, LANES):
-        _choose_group(order, begin, lengths, sentences, sizes, ends)
+        members = _choose_group(order, begin, lengths, sentences, sizes, ends)
         begins = to_fixed_tuple(sentences * (tokens * tags), LANES)
         _find_best_scores(
-            emissions, begins, sizes[LANES - 1], start, transitions, ends, scores,
+            emissions, begins, sizes[members - 1], start, transitions, ends, scores,
             before, broken,
         )  # fmt: skip
-        for lane in range(LANES):
+        for lane in range(members):
             n, last = sentences[lane], sizes[lane] - 1
             is_allowed = _trace_back(scores, before, end, lane, last, best[n])
             if broken[0, 0, lane] > 0.0 or not is_allowed:
