@@ -180,7 +180,7 @@ class SiteHolder:
         return make_reply(request, name)
 
     def _run(self, request: Request) -> Iterator[bytes]:
-        names = read_values(request)
+        names = frozenset(read_values(request))
         for site in self._sites:
             if site.id not in names:
                 continue
