@@ -100,7 +100,8 @@ class Guard(Protocol):
             update: The reply's update before masking, if it was just computed.
             reason: Name of the rule that refuses the request.
             question: Digest of the question that the update answers, or that is refused
-                after its task has read notes (`Trail`); b"" if there is none.
+                after its task has read notes (`Trail`); of the tasks that led to the
+                site's state if a public task replies; b"" if there is none.
 
         Raises:
             Exception: The reply must not leave.
@@ -235,7 +236,11 @@ class SiteHost:
     ) -> None:
         """Have the guard check and record a reply before it leaves."""
         if self._guard is not None:
-            question = self._open_question if update is None else self._trail.question
+            question = self._open_question
+            if update is not None:
+                question = self._trail.question
+            elif request.task in self._public:
+                question = self._trail.state
             self._guard.check_reply(request, reply, update, reason, question=question)
 
     def _count_refusal(self, request: Request, error: Exception) -> None:

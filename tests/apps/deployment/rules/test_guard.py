@@ -15,6 +15,7 @@ import pytest
 import torch
 from guarded import JOB, SITES, TABLE, Guarded, Network
 
+from fednotes.apps.deployment.agreement import SCORES
 from fednotes.apps.deployment.rules import guard as module
 from fednotes.apps.deployment.rules.guard import NoRoom, Withheld, open_approvals
 from fednotes.apps.deployment.rules.ledger import (
@@ -936,3 +937,27 @@ def test_refused_questions_about_models_count_as_models(tmp_path: Path) -> None:
         tensors = {"x": torch.tensor([float(number)])}
         refusals.append(site.ask("calibrate", number, 0, tensors=tensors).refusal)
     assert sum("is not finite" in refusal for refusal in refusals) == 2
+
+
+def test_the_number_of_models_whose_scores_leave_is_bounded(tmp_path: Path) -> None:
+    """A server has a site score any model; each counts as a round, however it scores.
+
+    Otherwise models that differ from an earlier one only where a word occurs would say
+    whether it does. `prepare` takes the part of `finish`.
+    """
+    shared = {SCORES: lambda _site: {"scores": torch.tensor([1])}}
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=2), [], public=shared)
+
+    def share_scores(model: int, number: int) -> str:
+        tensors = {"w": torch.tensor([float(model)])}
+        told = site.ask("prepare", 2 * number, 2 * number - 2, tensors=tensors)
+        assert told.refusal == ""
+        return site.ask(SCORES, 2 * number + 1, 2 * number).refusal
+
+    for number, model in enumerate((7, 7, 8, 8), 1):
+        assert share_scores(model, number) == ""
+    assert "refused by max_rounds" in share_scores(9, 5)
+    site.restart()
+    assert "refused by max_rounds" in share_scores(10, 6)
+    site.approve()
+    assert share_scores(11, 7) == ""

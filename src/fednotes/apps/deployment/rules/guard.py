@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from fednotes.apps.deployment.agreement import SCORES
 from fednotes.apps.deployment.rules.approval import (
     Approvals,
     Decision,
@@ -842,7 +843,8 @@ class SiteGuard:
                 a reply that is sent again, a refusal, and a reply of the engine itself.
             reason: Why the reply is a refusal, in one word.
             question: Digest of the question that the update answers. For a refusal, the
-                question of a task that had already read notes.
+                question of a task that had already read notes; for the site's own
+                scores, the tasks that led to its state.
 
         Raises:
             PolicyRefusal: A rule forbids the reply.
@@ -872,6 +874,10 @@ class SiteGuard:
                 facts, size=len(reply), secure=is_hidden, scores=shows_scores
             )
 
+        scored = ""
+        if request.task == SCORES and message.update is not None:
+            scored = question.hex()
+            self._check_scores(scored)
         recorded = _facts_to_record(facts, message, question)
         answered = recorded.answered or AnsweredQuestion("", "")
         attached = describe(message.attached.tensors, norms=False)
@@ -889,7 +895,7 @@ class SiteGuard:
                 job=self._job,
                 refusal=message.update is None,
                 reason=clean_name(reason) if reason else "",
-                question=answered.question,
+                question=answered.question or scored,
                 update=answered.update,
                 model=answered.model,
                 tokens=recorded.covered.get("tokens"),
@@ -898,6 +904,25 @@ class SiteGuard:
                 spent=spent,
             )
         )
+
+    def _check_scores(self, state: str) -> None:
+        """Check whether the site's own scores may leave.
+
+        They are about the model that the task `finish` was sent. A server could send
+        any number of models, so each counts as a round, even if its scores are those of
+        an earlier one.
+
+        Args:
+            state: Digest of the tasks that led to the site's state.
+
+        Raises:
+            PolicyRefusal: The scores of `max_rounds` models have left.
+        """
+        policy = self._read_policy()
+        if policy.max_rounds:
+            self._read_past(policy)
+            num_models = len(self._past.scored | {state})
+            check_rounds(policy, "this site's own scores", num_models)
 
     def _append_to_ledger(self, entry: Entry) -> None:
         """Write a line of the ledger.

@@ -40,6 +40,7 @@ from typing import IO, Annotated, Any, NamedTuple
 import torch
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
+from fednotes.apps.deployment.agreement import SCORES
 from fednotes.core.errors import (
     ConfigError,
     DataError,
@@ -117,7 +118,8 @@ class Entry:
         refusal: Whether it refuses the request.
         reason: The reason for the refusal, in one word; "" if not known.
         question: Digest of the question (`engines.history.Trail`); "" if the message
-            has no update. A refusal has a question if its task had read notes.
+            has no update. A refusal has a question if its task had read notes, and
+            the site's own scores have the digest of the tasks that led to its state.
         update: Hash of the update: its tensors, its weight and its counts; "" if there
             is none. `max_rounds` counts distinct pairs of question and update.
         model: Digest of the model that the update is about, if `max_rounds` counts such
@@ -536,6 +538,7 @@ class Past:
         refused: Task to the questions that were refused after the task had read notes.
         models: Task to the distinct models that the updates are about.
         answers: Hash of each of the newest messages to its line.
+        scored: The distinct states of the site in which its own scores left.
 
     Args:
         path: The ledger.
@@ -548,6 +551,7 @@ class Past:
         self.refused: dict[str, set[str]] = {}
         self.models: dict[str, set[str]] = {}
         self.answers: dict[str, dict[str, Any]] = {}
+        self.scored: set[str] = set()
         self._lines = _NewLines(path)
         self._mark = f'"job":"{job}"'.encode("ascii")
         self._since = ""
@@ -587,11 +591,17 @@ class Past:
         self.updates = {}
         self.refused = {}
         self.models = {}
+        self.scored = set()
 
     def _add(self, line: dict[str, Any]) -> None:
-        """Add a line about a task of the method; ignore the engine's own tasks."""
+        """Add a line about a task of the method, or about the site's own scores.
+
+        All other tasks of the engine are ignored.
+        """
         self.newest = max(self.newest, line["time"])
         task = line["task"]
+        if task == SCORES and not line["refusal"]:
+            self.scored.add(line["question"])
         if task.startswith("@"):
             return
         if line["refusal"]:
