@@ -1,9 +1,9 @@
 """Time of `fednotes predict` with worker processes, beside the same in one process.
 
-    python benchmarks/predict_workers.py [--notes 20000] [--workers 2]
+    python benchmarks/predict_workers.py [--notes 20000] [--texts 4] [--workers 2]
 
-A light tagger is trained on generated sentences, and predicts generated notes of about
-1,500 characters from a file into a file. Both runs are whole commands, so the starts of
+A light tagger is trained on generated sentences, and predicts generated notes, each of
+which joins a few texts, from a file into a file. Both runs are whole commands, so the starts of
 Python and of the workers count. Their files are compared by SHA-256. The peak of memory
 is that of the command and the largest of its workers.
 
@@ -30,7 +30,6 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 from scratch import scratch
 from worker_runs import find_workers
 
-TEXTS_OF_A_NOTE = 4
 JOB = {
     "method": "fedner",
     "seed": 1,
@@ -72,15 +71,15 @@ def train(out: Path) -> Path:
     return next(path for path in sorted(out.rglob("model")) if path.is_dir())
 
 
-def write_notes(path: Path, number: int) -> float:
+def write_notes(path: Path, number: int, texts_of_a_note: int) -> float:
     """Write a file of generated notes; return the mean number of characters."""
     site = generate(num_sites=1, sentences_per_site=4000, seed=7)[0].data
     texts = [document.text for document in (*site.train, *site.valid, *site.test)]
     characters = 0
     with path.open("w", encoding="utf-8") as file:
         for n in range(number):
-            first = n * TEXTS_OF_A_NOTE
-            parts = [texts[(first + k) % len(texts)] for k in range(TEXTS_OF_A_NOTE)]
+            first = n * texts_of_a_note
+            parts = [texts[(first + k) % len(texts)] for k in range(texts_of_a_note)]
             text = "\n".join([f"Note {n}.", *parts])
             characters += len(text)
             file.write(json.dumps({"id": str(n), "text": text}) + "\n")
@@ -119,16 +118,18 @@ def measure(model: Path, notes: Path, out: Path, workers: int) -> Run:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--notes", type=int, default=20_000)
+    parser.add_argument("--texts", type=int, default=4, help="texts of a note")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     with scratch() as folder:
         model = train(folder / "run")
-        characters = write_notes(folder / "notes.jsonl", options.notes)
+        notes = folder / "notes.jsonl"
+        characters = write_notes(notes, options.notes, options.texts)
         print(f"{options.notes:,} notes of {characters:,.0f} characters on average")
         runs: dict[int, Run] = {}
         for workers in (1, options.workers):
             out = folder / f"{workers}.jsonl"
-            run = measure(model, folder / "notes.jsonl", out, workers)
+            run = measure(model, notes, out, workers)
             runs[workers] = run
             print(
                 f"{workers} process(es): {run.seconds:.1f} s, "

@@ -192,6 +192,8 @@ class _BusyWorker:
 class PredictionWorkers:
     """Processes that have loaded a model (`WindowPredictor`).
 
+    They predict the windows of one input at a time, to its end.
+
     Args:
         workers: The processes.
         types: The entity types of the model.

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from fednotes.core.errors import WorkerError
 from fednotes.core.messages import Reply, decode
 from fednotes.core.pipes import FramePipe, PipeClosedError
-from fednotes.engines.carried import NumberedFrame, raise_failure, read_values
+from fednotes.engines.carried import raise_failure, read_values
 from fednotes.jobs.workers.events import FEATURES, RESULT
 from fednotes.taggers.corpora import Progress
 
@@ -112,22 +112,16 @@ class WorkerProcess:
         assert isinstance(reply, Reply)
         return reply
 
-    def ask(self, request: NumberedFrame, progress: Progress | None = None) -> Any:
-        """Send a command, wait for its result, and return that.
+    def wait_for_result(self, progress: Progress | None = None) -> Any:
+        """Wait for the result of a command that was sent, and return it.
 
         Args:
-            request: The command.
             progress: Receives the progress of computing features.
 
         Raises:
             Exception: The worker raised it.
             WorkerError: The process has ended.
         """
-        self.send(request.frame)
-        return self.wait_for_result(progress)
-
-    def wait_for_result(self, progress: Progress | None = None) -> Any:
-        """Wait for the result of a command that was sent; see `ask`."""
         while True:
             event = self.receive_event()
             if event.name == RESULT:
