@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+import threading
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -331,3 +333,35 @@ def test_a_host_that_cannot_be_encoded_is_refused_with_one_message(
         next(iter(read_notes(NoteDatabase("env:WARD_DB"))))
     assert SECRET not in str(refused.value)
     assert host not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "option", ["sslmode=verify-full", "sslmode=require", "require_auth=scram-sha-256"]
+)
+def test_a_server_that_does_not_prove_itself_gets_no_password(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no TLS, and asks for the password in the clear."""
+    pytest.importorskip("psycopg")
+    received: list[bytes] = []
+
+    def answer(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        # The client may leave before the last reply.
+        with connection, suppress(OSError):
+            connection.settimeout(30)
+            for reply in (b"N", b"R\0\0\0\x08\0\0\0\x03", b""):
+                received.append(connection.recv(1000))
+                connection.sendall(reply)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        port = listener.getsockname()[1]
+        address = f"postgresql://reader:{SECRET}@127.0.0.1:{port}/notes?{option}"
+        monkeypatch.setenv("WARD_DB", address)
+        with pytest.raises(DataError, match="does not prove itself") as refused:
+            next(iter(read_notes(NoteDatabase("env:WARD_DB"))))
+        thread.join()
+    assert SECRET.encode() not in b"".join(received)
+    assert SECRET not in str(refused.value)

@@ -66,6 +66,13 @@ class _Cause(NamedTuple):
 
 _CAUSES = (
     _Cause(
+        "",
+        "not support SSL|SSL error|certificate|authentication method requirement",
+        "the server does not prove itself as the address requires",
+        "check sslmode, sslrootcert and require_auth in the address, and that this is "
+        "the right server",
+    ),
+    _Cause(
         "28",
         "password authentication failed|no password supplied|authentication",
         "the user or the password is refused",
