@@ -185,6 +185,17 @@ def test_a_secure_sum_of_drawn_sites_equals_the_plain_sum() -> None:
     np.testing.assert_allclose(secure, plain, rtol=1e-5)
 
 
+def test_a_task_without_options_is_another_question_in_each_round() -> None:
+    """The sites of a round answer it although other sites answered it before."""
+    updates = {site: Update({"x": torch.ones(2)}, 1) for site in FIVE}
+    members = [Giver(site, [updates[site]]) for site in FIVE]
+    engine = InProcess(members, sampling=sampling(), secure=True)
+    for turn in engine.rounds(0, 4):
+        total = engine.sum("give")
+        assert total.included == sampling().draw_sites(turn.number, FIVE)
+        assert total.weight == 3
+
+
 def secure_options(least: int = 0) -> dict[str, Any]:
     """Return how the thresholds of sums follow from the number of their sites."""
 

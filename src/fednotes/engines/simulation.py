@@ -237,7 +237,9 @@ class _Exchange:
             JOB, 1, 0, task, round=engine.next_number(), counted=self._counted
         )
         listed = repr(sorted(options.items()))
-        self._question = digest("question", task, listed, tensor_fingerprint(sent))
+        self._question = digest(
+            "question", self.request.round, task, listed, tensor_fingerprint(sent)
+        )
 
     def task(
         self,
