@@ -19,7 +19,8 @@ FILES = sorted((SRC / "fednotes").rglob("*.py"))
 
 BASE = frozenset(
     {
-        *("torch", "numpy", "numba", "safetensors", "tokenizers", "typer", "rich"),
+        *("torch", "numpy", "numba", "llvmlite", "safetensors", "tokenizers"),
+        *("typer", "rich"),
         *(
             "pydantic",
             "pydantic_core",

@@ -93,7 +93,8 @@ def test_a_unit_changes_all_layers_together_by_at_most_the_clip(
             with_it - without_it, vector, rtol=0, atol=1e-6 * min(clip, 1)
         )
         length = float(np.linalg.norm(vector))
-        assert length <= clip
+        # What moves private layers is rounded to float32.
+        assert length <= clip * (1 + 2**-24)
         assert clip > 1 or length == pytest.approx(clip, rel=1e-3)
 
 
