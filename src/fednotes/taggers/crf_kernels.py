@@ -307,4 +307,7 @@ def _weigh(  # noqa: PLR0913 - the arrays of a compiled kernel
         for i in range(tags):
             for j in range(tags):
                 steps[i, j] += weight * pairs[n, i, j]
-    start[:], transitions[:], end[:] = at_start, steps, at_end
+    for i in range(tags):
+        start[i], end[i] = at_start[i], at_end[i]
+        for j in range(tags):
+            transitions[i, j] = steps[i, j]
