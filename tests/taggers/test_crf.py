@@ -244,6 +244,8 @@ def test_other_sentences_of_a_batch_do_not_change_a_sentence(
     x[7] *= 15.0  # messages fall far, but do not underflow
     x[11, 0, 1] = torch.nan
     x[15, :, 4] = -torch.inf  # as where a lattice forbids a tag
+    for n, end in enumerate(lengths.tolist()):
+        x[n, end:] = torch.nan
     gold = torch.zeros(sentences, tokens, dtype=torch.int64)  # always allowed
     padded_x = torch.cat([x, torch.full((sentences, 9, 5), torch.nan, dtype=dtype)], 1)
     padded_gold = torch.cat([gold, torch.full((sentences, 9), 99)], 1)
