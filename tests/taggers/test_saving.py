@@ -177,6 +177,18 @@ def test_a_relative_backbone_is_saved_as_an_absolute_path(
     assert load_model("../model").predict(DOCUMENTS) == model.predict(DOCUMENTS)
 
 
+def test_the_name_of_the_minilm_package_is_saved_unchanged_beside_a_folder_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An encoder's name is opened as the package, so it must be saved as the package."""
+    (tmp_path / "minilm").mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = model_config({"kind": "encoder-tagger", "encoder": "minilm"})
+    save_model(build_model(config, TAGS, 1), "model")
+    facts = json.loads((tmp_path / "model" / "model.json").read_text())
+    assert facts["config"]["encoder"] == "minilm"
+
+
 def test_folders_of_earlier_versions_are_loaded(tmp_path: Path) -> None:
     """They name no kind: a tagger."""
     model = make("tagger", tmp_path)

@@ -411,15 +411,18 @@ def _backbone_key(kind: str) -> str:
 
 
 def _absolute_place(spec: str) -> str:
-    """Return a directory's absolute path, with its options after "#".
+    """Return the specification of an encoder with its directory as an absolute path.
 
-    A name such as "minilm" is returned unchanged.
+    Args:
+        spec: "minilm" or a directory, possibly with options after "#"; see
+            `load_encoder`. "minilm" is returned unchanged: it names a package, even if
+            there is a directory of this name.
     """
-    if Path(spec).is_dir():
-        return str(Path(spec).resolve())
-    head, mark, options = spec.partition("#")
-    path = Path(head).expanduser()
-    if head == "minilm" or not path.is_dir():
+    name, mark, options = spec, "", ""
+    if not Path(spec).expanduser().is_dir():  # A directory may have a "#" in its name.
+        name, mark, options = spec.partition("#")
+    path = Path(name).expanduser()
+    if name == "minilm" or not path.is_dir():
         return spec
     return str(path.resolve()) + mark + options
 
