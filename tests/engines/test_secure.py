@@ -153,7 +153,7 @@ def test_no_frame_at_the_server_holds_numbers_of_a_site(
     for site, frame in net.came:  # nor any of the integers that the values become
         attached = decode_reply(frame).attached
         if "words" in attached.tensors:
-            message = wire.masked_in(wire.read(Masking, attached.facts), attached)
+            message = wire.read_masked(wire.read(Masking, attached.facts), attached)
             bare = encode(updates[site][turns[site]], message.layout)
             assert bare.shape == message.words.shape
             assert not np.isin(bare[bare != 0], message.words).any()

@@ -51,12 +51,14 @@ def exchanged(update: Update) -> tuple[dict[str, SecureSeal], Any, Any]:
     attached = server.terms()
     for seal in server.seals.values():
         reply = seal.seal(request("give", 9, attached=attached), update, QUESTION)
-        server.chain.add_masked(wire.masked_in(wire.read(Masking, reply.facts), reply))
+        server.chain.add_masked(
+            wire.read_masked(wire.read(Masking, reply.facts), reply)
+        )
     requests, following = server.chain.requests()
     return (
         server.seals,
         attached,
-        wire.packed_requests(server.chain.number, following, requests),
+        wire.pack_requests(server.chain.number, following, requests),
     )
 
 
@@ -164,7 +166,7 @@ MANY = tuple(f"hospital-{i:03d}" for i in range(250))
 
 
 def test_a_message_that_is_too_large_to_read_is_not_sent() -> None:
-    attached = wire.packed(Terms(0, (), tuple(f"n{i}" for i in range(70_000))))
+    attached = wire.pack(Terms(0, (), tuple(f"n{i}" for i in range(70_000))))
     with pytest.raises(WireError, match="header is too large"):
         encode(Request("j", 1, 1, "t", attached=attached))
 
@@ -188,7 +190,7 @@ def asked_of_all() -> tuple[Attached, dict[str, UnmaskRequest]]:
         s: KeysMessage(b"x" * 32, s, b"a" * 32, b"b" * 32, b"c" * 32, b"d" * 64)
         for s in MANY
     }
-    return wire.packed_requests(3, keys, requests), requests
+    return wire.pack_requests(3, keys, requests), requests
 
 
 def test_receipts_of_250_sites_take_at_most_four_times_the_message() -> None:
@@ -198,7 +200,7 @@ def test_receipts_of_250_sites_take_at_most_four_times_the_message() -> None:
     tracemalloc.start()
     came = decode_request(frame).attached
     stage = wire.read(Stage, came.facts)
-    decoded = wire.request_in(stage, came, MANY[7])
+    decoded = wire.read_unmask_request(stage, came, MANY[7])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert decoded == requests[MANY[7]]
@@ -215,6 +217,6 @@ def test_malformed_tables_are_refused(wrong: str) -> None:
         if value is not None:
             broken[wrong] = value
         with pytest.raises(RefusedError, match=f"lacks {wrong} for its sites"):
-            wire.request_in(stage, Attached(attached.facts, broken), MANY[0])
+            wire.read_unmask_request(stage, Attached(attached.facts, broken), MANY[0])
     with pytest.raises(RefusedError, match="'stranger' has no receipts"):
-        wire.request_in(stage, attached, "stranger")
+        wire.read_unmask_request(stage, attached, "stranger")

@@ -370,7 +370,7 @@ def test_keys_for_sites_outside_the_task_open_nothing(tmp_path: Path) -> None:
         1,
         wire.KEYS,
         counted=dict.fromkeys(others, 0),
-        attached=wire.packed(wire.Stage(1)),
+        attached=wire.pack(wire.Stage(1)),
     )
     seal.stage(keys)
     terms = wire.Terms(1, others, None, {})
@@ -380,7 +380,7 @@ def test_keys_for_sites_outside_the_task_open_nothing(tmp_path: Path) -> None:
         2,
         "train",
         counted=dict.fromkeys(drawn, 0),
-        attached=wire.packed(terms),
+        attached=wire.pack(terms),
     )
     answer = wire.read(
         wire.Masking, seal.seal(task, Update({"x": torch.ones(2)}, 1), b"q").facts
@@ -391,7 +391,7 @@ def test_keys_for_sites_outside_the_task_open_nothing(tmp_path: Path) -> None:
 def test_a_sum_of_two_drawn_sites_is_refused_by_the_site() -> None:
     """Of two sites, each could take its own part out of the sum."""
     seal = SecureSeal("a", FIVE, **secure_options())
-    attached = wire.packed(wire.Terms(1, ("a", "b"), None, {}))
+    attached = wire.pack(wire.Terms(1, ("a", "b"), None, {}))
     request = Request(JOB, 1, 2, "train", counted={"a": 0, "b": 0}, attached=attached)
     with pytest.raises(RefusedError, match="2 sites; it takes 3"):
         seal.seal(request, Update(), b"q")

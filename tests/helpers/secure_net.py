@@ -101,14 +101,14 @@ class ByHand:
         """Return what all sites receive with a task, in a fresh exchange."""
         now, number = self.chain.start(), self.chain.number
         for seal in self.seals.values():
-            reply = seal.stage(self.request("@keys", wire.packed(Stage(number))))
+            reply = seal.stage(self.request("@keys", wire.pack(Stage(number))))
             now.add_keys(wire.read(KeysMessage, reply.facts))
-        encoded = wire.packed(Stage(number, now.keys()))
+        encoded = wire.pack(Stage(number, now.keys()))
         for seal in self.seals.values():
             reply = seal.stage(self.request("@shares", encoded))
             now.add_shares(wire.read(SharesMessage, reply.facts))
         names = None if metrics is None else tuple(metrics)
-        return wire.packed_boxes(Terms(number, self.names, names, limits), now.boxes())
+        return wire.pack_boxes(Terms(number, self.names, names, limits), now.boxes())
 
 
 def random_updates(seed: int, rounds: int = 3) -> dict[str, list[Update]]:

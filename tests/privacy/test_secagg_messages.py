@@ -25,9 +25,9 @@ from fednotes.privacy.secure_sum.messages import (
     SharesMessage,
     UnmaskMessage,
     UnmaskRequest,
-    masked_in,
-    packed_masked,
+    pack_masked,
     read,
+    read_masked,
 )
 from fednotes.privacy.secure_sum.site import SiteChain
 
@@ -90,8 +90,8 @@ def test_messages_survive_a_round_trip_through_json() -> None:
 
 def test_masked_words_are_sent_without_a_copy() -> None:
     message = next(m for m in every_kind() if isinstance(m, MaskedMessage))
-    sent = packed_masked(Masking(None, b"h"), message)
-    words = masked_in(read(Masking, sent.facts), sent).words
+    sent = pack_masked(Masking(None, b"h"), message)
+    words = read_masked(read(Masking, sent.facts), sent).words
     assert words.dtype == np.uint64
     assert words.tobytes() == message.words.tobytes()
     assert words.ctypes.data == message.words.ctypes.data  # no copy
@@ -101,7 +101,7 @@ def test_masked_words_are_sent_without_a_copy() -> None:
         {"words": torch.zeros((3, 3), dtype=torch.int64)},
     ):
         with pytest.raises(RefusedError, match="has no words"):
-            masked_in(read(Masking, sent.facts), replace(sent, tensors=wrong))
+            read_masked(read(Masking, sent.facts), replace(sent, tensors=wrong))
 
 
 def places(table: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

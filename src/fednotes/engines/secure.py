@@ -354,18 +354,22 @@ class SecureSeal:
         stage = wire.read(wire.Stage, attached.facts)
         if request.task == wire.KEYS:
             parties = self._requests.find(request)
-            return wire.packed(self._chain.keys(stage.number, parties))
+            return wire.pack(self._chain.keys(stage.number, parties))
         if request.task == wire.SHARES:
-            return wire.packed(self._chain.at(stage.number).shares(stage.keys))
-        opening = wire.request_in(stage, attached, self._site)
+            return wire.pack(self._chain.at(stage.number).shares(stage.keys))
+        opening = wire.read_unmask_request(stage, attached, self._site)
         question = self._question(stage.number)
         if request.task == wire.CONFIRM:
             self._opened.require(question, opening.survivors)
-            return wire.packed(self._chain.at(stage.number).confirm(opening))
+            return wire.pack(self._chain.at(stage.number).confirm(opening))
+
+        # The remaining message, `wire.UNMASK`: the server opens the sum.
         message = self._chain.unmask(stage.number, opening, stage.keys)
+        # The record must be on disk before the shares leave: another sum of the same
+        # question may be opened only over the same sites.
         self._opened.add(question, opening.survivors)
         self._pending = None
-        return wire.packed(message)
+        return wire.pack(message)
 
     def _mask_again(self, request: Request) -> Attached:
         """Mask the pending update in a new exchange.
@@ -383,7 +387,7 @@ class SecureSeal:
             return self._mask(pending, terms, request.attached)
         except TrainingError as error:
             # No limit is wide enough. This is an answer, because it is final.
-            return wire.packed(wire.Masking((), b"", again=str(error), wide=True))
+            return wire.pack(wire.Masking((), b"", again=str(error), wide=True))
 
     def _question(self, number: int) -> bytes:
         """Return the question of the update that was masked in an exchange.
@@ -410,7 +414,7 @@ class SecureSeal:
             before=self._opened.survivors(pending.question),
         )
         if agreed_names is not None and not set(metric_names) <= set(agreed_names):
-            return wire.packed(
+            return wire.pack(
                 replace(answer, again="counts that the sites did not agree on")
             )
         limits = terms.limits
@@ -421,24 +425,24 @@ class SecureSeal:
         tried = self._count_try(pending, grid)
         try:
             self._chain.at(terms.number).require_parties(pending.parties)
-            boxes = wire.boxes_in(attached, terms.roster, self._site)
+            boxes = wire.read_boxes(attached, terms.roster, self._site)
             layout = LayoutOptions(
                 purpose=pending.purpose, limits=limits, metrics=agreed_names
             )
             message = self._chain.masked(terms.number, boxes, pending.update, **layout)
         except RefusedError as error:
-            return wire.packed(replace(answer, again=str(error)))
+            return wire.pack(replace(answer, again=str(error)))
         except TrainingError as error:
             # The tensor and the limit are only for the staff of this site.
             logger.warning("%s", error)
             tried.refused.add(digest(grid, _digest(pending.update)))
             if not limits or len(tried.refused) >= REFUSALS:
                 raise self._give_up(pending) from error
-            return wire.packed(
+            return wire.pack(
                 replace(answer, again="values beyond the limits", wide=True)
             )
         self._newest_mask = _MaskedQuestion(terms.number, pending.question)
-        return wire.packed_masked(answer, message)
+        return wire.pack_masked(answer, message)
 
     def _digest_grid(self, pending: _Pending, limits: Mapping[str, int]) -> bytes:
         """Return a digest of the grid of numbers on which limits place an update.
@@ -813,10 +817,10 @@ class SecureSum(Summing):
         """Begin an exchange with keys and shares. Return the sites that take part."""
         current = self._chain.start(self._parties)
         number = self._chain.number
-        attached = wire.packed(wire.Stage(number))
+        attached = wire.pack(wire.Stage(number))
         self._ask(exchange, sites, attached, wire.KEYS, current.add_keys)
         keys = _close_stage(current.keys)
-        attached = wire.packed(wire.Stage(number, keys))
+        attached = wire.pack(wire.Stage(number, keys))
         self._ask(exchange, tuple(keys), attached, wire.SHARES, current.add_shares)
         _close_stage(current.boxes)
         self._require_enough(exchange, len(current.roster), _ExchangeFailed)
@@ -830,7 +834,7 @@ class SecureSum(Summing):
         """
         current = self._chain.now
         terms = replace(terms, number=self._chain.number, roster=current.roster)
-        return wire.packed_boxes(terms, current.boxes())
+        return wire.pack_boxes(terms, current.boxes())
 
     def _receive(
         self, exchange: Exchange, replies: Mapping[str, Reply], terms: wire.Terms
@@ -845,7 +849,7 @@ class SecureSum(Summing):
                 _require_known_names(site, answer)
                 _require_short(site, answer, self._parties.sites)
                 if not answer.again:
-                    message = wire.masked_in(answer, attached)
+                    message = wire.read_masked(answer, attached)
                     _require_own(site, message.site)
                     self._chain.add_masked(message)
                 answers.answers[site] = answer
@@ -869,7 +873,7 @@ class SecureSum(Summing):
         if self._parties.confirmed:
             opening_sites = self._confirm_survivors(exchange, unmask_requests)
             unmask_requests, _ = chain.requests()  # with the confirmations
-        attached = wire.packed_requests(chain.number, keys, unmask_requests)
+        attached = wire.pack_requests(chain.number, keys, unmask_requests)
         self._record.add(exchange.request, survivors)
         self._ask(exchange, opening_sites, attached, wire.UNMASK, chain.add_unmask)
         current = chain.now  # `total` makes the next exchange the current one
@@ -889,7 +893,7 @@ class SecureSum(Summing):
             The sites that confirmed it. The server does not wait for the others again.
         """
         current = self._chain.now
-        attached = wire.packed_requests(self._chain.number, {}, unmask_requests)
+        attached = wire.pack_requests(self._chain.number, {}, unmask_requests)
         confirmed_sites = self._ask(
             exchange, current.survivors, attached, wire.CONFIRM, current.add_confirm
         )

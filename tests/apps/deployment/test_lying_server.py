@@ -48,7 +48,7 @@ from fednotes.methods import fedner
 from fednotes.privacy.secure_sum.messages import (
     MaskedMessage,
     UnmaskRequest,
-    packed_requests,
+    pack_requests,
 )
 from fednotes.privacy.secure_sum.server import SecureServer
 from fednotes.training.sites import all_tags
@@ -522,7 +522,7 @@ def test_an_older_exchange_is_not_opened_under_a_newer_task(tmp_path: Path) -> N
     seal._newest_mask = type(mask)(mask.exchange + 5, b"another")
     number = case.members.request("@unmask").number
     blank = UnmaskRequest(bytes(32), SITES, (), {})
-    attached = packed_requests(mask.exchange, {}, dict.fromkeys(SITES, blank))
+    attached = pack_requests(mask.exchange, {}, dict.fromkeys(SITES, blank))
     request = replace(
         case.members.request("@unmask", attached=attached), number=number + 1
     )

@@ -221,7 +221,7 @@ class Masking:
     message: Mapping[str, Any] | None = None
 
 
-def packed(message: Any, **tensors: Tensor) -> Attached:
+def pack(message: Any, **tensors: Tensor) -> Attached:
     """Return a message for a header, with attached tensors."""
     return Attached(plain(message), tensors)
 
@@ -245,13 +245,13 @@ def read(kind: type[M], facts: Any, **excluded: Any) -> M:
         ) from error
 
 
-def packed_masked(answer: Masking, message: MaskedMessage) -> Attached:
+def pack_masked(answer: Masking, message: MaskedMessage) -> Attached:
     """Return an answer with a masked update, without copying its words."""
     words = torch.from_numpy(message.words.view(np.int64))
-    return packed(replace(answer, message=plain(message, "words")), words=words)
+    return pack(replace(answer, message=plain(message, "words")), words=words)
 
 
-def masked_in(answer: Masking, attached: Attached) -> MaskedMessage:
+def read_masked(answer: Masking, attached: Attached) -> MaskedMessage:
     """Return an answer's masked update, whose words are a view of the frame.
 
     Raises:
@@ -263,13 +263,15 @@ def masked_in(answer: Masking, attached: Attached) -> MaskedMessage:
     return read(MaskedMessage, answer.message, words=words.numpy().view(np.uint64))
 
 
-def packed_boxes(terms: Terms, boxes: Mapping[str, Mapping[str, bytes]]) -> Attached:
+def pack_boxes(terms: Terms, boxes: Mapping[str, Mapping[str, bytes]]) -> Attached:
     """Return the terms with the boxes, by receiver and sender."""
-    return packed(terms, boxes=_table(boxes, terms.roster, BOX_BYTES))
+    return pack(terms, boxes=_table(boxes, terms.roster, BOX_BYTES))
 
 
-def boxes_in(attached: Attached, roster: Sequence[str], site: str) -> dict[str, bytes]:
-    """Return each sender's box for this site.
+def read_boxes(
+    attached: Attached, roster: Sequence[str], site: str
+) -> dict[str, bytes]:
+    """Return each sender's shares for this site, encrypted in a box.
 
     Raises:
         RefusedError: The boxes are missing or malformed.
@@ -277,21 +279,21 @@ def boxes_in(attached: Attached, roster: Sequence[str], site: str) -> dict[str, 
     return _column(site, attached, "boxes", roster, BOX_BYTES)
 
 
-def packed_requests(
+def pack_requests(
     number: int, keys: Mapping[str, KeysMessage], requests: Mapping[str, UnmaskRequest]
 ) -> Attached:
     """Return one request for all survivors, with the receipts for each."""
     first = next(iter(requests.values()))
     receipts = {site: request.receipts for site, request in requests.items()}
     confirmations = {site: request.confirmations for site, request in requests.items()}
-    return packed(
+    return pack(
         Stage(number, keys, first.exchange, first.survivors, first.dropped),
         receipts=_table(receipts, first.survivors, RECEIPT_BYTES),
         confirmations=_table(confirmations, first.survivors, RECEIPT_BYTES),
     )
 
 
-def request_in(stage: Stage, attached: Attached, site: str) -> UnmaskRequest:
+def read_unmask_request(stage: Stage, attached: Attached, site: str) -> UnmaskRequest:
     """Return the request to one survivor.
 
     Raises:
