@@ -481,16 +481,16 @@ def test_a_site_refuses_impossible_concepts(known: list[Any]) -> None:
 
 
 def test_a_damaged_list_of_known_concepts_is_refused(tmp_path: Path) -> None:
-    from fednotes.apps.phenotyping.phenotyper import network_settings
+    from fednotes.apps.phenotyping.phenotyper import derive_network_shape
 
     network = Dan(NETWORK, VOCABULARY, 2, known=np.array([1, 4]))
     good = {n: v.detach() for n, v in network.state().items()}
-    assert network_settings(good, NETWORK, SPACE)[2].tolist() == [1, 4]  # type: ignore[union-attr]
+    assert derive_network_shape(good, NETWORK, SPACE)[2].tolist() == [1, 4]  # type: ignore[union-attr]
     for known in ([4, 1], [1], [1.0, 4.0], [-1, 4]):
         with pytest.raises(ModelError, match="do not agree"):
-            network_settings(good | {"known": torch.tensor(known)}, NETWORK, SPACE)
+            derive_network_shape(good | {"known": torch.tensor(known)}, NETWORK, SPACE)
     with pytest.raises(ModelError, match="use the dictionary"):
-        network_settings(good | {"known": torch.tensor([1, 60])}, NETWORK, SPACE)
+        derive_network_shape(good | {"known": torch.tensor([1, 60])}, NETWORK, SPACE)
     assert (
         Mixtures.of(Bags.of([[1]], 2))
         .map_to_known(np.array([1]), np.array([1]), 0)

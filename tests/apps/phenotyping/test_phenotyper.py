@@ -30,9 +30,9 @@ from fednotes.apps.phenotyping.features import (
 from fednotes.apps.phenotyping.phenotyper import (
     PhenotypeConfig,
     Phenotyper,
+    derive_network_shape,
     is_phenotyper,
     load_phenotyper,
-    network_settings,
 )
 from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.data.text import Passage
@@ -147,7 +147,7 @@ def test_inputs_and_folders_that_do_not_match_are_refused(tmp_path: Path) -> Non
         stage_1.classes(BAGS)
     parameters = {n: v.detach() for n, v in Dan(DanConfig(), 7, 2).trainable().items()}
     with pytest.raises(ModelError, match="reads 7 concepts, but the input has 9"):
-        network_settings(parameters, DanConfig(), SPACE)
+        derive_network_shape(parameters, DanConfig(), SPACE)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("mine")
     with pytest.raises(ModelError, match="choose another one"):

@@ -408,7 +408,7 @@ def _network_of(
         ModelError: The tensors contradict the facts.
     """
     parameters = unprefixed("network.", tensors)
-    shape = network_settings(parameters, config, facts.space)
+    shape = derive_network_shape(parameters, config, facts.space)
     if facts.code_names:
         _require_equal(
             "codes", len(facts.code_names), "outputs of the network", shape.outputs
@@ -446,7 +446,7 @@ class NetworkShape(NamedTuple):
     known: np.ndarray | None
 
 
-def network_settings(
+def derive_network_shape(
     parameters: Mapping[str, Tensor], config: DanConfig, space: FeatureSpace
 ) -> NetworkShape:
     """Return the shape of a network, derived from the tensors of `Dan.state`.
@@ -461,22 +461,25 @@ def network_settings(
             origin of the model.
     """
     hidden, inputs = parameters["hidden_weight"].shape
+    # A network either looks concepts up in its table, or reads vectors.
     has_table = "embedding" in parameters
-    known = _known_concepts(parameters)
     fits = has_table != space.dense
-    if space.dense:
-        width = inputs
-    else:
-        width = len(parameters.get("embedding", ()))
+    width = inputs if space.dense else len(parameters.get("embedding", ()))
+
+    known = _known_concepts(parameters)
     if known is not None:
+        # The table has a row for each known concept, and one for all others. The
+        # network reads the complete vocabulary.
         if width != len(known) + 1:
             raise _unfitting_table()
-        fits = fits and int(known[-1]) < space.width
+        last_known = int(known[-1])
+        fits = fits and last_known < space.width
         width = space.width
+
     if not fits or width != space.width:
+        inputs_text = "numbers" if space.dense else "concepts"
         raise ModelError(
-            f"the network reads {width:,} "
-            f"{'numbers' if space.dense else 'concepts'}, but the input has "
+            f"the network reads {width:,} {inputs_text}, but the input has "
             f"{space.width:,}: use the dictionary or encoder that it was "
             "trained with"
         )

@@ -41,7 +41,7 @@ from fednotes.apps.phenotyping.cohort import (
 )
 from fednotes.apps.phenotyping.config import Config
 from fednotes.apps.phenotyping.dan import CHOSEN, KNOWN
-from fednotes.apps.phenotyping.phenotyper import Phenotyper, network_settings
+from fednotes.apps.phenotyping.phenotyper import Phenotyper, derive_network_shape
 from fednotes.apps.phenotyping.stages import (
     Classifiers,
     CodeLearner,
@@ -498,7 +498,7 @@ class Site(MethodSite):
         names = () if self.code_learner is None else self.code_learner.outputs
         model = Phenotyper(space, code_names=names, phenotypes=self.config.phenotypes)
         if self._network:
-            shape = network_settings(self._network, config.network, space)
+            shape = derive_network_shape(self._network, config.network, space)
             model.network = get_shared_network(
                 shape.config,
                 space,
