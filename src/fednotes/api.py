@@ -261,11 +261,15 @@ def init(
 def _list_paths(
     paths: NotesLike | Sequence[NotesLike] | Mapping[str, NotesLike],
 ) -> list[str | NoteDatabase] | dict[str, str | NoteDatabase]:
-    """Return the paths of notes as texts, and databases.
+    """Return the texts of paths to notes; databases are returned unchanged.
+
+    Args:
+        paths: One path or database, several, or several by the name of the site.
 
     Raises:
-        ConfigError: A path is not one, or there is none.
+        ConfigError: A value is neither a path nor a database, or there is no path.
     """
+    # A mapping is checked where its sites are read.
     if isinstance(paths, Mapping):
         return {name: name_of_notes(path) for name, path in paths.items()}
     if isinstance(paths, str | Path | NoteDatabase):

@@ -188,19 +188,29 @@ def cached_features(
     """
     work = _Work(encoder, sentences, progress)
     shape = (work.tokens, encoder.layers, encoder.dim)
-    if cache is None or not shape[0]:
-        features = np.zeros(shape, np.float16)
-        for _, places in work.chunks(0):
-            for token, part in places:
-                features[token : token + len(part)] = part
-        features.flags.writeable = False
-        return features
+    if cache is None or work.tokens == 0:
+        return _compute_in_memory(work, shape)
+
     store = _Store.open(Path(cache), work.key(), shape)
-    while (ready := store.ready()) is None:
+    features = store.ready()
+    while features is None:
+        # Locking waits for another process that computes the same vectors. `file` is
+        # None if that process has finished the file, or has failed and removed it.
         with store.locked() as file:
             if file is not None:
                 store.fill(file, work)
-    return ready
+        features = store.ready()
+    return features
+
+
+def _compute_in_memory(work: _Work, shape: tuple[int, int, int]) -> np.ndarray:
+    """Return the vectors of every token, (tokens, layers, dim), read-only."""
+    features = np.zeros(shape, np.float16)
+    for _, copies in work.chunks(0):
+        for token, vectors in copies:
+            features[token : token + len(vectors)] = vectors
+    features.flags.writeable = False
+    return features
 
 
 def default_cache() -> Path:

@@ -231,6 +231,7 @@ class _Exchange:
         self._options = options
         self.sites = engine.list_sites_of(task)
         self.least = len(self.sites)
+        # For each site, the number of its last request that counts.
         self._counted = dict.fromkeys(self.sites, 0)
         # Each exchange has a round of its own.
         self.request = Request(
@@ -247,7 +248,10 @@ class _Exchange:
         *,
         sites: Sites = None,  # noqa: ARG002 - part of `Exchange`
     ) -> Replies:
-        """Run the task at its sites; their errors are raised."""
+        """Run the task at its sites, and return their masked updates.
+
+        An error of a site is raised, because a simulation leaves no site out.
+        """
         request = self._next(self.request.task, attached or Attached())
         replies = {}
         updates = self._engine.run_at_sites(request.task, self._sent, self._options)

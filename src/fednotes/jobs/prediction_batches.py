@@ -429,6 +429,7 @@ def open_folder(
                 "them, or name another folder"
             )
         else:
+            # Earlier predictions ended before their first shard: nothing would be lost.
             manifest = _Manifest(Progress(settings))
         _remove_incomplete(folder, manifest)
         yield partial(FolderSink, folder, manifest, format=format, size=size)

@@ -639,7 +639,7 @@ class AveragingSite(SiteTasks):
         self.device = torch.device(device)
         self.share = config.batch_size
         self._examples = examples
-        self._before = before
+        self._warm_up_cycles = before
         self._warm_up = tuple(warm_up)
         self.trainer = LocalTrainer(
             id,
@@ -854,8 +854,9 @@ class AveragingSite(SiteTasks):
         return self._unsent.get(name, torch.zeros_like(parameter))
 
     def _require_names(self, tensors: Tensors, cycle: int) -> None:
-        """Check that the tensors are those that the job's cycle trains."""
-        expected = set(self._warm_up if cycle < self._before else self.shared)
+        """Raise RefusedError unless the tensors are those that a cycle trains."""
+        is_warm_up = cycle < self._warm_up_cycles
+        expected = set(self._warm_up if is_warm_up else self.shared)
         odd = sorted(tensors.keys() ^ expected)
         if odd:
             problem = "is not among them" if odd[0] in tensors else "is missing"

@@ -473,7 +473,11 @@ class Site(finetune.Site):
     # State that must survive a restart.
 
     def state(self) -> State:
-        """Return the states of both models."""
+        """Return the state of this site.
+
+        The state of the federated model contains two more: that of the site's own
+        model, "own", and that of the server which averages it alone, "alone".
+        """
         state = super().state()
         tensors = dict(state.tensors)
         facts = dict(state.facts)

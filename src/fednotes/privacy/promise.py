@@ -271,7 +271,17 @@ def epsilon_of(
 def noise_for(
     epsilon: float, delta: float, rate: float, rounds: int, counts: float = 0.0
 ) -> float:
-    """Return the smallest σ that ensures (ε, δ) over all rounds, in steps of `STEP`.
+    """Return the smallest noise multiplier σ that ensures (ε, δ) over all rounds.
+
+    Args:
+        epsilon: ε.
+        delta: δ.
+        rate: The probability that a unit takes part in a round.
+        rounds: The number of rounds.
+        counts: σ of one additional Gaussian mechanism on all units; 0 for none.
+
+    Returns:
+        A multiple of `STEP`.
 
     Raises:
         ConfigError: No noise is sufficient.

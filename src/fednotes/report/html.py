@@ -186,7 +186,7 @@ def parts_of_page(result: RunResult, lines: Sequence[Line]) -> dict[str, Any]:
         result: The run's result.
         lines: The lines of its evaluations.
     """
-    return _Page(result, lines).parts()
+    return _Page(result, lines).collect_parts()
 
 
 class ComparedRun(NamedTuple):
@@ -269,6 +269,20 @@ def _compare_curves(runs: Mapping[str, ComparedRun]) -> list[Chart]:
     return charts
 
 
+class _Group(NamedTuple):
+    """The scores of a site, or their mean.
+
+    Attributes:
+        name: Its name on the page.
+        scores: The scores by condition.
+        is_mean: Whether it is the mean of the sites.
+    """
+
+    name: str
+    scores: Mapping[str, Mapping[str, Any]]
+    is_mean: bool
+
+
 class _Page:
     """Computes the values on the page of a run; `templates/` has words and tables."""
 
@@ -284,39 +298,33 @@ class _Page:
         self.sites = list(
             dict.fromkeys(name for line in lines for name in mapping(line.get("sites")))
         )
-        # A name, its scores by condition, and whether it is the mean of the others.
-        self.groups = [(name, site, False) for name, site in result.sites.items()]
+        self.groups = [
+            _Group(name, scores, is_mean=False) for name, scores in result.sites.items()
+        ]
         if result.mean:
-            self.groups.append(("Mean of sites", result.mean, True))
+            self.groups.append(_Group("Mean of sites", result.mean, is_mean=True))
 
-    def parts(self) -> dict[str, Any]:
-        """Return the values by their names in the templates."""
+    def collect_parts(self) -> dict[str, Any]:
+        """Return the values that the templates show, by their names there."""
         result = self.result
-        commands = (result.command, result.config.get("command"), result.run)
         measures = {
             kind: layout
             for kind, layout in SCORES.items()
             if self._has(kind, layout.measures)
         }
-        groups = []
-        for name, site, is_mean in self.groups:
-            scored = {condition: scores for condition, scores in site.items() if scores}
-            if scored:
-                groups.append((name, scored, is_mean))
+        leads = [kind for kind, layout in measures.items() if layout.is_lead]
         return {
             "result": result,
             "title": result.title or f"{result.method or 'fednotes'} run",
-            "command": next((str(command) for command in commands if command), ""),
+            "command": self._find_command(),
             "conditions": self.conditions,
             "tiles": list(self._tiles()),
-            "groups": groups,
+            "groups": self._list_scored_groups(),
             "verdicts": self._verdicts("alone"),
             "control": self._verdicts(OWN_MIX),
             "dots": self._dots(),
             "measures": measures,
-            "lead": next(
-                (kind for kind, layout in measures.items() if layout.is_lead), ""
-            ),
+            "lead": leads[0] if leads else "",
             "short": _SHORT,
             "training": self._training(),
             "curve_tables": self._curve_tables(),
@@ -331,21 +339,43 @@ class _Page:
             ],
         }
 
+    def _find_command(self) -> str:
+        """Return the command of the run, or its name; "" if neither is known."""
+        result = self.result
+        for command in (result.command, result.config.get("command"), result.run):
+            if command:
+                return str(command)
+        return ""
+
+    def _list_scored_groups(self) -> list[_Group]:
+        """Return the groups with any scores, without their empty conditions."""
+        groups = []
+        for group in self.groups:
+            scored = {
+                condition: scores
+                for condition, scores in group.scores.items()
+                if scores
+            }
+            if scored:
+                groups.append(group._replace(scores=scored))
+        return groups
+
     def _verdicts(self, against: str) -> list[tuple[str, Any, bool]]:
         """Return how the federation compares with another condition in each group."""
         verdicts = []
-        for name, _, is_mean in self.groups:
-            verdict = self.result.verdict(None if is_mean else name, against)
+        for group in self.groups:
+            site = None if group.is_mean else group.name
+            verdict = self.result.verdict(site, against)
             if verdict is not None:
-                verdicts.append((name, verdict, is_mean))
+                verdicts.append((group.name, verdict, group.is_mean))
         return verdicts
 
     def _has(self, kind: str, measures: Iterable[str] = ("f1",)) -> bool:
         """Return whether any group has one of these measures."""
         return any(
             number(scores, kind, measure) is not None
-            for _, site, _ in self.groups
-            for scores in site.values()
+            for group in self.groups
+            for scores in group.scores.values()
             for measure in measures
         )
 
@@ -407,8 +437,8 @@ class _Page:
         charts: list[Chart] = []
         for kind, (measure, title, _) in self._kinds_with_dots():
             rows = {
-                name: self._by_condition(site, kind, measure)
-                for name, site, _ in self.groups
+                group.name: self._by_condition(group.scores, kind, measure)
+                for group in self.groups
             }
             charts += self._dot_chart(f"dots-{kind}", title, rows)
         what = _SCORED.get(self.result.holds, "F1 on the test sets")

@@ -184,10 +184,10 @@ class Reading(Protocol):
         """
 
     def losses(self, *, states: bool) -> Losses:
-        """As `Model.losses`."""
+        """Return the losses of sentences; see `Model.losses`."""
 
     def gradients(self) -> tuple[Tensor, Tensor]:
-        """As `Model.gradients`."""
+        """Return the gradients of the transfer parameter; see `Model.gradients`."""
 
 
 class Model(nn.Module, ABC):
@@ -472,7 +472,7 @@ class TaggingModel(Model):
         *,
         states: bool = False,
     ) -> Losses:
-        """As `Model.losses`."""
+        """Return the losses of sentences; see `Model.losses`."""
         prepared = self.require_corpus(corpus)
         chosen = require_sentences(indices)
         reading = self._read_batch(prepared, chosen, all_layers=states)
@@ -483,7 +483,7 @@ class TaggingModel(Model):
     def gradients(
         self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray
     ) -> tuple[Tensor, Tensor]:
-        """As `Model.gradients`."""
+        """Return the gradients of the transfer parameter; see `Model.gradients`."""
         prepared: PreparedCorpus = self.require_corpus(corpus)
         chosen = np.asarray(indices, np.int64)
         weight = self.get_parameter(self.transfer)
@@ -502,7 +502,7 @@ class TaggingModel(Model):
     def soften(
         self, corpus: PreparedCorpus, rows: np.ndarray | None = None
     ) -> PreparedCorpus:
-        """As `Model.soften`."""
+        """Return the corpus with this model's posterior; see `Model.soften`."""
         prepared: PreparedCorpus = self.require_corpus(corpus)
         if prepared.complete or not prepared.sentences:
             return replace(prepared, soft=None)
@@ -528,7 +528,7 @@ class TaggingModel(Model):
 
     @torch.no_grad()
     def predict_tags(self, corpus: PreparedCorpus, rows: np.ndarray) -> np.ndarray:
-        """As `Model.predict_tags`."""
+        """Return the predicted tags of some sentences; see `Model.predict_tags`."""
         prepared: PreparedCorpus = self.require_corpus(corpus)
         ids = np.zeros(len(prepared.encoded.form), np.int64)
         with evaluating(self):
@@ -538,7 +538,7 @@ class TaggingModel(Model):
 
     @torch.no_grad()
     def alternatives(self, document: Document, span: Span) -> dict[str, float]:
-        """As `Model.alternatives`."""
+        """Return the probabilities of a span's types; see `Model.alternatives`."""
         corpus = self.prepare([document], gold=False)
         sentence, first, last = _sentence_of(corpus.encoded, document, span)
         names = ("O", *self.tagset.types)
@@ -638,7 +638,7 @@ class CrfReading:
 
     @property
     def tokens(self) -> np.ndarray:
-        """As `Reading.tokens`."""
+        """The indices of the words that were read; see `Reading.tokens`."""
         return self.batch.tokens[self.batch.inside]
 
     def _padded(self, values: Tensor) -> Tensor:
@@ -652,12 +652,12 @@ class CrfReading:
         return self._padded(self.output.project(self.features))
 
     def best_tags(self) -> np.ndarray:
-        """As `Reading.best_tags`."""
+        """Return the predicted tags; see `Reading.best_tags`."""
         ids = self.output.crf.decode(self.emissions(), self.batch.lengths)
         return ids.cpu().numpy()[self.batch.inside]
 
     def span_probabilities(self, spans: np.ndarray) -> np.ndarray:
-        """As `Reading.span_probabilities`, summed over all sequences with the span."""
+        """Return spans' probabilities, summed over all sequences with the span."""
         crf = self.output.crf
         batch = self.batch
         emissions = self.emissions()
@@ -697,7 +697,7 @@ class CrfReading:
         return allowed
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
-        """As `Reading.posterior`."""
+        """Return probabilities of tags; see `Reading.posterior`."""
         batch = self.batch
         unary, pairs = self.output.crf.posterior(
             self.emissions(), batch.lengths, batch.allowed
@@ -707,7 +707,7 @@ class CrfReading:
         return marginals, transitions
 
     def losses(self, *, states: bool) -> Losses:
-        """As `Model.losses`."""
+        """Return the losses of sentences; see `Model.losses`."""
         batch = self.batch
         in_order = batch.request_order
         source, target = split_loss(self.output.crf, self.emissions(), *batch.targets())
@@ -732,7 +732,7 @@ class CrfReading:
         )
 
     def gradients(self) -> tuple[Tensor, Tensor]:
-        """As `Model.gradients`."""
+        """Return the gradients of the transfer parameter; see `Model.gradients`."""
         source, target = transfer_gradients(
             self.output.crf,
             self.output.project,

@@ -293,9 +293,10 @@ class PointerCorpus(PreparedCorpus):
     def annotated(
         self, documents: Sequence[Document], known: Collection[str]
     ) -> PointerCorpus:
-        """As `PreparedCorpus.annotated`, with sentences cut at the same places.
+        """Return the same texts with other spans; see `PreparedCorpus.annotated`.
 
-        A span that crosses such a cut keeps its first part.
+        Sentences stay cut at the same places. A span that crosses such a cut keeps its
+        first part.
         """
         annotated = tuple(documents)
         encoded = self.encoded

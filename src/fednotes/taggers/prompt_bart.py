@@ -554,7 +554,7 @@ class PromptBart(Model):
         *,
         states: bool = False,
     ) -> Losses:
-        """As `Model.losses`: sums of each sentence's cross-entropies, by origin.
+        """Return each sentence's cross-entropies, by origin; see `Model.losses`.
 
         `hidden` is each encoder layer's output, averaged over the sentence's sub-words.
         `outputs` are the decoder's last states, grouped by sentence. The candidates of
@@ -614,7 +614,7 @@ class PromptBart(Model):
     def gradients(
         self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray
     ) -> tuple[Tensor, Tensor]:
-        """As `Model.gradients`; the size is N_q · d.
+        """Return the gradients of q, whose size is N_q · d; see `Model.gradients`.
 
         Each sentence gets its own copy of every layer's prompt keys and values, after
         the projections. One backward pass through the backbone gives the gradient with

@@ -401,7 +401,10 @@ class Tagger(TaggingModel):
         *,
         all_layers: bool = False,  # noqa: ARG002 - the layers cost nothing to keep
     ) -> CrfReading:
-        """As `TaggingModel._read`; `Losses.hidden` has the layers before dropout."""
+        """Run the model on some sentences; see `TaggingModel._read`.
+
+        `Losses.hidden` has the layers before dropout.
+        """
         layout, batch, tokens = self._lay_out(corpus, chosen)
         rate = self.config.dropout
         layers: list[Tensor] = []

@@ -296,41 +296,48 @@ class TokenClassifier(TaggingModel, SavesItself):
     def _read(
         self, corpus: EncoderCorpus, chosen: np.ndarray, *, all_layers: bool = False
     ) -> WordReading:
-        """As `TaggingModel._read`, with windows in groups of similar length."""
+        """Run the model on some units; see `TaggingModel._read`.
+
+        Windows run in groups of similar length, which mix the words of several units.
+        The results are then put back into the order of the units and their words.
+        """
         device = self.device
         starts = corpus.encoded.bounds[chosen]
         steps = int((corpus.encoded.bounds[chosen + 1] - starts).max())
-        tokens = [np.zeros(0, np.int64)]
-        places = [np.zeros(0, np.int64)]
+        # A word's place is its index in the flattened table (units, steps).
+        tokens_of_groups = [np.zeros(0, np.int64)]
+        places_of_groups = [np.zeros(0, np.int64)]
         # For each group: logits, states, layers.
-        parts: list[tuple[Tensor, ...]] = []
+        results_of_groups: list[tuple[Tensor, ...]] = []
         for group in corpus.pieces.groups(chosen, self._frame, device):
             at = torch.from_numpy(group.at).to(device)
             logits, states, layers = self._run(
                 group.ids, group.mask, at, all_layers=all_layers
             )
-            parts.append((logits, states, *layers))
-            tokens.append(group.token)
-            places.append(group.sentence * steps + group.token - starts[group.sentence])
-        if not parts:
-            parts.append(self._read_nothing(all_layers=all_layers))
+            results_of_groups.append((logits, states, *layers))
+            tokens_of_groups.append(group.token)
+            position = group.token - starts[group.sentence]
+            places_of_groups.append(group.sentence * steps + position)
+        if not results_of_groups:
+            results_of_groups.append(self._read_nothing(all_layers=all_layers))
 
-        place = np.concatenate(places)
-        order = np.argsort(place)
+        places = np.concatenate(places_of_groups)
+        order = np.argsort(places)
         order_on_device = torch.from_numpy(order).to(device)
-        logits, states, *others = (
-            torch.cat(part)[order_on_device] for part in zip(*parts, strict=True)
+        logits, states, *sorted_layers = (
+            torch.cat(values)[order_on_device]
+            for values in zip(*results_of_groups, strict=True)
         )
         return WordReading(
             classifier=self.classifier,
             corpus=corpus,
             chosen=chosen,
             steps=steps,
-            tokens=np.concatenate(tokens)[order],
-            place=torch.from_numpy(place[order]).to(device),
+            tokens=np.concatenate(tokens_of_groups)[order],
+            place=torch.from_numpy(places[order]).to(device),
             logits=logits,
             states=states,
-            layers=tuple(others),
+            layers=tuple(sorted_layers),
         )
 
     def _read_nothing(self, *, all_layers: bool) -> tuple[Tensor, ...]:

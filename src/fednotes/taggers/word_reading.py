@@ -82,11 +82,11 @@ class WordReading:
         return tags, allowed, soft
 
     def best_tags(self) -> np.ndarray:
-        """As `Reading.best_tags`."""
+        """Return the predicted tags; see `Reading.best_tags`."""
         return self.logits.argmax(-1).cpu().numpy()
 
     def span_probabilities(self, spans: np.ndarray) -> np.ndarray:
-        """As `Reading.span_probabilities`: a product over the span and its neighbours.
+        """Return spans' probabilities: a product over each span and its neighbours.
 
         Because words are independent, this equals the sum over all tag sequences with
         the span.
@@ -135,14 +135,20 @@ class WordReading:
         return float(each.prod())
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
-        """As `Reading.posterior`, with empty transitions, as words are independent."""
+        """Return probabilities of tags; see `Reading.posterior`.
+
+        The transitions are empty, because words are independent.
+        """
         _, allowed, _ = self._targets()
         assert allowed is not None
         within = word_posterior(self.logits, allowed).float().cpu().numpy()
         return within, np.zeros((len(self.chosen), 0, 0), np.float32)
 
     def losses(self, *, states: bool) -> Losses:
-        """As `Model.losses`, summed over words; each row of `outputs` is a word."""
+        """Return the losses of units, each the sum over its words; see `Model.losses`.
+
+        Each row of `outputs` is a word.
+        """
         corpus = self.corpus
         of_words = word_losses(self.logits, *self._targets())
         source, target = (self.padded(loss).sum(1) for loss in of_words)  # (units,)
@@ -162,7 +168,7 @@ class WordReading:
         )
 
     def gradients(self) -> tuple[Tensor, Tensor]:
-        """As `Model.gradients`.
+        """Return the gradients of the transfer parameter; see `Model.gradients`.
 
         A unit's gradient is Σ δ ⊗ h over its words, where δ is the closed-form gradient
         of the logits and h is the classifier's input.

@@ -493,7 +493,7 @@ class MentionSite(MethodSite):
 
     def tested(self) -> Update:
         """Test and save the current model; return the counts."""
-        counts = self._test_counts(self.data, self.test_set)
+        counts = self._evaluate_on_test_data(self.data, self.test_set)
         self.scores = self._scores(counts)
         if self.directory is not None:
             save_model(self.model, self.directory / "model")
@@ -512,7 +512,8 @@ class MentionSite(MethodSite):
 
     def scores_on(self, site: SiteData) -> dict[str, Any]:
         """Return this model's scores on another site's test data, for its types."""
-        return self._scores(self._test_counts(site, site.test))
+        counts = self._evaluate_on_test_data(site, site.test)
+        return self._scores(counts)
 
     def measure_reading(self) -> dict[str, int]:
         """Return the numbers of words and sub-words; see `MethodSite`."""
@@ -525,10 +526,17 @@ class MentionSite(MethodSite):
         """Return the counts of a site's test documents; see `MethodSite`."""
         return self._by_document.get(site)
 
-    def _test_counts(
+    def _evaluate_on_test_data(
         self, site: SiteData, corpus: PreparedCorpus | Sequence[Document]
     ) -> SpanCounts:
-        """Evaluate the current model on a site's test data, also by document."""
+        """Return the current model's counts on a site's test data.
+
+        The counts of each document are stored, for `document_counts`.
+
+        Args:
+            site: The site.
+            corpus: Its test documents, prepared or as they are.
+        """
         predicted = self.model.predict(corpus)
         types = self.judged_types(site)
         self._by_document[site.id] = document_counts(site.test, predicted, types=types)

@@ -288,25 +288,31 @@ class Table:
             DataError: No column has the name, or it is ambiguous.
         """
         accepted_names = [_plain_name(name)] if name else usual
-        candidates = [
-            at for at, other in enumerate(self.names) if other in accepted_names
+        matches = [
+            index for index, title in enumerate(self.names) if title in accepted_names
         ]
-        if len(candidates) == 1:
-            return candidates[0]
-        can_be_named = bool(parameter) and not name
-        if not candidates:
-            raise self._no_column(
-                name or usual[0], f" ({parameter} = names it)" if can_be_named else ""
-            )
-        first, second = candidates[:2]
-        remedy = f"choose one with {parameter} =" if can_be_named else "rename one"
+        if len(matches) == 1:
+            return matches[0]
+
+        # The parameter is a remedy only for a user who has not set it yet.
+        can_set_parameter = bool(parameter) and not name
+        if not matches:
+            hint = f" ({parameter} = names it)" if can_set_parameter else ""
+            raise self._no_column(name or usual[0], hint)
+        remedy = f"choose one with {parameter} =" if can_set_parameter else "rename one"
+        first, second = matches[:2]
         raise self.error(
             f"columns {first + 1} ({self.titles[first]!r}) and {second + 1} "
             f"({self.titles[second]!r}) both match: {remedy}"
         )
 
     def _no_column(self, name: str, remedy: str) -> DataError:
-        """Return the error for a missing column."""
+        """Return the error for a missing column.
+
+        Args:
+            name: Name of the column.
+            remedy: The end of the message; may be empty.
+        """
         # The first line of a table without a header is a row, which messages must not
         # show.
         otherwise = (

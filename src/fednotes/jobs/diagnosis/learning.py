@@ -204,14 +204,18 @@ def list_unjudged_lengths(run: RunEvidence) -> Iterator[str]:
     A curve of one or two evaluations that does not clearly rise may belong to a model
     that has settled as well as to one that has hardly begun.
     """
-    curves = run.curves
-    federated = [curve for curve in curves if curve.condition == "federated"]
-    unjudged: dict[str, list[Curve]] = {}
-    for curve in federated or curves:
-        if not (_has_diverged(curve) or _is_undertrained(curve)):
-            unjudged.setdefault(curve.measure, []).append(curve)
-    for measure, alike in unjudged.items():
-        short = [curve for curve in alike if _is_too_short(curve)]
+    # A curve that diverged or still rises has been judged, however short it is.
+    remaining = [
+        curve
+        for curve in _list_federated(run.curves) or run.curves
+        if not (_has_diverged(curve) or _is_undertrained(curve))
+    ]
+    for measure in dict.fromkeys(curve.measure for curve in remaining):
+        short = [
+            curve
+            for curve in remaining
+            if curve.measure == measure and _is_too_short(curve)
+        ]
         if not short:
             continue
         fewest = min(len(curve.entries) for curve in short)
