@@ -495,7 +495,12 @@ def draw_disjoint(
     has_spare = set(rng.permutation(sites)[: len(types) % sites].tolist())
     sets: list[set[str]] = []
     for site in range(sites):
-        size = per_site or len(types) // sites + (site in has_spare)
+        if per_site:
+            size = per_site
+        else:
+            size = len(types) // sites
+            if site in has_spare:
+                size += 1
         sets.append({types[order.pop()] for _ in range(size)})
     return _in_order(types, sets)
 

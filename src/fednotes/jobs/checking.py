@@ -200,7 +200,7 @@ class _PartReader:
 
     Attributes:
         format: Format of the corpus; recognised if it is None.
-        encoding: As of `check_files`.
+        encoding: As in `check_files`.
         refuses: Whether unusable data are a problem.
         holds_documents: Whether the documents are held in memory, to compare them.
     """
@@ -304,9 +304,9 @@ def check_against(
     Args:
         path: The corpus.
         other: The other annotation.
-        format: As of `check_files`.
-        on_error: As of `check_files`.
-        encoding: As of `check_files`.
+        format: As in `check_files`.
+        on_error: As in `check_files`.
+        encoding: As in `check_files`.
 
     Raises:
         DataError: A path cannot be read, or the corpora have no document in common.

@@ -77,7 +77,7 @@ def open_sink(
 
     Args:
         output: Where predictions are written: a folder of shards, or a database.
-        settings: As of `describe_prediction`.
+        settings: As in `describe_prediction`.
 
     Raises:
         ParameterError: The table's name is impossible, or the output has predictions

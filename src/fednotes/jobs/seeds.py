@@ -281,7 +281,7 @@ def _run_seeds(
 
     Args:
         jobs: The jobs by seed.
-        out: As of `simulate_seeds`, and so are `resume` and `command`.
+        out: As in `simulate_seeds`.
         resume: Whether finished runs are read and unfinished ones resumed.
         pool: The worker processes, if there are any.
         events: Receives the progress.

@@ -314,9 +314,9 @@ def traffic_of(
     # All shared parameters arrive in each cycle of the warm-up (without one, once at
     # the start) and after each cycle. Evaluated parameters are not sent again, except
     # the best ones at the end.
-    times_received = (
-        max(1, warm_up_cycles) + config.cycles + (config.keep_cycle == BEST)
-    )
+    times_received = max(1, warm_up_cycles) + config.cycles
+    if config.keep_cycle == BEST:
+        times_received += 1
     received = times_received * nbytes(shared) + config.cycles * step_size_bytes
     return sent, in_warm_up + received
 

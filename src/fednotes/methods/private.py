@@ -98,7 +98,8 @@ class DPMethod(Method):
 
     def count_steps(self, config: Any, sizes: Sequence[int]) -> int:
         """Return the promised number of rounds, each of which is a step."""
-        return self.plan_rounds(config, sizes)[0]
+        rounds, _ = self.plan_rounds(config, sizes)
+        return rounds
 
     def estimate_traffic(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the bytes that a site sends and receives in all rounds."""

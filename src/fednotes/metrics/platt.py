@@ -157,7 +157,9 @@ def _newton_step(derivatives: np.ndarray, moving: _Moving) -> np.ndarray:
     aa = aa + 1e-12
     bb = bb + 1e-12
     if moving == "intercept":
-        return np.stack([0 * gradient_b, -gradient_b / bb], axis=1)
+        slope_step = 0 * gradient_b  # the slope stays as it is
+        intercept_step = -gradient_b / bb
+        return np.stack([slope_step, intercept_step], axis=1)
     determinant = np.maximum(aa * bb - ab * ab, 1e-24)
     numerators = [
         ab * gradient_b - bb * gradient_a,

@@ -659,10 +659,11 @@ class DPSite(MethodSite):
 
         They never leave the site; its own audit compares them with the noisy counts.
         """
-        return [
-            self.support.count_unit(self.site, items)[0]
-            for items in self._counted_units
-        ]
+        positions_of_units = []
+        for items in self._counted_units:
+            positions, _ = self.support.count_unit(self.site, items)
+            positions_of_units.append(positions)
+        return positions_of_units
 
     def state(self) -> State:
         """Return private layers, optimizer state, stored tensors, and the secret."""

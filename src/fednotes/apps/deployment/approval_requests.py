@@ -229,15 +229,15 @@ def find_refusal(kit: Path, job: RequestedJob) -> str:
     return ""
 
 
-def require_rounded_counts(kit: Path, table: dict[str, Any]) -> str:
-    """Check that a job's sites can round their counts, if the policy requires it.
+def describe_rounding(kit: Path, table: dict[str, Any]) -> str:
+    """Return how the policy rounds what leaves the site, for the person who decides.
 
     Args:
         kit: The site's kit.
         table: The job.
 
     Returns:
-        What rounding does, for the person; "" without it.
+        The description; "" if the policy rounds nothing.
 
     Raises:
         PolicyRefusal: Exact counts would leave the site.

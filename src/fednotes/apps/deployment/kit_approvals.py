@@ -14,11 +14,11 @@ from fednotes.apps.deployment.approval_requests import (
     describe_effect,
     describe_job,
     describe_partial_approval,
+    describe_rounding,
     label_job,
     read_job_audit,
     read_quorum,
     require_audit,
-    require_rounded_counts,
 )
 from fednotes.apps.deployment.nvflare.kit import read_kit
 from fednotes.apps.deployment.rules.approval import Quorum
@@ -100,7 +100,7 @@ def _check_job(kit: Path, job: RequestedJob) -> list[str]:
         PolicyRefusal: The policy forbids the job.
     """
     lines = []
-    rounding = require_rounded_counts(kit, job.table)
+    rounding = describe_rounding(kit, job.table)
     if rounding:
         lines.append(rounding)
     report = read_job_audit(kit, job, folder=None)

@@ -80,21 +80,21 @@ def training_examples(data: SitePatients) -> dict[str, Iterator[bytes]]:
     """
     return {
         "patients": (joined(patient) for patient in data.train.patients),
-        "patients with labels and codes": _outcomes(data),
-        "patients with features": _features(data.train),
+        "patients with labels and codes": _encode_outcomes(data),
+        "patients with features": _encode_features(data.train),
     }
 
 
-def _outcomes(data: SitePatients) -> Iterator[bytes]:
-    """Yield each training patient with their labels and codes."""
+def _encode_outcomes(data: SitePatients) -> Iterator[bytes]:
+    """Yield each training patient with their labels and codes, as bytes."""
     for patient, labels in zip(data.train.patients, data.train.labels, strict=True):
         codes = data.codes.get(patient)
         coded = "not coded" if codes is None else "coded"
         yield joined(patient, labels.tobytes(), coded, *sorted(codes or ()))
 
 
-def _features(cohort: Cohort) -> Iterator[bytes]:
-    """Yield each patient with the concepts of their notes, or with their vector."""
+def _encode_features(cohort: Cohort) -> Iterator[bytes]:
+    """Yield each patient with the concepts of their notes or their vector, as bytes."""
     bags = cohort.bags
     for row, patient in enumerate(cohort.patients):
         if isinstance(bags, Bags):

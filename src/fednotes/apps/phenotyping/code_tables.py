@@ -279,7 +279,7 @@ def read_omop(
 
     Raises:
         ConfigError: A coding system is unknown.
-        DataError: As of `read_mimic`.
+        DataError: As in `read_mimic`.
     """
     systems = {"condition": conditions, "procedure": procedures}
     selected_systems = {kind: system for kind, system in systems.items() if system}
@@ -317,7 +317,7 @@ def read_codiesp(path: Path, kinds: str = "DP") -> PatientCodes:
         kinds: "D", "P" or both.
 
     Raises:
-        DataError: As of `read_mimic`.
+        DataError: As in `read_mimic`.
     """
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")

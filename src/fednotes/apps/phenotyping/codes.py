@@ -204,7 +204,7 @@ def categories_of_job(
 
     Args:
         names: The names as `<system>:<code>`.
-        whole_causes: As of `category`.
+        whole_causes: As in `category`.
 
     Raises:
         ConfigError: A name is repeated, is not a code, or is longer or shorter than a
@@ -241,7 +241,7 @@ def category_counts(
         codes: The codes of each patient. A patient counts once in a category.
         names: The categories. They must be a public list, such as `public_categories`,
             so that a sum over sites may be revealed.
-        whole_causes: As of `category`.
+        whole_causes: As in `category`.
 
     Returns:
         (names,) int64.
@@ -286,7 +286,7 @@ def public_categories(
 
     Args:
         systems: Names of coding systems.
-        whole_causes: As of `category`.
+        whole_causes: As in `category`.
 
     Raises:
         ConfigError: A system belongs to OMOP, whose concepts have no such list.
@@ -322,7 +322,7 @@ def output_matrix(
         patients: The patients.
         codes: The codes of each patient who was coded.
         outputs: Categories of codes.
-        whole_causes: As of `category`.
+        whole_causes: As in `category`.
 
     Returns:
         (patients, outputs) int8: 1 if the patient has a code of the category, 0 if the

@@ -334,22 +334,26 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 
 
 def _annotation_lines(document: Document) -> list[str]:
-    """Return the annotation lines of a document."""
+    """Return the annotation lines of a document; see `write`."""
     unwritten = Counter(document.spans)
     lines: list[str] = []
     removed_ids: set[str] = set()
     highest_number = 0
+    # The lines that were read, except those of mentions that the document lacks now.
     for line in document.meta.get("brat", ()):
         mention = _parse_line(line)
         if mention is not None:
             number = int(re.sub(r"\D", "", mention.id) or 0)
             highest_number = max(highest_number, number)
-            if unwritten[mention.span] <= 0 or _misfit(document.text, mention):
+            is_removed = unwritten[mention.span] <= 0
+            if is_removed or _misfit(document.text, mention):
                 removed_ids.add(mention.id)
                 continue
             unwritten[mention.span] -= 1
         lines.append(line)
     lines = _without_references(lines, removed_ids)
+
+    # The other mentions are new, and get the numbers after the highest one.
     for number, span in enumerate(unwritten.elements(), highest_number + 1):
         offsets = ";".join(f"{start} {end}" for start, end in span.pieces)
         label = re.sub(r"\s+", "_", span.label)

@@ -140,9 +140,11 @@ def _read_values(settings: ReadSettings, path: Path) -> Iterator[tuple[int, Any]
         return
     with open_text(path, settings.encoding) as file:
         for number, line in enumerate(bounded_lines(file, path), 1):
-            values: list[Any] = []
-            if line.strip():
-                with settings.handle_errors("note", path, number):
-                    values.append(parse_json_line(line))
+            if not line.strip():
+                continue
+            values: list[Any] = []  # stays empty if the line's error is collected
+            with settings.handle_errors("note", path, number):
+                values.append(parse_json_line(line))
+            # Outside of the context: it must not catch errors of the consumer.
             for value in values:
                 yield number, value

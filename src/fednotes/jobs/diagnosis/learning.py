@@ -52,14 +52,14 @@ def find_learning_causes(run: RunEvidence) -> Iterator[Cause]:
         yield _describe_failure(run)
     others = [curve for curve in curves if curve not in diverged]
     for measure in dict.fromkeys(curve.measure for curve in others):
-        alike = [curve for curve in others if curve.measure == measure]
-        rising = [curve for curve in alike if _is_undertrained(curve)]
+        comparable = [curve for curve in others if curve.measure == measure]
         # The federated curves decide, if there are any: the federated model may have
         # settled although that of a site alone still improves.
-        deciding = _list_federated(rising) if _list_federated(alike) else rising
-        if deciding:
+        deciding = _list_federated(comparable) or comparable
+        if any(_is_undertrained(curve) for curve in deciding):
+            rising = [curve for curve in comparable if _is_undertrained(curve)]
             yield _describe_undertraining(run.job, measure, rising)
-        past = [curve for curve in alike if _is_past_its_best(run.job, curve)]
+        past = [curve for curve in comparable if _is_past_its_best(run.job, curve)]
         if past:
             yield _describe_past_best(run.job, past)
 

@@ -777,12 +777,12 @@ def _check_job(kit: Path, job: RequestedJob, audit_folder: Path | None) -> None:
         PolicyRefusal: The policy forbids the job.
     """
     from fednotes.apps.deployment.approval_requests import (
+        describe_rounding,
         read_job_audit,
         require_audit,
-        require_rounded_counts,
     )
 
-    rounding = require_rounded_counts(kit, job.table)
+    rounding = describe_rounding(kit, job.table)
     if rounding:
         say(rounding)
     report = read_job_audit(kit, job, audit_folder)
