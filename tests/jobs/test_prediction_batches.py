@@ -25,7 +25,7 @@ from killed_predictions import (
 from postgres import Postgres
 
 from fednotes.core.errors import BusyError, DataError, ParameterError
-from fednotes.core.types import Document
+from fednotes.core.types import Document, Span
 from fednotes.data.formats import read
 from fednotes.jobs.prediction_batches import MANIFEST, open_folder
 
@@ -249,6 +249,16 @@ def _change_record(folder: Path, record: object) -> None:
     """Replace the record of progress in a SQLite file."""
     with closing(sqlite3.connect(folder / "out.db")) as connection, connection:
         connection.execute("UPDATE fednotes_progress SET record = ?", (record,))
+
+
+@pytest.mark.parametrize("label", ["Word\tO", "Word\n\nadded\tB-Word", "Word\rO"])
+def test_a_type_of_a_model_adds_no_tokens_to_conll(label: str, tmp_path: Path) -> None:
+    def predict(documents: Iterable[Document]) -> Iterator[Document]:
+        for document in documents:
+            yield replace(document, spans=(Span(0, 4, label),))
+
+    with pytest.raises(DataError, match="separate columns and lines in CoNLL"):
+        run_once(tmp_path, "folder", "conll", predict=predict)
 
 
 @pytest.mark.parametrize("largest", ["'last'", "9223372036854775807"])

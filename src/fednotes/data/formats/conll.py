@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from fednotes.core import bounds
+from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Scheme, Span, TagSet
@@ -45,6 +46,7 @@ LOOSE = 2  # tags are recognised by guessing
 _ACCEPT_LINES = 400  # lines from which it is decided whether to accept a file
 _LAYOUT_LINES = 100_000  # lines from which the columns of a file are guessed
 _TAG = re.compile(r"O|[BIESLUM]-\S.*")
+_SEPARATORS = re.compile("[\t\n\r]")
 _NEWDOC = re.compile(r"#\s*newdoc\b(?:\s+id\s*=\s*(.*\S))?")
 _DOCSTART = "-DOCSTART-"
 _SUFFIXES = {".conll", ".bio", ".iob", ".iob2", ".bioes"}
@@ -471,9 +473,19 @@ def document_lines(documents: Iterable[Document]) -> Iterator[list[str]]:
 
     The layout of a document does not depend on the others: tabs separate the columns,
         and a line `# newdoc id = …` precedes each document.
+
+    Raises:
+        DataError: A type would begin another column or line. A model of a stranger
+            could add tokens and sentences in this way.
     """
     for document in documents:
         types = tuple(sorted({span.label for span in document.spans}))
+        for label in types:
+            if _SEPARATORS.search(label):
+                raise DataError(
+                    f"the type {clean(label, NAME)!r} has a tab or a line end, which "
+                    "separate columns and lines in CoNLL: choose another format"
+                )
         rows = [*_marker_lines(document), *_sentence_rows(document, types)]
         yield [row if isinstance(row, str) else "\t".join(row) for row in rows]
 
