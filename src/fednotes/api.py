@@ -267,17 +267,30 @@ def _list_paths(
         paths: One path or database, several, or several by the name of the site.
 
     Raises:
-        ConfigError: A value is neither a path nor a database, or there is no path.
+        ConfigError: A value is neither a path nor a database, a path is empty, or there
+            is no path.
     """
-    # A mapping is checked where its sites are read.
     if isinstance(paths, Mapping):
-        return {name: name_of_notes(path) for name, path in paths.items()}
+        named_texts = {name: name_of_notes(path) for name, path in paths.items()}
+        _require_paths(list(paths.values()))
+        return named_texts
+
     if isinstance(paths, str | Path | NoteDatabase):
-        paths = [paths]
-    texts = [name_of_notes(path) for path in paths]
-    if not texts or not all(str(text).strip() for text in texts):
-        raise ConfigError("no notes were given: give a file or folder of notes")
+        listed = [paths]
+    else:
+        listed = list(paths)
+    texts = [name_of_notes(path) for path in listed]
+    _require_paths(listed)
     return texts
+
+
+def _require_paths(paths: Sequence[NotesLike]) -> None:
+    """Raise ConfigError if there is no path, or if one is an empty text.
+
+    As a `Path`, an empty text would be the working directory.
+    """
+    if not paths or not all(str(path).strip() for path in paths):
+        raise ConfigError("no notes were given: give a file or folder of notes")
 
 
 def job(source: PathLike | Mapping[str, Any] | None = None, /, **changes: Any) -> Job:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from site_facts import facts_of
@@ -331,6 +332,14 @@ def test_an_existing_job_is_replaced_only_on_request(tmp_path: Path) -> None:
     assert out.read_text("utf-8") == proposed_job.text
     assert proposed_job.path == out
     assert proposed_job.to_dict()["method"]["value"] == "fedner"
+
+
+@pytest.mark.parametrize(
+    "paths", [[], {}, "", [" "], {"a": ""}, {"a": "notes", "b": " "}]
+)
+def test_a_first_job_needs_at_least_one_path_and_no_empty_ones(paths: Any) -> None:
+    with pytest.raises(ConfigError, match="no notes were given: give a file or folder"):
+        fn.init(paths, encoder="none")
 
 
 def test_a_missing_encoder_is_refused(

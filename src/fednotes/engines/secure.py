@@ -365,7 +365,7 @@ class SecureSeal:
 
         # The remaining message, `wire.UNMASK`: the server opens the sum.
         message = self._chain.unmask(stage.number, opening, stage.keys)
-        # The record must be on disk before the shares leave: another sum of the same
+        # The sum is recorded before the shares leave: another sum of the same
         # question may be opened only over the same sites.
         self._opened.add(question, opening.survivors)
         self._pending = None
