@@ -646,7 +646,7 @@ class TorchOps:
         *,
         with_counts: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As `Recursions.partition`."""
+        """Return log Z and the expected counts; see `Recursions.partition`."""
         start, transitions, end = _in_working_precision(scores)
         inside = _inside(lengths, emissions.shape[1])  # (batch, tokens)
         x = emissions.to(start.dtype).masked_fill(~inside[..., None], 0.0)
@@ -685,7 +685,7 @@ class TorchOps:
         *,
         with_counts: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As `Recursions.path_loss`."""
+        """Return losses of given tags; see `Recursions.path_loss`."""
         log_z, unary, pairs = _partition(
             self, emissions, lengths, scores, with_counts=with_counts
         )
@@ -697,9 +697,9 @@ class TorchOps:
     def path_score(
         self, emissions: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
     ) -> tuple[Tensor, tuple[int, int]]:
-        """As `Recursions.path_score`; sums run left to right.
+        """Return scores of given tags; see `Recursions.path_score`.
 
-        Padding therefore does not change any bit of the result.
+        Sums run left to right, so padding does not change any bit of the result.
         """
         start, transitions, end = _in_working_precision(scores)
         inside = _inside(lengths, tags.shape[1])
@@ -724,7 +724,7 @@ class TorchOps:
     def subtract_path(
         self, unary: Tensor, pairs: Tensor, tags: Tensor, lengths: Tensor
     ) -> None:
-        """As `Recursions.subtract_path`."""
+        """Subtract the counts of given tags; see `Recursions.subtract_path`."""
         inside = _inside(lengths, tags.shape[1])
         tags = tags.masked_fill(~inside, 0)
         unary.scatter_add_(2, tags[..., None], -inside[..., None].to(unary.dtype))
@@ -734,7 +734,7 @@ class TorchOps:
     def weigh(
         self, unary: Tensor, pairs: Tensor, lengths: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """As `Recursions.weigh`."""
+        """Return weighted gradients; see `Recursions.weigh`."""
         weights = weights.to(unary.dtype)[:, None, None]
         emissions = unary * weights
         start = emissions[:, 0].sum(0)
@@ -745,7 +745,7 @@ class TorchOps:
     def viterbi(
         self, emissions: Tensor, lengths: Tensor, scores: Scores
     ) -> tuple[Tensor, int]:
-        """As `Recursions.viterbi`."""
+        """Return the tags with the highest score; see `Recursions.viterbi`."""
         start, transitions, end = _in_working_precision(scores)
         tokens = emissions.shape[1]
         inside = _inside(lengths, tokens)
