@@ -189,6 +189,27 @@ def test_the_proposed_method_fits_the_annotated_types(
         assert re.fullmatch(r"[A-Z].*[.]", choice.reason), choice
 
 
+def test_a_frequent_type_that_one_site_lacks_is_a_difference_of_annotation() -> None:
+    """Even if it has few of all mentions, as in notes with many types."""
+    shared = {f"Type{n}": 400 for n in range(10)}
+    sites = {
+        "hospital_a": {**shared, "Medication": 159, "Height": 3},
+        "hospital_b": shared,
+    }
+    proposal = propose(facts_of(sites), Choices(), has_minilm=True)
+    assert proposal.method.value == "distill"
+    assert proposal.remarks[0].startswith(
+        "hospital_b never annotates Medication, which hospital_a has 159 times: either "
+        'annotators leave such mentions out (then method "distill" fits'
+    )
+    assert 'hold none (then method "finetune" fits)' in proposal.remarks[0]
+    rare = {**sites, "hospital_a": {**shared, "Height": 3}}
+    proposal = propose(facts_of(rare), Choices(), has_minilm=True)
+    assert proposal.method.value == "finetune"
+    assert "but for rare ones (Height)" in proposal.method.reason
+    assert "never annotates" not in "".join(proposal.remarks)
+
+
 def test_a_site_with_few_notes_does_not_decide_the_method() -> None:
     """One note lacks many types; a type that only it has is another matter."""
     sites = {

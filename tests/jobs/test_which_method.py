@@ -83,6 +83,23 @@ def test_the_first_job_of_the_notes_page_is_the_one_that_init_proposes() -> None
     assert tomllib.loads(block[1])["method"] == proposal.method.value
 
 
+@pytest.mark.parametrize("page", ["which-method.md", "notes.md"])
+def test_types_are_rare_up_to_the_expected_mentions_that_the_page_names(
+    page: str,
+) -> None:
+    """Both sites have as many notes, so as many mentions are expected at each."""
+    text = " ".join((ROOT / "docs" / page).read_text("utf-8").split())
+    limit = re.search(r"(\d+) mentions would be expected in its notes", text)
+    assert limit is not None
+    expected = int(limit[1])
+    methods = []
+    for mentions in (expected - 1, expected):
+        sites = {"a": {"Drug": 50, "Dose": mentions}, "b": {"Drug": 70}}
+        proposal = propose(facts_of(sites), Choices(), has_minilm=True)
+        methods.append(proposal.method.value)
+    assert methods == ["finetune", "distill"]
+
+
 def test_every_row_of_the_proposals_table_is_tested() -> None:
     table = PAGE.read_text("utf-8").partition("\n## ")[0]
     assert [row[0] for row in table_rows(table)] == list(NOTES)

@@ -1033,7 +1033,11 @@ def _types_table(
         heads.append("sites")
     table = compact_sheet(head, *heads, title=title)
     number_of_sites = Counter(label for counts in sites.values() for label in counts)
-    ordered = sorted(totals, key=lambda each: (-number_of_sites[each], -totals[each]))
+    # The table may be cut, and types that a site lacks decide the method.
+    ordered = sorted(
+        totals,
+        key=lambda each: (number_of_sites[each] == len(sites), -totals[each]),
+    )
     for label in ordered[:_LISTED_TYPES]:
         numbers = [totals[label]]
         if is_by_site:

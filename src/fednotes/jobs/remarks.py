@@ -130,8 +130,9 @@ def _list_common_types(job: Job, parts: Sequence[Part]) -> Iterator[Setting]:
         )
         for site in sites
     }
+    notes = {site.id: len(site.train) for site in sites}
     is_fixed = job.tags is not None or job.synthetic is not None
-    if unshared and not is_fixed and are_rare(unshared, mentions):
+    if unshared and not is_fixed and are_rare(unshared, mentions, notes):
         common = set.intersection(*(set(site.tags.types) for site in sites))
         yield Setting.of("tags", "types", value=sorted(common))
 

@@ -6,15 +6,14 @@ has an output layer of its own on top of layers that all notes train.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from fednotes.core.cleaning import NAME, one_line
 from fednotes.core.wording import list_names
 
-# Types that some sites lack are rare if at most this fraction of all mentions has them,
-# because sites lack rare types by chance.
-_RARE = 0.05
+# A site lacks a type by chance if fewer mentions than this are expected there. Other
+# sites with fewer mentions than this say too little about how many to expect.
+RARE_EXPECTED = 5
 _MAX_NAMES = 5
 
 
@@ -30,17 +29,48 @@ def find_unshared_types(types: Sequence[Collection[str]]) -> list[str]:
     )
 
 
-def are_rare(labels: Collection[str], types: Mapping[str, Mapping[str, int]]) -> bool:
-    """Return whether only few mentions of all sites have one of these types.
+def are_rare(
+    labels: Collection[str],
+    types: Mapping[str, Mapping[str, int]],
+    notes: Mapping[str, int],
+) -> bool:
+    """Return whether each site may lack these types by chance.
 
     Args:
         labels: The types.
         types: Number of mentions by type, for each site.
+        notes: Number of notes, for each site.
     """
-    total: Counter[str] = Counter()
-    for counts in types.values():
-        total.update(counts)
-    return sum(total[label] for label in labels) <= _RARE * total.total()
+    return not any(
+        is_left_out(label, site, types, notes) for site in types for label in labels
+    )
+
+
+def is_left_out(
+    label: str,
+    site: str,
+    types: Mapping[str, Mapping[str, int]],
+    notes: Mapping[str, int],
+) -> bool:
+    """Return whether a site lacks a type that is frequent in the other sites' notes.
+
+    At the rate of the other sites, the site's notes would have at least
+    `RARE_EXPECTED` mentions of the type.
+
+    Args:
+        label: The type.
+        site: The site.
+        types: Number of mentions by type, for each site.
+        notes: Number of notes, for each site.
+    """
+    if label in types[site]:
+        return False
+    others = [other for other in types if other != site]
+    mentions = sum(types[other].get(label, 0) for other in others)
+    if mentions < RARE_EXPECTED:
+        return False
+    expected = notes[site] * mentions / sum(notes[other] for other in others)
+    return expected >= RARE_EXPECTED
 
 
 def describe_pooled(unshared: Sequence[str]) -> str:

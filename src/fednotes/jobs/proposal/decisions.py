@@ -24,9 +24,9 @@ from fednotes.core.wording import format_count, list_names
 from fednotes.jobs.label_maps import LabelMap, find_label_maps
 from fednotes.jobs.proposal.facts import Facts, Holds, SiteFacts
 from fednotes.jobs.unshared_types import (
-    are_rare,
     describe_pooled,
     find_unshared_types,
+    is_left_out,
 )
 
 # Methods for annotated mentions that can be proposed.
@@ -51,6 +51,7 @@ _MAX_SILOS = 5
 _MIN_SILOS = 2
 _FEW_MENTIONS = 10  # with fewer mentions, a model hardly learns a type
 _FEW_NOTES = 10  # with fewer notes, a site lacks types by chance
+_MAX_CLAUSES = 3  # sites that a remark describes one by one
 _SUM_SITES = 3  # sites that a secure sum needs
 
 
@@ -162,6 +163,9 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
         encoder = MINILM
     conditions = _CONDITIONS.get(method.value, ALL_CONDITIONS)
     remarks = [*_list_remarks(facts, sites, types)]
+    left_out = _find_left_out(sites, types)
+    if left_out:
+        remarks.insert(0, _describe_left_out(left_out, types))
     unshared_types = find_unshared_types(list(types.values()))
     common_types: tuple[str, ...] = ()
     if "pooled" in conditions and unshared_types:
@@ -183,20 +187,74 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
     )
 
 
-def _find_really_unshared(
+def _find_left_out(
+    sites: Sequence[SiteFacts], types: Mapping[str, Counter[str]]
+) -> dict[str, list[str]]:
+    """Return the types that each site leaves out, the most frequent first, by site."""
+    notes = {site.name: site.notes for site in sites}
+    total = sum(types.values(), Counter[str]())
+    left_out = {}
+    for site in _list_judged(sites):
+        labels = [
+            label
+            for label, _ in total.most_common()
+            if is_left_out(label, site.name, types, notes)
+        ]
+        if labels:
+            left_out[site.name] = labels
+    return left_out
+
+
+def _describe_left_out(
+    left_out: Mapping[str, Sequence[str]], types: Mapping[str, Counter[str]]
+) -> str:
+    """Return which site never annotates which types, and what that may mean.
+
+    Args:
+        left_out: The types that each site leaves out.
+        types: Number of mentions by entity type, for each site.
+    """
+    clauses = []
+    for site, labels in left_out.items():
+        others = [
+            name
+            for name, counts in types.items()
+            if any(label in counts for label in labels)
+        ]
+        mentions = sum(types[name][label] for name in others for label in labels)
+        owner = f"{others[0]} has" if len(others) == 1 else "other sites have"
+        clauses.append(
+            f"{site} never annotates {_names(labels)}, which {owner} "
+            f"{format_count(mentions, 'time')}"
+        )
+    unshown = len(clauses) - _MAX_CLAUSES
+    if unshown > 0:
+        clauses[_MAX_CLAUSES:] = [f"so with {format_count(unshown, 'more site')}"]
+    return (
+        f"{'; '.join(clauses)}: either annotators leave such mentions out (then method "
+        '"distill" fits, which learns a type only where it is annotated), or the notes '
+        'there hold none (then method "finetune" fits)'
+    )
+
+
+def _find_lacking(
     sites: Sequence[SiteFacts], types: Mapping[str, Counter[str]]
 ) -> list[str]:
-    """Return the types that a site lacks although it has notes enough to show them.
-
-    A few notes lack many types by chance.
-    """
-    enough = [types[site.name] for site in sites if not _has_few_notes(site)]
-    if not enough:
-        enough = list(types.values())
+    """Return the types that a site lacks although it has notes enough to show them."""
+    judged = [types[site.name] for site in _list_judged(sites)]
     all_labels = {label for counts in types.values() for label in counts}
     return sorted(
-        label for label in all_labels if any(label not in counts for counts in enough)
+        label for label in all_labels if any(label not in counts for counts in judged)
     )
+
+
+def _list_judged(sites: Sequence[SiteFacts]) -> list[SiteFacts]:
+    """Return the sites whose notes show which types they annotate.
+
+    A few notes lack many types by chance, so sites with few notes do not count unless
+    all sites have few.
+    """
+    return [site for site in sites if not _has_few_notes(site)] or list(sites)
 
 
 def _has_few_notes(site: SiteFacts) -> bool:
@@ -321,13 +379,13 @@ def _choose_method(
             "The notes have no annotations, so sites can pre-train a language model on "
             "them.",
         )
-    unshared_types = _find_really_unshared(sites, types)
-    if not are_rare(unshared_types, types):
+    if _find_left_out(sites, types):
         return Choice(
             "distill",
             "The sites annotate different entity types, and distillation trains one "
             "model for all of them.",
         )
+    unshared_types = _find_lacking(sites, types)
     reason = "The sites annotate the same entity types"
     if len(types) == 1:
         reason = "All notes are annotated with the same entity types"
