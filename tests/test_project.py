@@ -171,6 +171,15 @@ def test_no_file_contains_a_path_of_one_machine() -> None:
     assert places == []
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/install.md"])
+def test_pytorch_for_cpus_is_installed_before_what_would_bring_cuda(name: str) -> None:
+    text = (ROOT / name).read_text("utf-8")
+    cpu_build = "\npip install torch --index-url https://download.pytorch.org/whl/cpu"
+    first_install = re.search(r"^pip install .+", text, re.MULTILINE)
+    assert first_install is not None
+    assert f"\n{first_install[0]}".startswith(cpu_build)
+
+
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
