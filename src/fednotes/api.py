@@ -63,6 +63,7 @@ def read(
     on_error: OnError = "refuse",
     *,
     column: str | None = None,
+    id_column: str | None = None,
     encoding: str = AUTO,
 ) -> tuple[Document, ...]:
     """Return the documents of a corpus, a table or database of notes, or texts.
@@ -74,6 +75,7 @@ def read(
         on_error: "refuse" raises an error for data that cannot be used; "skip" leaves
             such data out.
         column: The column of a table, or the key of JSON lines, that holds the text.
+        id_column: The column of a table, or the key of JSON lines, with the notes' ids.
         encoding: The encoding of files that are neither UTF-8 nor begin with a
             byte-order mark, such as "cp1252".
 
@@ -86,7 +88,7 @@ def read(
         if not place.exists():
             raise DataError(f"{path}: no such file or folder")
         is_corpus = format and formats.name_of_format(format) in formats.FORMATS
-        if is_corpus and column is None:
+        if is_corpus and column is None and id_column is None:
             return formats.read(place, format, on_error, encoding)
     inputs = open_inputs(
         name_of_notes(place),
@@ -94,6 +96,7 @@ def read(
         on_error,
         format=format,
         column=column,
+        id_column=id_column,
         encoding=encoding,
     )
     return with_unique_ids(inputs.read_all())

@@ -521,6 +521,34 @@ def test_an_error_about_a_missing_column_lists_the_columns(
         assert "fever" not in message
 
 
+def test_predict_names_the_option_for_ids_where_a_table_has_no_known_ids(
+    run: Run, refused: Refused, model: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "notes.csv"
+    path.write_text(
+        "note_key,patient,Body\nA1,p,No fever.\nA2,p,No rash.\n", encoding="utf-8"
+    )
+    out, err = run("predict", model, path, "--column", "body")
+    assert [json.loads(line)["id"] for line in out.splitlines()] == [
+        "notes:2",
+        "notes:3",
+    ]
+    assert (
+        "note: no column of notes.csv is known as the note's id, so ids are line "
+        "numbers: to use one, set --id-column; the columns are note_key, patient, Body"
+    ) in err.splitlines()
+
+    named = ("predict", model, path, "--column", "body", "--id-column")
+    out, err = run(*named, "note_key")
+    assert [json.loads(line)["id"] for line in out.splitlines()] == ["A1", "A2"]
+    assert "--id-column" not in err
+    assert "no column 'key' for the notes' ids" in refused(*named, "key")
+
+    path.write_text("note_id,text\n7,No fever.\n", encoding="utf-8")
+    _, err = run("predict", model, path)
+    assert "--id-column" not in err
+
+
 def test_an_empty_folder_is_reported_before_the_existing_job_file(
     refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,18 @@ def test_a_query_selects_columns_as_in_a_table_of_notes(address: str) -> None:
     assert database.count_notes() == 3
 
 
+def test_the_ids_of_a_database_come_from_the_column_that_the_user_names(
+    address: str,
+) -> None:
+    query = "SELECT note_id AS nr, note_text AS text FROM note"
+    database = NoteDatabase(address, query)
+    database.require_readable(id_column="nr")
+    notes = list(read_notes(database, id_column="nr"))
+    assert [note.id for note in notes] == ["1", "3", "12"]
+    with pytest.raises(DataError, match="no column 'key' for the notes' ids"):
+        database.require_readable(id_column="key")
+
+
 def test_the_options_for_categories_and_exact_text_apply_to_a_database(
     tmp_path: Path,
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.errors import ConfigError, DataError, ParameterError
 from fednotes.core.seeds import seed_of
 from fednotes.core.types import Document
 from fednotes.data.notes import (
@@ -28,6 +28,7 @@ from fednotes.data.notes import (
     patient_of,
     read_notes,
 )
+from fednotes.data.notes._settings import COMMON_KEYS
 from fednotes.data.notes.sites import (
     NoteCorpus,
     SiteNotes,
@@ -37,6 +38,8 @@ from fednotes.data.notes.sites import (
     site_notes,
 )
 from fednotes.data.overlap import index_documents
+
+ROOT = Path(__file__).parents[2]
 
 File = Callable[..., Path]
 MIMIC = (Path(__file__).parent / "samples" / "NOTEEVENTS.csv").read_text()
@@ -243,6 +246,43 @@ def _complains(path: Path, message: str, **options: Any) -> None:
         list(read_notes(path, **options))
     assert "\n" not in str(caught.value)
     assert "Zyxwolan" not in str(caught.value)
+
+
+def test_the_ids_of_notes_come_from_the_column_that_the_user_names(
+    file: File,
+) -> None:
+    table = file("id,note_key,text\n1,A1,Well.\n2,A2,Ill.\n", "n.csv")
+    notes = read_notes(table, id_column="Note_Key")
+    assert [(note.id, note.own_id) for note in notes] == [
+        ("n:A1", "A1"),
+        ("n:A2", "A2"),
+    ]
+    _complains(
+        table, "n.csv:1: there is no column 'nr' for the notes' ids", id_column="nr"
+    )
+
+    records = file('{"key": "A1", "text": "Well."}\n{"text": "Ill."}\n', "n.jsonl")
+    assert next(read_notes(records, id_column="key")).id == "A1"
+    _complains(records, "n.jsonl:2: there is no key 'key' for the", id_column="key")
+
+
+def test_texts_have_no_column_of_ids(file: File) -> None:
+    with pytest.raises(ParameterError, match="`id_column` is for tables"):
+        read_notes(file("Well.\n", "n.txt"), id_column="id")
+
+
+def test_the_guide_names_the_columns_that_tables_of_notes_may_have() -> None:
+    """The names in `docs/use.md` are those of the code, in the same order."""
+    page = (ROOT / "docs" / "use.md").read_text("utf-8")
+    for meaning, field in (
+        ("text of the note", "text"),
+        ("id of the note", "id"),
+        ("patient", "patient"),
+        ("visit", "visit"),
+        ("category", "category"),
+    ):
+        names = ", ".join(f"`{name}`" for name in COMMON_KEYS[field])
+        assert f"| {meaning} | {names} |\n" in page
 
 
 def test_a_folder_of_texts_is_read_with_its_subfolders(

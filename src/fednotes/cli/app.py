@@ -56,6 +56,7 @@ from fednotes.cli.shared import (
     Dictionary,
     EncodingOption,
     FormatOption,
+    IdColumnOption,
     JobArgument,
     Json,
     LabelMap,
@@ -383,6 +384,7 @@ def predict(
     ] = 0.0,
     format: RenamedFormatOption = "",
     column: ColumnOption = "",
+    id_column: IdColumnOption = "",
     query: QueryOption = "",
     omop: OmopOption = "",
     on_error: OnErrorOption = OnError.refuse,
@@ -420,6 +422,7 @@ def predict(
         text,
         format=format or None,
         column=column or None,
+        id_column=id_column or None,
         encoding=encoding,
         on_error=on_error.value,
     )
@@ -437,10 +440,14 @@ def predict(
     # Predictions on the same terminal show by themselves how far it is.
     is_shown = bool(out) or not console.is_terminal
     with show_work("loading the model", is_shown=is_shown):
-        number = run(model, source, output, options)
+        number = run(model, source, output, options, tell=_print_note)
     if out:
         notes = format_count(number, "note")
         print(f"predictions of {notes} in {out}", file=sys.stderr)
+
+
+def _print_note(message: str) -> None:
+    print(f"note: {one_line(with_options(message))}", file=sys.stderr)
 
 
 def _require_clear_format(context: typer.Context, format: str) -> None:
@@ -509,7 +516,7 @@ def evaluate(
             encoding=encoding,
         )
     for line in evaluation.notes():
-        print(f"note: {one_line(with_options(line))}", file=sys.stderr)
+        _print_note(line)
     if json_output:
         print_json(evaluation.to_dict())
     else:

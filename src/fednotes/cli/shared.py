@@ -119,6 +119,10 @@ ColumnOption = Annotated[
     str,
     typer.Option(help="Column of a table, or key of JSON lines, that holds the text."),
 ]
+IdColumnOption = Annotated[
+    str,
+    typer.Option(help="Column of a table, or key of JSON lines, with the notes' ids."),
+]
 QueryOption = Annotated[
     str,
     typer.Option(help="SELECT that returns notes, if PATH is a database's address."),

@@ -51,7 +51,11 @@ class ChosenReader(NamedTuple):
 
 
 def choose_reader(
-    path: NotePlace, format: str | None, column: str | None, encoding: str
+    path: NotePlace,
+    format: str | None,
+    column: str | None,
+    encoding: str,
+    id_column: str | None = None,
 ) -> ChosenReader:
     """Return the reader of a file, a folder or a database.
 
@@ -63,14 +67,16 @@ def choose_reader(
         format: A format of corpora or of notes; detected if None.
         column: The column of a table, or the key of JSON lines, that holds the text.
         encoding: Encoding of files that have no byte-order mark and are not UTF-8.
+        id_column: The column of a table, or the key of JSON lines, with the notes' ids.
 
     Raises:
         DataError: The format is unknown.
     """
-    notes = _NotesReader(path, format, column, encoding)
+    notes = _NotesReader(path, format, column, encoding, id_column)
     as_table = ChosenReader(notes.read_table, is_held=False)
     is_only_of_notes = format in NOTE_FORMATS and format not in FORMATS
-    if isinstance(path, NoteDatabase) or column is not None or is_only_of_notes:
+    has_named_column = column is not None or id_column is not None
+    if isinstance(path, NoteDatabase) or has_named_column or is_only_of_notes:
         return as_table
     json_lines = _JsonLinesReader(path, encoding)
     as_json_lines = ChosenReader(json_lines.read, is_held=False)
@@ -99,6 +105,7 @@ class _NotesReader:
     format: str | None
     column: str | None
     encoding: str
+    id_column: str | None
 
     def read_table(self, problems: Problems) -> Iterator[Document]:
         """Yield the notes of a table, of JSON lines, of text files or a database."""
@@ -110,6 +117,7 @@ class _NotesReader:
             self.path,
             format,
             column=self.column,
+            id_column=self.id_column,
             encoding=self.encoding,
             problems=problems,
             exact=True,

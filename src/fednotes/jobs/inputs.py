@@ -51,6 +51,7 @@ class Inputs:
         is_held: bool = False,
         database: NoteDatabase | None = None,
         column: str | None = None,
+        id_column: str | None = None,
     ) -> None:
         self.where = where
         self.is_held = is_held
@@ -59,6 +60,7 @@ class Inputs:
         self._refuses = refuses(on_error)
         self._database = database
         self._column = column
+        self._id_column = id_column
         self._number: int | None = None
 
     def __iter__(self) -> Iterator[Document]:
@@ -102,7 +104,7 @@ class Inputs:
             DataError: Something cannot be used; the error lists all of it.
         """
         if self._database is not None:
-            self._database.require_readable(self._column)
+            self._database.require_readable(self._column, self._id_column)
             return
         if not self._refuses:
             return
@@ -133,6 +135,7 @@ def open_inputs(
     *,
     format: str | None = None,
     column: str | None = None,
+    id_column: str | None = None,
     encoding: str = AUTO,
 ) -> Inputs:
     """Return the documents of a file, a folder or a database, of stdin, or of a text.
@@ -143,6 +146,7 @@ def open_inputs(
         on_error: "skip" leaves out unusable data, and counts them.
         format: A format of corpora or of notes; recognised if it is None.
         column: The column of a table, or the key of JSON lines, that holds the text.
+        id_column: The column of a table, or the key of JSON lines, with the notes' ids.
         encoding: Encoding of files without a byte-order mark that are not UTF-8.
 
     Raises:
@@ -158,7 +162,7 @@ def open_inputs(
         return Inputs(source.id, read, on_error, is_held=True)
     if isinstance(source, NoteDatabase) and format is not None:
         raise ParameterError(f"{source}: `format` is for files: leave it out")
-    reader = choose_reader(source, format, column, encoding)
+    reader = choose_reader(source, format, column, encoding, id_column)
     return Inputs(
         str(source),
         reader.read,
@@ -166,6 +170,7 @@ def open_inputs(
         is_held=reader.is_held,
         database=source if isinstance(source, NoteDatabase) else None,
         column=column,
+        id_column=id_column,
     )
 
 

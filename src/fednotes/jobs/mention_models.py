@@ -197,6 +197,7 @@ class MentionModel:
         *,
         format: str | None = None,
         column: str | None = None,
+        id_column: str | None = None,
         encoding: str = AUTO,
         on_error: OnError = "refuse",
         threshold: float = 0.0,
@@ -211,6 +212,7 @@ class MentionModel:
             path: The file, folder or database.
             format: Format of the notes; recognised if it is None.
             column: The column, or the key of JSON lines, that holds the text.
+            id_column: The column, or the key of JSON lines, with the notes' ids.
             encoding: Encoding of files without a byte-order mark that are not UTF-8,
                 such as "cp1252".
             on_error: "skip" leaves out what cannot be used.
@@ -228,6 +230,7 @@ class MentionModel:
             name_of_notes(path),
             format=format,
             column=column,
+            id_column=id_column,
             encoding=encoding,
             on_error=on_error,
         )
@@ -565,6 +568,7 @@ def _open_inputs(source: NoteSource) -> Inputs:
         source.on_error,
         format=source.format,
         column=source.column,
+        id_column=source.id_column,
         encoding=source.encoding,
     )
     inputs.require_readable()

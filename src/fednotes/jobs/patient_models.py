@@ -249,6 +249,7 @@ class PatientModel(ABC):
         *,
         format: str | None = None,
         column: str | None = None,
+        id_column: str | None = None,
         encoding: str = AUTO,
     ) -> list[PatientFinding]:
         """Find the phenotypes of patients from their notes in a file or database.
@@ -260,6 +261,7 @@ class PatientModel(ABC):
                 without a patient is a patient of its own.
             format: Format of the notes; recognised if it is None.
             column: The column, or the key of JSON lines, that holds the text.
+            id_column: The column, or the key of JSON lines, with the notes' ids.
             encoding: Encoding of files without a byte-order mark that are not UTF-8.
 
         Raises:
@@ -267,7 +269,13 @@ class PatientModel(ABC):
             ConfigError: A parameter has an impossible value.
         """
         name = name_of_notes(path)
-        source = NoteSource(name, format=format, column=column, encoding=encoding)
+        source = NoteSource(
+            name,
+            format=format,
+            column=column,
+            id_column=id_column,
+            encoding=encoding,
+        )
         return self.find_in_stream(self.read_notes(source))
 
     @classmethod

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from fednotes.core.databases import is_address
-from fednotes.core.errors import ParameterError
-from fednotes.data.notes import NoteDatabase
+from fednotes.core.errors import FednotesError, ParameterError
+from fednotes.data.encodings import encoding_of
+from fednotes.data.notes import FORMATS as NOTE_FORMATS
+from fednotes.data.notes import NoteDatabase, explain_line_ids
+from fednotes.jobs.input_readers import choose_reader
+from fednotes.jobs.mention_models import MentionModel
 from fednotes.jobs.models import find_model_class, require_model
 from fednotes.jobs.saved_models import LoadOptions, NoteSource, PredictionOutput
 
@@ -16,6 +21,7 @@ def predict(
     source: NoteSource,
     output: PredictionOutput | None = None,
     options: LoadOptions | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> int:
     """Write the mentions in notes, or the findings of patients.
 
@@ -25,6 +31,8 @@ def predict(
         output: Where and how predictions are written; by default as JSON lines to
             stdout.
         options: How the model is loaded; the defaults if None.
+        tell: Is called with a remark on the notes, which may name a parameter in
+            backticks.
 
     Returns:
         The number of notes that were read.
@@ -39,9 +47,35 @@ def predict(
     _require_apart(source, output)
     require_model(model)
     model_class = find_model_class(model)
+    # The findings of a model of patients have ids of patients.
+    if tell is not None and issubclass(model_class, MentionModel):
+        remark = _explain_ids(source)
+        if remark:
+            tell(remark)
     return model_class.write_predictions(
         model, source, output, options or LoadOptions()
     )
+
+
+def _explain_ids(source: NoteSource) -> str:
+    """Say that the ids of notes are line numbers; "" if they are not.
+
+    Files that cannot be read have no remark: their reader raises the error.
+    """
+    if isinstance(source.path, NoteDatabase) or is_address(source.path):
+        return ""  # a database without a column of ids is refused
+    if source.path == "-" or source.id_column is not None:
+        return ""
+    path = Path(source.path)
+    format = source.format if source.format in NOTE_FORMATS else None
+    try:
+        encoding = encoding_of(source.encoding)
+        reader = choose_reader(path, source.format, source.column, encoding)
+        if reader.is_held:
+            return ""
+        return explain_line_ids(path, format, source.column, encoding)
+    except (FednotesError, OSError):
+        return ""
 
 
 def _require_apart(source: NoteSource, output: PredictionOutput) -> None:

@@ -54,7 +54,7 @@ def describe_prediction(
         query, omop = place.query, place.omop
     else:
         place = place.resolve()
-    return {
+    settings = {
         "model": folder_fingerprint(model),
         "calibration": digest,
         "input": str(place),
@@ -68,6 +68,9 @@ def describe_prediction(
         "threshold": str(output.threshold),
         "shard": str(output.shard),
     }
+    if source.id_column:  # versions without this parameter wrote no such setting
+        settings["id_column"] = source.id_column
+    return settings
 
 
 def open_sink(

@@ -58,6 +58,7 @@ class NoteSource:
         text: A text instead of a path.
         format: Format of the notes; recognised if it is None.
         column: The column, or the key of JSON lines, that holds the text.
+        id_column: The column, or the key of JSON lines, with the notes' ids.
         encoding: Encoding of files without a byte-order mark that are not UTF-8, such
             as "cp1252".
         on_error: "skip" leaves out unusable data, if the model allows it.
@@ -67,6 +68,7 @@ class NoteSource:
     text: str | None = field(default=None, repr=False)
     format: str | None = None
     column: str | None = None
+    id_column: str | None = None
     encoding: str = AUTO
     on_error: OnError = "refuse"
 
@@ -268,6 +270,7 @@ class SavedModel(Protocol):
         *,
         format: str | None = None,
         column: str | None = None,
+        id_column: str | None = None,
         encoding: str = AUTO,
     ) -> Iterable[Any]:
         """Return the predictions for the notes in a file, a folder or a database.
@@ -276,6 +279,7 @@ class SavedModel(Protocol):
             path: The file, folder or database.
             format: Format of the notes; recognised if it is None.
             column: The column, or the key of JSON lines, that holds the text.
+            id_column: The column, or the key of JSON lines, with the notes' ids.
             encoding: Encoding of files without a byte-order mark that are not UTF-8.
 
         Raises:

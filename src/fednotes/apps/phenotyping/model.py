@@ -61,6 +61,7 @@ class PhenotypeModel(PatientModel):
             source.text,
             format=source.format,
             column=source.column,
+            id_column=source.id_column,
             encoding=source.encoding,
         )
 

@@ -44,6 +44,7 @@ def notes_of(
     *,
     format: str | None = None,
     column: str | None = None,
+    id_column: str | None = None,
     encoding: str = AUTO,
 ) -> PatientNotes:
     """Return the notes of each patient in a place of notes, in stdin, or in a text.
@@ -56,6 +57,7 @@ def notes_of(
         text: A text instead of a path.
         format: Format of the notes, as in `read_notes`; recognised if it is None.
         column: The column, or the key of JSON lines, that contains the text.
+        id_column: The column, or the key of JSON lines, with the notes' ids.
         encoding: Encoding of files without a byte-order mark that are not UTF-8.
 
     Raises:
@@ -78,7 +80,9 @@ def notes_of(
         if summaries:
             notes = stream_texts(summaries)
         else:
-            notes = read_notes(path, kind, column=column, encoding=encoding)
+            notes = read_notes(
+                path, kind, column=column, id_column=id_column, encoding=encoding
+            )
         return (PatientNote(patient_name(note), note.text) for note in notes)
 
     patients = tuple(dict.fromkeys(note.patient for note in read()))

@@ -27,7 +27,11 @@ from fednotes.data.notes._database import (
     require_database,
     require_places_of_notes,
 )
-from fednotes.data.notes._guessing import find_note_files, guess_notes
+from fednotes.data.notes._guessing import (
+    explain_line_ids,
+    find_note_files,
+    guess_notes,
+)
 from fednotes.data.notes._note import (
     EMPTY,
     MISTAKEN,
@@ -56,6 +60,7 @@ __all__ = [
     "NotePlace",
     "NoteStream",
     "describe_left_out",
+    "explain_line_ids",
     "find_note_files",
     "find_packed_or_plain",
     "guess_notes",

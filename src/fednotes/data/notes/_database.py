@@ -87,13 +87,16 @@ class NoteDatabase:
             with _execute(connection, statement) as result:
                 return int(result.scalar_one())
 
-    def require_readable(self, column: str | None = None) -> None:
+    def require_readable(
+        self, column: str | None = None, id_column: str | None = None
+    ) -> None:
         """Raise an error unless the database has the columns of notes.
 
         Args:
             column: The column of the text, if the user names it.
+            id_column: The column of the notes' ids, if the user names it.
         """
-        settings = ReadSettings(self, "", "", column=column)
+        settings = ReadSettings(self, "", "", column=column, id_column=id_column)
         with DatabaseAddress(self.address).connect() as connection:
             self._find_columns(settings, connection)
 

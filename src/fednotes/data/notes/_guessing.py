@@ -12,7 +12,12 @@ from fednotes.core.parsing import JsonError, parse_json
 from fednotes.core.wording import format_count, list_names
 from fednotes.data import encodings
 from fednotes.data.formats import fhir, parquet
-from fednotes.data.formats.files import PACKED_SUFFIXES, open_text, unpacked_name
+from fednotes.data.formats.files import (
+    PACKED_SUFFIXES,
+    bounded_lines,
+    open_text,
+    unpacked_name,
+)
 from fednotes.data.formats.folders import list_files, mixed_formats
 from fednotes.data.notes._settings import COMMON_KEYS, TABLES
 
@@ -188,8 +193,48 @@ def delimiter_of(header: str) -> str:
 
 def header_of(line: str) -> list[str]:
     """Return the column names in a table's first line, in lower case."""
+    return [name.lower() for name in _split_header(line)]
+
+
+def _split_header(line: str) -> list[str]:
+    """Return the column names in a table's first line; none if it is not CSV."""
     try:
         row = next(csv.reader([line], delimiter=delimiter_of(line)), [])
     except csv.Error:
         return []
-    return [name.strip().lower() for name in row]
+    return [name.strip() for name in row]
+
+
+def explain_line_ids(
+    path: Path, format: str | None, column: str | None, encoding: str
+) -> str:
+    """Say that a table has no known column of ids; "" if it has one or is no table.
+
+    Args:
+        path: A file or a folder.
+        format: The format of notes; None guesses it.
+        column: As in `read_notes`.
+        encoding: The user-specified encoding.
+
+    Raises:
+        DataError: There are no notes, or notes of several formats.
+    """
+    kind, files = find_note_files(path, format, column, encoding)
+    if kind in ("jsonl", "fhir", "text"):
+        return ""
+    known = TABLES.get(kind, COMMON_KEYS)["id"]
+    for file in files:
+        unit = "line"
+        if parquet.accepts(file):
+            unit = "row"
+            names = parquet.column_names(file)
+        else:
+            with open_text(file, encoding) as lines:
+                names = _split_header(next(bounded_lines(lines, file), ""))
+        if not {name.strip().lower() for name in names}.intersection(known):
+            return (
+                f"no column of {file.name} is known as the note's id, so ids are "
+                f"{unit} numbers: to use one, set `id_column`; "
+                f"{describe_columns(names)}"
+            )
+    return ""

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.errors import ConfigError, DataError, ParameterError, nearest
 from fednotes.core.work import counted
 from fednotes.data import encodings
 from fednotes.data.formats import parquet
@@ -32,6 +32,7 @@ def read_notes(  # noqa: PLR0913 - the options of a public function
     categories: Collection[str] = (),
     *,
     column: str | None = None,
+    id_column: str | None = None,
     source: str | None = None,
     encoding: str = encodings.AUTO,
     problems: Problems | None = None,
@@ -48,6 +49,8 @@ def read_notes(  # noqa: PLR0913 - the options of a public function
             surrounding blanks (MIMIC has "Nursing " and "Discharge summary"). If empty,
             all are kept.
         column: The table column or JSON key of the text; None uses that of the format.
+        id_column: The table column or JSON key of the notes' ids; None uses that of the
+            format.
         source: The `source` of every note; for a second path it ends in "/1", and so
             on. It distinguishes notes without a patient. None uses the name of the
             path.
@@ -88,12 +91,18 @@ def read_notes(  # noqa: PLR0913 - the options of a public function
             raise ConfigError(
                 f"{place}: text files have no category: leave out the category filter"
             )
+        if id_column and path_format in ("text", "fhir"):
+            raise ParameterError(
+                f"{place}: `id_column` is for tables and JSON lines, and this is "
+                f"{path_format}: leave it out"
+            )
         name = source or _name_place(place)
         settings = ReadSettings(
             root=place,
             format=path_format,
             source=f"{name}/{number}" if number else name,
             column=column,
+            id_column=id_column,
             needs_category=bool(wanted),
             encoding=named_encoding,
             problems=problems,

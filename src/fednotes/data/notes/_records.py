@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.core import bounds
+from fednotes.core.errors import DataError
 from fednotes.core.parsing import JsonError, parse_json
 from fednotes.data import encodings
 from fednotes.data.formats import fhir
@@ -68,8 +69,17 @@ def read_json_lines(settings: ReadSettings, path: Path) -> Iterator[Note | None]
 def _parse_record(
     settings: ReadSettings, record: Mapping[str, Any], key: str, default_id: str
 ) -> Note:
-    """Return the note of a JSON record whose text is at `key`."""
-    own_id = first_value(record, COMMON_KEYS["id"])
+    """Return the note of a JSON record whose text is at `key`.
+
+    Raises:
+        DataError: The record lacks the id that the user names, or has a bad text.
+    """
+    if settings.id_column and settings.id_column not in record:
+        raise DataError(
+            f"there is no key {settings.id_column!r} for the note's id: add it, or "
+            "name another one"
+        )
+    own_id = first_value(record, settings.id_keys())
     return Note(
         id=own_id or default_id,
         text=settings.finish_text(record[key]),

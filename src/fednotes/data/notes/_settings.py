@@ -34,6 +34,7 @@ class ReadSettings:
         format: One of `FORMATS`.
         source: As in `Note`.
         column: As in `read_notes`.
+        id_column: As in `read_notes`.
         needs_category: Whether the category must be known.
         encoding: The user-specified encoding.
         problems: As in `read_notes`.
@@ -44,6 +45,7 @@ class ReadSettings:
     format: str
     source: str
     column: str | None = None
+    id_column: str | None = None
     needs_category: bool = False
     encoding: str = encodings.AUTO
     problems: Problems | None = None
@@ -52,6 +54,10 @@ class ReadSettings:
     def text_keys(self) -> Sequence[str]:
         """Return the possible keys of the text of a record whose table is unknown."""
         return (self.column,) if self.column else COMMON_KEYS["text"]
+
+    def id_keys(self) -> Sequence[str]:
+        """Return the possible keys of the id of a record whose table is unknown."""
+        return (self.id_column,) if self.id_column else COMMON_KEYS["id"]
 
     def finish_text(self, raw: str) -> str:
         r"""Return a note's text, with line endings converted to `\n`, unless `exact`.

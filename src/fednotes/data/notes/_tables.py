@@ -141,11 +141,15 @@ def find_columns(
     names = {field: list(table[field]) for field in _FIELDS}
     if settings.column:
         names["text"] = [settings.column.lower()]
+    if settings.id_column:
+        names["id"] = [settings.id_column.lower()]
     columns = {
         field: [header.index(name) for name in candidates if name in header]
         for field, candidates in names.items()
     }
     needed = [("text", "text", settings.column or table["text"][0])]
+    if settings.id_column:
+        needed.append(("id", "notes' ids", settings.id_column))
     if table["known"] and table["patient"]:
         needed.append(("patient", "patients", table["patient"][0]))
     if settings.needs_category:
