@@ -7,7 +7,7 @@ the kernels anew until one of them lives long enough to save them.
 from __future__ import annotations
 
 from fednotes.core import kernels
-from fednotes.core.kernels import Kernel
+from fednotes.core.kernels import Kernel, KernelByType
 from fednotes.taggers import crf_kernels, layers
 from fednotes.training import row_adam
 
@@ -15,3 +15,5 @@ for module in (kernels, crf_kernels, layers, row_adam):
     for value in [*vars(module).values()]:
         if isinstance(value, Kernel):
             value.compiled()
+        elif isinstance(value, KernelByType):
+            value.compile()

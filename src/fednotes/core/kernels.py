@@ -7,7 +7,7 @@ sum or quotient, so the results equal NumPy's bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numba
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Floats = NDArray[np.float64]
+Singles = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
@@ -96,9 +97,56 @@ def kernel(
     return lambda function: Kernel(function, signatures, **options)
 
 
-BLOCK = 2**15  # elements per block, so that a block stays in the cache
+class KernelByType:
+    """A kernel for float32 and float64, each compiled when it is first called.
 
-Singles = NDArray[np.float32]
+    Most programs call only one of them, and compiling takes seconds.
+
+    Args:
+        function: The Python function.
+        signatures: The numba signature for each type of the first argument.
+        options: Options of `numba.njit`.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        signatures: Mapping[np.dtype[Any], str],
+        **options: Any,
+    ) -> None:
+        self._kernels = {
+            dtype: Kernel(function, [signature], **options)
+            for dtype, signature in signatures.items()
+        }
+
+    def compile(self) -> None:
+        """Compile or load the function for both types."""
+        for each in self._kernels.values():
+            each.compiled()
+
+    def __call__(self, first: Floats | Singles, *args: Any) -> Any:
+        """Call the function that is compiled for the type of the first argument."""
+        return self._kernels[first.dtype](first, *args)
+
+
+def kernel_by_type(
+    single: str, double: str
+) -> Callable[[Callable[..., Any]], KernelByType]:
+    """Return a decorator that makes a function a `KernelByType`.
+
+    Args:
+        single: numba signature of the argument types whose first is a float32 array.
+        double: The same with a float64 array.
+    """
+    signatures: dict[np.dtype[Any], str] = {
+        np.dtype(np.float32): single,
+        np.dtype(np.float64): double,
+    }
+    options = {**_OPTIONS, "fastmath": {"contract"}}
+    return lambda function: KernelByType(function, signatures, **options)
+
+
+BLOCK = 2**15  # elements per block, so that a block stays in the cache
 
 
 def weighted_sum(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fednotes.core.kernels import kernel, part
+from fednotes.core.kernels import kernel, kernel_by_type, part
 from fednotes.taggers.crf import (
     Scores,
     require_allowed_tags,
@@ -217,7 +217,7 @@ def _count_in_log_space(  # noqa: C901, PLR0912, PLR0913 - loops that numba comp
     return log_z
 
 
-@kernel(*SIGNATURES)
+@kernel_by_type(*SIGNATURES)
 def _partition_in_log_space(  # noqa: PLR0913 - the arrays of a compiled kernel
     emissions, lengths, start, transitions, end, gold, with_counts, log_z, unary,
     pairs, fits,
@@ -245,7 +245,7 @@ def _partition_in_log_space(  # noqa: PLR0913 - the arrays of a compiled kernel
     return impossible
 
 
-@kernel(
+@kernel_by_type(
     f"UniTuple(int64, 2)({_SINGLE}, int64[:, ::1], float64[::1])",
     f"UniTuple(int64, 2)({_DOUBLE}, int64[:, ::1], float64[::1])",
 )
@@ -280,7 +280,7 @@ def _subtract_path(unary, pairs, tags, lengths):
                 pairs[n, tags[n, t - 1], tags[n, t]] -= 1.0
 
 
-@kernel(
+@kernel_by_type(
     "void(float32[:, :, ::1], float64[:, :, ::1], int64[::1], float32[::1],"
     " float32[:, :, ::1], float32[::1], float32[:, ::1], float32[::1])",
     "void(float64[:, :, ::1], float64[:, :, ::1], int64[::1], float64[::1],"

@@ -62,7 +62,7 @@ from numba.extending import (
 from numba.np.arrayobj import make_array
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
-from fednotes.core.kernels import kernel, part
+from fednotes.core.kernels import kernel_by_type, part
 
 LANES = 8
 
@@ -609,7 +609,7 @@ SIGNATURES = [
 ]
 
 
-@kernel(*SIGNATURES)
+@kernel_by_type(*SIGNATURES)
 def partition_scaled(  # noqa: PLR0913 - the arrays of a compiled kernel
     emissions, lengths, start, transitions, end, gold, with_counts, log_z, unary,
     pairs, fits,
@@ -724,7 +724,7 @@ def _trace_back(scores, before, end, lane, last, best):
     return top > -np.inf
 
 
-@kernel(
+@kernel_by_type(
     f"int64(float32[:, :, ::1], int64[::1], {_SCORES}, int64[:, ::1])",
     f"int64(float64[:, :, ::1], int64[::1], {_SCORES}, int64[:, ::1])",
 )
