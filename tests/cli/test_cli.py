@@ -460,6 +460,20 @@ def test_an_error_about_the_folder_of_a_run_lists_its_models(
         run("predict", path, "--text", "He took aspirin.")
 
 
+def test_the_folder_of_a_model_is_checked_before_the_notes(
+    refused: Refused, model: Path, tmp_path: Path
+) -> None:
+    """`model` is RUN/federated/sites/NAME/model: the folder of a condition has none."""
+    table = tmp_path / "notes.csv"
+    table.write_text("key,body\n1,No fever.\n", encoding="utf-8")
+    message = refused("predict", model.parents[2], table)
+    assert f"{model.parents[2]}: no model here: give one of the models below" in message
+    assert str(model) in message
+    assert f"{tmp_path}: no model here: give the folder that" in refused(
+        "predict", tmp_path, table
+    )
+
+
 @pytest.mark.parametrize("command", ["check", "init", "evaluate", "corpus stats"])
 def test_a_file_in_another_encoding_is_refused_with_the_option_to_name_it(
     run_cli: Callable[..., tuple[int, str, str]],

@@ -48,7 +48,7 @@ def find_model_class(folder: Path) -> type[SavedModel]:
 
 
 def require_model(folder: Path) -> None:
-    """Raise ModelError, with the models to choose from, if a folder holds a run."""
+    """Raise ModelError, with models to choose from, unless a folder holds a model."""
     files = (
         *_MENTION_FILES,
         *(f"{name}.json" for name in plugins.registered("models")),
@@ -63,6 +63,17 @@ def require_model(folder: Path) -> None:
             f"{folder} is the folder of a run: give one of its models: "
             f"{list_names(models)}"
         )
+    if is_run(folder.parent):
+        models = [
+            str(path)
+            for path in list_model_folders(folder.parent)
+            if folder in path.parents
+        ]
+    if models:
+        raise ModelError(
+            f"{folder}: no model here: give one of the models below it: "
+            f"{list_names(models)}"
+        )
     if folder.is_dir():
         models = [
             str(path)
@@ -74,6 +85,10 @@ def require_model(folder: Path) -> None:
             f"{folder}: no model here: give the folder of a model, such as "
             f"{list_names(models)}"
         )
+    raise ModelError(
+        f"{folder}: no model here: give the folder that training wrote, such as "
+        "RUN/federated/model"
+    )
 
 
 def _load_class(entry: EntryPoint) -> type[SavedModel]:
