@@ -13,8 +13,11 @@ import pytest
 from tiny_jobs import JOB, SITES, corpus
 
 import fednotes as fn
+from fednotes.cli.doctor import _show_cause
+from fednotes.jobs.causes import Cause, Setting
 
 Run = Callable[..., tuple[str, str]]
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -32,7 +35,8 @@ def test_a_job_is_examined_and_the_proposed_setting_can_be_copied(
 ) -> None:
     out, _ = run("doctor", "job.toml")
     assert "low  south: sites write the same entity type differently" in out
-    assert 'try: sites.south.label_map = { DRUGS = "Drug" }' in out
+    option = """--set 'sites.south.label_map={ DRUGS = "Drug" }'"""
+    assert f"try: {option}" in out
     assert "checked: learning rate, number of steps" in out
     assert out.splitlines()[-1] == (
         "  fednotes simulate job.toml --out runs/next --set training.epochs=20"
@@ -41,6 +45,15 @@ def test_a_job_is_examined_and_the_proposed_setting_can_be_copied(
     setting = 'sites.south.label_map={ DRUGS = "Drug" }'
     renamed, _ = run("doctor", "job.toml", "--set", setting)
     assert "differently" not in renamed
+
+
+def test_a_long_setting_is_shown_on_one_line(capsys: Capture) -> None:
+    types = [f"Type {number}" for number in range(60)]
+    setting = Setting.of("tags", "types", value=types)
+    _show_cause(1, Cause("types_rare", "low", "", "rare types", settings=(setting,)))
+    (line,) = [row for row in capsys.readouterr().out.splitlines() if "try:" in row]
+    _, _, assignment = shlex.split(line)[-3:]
+    assert tomllib.loads(assignment) == {"tags": {"types": types}}
 
 
 def test_a_run_is_examined_as_text_and_as_json(

@@ -353,6 +353,19 @@ def test_a_type_that_is_never_found_is_listed_with_its_training_mentions(
     assert values(rare_types) == {"tags.types": ["Drug"]}
 
 
+def test_types_that_a_site_lacks_are_proposed_only_where_types_may_differ(
+    tmp_path: Path,
+) -> None:
+    """With "pooled", as by `fednotes init`, all sites need the types to keep."""
+    labels = (*["Drug"] * 20, *["Dose"] * 19, "Height")
+    paths = (write_site(tmp_path / "a", labels), write_site(tmp_path / "b", first=500))
+    proposed = []
+    for conditions in (["federated", "pooled"], ["federated"]):
+        diagnosis = fn.doctor(make_job(*paths, conditions=conditions))
+        proposed.append(values(find(diagnosis, "types_rare")))
+    assert proposed == [{"tags.types": ["Drug"]}, {"tags.types": ["Dose", "Drug"]}]
+
+
 @pytest.mark.parametrize(
     ("scores", "code", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -99,8 +100,12 @@ def _show_cause(place: int, cause: Cause) -> None:
         _print(text, indent=_INDENT)
     for setting in cause.settings:
         current = "" if setting.current is None else f"  (now {setting.current})"
-        text = Text.assemble(("try: ", "bold green"), one_line(f"{setting}{current}"))
-        _print(text, indent=_INDENT)
+        option = f"--set {shlex.quote(setting.assignment)}"
+        text = Text.assemble(
+            " " * _INDENT, ("try: ", "bold green"), one_line(f"{option}{current}", None)
+        )
+        # Neither cut nor broken into lines, so that the option can be pasted.
+        console.print(text, highlight=False, soft_wrap=True)
     console.print()
 
 

@@ -58,6 +58,11 @@ class Setting:
         """The key with its tables, as in a job file, such as "training.epochs"."""
         return ".".join(map(format_key, self.place))
 
+    @property
+    def assignment(self) -> str:
+        """The key and the value as the option `--set` reads them."""
+        return f"{'.'.join(self.place)}={format_value(self.value)}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         return {"key": self.key, "value": self.value, "current": self.current}

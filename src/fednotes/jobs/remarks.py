@@ -20,6 +20,7 @@ from fednotes.jobs.settings_to_try import (
 from fednotes.jobs.unshared_types import (
     are_rare,
     describe_pooled,
+    find_common_types,
     find_unshared_types,
 )
 
@@ -118,10 +119,7 @@ def _find_unshared_types(parts: Sequence[Part]) -> list[str]:
 
 
 def _list_common_types(job: Job, parts: Sequence[Part]) -> Iterator[Setting]:
-    """Yield the types that all sites have, if only rare types are left out.
-
-    With these types alone, the pooled model is one model of all notes.
-    """
+    """Yield the types that all sites have, if only rare types are left out."""
     sites = _list_pooled_sites(parts)
     unshared = _find_unshared_types(parts)
     mentions = {
@@ -133,8 +131,9 @@ def _list_common_types(job: Job, parts: Sequence[Part]) -> Iterator[Setting]:
     notes = {site.id: len(site.train) for site in sites}
     is_fixed = job.tags is not None or job.synthetic is not None
     if unshared and not is_fixed and are_rare(unshared, mentions, notes):
-        common = set.intersection(*(set(site.tags.types) for site in sites))
-        yield Setting.of("tags", "types", value=sorted(common))
+        common = find_common_types(mentions)
+        if common:
+            yield Setting.of("tags", "types", value=common)
 
 
 def _explain_sharing(parts: Sequence[Part], sites: int) -> Iterator[str]:

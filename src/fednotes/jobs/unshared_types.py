@@ -14,6 +14,7 @@ from fednotes.core.wording import list_names
 # A site lacks a type by chance if fewer mentions than this are expected there. Other
 # sites with fewer mentions than this say too little about how many to expect.
 RARE_EXPECTED = 5
+FEW_MENTIONS = 10  # with fewer mentions, a model hardly learns a type
 _MAX_NAMES = 5
 
 
@@ -26,6 +27,22 @@ def find_unshared_types(types: Sequence[Collection[str]]) -> list[str]:
     all_labels = {label for labels in types for label in labels}
     return sorted(
         label for label in all_labels if any(label not in labels for labels in types)
+    )
+
+
+def find_common_types(types: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return the types of which every site has enough mentions to train, sorted.
+
+    With these types alone, the pooled model is one model of all notes.
+
+    Args:
+        types: Number of mentions by type, for each site.
+    """
+    labels = set.intersection(*(set(counts) for counts in types.values()))
+    return sorted(
+        label
+        for label in labels
+        if all(counts[label] >= FEW_MENTIONS for counts in types.values())
     )
 
 

@@ -10,7 +10,6 @@ from fednotes.core.errors import FednotesError
 from fednotes.jobs.causes import Cause, Setting
 from fednotes.jobs.diagnosis.runs import RunEvidence
 from fednotes.jobs.job_file import load_table
-from fednotes.jobs.toml_text import format_value
 
 _OUT = "--out"
 _SET = "--set"
@@ -87,7 +86,7 @@ def _without_replaced(
     words: Sequence[str], settings: Sequence[Setting]
 ) -> Iterator[str]:
     """Yield the words of a command without its folder and the settings to replace."""
-    replaced = {_key_of(setting) for setting in settings}
+    replaced = {".".join(setting.place) for setting in settings}
     options = iter(words)
     for word in options:
         if word == _OUT:
@@ -103,12 +102,7 @@ def _without_replaced(
 
 def _list_assignments(settings: Sequence[Setting]) -> Iterator[str]:
     for setting in settings:
-        yield from (_SET, f"{_key_of(setting)}={format_value(setting.value)}")
-
-
-def _key_of(setting: Setting) -> str:
-    """Return the key of a setting as `--set` reads it."""
-    return ".".join(setting.place)
+        yield from (_SET, setting.assignment)
 
 
 def _find_free(folder: Path) -> Path:

@@ -26,6 +26,7 @@ from fednotes.jobs.causes import (
 from fednotes.jobs.job import Job
 from fednotes.jobs.label_maps import LabelMap, find_label_maps
 from fednotes.jobs.settings_to_try import list_longer_training, list_personal
+from fednotes.jobs.unshared_types import find_common_types
 from fednotes.privacy.units import group_documents
 
 # A type with this share of all mentions is one in two hundred: batches of a few
@@ -451,7 +452,9 @@ def _find_rare_types(job: Job, types: _Types) -> Iterator[Cause]:
             rare[label] = number
     if not rare:
         return
-    common = [label for label in by_type if label not in rare]
+    # A pooled model is one model of all notes only with types that all sites have.
+    candidates = find_common_types(types) if "pooled" in job.conditions else by_type
+    common = [label for label in candidates if label not in rare]
     settings: tuple[Setting, ...] = ()
     is_sampled = job.tags is not None and job.tags.is_sampled
     # Generated sites have fixed types.

@@ -24,7 +24,9 @@ from fednotes.core.wording import format_count, list_names
 from fednotes.jobs.label_maps import LabelMap, find_label_maps
 from fednotes.jobs.proposal.facts import Facts, Holds, SiteFacts
 from fednotes.jobs.unshared_types import (
+    FEW_MENTIONS,
     describe_pooled,
+    find_common_types,
     find_unshared_types,
     is_left_out,
 )
@@ -49,7 +51,6 @@ _NEEDS_ENCODER = ("finetune", "personal", "pretrain")
 MINILM = "minilm"
 _MAX_SILOS = 5
 _MIN_SILOS = 2
-_FEW_MENTIONS = 10  # with fewer mentions, a model hardly learns a type
 _FEW_NOTES = 10  # with fewer notes, a site lacks types by chance
 _MAX_CLAUSES = 3  # sites that a remark describes one by one
 _SUM_SITES = 3  # sites that a secure sum needs
@@ -169,7 +170,7 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
     unshared_types = find_unshared_types(list(types.values()))
     common_types: tuple[str, ...] = ()
     if "pooled" in conditions and unshared_types:
-        common_types = _find_common_types(types)
+        common_types = tuple(find_common_types(types))
         advice = ""
         if common_types:
             advice = "; the job has the types that all sites share as a comment"
@@ -259,18 +260,6 @@ def _list_judged(sites: Sequence[SiteFacts]) -> list[SiteFacts]:
 
 def _has_few_notes(site: SiteFacts) -> bool:
     return site.notes < _FEW_NOTES
-
-
-def _find_common_types(types: Mapping[str, Counter[str]]) -> tuple[str, ...]:
-    """Return the types of which every site has enough mentions to train and test."""
-    labels = set.intersection(*(set(counts) for counts in types.values()))
-    return tuple(
-        sorted(
-            label
-            for label in labels
-            if all(counts[label] >= _FEW_MENTIONS for counts in types.values())
-        )
-    )
 
 
 def list_methods(sites: Sequence[SiteFacts]) -> tuple[str, ...]:
@@ -528,11 +517,11 @@ def _remarks_of_site(site: SiteFacts, types: Counter[str]) -> Iterator[str]:
             "job takes each as one stretch"
         )
     rare_types = sorted(
-        label for label, number in types.items() if number < _FEW_MENTIONS
+        label for label, number in types.items() if number < FEW_MENTIONS
     )
     if rare_types:
         yield (
-            f"{site.name}: fewer than {_FEW_MENTIONS} mentions of "
+            f"{site.name}: fewer than {FEW_MENTIONS} mentions of "
             f"{_names(rare_types)}, which a model hardly learns from this site"
         )
     if site.split_by:
