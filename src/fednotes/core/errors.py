@@ -23,7 +23,10 @@ line numbers, labels and counts.
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -249,8 +252,52 @@ class MissingExtra(FednotesError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
-            f"the package {package!r} is not installed: pip install 'fednotes[{extra}]'"
+            f"the package {package!r} of fednotes[{extra}] is not installed: "
+            f"{write_install_command(extra)}"
         )
+
+
+def write_install_command(extra: str) -> str:
+    """Return the shell command that installs an extra of fednotes.
+
+    If fednotes was installed from a folder or a file that is still there, such as a
+    clone, the command installs from it.
+
+    Args:
+        extra: The name of the extra.
+    """
+    options = ""
+    source = "fednotes"
+    record = _read_install_record()
+    if record is not None and os.path.exists(record.path):
+        source = record.path
+        options = "-e " if record.is_editable else ""
+    return f"pip install {options}{shlex.quote(f'{source}[{extra}]')}"
+
+
+@dataclass(frozen=True)
+class _InstallRecord:
+    """What pip recorded about the place from which fednotes was installed."""
+
+    path: str
+    is_editable: bool
+
+
+def _read_install_record() -> _InstallRecord | None:
+    """Return the record of an installation from a local path; None if there is none."""
+    # Imported here, because every module imports this one.
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        record = json.loads(distribution("fednotes").read_text("direct_url.json") or "")
+        url = urlsplit(record["url"])
+        is_editable = bool(record.get("dir_info", {}).get("editable"))
+    except (PackageNotFoundError, ValueError, LookupError, TypeError, AttributeError):
+        return None  # pip writes no such record for a package of an index
+    if url.scheme != "file":
+        return None
+    return _InstallRecord(unquote(url.path), is_editable)
 
 
 @contextmanager

@@ -40,7 +40,13 @@ from fednotes.apps.experiments.head_measures import (
     spearman,
 )
 from fednotes.apps.experiments.passages import draw_passages
-from fednotes.core.errors import ConfigError, DataError, FednotesError, ModelError
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    ModelError,
+    write_install_command,
+)
 
 transformers = pytest.importorskip("transformers")
 
@@ -368,8 +374,7 @@ def test_without_matplotlib_the_page_says_how_to_get_the_plot(
     )
     assert {p.suffix for p in (tmp_path / "out").iterdir()} == {".json", ".md"}
     assert (
-        "pip install 'fednotes[plot]'"
-        in (tmp_path / "out" / "attention.md").read_text()
+        write_install_command("plot") in (tmp_path / "out" / "attention.md").read_text()
     )
 
 

@@ -42,7 +42,11 @@ from fednotes.apps.deployment.site_file import (
     read_site_file,
 )
 from fednotes.core.databases import DatabaseAddress, is_address
-from fednotes.core.errors import FednotesError, parameters_as_keys
+from fednotes.core.errors import (
+    FednotesError,
+    parameters_as_keys,
+    write_install_command,
+)
 from fednotes.core.settings import expand
 from fednotes.data.encodings import AUTO, reading_as
 from fednotes.data.formats import guess_format
@@ -160,15 +164,14 @@ def _check_nvflare() -> Check:
     try:
         version = importlib.metadata.version("nvflare")
     except importlib.metadata.PackageNotFoundError:
-        return Check(
-            "nvflare", ok=False, message="not installed: pip install 'fednotes[deploy]'"
-        )
+        message = f"not installed: {write_install_command('deploy')}"
+        return Check("nvflare", ok=False, message=message)
     if version.startswith("2.9."):
         return Check("nvflare", ok=True, message=version)
     return Check(
         "nvflare",
         ok=False,
-        message=f"{version}, 2.9 is needed: pip install 'fednotes[deploy]'",
+        message=f"{version}, 2.9 is needed: {write_install_command('deploy')}",
     )
 
 
