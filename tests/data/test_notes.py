@@ -105,6 +105,7 @@ Row = tuple[str, str, str | None, str | None]
         # The first of title and type that says something is the category.
         ("NOTE.csv", OMOP, {}, WARDS, {}),
         ("NOTE.csv", OMOP.replace(",", "\t"), {}, WARDS, {}),
+        ("NOTE.csv", OMOP.replace(",", ";"), {}, WARDS, {}),
         (
             "x.csv",
             REMARKS,
@@ -224,6 +225,14 @@ MIMICS = {"format": "mimic", "categories": ["Radiology", "Nursing"]}
             "no column 'remarks' for the text: did you mean 'remark'",
         ),
         ("e.csv", "", {}, "e.csv:1: the table is empty"),
+        (
+            *("s.csv", "id;text\n1;No rash; no fever.\n", {}),
+            "s.csv:2: the row has 3 columns, but the header has 2",
+        ),
+        (
+            *("s.csv", "id;text,date\n1;No rash.,2\n", {}),
+            "s.csv:1: no column of this table is recognised",
+        ),
         *(
             ("b.jsonl", f'{{"text": "a"}}\n{line}\n', {}, f"b.jsonl:2: .*{message}")
             for line, message in (
@@ -264,6 +273,14 @@ def test_the_ids_of_notes_come_from_the_column_that_the_user_names(
     records = file('{"key": "A1", "text": "Well."}\n{"text": "Ill."}\n', "n.jsonl")
     assert next(read_notes(records, id_column="key")).id == "A1"
     _complains(records, "n.jsonl:2: there is no key 'key' for the", id_column="key")
+
+
+def test_commas_and_quoted_semicolons_are_text_in_a_table_with_semicolons(
+    file: File,
+) -> None:
+    table = file('id;text\n1;Calm, alert.\n2;"No rash;\nno fever"\n', "n.csv")
+    texts = [note.text for note in read_notes(table)]
+    assert texts == ["Calm, alert.", "No rash;\nno fever"]
 
 
 def test_texts_have_no_column_of_ids(file: File) -> None:

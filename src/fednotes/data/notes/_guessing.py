@@ -187,7 +187,12 @@ def _is_json_record(line: str, column: str | None) -> bool:
 
 
 def delimiter_of(header: str) -> str:
-    """Return the column separator of a table, a tab or a comma."""
+    """Return the column separator of a table: a tab, a semicolon or a comma.
+
+    A header with semicolons is separated by them only if it has no other separator.
+    """
+    if ";" in header and "\t" not in header and "," not in header:
+        return ";"
     return "\t" if header.count("\t") > header.count(",") else ","
 
 
