@@ -62,6 +62,9 @@ def test_a_text_file_is_replaced_completely_or_left_unchanged(
     with pytest.raises(FednotesError, match="the earlier content is unchanged"):
         store.write_text(path, "other")
     assert everything(tmp_path) == before
+    with pytest.raises(FednotesError) as refused:
+        store.write_text(tmp_path / "new", "first")
+    assert "earlier content" not in str(refused.value)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400])

@@ -31,7 +31,6 @@ from safetensors import SafetensorError
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import BusyError, FednotesError, os_errors_as
 
-_UNCHANGED = "; the earlier content is unchanged"
 _KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a FIFO"}
 _MAX_LINKS = 40  # in a chain of links, the limit of the operating system
 ATTEMPTS = 5  # at renaming a folder while other processes do the same
@@ -258,9 +257,16 @@ def write_text(path: Path, text: str, *, private: bool = True) -> None:
     Raises:
         FednotesError: The file cannot be written.
     """
-    with os_errors_as(FednotesError, path, ending=_UNCHANGED):
+    with os_errors_as(FednotesError, path, ending=_describe_earlier(path)):
         _make_folder(path.parent, private=private)
         replace_file(path, text.encode(), mode=0o600 if private else 0o666)
+
+
+def _describe_earlier(path: Path) -> str:
+    """Return what an error says about the content that a path has before a write."""
+    if os.path.lexists(path):
+        return "; the earlier content is unchanged"
+    return ""
 
 
 def _make_folder(path: Path, *, private: bool) -> None:
@@ -295,7 +301,7 @@ def write_folder(
     temporary = temporary_path(path)
     old = temporary_path(path, "old")
     try:
-        with os_errors_as(FednotesError, path, ending=_UNCHANGED):
+        with os_errors_as(FednotesError, path, ending=_describe_earlier(path)):
             _make_folder(path.parent, private=private)
             with locked_folder(temporary, mode=0o700 if private else 0o777):
                 fill(temporary)
