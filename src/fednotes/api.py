@@ -38,7 +38,7 @@ from fednotes.jobs.proposal import (
     find_places,
     make_first_job,
     read_facts,
-    require_free,
+    require_output,
 )
 from fednotes.jobs.results import RunResult
 from fednotes.jobs.saved_models import EvaluationOptions, SavedModel
@@ -256,7 +256,7 @@ def init(
     choices = Choices(
         method=method, encoder=encoder, silos=silos, label_maps=label_maps or {}
     )
-    require_free(file, overwrite=overwrite)
+    require_output(file, overwrite=overwrite)
     facts = read_facts(find_places(_list_paths(paths), encoding), options)
     return make_first_job(facts, choices, file, overwrite=overwrite)
 

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from fednotes.cli import init as command
 from fednotes.cli.app import app
 from fednotes.cli.display import facts_tables
+from fednotes.jobs.proposal import first_job
 
 Run = Callable[..., tuple[str, str]]
 
@@ -59,6 +60,26 @@ def test_types_that_a_site_lacks_come_first_in_a_table_that_is_cut() -> None:
     names = [str(cell) for cell in table.columns[0].cells]
     assert names[:3] == ["Dose", "Height", "Type0"]
     assert table.caption == f"and {22 - len(names)} more"
+
+
+def test_the_next_command_names_a_folder_that_does_not_exist(
+    sites: Path, run: Run
+) -> None:
+    Path("runs/first").mkdir(parents=True)
+    Path("runs/first-2").mkdir()
+    out, _ = run("init", "notes", "--encoder", "none")
+    assert out.endswith("  fednotes simulate job.toml --out runs/first-3\n")
+
+
+def test_a_proposed_encoder_comes_with_a_quicker_first_try(
+    sites: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_job, "has_minilm", lambda: True)
+    out, _ = run("init", "notes")
+    assert "quick first try: repeat init with --encoder none --overwrite" in out
+    for options in (["--encoder", "none"], ["--method", "finetune"]):
+        out, _ = run("init", "notes", "--overwrite", *options)
+        assert "quick first try" not in out
 
 
 def test_init_prints_json(sites: Path, run: Run) -> None:

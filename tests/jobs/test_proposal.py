@@ -210,6 +210,18 @@ def test_a_frequent_type_that_one_site_lacks_is_a_difference_of_annotation() -> 
     assert "never annotates" not in "".join(proposal.remarks)
 
 
+@pytest.mark.parametrize("other_type", ["Drug", "Disease"])
+def test_an_encoder_that_the_user_refuses_is_not_called_missing(
+    other_type: str,
+) -> None:
+    facts = facts_of({"a": {"Drug": 50}, "b": {other_type: 70}})
+    refused = propose(facts, Choices(encoder="none"), has_minilm=True)
+    missing = propose(facts, Choices(), has_minilm=False)
+    assert "ou want no pre-trained encoder" in f"{refused.method}{refused.model}"
+    assert "installed" not in f"{refused.method}{refused.model}"
+    assert "installed" in f"{missing.method}{missing.model}"
+
+
 def test_a_site_with_few_notes_does_not_decide_the_method() -> None:
     """One note lacks many types; a type that only it has is another matter."""
     sites = {
@@ -353,6 +365,20 @@ def test_an_existing_job_is_replaced_only_on_request(tmp_path: Path) -> None:
     assert out.read_text("utf-8") == proposed_job.text
     assert proposed_job.path == out
     assert proposed_job.to_dict()["method"]["value"] == "fedner"
+
+
+def test_a_job_that_cannot_be_written_is_refused_before_the_notes_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = tmp_path / "broken.conll"
+    notes.write_text("Took O\naspirin X-Y-Z B-Drug\nno\n\n", encoding="utf-8")
+    with pytest.raises(ParameterError, match="conll: choose another `out`"):
+        fn.init(notes, notes / "jobs" / "job.toml", encoder="none")
+    # Root may write into every folder.
+    monkeypatch.setattr(first_job.os, "access", lambda *_: False)
+    with pytest.raises(ParameterError, match=r"no file can be written in .*another"):
+        fn.init(notes, tmp_path / "new" / "job.toml", encoder="none")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def init(
         find_places,
         make_first_job,
         read_facts,
-        require_free,
+        require_output,
     )
 
     if interactive and (json_output or not can_ask(yes=False)):
@@ -113,7 +113,8 @@ def init(
     with show_work("examining"):
         places = find_places(paths, encoding, query=query, omop=omop)
         # Before the notes are read, which may take minutes.
-        require_free(out, overwrite=overwrite or interactive)
+        if not interactive:
+            require_output(out, overwrite=overwrite)
         facts = read_facts(places, options)
     choices = Choices(method=method, encoder=encoder, silos=sites)
     if not json_output:
@@ -126,21 +127,39 @@ def init(
     if json_output:
         print_json(first_job.to_dict())
     else:
-        _show(first_job)
+        _show(first_job, choices)
 
 
-def _show(first_job: FirstJob) -> None:
+def _show(first_job: FirstJob, choices: Choices) -> None:
     """Print the decisions, their reasons, and what to do next."""
     from fednotes.cli.display import decisions_table
+    from fednotes.jobs.run_folder import find_free_folder
 
     console.print(decisions_table(first_job.proposal))
     for remark in first_job.proposal.remarks:
         console.print(f"note: {remark}", highlight=False, markup=False)
+    run = find_free_folder(Path("runs", "first"))
     say(
         f"job: {first_job.path}; next:",
         f"  fednotes check {first_job.path}",
-        f"  fednotes simulate {first_job.path} --out runs/first",
+        f"  fednotes simulate {first_job.path} --out {run}",
     )
+    if _can_be_lighter(first_job, choices):
+        say(
+            "quick first try: repeat init with --encoder none --overwrite; a light "
+            "tagger trains in seconds, an encoder in minutes on a laptop"
+        )
+
+
+def _can_be_lighter(first_job: FirstJob, choices: Choices) -> bool:
+    """Return whether an encoder was proposed where a light tagger would do, too."""
+    from fednotes.jobs.proposal import propose
+
+    if choices.encoder or first_job.proposal.is_light:
+        return False
+    light_choices = replace(choices, encoder="none")
+    facts = first_job.proposal.facts
+    return propose(facts, light_choices, has_minilm=True).is_light
 
 
 # ---- questions -----------------------------------------------------------------------

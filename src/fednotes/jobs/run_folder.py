@@ -411,3 +411,13 @@ def find_model_folder(run: Path, condition: str, site: str) -> Path:
     raise DataError(
         f"{run} has no {condition} model of site {site!r}: check that the run has ended"
     )
+
+
+def find_free_folder(path: Path) -> Path:
+    """Return a path that does not exist: this one, or one with a number at its end."""
+    free = path
+    number = 2
+    while os.path.lexists(free):
+        free = path.with_name(f"{path.name}-{number}")
+        number += 1
+    return free

@@ -10,6 +10,7 @@ from fednotes.core.errors import FednotesError
 from fednotes.jobs.causes import Cause, Setting
 from fednotes.jobs.diagnosis.runs import RunEvidence
 from fednotes.jobs.job_file import load_table
+from fednotes.jobs.run_folder import find_free_folder
 
 _OUT = "--out"
 _SET = "--set"
@@ -39,7 +40,7 @@ def suggest_command(
         [
             *_without_replaced(words, settings),
             _OUT,
-            str(_find_free(folder)),
+            str(find_free_folder(folder / _FOLDER)),
             *_list_assignments(settings),
         ]
     )
@@ -103,13 +104,3 @@ def _without_replaced(
 def _list_assignments(settings: Sequence[Setting]) -> Iterator[str]:
     for setting in settings:
         yield from (_SET, setting.assignment)
-
-
-def _find_free(folder: Path) -> Path:
-    """Return a folder in this one that does not exist."""
-    place = folder / _FOLDER
-    number = 2
-    while place.exists():
-        place = folder / f"{_FOLDER}-{number}"
-        number += 1
-    return place

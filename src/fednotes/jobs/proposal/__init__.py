@@ -14,7 +14,7 @@ from fednotes.jobs.proposal.first_job import (
     FirstJob,
     has_minilm,
     make_first_job,
-    require_free,
+    require_output,
 )
 from fednotes.jobs.proposal.places import Place, find_places
 from fednotes.jobs.proposal.writing import format_job
@@ -36,5 +36,5 @@ __all__ = [
     "make_first_job",
     "propose",
     "read_facts",
-    "require_free",
+    "require_output",
 ]

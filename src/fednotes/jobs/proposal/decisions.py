@@ -158,7 +158,7 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
     original_types = {site.name: site.types for site in sites}
     label_maps = _decide_label_maps(original_types, choices)
     types = rename_types(original_types, label_maps)
-    method = _choose_method(sites, types, encoder, choices.method)
+    method = _choose_method(sites, types, encoder, choices)
     needs_encoder = holds == "patients" or method.value in _NEEDS_ENCODER
     if encoder == "none" and needs_encoder:
         encoder = MINILM
@@ -179,7 +179,7 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
         facts=facts,
         sites=sites,
         method=method,
-        model=_choose_model(method.value, holds, encoder),
+        model=_choose_model(method.value, holds, encoder, choices),
         label_maps=label_maps,
         common_types=common_types,
         silos=_choose_silos(sites, choices.silos),
@@ -343,7 +343,7 @@ def _choose_method(
     sites: Sequence[SiteFacts],
     types: Mapping[str, Counter[str]],
     encoder: str,
-    users_choice: str,
+    choices: Choices,
 ) -> Choice:
     """Return the method, and why it suits the notes.
 
@@ -351,10 +351,10 @@ def _choose_method(
         sites: The sites, which all hold data of the same kind.
         types: Number of mentions by entity type, for each site.
         encoder: The encoder, or "none".
-        users_choice: The method that the user chose; "" for none.
+        choices: The user's decisions.
     """
-    if users_choice:
-        return Choice(users_choice, "You chose it.")
+    if choices.method:
+        return Choice(choices.method, "You chose it.")
     first_site, *_ = sites
     if first_site.labels is not None:
         return Choice(
@@ -381,9 +381,10 @@ def _choose_method(
     elif unshared_types:
         reason += f", but for rare ones ({_names(unshared_types)})"
     if encoder == "none":
-        return Choice(
-            "fedner", f"{reason}, and no pre-trained encoder is here: a light tagger."
-        )
+        missing = "no pre-trained encoder is installed"
+        if choices.encoder == "none":
+            missing = "you want no pre-trained encoder"
+        return Choice("fedner", f"{reason}, and {missing}: a light tagger.")
     return Choice(
         "finetune",
         f"{reason}, and fine-tuning an encoder comes close to a model of all notes in "
@@ -391,7 +392,7 @@ def _choose_method(
     )
 
 
-def _choose_model(method: str, holds: Holds, encoder: str) -> Choice:
+def _choose_model(method: str, holds: Holds, encoder: str, choices: Choices) -> Choice:
     """Return the encoder of a method, and why."""
     if holds == "patients":
         return Choice(
@@ -408,10 +409,12 @@ def _choose_model(method: str, holds: Holds, encoder: str) -> Choice:
             )
         return Choice(encoder, "A frozen encoder gives the light tagger its features.")
     if encoder == "none":
+        missing = "The extra `transformers` is not installed"
+        if choices.encoder == "none":
+            missing = "You want no pre-trained encoder"
         return Choice(
             "none",
-            "The extra `transformers` is not installed, so a light tagger learns from "
-            "words and characters alone.",
+            f"{missing}, so a light tagger learns from words and characters alone.",
         )
     if encoder == MINILM:
         return Choice(

@@ -62,11 +62,19 @@ def has_minilm() -> bool:
     return find_spec("transformers") is not None
 
 
-def require_free(out: Path | None, *, overwrite: bool) -> None:
-    """Raise ParameterError if a file exists that must not be replaced."""
-    if out is not None and not overwrite and os.path.lexists(out):
+def require_output(out: Path | None, *, overwrite: bool) -> None:
+    """Raise ParameterError if a job file must not, or cannot, be written."""
+    if out is None:
+        return
+    if not overwrite and os.path.lexists(out):
         raise ParameterError(
             f"{out} exists: choose another `out`, or set `overwrite` to replace it"
+        )
+    # Missing folders will be created in the nearest one that exists.
+    folder = next(each for each in out.absolute().parents if os.path.exists(each))
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise ParameterError(
+            f"`out` {out}: no file can be written in {folder}: choose another `out`"
         )
 
 
@@ -87,7 +95,7 @@ def make_first_job(
         MissingExtra: The job needs an encoder, and none is installed.
         FednotesError: The file cannot be written.
     """
-    require_free(out, overwrite=overwrite)
+    require_output(out, overwrite=overwrite)
     _require_encoder(choices.encoder)
     proposal = propose(facts, choices, has_minilm=has_minilm())
     if proposal.model.value == MINILM and not has_minilm():
