@@ -520,6 +520,25 @@ def test_an_error_says_that_notes_have_no_annotations(
     )
 
 
+@pytest.mark.parametrize("command", ["check", "evaluate", "corpus stats"])
+def test_an_error_says_how_to_use_a_table_whose_text_is_in_a_column_of_another_name(
+    run_cli: Callable[..., tuple[int, str, str]],
+    model: Path,
+    tmp_path: Path,
+    command: str,
+) -> None:
+    path = tmp_path / "notes.csv"
+    path.write_text("note_key,body\n1,No fever.\n", encoding="utf-8")
+    before = [model] if command == "evaluate" else []
+    code, out, err = run_cli(*command.split(), *before, path)
+    message = " ".join((out + err).split())
+    assert code
+    assert "this is a table of notes without annotations: `fednotes predict`" in message
+    assert "if its --column names the column of the text" in message
+    assert "`fednotes check`, `fednotes calibrate` and `fednotes evaluate`" in message
+    assert "cannot recognise" not in message
+
+
 def test_an_error_about_a_missing_column_lists_the_columns(
     refused: Refused, model: Path, tmp_path: Path
 ) -> None:

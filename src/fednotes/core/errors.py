@@ -3,7 +3,8 @@
     FednotesError
     ├── DataError        a corpus file cannot be read
     │   ├── LabelError        the data and the model have no label in common
-    │   └── UnknownFormatError  no format of annotated corpora matches
+    │   ├── UnknownFormatError  no format of annotated corpora matches
+    │   └── NoTextColumnError  no column of a table is known as the notes' text
     ├── ConfigError      a setting is unknown, missing or impossible
     │   └── ParameterError    invalid parameters of a function
     ├── ModelError       a model, vector file or encoder cannot be used
@@ -147,6 +148,10 @@ class UnknownFormatError(DataError):
     def __init__(self, path: Path, message: str) -> None:
         super().__init__(f"{path}: {message}")
         self.path = path
+
+
+class NoTextColumnError(DataError):
+    """No column of a table is recognised as the text of notes."""
 
 
 @contextmanager

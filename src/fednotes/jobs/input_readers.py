@@ -9,7 +9,13 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from fednotes.core.errors import ConfigError, DataError, UnknownFormatError, nearest
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    NoTextColumnError,
+    UnknownFormatError,
+    nearest,
+)
 from fednotes.core.types import Document
 from fednotes.data.encodings import encoding_of, reading_as
 from fednotes.data.formats import FORMATS, examine, guess_format, parquet
@@ -33,6 +39,10 @@ from fednotes.data.notes import (
 # Corpus formats that can also be read as tables of notes.
 _STREAMED = ("fhir", "omop")
 _TEXT_SUFFIXES = (".txt", ".text")
+
+_NEEDS_ANNOTATIONS = (
+    "`fednotes check`, `fednotes calibrate` and `fednotes evaluate` need annotated ones"
+)
 
 # Reads a source from its beginning, and collects problems with unusable data.
 Reader = Callable[[Problems], Iterable[Document]]
@@ -246,6 +256,12 @@ def explain_unknown_format(error: UnknownFormatError, encoding: str) -> DataErro
     """
     try:
         kind, _ = find_note_files(error.path, None, None, encoding_of(encoding))
+    except NoTextColumnError:
+        return DataError(
+            f"{error.path}: this is a table of notes without annotations: `fednotes "
+            "predict` finds mentions in them if its `column` names the column of the "
+            f"text, and {_NEEDS_ANNOTATIONS}"
+        )
     except DataError:
         return error
     if kind == "text" and not (error.path.is_dir() or _has_text_name(error.path)):
@@ -253,8 +269,8 @@ def explain_unknown_format(error: UnknownFormatError, encoding: str) -> DataErro
     what = "a table of notes" if kind not in ("text", "fhir") else "notes"
     return DataError(
         f"{error.path}: this is {what} without annotations: `fednotes predict` finds "
-        "mentions in them, `fednotes calibrate` and `fednotes evaluate` need annotated "
-        "ones, and `fednotes init` proposes a job that pre-trains on them"
+        f"mentions in them, {_NEEDS_ANNOTATIONS}, and `fednotes init` proposes a job "
+        "that pre-trains on them"
     )
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fednotes.core.errors import DataError
+from fednotes.core.errors import DataError, NoTextColumnError
 from fednotes.core.parsing import JsonError, parse_json
 from fednotes.core.wording import format_count, list_names
 from fednotes.data import encodings
@@ -152,7 +152,7 @@ def _unknown_table(path: Path, header: Sequence[str], column: str | None) -> Dat
     columns = describe_columns(header)
     if column is not None:
         return DataError.at(path, 1, f"there is no column {column!r}: {columns}")
-    return DataError.at(
+    return NoTextColumnError.at(
         path,
         1,
         "no column of this table is recognised as the text of notes: set `column` to "
