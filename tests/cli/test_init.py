@@ -76,7 +76,7 @@ def test_a_proposed_encoder_comes_with_a_quicker_first_try(
 ) -> None:
     monkeypatch.setattr(first_job, "has_minilm", lambda: True)
     out, _ = run("init", "notes")
-    assert "quick first try: repeat init with --encoder none --overwrite" in out
+    assert "quick first try, repeat init with --encoder none --overwrite" in out
     for options in (["--encoder", "none"], ["--method", "finetune"]):
         out, _ = run("init", "notes", "--overwrite", *options)
         assert "quick first try" not in out

@@ -146,8 +146,8 @@ def _show(first_job: FirstJob, choices: Choices) -> None:
     )
     if _can_be_lighter(first_job, choices):
         say(
-            "quick first try: repeat init with --encoder none --overwrite; a light "
-            "tagger trains in seconds, an encoder in minutes on a laptop"
+            "for a quick first try, repeat init with --encoder none --overwrite:",
+            "a light tagger trains in seconds on a laptop, an encoder in minutes",
         )
 
 
