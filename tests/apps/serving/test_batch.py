@@ -90,6 +90,8 @@ COMMA = TABLE.replace(b"note_key", b"id")
         (gzip.compress(COMMA, mtime=0), "application/gzip", "?format=csv"),
         (pyarrow.compress(COMMA, "zstd", asbytes=True), "text/csv", ""),
         (COMMA.replace(b"text", b"body"), "text/csv", "?column=body"),
+        (TABLE, "text/csv", "?id_column=note_key"),
+        (COMMA.replace(b",", b";"), "text/csv", ""),
     ],
 )
 def test_each_note_of_a_table_keeps_its_ids(

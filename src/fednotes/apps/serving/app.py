@@ -54,7 +54,7 @@ class AddRoutes(Protocol):
 _LISTED_ERRORS = 5
 # The names that a refusal may repeat.
 _FIELD_NAMES = frozenset(
-    {"body", "query", "format", "column", "encoding", "threshold"}
+    {"body", "query", "format", "column", "id_column", "encoding", "threshold"}
     | Question.model_fields.keys()
     | PatientNotes.model_fields.keys()
 )

@@ -59,12 +59,13 @@ def add_table_route(app: FastAPI, queue: ModelQueue, limits: Limits) -> None:
     from fastapi import Body, Header
     from fastapi.responses import StreamingResponse
 
-    async def predict_table(
+    async def predict_table(  # noqa: PLR0913 - the parameters of a request
         table: bytes = Body(media_type="text/csv"),
         content_type: str = Header(""),
         content_encoding: str = Header(""),
         format: TableFormat | None = None,
         column: str | None = None,
+        id_column: str | None = None,
         encoding: str = AUTO,
         threshold: Threshold = 0.0,
     ) -> Any:
@@ -80,7 +81,7 @@ def add_table_route(app: FastAPI, queue: ModelQueue, limits: Limits) -> None:
         path = Path(folder.name, f"notes{ending}")
         try:
             inputs = await asyncio.to_thread(
-                _store_table, path, table, column, encoding, limits
+                _store_table, path, table, column, id_column, encoding, limits
             )
         except (ConfigError, DataError) as error:
             folder.cleanup()
@@ -151,7 +152,12 @@ def _packing_ending(table: bytes) -> str:
 
 
 def _store_table(
-    path: Path, table: bytes, column: str | None, encoding: str, limits: Limits
+    path: Path,
+    table: bytes,
+    column: str | None,
+    id_column: str | None,
+    encoding: str,
+    limits: Limits,
 ) -> Inputs:
     """Write a table to a file, and read it once to check all of it.
 
@@ -159,6 +165,7 @@ def _store_table(
         path: The file to write.
         table: The content of the table.
         column: The column or JSON key that holds the text; recognised if None.
+        id_column: The column or JSON key of the notes' ids; recognised if None.
         encoding: The encoding of text, or "auto".
         limits: The limits on the notes.
 
@@ -168,7 +175,12 @@ def _store_table(
         Refused: One note, or all notes together, have too many characters.
     """
     path.write_bytes(table)
-    inputs = open_inputs(str(path), column=column or None, encoding=encoding)
+    inputs = open_inputs(
+        str(path),
+        column=column or None,
+        id_column=id_column or None,
+        encoding=encoding,
+    )
 
     max_characters = _UNPACKED_CHARACTERS * limits.max_bytes
     characters = 0
