@@ -6,6 +6,7 @@ import io
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -172,6 +173,11 @@ class Observed:
     training_tasks = ("train",)
 
     @staticmethod
+    def name_length_key(config: Any, measure: str) -> str:
+        del measure
+        return "epochs" if config else "rounds"
+
+    @staticmethod
     def summarise(metrics: dict[str, float]) -> dict[str, float]:
         return {"valid_f1": metrics["f1"]}
 
@@ -184,6 +190,30 @@ def test_square_brackets_in_names_of_sites_are_shown() -> None:
     bar.round(RoundResult(0, {"loss": 1.0}, 1, 0, 0, 1.0, True))
     bar.end()
     assert out.getvalue().startswith("alone/[red]ward: round 1/10  loss 1.000")
+
+
+@pytest.mark.parametrize(
+    ("epochs", "round", "rounds", "expected"),
+    [
+        (8, 127, 128, "federated: epoch 8/8, round 128/128  "),
+        (8, 16, 128, "federated: epoch 2/8, round 17/128  "),
+        (5, 0, 3, "federated: epoch 2/5, round 1/3  "),
+        (8, 0, 8, "federated: round 1/8  "),
+        (8, 0, 0, "federated: round 1/?  "),
+        (0, 0, 10, "federated: round 1/10  "),
+    ],
+)
+def test_progress_shows_the_epochs_of_a_method_that_counts_them(
+    epochs: int, round: int, rounds: int, expected: str
+) -> None:
+    out = io.StringIO()
+    bar = RichDisplay(Console(file=out, width=200))
+    method: Any = Observed()
+    config = SimpleNamespace(epochs=epochs) if epochs else None
+    bar.begin(Part("federated", (object(),), config, method=method), rounds, 5)
+    bar.round(RoundResult(round, {"loss": 1.0}, 1, 0, 0, 1.0, True))
+    bar.end()
+    assert out.getvalue().startswith(expected)
 
 
 def progress_line(sites: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -154,8 +155,7 @@ class RichDisplay(ProgressListener):
                 announced_seconds = seconds_left
         self._bar.update(self._task, completed=result.round + 1, line=line, left=left)
         if result.evaluated and not self.console.is_terminal:
-            place = f"round {result.round + 1}/{self._rounds or '?'}"
-            text = f"{self._part.name}: {place}  {line}"
+            text = f"{self._part.name}: {self._place_text(result)}  {line}"
             if left and not announced_seconds:
                 text += f"  {left}"
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -164,6 +164,17 @@ class RichDisplay(ProgressListener):
             self._announce(
                 f"the whole run: {left}", must_ask=announced_seconds > LONG_SECONDS
             )
+
+    def _place_text(self, result: RoundResult) -> str:
+        """Return the round, and the epoch if the method counts epochs."""
+        rounds = result.round + 1
+        place = f"round {rounds}/{self._rounds or '?'}"
+        epochs = self._part.epochs
+        # An epoch may have many rounds, and a round several epochs.
+        if epochs and self._rounds and epochs != self._rounds:
+            epoch = math.ceil(rounds * epochs / self._rounds)
+            place = f"epoch {epoch}/{epochs}, {place}"
+        return place
 
     def _scores_text(self, result: RoundResult) -> str:
         """Return the scores of an evaluation, by site if sites report them."""

@@ -52,6 +52,14 @@ class Part:
         """The part's folder, relative to the run's folder."""
         return f"{self.condition}/{self.site}" if self.site else self.condition
 
+    @property
+    def epochs(self) -> int:
+        """The epochs of all rounds together; 0 if the method does not count epochs."""
+        if self.method is None:
+            return 0
+        length_key = self.method.name_length_key(self.config, "valid_f1")
+        return int(self.config.epochs) if length_key == "epochs" else 0
+
 
 @dataclass(frozen=True)
 class Traffic:
