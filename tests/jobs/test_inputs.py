@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from corpus_files import write_damaged_brat
 
+import fednotes as fn
 from fednotes.core.errors import ConfigError, DataError, ParameterError
 from fednotes.core.types import Document
 from fednotes.jobs.inputs import find_source, open_inputs
@@ -41,6 +42,18 @@ def test_json_lines_with_a_key_text_keep_their_mentions(tmp_path: Path) -> None:
 def test_json_lines_with_another_key_are_a_table_of_notes(tmp_path: Path) -> None:
     path = write_json_lines(tmp_path / "a.jsonl", {"id": "7", "note": "Took aspirin."})
     assert texts_of(path, column="note") == ["Took aspirin."]
+
+
+def test_read_takes_ids_from_the_column_or_key_that_the_user_names(
+    tmp_path: Path,
+) -> None:
+    table = tmp_path / "notes.csv"
+    table.write_text("key,text\nA1,Took aspirin.\n", encoding="utf-8")
+    records = tmp_path / "notes.jsonl"
+    records.write_text('{"key": "A1", "text": "Took aspirin."}\n', encoding="utf-8")
+    for path in (table, records):
+        (note,) = fn.read(path, id_column="key")
+        assert note.id == "A1"
 
 
 def test_a_table_is_read_note_by_note_with_ids_and_metadata(tmp_path: Path) -> None:
