@@ -56,6 +56,7 @@ OWN_FILES = {
     "apps/tracking/tensorboard.py:add_files": _TEMPORARY,
     "apps/ui/review.py:export": _TEMPORARY,
     "cli/app.py:main": "the null device",
+    "core/errors.py:_read_install_record": "a file of the installation",
     "core/parsing.py:open_regular": "it checks what it has opened",
     "core/parsing.py:shipped": _SHIPPED,
     "core/tensors.py:fill": _TEMPORARY,
