@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -53,6 +54,21 @@ def browser(root: str) -> Iterator[Browser]:
         yield opened
 
 
+def wait_for_scheme(browser: Browser, scheme: str) -> str:
+    """Return the page's colour scheme, which its script sets some time after it loads.
+
+    Args:
+        browser: The browser.
+        scheme: The scheme to wait for.
+    """
+    end = time.monotonic() + 10
+    while True:
+        current = browser.run("return document.body.dataset.mdColorScheme")
+        if current == scheme or time.monotonic() > end:
+            return str(current)
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_axe_finds_only_minor_problems(browser: Browser, root: str, dark: bool) -> None:
     if not AXE.is_file():
@@ -61,8 +77,8 @@ def test_axe_finds_only_minor_problems(browser: Browser, root: str, dark: bool) 
     browser.run("localStorage.clear()")  # the theme remembers the colours of before
     browser.dark(dark)
     browser.go(f"{root}/index.html")
-    scheme = browser.run("return document.body.dataset.mdColorScheme")
-    assert scheme == ("slate" if dark else "default")
+    scheme = "slate" if dark else "default"
+    assert wait_for_scheme(browser, scheme) == scheme
     problems = {}
     for path in PAGES:
         browser.go(f"{root}/{path}")
