@@ -40,15 +40,7 @@ from scratch import scratch
 ONE_BY_ONE = 300  # test sentences that are read one at a time
 LIGHT = {
     "method": "fedner",
-    "model": {
-        "tagger": "cnn-clstm-crf",
-        "hashed_words": 2048,
-        "word_dim": 32,
-        "char_dim": 24,
-        "char_filters": 64,
-        "cnn_filters": 96,
-        "lstm_units": 64,
-    },
+    "model": fn.job("demo").table["model"],
     "training": {"learning_rate": 0.004, "epochs": 15},
 }
 ENCODER = {"method": "finetune", "training": {"cycles": 8}}

@@ -35,15 +35,7 @@ JOB = {
     "seed": 1,
     "conditions": ["federated"],
     "synthetic": {"sites": 2, "sentences": 300},
-    "model": {
-        "tagger": "cnn-clstm-crf",
-        "hashed_words": 2048,
-        "word_dim": 32,
-        "char_dim": 24,
-        "char_filters": 64,
-        "cnn_filters": 96,
-        "lstm_units": 64,
-    },
+    "model": fn.job("demo").table["model"],
     "training": {"learning_rate": 0.004, "epochs": 4, "patience": 4},
 }
 
