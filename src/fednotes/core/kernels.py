@@ -103,21 +103,11 @@ class KernelByType:
     Most programs call only one of them, and compiling takes seconds.
 
     Args:
-        function: The Python function.
-        signatures: The numba signature for each type of the first argument.
-        options: Options of `numba.njit`.
+        kernels: The kernel for each type of the first argument.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        signatures: Mapping[np.dtype[Any], str],
-        **options: Any,
-    ) -> None:
-        self._kernels = {
-            dtype: Kernel(function, [signature], **options)
-            for dtype, signature in signatures.items()
-        }
+    def __init__(self, kernels: Mapping[np.dtype[Any], Kernel]) -> None:
+        self._kernels = kernels
 
     def compile(self) -> None:
         """Compile or load the function for both types."""
@@ -138,12 +128,13 @@ def kernel_by_type(
         single: numba signature of the argument types whose first is a float32 array.
         double: The same with a float64 array.
     """
-    signatures: dict[np.dtype[Any], str] = {
-        np.dtype(np.float32): single,
-        np.dtype(np.float64): double,
+    decorators: dict[np.dtype[Any], Callable[[Callable[..., Any]], Kernel]] = {
+        np.dtype(np.float32): kernel(single),
+        np.dtype(np.float64): kernel(double),
     }
-    options = {**_OPTIONS, "fastmath": {"contract"}}
-    return lambda function: KernelByType(function, signatures, **options)
+    return lambda function: KernelByType(
+        {dtype: decorate(function) for dtype, decorate in decorators.items()}
+    )
 
 
 BLOCK = 2**15  # elements per block, so that a block stays in the cache
