@@ -95,7 +95,8 @@ def measure(model: Path, notes: Path, out: Path, workers: int) -> Run:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     start = time.perf_counter()
     process = subprocess.Popen([*command, *options], env=environment)
-    command_mib = worker_mib = 0.0
+    command_mib = 0.0
+    worker_mib = 0.0
     while process.poll() is None:
         command_mib = max(command_mib, read_peak(process.pid))
         peaks = [read_peak(worker) for worker in find_workers(process.pid)]

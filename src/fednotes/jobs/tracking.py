@@ -117,8 +117,8 @@ class _Guarded(ProgressListener):
             event(self._tracker)
         except Exception as error:
             self._tracker = None
-            said = hide_passwords(str(error) or type(error).__name__)
-            reason = one_line(said, _MAX_MESSAGE)
+            text = hide_passwords(str(error) or type(error).__name__)
+            reason = one_line(text, _MAX_MESSAGE)
             self._warn(
                 f"{self._name} failed, and no longer tracks this run ({reason}); to "
                 f"track it afterwards: fednotes export {self._name}"

@@ -224,12 +224,12 @@ class PredictionWorkers:
         """
         unread = _ReadAhead(windows)
         under_way: deque[_SentWindow] = deque()
-        most = len(self._workers) * _WINDOWS_UNDER_WAY
+        limit = len(self._workers) * _WINDOWS_UNDER_WAY
         with DefaultSelector() as selector:
             for worker in self._workers:
                 selector.register(worker.process, EVENT_READ, worker)
             while True:
-                self._send_windows(unread, under_way, most, threshold)
+                self._send_windows(unread, under_way, limit, threshold)
                 if not under_way:
                     break
                 if under_way[0].spans is not None:
@@ -243,7 +243,7 @@ class PredictionWorkers:
         self,
         unread: _ReadAhead,
         under_way: deque[_SentWindow],
-        most: int,
+        limit: int,
         threshold: float,
     ) -> None:
         """Send windows to the workers that have fewest, until all have enough.
@@ -251,10 +251,10 @@ class PredictionWorkers:
         Args:
             unread: The windows of the input.
             under_way: The windows that were sent and are not yielded; grows.
-            most: The largest number of them.
+            limit: The largest number of them.
             threshold: Spans of a lower confidence are left out.
         """
-        while len(under_way) < most:
+        while len(under_way) < limit:
             worker = min(self._workers, key=lambda each: len(each.windows))
             if len(worker.windows) >= _WINDOWS_OF_WORKER:
                 return
