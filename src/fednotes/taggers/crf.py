@@ -362,7 +362,8 @@ class CRF(nn.Module):
                 f"{len(emissions)} sentences but lengths of {tuple(lengths.shape)}"
             )
         sizes = lengths.tolist() or [1]
-        shortest, longest = min(sizes), max(sizes)
+        shortest = min(sizes)
+        longest = max(sizes)
         if shortest < 1 or longest > emissions.shape[1]:
             raise ModelError(
                 f"sentence lengths {shortest} to {longest} do not match emissions of "
@@ -459,7 +460,8 @@ class _Loss(torch.autograd.Function):
                 problem.path,
                 with_counts=problem.needs_gradient,
             )
-            losses, gradients = [loss], [unary, pairs]
+            losses = [loss]
+            gradients = [unary, pairs]
 
         ctx.save_for_backward(problem.lengths, *gradients)
         ctx.ops = problem.ops
@@ -476,7 +478,8 @@ class _Loss(torch.autograd.Function):
         for number, weight in enumerate(weights):
             if weight is None:
                 continue
-            unary, pairs = gradients[2 * number], gradients[2 * number + 1]
+            unary = gradients[2 * number]
+            pairs = gradients[2 * number + 1]
             part = ctx.ops.weigh(unary, pairs, lengths, weight)
             if total:
                 total = [a + b for a, b in zip(total, part, strict=True)]
@@ -498,7 +501,8 @@ def _nested_losses(problem: _LossProblem) -> tuple[list[Tensor], list[Tensor]]:
         The losses; for each of them, the gradients of emissions and of transitions.
     """
     ops, x, lengths = problem.ops, problem.emissions, problem.lengths
-    scores, with_counts = problem.scores, problem.needs_gradient
+    scores = problem.scores
+    with_counts = problem.needs_gradient
     losses: list[Tensor] = []
     gradients: list[Tensor] = []
 
@@ -520,7 +524,8 @@ def _nested_losses(problem: _LossProblem) -> tuple[list[Tensor], list[Tensor]]:
             )
             # [tagsets crf eq 8]
             gradients += [unary - inner_unary, pairs - inner_pairs]
-            unary, pairs = inner_unary, inner_pairs
+            unary = inner_unary
+            pairs = inner_pairs
         else:
             inner = _path_score(ops, x, lengths, scores, target)
             if with_counts:

@@ -376,7 +376,8 @@ def _exp_scores(scores, out):
 
     Returns the maximum, and whether no product can underflow.
     """
-    top, safe = -np.inf, True
+    top = -np.inf
+    safe = True
     for i in range(scores.shape[0]):
         for j in range(scores.shape[1]):
             top = max(top, scores[i, j])
@@ -395,8 +396,10 @@ def _set_factors(emissions, begins, shortest, longest, ends, factors, shifts):
 
     shifts is set to Σ maximum_t.
     """
-    tags, numbers = emissions.shape[2], emissions.reshape(emissions.size)
-    end, shift = _load(ends, 0, 0), _spread(0.0)
+    tags = emissions.shape[2]
+    numbers = emissions.reshape(emissions.size)
+    end = _load(ends, 0, 0)
+    shift = _spread(0.0)
     for t in range(longest):
         position = _spread(float(t))
         top = _gather(numbers, begins, t * tags)
@@ -465,8 +468,10 @@ def _forward(  # noqa: PLR0913 - the arrays of a compiled kernel
 
     exponents is set to Σ n over the scales 2**-n, smallest to the smallest message.
     """
-    tags, end = matrix.shape[0], _load(ends, 0, 0)
-    exponent, least = _spread(0.0), _spread(1.0)
+    tags = matrix.shape[0]
+    end = _load(ends, 0, 0)
+    exponent = _spread(0.0)
+    least = _spread(1.0)
     for t in range(longest):
         if t == 0:
             for j in range(tags):
@@ -495,8 +500,10 @@ def _backward(  # noqa: PLR0913 - the arrays of a compiled kernel
     position.
     """
     posteriors = unary.reshape(unary.size)
-    tags, end = matrix_t.shape[0], _load(ends, 0, 0)
-    after, least = factors, _spread(1.0)
+    tags = matrix_t.shape[0]
+    end = _load(ends, 0, 0)
+    after = factors
+    least = _spread(1.0)
     for j in range(tags):
         _store(after, longest, j, _spread(0.0))
     for t in range(longest - 1, -1, -1):
@@ -504,7 +511,8 @@ def _backward(  # noqa: PLR0913 - the arrays of a compiled kernel
         _multiply(after, t + 1, matrix_t, beta, 0)
         if t >= shortest - 1:
             for j in range(tags):
-                arriving, ending = _load(beta, 0, j), _spread_element(last, 0, j)
+                arriving = _load(beta, 0, j)
+                ending = _spread_element(last, 0, j)
                 _store(beta, 0, j, _where_equal(end, position, ending, arriving))
         for j in range(tags):
             _store(after, t, j, _load(beta, 0, j) * _load(factors, t, j))
@@ -563,8 +571,10 @@ def _count_pairs(longest, alpha, after, sums):
             _store(after, t, i, _spread(0.0))
     for t in range(0, longest - 1, 4):
         for i in range(tags):
-            a, b = _load(alpha, t, i), _load(alpha, t + 1, i)
-            c, d = _load(alpha, t + 2, i), _load(alpha, t + 3, i)
+            a = _load(alpha, t, i)
+            b = _load(alpha, t + 1, i)
+            c = _load(alpha, t + 2, i)
+            d = _load(alpha, t + 3, i)
             for j in range(tags):
                 early = a * _load(after, t + 1, j) + b * _load(after, t + 2, j)
                 late = c * _load(after, t + 3, j) + d * _load(after, t + 4, j)
@@ -574,7 +584,8 @@ def _count_pairs(longest, alpha, after, sums):
 @part
 def _write_pairs(sums, matrix, sentences, pairs):
     """Set pairs[n] to the expected transitions of the sentence n of each lane."""
-    tags, counts = matrix.shape[0], pairs.reshape(pairs.size)
+    tags = matrix.shape[0]
+    counts = pairs.reshape(pairs.size)
     begins = to_fixed_tuple(sentences * (tags * tags), LANES)
     for i in range(tags):
         for j in range(tags):
@@ -624,8 +635,10 @@ def partition_scaled(  # noqa: PLR0913 - the arrays of a compiled kernel
     """
     batch, tokens, tags = emissions.shape
     columns = (tags + 3) // 4 * 4
-    first, last = np.zeros((1, columns)), np.zeros((1, columns))
-    matrix, matrix_t = np.zeros((tags, columns)), np.zeros((tags, columns))
+    first = np.zeros((1, columns))
+    last = np.zeros((1, columns))
+    matrix = np.zeros((tags, columns))
+    matrix_t = np.zeros((tags, columns))
     top_start, safe_start = _exp_scores(start, first)
     top_end, safe_end = _exp_scores(end, last)
     top, safe = _exp_scores(transitions, matrix)
@@ -637,20 +650,26 @@ def partition_scaled(  # noqa: PLR0913 - the arrays of a compiled kernel
             matrix_t[j, i] = matrix[i, j]
 
     order = _order_by_length(lengths, tokens)
-    factors, alpha = _aligned(tokens + 4, columns), _aligned(tokens + 4, columns)
-    beta, sums = _aligned(1, columns), _aligned(tags, tags)
+    factors = _aligned(tokens + 4, columns)
+    alpha = _aligned(tokens + 4, columns)
+    beta = _aligned(1, columns)
+    sums = _aligned(tags, tags)
     ends, shifts, exponents = _aligned(1, 1), _aligned(1, 1), _aligned(1, 1)
-    least_alpha, least_after = _aligned(1, 1), _aligned(1, 1)
-    sentences, sizes = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
+    least_alpha = _aligned(1, 1)
+    least_after = _aligned(1, 1)
+    sentences = np.empty(LANES, np.int64)
+    sizes = np.empty(LANES, np.int64)
     unfit = 0
     for begin in range(0, batch, LANES):
         members = _choose_group(order, begin, lengths, sentences, sizes, ends)
-        shortest, longest = sizes[0], sizes[members - 1]
+        shortest = sizes[0]
+        longest = sizes[members - 1]
         begins = to_fixed_tuple(sentences * (tokens * tags), LANES)
         _set_factors(emissions, begins, shortest, longest, ends, factors, shifts)
         _forward(longest, first, matrix, factors, alpha, ends, exponents, least_alpha)
         for lane in range(members):
-            n, length = sentences[lane], sizes[lane]
+            n = sentences[lane]
+            length = sizes[lane]
             total = _last_sum(alpha, last, length - 1, lane, tags)
             fits[n] = total > 0.0 and least_alpha[0, 0, lane] >= _SMALLEST_MESSAGE
             log_z[n] = math.log(total) + exponents[0, 0, lane] * _LN2
@@ -685,12 +704,15 @@ def _find_best_scores(  # noqa: PLR0913 - the arrays of a compiled kernel
     Of equal scores, the lower tag wins. broken is set to 1 for sentences with an
     emission that is NaN or +inf, and to 0 for others.
     """
-    tags, numbers = emissions.shape[2], emissions.reshape(emissions.size)
-    end, flags = _load(ends, 0, 0), _spread(0.0)
+    tags = emissions.shape[2]
+    numbers = emissions.reshape(emissions.size)
+    end = _load(ends, 0, 0)
+    flags = _spread(0.0)
     for t in range(longest):
         position = _spread(float(t))
         for j in range(tags):
-            top, tag = _spread_element(start, 0, j), _spread(0.0)
+            top = _spread_element(start, 0, j)
+            tag = _spread(0.0)
             if t > 0:
                 top = _spread(-np.inf)
                 for i in range(tags):
@@ -711,11 +733,13 @@ def _trace_back(scores, before, end, lane, last, best):
 
     Returns whether any sequence is allowed.
     """
-    tag, top = 0, -np.inf
+    tag = 0
+    top = -np.inf
     for i in range(end.shape[1]):
         score = scores[last, i, lane] + end[0, i]
         if score > top:
-            tag, top = i, score
+            tag = i
+            top = score
     best[last + 1 :] = 0
     best[last] = tag
     for t in range(last, 0, -1):
@@ -736,9 +760,12 @@ def find_best_tags(emissions, lengths, start, transitions, end, best):
     """
     batch, tokens, tags = emissions.shape
     order = _order_by_length(lengths, tokens)
-    scores, before = _aligned(tokens, tags), _aligned(tokens, tags)
-    ends, broken = _aligned(1, 1), _aligned(1, 1)
-    sentences, sizes = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
+    scores = _aligned(tokens, tags)
+    before = _aligned(tokens, tags)
+    ends = _aligned(1, 1)
+    broken = _aligned(1, 1)
+    sentences = np.empty(LANES, np.int64)
+    sizes = np.empty(LANES, np.int64)
     failed = batch
     for begin in range(0, batch, LANES):
         members = _choose_group(order, begin, lengths, sentences, sizes, ends)
@@ -748,7 +775,8 @@ def find_best_tags(emissions, lengths, start, transitions, end, best):
             before, broken,
         )  # fmt: skip
         for lane in range(members):
-            n, last = sentences[lane], sizes[lane] - 1
+            n = sentences[lane]
+            last = sizes[lane] - 1
             is_allowed = _trace_back(scores, before, end, lane, last, best[n])
             if broken[0, 0, lane] > 0.0 or not is_allowed:
                 failed = min(failed, n)
