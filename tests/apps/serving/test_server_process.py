@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import resource
 import signal
 import socket
 import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from http.client import HTTPResponse
 from ipaddress import ip_address
 from pathlib import Path
 from subprocess import Popen
@@ -73,31 +74,35 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def test_pending_requests_are_answered_before_the_server_ends(
     place: Place, model: Path
 ) -> None:
+    """A request of which half was sent holds the only place until the rest arrives."""
     served = Process(place, model, "--max-requests", "1")
-    texts, answers = [" ".join(WORDS * 50)] * 64, []
-
-    def ask() -> None:
-        answers.append(
-            httpx2.post(f"{served.address}/predict", json={"texts": texts}, timeout=120)
-        )
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    until(lambda: "under_way 1.0" in httpx2.get(f"{served.address}/metrics").text, 20)
-    more = httpx2.post(f"{served.address}/predict", json={"texts": texts})
-    assert more.status_code == 429
-    assert served.end() == (130, "stopped\n")
-    asking.join(60)
-    assert answers[0].status_code == 200
-    assert len(answers[0].json()["results"]) == 64
+    address = _host_and_port(served)
+    body = json.dumps({"texts": WORDS}).encode()
+    head = (
+        "POST /predict HTTP/1.1\r\nHost: localhost\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection(address, timeout=60) as line:
+        line.sendall(head.encode() + body[:9])
+        until(lambda: "under_way 1.0" in httpx2.get(f"{served.address}/metrics").text)
+        more = httpx2.post(f"{served.address}/predict", json={"texts": WORDS})
+        assert more.status_code == 429
+        served.process.send_signal(signal.SIGINT)
+        until(lambda: not _accepts(address))
+        line.sendall(body[9:])
+        answer = HTTPResponse(line)
+        answer.begin()
+        assert answer.status == 200
+        assert len(json.loads(answer.read())["results"]) == len(WORDS)
+    assert served.process.communicate(timeout=60)[0] == "stopped\n"
+    assert served.process.returncode == 130
 
 
 def test_an_endless_body_is_cut_off(place: Place, model: Path) -> None:
     """By a socket of ours: it is answered, and closed, long before what we would send."""
     served = Process(place, model, "--max-bytes", "100000")
-    host, port = served.address.removeprefix("http://").split(":")
     head = "POST /predict HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with socket.create_connection((host, int(port)), timeout=30) as line:
+    with socket.create_connection(_host_and_port(served), timeout=30) as line:
         line.sendall(head.encode())
         with pytest.raises(OSError, match=r"reset|[Bb]roken"):
             _pour(line)
@@ -116,10 +121,8 @@ def test_silent_connections_stop_no_other_connection(place: Place, model: Path) 
         served = Process(place, model)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    host, port = served.address.removeprefix("http://").split(":")
-    lines = [
-        socket.create_connection((host, int(port)), timeout=30) for _ in range(150)
-    ]
+    address = _host_and_port(served)
+    lines = [socket.create_connection(address, timeout=30) for _ in range(150)]
     try:
         for line in lines:
             with suppress(OSError):
@@ -244,6 +247,20 @@ def test_a_port_in_use_is_reported(place: Place, model: Path) -> None:
         )
     assert message.startswith("error: 127.0.0.1:")
     assert message.count("\n") == 1
+
+
+def _host_and_port(served: Process) -> tuple[str, int]:
+    host, port = served.address.removeprefix("http://").split(":")
+    return host, int(port)
+
+
+def _accepts(address: tuple[str, int]) -> bool:
+    """Whether something listens at an address."""
+    try:
+        socket.create_connection(address, timeout=30).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 def _pour(line: socket.socket) -> None:
