@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import socket
@@ -30,6 +31,19 @@ def hostile(bert: Path, tmp_path: Path) -> Path:
 
 def replace_letter(times: int) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * times}
+
+
+def character_table(replacement: bytes, index_bytes: int = 4) -> dict[str, Any]:
+    """Return a normalizer of SentencePiece with a table of one replacement."""
+    table = index_bytes.to_bytes(4, "little") + bytes(index_bytes) + replacement
+    text = base64.b64encode(table + b"\0").decode()
+    return {"type": "Precompiled", "precompiled_charsmap": text}
+
+
+def use_all_rules(directory: Path) -> None:
+    """Have the whole tokenizer.json read; the class of BERT ignores its normalizer."""
+    file = directory / "tokenizer_config.json"
+    change_json(file, tokenizer_class="PreTrainedTokenizerFast")
 
 
 def test_a_model_named_by_a_configuration_is_not_fetched(
@@ -84,6 +98,35 @@ def test_a_tokenizer_that_makes_texts_endless_is_refused(
         open_tokenizer(hostile)
 
 
+def test_a_table_of_characters_that_makes_texts_endless_is_refused(
+    hostile: Path,
+) -> None:
+    """A table of 100 KB made a note of 1,000 letters take 3 GB."""
+    table = character_table(b"X" * 100_000)
+    change_json(hostile / "tokenizer.json", normalizer=table)
+    with pytest.raises(ModelError, match="a text 100,000 times as long"):
+        open_tokenizer(hostile)
+
+
+def test_a_table_of_characters_of_a_false_size_is_refused(hostile: Path) -> None:
+    """The library would allocate the memory for an index of 4 GB."""
+    table = {"type": "Precompiled", "precompiled_charsmap": "/////w=="}
+    change_json(hostile / "tokenizer.json", normalizer=table)
+    with pytest.raises(ModelError, match="its table of characters is damaged"):
+        open_tokenizer(hostile)
+
+
+def test_the_rules_of_the_tokenizer_that_is_opened_are_checked(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library can make a tokenizer of other files than tokenizer.json."""
+    change_json(hostile / "tokenizer.json", normalizer=replace_letter(10_000))
+    use_all_rules(hostile)
+    monkeypatch.setattr(pretrained, "_read_steps", lambda _: ())
+    with pytest.raises(ModelError, match="a text 10,000 times as long"):
+        open_tokenizer(hostile)
+
+
 @pytest.mark.parametrize("limit", ["", {}, float("inf"), float("nan"), -1, 0])
 def test_a_length_that_is_not_a_valid_number_is_refused(
     hostile: Path, limit: object
@@ -115,6 +158,46 @@ def test_a_link_that_leads_out_of_the_directory_is_refused(
     (hostile / name).symlink_to(tmp_path / "id_rsa")
     with pytest.raises(ModelError, match=f"{name}: a link that leads out"):
         open_pretrained(hostile, "AutoModel")
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("key", ["vocab", "init_inputs", "vocab_file"])
+def test_settings_that_name_a_file_elsewhere_are_refused(
+    hostile: Path, tmp_path: Path, file: str, key: str
+) -> None:
+    """A BERT without a tokenizer.json took the lines of this file as its vocabulary."""
+    secret = tmp_path / "id_rsa"
+    secret.write_text("private\n")
+    (hostile / "tokenizer.json").unlink()
+    value = [str(secret)] if key == "init_inputs" else str(secret)
+    settings = {"tokenizer_class": "BertTokenizer", key: value}
+    (hostile / file).write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match=f"{file}: {key} can name another file"):
+        open_tokenizer(hostile)
+
+
+def test_a_version_of_the_tokenizer_in_another_file_is_refused(hostile: Path) -> None:
+    """Its rules would not be those that are checked."""
+    change_json(
+        hostile / "tokenizer_config.json",
+        fast_tokenizer_files=["tokenizer.json", "../tokenizer.4.json"],
+    )
+    with pytest.raises(ModelError, match="fast_tokenizer_files can name another file"):
+        open_tokenizer(hostile)
+
+
+def test_paths_of_the_machine_where_a_tokenizer_was_saved_are_accepted(
+    hostile: Path,
+) -> None:
+    change_json(
+        hostile / "tokenizer_config.json",
+        special_tokens_map_file="/home/author/.cache/special_tokens_map.json",
+        vocab_file=str(hostile / "config.json"),
+        vocab={"a": 0},  # of a tokenizer that was made in memory
+        init_inputs=[],
+        fast_tokenizer_files=["tokenizer.json"],
+    )
+    assert open_tokenizer(hostile).is_fast
 
 
 def test_links_within_the_hugging_face_cache_are_followed(
@@ -203,8 +286,15 @@ def test_gradient_checkpointing_of_an_earlier_training_is_dropped(
 def test_a_tokenizer_that_makes_its_library_panic_is_refused_in_one_line(
     hostile: Path,
 ) -> None:
-    table = {"type": "Precompiled", "precompiled_charsmap": "/////w==" * 100}
-    change_json(hostile / "tokenizer.json", normalizer=table)
+    """Its index of characters is empty, and an added token is looked up in it."""
+    file = hostile / "tokenizer.json"
+    token = json.loads(file.read_text("utf-8"))["added_tokens"][0]
+    change_json(
+        file,
+        normalizer=character_table(b"y", index_bytes=1),
+        added_tokens=[token | {"normalized": True}],
+    )
+    use_all_rules(hostile)
     with pytest.raises(ModelError, match="cannot be loaded"):
         open_tokenizer(hostile)
 

@@ -7,6 +7,7 @@ the same clear error everywhere.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
@@ -36,6 +37,7 @@ from fednotes.core.allocation import (
 from fednotes.core.errors import ConfigError, MissingExtra, ModelError, needs, readable
 from fednotes.core.parsing import (
     NotAFile,
+    is_within,
     open_regular,
     read_json,
     require_regular_files,
@@ -46,11 +48,17 @@ FINGERPRINTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.hdf5")
 # The errors raised by running a model that is not a text encoder.
 NO_ENCODER = (TypeError, ValueError, AttributeError, RuntimeError, IndexError)
 Stamp = tuple[tuple[str, int, int], ...]
-# The factor by which a tokenizer may lengthen a text; published ones reach 3.
+# The factor by which a tokenizer may lengthen a text; published ones reach 18.
 MAX_GROWTH = 1000
+# The files whose settings a tokenizer's class receives as its arguments.
+SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+# Settings that can be the path of a file with a tokenizer's content, which is otherwise
+# in files of fixed names.
+PATH_SETTINGS = ("vocab", "merges", "gguf_file")
 MAX_LABELS = 100_000
 MAX_HEADER_BYTES = 2**24  # of a safetensors file: 800 bytes for each tensor
 _LENGTH_BYTES = 8  # of the length of the header, at its beginning
+_SIZE_BYTES = 4  # of the size of the index in a table of characters, at its beginning
 
 # Keeps `from_pretrained` from looking for the directory's files on a server and from
 # running its code. `_offline` keeps it from fetching other models.
@@ -455,31 +463,85 @@ def _offline() -> Iterator[None]:
                 constants.HF_HUB_OFFLINE = before
 
 
-def _require_bounded_text(directory: Path) -> None:
+def _require_own_files(directory: Path) -> None:
+    """Refuse settings with which a tokenizer is read from other files of this machine.
+
+    As with links, its content would become a part of each model that is trained from
+    the directory.
+
+    Raises:
+        ModelError: A setting names a file, or could do so.
+    """
+    for name in SETTINGS_FILES:
+        file = directory / name
+        content = read_json(file, strict=False) if file.exists() else {}
+        if not isinstance(content, Mapping):
+            raise ModelError(f"{file}: not settings: copy the directory again")
+        other_versions = content.get("fast_tokenizer_files") or []
+        names = [key for key in PATH_SETTINGS if isinstance(content.get(key), str)]
+        names += [
+            key
+            for key, value in content.items()
+            if key.endswith("_file") and _is_elsewhere(value, directory)
+        ]
+        if content.get("init_inputs"):  # arguments without a name, such as `vocab`
+            names.append("init_inputs")
+        if set(other_versions) - {"tokenizer.json"}:
+            names.append("fast_tokenizer_files")
+        if names:
+            raise ModelError(
+                f"{file}: {names[0]} can name another file of this machine, whose "
+                "content would become a part of your model: delete this key, and put "
+                "the model's tokenizer.json into the directory"
+            )
+
+
+def _is_elsewhere(name: Any, directory: Path) -> bool:
+    """Return whether a setting names a file that exists outside of a directory.
+
+    Settings often keep the paths that files had on the machine of their author.
+    """
+    if not isinstance(name, str) or not os.path.lexists(name):
+        return False
+    return not is_within(Path(name), [directory])
+
+
+def _require_bounded_text(where: Path, *steps: Any) -> None:
     """Refuse a tokenizer that could make a short text arbitrarily long.
 
     Each rule that replaces a character by n characters makes a text up to n times as
     long as after the previous rule.
 
+    Args:
+        where: The tokenizer, for messages.
+        steps: Its normalizer and its pre-tokenizer, as in tokenizer.json.
+
     Raises:
-        ModelError: The rules of tokenizer.json could make a text more than `MAX_GROWTH`
-            times as long.
+        ModelError: The rules could make a text more than `MAX_GROWTH` times as long.
     """
-    file = directory / "tokenizer.json"
-    if not file.exists():
-        return
+    rules = chain.from_iterable(map(_rules, steps))
+    growth = math.prod(max(1, _longest_replacement(where, rule)) for rule in rules)
+    if growth > MAX_GROWTH:
+        raise ModelError(
+            f"{where}: its normalizer could make a text {growth:,} times as long: the "
+            "tokenizer is damaged or was tampered with; copy the directory again"
+        )
+
+
+def _read_steps(file: Path) -> tuple[Any, Any]:
+    """Return the normalizer and the pre-tokenizer in a tokenizer.json."""
     # The vocabularies and merges of some models have millions of values.
     content = read_json(file, most_values=bounds.FILE, strict=False)
     if not isinstance(content, Mapping):
         raise ModelError(f"{file}: not a tokenizer: copy the directory again")
-    steps = (content.get("normalizer"), content.get("pre_tokenizer"))
-    rules = chain.from_iterable(map(_rules, steps))
-    growth = math.prod(max(1, _longest_replacement(rule)) for rule in rules)
-    if growth > MAX_GROWTH:
-        raise ModelError(
-            f"{file}: its normalizer could make a text {growth:,} times as long: the "
-            "tokenizer is damaged or was tampered with; copy the directory again"
-        )
+    return content.get("normalizer"), content.get("pre_tokenizer")
+
+
+def _list_steps(tokenizer: Any) -> list[Any]:
+    """Return the normalizer and the pre-tokenizer of an open tokenizer."""
+    backend = tokenizer.backend_tokenizer
+    steps = filter(None, (backend.normalizer, backend.pre_tokenizer))
+    return [json.loads(step.__getstate__()) for step in steps]
 
 
 def _rules(step: Any) -> Iterator[Mapping[str, Any]]:
@@ -493,14 +555,41 @@ def _rules(step: Any) -> Iterator[Mapping[str, Any]]:
         yield from _rules(part)
 
 
-def _longest_replacement(rule: Mapping[str, Any]) -> int:
+def _longest_replacement(where: Path, rule: Mapping[str, Any]) -> int:
     """Return the maximum number of characters by which a rule replaces one."""
-    texts = (rule.get(key) for key in ("content", "replacement", "prepend"))
+    texts = [rule.get(key) for key in ("content", "replacement", "prepend")]
+    charsmap = rule.get("precompiled_charsmap")
+    if isinstance(charsmap, str):
+        texts += _list_replacements(where, charsmap)
     return max((len(text) for text in texts if isinstance(text, str)), default=1)
 
 
+def _list_replacements(where: Path, charsmap: str) -> list[str]:
+    """Return the replacements in a table of characters of SentencePiece.
+
+    The table begins with the size of an index, in four bytes. After the index, the
+    replacements follow, each with a byte 0 at its end.
+
+    Raises:
+        ModelError: The table is shorter than its size says; the library would allocate
+            that much memory.
+    """
+    table = base64.b64decode(charsmap)
+    start = _SIZE_BYTES + int.from_bytes(table[:_SIZE_BYTES], "little")
+    if not _SIZE_BYTES < start <= len(table):
+        raise ModelError(
+            f"{where}: its table of characters is damaged or was tampered with; copy "
+            "the directory again"
+        )
+    parts = table[start:].split(b"\0")
+    return [part.decode("utf-8", "replace") for part in parts]
+
+
 def _tokenizer(directory: Path) -> Any:
-    _require_bounded_text(directory)
+    _require_own_files(directory)
+    file = directory / "tokenizer.json"
+    if file.exists():
+        _require_bounded_text(file, *_read_steps(file))
     tokenizer = _class("AutoTokenizer").from_pretrained(directory, **_LOCAL)
     limit = tokenizer.model_max_length
     if not isinstance(limit, int | float) or not 1 <= limit < math.inf:
@@ -510,6 +599,8 @@ def _tokenizer(directory: Path) -> Any:
         )
     if not tokenizer.is_fast:
         raise ModelError(f"{directory}: needs a fast tokeniser (tokenizer.json)")
+    # Without a tokenizer.json, the library makes one, as from a file of SentencePiece.
+    _require_bounded_text(directory, *_list_steps(tokenizer))
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):
         # If its files are missing, the library creates one with only special tokens.
         raise ModelError(
