@@ -7,12 +7,16 @@ functions import what they need when they are called.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fednotes.core.errors import FednotesError
 
 Completer = Callable[[str], list[str]]
+# Values that every shell reads as one word. Bash inserts values as they are, and zsh
+# evaluates them, so the name of a stranger's file could be run as a command.
+_PLAIN_WORD = re.compile(r"[\w./][\w./+@%,-]*")
 
 
 def complete_from(list_values: Callable[[], Iterable[str]]) -> Completer:
@@ -23,7 +27,11 @@ def complete_from(list_values: Callable[[], Iterable[str]]) -> Completer:
             values = list_values()
         except FednotesError:  # of a package that cannot be imported
             return []
-        return [value for value in values if value.startswith(incomplete)]
+        return [
+            value
+            for value in values
+            if value.startswith(incomplete) and _PLAIN_WORD.fullmatch(value)
+        ]
 
     return complete
 
