@@ -13,6 +13,7 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.data import encodings
 from fednotes.data.formats import examine, read
 from fednotes.data.notes import read_notes
+from fednotes.jobs.inputs import open_inputs
 from fednotes.jobs.job_file import parse_job
 
 TEXT = "Frau Müller nimmt Aspirin – täglich 😀.\n"
@@ -73,6 +74,22 @@ def test_utf_16_without_a_mark_is_refused_unless_its_encoding_is_named(
         assert "Frau" not in str(caught.value)
     assert read(path, encoding=encoding)[0].text == TEXT
     assert [note.text for note in read_notes(path, encoding=encoding)] == [TEXT]
+
+
+@pytest.mark.parametrize("name", ["utf-16", "UTF32"])
+def test_an_encoding_without_a_byte_order_is_that_of_most_machines(
+    tmp_path: Path, name: str
+) -> None:
+    """Tables of notes ended with a traceback, and other files were read."""
+    path = tmp_path / "a.csv"
+    table = f'id,text\n1,"{TEXT}"\n'
+    path.write_bytes(table.encode(encodings.encoding_of(name)))
+    tables = (open_inputs(str(path), encoding=name), read_notes(path, encoding=name))
+    for notes in tables:
+        assert [note.text for note in notes] == [TEXT]
+    path.write_text(table, "utf-8")
+    with pytest.raises(DataError, match="a.csv:1: "):
+        list(open_inputs(str(path), encoding=name))
 
 
 def test_a_named_encoding_applies_to_the_files_that_are_not_utf8(

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, lru_cache
 from typing import BinaryIO
 
 from fednotes.core.errors import ConfigError, DataError
@@ -31,6 +31,10 @@ _ASCII = bytes(range(128))
 _UNSUITABLE = frozenset(
     "idna punycode raw-unicode-escape unicode-escape undefined utf-7 mbcs oem".split()
 )
+# Byte orders of encodings that have one only after a mark, by which such files are
+# recognised. For files without a mark, Python takes that of the machine, or refuses.
+_BYTE_ORDERS = {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}
+_MAX_NAME = 100  # characters; Python keeps each name that it has looked up
 # The marks of UTF-32 come first, because UTF-32-LE's begins with UTF-16-LE's.
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -84,7 +88,7 @@ _SEVEN_BIT = ("iso2022", "hz")
 _named: ContextVar[str] = ContextVar("encoding", default=AUTO)
 
 
-@cache
+@lru_cache(maxsize=256)
 def encoding_of(name: str) -> str:
     """Return the canonical name of a user-specified encoding.
 
@@ -97,15 +101,16 @@ def encoding_of(name: str) -> str:
     if name == AUTO:
         return AUTO
     try:
-        codec = codecs.lookup(name)
+        codec = codecs.lookup(name) if len(name) <= _MAX_NAME else None
     except (LookupError, ValueError, TypeError):
         codec = None
     if codec is None or not _is_file_encoding(codec):
         known = '"auto", "utf-8", "cp1252", "latin-1", "utf-16-le"'
         raise ConfigError(
-            f"encoding = {name!r}: no such encoding; expected one such as {known}"
+            f"encoding = {name[:_MAX_NAME]!r}: no such encoding; expected one such as "
+            f"{known}"
         )
-    return codec.name
+    return _BYTE_ORDERS.get(codec.name, codec.name)
 
 
 def _is_file_encoding(codec: codecs.CodecInfo) -> bool:
