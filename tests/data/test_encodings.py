@@ -88,7 +88,7 @@ def test_an_encoding_without_a_byte_order_is_that_of_most_machines(
     for notes in tables:
         assert [note.text for note in notes] == [TEXT]
     path.write_text(table, "utf-8")
-    with pytest.raises(DataError, match="a.csv:1: "):
+    with pytest.raises(DataError, match=r"a\.csv:1: "):
         list(open_inputs(str(path), encoding=name))
 
 
