@@ -109,6 +109,17 @@ def test_each_note_of_a_table_keeps_its_ids(
     assert second == {**ROWS[1], "spans": [bo]}
 
 
+def test_a_small_table_of_very_many_notes_is_refused() -> None:
+    """A compressed table of 193 bytes with empty notes took half a minute."""
+    table = gzip.compress(b"id,text\n" + b"1,\n" * 50_000, mtime=0)
+    assert len(table) < 1000
+    app = create_app(CapitalWords(), Limits(max_notes=99), batch=True)
+    with TestClient(app, base_url=LOCAL) as client:
+        answer = client.post("/batch", content=table, headers=CSV)
+    assert answer.status_code == 413
+    assert "over 99 notes: send fewer" in answer.json()["detail"]
+
+
 def test_a_table_may_have_a_content_encoding(client: TestClient) -> None:
     packed = {**CSV, "content-encoding": "gzip"}
     answer = client.post(

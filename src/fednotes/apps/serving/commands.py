@@ -146,6 +146,10 @@ def serve(
     max_texts: Annotated[
         int, typer.Option(min=1, help="Maximum number of texts per request.")
     ] = 64,
+    max_notes: Annotated[
+        int,
+        typer.Option(min=1, help="Maximum number of notes per table, with --batch."),
+    ] = 100_000,
     max_characters: Annotated[
         int, typer.Option(min=1, help="Maximum number of characters per text.")
     ] = 100_000,
@@ -172,6 +176,7 @@ def serve(
         max_bytes=max_bytes,
         max_values=max_values,
         max_texts=max_texts,
+        max_notes=max_notes,
         max_characters=max_characters,
         max_requests=max_requests,
     )

@@ -22,6 +22,8 @@ class Limits:
         max_values: Maximum number of JSON values in a request. Commas and brackets
             inside texts do not count.
         max_texts: Maximum number of texts in a request.
+        max_notes: Maximum number of notes in a table. A small compressed table can have
+            millions of short ones.
         max_characters: Maximum number of characters in a text.
         max_requests: Maximum number of concurrent requests, including those that wait
             for the model. The server refuses any further request.
@@ -32,6 +34,7 @@ class Limits:
     max_bytes: PositiveInt = 4_000_000
     max_values: PositiveInt = 20_000
     max_texts: PositiveInt = 64
+    max_notes: PositiveInt = 100_000
     max_characters: PositiveInt = 100_000
     max_requests: PositiveInt = 64
     body_seconds: PositiveFloat = 15.0

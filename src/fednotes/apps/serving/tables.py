@@ -172,7 +172,8 @@ def _store_table(
     Raises:
         ConfigError: The encoding is unknown.
         DataError: A note cannot be read.
-        Refused: One note, or all notes together, have too many characters.
+        Refused: There are too many notes, or one of them or all together have too many
+            characters.
     """
     path.write_bytes(table)
     inputs = open_inputs(
@@ -185,6 +186,11 @@ def _store_table(
     max_characters = _UNPACKED_CHARACTERS * limits.max_bytes
     characters = 0
     for number, note in enumerate(inputs, 1):
+        if number > limits.max_notes:
+            raise Refused(
+                413,
+                f"this table has over {limits.max_notes:,} notes: send fewer at a time",
+            )
         limits.require_length(f"note {number}", note.text)
         characters += len(note.text)
         if characters > max_characters:
