@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 from pages import Tree
@@ -179,6 +180,15 @@ def test_every_answer_has_the_security_headers(corrections: Path) -> None:
     assert "httponly" in cookie
     assert "samesite=strict" in cookie
     assert "token" not in entry.headers["location"]
+
+
+@pytest.mark.parametrize("path", ["//evil.example/", "///evil.example", "/\\evil"])
+def test_the_first_address_leads_to_no_other_host(path: str) -> None:
+    access = Access()
+    browser = TestClient(create_app(Content(), access), base_url=ROOT)
+    address = f"{ROOT}{path}?token={access.token}"
+    location = browser.get(address, follow_redirects=False).headers["location"]
+    assert urljoin(f"{ROOT}/", location.replace("\\", "/")).startswith(f"{ROOT}/")
 
 
 def test_pages_use_no_other_host_and_no_inline_script(corrections: Path) -> None:

@@ -94,7 +94,9 @@ class Access:
         """Return a redirect to the address without the token, which sets the cookie."""
         from starlette.responses import RedirectResponse
 
-        response = RedirectResponse(request.scope["path"], 303)
+        # With two slashes at its beginning, a path would name another host.
+        path = f"/{request.scope['path'].lstrip('/')}"
+        response = RedirectResponse(path, 303)
         response.set_cookie(
             cookie_name, self.token, path=self.root, httponly=True, samesite="strict"
         )
