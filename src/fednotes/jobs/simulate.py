@@ -126,6 +126,8 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
 
         # The workers read the data at the same time as this process.
         pool.begin_to_open(job)
+        torch.set_num_threads(job.threads)
+        torch.use_deterministic_algorithms(pool.device == "cpu")
         sites, config, parts = prepare(job, events.features)
         sizes = [job.kind.count_examples(site) for site in sites.data]
         job_warnings = (
@@ -194,8 +196,6 @@ class _Run:
             parts: Parts of the run.
             sites: Data of all sites; a pooled model is scored on each of them.
         """
-        torch.set_num_threads(self.job.threads)
-        torch.use_deterministic_algorithms(self.workers.device == "cpu")
         if not (self.resume and (self.out / METRICS).exists()):
             write_text(self.out / METRICS, "")
         (self.out / FAILURE).unlink(missing_ok=True)
