@@ -68,6 +68,16 @@ def _no_worker_by_itself() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _short_trials() -> Iterator[None]:
+    """Let an estimate of a run's time end after two rounds."""
+    from fednotes.jobs import duration
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(duration, "TRIAL_SECONDS", 0.0)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _torch_as_before() -> Iterator[None]:
     """Undo a run's choice of deterministic algorithms, which holds for the process."""

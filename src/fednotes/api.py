@@ -109,6 +109,7 @@ def check(
     settings: Sequence[str] = (),
     against: PathLike | None = None,
     encoding: str = AUTO,
+    estimates_time: bool = False,
 ) -> Checked:
     """Check a job, a corpus, or the parts of a corpus.
 
@@ -122,6 +123,8 @@ def check(
         settings: Assignments over the job, such as "seed=2".
         against: Another annotation of the corpus's documents, to measure agreement.
         encoding: As in `read`.
+        estimates_time: Whether to estimate how long a simulation of the job takes on
+            this machine. This trains a model for some seconds.
 
     Raises:
         DataError: A path does not exist.
@@ -148,7 +151,7 @@ def check(
                     f"`{parameter}` applies to a corpus, not to a job, whose sites "
                     "have their own: leave it out"
                 )
-        return check_job(jobs[0], tuple(settings))
+        return check_job(jobs[0], tuple(settings), estimates_time=estimates_time)
 
     if settings:
         raise ParameterError(

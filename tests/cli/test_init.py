@@ -68,7 +68,7 @@ def test_the_next_command_names_a_folder_that_does_not_exist(
     Path("runs/first").mkdir(parents=True)
     Path("runs/first-2").mkdir()
     out, _ = run("init", "notes", "--encoder", "none")
-    assert out.endswith("  fednotes simulate job.toml --out runs/first-3\n")
+    assert "  fednotes simulate job.toml --out runs/first-3\n" in out
 
 
 def test_a_proposed_encoder_comes_with_a_quicker_first_try(
@@ -76,10 +76,26 @@ def test_a_proposed_encoder_comes_with_a_quicker_first_try(
 ) -> None:
     monkeypatch.setattr(first_job, "has_minilm", lambda: True)
     out, _ = run("init", "notes")
-    assert "quick first try, repeat init with --encoder none --overwrite" in out
+    assert "faster model, repeat init with --encoder none --overwrite" in out
     for options in (["--encoder", "none"], ["--method", "finetune"]):
         out, _ = run("init", "notes", "--overwrite", *options)
-        assert "quick first try" not in out
+        assert "faster model" not in out
+
+
+def test_init_ends_with_an_estimate_of_the_time(sites: Path, run: Run) -> None:
+    out, _ = run("init", "notes", "--encoder", "none")
+    assert out.splitlines()[-1] == (
+        "estimated time: less than a minute on one core of this machine, less if other "
+        "cores are free"
+    )
+
+
+def test_many_notes_are_not_read_again_for_an_estimate(
+    sites: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_QUICKLY_READ_NOTES", 79)
+    out, _ = run("init", "notes", "--encoder", "none")
+    assert "estimated time" not in out
 
 
 def test_init_prints_json(sites: Path, run: Run) -> None:

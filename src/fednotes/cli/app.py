@@ -645,6 +645,7 @@ def check(
             settings=settings or (),
             against=against,
             encoding=encoding,
+            estimates_time=True,
         )
     if json_output:
         print_json(checked.to_dict())

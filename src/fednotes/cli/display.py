@@ -30,7 +30,12 @@ from rich.text import Text
 from fednotes.cli.time_left import TimeLeft
 from fednotes.core.cleaning import NAME, clean, one_line
 from fednotes.core.parsing import number
-from fednotes.core.wording import format_duration, format_size, list_names
+from fednotes.core.wording import (
+    format_duration,
+    format_rough_duration,
+    format_size,
+    list_names,
+)
 from fednotes.core.work import shown_by
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.parts import Part, Traffic
@@ -51,7 +56,8 @@ if TYPE_CHECKING:
     from fednotes.metrics.calibration import Reliability
 
 _SITE_COLUMNS = 4  # with more sites, the table of types has no column for each
-_LIKE_FINDINGS = 3  # findings of one kind that are shown in full
+_LONG_RUN_SECONDS = 300.0  # a person may want part of the result earlier
+_LIKE_FINDINGS = 3  # of more findings of one kind, only the first is shown
 _LISTED_TYPES = 15  # maximum number of types in that table
 SHORT = 60.0  # seconds; shorter runs are not announced
 # Tables of several seeds show only the F1 of these, to fit into 80 columns.
@@ -1091,8 +1097,8 @@ def decisions_table(proposal: Proposal) -> Table:
 def list_findings(findings: Sequence[Finding]) -> list[Text]:
     """Return a line for each finding of `fednotes check`, errors first.
 
-    Of many findings of one kind, such as that of each part of each site, the first ones
-    stand for all.
+    Of many findings of one kind, such as that of each part of each site, the first one
+    stands for all.
     """
     styles = {"error": "bold red", "warning": "yellow", "info": "dim"}
     groups: dict[tuple[str, str], list[Finding]] = {}
@@ -1102,7 +1108,8 @@ def list_findings(findings: Sequence[Finding]) -> list[Text]:
                 groups.setdefault((level, finding.code), []).append(finding)
     lines = []
     for (level, _), group in groups.items():
-        shown = group if level == "error" else group[:_LIKE_FINDINGS]
+        is_short = level == "error" or len(group) <= _LIKE_FINDINGS
+        shown = group if is_short else group[:1]
         for finding in shown:
             message = f"{finding.where}: {finding.message} [{finding.code}]"
             text = one_line(message, None)
@@ -1111,6 +1118,27 @@ def list_findings(findings: Sequence[Finding]) -> list[Text]:
         if unshown:
             places = list_names([one_line(each.where, NAME) for each in unshown])
             lines.append(Text(f"{' ' * len(level)}  the same kind: {places}"))
+    return lines
+
+
+def describe_run_time(seconds: Mapping[str, float]) -> list[str]:
+    """Return lines about how long a simulation takes.
+
+    Args:
+        seconds: The estimated seconds of each condition in one process.
+    """
+    total = sum(seconds.values())
+    lines = [
+        f"estimated time: {format_rough_duration(total)} on one core of this machine, "
+        "less if other cores are free"
+    ]
+    federated = seconds.get("federated", 0.0)
+    if total > _LONG_RUN_SECONDS and 0 < federated < total:
+        lines.append(
+            "to train only the federated model first, in "
+            f"{format_rough_duration(federated)}, add "
+            "--set 'conditions=[\"federated\"]'"
+        )
     return lines
 
 

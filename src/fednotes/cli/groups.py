@@ -80,7 +80,7 @@ def _with_options(problem: Problem) -> Problem:
 
 def show_checked(checked: Checked) -> None:
     """Print the result of `fednotes check`: tables, findings, and each problem."""
-    from fednotes.cli.display import count_tables, list_findings
+    from fednotes.cli.display import count_tables, describe_run_time, list_findings
 
     if checked.job is not None and checked.sites is not None:
         tell(checked.sites.remarks)
@@ -104,6 +104,8 @@ def show_checked(checked: Checked) -> None:
         warnings = sum(finding.level == "warning" for finding in checked.findings)
         of_warnings = f"; {format_count(warnings, 'warning')}" if warnings else ""
         say(f"no problems found{of_warnings}")
+    if checked.seconds:
+        say(*describe_run_time(checked.seconds))
     skippable = [p for p in checked.problems if p.file and p.kind != UNREADABLE]
     if skippable:
         print(f"hint: {SKIP_REMEDY}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from fednotes.jobs.proposal import Choices, Facts, FirstJob
 
 _JOB = Path("job.toml")
+_QUICKLY_READ_NOTES = 20_000  # more are not read again to estimate the time of a run
 _METHODS = "finetune|fedner|distill|personal|pretrain"
 
 
@@ -131,8 +133,8 @@ def init(
 
 
 def _show(first_job: FirstJob, choices: Choices) -> None:
-    """Print the decisions, their reasons, and what to do next."""
-    from fednotes.cli.display import decisions_table
+    """Print the decisions, their reasons, what to do next, and how long it takes."""
+    from fednotes.cli.display import decisions_table, describe_run_time
     from fednotes.jobs.run_folder import find_free_folder
 
     console.print(decisions_table(first_job.proposal))
@@ -144,11 +146,35 @@ def _show(first_job: FirstJob, choices: Choices) -> None:
         f"  fednotes check {first_job.path}",
         f"  fednotes simulate {first_job.path} --out {run}",
     )
+    seconds = _estimate_seconds(first_job)
+    if seconds:
+        say(*describe_run_time(seconds))
     if _can_be_lighter(first_job, choices):
         say(
-            "for a quick first try, repeat init with --encoder none --overwrite:",
-            "a light tagger trains in seconds on a laptop, an encoder in minutes",
+            "for a smaller and faster model, repeat init with "
+            "--encoder none --overwrite: a light tagger",
         )
+
+
+def _estimate_seconds(first_job: FirstJob) -> Mapping[str, float]:
+    """Return the estimated seconds of each condition; empty if there is no estimate.
+
+    The job that was written may still have problems, which `fednotes check` lists.
+    """
+    from fednotes.jobs.duration import estimate_seconds
+    from fednotes.jobs.job_file import load_job
+    from fednotes.jobs.parts import prepare
+
+    notes = sum(site.notes for site in first_job.proposal.facts.sites)
+    if notes > _QUICKLY_READ_NOTES:
+        return {}
+    try:
+        with show_work("timing a few sentences"):
+            job = load_job(str(first_job.path))
+            _, _, parts = prepare(job)
+            return estimate_seconds(job, parts)
+    except FednotesError:
+        return {}
 
 
 def _can_be_lighter(first_job: FirstJob, choices: Choices) -> bool:

@@ -33,6 +33,15 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def format_rough_duration(seconds: float) -> str:
+    """Format an estimate of a duration, such as "about 12 min"."""
+    if seconds < 60:
+        return "less than a minute"
+    if seconds < 3600:
+        return f"about {round(seconds / 60)} min"
+    return f"about {seconds / 3600:.2g} h"
+
+
 def format_count(number: int, noun: str, plural: str = "") -> str:
     """Format a number of things, such as "1 type" or "1,200 types".
 

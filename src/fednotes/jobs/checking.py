@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +50,8 @@ class Checked:
         sites: The sites of the job, if they could be read.
         agreement: The agreement with another annotation, as `measure_agreement`
             returns it.
+        seconds: Condition → the estimated seconds of its training in one process;
+            empty if they were not estimated.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -58,6 +60,7 @@ class Checked:
     job: Job | None = None
     sites: Sites | None = None
     agreement: Mapping[str, Any] | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def wrong(self) -> tuple[Problem, ...]:
@@ -88,6 +91,8 @@ class Checked:
         }
         if self.agreement is not None:
             values["agreement"] = dict(self.agreement)
+        if self.seconds:
+            values["seconds"] = dict(self.seconds)
         return values
 
 

@@ -610,8 +610,8 @@ class SiteKind:
         compare: Compares two sides of runs. Takes both sides, a metric and the number
             of bootstrap samples. None if runs of this kind cannot be compared.
         metrics: Display names of the metrics for comparisons, by metric name.
-        shrink: Reduces a site to a tiny one that is quick to prepare; None if there is
-            no such reduction.
+        shrink: Returns a site with a sample of its examples. Takes the site and the
+            number of training examples. None if there is no such sample.
         invent_site: Makes an artificial site from a name and its table when the files
             cannot be read; None if this is not possible.
         find_labels: Returns the labels that lie in a folder of notes, for the proposal
@@ -655,7 +655,7 @@ class SiteKind:
     )
     compare: Callable[[Side, Side, str, int], ComparedSites] | None = None
     metrics: Mapping[str, str] = field(default_factory=dict)
-    shrink: Callable[[Any], Any] | None = None
+    shrink: Callable[[Any, int], Any] | None = None
     invent_site: Callable[[str, Any], Any] | None = None
     find_labels: Callable[[Path], FoundLabels | None] = _find_no_labels
     review: Callable[[Side], Sequence[ReviewedPatients]] | None = None

@@ -19,6 +19,7 @@ from fednotes.core.errors import (
 from fednotes.data.checks import notes_of_several_sites
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.checking import Checked
+from fednotes.jobs.duration import estimate_seconds
 from fednotes.jobs.job import Job, Sites
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.parts import (
@@ -32,12 +33,16 @@ from fednotes.jobs.parts import (
 from fednotes.taggers.model import ModelConfig
 
 
-def check_job(name: str, settings: tuple[str, ...] = ()) -> Checked:
+def check_job(
+    name: str, settings: tuple[str, ...] = (), *, estimates_time: bool = False
+) -> Checked:
     """Check all that a simulation of a job would do before it trains.
 
     Args:
         name: Path of the job's file, or name of a built-in job.
         settings: Assignments such as "training.epochs=3".
+        estimates_time: Whether to estimate how long a simulation takes, if there is no
+            problem. This trains a model for some seconds.
 
     Raises:
         ConfigError: There is no such job, or an assignment is invalid.
@@ -62,7 +67,12 @@ def check_job(name: str, settings: tuple[str, ...] = ()) -> Checked:
         problems = _problems_of(error)
     texts = {site.id: job.kind.iterate_notes(site) for site in sites.data}
     findings = (*job.kind.check(job, sites), *notes_of_several_sites(texts))
-    return Checked(problems, len(problems), findings, job=job, sites=sites)
+    seconds = {}
+    if estimates_time and not problems:
+        seconds = estimate_seconds(job, parts)
+    return Checked(
+        problems, len(problems), findings, job=job, sites=sites, seconds=seconds
+    )
 
 
 def _problems_of(error: FednotesError) -> tuple[Problem, ...]:
@@ -93,7 +103,8 @@ def rehearse(job: Job, parts: Iterable[Part]) -> None:
             is_slow = isinstance(model, ModelConfig) and model.has_frozen_encoder
             cache = None
             if is_slow and shrink is not None:
-                part = replace(part, sites=tuple(map(shrink, part.sites)))
+                sites = tuple(shrink(site, 1) for site in part.sites)
+                part = replace(part, sites=sites)
                 cache = Path(folder)
             folders = [None] * len(part.sites)
             members = make_method_sites(job, part, folders, cache=cache)

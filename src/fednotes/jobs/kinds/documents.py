@@ -10,6 +10,7 @@ silos        redistribution, if the job simulates hospitals (`silos.py`)
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, cycle, islice
@@ -197,11 +198,31 @@ def _make_stand_in(site: SiteData, name: str, size: int) -> SiteData:
     return replace(site, id=name, train=tuple(sentences))
 
 
-def _shrink(site: SiteData) -> SiteData:
-    """Return a site with only its first training sentence."""
-    document = next((each for each in site.train if each.text.strip()), None)
-    train = sentence_documents([document])[:1] if document else ()
-    return replace(site, train=train, valid=(), test=())
+def _shrink(site: SiteData, sentences: int) -> SiteData:
+    """Return a site with a sample of its notes, of about as many training sentences.
+
+    Held-out notes are sampled at the same rate.
+    """
+    filled = [document for document in site.train if document.text.strip()]
+    train: list[Document] = []
+    for document in _spread(filled):
+        if len(train) >= sentences:
+            break
+        train += sentence_documents([document])
+    train = train[:sentences]
+    rate = len(train) / max(1, _count_sentences(site))
+    valid, test = (
+        tuple(islice(_spread(part), int(rate * len(part))))
+        for part in (site.valid, site.test)
+    )
+    return replace(site, train=tuple(train), valid=valid, test=test)
+
+
+def _spread(documents: Sequence[Document]) -> Iterator[Document]:
+    """Yield documents in an order that soon has visited all regions of a corpus."""
+    step = max(1, math.isqrt(len(documents)))
+    for start in range(step):
+        yield from documents[start::step]
 
 
 def _invent_site(name: str, site: SiteConfig) -> SiteData:
