@@ -85,8 +85,7 @@ def test_a_proposed_encoder_comes_with_a_quicker_first_try(
 def test_init_ends_with_an_estimate_of_the_time(sites: Path, run: Run) -> None:
     out, _ = run("init", "notes", "--encoder", "none")
     assert out.splitlines()[-1] == (
-        "estimated time: less than a minute on one core of this machine, less if other "
-        "cores are free"
+        "estimated time: less than a minute on one core, less if others are free"
     )
 
 

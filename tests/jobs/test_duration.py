@@ -102,9 +102,8 @@ def test_sites_without_samples_have_no_estimate(tmp_path: Path) -> None:
 def test_a_long_run_can_begin_with_its_federated_part() -> None:
     lines = describe_run_time({"alone": 600.0, "federated": 540.0, "pooled": 660.0})
     assert lines == [
-        "estimated time: about 30 min on one core of this machine, less if other cores "
-        "are free",
-        "to train only the federated model first, in about 9 min, add "
-        "--set 'conditions=[\"federated\"]'",
+        "estimated time: about 30 min on one core, less if others are free",
+        "the federated model needs about 9 min of it; to train only this one, add",
+        "  --set 'conditions=[\"federated\"]'",
     ]
     assert len(describe_run_time({"federated": 7200.0})) == 1

@@ -1129,16 +1129,16 @@ def describe_run_time(seconds: Mapping[str, float]) -> list[str]:
     """
     total = sum(seconds.values())
     lines = [
-        f"estimated time: {format_rough_duration(total)} on one core of this machine, "
-        "less if other cores are free"
+        f"estimated time: {format_rough_duration(total)} on one core, less if others "
+        "are free"
     ]
     federated = seconds.get("federated", 0.0)
     if total > _LONG_RUN_SECONDS and 0 < federated < total:
-        lines.append(
-            "to train only the federated model first, in "
-            f"{format_rough_duration(federated)}, add "
-            "--set 'conditions=[\"federated\"]'"
-        )
+        lines += [
+            f"the federated model needs {format_rough_duration(federated)} of it; to "
+            "train only this one, add",
+            "  --set 'conditions=[\"federated\"]'",
+        ]
     return lines
 
 
