@@ -102,10 +102,10 @@ def show_checked(checked: Checked) -> None:
         print(f"{problems_text} ({kinds})", file=sys.stderr)
     else:
         warnings = sum(finding.level == "warning" for finding in checked.findings)
+        if checked.seconds:
+            say(*describe_run_time(checked.seconds))
         of_warnings = f"; {format_count(warnings, 'warning')}" if warnings else ""
         say(f"no problems found{of_warnings}")
-    if checked.seconds:
-        say(*describe_run_time(checked.seconds))
     skippable = [p for p in checked.problems if p.file and p.kind != UNREADABLE]
     if skippable:
         print(f"hint: {SKIP_REMEDY}", file=sys.stderr)
