@@ -122,6 +122,30 @@ def test_the_epsilon_of_several_jobs_adds_up(tmp_path: Path) -> None:
     assert second.ask("train", 3, 1).refusal == ""
 
 
+def test_the_delta_of_several_jobs_adds_up(tmp_path: Path) -> None:
+    """A job could promise a small ε at a large δ, and so with little noise."""
+    path = tmp_path / "privacy.json"
+    policy = replace(ANY, max_delta=2e-5)
+    budgets = [Budget(path, job, PROMISE) for job in "abc"]
+    for budget in budgets[:2]:
+        budget.require(policy)
+        budget.spend("1" * 64, policy)
+        budget.spend("2" * 64, policy)  # the δ of a job is that of all its answers
+    refused = pytest.raises(
+        PolicyRefusal, match=r"δ of all jobs at this site would be 3e-05.*max_delta"
+    )
+    with refused:
+        budgets[2].require(policy)
+    with refused:
+        budgets[2].spend("1" * 64, policy)
+    assert read_spent(path).keys() == {"a", "b"}
+    large = Promise.of(Privacy(noise=1.0, delta=0.01, where="site"), 3, 4)
+    with pytest.raises(PolicyRefusal, match=r"would be 0\.01;"):
+        Budget(tmp_path / "other.json", "d", large).require(policy)
+    with pytest.raises(PolicyRefusal, match="the job promises no δ"):
+        Budget(path, "e", None).require(policy)
+
+
 def test_a_budget_may_be_used_up_but_not_exceeded(tmp_path: Path) -> None:
     """Three jobs cost three times the ε of one, whatever the last bit of the sum.
 

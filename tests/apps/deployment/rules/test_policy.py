@@ -167,7 +167,7 @@ def test_a_request_that_breaks_a_rule_is_refused(
 
 def test_every_rule_has_a_case() -> None:
     others = {"approvals", "approvers"}  # test_approvers.py
-    others |= {"max_epsilon", "epsilon_unit"}  # test_budget.py
+    others |= {"max_epsilon", "max_delta", "epsilon_unit"}  # test_budget.py
     others |= {"audit", "audit_bound"}  # tests/apps/deployment/test_approval_screen.py
     others |= {"draws"}  # tests/apps/deployment/test_deployment_draws.py
     keys = (

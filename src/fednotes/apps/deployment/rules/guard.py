@@ -433,7 +433,7 @@ class Budget:
             spent.epsilon = max(epsilon, spent.epsilon)
             spent.delta = self.promise.privacy.delta
             if is_new:
-                _require_epsilon(policy, sum(job.epsilon for job in spending.values()))
+                _require_budget(policy, spending.values())
             if spending != old_spending:
                 table = {job: spent.model_dump() for job, spent in spending.items()}
                 write_json(self.path, table)
@@ -465,22 +465,21 @@ class Budget:
                 f"the job promises ε for each {unit}",
                 f"each {smallest_unit}",
             )
-        if not policy.max_epsilon:
-            return
-        policy.require(
-            self.promise is not None,
-            "max_epsilon",
-            "the job promises no ε ([privacy])",
-            f"{policy.max_epsilon:g}",
-        )
+        for rule, symbol in (("max_epsilon", "ε"), ("max_delta", "δ")):
+            limit = getattr(policy, rule)
+            policy.require(
+                not limit or self.promise is not None,
+                rule,
+                f"the job promises no {symbol} ([privacy])",
+                f"{limit:g}",
+            )
         if self.promise is None:
-            return  # unreachable: the line above raises
+            return
         spending = read_spent(self.path)
         _raise_to_ledger(spending, ledger_spending or {})
-        epsilon_of_others = sum(
-            spent.epsilon for job, spent in spending.items() if job != self.job
-        )
-        _require_epsilon(policy, epsilon_of_others + self.promise.epsilon())
+        delta = self.promise.privacy.delta
+        spending[self.job] = Spent(epsilon=self.promise.epsilon(), delta=delta)
+        _require_budget(policy, spending.values())
 
 
 def _add_answer(
@@ -549,14 +548,20 @@ def _raise_to_ledger(
             spent.delta = max(spent.delta, by_ledger.delta)
 
 
-def _require_epsilon(policy: Policy, epsilon: float) -> None:
-    """Raise PolicyRefusal if the ε of all jobs together exceeds the budget."""
-    policy.require(
-        not policy.max_epsilon or epsilon <= policy.max_epsilon * (1 + 1e-9),
-        "max_epsilon",
-        f"ε of all jobs at this site would be {epsilon:.3g}",
-        f"{policy.max_epsilon:g} in all",
+def _require_budget(policy: Policy, spending: Collection[Spent]) -> None:
+    """Raise PolicyRefusal if the ε or the δ of all jobs exceeds the site's budget."""
+    totals = (
+        ("max_epsilon", "ε", sum(spent.epsilon for spent in spending)),
+        ("max_delta", "δ", sum(spent.delta for spent in spending)),
     )
+    for rule, symbol, total in totals:
+        limit = getattr(policy, rule)
+        policy.require(
+            not limit or total <= limit * (1 + 1e-9),
+            rule,
+            f"{symbol} of all jobs at this site would be {total:.3g}",
+            f"{limit:g} in all",
+        )
 
 
 def read_spent(path: Path) -> dict[str, Spent]:

@@ -124,6 +124,8 @@ class Policy:
             states, requests, replies, results and lines of the ledger.
         max_epsilon: Privacy budget of all jobs together
             (`apps/deployment/rules/guard.py`); a job without [privacy] is then refused.
+        max_delta: Maximum δ of all jobs together, the probability with which their ε
+            may be exceeded; a job without [privacy] is then refused.
         epsilon_unit: Smallest unit for which a job may promise its ε.
         hours: The daily hours in which requests are served, such as `"19:00-06:00"`,
             excluding the end. An update that was requested in time may leave later.
@@ -168,6 +170,7 @@ class Policy:
     max_bytes: NonNegativeInt = 0
     max_stored_bytes: NonNegativeInt = 50_000_000_000
     max_epsilon: Annotated[float, Ge(0)] = 0.0
+    max_delta: Annotated[float, Ge(0)] = 0.0
     epsilon_unit: Literal["", "patient", "document", "sentence"] = ""
     hours: str = ""
     timezone: str = "local"
