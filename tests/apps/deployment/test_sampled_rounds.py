@@ -201,7 +201,7 @@ class Drawn(Guarded):
             self.run,
             self.table,
             lambda: self.policy,
-            secure=self.secure,
+            secure=True,
             threshold=3,
             drawn=3,
         )
@@ -228,6 +228,24 @@ def test_a_request_with_another_number_of_sites_is_refused(
     assert all(line["refusal"] for line in site.ledger)
     assert site.ask("train", 4, {"a": 0, "b": 0, "c": 0}).refusal == ""
     assert site.ask("evaluate", 5, {"a": 0, "b": 4, "c": 0, "d": 0}).refusal == ""
+
+
+def test_an_equal_answer_in_a_sum_over_other_sites_counts_as_a_round(
+    tmp_path: Path,
+) -> None:
+    """Nothing is drawn at the site, so its answers are equal. From the sums over all
+    lists of three sites, a server computes each site's answer."""
+    update = Update({"w": torch.ones(2)}, 1)
+    policy = Policy(min_sites=3, secure_sum="required", max_rounds=1)
+    site = Drawn(tmp_path, policy, [update])
+    first, second = ({name: 0 for name in sites} for sites in ("abc", "bcd"))
+    assert site.ask("train", 1, first).refusal == ""
+    site.restart()
+    assert site.ask("train", 2, first).refusal == ""
+    assert "refused by max_rounds" in site.ask("train", 3, second).refusal
+    in_another_run = site.in_another_run("run2", [update])
+    assert "refused by max_rounds" in in_another_run.ask("train", 1, second).refusal
+    assert "refused by max_rounds" in in_another_run.ask("train", 2, first).refusal
 
 
 # ---- differential privacy ------------------------------------------------------------

@@ -73,6 +73,7 @@ from fednotes.core.store import disk_usage, locked_file, write_json
 from fednotes.core.tables import table_fingerprint
 from fednotes.core.update import Update
 from fednotes.privacy.promise import COUNTS, Promise, Unit
+from fednotes.privacy.secure_sum.crypto import digest
 
 RULES = "rules"  # folder in a kit
 
@@ -324,7 +325,7 @@ class _UpdateFacts:
 
 
 def _facts_to_record(
-    facts: _UpdateFacts, message: Reply, question: bytes
+    facts: _UpdateFacts, message: Reply, question: str
 ) -> _UpdateFacts:
     """Return what the ledger's line says about the update in a message.
 
@@ -334,11 +335,12 @@ def _facts_to_record(
     Args:
         facts: The facts of the message's update; those of its request for a refusal.
         message: The decoded message.
-        question: Digest of the question that a refusal leaves unanswered, or b"".
+        question: The question that a refusal leaves unanswered, as the ledger names it,
+            or "".
     """
     request = _UpdateFacts(facts.number, facts.task, facts.round)
     if message.update is None:
-        answered = AnsweredQuestion(question.hex(), "")
+        answered = AnsweredQuestion(question, "")
         return replace(request, answered=answered)
     is_masked = WORDS in message.attached.tensors
     if is_masked or message.update.tensors:
@@ -763,6 +765,23 @@ class SiteGuard:
                 f"{len(self._sites)} sites for a round"
             )
 
+    def _name_question(self, request: Request, question: bytes) -> str:
+        """Return the name under which a question is counted and recorded.
+
+        If the sums of a job can be over different sites, an answer in the sum over
+        other sites, or in another run, counts again even if it is the same: the
+        difference of two such sums reveals single sites.
+
+        Args:
+            request: The request that asks the question.
+            question: Digest of the question, or b"".
+        """
+        is_always_of_all = self._drawn is None and self._threshold >= len(self._sites)
+        if not question or not self._secure or is_always_of_all:
+            return question.hex()
+        sites = sorted(self._sites.intersection(request.counted))
+        return digest("question of a sum", question, self._run, *sites).hex()
+
     def require_room(self, more: int) -> None:
         """Check whether the site may store more data for the run, before it does.
 
@@ -826,7 +845,8 @@ class SiteGuard:
             round=request.round,
             covered=dict(self.covered(request.task)),
         )
-        num_sent = self._count_refusal(facts, question.hex(), policy)
+        name = self._name_question(request, question)
+        num_sent = self._count_refusal(facts, name, policy)
         what = f"the reply to task '{clean(facts.task, NAME)}' of round {facts.round}"
         check_rounds(policy, what, num_sent)
 
@@ -861,9 +881,10 @@ class SiteGuard:
             self._require_room_for_line()
         message = decode_reply(reply, checked=True)
         sha256 = hashlib.sha256(reply).hexdigest()
+        name = self._name_question(request, question)
         method_update: _UpdateFacts | None
         if update is not None:
-            method_update = self._describe_update(request, update, question)
+            method_update = self._describe_update(request, update, name)
         else:
             method_update = self._recall_update(request, message, sha256)
         # A refusal and a reply of the engine itself contain no update of the method.
@@ -883,7 +904,7 @@ class SiteGuard:
         if request.task == SCORES and message.update is not None:
             scored = question.hex()
             self._check_scores(scored)
-        recorded = _facts_to_record(facts, message, question)
+        recorded = _facts_to_record(facts, message, name)
         answered = recorded.answered or AnsweredQuestion("", "")
         attached = describe(message.attached.tensors, norms=False)
         self._append_to_ledger(
@@ -986,7 +1007,7 @@ class SiteGuard:
             )
 
     def _describe_update(
-        self, request: Request, update: Update, question: bytes
+        self, request: Request, update: Update, question: str
     ) -> _UpdateFacts:
         """Return the facts of an update that was just computed, and remember them."""
         tensors = describe(update.tensors)
@@ -994,7 +1015,7 @@ class SiteGuard:
         answered = None
         if digest:
             model = self.subject(request.task)
-            answered = AnsweredQuestion(question.hex(), digest, model)
+            answered = AnsweredQuestion(question, digest, model)
         self._newest_update = _UpdateFacts(
             request.number,
             request.task,
@@ -1085,7 +1106,7 @@ class SiteGuard:
 
         Args:
             facts: The task.
-            question: Digest of the question, which is about to be refused.
+            question: The question, which is about to be refused.
             policy: The site's rules.
         """
         self._read_past(policy)
