@@ -33,9 +33,10 @@ from fednotes.apps.deployment.preflight import Check
 from fednotes.apps.deployment.problems import record_problem
 from fednotes.apps.deployment.rules.guard import NotApproved, require_approved
 from fednotes.apps.deployment.rules.policy import Policy
+from fednotes.apps.deployment.runs import open_admin_kit
 from fednotes.apps.deployment.site_file import SITE_FILE, read_site_file
 from fednotes.cli.app import app
-from fednotes.core.errors import FednotesError
+from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.core.store import write_json
 
 
@@ -142,6 +143,48 @@ def test_a_kit_of_an_earlier_version_or_from_another_folder_still_starts(
         "internal": {"scheme": INSIDE, "resources": {}},
         "streaming_max_blob_size": 2**32,
     }
+
+
+@pytest.mark.usefixtures("process_options")
+@pytest.mark.parametrize("name", ["server", "h1", "admin"])
+def test_a_kit_that_was_changed_on_its_way_runs_no_code(
+    kits: dict[str, Path], name: str
+) -> None:
+    """NVFlare makes objects of the classes that its files name."""
+    kit = kits[name]
+    prepare = open_admin_kit if name == "admin" else processes._prepare
+    files = [path for path in kit.rglob("fed_*.json") if "config" not in path.parts]
+    before = [path.read_text() for path in files]
+    for path in files:
+        evil = {"id": "evil", "path": "subprocess.Popen", "args": {"args": "true"}}
+        added = {"components": [evil], "handlers": [evil], "require_signed_jobs": False}
+        path.write_text(json.dumps(json.loads(path.read_text()) | added))
+    prepare(kit)
+    assert [path.read_text() for path in files] == before
+    assert len(files) == 1 + (name == "server")
+
+    for added_file in (
+        "local/custom/a.py",
+        "startup/a__resources.json",
+        "local/b.conf",
+    ):
+        path = kit / added_file
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        with pytest.raises(ConfigError, match="could run code from it: ask for a new"):
+            prepare(kit)
+        path.unlink()
+        if path.parent.name == "custom":
+            path.parent.rmdir()
+    prepare(kit)
+
+
+def test_a_site_permits_no_code_whatever_its_kit_says(kits: dict[str, Path]) -> None:
+    path = kits["h1"] / "local" / "authorization.json"
+    before = path.read_text()
+    path.write_text(before.replace('"none"', '"any"'))
+    processes._prepare(kits["h1"])
+    assert path.read_text() == before
 
 
 @pytest.mark.usefixtures("process_options")

@@ -35,6 +35,7 @@ from fednotes.apps.deployment.nvflare.kit import (
     list_job_sites,
     order_submissions,
     read_kit,
+    restore_kit_files,
     write_job_folder,
 )
 from fednotes.apps.deployment.server import PROBLEM
@@ -140,7 +141,8 @@ def open_admin_kit(path: Path) -> AdminKit:
 
     Raises:
         ConfigError: The kit is another participant's, other users can read its key, a
-            file is missing, or a certificate is not valid.
+            file is missing, NVFlare could run code from another one, or a certificate
+            is not valid.
     """
     from fednotes.apps.deployment.nvflare.certificates import check_kit
 
@@ -158,6 +160,7 @@ def open_admin_kit(path: Path) -> AdminKit:
     for name in build_kit_files(facts, path):
         if not (path / name).is_file():
             raise ConfigError(f"{path / name} is missing: ask for a new kit")
+    restore_kit_files(path.resolve(), facts)
     return AdminKit(path.resolve(), facts.person, tuple(check_kit(path)))
 
 

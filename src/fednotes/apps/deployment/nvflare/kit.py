@@ -28,8 +28,14 @@ LOG_FILE = "fednotes.log"
 COMM_FILE = "comm_config.json"
 # The folder of the socket that connects a kit's processes; also the socket's scheme.
 INSIDE = "inside"
-# These files are written again at each start.
+# A kit starts without these files.
 REWRITTEN_FILES = ("local/resources.json", "local/log_config.json", COMM_FILE)
+# The folders from whose files NVFlare takes names of classes, and modules of code.
+_CODE_FOLDERS = ("startup", "local", f"{WATCH}/startup", f"{WATCH}/local")
+# Endings of other files there: keys, certificates, and a file that is being written.
+_OTHER_SUFFIXES = (".key", ".crt", ".pem", ".tmp")
+# At the server, these rules are its owner's. Each site has its own.
+_SERVER_RULES = "local/authorization.json"
 HEARTBEAT_SECONDS = 5.0  # between two heartbeats of a site's processes
 ABORTED = "FINISHED:ABORTED"  # NVFlare's status of a job that a person aborted
 POLL_SECONDS = 0.05  # between two requests of an idle site for work
@@ -178,6 +184,30 @@ def build_kit_files(facts: Kit, kit: Path) -> dict[str, Any]:
 def _read_tables() -> dict[str, Any]:
     """Return the templates of NVFlare's files, by the role of the kit."""
     return shipped("apps/deployment/nvflare/kit.toml")
+
+
+def restore_kit_files(kit: Path, facts: Kit) -> None:
+    """Write NVFlare's files of a kit again if they differ from those of this version.
+
+    They have the kit's folder and names of classes. So kits work that were moved, or
+    that an earlier version created; and a kit that was changed on its way to its owner
+    runs no code.
+
+    Raises:
+        ConfigError: The kit has further files, from which NVFlare could load code.
+    """
+    files = build_kit_files(facts, kit)
+    for path in (path for folder in _CODE_FOLDERS for path in kit.glob(f"{folder}/*")):
+        is_known = path.relative_to(kit).as_posix() in files
+        if not is_known and (path.is_dir() or path.suffix not in _OTHER_SUFFIXES):
+            raise ConfigError(
+                f"{path}: not a file of a kit, and NVFlare could run code from it: ask "
+                "for a new kit, over a channel that you trust"
+            )
+    for name, table in files.items():
+        is_of_owner = facts.role == SERVER and name == _SERVER_RULES
+        if not is_of_owner and read_json_table(kit / name) != table:
+            write_json(kit / name, table)
 
 
 def _fill_in(value: Any, words: Mapping[str, Any]) -> Any:

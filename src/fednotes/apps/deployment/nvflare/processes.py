@@ -41,12 +41,11 @@ from fednotes.apps.deployment.nvflare.kit import (
     ADMIN,
     HEARTBEAT_SECONDS,
     LOG_FILE,
-    REWRITTEN_FILES,
     SERVER,
     SITE,
     Kit,
-    build_kit_files,
     read_kit,
+    restore_kit_files,
 )
 from fednotes.apps.deployment.nvflare.trust import drop_expired_roots
 from fednotes.apps.deployment.problems import (
@@ -58,7 +57,7 @@ from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ConfigError, FednotesError, needs, os_errors_as
 from fednotes.core.parsing import read_json_table
 from fednotes.core.settings import build, checked
-from fednotes.core.store import lock, make_private, open_private, write_json
+from fednotes.core.store import lock, make_private, open_private
 
 # Names the kit's folder in the environment of its processes.
 KIT_VARIABLE = "FEDNOTES_KIT"
@@ -226,11 +225,7 @@ def _prepare(kit: Path, *, check: bool = True) -> _Program:
 
     (kit / "transfer").mkdir(exist_ok=True)
     drop_expired_roots(kit)
-    # These files have the kit's folder and names of classes. Writing them again makes
-    # kits work that were moved, or that an earlier version created.
-    files = build_kit_files(facts, kit)
-    for name in REWRITTEN_FILES:
-        write_json(kit / name, files[name])
+    restore_kit_files(kit, facts)
     # No job is running, so the folders of earlier jobs can be deleted.
     for folder in job_folders(kit)[:-MAX_JOB_FOLDERS]:
         shutil.rmtree(folder, ignore_errors=True)
