@@ -238,7 +238,7 @@ def test_an_equal_answer_in_a_sum_over_other_sites_counts_as_a_round(
     update = Update({"w": torch.ones(2)}, 1)
     policy = Policy(min_sites=3, secure_sum="required", max_rounds=1)
     site = Drawn(tmp_path, policy, [update])
-    first, second = ({name: 0 for name in sites} for sites in ("abc", "bcd"))
+    first, second = (dict.fromkeys(sites, 0) for sites in ("abc", "bcd"))
     assert site.ask("train", 1, first).refusal == ""
     site.restart()
     assert site.ask("train", 2, first).refusal == ""
