@@ -72,6 +72,7 @@ OWN_FILES = {
     "jobs/metrics_file.py:append_entry": _RUN,
     "jobs/prediction_files.py:write_conll": _TEMPORARY,
     "jobs/show.py:show_job": _CHECKED,
+    "jobs/workers/actor.py:read_processor": "a file of the system",
     "jobs/workers/dealing.py:_read_quota": "a file of the system",
     "jobs/workers/process.py:main": "the null device",
     "methods/__init__.py:presets": _SHIPPED,

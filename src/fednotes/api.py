@@ -350,6 +350,7 @@ def simulate(
     overwrite: bool = False,
     device: str = "cpu",
     workers: int | Literal["auto"] = "auto",
+    cluster: str | None = None,
     command: str = "",
 ) -> RunResult: ...
 @overload
@@ -364,6 +365,7 @@ def simulate(
     overwrite: bool = False,
     device: str = "cpu",
     workers: int | Literal["auto"] = "auto",
+    cluster: str | None = None,
     command: str = "",
 ) -> SeedsResult: ...
 def simulate(
@@ -377,9 +379,10 @@ def simulate(
     overwrite: bool = False,
     device: str = "cpu",
     workers: int | Literal["auto"] = "auto",
+    cluster: str | None = None,
     command: str = "",
 ) -> RunResult | SeedsResult:
-    """Train a job's sites on this machine: alone, federated and pooled; score them.
+    """Train a job's sites alone, federated and pooled, and score the models.
 
     Args:
         source: A job, or what `job` accepts.
@@ -400,6 +403,9 @@ def simulate(
             and processes for all free cores train the others if these take longer than
             half a minute. Results are bit-identical with any
             number of workers.
+        cluster: Address of a Ray cluster on which these processes compute, such as
+            "10.0.0.1:6379"; "auto" finds the one that runs on this machine. There,
+            `workers` = "auto" means as many as the cluster has room for.
         command: The command that repeats the run, for its record.
 
     Raises:
@@ -418,6 +424,7 @@ def simulate(
             overwrite=overwrite,
             device=device,
             workers=workers,
+            cluster=cluster,
             command=command,
         )
     result = simulate_job(
@@ -428,6 +435,7 @@ def simulate(
         overwrite=overwrite,
         device=device,
         workers=workers,
+        cluster=cluster,
         command=command,
     )
     write_cards(folder)

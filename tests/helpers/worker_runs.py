@@ -14,7 +14,7 @@ from fednotes.jobs.simulate import simulate
 
 PROGRAM = b"fednotes.jobs.workers.process"
 # What differs between two runs of one job.
-_OF_THE_RUN = {"seconds", "workers", "command"}
+_OF_THE_RUN = {"seconds", "workers", "processors", "command"}
 
 
 def check_same_files(job: Job, folder: Path) -> None:

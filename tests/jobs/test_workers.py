@@ -28,7 +28,7 @@ from fednotes.jobs.progress import ProgressListener
 from fednotes.jobs.results import RunResult
 from fednotes.jobs.seeds import simulate_seeds
 from fednotes.jobs.simulate import simulate
-from fednotes.jobs.workers import dealing, pool, worker_process
+from fednotes.jobs.workers import child_process, dealing, pool
 from fednotes.jobs.workers.commands import require_same_data
 from fednotes.jobs.workers.dealing import (
     Pace,
@@ -366,7 +366,7 @@ def test_no_worker_outlives_the_process_that_started_it(
 def test_a_worker_that_cannot_start_is_an_error(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "_PROGRAM", "fednotes.no_such_program")
+    monkeypatch.setattr(child_process, "_PROGRAM", "fednotes.no_such_program")
     message = (
         "worker process [12], which computed for the data of all sites, ended with"
     )

@@ -186,10 +186,18 @@ def simulate(
             "cores if the first condition shows that the others take long.",
         ),
     ] = "auto",
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT|auto",
+            help="Ray cluster on which the processes of --workers compute; auto finds "
+            "the one of this machine.",
+        ),
+    ] = None,
     yes: Yes = False,
     json_output: Json = False,
 ) -> None:
-    """Run a job on this machine: train alone, federated and pooled.
+    """Run a job on this machine or a cluster: train alone, federated and pooled.
 
     With --seeds, run the job once per seed, in OUT/seed-1, OUT/seed-2 and so on, and
     show the mean and standard deviation of the scores.
@@ -216,6 +224,8 @@ def simulate(
     chosen_workers = parse_workers(workers)
     if chosen_workers != AUTO:
         words += ["--workers", workers]
+    if cluster:
+        words += ["--cluster", cluster]
 
     shown = choose_console(as_json=json_output)
     with RichDisplay(shown, ask=can_ask(yes or json_output)) as display:
@@ -227,6 +237,7 @@ def simulate(
             overwrite=overwrite,
             device=device,
             workers=chosen_workers,
+            cluster=cluster,
             progress=display,
             track=track or (),
             command=shlex.join(words),

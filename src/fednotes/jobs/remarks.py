@@ -53,6 +53,15 @@ def mark_conditions(parts: Sequence[Part]) -> dict[str, str]:
     return {"pooled": reason}
 
 
+def remark_on_processors(processors: Sequence[str]) -> Iterator[str]:
+    """Yield a remark if the workers of a run computed on different processors."""
+    if len(processors) > 1:
+        yield (
+            f"the workers computed on different processors ({'; '.join(processors)}), "
+            "so weights may differ slightly from those of one machine"
+        )
+
+
 def remark_on_pooled(
     job: Job,
     mean: Mapping[str, Any],

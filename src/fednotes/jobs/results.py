@@ -101,6 +101,7 @@ class RunResult(BaseModel):
         config: Tables of the job.
         versions: Versions of the software, and the machine.
         workers: Number of worker processes of a simulation; 1 if there were none.
+        processors: Names of the workers' processors, in a simulation on a cluster.
         threads: Number of CPU threads of each process of a simulation.
         notes: Remarks on the data and the scores.
         causes: What the scores show about causes of poor results, for a diagnosis; the
@@ -134,6 +135,7 @@ class RunResult(BaseModel):
     config: dict[str, Any] = {}
     versions: dict[str, Any] = {}
     workers: int = 1
+    processors: list[str] = []
     threads: int = 1
     notes: list[str] = []
     causes: list[Cause] = []

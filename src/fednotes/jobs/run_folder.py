@@ -174,6 +174,7 @@ def claim(  # noqa: PLR0913 - each is a part of the record
     resume: bool,
     command: str = "",
     workers: int = 1,
+    processors: Sequence[str] = (),
 ) -> None:
     """Record in `out` the job, the notes and the model files of its run.
 
@@ -188,6 +189,7 @@ def claim(  # noqa: PLR0913 - each is a part of the record
         resume: Whether the job resumes its own run.
         command: Command that repeats the run; "" if there is none.
         workers: Number of worker processes; 1 if there are none.
+        processors: Names of their processors, on a cluster.
 
     Raises:
         ConfigError: The notes or the files of models have changed since the run that is
@@ -206,6 +208,7 @@ def claim(  # noqa: PLR0913 - each is a part of the record
         "table": job.table,
         "versions": list_versions(),
         "workers": workers,
+        "processors": list(processors),
         "threads": job.threads,
         "notes": notes,
         "files": dict(files or {}),

@@ -214,6 +214,7 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
     overwrite: bool = False,
     device: str = "cpu",
     workers: int | Literal["auto"] = "auto",
+    cluster: str | None = None,
     listener: AnyListener = None,
     command: str = "",
 ) -> SeedsResult:
@@ -228,6 +229,7 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
         overwrite: Whether to move earlier runs in `out` to `OUT.previous`.
         device: As in `simulate`.
         workers: As in `simulate`; the runs share the workers.
+        cluster: As in `simulate`.
         listener: As in `simulate`.
         command: Command that repeats the runs, for the report.
 
@@ -257,7 +259,7 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
             # The lock was moved with the earlier runs, so lock the new folder too.
             locks.enter_context(hold_folder(out))
 
-        pool = locks.enter_context(start_workers(device, workers, job.threads))
+        pool = locks.enter_context(start_workers(device, workers, job.threads, cluster))
         with resumable(f"{command} --resume"):
             results = _run_seeds(
                 jobs, out, resume=resume, pool=pool, events=events, command=command

@@ -1,4 +1,4 @@
-"""Simulate a job on this machine: train alone, federated and pooled, and score.
+"""Simulate a job: train alone, federated and pooled, and score.
 
 `jobs/run_folder.py` describes the folder that a run writes.
 """
@@ -47,6 +47,7 @@ from fednotes.jobs.remarks import (
     mark_conditions,
     remark_on_empty_scores,
     remark_on_pooled,
+    remark_on_processors,
 )
 from fednotes.jobs.results import BASELINES, Outcome, PairedDifference, RunResult
 from fednotes.jobs.run_files import VERSION
@@ -86,6 +87,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
     overwrite: bool = False,
     device: str = "cpu",
     workers: int | Literal["auto"] = "auto",
+    cluster: str | None = None,
     pool: Workers | None = None,
     listener: AnyListener = None,
     command: str = "",
@@ -103,6 +105,8 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
         workers: Largest number of worker processes, which compute for sites at the same
             time; 1 computes in this process; "auto" decides after the first part.
             Results do not depend on it.
+        cluster: Address of a Ray cluster on which the workers compute, "HOST:PORT" or
+            "auto"; None is this machine.
         pool: Workers that several runs share; None starts those of this run.
         listener: Receives the progress.
         command: Command that repeats this run, for the report.
@@ -119,13 +123,15 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
     replaces_run = overwrite and not resume
     with ExitStack() as locks:
         if pool is None:
-            pool = locks.enter_context(start_workers(device, workers, job.threads))
+            pool = locks.enter_context(
+                start_workers(device, workers, job.threads, cluster)
+            )
         require_run_folder(out)
         locks.enter_context(hold_folder(out))
         require_usable(job, out, resume=resume, overwrite=replaces_run)
 
         # The workers read the data at the same time as this process.
-        pool.begin_to_open(job)
+        pool.begin_to_open(job, out)
         torch.set_num_threads(job.threads)
         torch.use_deterministic_algorithms(pool.device == "cpu")
         sites, config, parts = prepare(job, events.features)
@@ -148,8 +154,8 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
             locks.enter_context(hold_folder(out))
         facts = count_data(job, sites.data)
         files = digest_model_files(job)
-        pool.open(job, sites.data)
-        pool.reduce(count_useful([len(part.sites) for part in parts]))
+        useful = count_useful([len(part.sites) for part in parts])
+        pool.open(job, out, sites.data, useful)
         claim(
             job,
             out,
@@ -159,12 +165,18 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
             resume=resume,
             command=command,
             workers=pool.count,
+            processors=pool.processors,
         )
         with resumable(f"{command} --resume"), reported(events, out):
             run = _Run(job, out, resume, events, pool)
             outcomes = run.train_parts(parts, sites.data)
             result = _make_result(job, sites, facts, parts, outcomes, command)
-            result = result.model_copy(update={"workers": pool.count})
+            update = {
+                "workers": pool.count,
+                "processors": pool.processors,
+                "notes": [*result.notes, *remark_on_processors(pool.processors)],
+            }
+            result = result.model_copy(update=update)
             result.write(out)
     return result
 
@@ -227,7 +239,7 @@ class _Run:
         outcomes: dict[str, Outcome] = {}
         pace = Pace(self._plan_work(parts))
         waiting = list(parts)
-        while waiting and self.workers.count == 1:
+        while waiting and not self.workers.all:
             part = waiting.pop(0)
             started = time.monotonic()
             outcomes[part.name] = self._train_here(part, sites)
@@ -235,7 +247,7 @@ class _Run:
             useful = count_useful([len(part.sites) for part in waiting])
             seconds = pace.expect([part.name for part in waiting])
             if useful > 1 and self.workers.is_worthwhile(seconds):
-                self.workers.start_late(self.job, sites, useful)
+                self.workers.start_late(self.job, self.out, sites, useful)
                 record_workers(self.out, self.workers.count)
         return outcomes | self._train_in_workers(waiting)
 

@@ -1,13 +1,17 @@
 """The worker processes of a simulation, seen by the process that starts them.
 
+They run on this machine, or on the nodes of a cluster (`Host`).
+
 A worker receives the tables of the job, and reads the sites' data itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal
+from contextlib import ExitStack, contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 from fednotes.engines.carried import make_request
 from fednotes.engines.remote_programs import RemotePrograms
@@ -15,6 +19,8 @@ from fednotes.engines.site_programs import SitePrograms
 from fednotes.jobs.job import Job, Progress
 from fednotes.jobs.part_training import PartEvents, PartRun, SiteReport
 from fednotes.jobs.results import Outcome
+from fednotes.jobs.workers.child_process import SITES, ChildProcess
+from fednotes.jobs.workers.cluster import Cluster, connect
 from fednotes.jobs.workers.commands import (
     CONTINUE,
     HOLD,
@@ -35,7 +41,7 @@ from fednotes.jobs.workers.dealing import (
     deal_sites,
 )
 from fednotes.jobs.workers.events import BEGIN, END, FEATURES, RESULT, ROUND
-from fednotes.jobs.workers.worker_process import SITES, WorkerProcess, end_workers
+from fednotes.jobs.workers.worker_process import WorkerProcess, end_workers
 
 # Expected seconds of work from which workers start by themselves. Their start takes a
 # few seconds of each core.
@@ -43,31 +49,96 @@ LONG_SECONDS = 30.0
 _REMEDY = "give `resume` to continue the run, and fewer `workers` if memory is short"
 
 
+class Host(Protocol):
+    """Where workers run: on this machine, or on a cluster.
+
+    Attributes:
+        device: The PyTorch device of a process that computes without workers.
+        limit: The largest number of workers.
+        processors: The names of the processors on which workers started, if they may
+            differ from this machine's.
+    """
+
+    device: str
+    limit: int
+    processors: Sequence[str]
+
+    def start(self, number: int, folders: Sequence[Path]) -> Iterator[WorkerProcess]:
+        """Start workers and yield each.
+
+        Args:
+            number: Number of workers.
+            folders: The folders that they read and write; the last one is this run's.
+        """
+
+
+class ThisMachine:
+    """This machine, whose workers are children of this process (`Host`).
+
+    Args:
+        devices: The PyTorch device of each worker.
+
+    Attributes:
+        device: As in `Host`.
+        limit: As in `Host`.
+        processors: As in `Host`.
+    """
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self.device = devices[0]
+        self.limit = len(devices)
+        self.processors: Sequence[str] = ()
+        self._devices = devices
+
+    def start(self, number: int, folders: Sequence[Path]) -> Iterator[WorkerProcess]:
+        """Start workers and yield each; see `Host`."""
+        del folders
+        for worker, device in enumerate(self._devices[:number], 1):
+            yield WorkerProcess(ChildProcess(SITES), worker, device, remedy=_REMEDY)
+
+
+class Start(Enum):
+    """When workers start."""
+
+    AT_ONCE = "while this process reads the data"
+    WITH_PARTS = "when the data show how many workers will have work"
+    IF_LONG = "when the work turns out to be long"
+
+
 class Workers:
     """Worker processes that share the work on a run, or on several runs.
 
-    They start when the first job is opened, or later if they wait.
-
     Args:
-        devices: The PyTorch device of each worker. With one device there is no worker:
-            the process that has this object computes itself.
-        wait: Whether they start only once the work turns out to be long (`start_late`).
+        host: Where they run. A single worker on this machine does not start: the
+            process that has this object computes itself.
+        start: When they start.
 
     Attributes:
         all: The processes.
-        device: The PyTorch device of a process that computes without workers.
     """
 
-    def __init__(self, devices: Sequence[str], *, wait: bool = False) -> None:
+    def __init__(self, host: Host, start: Start = Start.AT_ONCE) -> None:
         self.all: list[WorkerProcess] = []
-        self.device = devices[0]
-        self._wait = wait
-        self._to_start = list(devices) if len(devices) > 1 else []
+        self._host = host
+        self._start = start
+        # One worker is not faster than this process, but it may be on a better machine.
+        self._fewest = 2 if isinstance(host, ThisMachine) else 1
+        self._can_start = host.limit >= self._fewest
 
     @property
     def count(self) -> int:
         """The number of processes that compute for sites."""
         return max(1, len(self.all))
+
+    @property
+    def device(self) -> str:
+        """The PyTorch device of a process that computes without workers."""
+        return self._host.device
+
+    @property
+    def processors(self) -> list[str]:
+        """The names of the workers' processors, if these may differ."""
+        return list(self._host.processors)
 
     def is_worthwhile(self, seconds: float) -> bool:
         """Return whether workers that wait should start now.
@@ -75,29 +146,73 @@ class Workers:
         Args:
             seconds: The seconds that the remaining work takes in one process.
         """
-        return bool(self._wait and self._to_start) and seconds >= LONG_SECONDS
+        waits = self._can_start and self._start is Start.IF_LONG
+        return waits and seconds >= LONG_SECONDS
 
-    def start_late(self, job: Job, sites: Sequence[Any], useful: int) -> None:
+    def start_late(
+        self, job: Job, out: Path, sites: Sequence[Any], useful: int
+    ) -> None:
         """Start workers that wait, for a job that has begun in this process.
 
         Args:
             job: The job.
+            out: Folder of the run.
             sites: The data of its sites as they were read here.
             useful: Number of workers that will have work.
         """
-        self._wait = False
-        del self._to_start[useful:]
-        self.begin_to_open(job)
-        self.open(job, sites)
+        self._launch(useful, job, out)
+        self._send_job(job)
+        self._wait_for_data(job, sites)
 
-    def begin_to_open(self, job: Job) -> None:
-        """Let the workers begin to read a job's data; start them for the first one."""
-        if self._wait:
+    def begin_to_open(self, job: Job, out: Path) -> None:
+        """Let the workers begin to read a job's data; start them for the first one.
+
+        Args:
+            job: The job.
+            out: Folder of the run.
+        """
+        if self._start is Start.AT_ONCE:
+            self._launch(self._host.limit, job, out)
+        self._send_job(job)
+
+    def open(self, job: Job, out: Path, sites: Sequence[Any], useful: int) -> None:
+        """Wait until the workers have read the data; end those without work.
+
+        Args:
+            job: The job.
+            out: Folder of the run.
+            sites: The data of its sites as they were read here.
+            useful: Number of workers that will have work.
+
+        Raises:
+            DataError: A worker has read other data.
+            Exception: A worker cannot read the data.
+        """
+        if self._start is Start.WITH_PARTS and self._can_start:
+            self._launch(useful, job, out)
+            self._send_job(job)
+        self._wait_for_data(job, sites)
+        remaining = useful if useful >= self._fewest else 0
+        surplus = self.all[remaining:]
+        del self.all[remaining:]
+        end_workers(surplus)
+
+    def close(self) -> None:
+        """End all workers."""
+        end_workers(self.all)
+        self.all.clear()
+
+    def _launch(self, number: int, job: Job, out: Path) -> None:
+        """Start workers unless they have been started."""
+        if not self._can_start:
             return
-        while self._to_start:
-            device = self._to_start.pop(0)
-            number = len(self.all) + 1
-            self.all.append(WorkerProcess(SITES, number, device, remedy=_REMEDY))
+        self._can_start = False
+        number = min(number, self._host.limit)
+        for worker in self._host.start(number, [job.folder, out]):
+            self.all.append(worker)
+
+    def _send_job(self, job: Job) -> None:
+        """Let the workers begin to read a job's data."""
         for worker in self.all:
             worker.duty = "computed for the data of all sites"
             values = {
@@ -108,44 +223,21 @@ class Workers:
             }
             worker.send(make_request(OPEN, values).frame)
 
-    def open(self, job: Job, sites: Sequence[Any]) -> None:
-        """Wait until the workers have read the data.
-
-        Args:
-            job: The job.
-            sites: The data of its sites as they were read here.
-
-        Raises:
-            DataError: A worker has read other data.
-            Exception: A worker cannot read the data.
-        """
+    def _wait_for_data(self, job: Job, sites: Sequence[Any]) -> None:
+        """Wait until the workers have read a job's data, the same as this process."""
         if not self.all:
             return
         digests = describe_data(job, sites)
         for worker in self.all:
             require_same_data(digests, worker.wait_for_result())
 
-    def reduce(self, useful: int) -> None:
-        """End the workers that will have no work.
-
-        Args:
-            useful: Number of workers that will have work; 1 ends all, because one
-                worker is not faster than this process.
-        """
-        remaining = 0 if useful == 1 else useful
-        surplus = self.all[remaining:]
-        del self.all[remaining:]
-        end_workers(surplus)
-
-    def close(self) -> None:
-        """End all workers."""
-        end_workers(self.all)
-        self.all.clear()
-
 
 @contextmanager
 def start_workers(
-    device: str, number: int | Literal["auto"], threads: int
+    device: str,
+    number: int | Literal["auto"],
+    threads: int,
+    cluster: str | None = None,
 ) -> Iterator[Workers]:
     """Yield workers, which start when they are needed and end with the context.
 
@@ -153,24 +245,38 @@ def start_workers(
         device: The PyTorch device; "cuda:*" deals workers out to all GPUs.
         number: Number of workers; with 1, this process computes. With "auto", workers
             for all free cores wait until the work turns out to be long; for "cuda:*",
-            there is one for each GPU from the start.
+            there is one for each GPU from the start. On a cluster, workers compute with
+            any number, and "auto" is as many as have room there.
         threads: Number of threads of each worker.
+        cluster: Address of a Ray cluster; None starts the workers on this machine.
 
     Raises:
-        ConfigError: This machine has no such device.
+        ConfigError: This machine has no such device, or the cluster has no room.
         ParameterError: The number is below 1, or needs more cores than there are.
     """
+    with ExitStack() as stack:
+        if cluster is not None:
+            ray = stack.enter_context(connect(cluster))
+            host: Host = Cluster(ray, device, number, threads)
+            start = Start.WITH_PARTS
+        else:
+            host, start = _plan_local(device, number, threads)
+        workers = Workers(host, start)
+        stack.callback(workers.close)
+        yield workers
+
+
+def _plan_local(
+    device: str, number: int | Literal["auto"], threads: int
+) -> tuple[ThisMachine, Start]:
+    """Return this machine with room for workers, and when they start."""
     is_auto = number == AUTO
     if number == AUTO:
         number = choose_number(device, threads)
     else:
         check_workers(number, threads, count_cores())
-    wait = is_auto and device != EVERY_GPU
-    workers = Workers(choose_devices(device, number), wait=wait)
-    try:
-        yield workers
-    finally:
-        workers.close()
+    host = ThisMachine(choose_devices(device, number))
+    return host, Start.IF_LONG if is_auto and device != EVERY_GPU else Start.AT_ONCE
 
 
 # ---- parts whose sites are in several workers ----------------------------------------

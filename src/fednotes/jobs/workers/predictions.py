@@ -24,6 +24,7 @@ from fednotes.core.types import Document
 from fednotes.engines.carried import make_request
 from fednotes.jobs.prediction_windows import Window
 from fednotes.jobs.saved_models import LoadOptions
+from fednotes.jobs.workers.child_process import PREDICTIONS, ChildProcess
 from fednotes.jobs.workers.dealing import (
     AUTO,
     EVERY_GPU,
@@ -39,11 +40,7 @@ from fednotes.jobs.workers.prediction_messages import (
     decode_spans,
     encode_notes,
 )
-from fednotes.jobs.workers.worker_process import (
-    PREDICTIONS,
-    WorkerProcess,
-    end_workers,
-)
+from fednotes.jobs.workers.worker_process import WorkerProcess, end_workers
 from fednotes.taggers.saving import read_config
 
 # Number of notes from which "auto" starts workers: the start of one takes a few seconds
@@ -139,7 +136,8 @@ def start_prediction_workers(
     workers: list[WorkerProcess] = []
     try:
         for number, device in enumerate(devices, 1):
-            worker = WorkerProcess(PREDICTIONS, number, device, remedy=remedy)
+            child = ChildProcess(PREDICTIONS)
+            worker = WorkerProcess(child, number, device, remedy=remedy)
             workers.append(worker)
             worker.duty = "loaded the model"
             values = {

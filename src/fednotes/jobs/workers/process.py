@@ -36,7 +36,7 @@ def main(work: str) -> None:
     reader.start()
 
     # Imported while stdin is watched, because it takes seconds.
-    from fednotes.jobs.workers.worker_process import PREDICTIONS
+    from fednotes.jobs.workers.child_process import PREDICTIONS
 
     if work == PREDICTIONS:
         from fednotes.jobs.workers.prediction_answers import PredictionWorker
