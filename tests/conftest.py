@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
+import psutil
 import pytest
 import torch
 from postgres import Postgres, running_postgres
@@ -61,10 +62,10 @@ def postgres() -> Iterator[Postgres]:
 def _no_worker_by_itself() -> Iterator[None]:
     """Keep runs in this process, which has what tests change, unless they give a number.
 
-    A machine with much other work has no free cores.
+    A machine that is busy has no free cores.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "getloadavg", lambda: (1e6, 1e6, 1e6))
+        patch.setattr(psutil, "cpu_percent", lambda **_: 100.0)
         yield
 
 

@@ -230,8 +230,11 @@ def test_the_pace_is_estimated_from_finished_parts() -> None:
 
 def test_other_work_leaves_fewer_cores_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dealing, "count_cores", lambda: 8)
-    for load, free in ((0.2, 8), (2.6, 5), (80.0, 1)):
-        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    for percent, free in ((2.0, 8), (16.0, 5), (95.0, 1)):
+        monkeypatch.setattr(
+            dealing.psutil, "cpu_percent", lambda percent=percent, **_: percent
+        )
         assert count_free_cores() == free
     monkeypatch.setattr(dealing, "count_free_cores", lambda: 8)
     assert [choose_number("cpu", threads) for threads in (1, 3, 9)] == [8, 2, 1]

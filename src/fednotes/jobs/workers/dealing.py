@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
+import psutil
 import torch
 
 from fednotes.core.errors import ParameterError
@@ -14,6 +15,7 @@ from fednotes.core.tensors import device_of
 
 AUTO: Final = "auto"
 EVERY_GPU = "cuda:*"
+_SAMPLE_SECONDS = 0.3  # in which this process waits, so that it does not count itself
 
 
 def deal_sites(sizes: Mapping[str, int], workers: int) -> list[list[str]]:
@@ -99,12 +101,15 @@ def _read_quota(path: Path, without: int) -> int:
 
 
 def count_free_cores() -> int:
-    """Return the number of cores that other work has left over in the last minute."""
-    try:
-        load, _, _ = os.getloadavg()
-    except OSError:  # the system does not know it
-        load = 0.0
-    return max(1, count_cores() - round(load))
+    """Return the number of cores that other work leaves over at this moment.
+
+    The system's load average would not do: it still counts what this user's last
+    command did, such as a check of the same job.
+    """
+    # Of all cores together.
+    busy_percent: float = psutil.cpu_percent(interval=_SAMPLE_SECONDS)
+    busy_cores = busy_percent / 100 * (os.cpu_count() or 1)
+    return max(1, count_cores() - round(busy_cores))
 
 
 def choose_number(device: str, threads: int) -> int:
