@@ -130,7 +130,7 @@ def by_hand(sites: list[ByHand], config: fedner.Config) -> Iterator[list[Tensor]
     ]
     adam = torch.optim.Adam(shared, lr=config.learning_rate, fused=True)
     sizes = [site.sentences for site in sites]
-    shares = [fedner.batch_share(size, sum(sizes), config) for size in sizes]
+    shares = [fedner.compute_batch_share(size, sum(sizes), config) for size in sizes]
     rounds = -(-sum(sizes) // sum(shares))
     for number in range(config.epochs * rounds):
         loss = 0.0

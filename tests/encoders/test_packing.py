@@ -23,7 +23,7 @@ from fednotes.encoders.packing import (
     plan_pairs,
 )
 from fednotes.encoders.token_cache import Tokens
-from fednotes.methods import presets
+from fednotes.methods import read_presets
 
 SPECIALS = Specials(cls=1, sep=2, mask=3, pad=0)
 
@@ -332,7 +332,7 @@ def test_the_paper_preset_takes_a_tenth_of_its_steps_on_long_sequences() -> None
     A cycle is an epoch, so a cycle of 512 tokens has about a quarter of the steps of
     one of 128.
     """
-    settings = presets("pretrain")["paper"]["training"]
+    settings = read_presets("pretrain")["paper"]["training"]
     draw = random.Random(4)
     notes = _corpus([[draw.randint(5, 25) for _ in range(120)] for _ in range(60)])
     short, long = (

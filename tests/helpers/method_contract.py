@@ -49,7 +49,7 @@ from fednotes.engines.sampling import RoundSampling
 from fednotes.engines.simulation import Simulation
 from fednotes.privacy.noise import SCALE
 from fednotes.privacy.training import NOISY
-from fednotes.training.site_sampling import drawn_per_round
+from fednotes.training.site_sampling import count_drawn_sites
 
 COUNT_STEP = 10  # no size of a site is a multiple of it
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))]
@@ -352,7 +352,7 @@ class MethodContract:
         are those of a run in several, and of a run that was killed and resumed."""
         changes = {"sites_per_round": 2, "weighting": False}
         settings = with_known(reference.job.settings, changes)
-        if drawn_per_round(settings) is None:
+        if count_drawn_sites(settings) is None:
             pytest.skip("the method does not draw sites")
         job = replace(reference.job, settings=settings)
         for_all_sites = job.method.site_class.for_all_sites

@@ -43,13 +43,13 @@ def config_of(site: SiteData, **settings: Any) -> Any:
 def make_private_site(
     site: SiteData | None = None,
     secret: bytes | None = SECRET,
-    question: Any = bytes,
+    name_request: Any = bytes,
     **settings: Any,
 ) -> DPSite:
     """Return a site that trains with differential privacy. secret: None draws a new
     one."""
     site, kind = site or patients(), DPMethod(FEDNER).make_site
-    arguments: Any = {"secret": secret, "question": question}
+    arguments: Any = {"secret": secret, "name_request": name_request}
     arguments["directory"] = settings.pop("directory", None)
     private_site: DPSite = kind(site, config_of(site, **settings), **arguments)
     return private_site

@@ -38,7 +38,7 @@ from fednotes.jobs.job_file import (
 from fednotes.jobs.local_files import site_path_keys
 from fednotes.jobs.reference import list_tables
 from fednotes.jobs.reference_text import format_page, format_tables
-from fednotes.methods import fedner, find, names
+from fednotes.methods import fedner, find, list_names
 from fednotes.taggers.saving import kinds, model_class
 
 BASE: dict[str, Any] = {"method": "fedner", "model": {"hashed_words": 8}}
@@ -556,7 +556,7 @@ def test_the_reference_lists_every_key_in_the_section_of_its_table() -> None:
 
 def test_the_reference_has_every_field_that_a_job_may_set() -> None:
     assert documented_keys("top") == {field.name for field in fields(TopConfig)}
-    for name in methods.names():
+    for name in methods.list_names():
         heading = f"[training] of {name}"
         (of_method,) = (table for table in list_tables() if table.heading == heading)
         in_class = {field.name for field in fields(methods.find(name).config_class)}
@@ -694,7 +694,7 @@ def test_a_job_may_name_the_only_kind_of_model_of_its_method(tmp_path: Path) -> 
         load_job(str(path))
 
 
-OF_DOCUMENTS = [name for name in names() if find(name).holds == "documents"]
+OF_DOCUMENTS = [name for name in list_names() if find(name).holds == "documents"]
 
 
 @pytest.mark.parametrize("kind", kinds())
@@ -705,7 +705,7 @@ def test_an_error_about_a_kind_names_only_methods_that_train_it(
     def job_of(name: str) -> Job:
         tables: dict[str, Any] = {"method": name, "model": {"kind": kind}}
         settings = {field.name for field in fields(find(name).config_class)}
-        if "unannotated" in settings and not model_class(kind).softens:
+        if "unannotated" in settings and not model_class(kind).trains_on_posteriors:
             tables["training"] = {"unannotated": "pseudo"}
         return parse_job(tables | {"synthetic": {}}, "job", tmp_path, "job.toml")
 

@@ -54,12 +54,14 @@ def kinds_of_model(method: str) -> list[str]:
 
 
 PRESETS = [
-    (name, preset) for name in methods.names() for preset in methods.find(name).presets
+    (name, preset)
+    for name in methods.list_names()
+    for preset in methods.find(name).presets
 ]
 MODELS = [
     (name, preset, kind) for name, preset in PRESETS for kind in kinds_of_model(name)
 ]
-PRIVATE_METHODS = [name for name in methods.names() if methods.find(name).dp]
+PRIVATE_METHODS = [name for name in methods.list_names() if methods.find(name).dp]
 
 
 def minimal_job(method: str, preset: str, kind: str = "", **tables: Any) -> Job:
@@ -69,7 +71,7 @@ def minimal_job(method: str, preset: str, kind: str = "", **tables: Any) -> Job:
     data = {"synthetic": {}} if generates else {"sites": sites}
     model = {"kind": kind} if kind else {}
     settings = {field.name for field in fields(methods.find(method).config_class)}
-    is_soft = not kind or saving.model_class(kind).softens
+    is_soft = not kind or saving.model_class(kind).trains_on_posteriors
     if preset == "best" and "unannotated" in settings and not is_soft:
         # It has no posterior for what the preset needs.
         tables["training"] = {"unannotated": "pseudo"}
@@ -359,7 +361,7 @@ def test_the_schema_has_the_effective_model_defaults(
     assert defaults == flatten_without_kind(config)
 
 
-@pytest.mark.parametrize("method", methods.names())
+@pytest.mark.parametrize("method", methods.list_names())
 def test_the_schema_of_a_job_without_a_preset_has_the_defaults_of_best(
     method: str,
 ) -> None:
@@ -397,7 +399,7 @@ def test_every_training_key_of_the_schema_has_a_meaning(
 
 def test_docstrings_describe_every_field_of_a_class() -> None:
     classes = [TopConfig]
-    classes += [methods.find(name).config_class for name in methods.names()]
+    classes += [methods.find(name).config_class for name in methods.list_names()]
     classes += [kind.site_config for kind in kinds.all_kinds()]
     for cls in classes:
         names = {field.name for field in fields(cls)}

@@ -23,7 +23,7 @@ from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.parts import list_parts, plan_rounds, prepare
 from fednotes.jobs.simulate import simulate
 from fednotes.methods import fedner
-from fednotes.training.site_sampling import SiteSampling, without_sampling
+from fednotes.training.site_sampling import SiteSampling, remove_sampling
 
 SITES = ("discharge", "reports", "posts", "mixed4", "mixed5")  # as they are generated
 
@@ -82,9 +82,11 @@ def test_a_round_averages_the_drawn_sites_by_their_sentences(
     for name in drawn_sites(0):
         site = members[name]
         site.take_share({}, examples=sum(sizes.values()))
-        trained[name] = site.train(fedner.initial(config), round=0).tensors
+        trained[name] = site.train(
+            fedner.make_initial_parameters(config), round=0
+        ).tensors
     weights = [sizes[name] for name in trained]
-    for parameter in fedner.initial(config):
+    for parameter in fedner.make_initial_parameters(config):
         each = [tensors[parameter].double().numpy() for tensors in trained.values()]
         np.testing.assert_allclose(
             state.tensors[f"shared.{parameter}"],
@@ -144,7 +146,7 @@ def test_other_conditions_do_not_draw_sites() -> None:
     for part in parts:
         is_federated = part.condition == "federated"
         assert (part.config.sites_per_round == 2) == is_federated
-    unsampled = list_parts(job, sites, without_sampling(config))
+    unsampled = list_parts(job, sites, remove_sampling(config))
     for part, other in zip(parts, unsampled, strict=True):
         assert repr(part.config) == repr(other.config)
 

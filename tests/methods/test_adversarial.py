@@ -22,15 +22,15 @@ from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import simulate
 from fednotes.methods import adversarial, distill
 from fednotes.methods.adversarial import (
-    adversarial_loss,
-    discriminators,
-    disentanglement,
-    domain_loss,
-    domain_specific,
-    matching_loss,
-    pseudo_entropy,
-    reversal_strength,
-    reverse,
+    compute_adversarial_loss,
+    compute_disentanglement,
+    compute_domain_loss,
+    compute_matching_loss,
+    compute_pseudo_entropy,
+    compute_reversal_strength,
+    make_discriminators,
+    project_on_discriminator,
+    reverse_gradient,
 )
 from fednotes.taggers.model import Losses
 from fednotes.taggers.prompt_bart import PromptBartConfig
@@ -89,9 +89,11 @@ def test_gradient_reversal_equals_finite_differences() -> None:
     states, weight = draw(6, 4, seed=1), draw(3, 4, seed=2)
 
     def plain() -> float:
-        return domain_loss(states, weight, 1).item()
+        return compute_domain_loss(states, weight, 1).item()
 
-    value = domain_loss(reverse(states, torch.tensor([[0.3]])), weight, 1)
+    value = compute_domain_loss(
+        reverse_gradient(states, torch.tensor([[0.3]])), weight, 1
+    )
     expected = cross_entropy(states.detach().numpy(), weight.detach().numpy(), 1)
     assert value.item() == plain() == pytest.approx(expected, rel=1e-12)
     np.testing.assert_allclose(
@@ -108,9 +110,11 @@ def test_only_states_that_reveal_their_site_are_changed() -> None:
         softmax(states.detach().numpy() @ weight.detach().numpy().T)[:, 1] > 1 / 3
     )
     assert 3 < revealing.sum() < 9
-    value = matching_loss(states, weight, 1, 0.3)
+    value = compute_matching_loss(states, weight, 1, 0.3)
     for at, scale in ((states, -0.3 * revealing[:, None]), (weight, 1.0)):
-        expected = scale * slopes(lambda: domain_loss(states, weight, 1).item(), at)
+        expected = scale * slopes(
+            lambda: compute_domain_loss(states, weight, 1).item(), at
+        )
         np.testing.assert_allclose(grad_of(value, at), expected, atol=1e-9)
 
 
@@ -119,9 +123,9 @@ def test_default_strengths_are_those_of_the_page() -> None:
     0.1"; and Ganin's schedule 2 / (1 + exp(-10 p)) - 1, which is tanh(5 p)."""
     settings = adversarial.Config()
     assert (settings.strength, settings.entropy) == (0.1, 0.1)
-    assert reversal_strength(0.0) == 0.0
+    assert compute_reversal_strength(0.0) == 0.0
     for progress in np.linspace(0, 1, 9):
-        assert reversal_strength(progress) == pytest.approx(
+        assert compute_reversal_strength(progress) == pytest.approx(
             np.tanh(5 * progress), abs=1e-15
         )
 
@@ -179,7 +183,7 @@ def test_the_loss_of_each_variant_equals_numpy(variant: str) -> None:
     square."""
     losses, weights, project = build_losses()
     settings = adversarial.Config(variant=variant, strength=0.7, entropy=0.2)
-    value = adversarial_loss(losses, weights, 2, progress=0.25, config=settings)
+    value = compute_adversarial_loss(losses, weights, 2, progress=0.25, config=settings)
     domain = plain_domain(losses, weights, 2)
     outputs, domain_outputs = (
         t.detach().numpy() for t in (losses.outputs, weights["domain.outputs"])
@@ -213,7 +217,7 @@ def test_entropy_is_minimised_only_at_pseudo_targets() -> None:
     pseudo target's that of finite differences, and closed candidates make nothing NaN.
     """
     losses, _, project = build_losses()
-    value = pseudo_entropy(losses)
+    value = compute_pseudo_entropy(losses)
     scores = plain_scores(losses.outputs.detach().numpy(), project)
     assert np.isinf(scores).any()
     assert value.item() == pytest.approx(entropy(scores)[[1, 4, 5]].mean(), rel=1e-12)
@@ -221,7 +225,7 @@ def test_entropy_is_minimised_only_at_pseudo_targets() -> None:
     assert not gradient[[0, 2, 3, 6]].any()
     np.testing.assert_allclose(
         gradient,
-        slopes(lambda: pseudo_entropy(losses).item(), losses.outputs),
+        slopes(lambda: compute_pseudo_entropy(losses).item(), losses.outputs),
         atol=1e-9,
     )
     of_project = grad_of(value, project)
@@ -229,15 +233,15 @@ def test_entropy_is_minimised_only_at_pseudo_targets() -> None:
     assert of_project.any()
     assert not of_project[MASKED].any()
     none = replace(losses, pseudo=torch.zeros(7, dtype=torch.bool))
-    assert pseudo_entropy(none).item() == 0.0
-    assert not grad_of(pseudo_entropy(none), none.outputs).any()
+    assert compute_pseudo_entropy(none).item() == 0.0
+    assert not grad_of(compute_pseudo_entropy(none), none.outputs).any()
 
 
 def test_the_projection_splits_a_state_into_specific_and_shared_parts() -> None:
     """NumPy's pseudo-inverse; what tells the site is in it, the rest is orthogonal to
     it and to every row of the discriminator."""
     states, weight = draw(7, 9, seed=1, grad=False), draw(3, 9, seed=2, grad=False)
-    specific = domain_specific(states, weight)
+    specific = project_on_discriminator(states, weight)
     rows = weight.numpy()
     np.testing.assert_allclose(
         specific, states.numpy() @ np.linalg.pinv(rows) @ rows, atol=1e-5
@@ -267,7 +271,7 @@ def test_the_projection_handles_dependent_rows(weight: Tensor) -> None:
     digits."""
     weight.requires_grad_()
     states = draw(7, weight.shape[1], seed=1, grad=False).float().requires_grad_()
-    specific = domain_specific(states, weight)
+    specific = project_on_discriminator(states, weight)
     rows = weight.detach().numpy()
     expected = states.detach().numpy() @ np.linalg.pinv(rows, rcond=1e-5) @ rows
     np.testing.assert_allclose(specific.detach().numpy(), expected, atol=1e-3)
@@ -280,9 +284,9 @@ def test_disentanglement_does_not_change_the_output_layer() -> None:
     differences; the output layer, which Peng et al. hold fixed, gets none."""
     losses, weights, project = build_losses()
     weight = weights["domain.outputs"]
-    value = disentanglement(losses, weight)
+    value = compute_disentanglement(losses, weight)
     for at in (losses.outputs, weight):
-        expected = slopes(lambda: disentanglement(losses, weight).item(), at)
+        expected = slopes(lambda: compute_disentanglement(losses, weight).item(), at)
         assert np.abs(expected).max() > 1e-3
         np.testing.assert_allclose(grad_of(value, at), expected, atol=1e-8)
     assert not grad_of(value, project).any()
@@ -292,9 +296,11 @@ def test_the_discriminator_of_peng_does_not_change_the_states() -> None:
     """It learns (finite differences), but nothing asks a state to show its site."""
     losses, weights, _ = build_losses()
     settings = adversarial.Config(variant="peng", entropy=0.0)
-    value = adversarial_loss(losses, weights, 0, progress=0.5, config=settings)
+    value = compute_adversarial_loss(losses, weights, 0, progress=0.5, config=settings)
     weight = weights["domain.outputs"]
-    expected = slopes(lambda: domain_loss(losses.outputs, weight, 0).item(), weight)
+    expected = slopes(
+        lambda: compute_domain_loss(losses.outputs, weight, 0).item(), weight
+    )
     np.testing.assert_allclose(grad_of(value, weight), expected, atol=1e-9)
     assert not grad_of(value, losses.outputs).any()
 
@@ -315,12 +321,12 @@ def test_the_losses_apply_to_a_prompt_tuned_bart(bart: Path) -> None:
     assert pseudo.tolist() == [False, True, True, True, False, False, False, False]
     scores = losses.score(losses.outputs).detach().numpy()
     assert np.isinf(scores).any()
-    low = pseudo_entropy(losses)
+    low = compute_pseudo_entropy(losses)
     assert low.item() == pytest.approx(entropy(scores)[pseudo].mean(), rel=1e-5)
     of_outputs = grad_of(low, losses.outputs)
     assert of_outputs[pseudo].any(axis=1).all()
     assert not of_outputs[~pseudo].any()
-    high = disentanglement(losses, nn.Parameter(torch.eye(32)))
+    high = compute_disentanglement(losses, nn.Parameter(torch.eye(32)))
     assert high.item() == pytest.approx(-entropy(scores).mean(), rel=1e-4)
     (losses.source.sum() + low + high).backward()  # the graph is still whole
     for name, parameter in model.trainable().items():
@@ -344,7 +350,9 @@ def test_discriminators_of_bart_base_have_the_published_sizes(
     bart: Any = SimpleNamespace(widths=(768,) * 6, output_width=768, device="cpu")
     names = tuple("abcdef"[:sites])
     settings = adversarial.Config(variant=variant, platforms=names)
-    assert sum(w.numel() for w in discriminators(settings, bart).values()) == expected
+    assert (
+        sum(w.numel() for w in make_discriminators(settings, bart).values()) == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -423,7 +431,7 @@ def test_one_site_has_no_discriminators_and_equals_distill(sites) -> None:
     for settings in adversarial.METHOD.configure_alone(config(sites), sites):
         assert settings.platforms == ()
         assert (
-            discriminators(
+            make_discriminators(
                 settings, build_model(settings.model, settings.tags, settings.seed)
             )
             == {}
@@ -435,7 +443,7 @@ def test_the_global_discriminators_are_the_mean_over_sites(sites, variant: str) 
     """Each site trained by itself for a round, then NumPy's mean; they did learn."""
     settings = config(sites, variant=variant, rounds=1)
     _, state = federate(sites, settings)
-    start = adversarial.initial(settings)
+    start = adversarial.make_initial_parameters(settings)
     trained = []
     for site in sites:
         member = adversarial.Site(site, settings)
@@ -460,7 +468,7 @@ def test_discriminators_start_as_unit_noise(sites) -> None:
     """
     wide = replace(MODEL, cnn_filters=900, lstm_units=300)
     settings = config(sites, variant="peng", model=wide)
-    first = adversarial.initial(settings)
+    first = adversarial.make_initial_parameters(settings)
     domains = {
         name: value for name, value in first.items() if name.startswith("domain.")
     }
@@ -479,7 +487,9 @@ def test_discriminators_start_as_unit_noise(sites) -> None:
         torch.nn.functional.normalize(rows) @ torch.nn.functional.normalize(rows).T
     )
     assert (cosines - torch.eye(9)).abs().max() < 5 / np.sqrt(600)
-    reseeded = adversarial.initial(replace(settings, seed=settings.seed + 1))
+    reseeded = adversarial.make_initial_parameters(
+        replace(settings, seed=settings.seed + 1)
+    )
     assert not torch.equal(first["domain.0"], reseeded["domain.0"])
     for data in sites:
         member = adversarial.Site(data, settings)
@@ -491,7 +501,7 @@ def test_discriminators_learn_the_name_of_each_site(sites) -> None:
     place in `platforms` more probable for its sentences, and that name's row alone does
     so."""
     settings = config(sites, rounds=1, strength=0.0)
-    start = adversarial.initial(settings)
+    start = adversarial.make_initial_parameters(settings)
     for label, site in enumerate(sites):
         member = adversarial.Site(site, settings)
         member.begin(start, round=0)
@@ -512,13 +522,13 @@ def test_the_strength_schedule_runs_over_the_rounds(
 ) -> None:
     """Round r of R is r / R of the way, at every site."""
     calls = set()
-    loss = adversarial.adversarial_loss
+    loss = adversarial.compute_adversarial_loss
 
     def spy(losses, weights, label, *, progress, config):
         calls.add((label, progress))
         return loss(losses, weights, label, progress=progress, config=config)
 
-    monkeypatch.setattr(adversarial, "adversarial_loss", spy)
+    monkeypatch.setattr(adversarial, "compute_adversarial_loss", spy)
     federate(sites, config(sites, rounds=4))
     assert calls == {
         (label, part) for label in range(3) for part in (0.0, 0.25, 0.5, 0.75)
@@ -536,7 +546,7 @@ def test_without_strength_and_entropy_the_method_equals_distill(
         name: v for name, v in tensors.items() if not name.startswith("shared.domain.")
     }
     assert_same(tagger_tensors, reference[1])
-    start = adversarial.initial(settings)
+    start = adversarial.make_initial_parameters(settings)
     assert len(tensors) > len(tagger_tensors)
     for name in tensors.keys() - tagger_tensors.keys():
         assert not torch.equal(tensors[name], start[name.removeprefix("shared.")])
@@ -584,7 +594,7 @@ def test_baselines_run_on_a_prompt_tuned_bart(sites, bart: Path, variant: str) -
     settings = config(few, model=model, variant=variant)
     members, state = federate(few, settings)
     assert len(members[0].discriminators) == (3 if variant == "peng" else 2)
-    for name, value in adversarial.initial(settings).items():
+    for name, value in adversarial.make_initial_parameters(settings).items():
         now = state.tensors[f"shared.{name}"]
         assert torch.isfinite(now).all(), name
         assert not torch.equal(now, value), name

@@ -22,18 +22,18 @@ from fednotes.methods.averaging import (
     Averaging,
     AveragingSite,
     Server,
-    central,
-    examples_of,
-    parts,
+    count_examples,
+    estimate_traffic,
+    make_alone_configs,
+    remove_federation_settings,
     run_cycles,
-    traffic_of,
 )
 from fednotes.training.compression import (
+    choose_step_sizes,
+    compute_mean_squares,
     decode,
     encode,
-    mean_squares,
     require_step_sizes,
-    step_sizes,
     unpack_total,
 )
 from fednotes.training.local_trainer import Step
@@ -94,7 +94,7 @@ class Fit(AveragingSite):
     def count_example_tokens(self) -> np.ndarray | None:
         return None if self.lengths is None else np.array(self.lengths)
 
-    def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
+    def iterate_steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
         for rows in self.batches(epoch)[first:]:
             self.read.append(rows)
             parts = np.array_split(rows, self._averaging.accumulate)
@@ -135,7 +135,7 @@ def trained(
     engine = InProcess(sites, **noted | options)
     initial = {n: p for n, p in net().named_parameters() if n in sites[0].shared}
     server = Server(
-        config, initial, judged, engine.resume(), before=warm_up, warm_up=HEAD
+        config, initial, judged, engine.resume(), warm_up_cycles=warm_up, warm_up=HEAD
     )
     run_cycles(engine, server)
     return server, engine, results
@@ -296,7 +296,7 @@ def test_many_sites_take_as_many_steps_as_training_in_one_place() -> None:
     assert [site.share for site in sites] == [1, 1, 1, 1]
     assert [site.trainer.steps_taken for site in sites] == [8, 24, 24, 24]
     assert [site.covered("train")["steps"] for site in sites] == [4, 12, 12, 12]
-    assert examples_of(config, sizes) == 48
+    assert count_examples(config, sizes) == 48
     # no sum that a server tells makes more of them
     site = Fit(1, config, sizes[1])
     site.take_share({}, examples=10**9)
@@ -321,7 +321,7 @@ def test_a_site_alone_has_the_same_batch_as_in_the_federation(
         site.take_share({}, examples=sum(sizes))
     assert [site.share for site in together] == [27, 3, 3]
     for site, site_config, size in zip(
-        together, parts(config, sizes), sizes, strict=True
+        together, make_alone_configs(config, sizes), sizes, strict=True
     ):
         apart = Fit(1, site_config, size)
         assert (apart.share, apart._part_size) == (site.share, site._part_size)
@@ -345,8 +345,12 @@ def test_training_in_one_place_ignores_settings_of_the_federation(
     AdamW.
     """
     config = replace(CONFIG, **changes)
-    (shared_batch,) = parts(replace(config, batch="shared"), [12])
-    for run_config in (central(config), *parts(config, [12, 30]), shared_batch):
+    (shared_batch,) = make_alone_configs(replace(config, batch="shared"), [12])
+    for run_config in (
+        remove_federation_settings(config),
+        *make_alone_configs(config, [12, 30]),
+        shared_batch,
+    ):
         site = Fit(1, run_config)
         assert_same(run([site], run_config), by_hand(site, CONFIG, epochs=3))
 
@@ -583,7 +587,7 @@ def test_a_warm_up_trains_only_its_parameters_at_its_own_rate(server: Any) -> No
     """Against a loop of torch's Adam over the head; the server's own step waits for its
     end."""
     config = replace(CONFIG, cycles=1, weight_decay=0.0, server=server)
-    site = Fit(1, config, before=2, warm_up=HEAD, warm_up_rate=0.01)
+    site = Fit(1, config, warm_up_cycles=2, warm_up=HEAD, warm_up_rate=0.01)
     initial = values(dict(net().named_parameters()))
     states = [shared for _, shared in trained([site], config, warm_up=2)[2]]
     assert len(states) == 3
@@ -603,7 +607,7 @@ def test_a_warm_up_trains_only_its_parameters_at_its_own_rate(server: Any) -> No
 def test_a_site_trains_only_the_parameters_of_the_job() -> None:
     """All of them, or in the cycles of the warm-up its own: no request narrows them
     down."""
-    site = Fit(1, CONFIG, before=1, warm_up=HEAD, warm_up_rate=0.01)
+    site = Fit(1, CONFIG, warm_up_cycles=1, warm_up=HEAD, warm_up_rate=0.01)
     parameters = values(dict(net().named_parameters()))
     head = {name: parameters[name] for name in HEAD}
     for cycle, wrong in (
@@ -789,7 +793,7 @@ def test_cycles_are_evaluated_by_their_own_numbers_without_the_warm_up() -> None
     judged_cycles = {}
     for chosen in (0, 3):
         config = replace(CONFIG, cycles=5, evaluate_every=2, keep_cycle=chosen)
-        site = Fit(1, config, before=1, warm_up=HEAD, warm_up_rate=0.01)
+        site = Fit(1, config, warm_up_cycles=1, warm_up=HEAD, warm_up_rate=0.01)
         # counted from 0, the warm-up's first
         observed = trained([site], config, warm_up=1)[2]
         judged_cycles[chosen] = [
@@ -848,7 +852,7 @@ def test_a_site_has_no_weight_in_an_impossible_sum(weight: float, sites: int) ->
     """Of a site of weight 12, of three at most."""
     site = Fit(1, replace(CONFIG, compression="packed", sites=3))
     squares = site.train(values(dict(net().named_parameters())), cycle=0).tensors
-    code = step_sizes(squares)
+    code = choose_step_sizes(squares)
     with pytest.raises(RefusedError, match="received an impossible sum, of weight"):
         site.send(code, weight=weight, sites=sites)
     assert site.send(code, weight=36.0, sites=3).metrics == {"part": 1.0}
@@ -859,7 +863,7 @@ def test_a_sum_below_the_weight_of_a_site_is_not_refused() -> None:
     site's own weight, 12, and so its part is the number of sites."""
     site = Fit(1, replace(CONFIG, compression="packed", sites=3))
     squares = site.train(values(dict(net().named_parameters())), cycle=0).tensors
-    sent = site.send(step_sizes(squares), weight=11.0, sites=2)
+    sent = site.send(choose_step_sizes(squares), weight=11.0, sites=2)
     assert sent.metrics == {"part": 2.0}
 
 
@@ -884,9 +888,12 @@ def test_packed_numbers_add_up_and_rounding_remainders_are_kept(
     count, total_weight = len(weights), sum(weights)
     sites = [change(seed) for seed in range(count)]
     means = Total.of(
-        [Update(mean_squares(s), w) for s, w in zip(sites, weights, strict=True)]
+        [
+            Update(compute_mean_squares(s), w)
+            for s, w in zip(sites, weights, strict=True)
+        ]
     )
-    code = step_sizes(means.mean())
+    code = choose_step_sizes(means.mean())
     sent, levels = [], dict.fromkeys(code, 0)
     for site, weight in zip(sites, weights, strict=True):
         part = count * weight / total_weight
@@ -950,7 +957,7 @@ def test_digits_do_not_carry_with_fractional_weights() -> None:
 def test_a_site_without_weight_keeps_its_change() -> None:
     """It sends zeros, and all that it could not send is left for the next time."""
     update = change(1)
-    code = step_sizes(mean_squares(update))
+    code = choose_step_sizes(compute_mean_squares(update))
     words, remainder = encode(update, code, 0.0, 3)
     assert not any(value.any() for value in words.values())
     assert_same(remainder, update)
@@ -964,7 +971,7 @@ def test_error_feedback_eventually_sends_the_whole_change() -> None:
     total: dict[str, torch.Tensor] = {}
     for _ in range(60):
         now = {n: v + remainder[n] for n, v in constant.items()}
-        steps = step_sizes(mean_squares(now))
+        steps = choose_step_sizes(compute_mean_squares(now))
         sent, remainder = encode(now, steps)
         summed = Total.of([Update(sent, metrics={"part": 1.0})])
         decoded = decode(unpack_total(summed, constant, 1).mean(), steps, constant)
@@ -982,7 +989,7 @@ def test_a_small_site_is_delayed_as_the_page_states(part: float, cycle: int) -> 
     of one is sent: by hand, after 1 / (6 part) cycles. What was sent and what is left
     are the whole."""
     moved, backlog, sent = torch.ones(4), torch.zeros(4), torch.zeros(4)
-    code = step_sizes({"w": moved.square().mean(0, keepdim=True)})
+    code = choose_step_sizes({"w": moved.square().mean(0, keepdim=True)})
     first = 0
     for now in range(1, 40):
         words, remainder = encode({"w": moved + backlog}, code, part, 5)
@@ -1026,7 +1033,9 @@ def test_reported_bytes_equal_those_of_the_engine(compression: Any, keep: int) -
     config = replace(CONFIG, cycles=6, keep_cycle=keep, **shared)
     sites = [Fit(k, config) for k in range(2)]
     _, engine, _ = trained(sites, config)
-    up, down = traffic_of(config, {n: p.detach() for n, p in net().named_parameters()})
+    up, down = estimate_traffic(
+        config, {n: p.detach() for n, p in net().named_parameters()}
+    )
     messages = 6 * (2 if compression == "none" else 3)
     assert 0 <= engine.bytes_up - 2 * up <= 2 * 40 * messages
     assert abs(engine.bytes_down - 2 * down) <= 2 * 16 * messages

@@ -52,9 +52,9 @@ def test_rounding_causes_no_warning() -> None:
 
 def test_the_warning_applies_only_to_shared_batches_of_averaging() -> None:
     config = finetune.Config(batch="shared", batch_size=8, sites=100)
-    (warning,) = averaging.size_warnings(config, [50] * 100)
+    (warning,) = averaging.list_size_warnings(config, [50] * 100)
     assert warning.startswith("batch_size = 8 becomes 100: each of the 100 sites")
-    assert averaging.size_warnings(replace(config, batch="each"), [50] * 100) == ()
+    assert averaging.list_size_warnings(replace(config, batch="each"), [50] * 100) == ()
 
 
 def test_a_run_prints_the_warning_before_training_and_in_its_notes(

@@ -21,7 +21,7 @@ from fednotes.data.batches import buckets
 from fednotes.data.synthetic import generate
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill
-from fednotes.methods.distill import pseudo_complete, weighted_loss
+from fednotes.methods.distill import compute_weighted_loss, pseudo_complete
 from fednotes.metrics.spans import SpanCounts, TypeCounts
 from fednotes.taggers.model import Losses
 from fednotes.taggers.prompt_bart import PromptBartConfig
@@ -121,7 +121,7 @@ def test_equation_1_is_the_plain_mean_of_the_models(complete) -> None:
     """[tagsets eq 1] m_k = 1 / K, against local training written out and NumPy's mean."""
     settings = config(complete, rounds=1, weighting=False)
     _, state = federate(complete, settings)
-    start = distill.initial(settings)
+    start = distill.make_initial_parameters(settings)
     trained = [local_training(site, settings, start) for site in complete]
     for name, value in shared(state).items():
         site_values = [t[name].double().numpy() for t in trained]
@@ -135,7 +135,7 @@ def test_soft_targets_have_no_gradient_at_the_teacher_parameters(sites) -> None:
     settings = config(sites, model=NO_DROPOUT, weighting=False, unannotated="soft")
     for data in sites:
         member = distill.Site(data, settings)
-        member.begin(distill.initial(settings), round=0)
+        member.begin(distill.make_initial_parameters(settings), round=0)
         corpus = member._begun[1]
         source, target = member.model.gradients(corpus, np.arange(corpus.sentences))
         assert float(target.norm()) < 1e-4 * float(source.norm(dim=1).sum())
@@ -146,7 +146,7 @@ def test_aggregation_by_size_weighs_by_sentences(complete) -> None:
     """m_k = N_k / Σ N_j, by NumPy's average."""
     settings = config(complete, rounds=1, weighting=False, aggregation="size")
     members, state = federate(complete, settings)
-    start = distill.initial(settings)
+    start = distill.make_initial_parameters(settings)
     trained = [local_training(site, settings, start) for site in complete]
     sizes = [member.num_examples for member in members]
     assert len(set(sizes)) > 1
@@ -164,7 +164,7 @@ def test_a_federation_of_one_site_equals_training_alone_bit_for_bit(complete) ->
     """A mean over one site is its value: rounds are epochs of the loop above."""
     settings = config(complete[:1], rounds=2, weighting=False)
     _, state = federate(complete[:1], settings)
-    start = distill.initial(settings)
+    start = distill.make_initial_parameters(settings)
     for round in range(2):
         start = local_training(complete[0], settings, start, round)
     assert_same(shared(state), start)
@@ -186,11 +186,11 @@ def test_a_complete_tag_set_equals_plain_federated_averaging(
 def test_weights_of_1_give_the_unweighted_loss() -> None:
     """[tagsets eq 6] [tagsets eq 10] by hand: mean(w · source) + mean(target)."""
     losses = Losses(torch.tensor([2.0, 4.0]), torch.tensor([1.0, 3.0]))
-    ones, source, target = weighted_loss(losses, np.ones(2), "pseudo")
+    ones, source, target = compute_weighted_loss(losses, np.ones(2), "pseudo")
     assert (float(ones), source, target) == (5.0, 3.0, 2.0)
-    weighted, source, _ = weighted_loss(losses, np.array([0.5, -1.0]), "pseudo")
+    weighted, source, _ = compute_weighted_loss(losses, np.array([0.5, -1.0]), "pseudo")
     assert (float(weighted), source) == (-1.5 + 2.0, -1.5)
-    assert float(weighted_loss(losses, np.ones(2), "marginal")[0]) == 3.0
+    assert float(compute_weighted_loss(losses, np.ones(2), "marginal")[0]) == 3.0
 
 
 class OnlySums:
@@ -214,7 +214,7 @@ def start_round(sites, left_out=(), **changes):
     settings = config(sites, model=NO_DROPOUT, **changes)
     members = [distill.Site(site, settings) for site in sites]
     federation = OnlySums(members, left_out)
-    federation.sum("begin", distill.initial(settings), round=0)
+    federation.sum("begin", distill.make_initial_parameters(settings), round=0)
     return settings, members, federation
 
 
@@ -312,7 +312,7 @@ def test_a_round_trains_with_the_weights_of_the_previous_round(sites) -> None:
     weights, round 1 is one with the weights that round 0 made."""
     settings, members, _ = weighed(sites)
     plain = [distill.Site(site, settings) for site in sites]
-    start = distill.initial(settings)
+    start = distill.make_initial_parameters(settings)
     for member, reference in zip(members, plain, strict=True):
         weights = next_weights(member)
         assert np.array_equal(member.state().tensors["weights"].numpy(), weights)
@@ -337,10 +337,10 @@ def test_weights_survive_a_round_without_training(sites) -> None:
     settings, members, federation = weighed(sites)
     weights, member = next_weights(members[0]), members[0]
     # the same round again: nothing is due yet
-    member.begin(distill.initial(settings), round=0)
+    member.begin(distill.make_initial_parameters(settings), round=0)
     assert (member.weights == 1).all()
     distill._update_weights(federation, federation.totals["begin"], 0)
-    members[1].begin(distill.initial(settings), round=1)
+    members[1].begin(distill.make_initial_parameters(settings), round=1)
     assert not (members[1].weights == 1).all()
     assert weights.shape == member.weights.shape
 
@@ -384,14 +384,18 @@ def test_a_site_with_one_sentence_has_a_target_gradient_under_secret_draws(
     always in it."""
     member = distill.Site(sites[0], config(sites), draws=Draws.of_secret(bytes(32)))
     assert member.num_examples == 45
-    assert member.covered("begin")["batch"] == member._draw_counted(0).sum() == 23
+    assert (
+        member.covered("begin")["batch"]
+        == member._draw_counted_sentences(0).sum()
+        == 23
+    )
     note = Document("1", "Aspirin helps", (Span(0, 7, "Drug"),))
     small, settings = replace(sites[0], train=(note,)), config(sites, model=NO_DROPOUT)
     gradients = []
     for draws in (Draws.of_secret(bytes(32)), Draws(3)):
         member = distill.Site(small, settings, draws=draws)
         assert member.num_examples == 1
-        update = member.begin(distill.initial(settings), round=0)
+        update = member.begin(distill.make_initial_parameters(settings), round=0)
         gradients.append(update.tensors["target_gradient"])
     assert gradients[0].isfinite().all()
     assert torch.equal(*gradients)
@@ -408,7 +412,7 @@ def test_a_partial_epoch_has_the_matching_number_of_batches(
     member = distill.Site(sites[0], settings)
     assert member.num_examples == 45
     lengths = member.train_set.lengths
-    batches_drawn = list(member._batches(member.train_set, 3))
+    batches_drawn = list(member._iterate_batches(member.train_set, 3))
     orders = [
         buckets(lengths, 8, rng_of(settings.seed, "order", member.id, 3, epoch))
         for epoch in (0, 1)
@@ -426,7 +430,7 @@ def test_a_partial_epoch_has_the_matching_number_of_batches(
         == least
         <= lengths[np.unique(np.concatenate(batches_drawn))].sum()
     )
-    member.begin(distill.initial(settings), round=0)
+    member.begin(distill.make_initial_parameters(settings), round=0)
     metrics = member.train({}, round=0).metrics
     # the loss is the mean over what was seen, times these
     assert metrics["examples"] == 45
@@ -441,7 +445,7 @@ def test_local_training_is_two_weighted_epochs_on_completed_annotation(
     settings = config(
         sites, model=NO_DROPOUT, weighting=False, local_epochs=2, warmup=1
     )
-    data, start = sites[0], talkative(distill.initial(settings))
+    data, start = sites[0], talkative(distill.make_initial_parameters(settings))
     known = set(data.tags.types)
     for round in (0, 1):
         member = distill.Site(data, settings)
@@ -479,7 +483,7 @@ def test_given_test_types_are_scored(sites, complete) -> None:
     data = replace(sites[0], test=complete[0].test, test_types=types)
     settings = config(sites, model=NO_DROPOUT, weighting=False)
     member = distill.Site(data, settings)
-    metrics = member.finish(distill.initial(settings)).metrics
+    metrics = member.finish(distill.make_initial_parameters(settings)).metrics
     support = sum(s.label in types for d in complete[0].test for s in d.spans)
     by_type = [score["support"] for score in member.scores["by_type"].values()]
     assert sum(by_type) == support > 0
@@ -571,7 +575,7 @@ def test_pseudo_annotation_equals_the_predictions_of_the_global_model(sites) -> 
     """[tagsets eq 4] by predicting and merging in the open, from a model that says a
     lot."""
     settings = config(sites, model=NO_DROPOUT, weighting=False)
-    start = talkative(distill.initial(settings))
+    start = talkative(distill.make_initial_parameters(settings))
     model = build_model(settings.model, settings.tags, settings.seed)
     load_into(model.trainable(), start)
     for data in sites:
@@ -773,7 +777,7 @@ def test_a_site_without_mentions_of_its_types_participates(sites) -> None:
 
     plain = config(sites, rounds=1, weighting=False, unannotated="outside")
     _, state = federate(members, plain)
-    start = distill.initial(plain)
+    start = distill.make_initial_parameters(plain)
     trained = [local_training(site, plain, start) for site in members]
     for name, value in shared(state).items():
         site_values = np.stack([t[name].double().numpy() for t in trained])

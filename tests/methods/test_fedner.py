@@ -28,7 +28,7 @@ from fednotes.methods import distill, fedner
 from fednotes.metrics.spans import SpanCounts
 from fednotes.taggers.tagger import build_tagger
 from fednotes.training import word_rows
-from fednotes.training.sites import all_tags
+from fednotes.training.sites import unite_tags
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def sites() -> list[SiteData]:
 
 def config(sites: list[SiteData], **changes: object) -> fedner.Config:
     base = fedner.Config(
-        model=MODEL, batch_size=12, epochs=2, seed=3, tags=all_tags(sites)
+        model=MODEL, batch_size=12, epochs=2, seed=3, tags=unite_tags(sites)
     )
     return replace(base, **changes)
 
@@ -467,7 +467,7 @@ def test_platforms_with_different_tag_schemes_train_together(sites) -> None:
                 generator=torch.Generator().manual_seed(1)
             )
         predicted = member.model.predict(member.data.test)
-        counts = member.counts("test").scores()["strict"]
+        counts = member.count_mentions("test").scores()["strict"]
         gold, predicted_mentions = (
             {(d.id, s) for d in part for s in d.spans}
             for part in (member.data.test, predicted)

@@ -22,7 +22,7 @@ from fednotes.data.batches import buckets
 from fednotes.data.split import pool
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill, finetune, personal
-from fednotes.methods.finetune import Config, Site, _Sentences, num_notes
+from fednotes.methods.finetune import Config, Site, _Sentences, count_notes
 from fednotes.methods.private import DPMethod
 from fednotes.metrics.spans import SpanCounts
 from fednotes.privacy.promise import Privacy
@@ -167,7 +167,9 @@ def test_an_earlier_classifier_is_reported(bert: Path, tmp_path: Path) -> None:
             assert not reused or f"outputs for {reused} are reused" in warnings[0]
         without_tags = replace(settings, model=replace(model, encoder=str(bert)))
         assert method.METHOD.list_warnings(without_tags) == ()
-    initial_values = finetune.initial(Config(model=model, tags=TagSet(("Drug", "ADR"))))
+    initial_values = finetune.make_initial_parameters(
+        Config(model=model, tags=TagSet(("Drug", "ADR")))
+    )
     earlier_weight = dict(earlier.named_parameters())["classifier.weight"]
     assert torch.equal(
         initial_values["classifier.weight"][[0, 3, 4]], earlier_weight[[0, 3, 4]]
@@ -195,7 +197,7 @@ def test_notes_of_two_patients_with_equal_ids_are_counted_separately() -> None:
     cut = [
         Document(f"2#{i}", "b", patient="q", meta={"document": "2"}) for i in range(2)
     ]
-    assert num_notes([*notes, *cut]) == 3
+    assert count_notes([*notes, *cut]) == 3
 
 
 def test_cycles_are_evaluated_by_exact_mentions() -> None:

@@ -9,7 +9,7 @@ import pytest
 from method_cases import CASES, FURTHER, PRIVATE
 from method_contract import MethodContract
 
-from fednotes.methods import find, names
+from fednotes.methods import find, list_names
 
 APPLICATIONS = Path(__file__).parents[1] / "apps"
 
@@ -30,7 +30,7 @@ class TestMethods(MethodContract):
     }
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_names())
 def test_every_method_has_a_contract_case(name: str) -> None:
     """A method of an application is in the application's tests."""
     room, folder, *modules = type(find(name)).__module__.split(".")[1:]
@@ -47,7 +47,7 @@ def test_every_method_has_a_contract_case(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_names())
 def test_every_method_rounds_its_counts(name: str) -> None:
     site_class = find(name).site_class
     assert site_class.rounds_counts, (
@@ -57,7 +57,7 @@ def test_every_method_rounds_its_counts(name: str) -> None:
 
 
 def test_every_method_with_differential_privacy_has_a_private_contract_case() -> None:
-    supporting = {name for name in names() if find(name).dp is not None}
+    supporting = {name for name in list_names() if find(name).dp is not None}
     cases = {case.partition(",")[0] for case in CASES}
     private = {case.partition(",")[0] for case in PRIVATE}
     assert supporting & cases == private, (

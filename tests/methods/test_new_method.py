@@ -43,7 +43,7 @@ def test_a_method_in_a_separate_folder_is_discovered_and_trained(
     (tmp_path / "no_method.py").write_text("")
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, "fednotes.methods.plain_averaging", raising=False)
-    assert {"fedner", "plain_averaging"} <= set(methods.names())
+    assert {"fedner", "plain_averaging"} <= set(methods.list_names())
     with pytest.raises(
         ConfigError, match=r"plain_averagin'; did you mean 'plain_averaging'\?"
     ):

@@ -26,7 +26,7 @@ from fednotes.core.update import Tensors, Total
 from fednotes.data.batches import buckets
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import finetune, personal
-from fednotes.methods.personal import Config, Server, Site, initial
+from fednotes.methods.personal import Config, Server, Site, make_initial_parameters
 from fednotes.metrics.spans import SpanCounts
 from fednotes.taggers.saving import build_model, load_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
@@ -162,7 +162,9 @@ def test_a_row_is_averaged_over_the_sites_that_have_its_tag(encoder: Path) -> No
     tags = ("B-ADR", "I-ADR", "B-Drug", "I-Drug")
     assert settings.shared_tags == tags
     members = [Site(data, settings) for data in sites]
-    server = Server(settings, initial(settings), personal.judged_mentions, None)
+    server = Server(
+        settings, make_initial_parameters(settings), personal.judged_mentions, None
+    )
     updates = [member.train(server.select_sent(), cycle=0) for member in members]
     rows = {f"classifier.{part}.{tag}" for part in ("weight", "bias") for tag in tags}
     shapes = [
@@ -270,7 +272,7 @@ def test_sites_that_share_nothing_do_not_affect_each_other(
         "server": "nesterov",
     }
     settings = config(encoder, sites, **control)
-    assert initial(settings) == {}
+    assert make_initial_parameters(settings) == {}
     members = train(sites, settings)
     own_values, second = (
         values(members[0].own.parameters),
@@ -294,7 +296,7 @@ def test_the_own_model_does_not_depend_on_missed_cycles(encoder: Path) -> None:
     sites = three()
     settings = config(encoder, sites, cycles=4, decay="constant")
     always = train(sites, settings)[1]
-    away, sent = Site(sites[1], settings), initial(settings)
+    away, sent = Site(sites[1], settings), make_initial_parameters(settings)
     for cycle in (0, 2):
         away.train(sent, cycle=cycle)
     away.train(sent, cycle=9)  # that the job has not
@@ -322,7 +324,7 @@ def test_the_mix_weighs_both_models_and_is_learnt(encoder: Path) -> None:
     sites = three()
     settings = config(encoder, sites, mix=0.25)
     site = train(sites, settings)[1]
-    targets = site.targets()
+    targets = site.compute_targets()
     at = 0
     for n, each in enumerate(sites[1].train):
         own_log_probabilities, federated = (
@@ -417,7 +419,7 @@ def test_compressed_rows_are_weighted_by_the_sites_that_have_them(
         train(sites, config(encoder, sites, cycles=1, compression=compression))[1]
         for compression in ("none", "packed")
     )
-    start = initial(config(encoder, sites))
+    start = make_initial_parameters(config(encoder, sites))
     for name, value in uncompressed.shared.items():
         moved, packed_change = value - start[name], eight.shared[name] - start[name]
         assert (moved - packed_change).norm() < 0.3 * moved.norm()
@@ -482,7 +484,9 @@ def test_a_site_that_drops_out_does_not_stop_the_others(
     final = personal.train(engine, settings)
 
     members = [Site(data, settings) for data in sites]
-    server = Server(settings, initial(settings), personal.judged_mentions, None)
+    server = Server(
+        settings, make_initial_parameters(settings), personal.judged_mentions, None
+    )
     for cycle in range(3):
         present = members[: least if cycle == 1 else 3]
         total = Total.of(
@@ -525,6 +529,6 @@ def test_pooled_training_uses_all_notes_and_wrong_settings_are_refused(
         personal.METHOD.read_model_config({"kind": "tagger", "hashed_words": 8})
     assert personal.METHOD.read_model_config({"rank": 4}).train == "lora"
     sent, received = personal.METHOD.estimate_traffic(settings, [9, 7, 6])
-    update = Site(sites[0], settings).train(initial(settings), cycle=0)
+    update = Site(sites[0], settings).train(make_initial_parameters(settings), cycle=0)
     assert sent == 2 * nbytes(update.tensors)
-    assert received == 3 * nbytes(initial(settings))
+    assert received == 3 * nbytes(make_initial_parameters(settings))

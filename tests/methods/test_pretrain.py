@@ -25,7 +25,7 @@ from fednotes.encoders.language_model import LanguageModelConfig, build_language
 from fednotes.encoders.packing import gather, mask, plan_full
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import pretrain
-from fednotes.methods.pretrain import Config, Site, shared_model
+from fednotes.methods.pretrain import Config, Site, open_shared_model
 
 WORDS = "patient has pain in the chest left knee was given aspirin daily no fever cough".split()
 
@@ -214,7 +214,7 @@ def test_a_new_head_is_trained_alone_at_first(bare_bert: Path, tmp_path: Path) -
         observer=lambda r: states.append(values(site.shared)),
     )
     pretrain.train(engine, settings)
-    initial = shared_model(settings.model, settings.seed, "cpu").initial
+    initial = open_shared_model(settings.model, settings.seed, "cpu").initial
     assert len(states) == 2
     changed = {n for n in initial if not torch.equal(states[0][n], initial[n])}
     assert changed
@@ -256,7 +256,9 @@ def test_every_objective_lowers_the_held_out_loss(
         site_notes("b", train_notes[15:], held_out_notes[4:]),
     ]
     start = Site(sites[0], settings, cache=tmp_path)
-    before = start.finish(shared_model(settings.model, settings.seed, "cpu").initial)
+    before = start.finish(
+        open_shared_model(settings.model, settings.seed, "cpu").initial
+    )
     after = train(sites, settings, tmp_path)[0][0].scores["masked"]["loss"]
     assert after < before.metrics["loss"] / before.metrics["examples"] - 0.05
 
@@ -272,7 +274,7 @@ def test_gradients_of_batch_parts_add_up_with_sentence_pairs(
         settings = config(bert, model=model, batch_size=6, accumulate=accumulate)
         site = Site(site_notes("a", train_notes), settings, cache=tmp_path)
         site.model.train(False)
-        parts = next(iter(site.steps(0)))
+        parts = next(iter(site.iterate_steps(0)))
         site.model.train(False)
         assert len(parts) == accumulate
         for part in parts:
@@ -300,7 +302,7 @@ def test_a_run_does_not_depend_on_earlier_runs_of_the_process(
     settings = config(bare_bert, cycles=1, learning_rate=0.01)
     first, second = site_notes("a", notes(1, 8, 8)), site_notes("b", notes(2, 8, 8))
     fresh = train([second], settings, tmp_path)[1]
-    shared_model.cache_clear()
+    open_shared_model.cache_clear()
     train([first], settings, tmp_path)
     after = train([second], settings, tmp_path)[1]
     assert_same(after, fresh)
@@ -316,14 +318,15 @@ def test_a_run_uses_the_requested_lengths_words_and_rates(
     ]
     site = Site(site_notes("a", train_notes), settings, cache=tmp_path)
     longest = [
-        max(len(s.sequences.ids[0]) for (s,) in site.steps(epoch)) for epoch in range(6)
+        max(len(s.sequences.ids[0]) for (s,) in site.iterate_steps(epoch))
+        for epoch in range(6)
     ]
     assert max(longest[:3]) <= 24 < min(longest[3:])
     assert [site._length(epoch) for epoch in range(6)] == [24, 24, 24, 48, 48, 48]
     assert site.trainer._warm_up_optimizer._rate == settings.head_learning_rate
     continues = site.model.tokenizer.continues
     words = 0
-    for (part,) in site.steps(0):
+    for (part,) in site.iterate_steps(0):
         for row, labels in zip(part.sequences.ids, part.masked.labels, strict=True):
             of_word = np.cumsum(~continues[row])  # the word that each token is of
             for word in np.unique(of_word[labels != -100]):
@@ -437,7 +440,7 @@ def test_the_sign_of_the_bias_gradient_reveals_the_masked_words(
     alone."""
     settings = config(bert, model={"train": "all"}, min_tokens=0, min_steps=0)
     site = Site(site_notes("a", notes(1, 2, 2)), settings, cache=tmp_path)
-    ((part,), *_) = list(site.steps(0))
+    ((part,), *_) = list(site.iterate_steps(0))
     part.loss([part]).backward()
     bias = site.shared["cls.predictions.bias"].grad
     assert bias is not None

@@ -26,7 +26,7 @@ from fednotes.jobs.declaration import parse_declared
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import PROMISED
 from fednotes.jobs.simulate import simulate
-from fednotes.methods import names
+from fednotes.methods import list_names
 from fednotes.methods.fedner import METHOD as FEDNER
 from fednotes.methods.fedner import FedNERWithDP
 from fednotes.methods.finetune import METHOD as FINETUNE
@@ -266,9 +266,9 @@ def test_equal_questions_have_equal_answers_and_others_have_other_noise() -> Non
         ),
         "another step": site.noisy_gradients(theta(site), round=0),
         "another round": (s := make_private_site()).noisy_gradients(theta(s), round=1),
-        "another sum": (s := make_private_site(question=lambda: b"x")).noisy_gradients(
-            theta(s), round=0
-        ),
+        "another sum": (
+            s := make_private_site(name_request=lambda: b"x")
+        ).noisy_gradients(theta(s), round=0),
         "another secret": (s := make_private_site(secret=bytes(32))).noisy_gradients(
             theta(s), round=0
         ),
@@ -472,7 +472,7 @@ if has_app("phenotyping"):
     ABLE = sorted([*ABLE, "phenotype"])
 
 
-@pytest.mark.parametrize("method", sorted({*names()} - {*ABLE}))
+@pytest.mark.parametrize("method", sorted({*list_names()} - {*ABLE}))
 def test_methods_without_differential_privacy_name_those_with_it(method: str) -> None:
     table = {"method": method, "synthetic": {}, "privacy": {"epsilon": 1.0}}
     refusal = rf"'{method}' does not support .*use one of {', '.join(ABLE)}"
@@ -580,7 +580,7 @@ def audited(
     site.support = CanarySupport()
     site.site, site._own, site.steps = Canaries(count), {}, 0
     site._shared, site._noise_secret, site._data = site.site.shared, SECRET, b""
-    site._question, site._kept, site._agreed = bytes, {}, {}
+    site._name_request, site._kept, site._agreed = bytes, {}, {}
     site._config, site.units = (
         config_of(patients()),
         [np.array([n]) for n in range(count)],

@@ -95,7 +95,7 @@ def test_sums_with_and_without_a_site_have_different_noise(
         data = replace(patients(SITES.index(name)), id=name)
         config: Any = {"min_sites": 2, "privacy": {"colluding": 0}}
         site = make_private_site(
-            data, question=lambda: net.hosts[name].question, **config
+            data, name_request=lambda: net.hosts[name].question, **config
         )
         noisy_gradients = site.noisy_gradients
 

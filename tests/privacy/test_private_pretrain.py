@@ -79,7 +79,10 @@ def make_private_site(
 
 
 def theta(bert: Path) -> dict[str, torch.Tensor]:
-    return {n: v.clone() for n, v in PRETRAIN.dp.initial(config_of(bert), {}).items()}
+    return {
+        n: v.clone()
+        for n, v in PRETRAIN.dp.make_initial_parameters(config_of(bert), {}).items()
+    }
 
 
 def draw_units(

@@ -259,7 +259,7 @@ def test_distillation_trains_token_classifiers(
     assert set(loaded.tagset.types) == {t for site in sites for t in site.tags.types}
 
     first = distill.Site(sites[0], settings)
-    start = distill.initial(settings)
+    start = distill.make_initial_parameters(settings)
     first.begin(start, round=0)
     update = first.train({}, round=0)
     model = build_model(spec, settings.tags, settings.seed)

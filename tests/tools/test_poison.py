@@ -16,7 +16,7 @@ import torch
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Update
 from fednotes.jobs.job_file import parse_job
-from fednotes.training.server_steps import by_each
+from fednotes.training.server_steps import needs_each_update
 
 NOTE = Document("n", "Has a cough; pain. Takes ASA.", (
     Span(6, 11, "problem"), Span(13, 17, "problem"), Span(25, 28, "treatment"),
@@ -112,7 +112,7 @@ def test_each_rule_has_a_valid_job(
 
     for rule in poison.RULES:
         parsed = parse_job(tomllib.loads(poison.job(rule)), "job", tmp_path, "job")
-        assert by_each(parsed.config) == (rule != "mean")
+        assert needs_each_update(parsed.config) == (rule != "mean")
         assert len(parsed.sites) == (6 if rule == "reference" else 5)
 
 

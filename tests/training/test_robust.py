@@ -25,7 +25,12 @@ from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.declaration import load_declared
 from fednotes.jobs.job_file import parse_job
 from fednotes.methods.averaging import Averaging
-from fednotes.training.server_steps import Aggregation, Rule, for_names, gathered
+from fednotes.training.server_steps import (
+    Aggregation,
+    Rule,
+    fill_in_sites,
+    sum_or_combine,
+)
 
 SHAPES = {"a": (3, 4), "b": (5,)}
 
@@ -70,7 +75,7 @@ def aggregate(config: Aggregation, start: Tensors, *updates: Tensors) -> np.ndar
         Fixed(f"s{k}", Update(tensors, k + 1.0, {"n": 1.0}))
         for k, tensors in enumerate(updates)
     ]
-    total = gathered(InProcess(sites), config, "train", start, start)
+    total = sum_or_combine(InProcess(sites), config, "train", start, start)
     assert (total.weight, total.metrics) == (
         sum(range(len(updates) + 1)),
         {"n": len(updates)},
@@ -230,7 +235,7 @@ def test_gradients_are_aggregated_as_changes_and_integers_are_summed() -> None:
         for k, g in enumerate(grads)
     ]
     config = Aggregation(aggregation="median")
-    total = gathered(InProcess(sites), config, "train", {}, {})
+    total = sum_or_combine(InProcess(sites), config, "train", {}, {})
     assert total.mean()["w"].tolist() == [3.0, 1.0]
     assert total.tensors["m"].tolist() == [0.0, 12.0]
 
@@ -247,7 +252,7 @@ def test_robust_rules_drop_a_word_of_one_site_alone() -> None:
     rules: tuple[tuple[Rule, list[float]], ...]
     rules = (("mean", [1.0, 3.0]), ("median", [0.0, 3.0]), ("trimmed-mean", [0.0, 3.0]))
     for rule, row in rules:
-        total = gathered(
+        total = sum_or_combine(
             InProcess(sites), Aggregation(aggregation=rule), "train", start, start
         )
         assert total.mean()["words.table"].flatten().tolist() == row
@@ -270,7 +275,7 @@ def test_too_few_trained_sites_are_an_error() -> None:
         ),
     ):
         with pytest.raises(TrainingError, match=words):
-            gathered(
+            sum_or_combine(
                 InProcess(sites), Aggregation(**options), "train", tensors, tensors
             )
 
@@ -284,15 +289,15 @@ def test_a_job_with_too_few_sites_is_refused(
 ) -> None:
     config = Averaging(aggregation=rule, hostile=hostile)
     names = [f"s{k}" for k in range(least)]
-    assert for_names(config, names).sites == least
+    assert fill_in_sites(config, names).sites == least
     with pytest.raises(
         ConfigError, match=f"needs {least} sites, but the job has only {least - 1}"
     ):
-        for_names(config, names[1:])
+        fill_in_sites(config, names[1:])
     with pytest.raises(
         ConfigError, match=r"reference = 's': expected a site of the job"
     ):
-        for_names(Averaging(aggregation="reference", reference="s"), names)
+        fill_in_sites(Averaging(aggregation="reference", reference="s"), names)
 
 
 # ---- engines: lost messages, killed sites and servers, the secure sum ----------------

@@ -51,7 +51,7 @@ from fednotes.methods.base import Method
 from fednotes.privacy.promise import Privacy
 from fednotes.privacy.secure_sum import FEWEST_SITES
 from fednotes.taggers.saving import DEFAULT as DEFAULT_KIND
-from fednotes.training.site_sampling import drawn_per_round
+from fednotes.training.site_sampling import count_drawn_sites
 
 # A method with a control condition adds it to these.
 DEFAULT_CONDITIONS = ("alone", "federated", "pooled")
@@ -244,7 +244,7 @@ def _require_drawn_sites(config: Any, federation: FederationConfig, place: str) 
         federation: The [federation] table.
         place: Name of the [training] table in error messages.
     """
-    drawn = drawn_per_round(config)
+    drawn = count_drawn_sites(config)
     if drawn is None:
         return
     setting = f"{place}: sites_per_round = {drawn}"
@@ -291,7 +291,7 @@ def _read_top(table: Mapping[str, Any], where: str) -> TopConfig:
 
 def _list_training_keys(method: object) -> set[str]:
     """Return the keys of [training] of a method; none if there is no such method."""
-    if method not in methods.names():
+    if method not in methods.list_names():
         return set()
     config_class = methods.find(str(method)).config_class
     return {field.name for field in fields(config_class)}
@@ -347,7 +347,7 @@ class _TableReader:
         if "privacy" not in self.table:
             return None
         if self.method.dp is None:
-            able = [n for n in methods.names() if methods.find(n).dp is not None]
+            able = [n for n in methods.list_names() if methods.find(n).dp is not None]
             raise ConfigError(
                 f"{self.where} [privacy]: method = {self.top.method!r} does not "
                 f"support differential privacy: {self.method.no_dp_reason}; use one "

@@ -50,7 +50,7 @@ def site_path_keys() -> frozenset[str]:
 
 def file_keys_by_table() -> dict[str, frozenset[str]]:
     """Return the keys that name a local file, by table, over all methods and kinds."""
-    of_models = (model_file_keys(methods.find(name)) for name in methods.names())
+    of_models = (model_file_keys(methods.find(name)) for name in methods.list_names())
     by_table = {"model": frozenset[str]().union(*of_models)}
     for kind in kinds.all_kinds():
         for name, table in kind.tables.items():

@@ -17,9 +17,9 @@ from fednotes.jobs.job import Job, Progress, Sites, load_sites
 from fednotes.jobs.results import OWN_MIX
 from fednotes.methods.base import Method
 from fednotes.training.site_sampling import (
-    drawn_per_round,
+    count_drawn_sites,
+    remove_sampling,
     require_fewer_drawn_sites,
-    without_sampling,
 )
 
 
@@ -123,7 +123,7 @@ def list_parts(job: Job, sites: Sites, config: Any) -> list[Part]:
     """
     method = job.module
     parts: list[Part] = []
-    unsampled = without_sampling(config)
+    unsampled = remove_sampling(config)
     if "alone" in job.conditions:
         configs = method.configure_alone(unsampled, sites.data)
         parts += [
@@ -208,7 +208,7 @@ def find_sampling(job: Job, part: Part) -> RoundSampling | None:
 
     The draws follow from the job's seed.
     """
-    drawn = drawn_per_round(part.config)
+    drawn = count_drawn_sites(part.config)
     if drawn is None or part.condition != "federated":
         return None
     return RoundSampling(drawn, Draws(job.seed), job.module.site_class.for_all_sites)
@@ -226,7 +226,7 @@ def plan_rounds(
         num_sites: Number of sites.
     """
     rounds, examples = method.plan_rounds(config, sizes)
-    drawn = drawn_per_round(config)
+    drawn = count_drawn_sites(config)
     if drawn is not None:
         examples = math.ceil(examples * drawn / num_sites)
     return rounds, examples

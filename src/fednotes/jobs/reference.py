@@ -202,7 +202,7 @@ def _make_tables() -> Iterator[Table]:
         yield from _TableClass(f"[{name}]", cls, elsewhere=elsewhere).make_tables()
     for kind in all_kinds:
         yield from _make_kind_tables(kind)
-    for name in methods.names():
+    for name in methods.list_names():
         yield from _make_training_tables(name)
     yield from _make_model_tables()
 
@@ -282,7 +282,7 @@ def _make_synthetic_tables(all_kinds: Sequence[SiteKind]) -> Iterator[Table]:
 
 def _shared_elsewhere(table: str) -> Iterator[tuple[str, Values]]:
     """Yield the case-dependent values of a table that any kind of data may have."""
-    for name in methods.names():
+    for name in methods.list_names():
         for preset, tables in methods.find(name).presets.items():
             if table in tables:
                 yield f'preset "{preset}" of {name}', tables[table]
@@ -330,7 +330,7 @@ def _make_model_tables() -> Iterator[Table]:
     """Yield a table for each kind of model, then those of methods with one model."""
     methods_by_kind: dict[str, list[str]] = {}
     with_one_model = []
-    for name in methods.names():
+    for name in methods.list_names():
         for kind in model_classes(methods.find(name)):
             if kind:
                 methods_by_kind.setdefault(kind, []).append(name)

@@ -37,7 +37,7 @@ def make_schema() -> Schema:
         key: {"type": "object"} for key in ("training", "model", "sites", "synthetic")
     }
     cases = []
-    for name in methods.names():
+    for name in methods.list_names():
         cases.append(_make_method_case(name))
         cases += [
             _make_preset_case(name, preset) for preset in methods.find(name).presets

@@ -23,29 +23,29 @@ def find(name: str) -> Method:
     Raises:
         ConfigError: There is no such method; the message suggests the nearest name.
     """
-    method = _built_in(name)
+    method = _find_built_in(name)
     if method is not None:
         return method
-    entry = plugins.added("methods", built_in_names()).get(name)
+    entry = plugins.added("methods", list_built_in_names()).get(name)
     if entry is None:
-        raise ConfigError(f"unknown method {name!r}; {nearest(name, names())}")
+        raise ConfigError(f"unknown method {name!r}; {nearest(name, list_names())}")
     loaded: Method = plugins.load(entry, Method)
     return loaded
 
 
-def names() -> tuple[str, ...]:
+def list_names() -> tuple[str, ...]:
     """Return the names of all methods, in alphabetical order."""
-    built_in = built_in_names()
+    built_in = list_built_in_names()
     return tuple(sorted((*built_in, *plugins.added("methods", built_in))))
 
 
-def built_in_names() -> tuple[str, ...]:
+def list_built_in_names() -> tuple[str, ...]:
     """Return the names of the methods in this folder, in alphabetical order."""
     modules = plugins.modules_in(*__path__)
-    return tuple(name for name in modules if _built_in(name) is not None)
+    return tuple(name for name in modules if _find_built_in(name) is not None)
 
 
-def _built_in(name: str) -> Method | None:
+def _find_built_in(name: str) -> Method | None:
     """Return the method that a module of this folder defines; None if there is none."""
     if name not in plugins.modules_in(*__path__):
         return None
@@ -55,7 +55,7 @@ def _built_in(name: str) -> Method | None:
 
 
 @cache
-def presets(name: str) -> Mapping[str, Mapping[str, Any]]:
+def read_presets(name: str) -> Mapping[str, Mapping[str, Any]]:
     """Return a method's presets by name, as tables of a job, from presets.toml."""
     text = resources.files(__name__).joinpath("presets.toml").read_text("utf-8")
     by_preset: Mapping[str, Mapping[str, Any]] = tomllib.loads(text)[name]

@@ -31,10 +31,10 @@ that makes 27,648 and 32,256 numbers, with three platforms 13,824 and 16,128, ag
 
 A site sees only its own notes, so its discriminators learn to assign everything to that
 site. Only the server's average over sites discriminates (Hong et al. study this loss,
-of which each site computes one side). Therefore `matching_loss` differs from the papers
-in one point: the reversed gradient is zero where a state reveals its site no better
-than chance. Otherwise the loss would grow without bound, and the tagger would forget
-its task. No feature of a note leaves its site.
+of which each site computes one side). Therefore `compute_matching_loss` differs from
+the papers in one point: the reversed gradient is zero where a state reveals its site no
+better than chance. Otherwise the loss would grow without bound, and the tagger would
+forget its task. No feature of a note leaves its site.
 
 Everything else (annotation, rounds, aggregation) is `methods/distill.py`. The baselines
 share its pseudo-complete annotation, on which Hong et al.'s entropy is defined.
@@ -59,7 +59,7 @@ from fednotes.core.seeds import seed_of
 from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import nbytes, snapshot
 from fednotes.core.types import SiteData
-from fednotes.methods import distill, presets
+from fednotes.methods import distill, read_presets
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.model import Losses, Model
 from fednotes.taggers.saving import build_model
@@ -115,20 +115,20 @@ def train(federation: Federation, config: Config) -> State:
     Returns:
         The server's final state; discriminators are part of θ.
     """
-    return distill.train(federation, config, initial(config))
+    return distill.train(federation, config, make_initial_parameters(config))
 
 
-def initial(config: Config) -> dict[str, Tensor]:
+def make_initial_parameters(config: Config) -> dict[str, Tensor]:
     """Return θ_1 and the initial discriminators, derived from the seed.
 
     Raises:
         ConfigError: The model has no layer whose states a discriminator could read.
     """
     model = build_model(config.model, config.tags, config.seed)
-    return snapshot(model.trainable() | discriminators(config, model))
+    return snapshot(model.trainable() | make_discriminators(config, model))
 
 
-def discriminators(config: Config, model: Model) -> dict[str, nn.Parameter]:
+def make_discriminators(config: Config, model: Model) -> dict[str, nn.Parameter]:
     """Return the discriminators by name, each (K, width).
 
     With fewer than two sites there are none.
@@ -148,7 +148,7 @@ def discriminators(config: Config, model: Model) -> dict[str, nn.Parameter]:
     if sites < 2:
         return {}
     if not model.widths:
-        raise _missing_layer(config.model.kind)
+        raise _make_missing_layer_error(config.model.kind)
     widths = {f"domain.{layer}": width for layer, width in enumerate(model.widths)}
     if config.variant == "peng":
         widths["domain.outputs"] = model.output_width
@@ -160,7 +160,7 @@ def discriminators(config: Config, model: Model) -> dict[str, nn.Parameter]:
     return weights
 
 
-def _missing_layer(kind: str) -> ConfigError:
+def _make_missing_layer_error(kind: str) -> ConfigError:
     """Return the error for a model without a layer that discriminators can read."""
     is_light = kind == "tagger"
     return ConfigError(
@@ -194,7 +194,7 @@ class Site(distill.Site):
 
     def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
         super().__init__(data, config, **options)
-        self.discriminators = discriminators(config, self.model)
+        self.discriminators = make_discriminators(config, self.model)
         self.parameters |= self.discriminators
         self.label = config.platforms.index(data.id) if self.discriminators else 0
 
@@ -203,19 +203,21 @@ class Site(distill.Site):
         numbers = sum(value.numel() for value in self.discriminators.values())
         return f"{super().described()}, {numbers:,} of them in discriminators"
 
-    def _objective(
+    def _compute_objective(
         self,
         corpus: PreparedCorpus,
         indices: np.ndarray,
         weights: np.ndarray,
-        how: str,
+        treatment: distill.Unannotated,
         round: int,
     ) -> tuple[Tensor, float, float]:
         """Return the mini-batch's loss, and its source and target parts as numbers."""
         losses = self.model.losses(corpus, indices, states=bool(self.discriminators))
-        total, source, target = distill.weighted_loss(losses, weights[indices], how)
+        total, source, target = distill.compute_weighted_loss(
+            losses, weights[indices], treatment
+        )
         if self.discriminators:
-            total = total + adversarial_loss(
+            total = total + compute_adversarial_loss(
                 losses,
                 self.discriminators,
                 self.label,
@@ -225,7 +227,7 @@ class Site(distill.Site):
         return total, source, target
 
 
-def adversarial_loss(
+def compute_adversarial_loss(
     losses: Losses,
     weights: dict[str, nn.Parameter],
     label: int,
@@ -242,36 +244,38 @@ def adversarial_loss(
         progress: The fraction of rounds completed, 0 to 1.
         config: The settings of the run.
     """
-    strength = config.strength * reversal_strength(progress)  # [tagsets appendix a]
+    strength = config.strength * compute_reversal_strength(
+        progress
+    )  # [tagsets appendix a]
     by_layer = [
-        matching_loss(hidden, weights[f"domain.{layer}"], label, strength)
+        compute_matching_loss(hidden, weights[f"domain.{layer}"], label, strength)
         for layer, hidden in enumerate(losses.hidden)
     ]
     domain = torch.stack(by_layer).mean()  # [tagsets appendix a]
     if config.variant == "hong":
         # [tagsets appendix a]
-        return domain.square() / 2 + config.entropy * pseudo_entropy(losses)
+        return domain.square() / 2 + config.entropy * compute_pseudo_entropy(losses)
     if config.variant == "peng":
         assert losses.outputs is not None
         weight = weights["domain.outputs"]
         # This discriminator learns which directions reveal the site. The states are
         # detached, so that they do not learn to reveal it more.
         states = losses.outputs.detach()
-        of_outputs = domain_loss(states, weight, label)  # [tagsets appendix a]
-        apart = config.entropy * disentanglement(losses, weight)
+        of_outputs = compute_domain_loss(states, weight, label)  # [tagsets appendix a]
+        apart = config.entropy * compute_disentanglement(losses, weight)
         return domain + of_outputs + apart  # [tagsets appendix a]
     return domain
 
 
-def reversal_strength(progress: float) -> float:
+def compute_reversal_strength(progress: float) -> float:
     """Return 2 / (1 + exp(-10 p)) - 1 (Ganin et al. 2016, section 5.2.2)."""
     return 2 / (1 + math.exp(-10 * progress)) - 1
 
 
-def matching_loss(
+def compute_matching_loss(
     states: Tensor, weight: Tensor, label: int, strength: float
 ) -> Tensor:
-    """Return `domain_loss`, which the discriminator minimises and states maximise.
+    """Return the domain loss that the discriminator minimises and states maximise.
 
     A state is no longer changed once it reveals its site no better than chance. With
     all data in one place, the states of other domains would balance the discriminator.
@@ -288,10 +292,12 @@ def matching_loss(
         log_probability = F.log_softmax(states @ weight.T, dim=1)[:, label]  # (rows,)
         is_recognised = log_probability > -math.log(len(weight))
         by_state = strength * is_recognised.to(states.dtype)
-    return domain_loss(reverse(states, by_state[:, None]), weight, label)
+    return compute_domain_loss(
+        reverse_gradient(states, by_state[:, None]), weight, label
+    )
 
 
-def domain_loss(states: Tensor, weight: Tensor, label: int) -> Tensor:
+def compute_domain_loss(states: Tensor, weight: Tensor, label: int) -> Tensor:
     """Return the cross-entropy of predicting the site from hidden states, ().
 
     Args:
@@ -304,14 +310,14 @@ def domain_loss(states: Tensor, weight: Tensor, label: int) -> Tensor:
     return F.cross_entropy(scores, targets)
 
 
-def reverse(states: Tensor, strength: Tensor) -> Tensor:
+def reverse_gradient(states: Tensor, strength: Tensor) -> Tensor:
     """Return the states, whose gradient is multiplied by -strength, (rows, 1)."""
     reversed_states = states.view_as(states)
     reversed_states.register_hook(lambda gradient: -strength * gradient)
     return reversed_states
 
 
-def pseudo_entropy(losses: Losses) -> Tensor:
+def compute_pseudo_entropy(losses: Losses) -> Tensor:
     """Return the mean entropy, a scalar in nats, of the steps with pseudo-targets.
 
     Pseudo-targets are those that a teacher added. For a CRF, predictions use each
@@ -320,18 +326,19 @@ def pseudo_entropy(losses: Losses) -> Tensor:
     assert losses.outputs is not None
     assert losses.pseudo is not None
     assert losses.score is not None
-    entropies = _entropy(losses.score(losses.outputs))[losses.pseudo]
+    entropies = _compute_entropies(losses.score(losses.outputs))[losses.pseudo]
     if len(entropies):
         return entropies.mean()
     return losses.outputs.sum() * 0  # a zero that can be differentiated
 
 
-def disentanglement(losses: Losses, weight: Tensor) -> Tensor:
+def compute_disentanglement(losses: Losses, weight: Tensor) -> Tensor:
     """Return Peng et al.'s disentanglement loss, with a discriminator as parameters.
 
-    The part of a state that reveals the site (`domain_specific`) must not predict the
-    target, so the entropy of its predictions is maximised. As in their paper, the
-    predictor is fixed: only the state and the discriminator receive a gradient.
+    The part of a state that reveals the site (`project_on_discriminator`) must not
+    predict the target, so the entropy of its predictions is maximised. As in their
+    paper, the predictor is fixed: only the state and the discriminator receive a
+    gradient.
 
     Args:
         losses: The mini-batch's losses, with the states below the output scores.
@@ -339,14 +346,14 @@ def disentanglement(losses: Losses, weight: Tensor) -> Tensor:
     """
     assert losses.outputs is not None
     assert losses.score is not None
-    specific = domain_specific(losses.outputs, weight)  # (steps, width)
+    specific = project_on_discriminator(losses.outputs, weight)  # (steps, width)
     alone = specific.detach().requires_grad_()
-    certainty = -_entropy(losses.score(alone)).mean()
+    certainty = -_compute_entropies(losses.score(alone)).mean()
     (slope,) = torch.autograd.grad(certainty, alone)
     return certainty.detach() + (slope * (specific - specific.detach())).sum()
 
 
-def domain_specific(states: Tensor, weight: Tensor) -> Tensor:
+def project_on_discriminator(states: Tensor, weight: Tensor) -> Tensor:
     """Return the projection of states onto the rows of a discriminator, (rows, width).
 
     The projection reveals the site as well as the state itself (weight @ projection =
@@ -365,7 +372,7 @@ def domain_specific(states: Tensor, weight: Tensor) -> Tensor:
     return (states @ weight.T) @ basis
 
 
-def _entropy(scores: Tensor) -> Tensor:
+def _compute_entropies(scores: Tensor) -> Tensor:
     """Return the entropy of the softmax over allowed candidates, (rows,).
 
     Args:
@@ -383,7 +390,7 @@ class Adversarial(distill.Distill):
 
     config_class = Config
     site_class = Site
-    presets = presets("adversarial")
+    presets = read_presets("adversarial")
     reads_layers = True
     dp = None
     no_dp_reason = (
@@ -424,7 +431,7 @@ class Adversarial(distill.Distill):
                 trains alone.
         """
         del sizes
-        return distill.traffic_of_model(config, nbytes(initial(config)))
+        return distill.estimate_traffic(config, nbytes(make_initial_parameters(config)))
 
 
 METHOD = Adversarial()

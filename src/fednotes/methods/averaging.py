@@ -64,29 +64,33 @@ from fednotes.privacy.training import DPSupport
 from fednotes.training import server_steps
 from fednotes.training.compression import (
     Compression,
+    choose_step_sizes,
+    compute_mean_squares,
     count_bytes,
     decode,
     encode,
-    encoded_shapes,
-    mean_squares,
+    list_encoded_shapes,
     require_step_sizes,
-    step_sizes,
     unpack_total,
 )
 from fednotes.training.local_trainer import LocalTrainer, Optimizer, Step
-from fednotes.training.server_steps import Aggregation, by_each, gathered
+from fednotes.training.server_steps import (
+    Aggregation,
+    needs_each_update,
+    sum_or_combine,
+)
 from fednotes.training.sites import (
     Best,
     RoundServer,
     agree_on_shares,
-    first_sum,
-    larger_batch_warning,
-    least_part,
-    part_of,
+    compute_least_part,
+    compute_part,
+    keep_first_sum,
+    list_batch_warnings,
 )
 
 BEST = -1  # a value of `keep_cycle`
-Judged = Callable[[Mapping[str, float]], dict[str, float]]
+Summarise = Callable[[Mapping[str, float]], dict[str, float]]
 
 
 @checked(frozen=True)
@@ -192,7 +196,7 @@ class Averaging(Aggregation):
                 f"accumulate = {self.accumulate}: expected at most batch_size = "
                 f"{self.batch_size}, which makes parts of one example"
             )
-        if by_each(self) and self.compression != "none":
+        if needs_each_update(self) and self.compression != "none":
             raise ConfigError(
                 f'aggregation = "{self.aggregation}" needs each site\'s update, but '
                 f'compression = "{self.compression}" encodes only sums: set '
@@ -211,8 +215,11 @@ KEEP_BEST: Mapping[str, Any] = MappingProxyType({"keep_cycle": BEST})
 C = TypeVar("C", bound=Averaging)
 
 
-def central(config: C) -> C:
-    """Return settings for training in one place, without those of a federation."""
+def remove_federation_settings(config: C) -> C:
+    """Return settings for training in one place.
+
+    They lack the server's step, compression, FedProx and the rule of aggregation.
+    """
     return replace(
         config,
         server="average",
@@ -223,14 +230,14 @@ def central(config: C) -> C:
     )
 
 
-def parts(config: C, sizes: Sequence[int]) -> tuple[C, ...]:
-    """Return settings of sites that train alone, with their federated batch sizes.
+def make_alone_configs(config: C, sizes: Sequence[int]) -> tuple[C, ...]:
+    """Return each site's settings for training alone, with its federated batch size.
 
     Args:
         config: The settings of the federation.
         sizes: Number of training examples of each site.
     """
-    config = central(config)
+    config = remove_federation_settings(config)
     if config.batch == "each":
         return (config,) * len(sizes)
     return tuple(
@@ -240,26 +247,28 @@ def parts(config: C, sizes: Sequence[int]) -> tuple[C, ...]:
             batch_size=share,
             accumulate=min(share, config.accumulate),
         )
-        for share in _shares(config, sizes)
+        for share in _divide_batch(config, sizes)
     )
 
 
-def _shares(config: Averaging, sizes: Sequence[int]) -> list[int]:
+def _divide_batch(config: Averaging, sizes: Sequence[int]) -> list[int]:
     """Return each site's part of a shared mini-batch, from their example counts."""
     examples = max(1, sum(sizes))
     batch = config.batch_size
     return [
-        part_of(batch, size, examples, least_part(batch, config.sites, size))
+        compute_part(
+            batch, size, examples, compute_least_part(batch, config.sites, size)
+        )
         for size in sizes
     ]
 
 
-def size_warnings(config: Averaging, sizes: Sequence[int]) -> tuple[str, ...]:
+def list_size_warnings(config: Averaging, sizes: Sequence[int]) -> tuple[str, ...]:
     """Return a warning if the parts add up to much more than the mini-batch."""
     if config.batch != "shared":
         return ()
-    shares = _shares(config, [size for size in sizes if size])
-    return larger_batch_warning(config.batch_size, shares)
+    shares = _divide_batch(config, [size for size in sizes if size])
+    return list_batch_warnings(config.batch_size, shares)
 
 
 class AveragingWithDP(DPSupport):
@@ -293,7 +302,7 @@ class AveragingWithDP(DPSupport):
         return math.ceil(steps)
 
 
-def traffic_of(
+def estimate_traffic(
     config: Averaging,
     shared: Tensors,
     warm_up_cycles: int = 0,
@@ -321,7 +330,7 @@ def traffic_of(
     return sent, in_warm_up + received
 
 
-def examples_of(config: Averaging, sizes: Sequence[int]) -> int:
+def count_examples(config: Averaging, sizes: Sequence[int]) -> int:
     """Return the examples per cycle over all sites, from their example counts."""
     sites, batch = len(sizes), config.batch_size
     is_shared = config.batch == "shared"
@@ -340,7 +349,7 @@ def count_steps(config: Averaging, sizes: Sequence[int]) -> int:
     batch = config.batch_size
     if config.batch == "each":
         batch *= max(1, len(sizes))
-    return math.ceil(config.last_cycle * examples_of(config, sizes) / batch)
+    return math.ceil(config.last_cycle * count_examples(config, sizes) / batch)
 
 
 def run_cycles(federation: Federation, server: Server) -> State:
@@ -362,12 +371,12 @@ def run_cycles(federation: Federation, server: Server) -> State:
         sent = server.select_sent()
         # Sites still have the parameters that they have just evaluated.
         tensors = {} if server.evaluated is sent else sent
-        total = gathered(
+        total = sum_or_combine(
             federation, config, TRAIN, tensors, sent, cycle=cycle.number
         )  # an epoch at each site: Q_k^t
         if config.compression == "none":
             server.require_returned(total, shapes_of(sent))
-            mean = server.mean(total)  # [bert eq 1] Σ n_k/N Q_k^t
+            mean = server.compute_mean(total)  # [bert eq 1] Σ n_k/N Q_k^t
         else:
             mean = _collect_encoded_changes(federation, server, sent, total)
         server.step(mean, total)
@@ -400,14 +409,14 @@ def _collect_encoded_changes(
         mean_squares: The sum of the sites' mean squares.
     """
     server.require_returned(mean_squares, dict.fromkeys(sent, (1,)))
-    means = server.mean(mean_squares)
+    means = server.compute_mean(mean_squares)
     server.require_finite(means)
-    steps = step_sizes(means)
+    steps = choose_step_sizes(means)
 
     sites = mean_squares.sites
     coded = federation.sum("send", steps, weight=mean_squares.weight, sites=sites)
-    server.require_returned(coded, encoded_shapes(sent, sites))
-    mean_levels = server.mean(unpack_total(coded, sent, sites))
+    server.require_returned(coded, list_encoded_shapes(sent, sites))
+    mean_levels = server.compute_mean(unpack_total(coded, sent, sites))
     change = decode(mean_levels, steps, sent)
     return {name: sent[name] + change[name] for name in sent}
 
@@ -418,10 +427,10 @@ class Server(RoundServer):
     Args:
         config: The settings of the run.
         initial: The parameters that sites share, before training.
-        judged: Turns a sum of counts into scores, among them "held_out": larger is
+        summarise: Turns a sum of counts into scores, among them "held_out": larger is
             better, and it is -inf if nothing is held out.
         resumed: The state to resume from; None at the first start.
-        before: Number of cycles of a warm-up, which are not part of T.
+        warm_up_cycles: Number of cycles of a warm-up, which are not part of T.
         warm_up: Names of the parameters that a warm-up trains.
 
     Attributes:
@@ -435,18 +444,18 @@ class Server(RoundServer):
         self,
         config: Averaging,
         initial: Tensors,
-        judged: Judged,
+        summarise: Summarise,
         resumed: State | None,
         *,
-        before: int = 0,
+        warm_up_cycles: int = 0,
         warm_up: Collection[str] = (),
     ) -> None:
-        self.before = before
+        self.warm_up_cycles = warm_up_cycles
         self._warm_up = warm_up
-        self._judged = judged
+        self._summarise = summarise
         self.evaluated: Tensors | None = None
         self.examples = 0
-        self._optimizer = server_steps.server_step(
+        self._optimizer = server_steps.make_server_step(
             config.server,
             config.server_learning_rate,
             momentum=config.momentum,
@@ -461,12 +470,12 @@ class Server(RoundServer):
     @property
     def cycles(self) -> int:
         """Number of cycles that are run, including the warm-up."""
-        return self.before + self.config.last_cycle
+        return self.warm_up_cycles + self.config.last_cycle
 
     @property
     def is_evaluation_due(self) -> bool:
         """Whether the cycle that just ended is evaluated; the last one always is."""
-        number = self.round - self.before  # 0 or less in the warm-up
+        number = self.round - self.warm_up_cycles  # 0 or less in the warm-up
         return self.round == self.cycles or number % self.config.evaluate_every == 0
 
     @property
@@ -476,7 +485,7 @@ class Server(RoundServer):
 
     def select_sent(self) -> dict[str, Tensor]:
         """Return the parameters that the next cycle trains."""
-        if self.round >= self.before:
+        if self.round >= self.warm_up_cycles:
             return self.shared
         return {name: self.shared[name] for name in self._warm_up}
 
@@ -490,7 +499,7 @@ class Server(RoundServer):
         """
         total.require(shapes)
 
-    def mean(self, total: Total) -> dict[str, Tensor]:
+    def compute_mean(self, total: Total) -> dict[str, Tensor]:
         """Return the weighted mean of the tensors that sites sent in a cycle."""
         return total.mean()
 
@@ -502,7 +511,7 @@ class Server(RoundServer):
             total: The sum, for its metrics.
         """
         self.require_finite(mean)
-        is_warm_up = self.round < self.before
+        is_warm_up = self.round < self.warm_up_cycles
         stepped = mean if is_warm_up else self._optimizer(self.shared, mean)
         self.shared = {**self.shared, **stepped}
         self.round += 1
@@ -528,7 +537,7 @@ class Server(RoundServer):
         Raises:
             TrainingError: The best cycle is to be kept, but nothing is held out.
         """
-        scores = self._judged(total.metrics)
+        scores = self._summarise(total.metrics)
         self.metrics |= {
             n: score for n, score in scores.items() if math.isfinite(score)
         }
@@ -539,7 +548,9 @@ class Server(RoundServer):
                 "held-out data: give the number of a cycle, or 0 for the last"
             )
         # A cycle of the warm-up is never kept.
-        return self.round > self.before and self.best.judge(held_out, self.shared)
+        return self.round > self.warm_up_cycles and self.best.judge(
+            held_out, self.shared
+        )
 
     def state(self) -> State:
         """Return all state that the next cycle depends on."""
@@ -559,7 +570,7 @@ class Server(RoundServer):
         self._optimizer.moments = moments
 
 
-def _fewest_batches(steps: int, in_epoch: int) -> int:
+def _count_fewest_batches(steps: int, in_epoch: int) -> int:
     """Return the fewest different mini-batches of an epoch that a cycle will have.
 
     A cycle begins where the last one ended. It may therefore have the end of one epoch
@@ -588,7 +599,7 @@ class AveragingSite(SiteTasks):
         weight: n_k.
         examples: Number of examples in an epoch.
         private: Names of the parameters that stay at the site.
-        before: Number of cycles of a warm-up, which trains only `warm_up`.
+        warm_up_cycles: Number of cycles of a warm-up, which trains only `warm_up`.
         warm_up: Names of the parameters that a warm-up trains.
         warm_up_rate: Learning rate of the warm-up.
         device: Device of the model.
@@ -620,7 +631,7 @@ class AveragingSite(SiteTasks):
         weight: float,
         examples: int,
         private: Collection[str] = (),
-        before: int = 0,
+        warm_up_cycles: int = 0,
         warm_up: Collection[str] = (),
         warm_up_rate: float = 0.0,
         device: torch.device | str = "cpu",
@@ -639,7 +650,7 @@ class AveragingSite(SiteTasks):
         self.device = torch.device(device)
         self.share = config.batch_size
         self._examples = examples
-        self._warm_up_cycles = before
+        self._warm_up_cycles = warm_up_cycles
         self._warm_up = tuple(warm_up)
         self.trainer = LocalTrainer(
             id,
@@ -669,7 +680,7 @@ class AveragingSite(SiteTasks):
         return self._id
 
     @abstractmethod
-    def steps(self, epoch: int, first: int = 0) -> Iterable[list[Step]]:
+    def iterate_steps(self, epoch: int, first: int = 0) -> Iterable[list[Step]]:
         """Yield an epoch's mini-batches of `share` examples, each split into parts.
 
         Their order depends only on the draws, the site and the epoch.
@@ -693,10 +704,12 @@ class AveragingSite(SiteTasks):
 
     @property
     def _steps_per_epoch(self) -> int:
+        """Number of steps in an epoch over this site's examples."""
         return math.ceil(self._examples / self.share)
 
     @property
     def _steps_per_cycle(self) -> int:
+        """Number of steps in a cycle, at least one."""
         steps_per_epoch = self._common_steps or self._steps_per_epoch
         return max(1, round(self._averaging.local_epochs * steps_per_epoch))
 
@@ -722,15 +735,15 @@ class AveragingSite(SiteTasks):
         Args:
             tensors: Ignored.
             examples: Number of examples of all sites. Only the first value in a run has
-                an effect (`first_sum`).
+                an effect (`keep_first_sum`).
         """
         del tensors
         size = self.reported_examples  # the sum is over rounded numbers too
-        self._all_examples = first_sum(self._all_examples, examples, size)
+        self._all_examples = keep_first_sum(self._all_examples, examples, size)
         if self._averaging.batch == "shared":
             batch, sites = self._averaging.batch_size, self._averaging.sites
-            least = least_part(batch, sites, size)
-            self.share = part_of(batch, size, self._all_examples, least)
+            least = compute_least_part(batch, sites, size)
+            self.share = compute_part(batch, size, self._all_examples, least)
             if sites > batch:
                 # At most as many as if all sites had this size, even if the server's
                 # sum is larger.
@@ -780,7 +793,7 @@ class AveragingSite(SiteTasks):
             in_epoch: Number of mini-batches of an epoch.
         """
         if not self._steps_in_epoch:
-            return _fewest_batches(steps, in_epoch)
+            return _count_fewest_batches(steps, in_epoch)
         of_this_epoch = min(steps, self._steps_in_epoch)
         return min(in_epoch, max(of_this_epoch, steps - of_this_epoch))
 
@@ -820,7 +833,7 @@ class AveragingSite(SiteTasks):
                 trains.
             TrainingError: `tensors` is empty, and the site was restarted in between.
         """
-        tensors = self._received(tensors)
+        tensors = self._choose_parameters(tensors)
         self._require_names(tensors, cycle)
         is_warm_up = tensors.keys() < self.shared.keys()
         if is_warm_up:
@@ -834,7 +847,7 @@ class AveragingSite(SiteTasks):
 
         loss = 0.0
         examples = 0
-        for parts in self._batches(cycle):
+        for parts in self._iterate_batches(cycle):
             loss += self._step(parts, start, is_warm_up=is_warm_up)  # [bert cycle]
             examples += sum(part.examples for part in parts)
         metrics = {
@@ -845,12 +858,13 @@ class AveragingSite(SiteTasks):
         if self._averaging.compression == "none":
             return self._make_update(snapshot(trained), metrics)  # [bert eq 1]
         self._change = {
-            name: parameter.detach() - start[name] + self._unsent_of(name, parameter)
+            name: parameter.detach() - start[name] + self._find_unsent(name, parameter)
             for name, parameter in trained.items()
         }
-        return self._make_update(mean_squares(self._change), metrics)
+        return self._make_update(compute_mean_squares(self._change), metrics)
 
-    def _unsent_of(self, name: str, parameter: Tensor) -> Tensor:
+    def _find_unsent(self, name: str, parameter: Tensor) -> Tensor:
+        """Return what rounding left of a parameter's changes; zeros at first."""
         return self._unsent.get(name, torch.zeros_like(parameter))
 
     def _require_names(self, tensors: Tensors, cycle: int) -> None:
@@ -865,18 +879,18 @@ class AveragingSite(SiteTasks):
                 f"than the {len(tensors)} received: {odd[0]!r} {problem}"
             )
 
-    def _batches(self, cycle: int) -> Iterator[list[Step]]:
+    def _iterate_batches(self, cycle: int) -> Iterator[list[Step]]:
         """Yield the mini-batches of a cycle."""
         if self._has_whole_epochs:
             epochs = int(self._averaging.local_epochs)
             for local in range(epochs):  # [bert cycle]
-                yield from self.steps(cycle * epochs + local)  # [bert cycle]
+                yield from self.iterate_steps(cycle * epochs + local)  # [bert cycle]
             return
 
         # Parts of epochs: continue where the previous cycle ended.
         left = self._steps_per_cycle if self._examples else 0
         while left:
-            epoch = self.steps(self._epoch, self._steps_in_epoch)
+            epoch = self.iterate_steps(self._epoch, self._steps_in_epoch)
             for parts in islice(epoch, left):
                 left -= 1
                 self._steps_in_epoch += 1
@@ -888,7 +902,7 @@ class AveragingSite(SiteTasks):
     def _step(self, parts: list[Step], start: Tensors, *, is_warm_up: bool) -> float:
         """Take one optimizer step; return the loss summed over its examples."""
         if is_warm_up:
-            return self.trainer.warm_up_step(parts, start=start)
+            return self.trainer.step_in_warm_up(parts, start=start)
         return self.trainer.step(parts, planned=self._planned_steps, start=start)
 
     def begin_warm_up(self) -> None:
@@ -953,7 +967,7 @@ class AveragingSite(SiteTasks):
 
     def load(self, tensors: Tensors) -> None:
         """Load the parameters to evaluate, and remember them."""
-        self._evaluated = self._received(tensors)
+        self._evaluated = self._choose_parameters(tensors)
         load_into(self.shared, self._evaluated)
 
     def load_kept(self, tensors: Tensors) -> None:
@@ -962,7 +976,7 @@ class AveragingSite(SiteTasks):
         if self._kept_private:
             load_into(self.private, self._kept_private)
 
-    def _received(self, tensors: Tensors) -> Tensors:
+    def _choose_parameters(self, tensors: Tensors) -> Tensors:
         """Return the tensors, or the last evaluated ones if these are empty.
 
         Raises:

@@ -57,7 +57,7 @@ from fednotes.core.update import Tensors, Total, Update, contribution
 from fednotes.data.batches import buckets
 from fednotes.data.split import pool
 from fednotes.data.tags import decode, encode
-from fednotes.methods import presets
+from fednotes.methods import read_presets
 from fednotes.methods.base import Method
 from fednotes.privacy.promise import Privacy
 from fednotes.privacy.training import DPSupport
@@ -72,15 +72,15 @@ from fednotes.training.sites import (
     Best,
     MentionSite,
     RoundServer,
-    all_tags,
-    begun_from,
-    finite,
-    judged_mentions,
-    save_global,
+    list_earlier_classifier_warnings,
+    require_finite_loss,
+    save_global_model,
+    summarise_mentions,
+    unite_tags,
 )
 
 FEWEST_CONTRIBUTORS = 3
-FASTEST = 1e-3  # largest learning rate with which a token classifier converges
+LARGEST_LEARNING_RATE = 1e-3  # above it, a token classifier diverges
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 Unannotated = Literal["pseudo", "soft", "marginal", "outside"]
 
@@ -159,13 +159,16 @@ class Config(SiteSampling):
         Raises:
             ConfigError: No run can have these settings.
         """
-        if self.privacy and not self.model.softens:
+        if self.privacy and not self.model.trains_on_posteriors:
             raise ConfigError(
                 "[privacy] needs a model that tags words, and [model] kind = "
                 f'{self.model.kind!r} does not: set kind = "tagger", "encoder-tagger" '
                 'or "token-classifier"'
             )
-        if self.unannotated in ("soft", "marginal") and not self.model.softens:
+        if (
+            self.unannotated in ("soft", "marginal")
+            and not self.model.trains_on_posteriors
+        ):
             raise ConfigError(
                 f'unannotated = "{self.unannotated}" needs a model with a CRF; '
                 'the pointer model takes "pseudo" or "outside"'
@@ -225,7 +228,7 @@ def train(
         if is_evaluated:
             server.judge(federation.sum(EVALUATE, server.shared, round=number))
             if config.trace:
-                traced = judged_mentions(federation.sum("trace").metrics)
+                traced = summarise_mentions(federation.sum("trace").metrics)
                 server.metrics["test_f1"] = traced["valid_f1"]
         round.commit(server.state(), server.metrics, evaluated=is_evaluated)
     federation.sum("finish", server.best.tensors or server.shared)
@@ -275,7 +278,7 @@ class Server(RoundServer):
     def __init__(
         self, config: Config, resumed: State | None, shared: Tensors | None
     ) -> None:
-        first = dict(shared) if shared is not None else initial(config)
+        first = dict(shared) if shared is not None else make_initial_parameters(config)
         # If no model can be scored, the last one is kept.
         best = Best(keeps_tensors=config.select == "best", later="always")
         super().__init__(config, first, best, resumed)
@@ -293,7 +296,7 @@ class Server(RoundServer):
         self.round += 1
 
 
-def initial(config: Config) -> dict[str, Any]:
+def make_initial_parameters(config: Config) -> dict[str, Any]:
     """Return θ_1, the model's initial values, derived from the seed."""
     model = build_model(config.model, config.tags, config.seed)
     return snapshot(model.trainable())
@@ -365,6 +368,7 @@ class Site(MentionSite):
         return sent / (sent + self.model.count_frozen())
 
     def _count_sent(self) -> int:
+        """Return the number of parameters that are trained and sent."""
         return sum(value.numel() for value in self.parameters.values())
 
     def described(self) -> str:
@@ -379,7 +383,7 @@ class Site(MentionSite):
         if task == "begin":
             sentences = self.num_examples
             if self.draws.is_secret:
-                sentences = half(sentences)
+                sentences = halve(sentences)
             return {"steps": 1, "batch": sentences}
         if task == TRAIN:
             batch = self.config.batch_size
@@ -407,8 +411,8 @@ class Site(MentionSite):
             ∂L^{T\k}/∂q as "target_gradient" if sentences have weights.
         """
         load_into(self.parameters, tensors)
-        self._advance(round)
-        corpus = self._complete(round)
+        self._apply_next_weights(round)
+        corpus = self._make_training_corpus(round)
         self._begun = (round, corpus)
         self._directions = None
         self._sent = None
@@ -422,18 +426,24 @@ class Site(MentionSite):
         )
         return self._sent
 
-    def _complete(self, round: int) -> PreparedCorpus:
-        """Return the training set as this round treats unannotated types."""
-        how = self._unannotated(round)
-        if how == "outside":
+    def _make_training_corpus(self, round: int) -> PreparedCorpus:
+        """Return the training set, with unannotated types treated as in this round."""
+        treatment = self._choose_treatment(round)
+        if treatment == "outside":
             return self.train_set
-        if how == "pseudo":
+        if treatment == "pseudo":
             return self._complete_by_prediction()
+
         corpus = self.model.annotate(self.train_set, self.data.train, self.known)
-        return self.model.soften(corpus) if how == "soft" else corpus
+        if treatment == "soft":
+            return self.model.soften(corpus)
+        return corpus
 
     def _complete_by_prediction(self) -> PreparedCorpus:
-        """Return the training set with the current model's mentions of other types."""
+        """Return the training set with pseudo-complete annotation by the current model.
+
+        `pseudo` is set to the number of mentions that the model adds.
+        """
         predicted = self.model.predict(self.train_set)  # Eq. 4
         documents = tuple(
             pseudo_complete(gold, guess, self.known)
@@ -442,13 +452,13 @@ class Site(MentionSite):
         self.pseudo = _count_spans(documents) - _count_spans(self.data.train)
         return self.model.annotate(self.train_set, documents, self.known)
 
-    def _unannotated(self, round: int) -> str:
-        """Return how this round treats the types that the site does not annotate."""
+    def _choose_treatment(self, round: int) -> Unannotated:
+        """Choose how a round treats the types that the site does not annotate."""
         if self.known >= set(self.config.tags.types):
             return "outside"  # the site annotates all types
         is_warming_up = round < self.config.warmup
         if is_warming_up and self.config.unannotated in ("pseudo", "soft"):
-            return "marginal" if self.config.model.softens else "outside"
+            return "marginal" if self.config.model.trains_on_posteriors else "outside"
         return self.config.unannotated
 
     # Instance weights (Eq. 10 to 12).
@@ -467,11 +477,11 @@ class Site(MentionSite):
         total = torch.zeros(size, dtype=torch.float64)
         self._directions = torch.zeros(self.num_examples, size)
         by_length = np.argsort(corpus.lengths, kind="stable")
-        is_counted = self._draw_counted(round)
+        is_counted = self._draw_counted_sentences(round)
         # A batch has either only counted sentences or none.
         for is_added in (True, False):
             sentences = by_length[is_counted[by_length] == is_added]
-            for indices in _split(sentences, self.config.batch_size):
+            for indices in _cut_into_batches(sentences, self.config.batch_size):
                 # [tagsets eq 11] g_i^src (batch, size), and the sum of the target
                 # losses' gradients (size,)
                 source, target = self.model.gradients(corpus, indices)
@@ -489,8 +499,8 @@ class Site(MentionSite):
             total = total * (self.num_examples / counted)
         return total.float()
 
-    def _draw_counted(self, round: int) -> np.ndarray:
-        """Return whether each sentence counts in the target gradient, (sentences,).
+    def _draw_counted_sentences(self, round: int) -> np.ndarray:
+        """Choose the sentences that count in the target gradient, (sentences,) bool.
 
         If draws are derived from the job's seed, all sentences count, as in the paper.
         If draws are secret, a random half counts. A gradient over all notes has no
@@ -503,7 +513,7 @@ class Site(MentionSite):
         rng = self.draws.rng_of("target", self.id, round)
         order = rng.permutation(self.num_examples)
         is_counted = np.zeros(self.num_examples, bool)
-        is_counted[order[: half(self.num_examples)]] = True
+        is_counted[order[: halve(self.num_examples)]] = True
         return is_counted
 
     def update_weights(
@@ -533,7 +543,7 @@ class Site(MentionSite):
                 f"gradients: {FEWEST_CONTRIBUTORS} are needed, or it could receive one "
                 "site's own"
             )
-        self._corpus_of(round)
+        self._find_corpus(round)
         if self._sent is None or self._directions is None:
             raise TrainingError(
                 f"site {self.id!r} sent no target gradient in this round"
@@ -559,15 +569,15 @@ class Site(MentionSite):
         moved = alpha * self.weights + (1 - alpha) * cosines  # [tagsets eq 12]
         weights = np.where(has_gradient, moved, self.weights)
         self._next = (round, weights)
-        self._record(round, weights, cosines[has_gradient])
+        self._record_weights(round, weights, cosines[has_gradient])
 
-    def _advance(self, round: int) -> None:
-        """Apply the weights that an earlier round computed, if any."""
+    def _apply_next_weights(self, round: int) -> None:
+        """Replace the weights by those that an earlier round computed, if any."""
         if self._next is not None and self._next[0] < round:
             self.weights = self._next[1]
         self._next = None
 
-    def _effective_weights(self) -> np.ndarray:
+    def _compute_effective_weights(self) -> np.ndarray:
         """Return the weights of the source loss, (sentences,)."""
         weights = self.weights
         if self.config.clip_weights:
@@ -578,19 +588,21 @@ class Site(MentionSite):
         mean = weights.mean()  # at least 0, because the weights were clipped
         return weights / mean if mean > 0 else weights
 
-    def _record(self, round: int, weights: np.ndarray, cosines: np.ndarray) -> None:
-        """Record the distribution of the next weights locally."""
+    def _record_weights(
+        self, round: int, weights: np.ndarray, cosines: np.ndarray
+    ) -> None:
+        """Add the distribution of the next weights to the site's local history."""
         self.history.append(
             {
                 "round": round,
-                "mean_weight": _rounded(weights.mean()),
+                "mean_weight": _round_value(weights.mean()),
                 "weight_quantiles": [
-                    _rounded(x) for x in np.quantile(weights, QUANTILES)
+                    _round_value(x) for x in np.quantile(weights, QUANTILES)
                 ],
                 "cosine_quantiles": [
-                    _rounded(x) for x in np.quantile(cosines, QUANTILES)
+                    _round_value(x) for x in np.quantile(cosines, QUANTILES)
                 ],
-                "negative_cosines": _rounded((cosines < 0).mean()),
+                "negative_cosines": _round_value((cosines < 0).mean()),
             }
         )
         if self.directory is not None:
@@ -607,25 +619,27 @@ class Site(MentionSite):
             "size".
         """
         del tensors  # θ_t came with "begin"
-        corpus = self._corpus_of(round)
-        how = self._unannotated(round)
+        corpus = self._find_corpus(round)
+        treatment = self._choose_treatment(round)
         adam = Adam(self.parameters, self.config.learning_rate)
-        weights = self._effective_weights()
+        weights = self._compute_effective_weights()
         losses = np.zeros(3)  # total, source, target; sums over sentences
         trained = 0
-        for step, indices in enumerate(self._batches(corpus, round)):
+        for step, indices in enumerate(self._iterate_batches(corpus, round)):
             seed = self.draws.seed_of("dropout", self.id, round, step)
             seed_torch(seed, self.model.device)
             self.model.train()
-            loss, source, target = self._objective(corpus, indices, weights, how, round)
-            value = finite(loss, self.id, f"in round {round}")
+            loss, source, target = self._compute_objective(
+                corpus, indices, weights, treatment, round
+            )
+            value = require_finite_loss(loss, self.id, f"in round {round}")
             loss.backward()
             adam.step()
             losses += np.array([value, source, target]) * len(indices)
             trained += len(indices)
 
         self._begun = None
-        self._advance(round + 1)
+        self._apply_next_weights(round + 1)
         self.rounds = round + 1
         mean_losses = losses / (trained / self.num_examples)
         return self._report_training(mean_losses.tolist())
@@ -644,20 +658,22 @@ class Site(MentionSite):
         sent = {name: value.cpu() for name, value in parameters.items()}
         return Update(sent, weight, metrics)  # [tagsets eq 1]
 
-    def _objective(
+    def _compute_objective(
         self,
         corpus: PreparedCorpus,
         indices: np.ndarray,
         weights: np.ndarray,
-        how: str,
+        treatment: Unannotated,
         round: int,
     ) -> tuple[Tensor, float, float]:
         """Return the mini-batch's loss, and its source and target parts as numbers."""
         del round
         losses = self.model.losses(corpus, indices)
-        return weighted_loss(losses, weights[indices], how)
+        return compute_weighted_loss(losses, weights[indices], treatment)
 
-    def _batches(self, corpus: PreparedCorpus, round: int) -> Iterator[np.ndarray]:
+    def _iterate_batches(
+        self, corpus: PreparedCorpus, round: int
+    ) -> Iterator[np.ndarray]:
         """Yield the mini-batches of a round, (batch,) sentences each."""
         left = self._count_steps()
         for epoch in range(math.ceil(self.config.local_epochs)):
@@ -666,7 +682,7 @@ class Site(MentionSite):
             yield from batches
             left -= len(batches)
 
-    def _corpus_of(self, round: int) -> PreparedCorpus:
+    def _find_corpus(self, round: int) -> PreparedCorpus:
         """Return the corpus with which this round began.
 
         Raises:
@@ -681,35 +697,37 @@ class Site(MentionSite):
 
     # Training with differential privacy.
 
-    def complete_sentences(self, indices: np.ndarray) -> tuple[PreparedCorpus, str]:
+    def complete_sentences(
+        self, indices: np.ndarray
+    ) -> tuple[PreparedCorpus, Unannotated]:
         """Complete some sentences with `teacher`, using only these sentences.
 
         Args:
             indices: The sentences, (n,).
 
         Returns:
-            The training set with these sentences completed, and how unannotated types
-            are treated.
+            The training set with these sentences completed, and the treatment of the
+            types that the site does not annotate.
         """
-        how = self._unannotated(self.rounds)
-        if how == "outside":
-            return self.train_set, how
+        treatment = self._choose_treatment(self.rounds)
+        if treatment == "outside":
+            return self.train_set, treatment
         if self._unfilled is None:
             self._unfilled = self.model.annotate(
                 self.train_set, self.data.train, self.known
             )
-        if how == "marginal":
-            return self._unfilled, how
+        if treatment == "marginal":
+            return self._unfilled, treatment
 
         present = snapshot(self.shared)
         load_into(self.shared, self.teacher)
         try:
-            if how == "soft":
-                return self.model.soften(self._unfilled, indices), how
+            if treatment == "soft":
+                return self.model.soften(self._unfilled, indices), treatment
             guessed = self.model.predict_tags(self._unfilled, indices)
         finally:
             load_into(self.shared, present)
-        return self._fill_in(self._unfilled, indices, guessed), how
+        return self._fill_in(self._unfilled, indices, guessed), treatment
 
     def _fill_in(
         self, corpus: PreparedCorpus, indices: np.ndarray, guessed: np.ndarray
@@ -743,7 +761,7 @@ class Site(MentionSite):
         """Return counts on validation data, for the types that the site annotates."""
         del round
         load_into(self.parameters, tensors)
-        return self.report_counts(self.counts("valid"))
+        return self.report_counts(self.count_mentions("valid"))
 
     def trace(self, tensors: Tensors) -> Update:
         """Return the last evaluated model's counts on the test data.
@@ -759,12 +777,12 @@ class Site(MentionSite):
                 f"site {self.id!r}: the server asked for scores on test data, but the "
                 "job does not set trace = true"
             )
-        return self.report_counts(self.counts("test"))
+        return self.report_counts(self.count_mentions("test"))
 
     def finish(self, tensors: Tensors) -> Update:
         """Load the global model, test it and save it."""
         load_into(self.parameters, tensors)
-        return self.tested()
+        return self.test_and_save()
 
     # State that must survive a restart.
 
@@ -782,27 +800,29 @@ class Site(MentionSite):
         self.rounds = state.round
 
 
-def half(number: int) -> int:
+def halve(number: int) -> int:
     """Return half of a number, rounded up."""
     return -(-number // 2)
 
 
-def _split(sentences: np.ndarray, size: int) -> list[np.ndarray]:
+def _cut_into_batches(sentences: np.ndarray, size: int) -> list[np.ndarray]:
     """Split sentences into batches of `size`; the last one may be smaller."""
     batches = np.split(sentences, range(size, len(sentences), size))
     return [batch for batch in batches if len(batch)]
 
 
 def _count_spans(documents: Iterable[Document]) -> int:
+    """Return the number of mentions in some documents."""
     return sum(len(document.spans) for document in documents)
 
 
 def pseudo_complete(
     gold: Document, predicted: Document, known: Collection[str]
 ) -> Document:
-    """Return a document with its gold mentions and predicted ones of other types.
+    """Return a document with pseudo-complete annotation (Eq. 5).
 
-    A prediction that overlaps a gold mention is dropped.
+    It has its gold mentions and the predicted mentions of other types. A prediction
+    that overlaps a gold mention is dropped.
 
     Args:
         gold: The document with the mentions of the known types.
@@ -821,15 +841,18 @@ def pseudo_complete(
     return replace(gold, spans=spans)
 
 
-def weighted_loss(
-    losses: Losses, weights: np.ndarray, how: str
+def compute_weighted_loss(
+    losses: Losses, weights: np.ndarray, treatment: Unannotated
 ) -> tuple[Tensor, float, float]:
-    r"""Return 1/N Σ w_i L_i^{T_k} + 1/N Σ L_i^{T\k} of a mini-batch.
+    r"""Return the loss of a mini-batch with pseudo-complete annotation.
+
+    It is 1/N Σ w_i L_i^{T_k} + 1/N Σ L_i^{T\k}.
 
     Args:
         losses: The source and the target loss of each sentence, (batch,).
         weights: w_i, (batch,).
-        how: Treatment of unannotated types; "marginal" has no second sum.
+        treatment: Treatment of unannotated types. "marginal" has no second sum, because
+            it has no targets for them.
 
     Returns:
         The loss, (), and its source and target parts as numbers.
@@ -837,14 +860,15 @@ def weighted_loss(
     w = torch.as_tensor(weights, dtype=losses.source.dtype, device=losses.source.device)
     source = (w * losses.source).mean()  # [tagsets eq 10]
     target = losses.target.mean()  # [tagsets eq 7]
-    if how == "marginal":
+    if treatment == "marginal":
         total = source
     else:
         total = source + target  # [tagsets eq 6] [tagsets eq 7]
     return total, float(source.detach()), float(target.detach())
 
 
-def _rounded(value: float) -> float:
+def _round_value(value: float) -> float:
+    """Round a number for the history of the weights."""
     return round(float(value), 5)
 
 
@@ -863,27 +887,29 @@ class DistillWithDP(DPSupport):
         {"weighting": False, "aggregation": "size", "select": "last", "trace": False}
     )
 
-    def initial(self, config: Config, agreed: Tensors) -> dict[str, Tensor]:
+    def make_initial_parameters(
+        self, config: Config, agreed: Tensors
+    ) -> dict[str, Tensor]:
         """Return θ_1."""
         del agreed
-        return initial(config)
+        return make_initial_parameters(config)
 
     def loss(self, site: Site, indices: np.ndarray) -> Tensor:
         """Return the mean loss over some sentences, completed using only these."""
-        corpus, how = site.complete_sentences(indices)
+        corpus, treatment = site.complete_sentences(indices)
         losses = site.model.losses(corpus, indices)
-        loss, _, _ = weighted_loss(losses, np.ones(len(indices)), how)
+        loss, _, _ = compute_weighted_loss(losses, np.ones(len(indices)), treatment)
         return loss
 
     def count_rounds(self, config: Config, sums_per_epoch: int) -> int:
         """Return the number of noisy sums, at `sums_per_epoch` per epoch."""
-        return config.rounds * _sums_in_round(config, sums_per_epoch)
+        return config.rounds * _count_sums_in_round(config, sums_per_epoch)
 
     def prepare_round(self, site: Site, round: int, memory: Tensors) -> Tensors:
         """Store θ_t, the model received first in this round of the method."""
         privacy = site.config.privacy
         assert privacy is not None
-        site.rounds = round // _sums_in_round(site.config, privacy.epoch)
+        site.rounds = round // _count_sums_in_round(site.config, privacy.epoch)
         if int(memory.get("round", torch.tensor(-1))) != site.rounds:
             memory = {**snapshot(site.shared), "round": torch.tensor(site.rounds)}
         site.teacher = {
@@ -892,7 +918,7 @@ class DistillWithDP(DPSupport):
         return memory
 
 
-def _sums_in_round(config: Config, epoch: int) -> int:
+def _count_sums_in_round(config: Config, epoch: int) -> int:
     """Return the noisy sums in a round of the method, at `epoch` per epoch."""
     return math.ceil(config.local_epochs * epoch)
 
@@ -902,7 +928,7 @@ class Distill(Method):
 
     config_class: type[Any] = Config
     site_class: type[Any] = Site
-    presets = presets("distill")
+    presets = read_presets("distill")
     dp: DPSupport | None = DistillWithDP()
     length_key = "rounds"
     keep_best = MappingProxyType({"select": "best"})
@@ -917,7 +943,7 @@ class Distill(Method):
 
     def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the micro F1 over all sites' validation mentions."""
-        return judged_mentions(metrics)
+        return summarise_mentions(metrics)
 
     def configure(self, config: Any, sites: Sequence[SiteData]) -> Any:
         """Return the settings with the number of sites and the complete tag set.
@@ -929,7 +955,7 @@ class Distill(Method):
         num_sites = config.sites_per_round or len(sites)
         if config.weighting and num_sites < FEWEST_CONTRIBUTORS:
             raise RefusedError(_explain_too_few(num_sites))
-        return replace(config, tags=all_tags(sites), sites=len(sites))
+        return replace(config, tags=unite_tags(sites), sites=len(sites))
 
     def configure_alone(
         self, config: Any, sites: Sequence[SiteData]
@@ -983,25 +1009,25 @@ class Distill(Method):
         Instance weights add little and are not counted.
         """
         del sizes
-        return traffic_of_model(config, nbytes(initial(config)))
+        return estimate_traffic(config, nbytes(make_initial_parameters(config)))
 
     def list_warnings(self, config: Config) -> tuple[str, ...]:
         """Warn if the learning rate is so high that a token classifier diverges."""
         is_classifier = isinstance(config.model, TokenClassifierConfig)
-        if not is_classifier or config.learning_rate <= FASTEST:
-            return begun_from(config)
+        if not is_classifier or config.learning_rate <= LARGEST_LEARNING_RATE:
+            return list_earlier_classifier_warnings(config)
         return (
             f"learning_rate = {config.learning_rate:g}: a token classifier diverges "
-            f"above {FASTEST:g}; only a light tagger trains so fast",
-            *begun_from(config),
+            f"above {LARGEST_LEARNING_RATE:g}; only a light tagger trains so fast",
+            *list_earlier_classifier_warnings(config),
         )
 
     def save_model(self, config: Config, final: State, folder: Path) -> bool:
         """Write the global model, ready for `fednotes predict`."""
-        return save_global(config.model, config.tags, config.seed, final, folder)
+        return save_global_model(config.model, config.tags, config.seed, final, folder)
 
 
-def traffic_of_model(config: Config, size: int) -> tuple[int, int]:
+def estimate_traffic(config: Config, size: int) -> tuple[int, int]:
     """Return the bytes that a site sends and receives for a model of `size` bytes.
 
     The model is sent once per round. It is received once per round, once per evaluation

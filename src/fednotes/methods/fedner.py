@@ -54,9 +54,9 @@ from fednotes.core.update import Tensors, Total, Update
 from fednotes.data.batches import buckets
 from fednotes.data.split import pool
 from fednotes.data.text import split_sentences
-from fednotes.methods import presets
+from fednotes.methods import read_presets
 from fednotes.methods.base import Method
-from fednotes.methods.model_kinds import unsupported_kind
+from fednotes.methods.model_kinds import make_unsupported_kind_error
 from fednotes.metrics.spans import SpanCounts
 from fednotes.privacy.promise import Privacy
 from fednotes.privacy.training import DPSupport
@@ -69,22 +69,27 @@ from fednotes.taggers.tagger import (
     tagger_config,
 )
 from fednotes.training import word_rows
-from fednotes.training.server_steps import Aggregation, by_each, for_names, gathered
-from fednotes.training.site_sampling import drawn_per_round
+from fednotes.training.server_steps import (
+    Aggregation,
+    fill_in_sites,
+    needs_each_update,
+    sum_or_combine,
+)
+from fednotes.training.site_sampling import count_drawn_sites
 from fednotes.training.sites import (
     Adam,
     Best,
     MentionSite,
     RoundServer,
     agree_on_shares,
-    all_tags,
-    finite,
-    first_sum,
-    judged_mentions,
-    larger_batch_warning,
-    least_part,
-    part_of,
-    parted,
+    compute_least_part,
+    compute_part,
+    keep_first_sum,
+    list_batch_warnings,
+    require_finite_loss,
+    split_private,
+    summarise_mentions,
+    unite_tags,
 )
 
 GRADIENTS = "gradients"  # the task of a round of mini-batches
@@ -172,7 +177,7 @@ def train(federation: Federation, config: Config) -> State:
     if not server.examples:  # a resumed run has agreed already
         server.examples, server.batch = agree_on_shares(federation)
     task = GRADIENTS if config.exchange == "gradients" else TRAIN
-    rounds, epoch = schedule(config, server.examples, server.batch)
+    rounds, epoch = count_rounds(config, server.examples, server.batch)
 
     for round in federation.rounds(server.round, rounds):
         if server.is_converged:
@@ -183,7 +188,7 @@ def train(federation: Federation, config: Config) -> State:
         sent = server.select_sent()
         # A gradient is already a change; parameters change relative to those sent.
         start = sent if task == TRAIN else {}
-        total = gathered(  # [fedner alg 1]
+        total = sum_or_combine(  # [fedner alg 1]
             federation, config, task, sent, start, round=round.number
         )
         server.step(total)  # [fedner alg 1]
@@ -212,7 +217,7 @@ class Server(RoundServer):
     config: Config
 
     def __init__(self, config: Config, resumed: State | None) -> None:
-        shared = initial(config)
+        shared = make_initial_parameters(config)
         self._adam = Adam(shared, config.learning_rate)
         self._tables: tuple[str, ...] = ()
         if config.exchange == "gradients":
@@ -241,10 +246,11 @@ class Server(RoundServer):
 
     def mark(self, total: Total) -> None:
         """Record the rows of word tables that sites have marked."""
-        total.require(word_rows.mark_shapes(self.shared, self._tables))
+        total.require(word_rows.list_mark_shapes(self.shared, self._tables))
         self._take_rows(total)
 
     def _take_rows(self, total: Total) -> None:
+        """Store the marked rows, and the largest number of sites in a sum so far."""
         self._rows = word_rows.find_marked(total.tensors, self._tables)
         self._largest_sum = max(self._largest_sum, total.sites)
 
@@ -264,14 +270,14 @@ class Server(RoundServer):
 
     def _descend(self, total: Total) -> None:
         """Take a step of Adam along the mean of the sites' gradients."""
-        shapes = word_rows.gradient_shapes(self.shared, self._rows, self._tables)
+        shapes = word_rows.list_gradient_shapes(self.shared, self._rows, self._tables)
         total.require(shapes)
         mean = total.mean()  # [fedner eq 2] Σ |S_i| ∂L^i/∂θ_s / Σ |S_j|
         gradient = word_rows.fill_gradients(mean, self.shared, self._rows)
         self._adam.step(gradient)  # [fedner eq 2]
         self._rows = {}
         # Without the marks of all sites of the next round, these are summed again.
-        is_next_round_alike = drawn_per_round(self.config) is None
+        is_next_round_alike = count_drawn_sites(self.config) is None
         if is_next_round_alike and total.sites >= self._largest_sum:
             self._take_rows(total)
 
@@ -289,10 +295,10 @@ class Server(RoundServer):
         self.batch = int(state.facts["batch"])
 
 
-def initial(config: Config) -> dict[str, Tensor]:
+def make_initial_parameters(config: Config) -> dict[str, Tensor]:
     """Return θ_s before training, derived from the seed."""
     parameters = build_tagger(config.model, config.tags, config.seed).trainable()
-    shared, _ = parted(parameters, config.private)
+    shared, _ = split_private(parameters, config.private)
     return {name: parameter.detach() for name, parameter in shared.items()}
 
 
@@ -323,7 +329,7 @@ class Site(MentionSite):
         tags = data.tags if "crf" in config.private else config.tags
         super().__init__(data, config, tags, **options)
         parameters = self.model.trainable()
-        self.shared, self.private = parted(parameters, config.private)
+        self.shared, self.private = split_private(parameters, config.private)
         self.share = config.batch_size
         self._all_examples = 0
         self.steps = 0
@@ -363,7 +369,9 @@ class Site(MentionSite):
         least share.
         """
         full, left_over = divmod(self.num_examples, self.share)
-        if full == 0 or left_over >= least_share(self.num_examples, self.config):
+        if full == 0 or left_over >= compute_least_share(
+            self.num_examples, self.config
+        ):
             return full + 1, left_over
         return full, self.share if full > 1 else self.num_examples
 
@@ -377,12 +385,13 @@ class Site(MentionSite):
 
         Args:
             tensors: Ignored.
-            examples: Σ|S_j|. Only the first value in a run has an effect (`first_sum`).
+            examples: Σ|S_j|. Only the first value in a run has an effect
+                (`keep_first_sum`).
         """
         del tensors
         own = self.reported_examples
-        self._all_examples = first_sum(self._all_examples, examples, own)
-        self.share = batch_share(own, self._all_examples, self.config)
+        self._all_examples = keep_first_sum(self._all_examples, examples, own)
+        self.share = compute_batch_share(own, self._all_examples, self.config)
         return Update(metrics={"share": self.share})
 
     # Training.
@@ -393,9 +402,10 @@ class Site(MentionSite):
         return Update(self._mark_rows())
 
     def _mark_rows(self) -> dict[str, Tensor]:
+        """Return random marks of the word-table rows that the next mini-batch reads."""
         if not self.tables:
             return {}
-        rows = self.model.word_rows(self.train_set, self._batch(self.steps))
+        rows = self.model.word_rows(self.train_set, self._select_batch(self.steps))
         rng = rng_of(self._mark_secret, "marks", self.id, self.steps)
         return word_rows.make_marks(rows, self.shared, self.tables, rng)
 
@@ -408,7 +418,7 @@ class Site(MentionSite):
         """
         del round
         received_rows = word_rows.load_rows(self.shared, tensors, self.tables)
-        loss = self._backward(self._batch(self.steps))
+        loss = self._backward(self._select_batch(self.steps))
         gradients = self._collect_gradients(received_rows)
         self.adam.step()  # [fedner private] θ_p^i ← θ_p^i − α ∂L^i/∂θ_p^i
         sent = gradients | self._mark_rows()
@@ -434,18 +444,19 @@ class Site(MentionSite):
         load_into(self.shared, tensors)
         batches_in_epoch, _ = self._plan_epoch()
         batches = self.config.local_epochs * batches_in_epoch
-        loss = sum(self._local_step(self.adam) for _ in range(batches)) / batches
+        loss = sum(self._take_local_step(self.adam) for _ in range(batches)) / batches
         shared = {name: value.cpu() for name, value in snapshot(self.shared).items()}
         # [fedner eq 2]
         return Update(shared, self.reported_examples, self._report_loss(loss))
 
     def _report_loss(self, loss: float) -> dict[str, float]:
+        """Return a mean loss as a sum over sentences, rounded as it leaves the site."""
         total = scale_sum(loss * self.num_examples, self.num_examples, self.count_step)
         return {"loss": total, "examples": self.reported_examples}
 
-    def _local_step(self, adam: Adam) -> float:
+    def _take_local_step(self, adam: Adam) -> float:
         """Train on one mini-batch without the server; return its mean loss."""
-        loss = self._backward(self._batch(self.steps))
+        loss = self._backward(self._select_batch(self.steps))
         adam.step()
         return loss
 
@@ -456,12 +467,14 @@ class Site(MentionSite):
         self.model.train()
         loss = self.model.loss(self.train_set, batch)  # L^i
         remedy = "lower learning_rate, or check the word vectors and features for NaN"
-        value = finite(loss, self.id, f"at mini-batch {self.steps}", remedy)
+        value = require_finite_loss(
+            loss, self.id, f"at mini-batch {self.steps}", remedy
+        )
         loss.backward()
         self.steps += 1
         return value
 
-    def _batch(self, step: int) -> np.ndarray:
+    def _select_batch(self, step: int) -> np.ndarray:
         """Return the sentences of a step's mini-batch.
 
         An epoch's order depends only on the draws, the site and the epoch.
@@ -470,7 +483,7 @@ class Site(MentionSite):
         epoch, position = divmod(step, batches_in_epoch)
         if self._batches_of != (epoch, self.share):
             rng = self.draws.rng_of("order", self.id, epoch)
-            least = least_share(self.num_examples, self.config)
+            least = compute_least_share(self.num_examples, self.config)
             lengths = self.train_set.lengths
             self._batches = buckets(lengths, self.share, rng, least=least)
             self._batches_of = (epoch, self.share)
@@ -488,7 +501,8 @@ class Site(MentionSite):
         return self.report_counts(self._judge())
 
     def _judge(self) -> SpanCounts:
-        counts = self.counts("valid")
+        """Score the tagger on validation data, and keep it if it is the best so far."""
+        counts = self.count_mentions("valid")
         f1 = counts.scores()["strict"]["f1"]
         self.best.judge(f1, self.model.trainable())
         return counts
@@ -501,8 +515,8 @@ class Site(MentionSite):
             load_into(self.model.trainable(), self.best.tensors)
         self._personalise(self.config.personal_epochs)
         if not self.best.keeps_tensors and self._has_valid_mentions:
-            self._last_score = self.counts("valid").scores()["strict"]["f1"]
-        return self.tested()
+            self._last_score = self.count_mentions("valid").scores()["strict"]["f1"]
+        return self.test_and_save()
 
     @property
     def _has_valid_mentions(self) -> bool:
@@ -519,7 +533,7 @@ class Site(MentionSite):
         return self.best.score if self.best.score >= 0 else None
 
     @staticmethod
-    def judged_types(site: SiteData) -> tuple[str, ...]:
+    def list_judged_types(site: SiteData) -> tuple[str, ...]:
         """Return the types that the site annotates, the only ones that are scored."""
         return site.tags.types
 
@@ -529,7 +543,7 @@ class Site(MentionSite):
         for _ in range(epochs):
             batches_in_epoch, _ = self._plan_epoch()
             for _ in range(batches_in_epoch):
-                self._local_step(adam)
+                self._take_local_step(adam)
             self._judge()
         if self.best.tensors:
             load_into(self.model.trainable(), self.best.tensors)
@@ -566,13 +580,13 @@ class Site(MentionSite):
 # Numbers of sentences and rounds.
 
 
-def schedule(config: Config, examples: int, batch: int) -> tuple[int, int]:
-    """Return the maximum number of rounds in a run, and of rounds in an epoch.
+def count_rounds(config: Config, examples: int, batch: int) -> tuple[int, int]:
+    """Return the maximum number of rounds in a run, and the number in an epoch.
 
     Args:
         config: The settings of the run.
         examples: Σ_j |S_j|.
-        batch: Σ_j |N_j|, about N (see `batch_share`).
+        batch: Σ_j |N_j|, about N (see `compute_batch_share`).
     """
     if config.exchange == "weights":
         return config.rounds or math.ceil(config.epochs / config.local_epochs), 1
@@ -580,11 +594,11 @@ def schedule(config: Config, examples: int, batch: int) -> tuple[int, int]:
     return config.rounds or config.epochs * rounds_in_epoch, rounds_in_epoch
 
 
-def batch_share(size: int, examples: int, config: Config) -> int:
+def compute_batch_share(size: int, examples: int, config: Config) -> int:
     """Return |N_i| = |S_i| / Σ|S_j| · N, rounded to the nearest integer (halves up).
 
-    It is at least `least_share`, if the site has that many sentences. Otherwise a
-    server could announce too large a sum and get the gradient of one sentence. The
+    It is at least `compute_least_share`, if the site has that many sentences. Otherwise
+    a server could announce too large a sum and get the gradient of one sentence. The
     shares of all sites may add up to slightly more or less than N.
 
     Args:
@@ -592,12 +606,14 @@ def batch_share(size: int, examples: int, config: Config) -> int:
         examples: Σ|S_j|.
         config: The settings of the run.
     """
-    return part_of(config.batch_size, size, examples, least_share(size, config))
+    return compute_part(
+        config.batch_size, size, examples, compute_least_share(size, config)
+    )
 
 
-def least_share(size: int, config: Config) -> int:
+def compute_least_share(size: int, config: Config) -> int:
     """Return the minimum sentences per mini-batch of a site of this size."""
-    return least_part(config.batch_size, config.sites, size, config.least_share)
+    return compute_least_part(config.batch_size, config.sites, size, config.least_share)
 
 
 # The interface to jobs.
@@ -615,10 +631,12 @@ class FedNERWithDP(DPSupport):
         }
     )
 
-    def initial(self, config: Config, agreed: Tensors) -> dict[str, Tensor]:
+    def make_initial_parameters(
+        self, config: Config, agreed: Tensors
+    ) -> dict[str, Tensor]:
         """Return θ_s before training."""
         del agreed
-        return initial(config)
+        return make_initial_parameters(config)
 
     def loss(self, site: Site, indices: np.ndarray) -> Tensor:
         """Return the mean loss over some sentences."""
@@ -634,7 +652,7 @@ class FedNER(Method):
 
     config_class = Config
     site_class = Site
-    presets = presets("fedner")
+    presets = read_presets("fedner")
     training_tasks = (GRADIENTS, TRAIN)
     dp = FedNERWithDP()
     keep_best = MappingProxyType({"select": "best"})
@@ -652,7 +670,7 @@ class FedNER(Method):
                 input layers.
         """
         if "kind" in table:
-            raise unsupported_kind("fedner", table["kind"])
+            raise make_unsupported_kind_error("fedner", table["kind"])
         config = tagger_config(table, where="")
         config.require_input()
         return config
@@ -663,11 +681,13 @@ class FedNER(Method):
 
     def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the micro F1 over all sites' validation mentions."""
-        return judged_mentions(metrics)
+        return summarise_mentions(metrics)
 
     def configure(self, config: Config, sites: Sequence[SiteData]) -> Config:
         """Return the settings with the number of sites and the union of their tags."""
-        return for_names(config, [site.id for site in sites], tags=all_tags(sites))
+        return fill_in_sites(
+            config, [site.id for site in sites], tags=unite_tags(sites)
+        )
 
     def configure_alone(
         self, config: Config, sites: Sequence[SiteData]
@@ -677,7 +697,7 @@ class FedNER(Method):
             sum(len(split_sentences(document)) for document in site.train)
             for site in sites
         ]
-        shares = [batch_share(size, sum(sizes), config) for size in sizes]
+        shares = [compute_batch_share(size, sum(sizes), config) for size in sizes]
         alone = replace(config, aggregation="mean", sites=1)
         return tuple(replace(alone, batch_size=share) for share in shares)
 
@@ -700,7 +720,11 @@ class FedNER(Method):
         schemes = {site.tags.scheme for site in sites}
         types = {frozenset(site.tags.types) for site in sites}
         if len(schemes) > 1 or (complete is None and len(types) > 1):
-            heads = replace(_by_gradients(config), private=("crf",), personal_epochs=0)
+            heads = replace(
+                _configure_gradient_exchange(config),
+                private=("crf",),
+                personal_epochs=0,
+            )
             return tuple(sites), heads
 
         together = pool(complete or sites)
@@ -710,7 +734,7 @@ class FedNER(Method):
     def plan_rounds(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the maximum number of rounds and the sentences per round."""
         batch = _sum_shares(config, sizes)
-        rounds, _ = schedule(config, sum(sizes), batch)
+        rounds, _ = count_rounds(config, sum(sizes), batch)
         if config.exchange == "gradients":
             return rounds, batch
         return rounds, sum(sizes) * config.local_epochs
@@ -735,8 +759,10 @@ class FedNER(Method):
 
     def estimate_traffic(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the maximum number of bytes that a site sends and receives."""
-        rounds, epoch_rounds = schedule(config, sum(sizes), _sum_shares(config, sizes))
-        size = nbytes(initial(config))
+        rounds, epoch_rounds = count_rounds(
+            config, sum(sizes), _sum_shares(config, sizes)
+        )
+        size = nbytes(make_initial_parameters(config))
         evaluations = math.ceil(rounds / (config.evaluate_every * epoch_rounds))
         # Before each round, each evaluation and the end, a site receives the model.
         return rounds * size, (rounds + evaluations + 1) * size
@@ -745,8 +771,10 @@ class FedNER(Method):
         self, config: Config, sizes: Sequence[int]
     ) -> tuple[str, ...]:
         """Return a warning if the parts add up to much more than `batch_size`."""
-        shares = [batch_share(size, sum(sizes), config) for size in sizes if size]
-        return larger_batch_warning(config.batch_size, shares)
+        shares = [
+            compute_batch_share(size, sum(sizes), config) for size in sizes if size
+        ]
+        return list_batch_warnings(config.batch_size, shares)
 
     def name_extension(self, config: Config) -> str:
         """Name the personal epochs, which the paper does not have."""
@@ -754,16 +782,16 @@ class FedNER(Method):
 
     def needs_each_update(self, config: Config) -> bool:
         """Return whether the aggregation looks at each site's update."""
-        return by_each(config)
+        return needs_each_update(config)
 
 
-def _by_gradients(config: Config) -> Config:
+def _configure_gradient_exchange(config: Config) -> Config:
     """Return settings that exchange gradients for the same number of epochs."""
     if config.exchange == "gradients":
         return config
 
     local = config.local_epochs
-    rounds, _ = schedule(config, examples=1, batch=1)  # depends on neither
+    rounds, _ = count_rounds(config, examples=1, batch=1)  # depends on neither
     return replace(
         config,
         exchange="gradients",
@@ -776,7 +804,7 @@ def _by_gradients(config: Config) -> Config:
 def _sum_shares(config: Config, sizes: Sequence[int]) -> int:
     """Return Σ|N_j| for sites of these sizes."""
     config = replace(config, sites=len(sizes))
-    return sum(batch_share(size, sum(sizes), config) for size in sizes)
+    return sum(compute_batch_share(size, sum(sizes), config) for size in sizes)
 
 
 METHOD = FedNER()

@@ -33,23 +33,23 @@ from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.update import Tensors, Update
 from fednotes.data.batches import buckets, encode_corpus
 from fednotes.data.split import pool
-from fednotes.methods import presets
+from fednotes.methods import read_presets
 from fednotes.methods.averaging import (
     KEEP_BEST,
     Averaging,
     AveragingSite,
     AveragingWithDP,
     Server,
-    central,
+    count_examples,
     count_steps,
-    examples_of,
-    parts,
+    estimate_traffic,
+    list_size_warnings,
+    make_alone_configs,
+    remove_federation_settings,
     run_cycles,
-    size_warnings,
-    traffic_of,
 )
 from fednotes.methods.base import Method
-from fednotes.methods.model_kinds import unsupported_kind
+from fednotes.methods.model_kinds import make_unsupported_kind_error
 from fednotes.privacy.promise import Privacy
 from fednotes.privacy.training import DPSupport
 from fednotes.taggers.corpora import EncoderCorpus
@@ -58,14 +58,14 @@ from fednotes.taggers.saving import build_model, kinds, model_class
 from fednotes.taggers.saving import model_config as any_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 from fednotes.training.local_trainer import Step
-from fednotes.training.server_steps import by_each, for_names
+from fednotes.training.server_steps import fill_in_sites, needs_each_update
 from fednotes.training.sites import (
     MentionSite,
-    all_tags,
-    begun_from,
-    judged_mentions,
-    parted,
-    save_global,
+    list_earlier_classifier_warnings,
+    save_global_model,
+    split_private,
+    summarise_mentions,
+    unite_tags,
 )
 
 
@@ -100,11 +100,13 @@ def train(federation: Federation, config: Config) -> State:
     Returns:
         The server's final state.
     """
-    server = Server(config, initial(config), judged_mentions, federation.resume())
+    server = Server(
+        config, make_initial_parameters(config), summarise_mentions, federation.resume()
+    )
     return run_cycles(federation, server)
 
 
-def initial(config: Config) -> dict[str, Tensor]:
+def make_initial_parameters(config: Config) -> dict[str, Tensor]:
     """Return the shared parameters before training.
 
     Raises:
@@ -123,7 +125,7 @@ def initial(config: Config) -> dict[str, Tensor]:
             f"private = {list(config.private)}: nothing is left to share; to train "
             'each site by itself set conditions = ["alone"]'
         )
-    shared, _ = parted(parameters, config.private)
+    shared, _ = split_private(parameters, config.private)
     return {name: parameter.detach() for name, parameter in shared.items()}
 
 
@@ -155,7 +157,7 @@ class _Sentences(Step):
         return loss.sum() / max(1, words)
 
 
-def batches_of(
+def draw_batches(
     model: Model,
     corpus: EncoderCorpus,
     *,
@@ -206,13 +208,13 @@ class Site(AveragingSite, MentionSite):
                 self.train_set, data.train, data.tags.types
             )
         self._read = self.model.require_corpus(self.train_set)
-        parameters, private = self._trained()
+        parameters, private = self._choose_trained()
         AveragingSite.__init__(
             self,
             data.id,
             config,
             parameters,
-            weight=num_notes(data.train),  # n_k: the number of notes
+            weight=count_notes(data.train),  # n_k: the number of notes
             examples=self.num_examples,
             private=private,
             device=options.get("device", "cpu"),
@@ -222,20 +224,20 @@ class Site(AveragingSite, MentionSite):
         if config.model.trains_word_embeddings:
             self.require_covered()
 
-    def _trained(self) -> tuple[Mapping[str, nn.Parameter], Collection[str]]:
+    def _choose_trained(self) -> tuple[Mapping[str, nn.Parameter], Collection[str]]:
         """Return all trained parameters, and the names of those that stay local."""
         parameters = self.model.trainable()
-        _, private = parted(parameters, self.config.private)
+        _, private = split_private(parameters, self.config.private)
         return parameters, private
 
     def count_example_tokens(self) -> np.ndarray:
         """Return the number of sub-words of each sentence, (sentences,)."""
         return np.asarray(self._read.pieces.lengths)
 
-    def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
+    def iterate_steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
         """Yield the epoch's mini-batches of sentences of similar length."""
         rng = self.draws.rng_of("order", self.id, epoch)
-        batches = batches_of(
+        batches = draw_batches(
             self.model,
             self._read,
             size=self.share,
@@ -248,15 +250,15 @@ class Site(AveragingSite, MentionSite):
         """Return counts on the site's validation data."""
         del cycle
         self.load(tensors)
-        return self.report_counts(self.counts("valid"))
+        return self.report_counts(self.count_mentions("valid"))
 
     def finish(self, tensors: Tensors) -> Update:
         """Test and save the model of the kept cycle."""
         self.load_kept(tensors)
-        return self.tested()
+        return self.test_and_save()
 
 
-def num_notes(documents: Sequence[Document]) -> int:
+def count_notes(documents: Sequence[Document]) -> int:
     """Return the number of notes; sentences of the same note count once."""
     notes = {
         (document.patient, document.meta.get("document", document.id))
@@ -271,10 +273,12 @@ def num_notes(documents: Sequence[Document]) -> int:
 class FinetuneWithDP(AveragingWithDP):
     """Fine-tuning with differential privacy."""
 
-    def initial(self, config: Any, agreed: Tensors) -> dict[str, Tensor]:
+    def make_initial_parameters(
+        self, config: Any, agreed: Tensors
+    ) -> dict[str, Tensor]:
         """Return the shared parameters before training."""
         del agreed
-        return initial(config)
+        return make_initial_parameters(config)
 
     def loss(self, site: Any, indices: np.ndarray) -> Tensor:
         """Return the mean loss over the words of some sentences or stretches."""
@@ -287,7 +291,7 @@ class Finetune(Method):
 
     config_class: type[Any] = Config
     site_class: type[Any] = Site
-    presets = presets("finetune")
+    presets = read_presets("finetune")
     length_key = "cycles"
     keep_best = KEEP_BEST
     personal: Mapping[str, Any] = MappingProxyType({"private": ["classifier"]})
@@ -305,7 +309,7 @@ class Finetune(Method):
         """
         config = any_model({"kind": "token-classifier"} | dict(table), where="")
         if not config.encodes:
-            raise unsupported_kind("finetune", config.kind)
+            raise make_unsupported_kind_error("finetune", config.kind)
         return config
 
     def list_models(self) -> Mapping[str, type[Any]]:
@@ -315,11 +319,13 @@ class Finetune(Method):
 
     def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the micro F1 over all sites' validation mentions."""
-        return judged_mentions(metrics)
+        return summarise_mentions(metrics)
 
     def configure(self, config: Any, sites: Sequence[SiteData]) -> Any:
         """Return the settings with the number of sites and the union of their tags."""
-        return for_names(config, [site.id for site in sites], tags=all_tags(sites))
+        return fill_in_sites(
+            config, [site.id for site in sites], tags=unite_tags(sites)
+        )
 
     def configure_alone(
         self, config: Any, sites: Sequence[SiteData]
@@ -330,7 +336,7 @@ class Finetune(Method):
         sizes = [0] * len(sites)
         if config.batch == "shared":
             sizes = [_count_units(config, site) for site in sites]
-        settings = parts(config, sizes)
+        settings = make_alone_configs(config, sizes)
         return tuple(
             replace(alone, tags=site.tags)
             for alone, site in zip(settings, sites, strict=True)
@@ -353,11 +359,13 @@ class Finetune(Method):
             heads = replace(config, private=("classifier",), aggregation="mean")
             return tuple(sites), heads
         together = pool(complete or sites)
-        return (together,), replace(central(config), tags=together.tags, private=())
+        return (together,), replace(
+            remove_federation_settings(config), tags=together.tags, private=()
+        )
 
     def plan_rounds(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the number of cycles, and of sentences per cycle over all sites."""
-        return config.last_cycle, examples_of(config, sizes)
+        return config.last_cycle, count_examples(config, sizes)
 
     def shares_outputs(self, config: Any) -> bool:
         """Return whether the output layer is shared."""
@@ -375,14 +383,14 @@ class Finetune(Method):
     def estimate_traffic(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the bytes that a site sends and receives."""
         del sizes
-        return traffic_of(config, initial(config))
+        return estimate_traffic(config, make_initial_parameters(config))
 
     def list_warnings(self, config: Any) -> tuple[str, ...]:
         """Warn if word embeddings are shared, or if a trained classifier is reused."""
         if not config.model.trains_word_embeddings:
-            return begun_from(config)
+            return list_earlier_classifier_warnings(config)
         return (
-            *begun_from(config),
+            *list_earlier_classifier_warnings(config),
             'train = "all" shares the word embeddings: the rows that change reveal '
             'which words a site\'s notes have (train = "encoder" keeps them as they '
             "are)",
@@ -390,7 +398,7 @@ class Finetune(Method):
 
     def list_size_warnings(self, config: Any, sizes: Sequence[int]) -> tuple[str, ...]:
         """Return a warning if the parts add up to much more than the mini-batch."""
-        return size_warnings(config, sizes)
+        return list_size_warnings(config, sizes)
 
     def ends_with_one_model(self, config: Any) -> bool:
         """Return whether no layer is private."""
@@ -400,11 +408,11 @@ class Finetune(Method):
         """Write the global model if no layer is private."""
         if config.private:
             return False
-        return save_global(config.model, config.tags, config.seed, final, folder)
+        return save_global_model(config.model, config.tags, config.seed, final, folder)
 
     def needs_each_update(self, config: Any) -> bool:
         """Return whether the aggregation looks at each site's update."""
-        return by_each(config)
+        return needs_each_update(config)
 
 
 def _count_units(config: Config, site: SiteData) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fednotes.core.errors import ConfigError, nearest
-from fednotes.methods import built_in_names, find
+from fednotes.methods import find, list_built_in_names
 from fednotes.taggers.saving import kinds
 
 
-def unsupported_kind(method: str, kind: object) -> ConfigError:
+def make_unsupported_kind_error(method: str, kind: object) -> ConfigError:
     """Return the error for a kind of model that a method does not train.
 
     Its message names the kinds that the method trains and the built-in methods that
@@ -22,13 +22,13 @@ def unsupported_kind(method: str, kind: object) -> ConfigError:
         return ConfigError(f"unknown kind {kind!r}; {nearest(kind, known)}")
     usable = " or ".join(f'"{name}"' for name in find(method).list_models() or known)
     message = f'method "{method}" does not support model kind "{kind}"; use {usable}'
-    others = [name for name in built_in_names() if _trains(name, str(kind))]
+    others = [name for name in list_built_in_names() if _can_train(name, str(kind))]
     if others:
         message += f", or a method that trains this kind: {' or '.join(others)}"
     return ConfigError(message)
 
 
-def _trains(method: str, kind: str) -> bool:
+def _can_train(method: str, kind: str) -> bool:
     """Return whether a method trains a kind of tagger, regardless of its layers."""
     trainer = find(method)
     models = trainer.list_models()

@@ -20,7 +20,7 @@ Eq. 1). The combination is not a published method.
     h_l, the local model    `Site.own`, a `finetune.Site`: bit for bit as trained alone
     h_c, the central model  `Site.model`, which is federated
     λ_k, the mixture        `Config.mix`, one for all sites
-    soft targets, q         `Site.targets`
+    soft targets, q         `Site.compute_targets`
     n_k                     notes; for a row of the classifier, those of sites that
                             have its tag
 
@@ -54,13 +54,13 @@ from fednotes.core.tensors import load_into, prefixed, snapshot, unprefixed
 from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.data.batches import with_spans
-from fednotes.methods import averaging, finetune, presets
+from fednotes.methods import averaging, finetune, read_presets
 from fednotes.methods.averaging import (
     Averaging,
     AveragingWithDP,
     run_cycles,
 )
-from fednotes.methods.model_kinds import unsupported_kind
+from fednotes.methods.model_kinds import make_unsupported_kind_error
 from fednotes.metrics.spans import SpanCounts, forms_of
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.corpora import EncoderCorpus, PreparedCorpus
@@ -70,15 +70,18 @@ from fednotes.taggers.saving import build_model
 from fednotes.taggers.saving import model_config as any_model
 from fednotes.taggers.token_classifier import TokenClassifier, TokenClassifierConfig
 from fednotes.training.local_trainer import CHANGES, LocalTrainer
-from fednotes.training.server_steps import by_each
-from fednotes.training.sites import all_tags, begun_from, judged_mentions
+from fednotes.training.server_steps import needs_each_update
+from fednotes.training.sites import (
+    list_earlier_classifier_warnings,
+    summarise_mentions,
+    unite_tags,
+)
 
 OUTPUTS, COUNTED = "classifier", "counted"
 FLOAT_BYTES = 4
 # Learning rates of distillation, as a fraction of those of training. On the validation
 # data of pays/unlike it was better than 1.
 RATE = 0.1
-Half = Fraction
 
 
 @checked(frozen=True)
@@ -114,7 +117,7 @@ class Config(Averaging):
     learning_rate: PositiveFloat = 3e-4
     share_outputs: Literal["common", "none"] = "common"
     share_change: bool = True
-    mix: Half = 0.5
+    mix: Fraction = 0.5
     distil_epochs: NonNegativeInt = 3
     tags: FilledIn[TagSet] = field(default_factory=lambda: TagSet(()))
     shared_tags: FilledIn[tuple[str, ...]] = ()
@@ -128,7 +131,7 @@ class Config(Averaging):
             ConfigError: No run can have these settings.
         """
         super().__post_init__()
-        if by_each(self):
+        if needs_each_update(self):
             raise ConfigError(
                 f'aggregation = "{self.aggregation}": the method personal weighs each '
                 "row of the classifier by the sites that have its tag, in a sum: set "
@@ -156,11 +159,11 @@ class _Rows(nn.Module):
         return torch.split(matrix, 1)
 
 
-def parameters_of(model: Model) -> dict[str, nn.Parameter]:
-    """Return all trained parameters by name, each classifier row separately.
+def separate_classifier_rows(model: Model) -> dict[str, nn.Parameter]:
+    """Make each classifier row a parameter; return all trained parameters by name.
 
     Args:
-        model: A token classifier. The rows of its classifier become parameters.
+        model: A token classifier, whose classifier is changed in place.
 
     Returns:
         The low-rank changes, and for each tag "classifier.weight.TAG", (1, width), and
@@ -181,8 +184,11 @@ def parameters_of(model: Model) -> dict[str, nn.Parameter]:
     return parameters
 
 
-def _single(model: TokenClassifier) -> TokenClassifier:
-    """Return a copy whose classifier is one matrix and one bias again."""
+def _merge_classifier_rows(model: TokenClassifier) -> TokenClassifier:
+    """Return a copy of the model whose classifier is one matrix and one bias again.
+
+    It undoes `separate_classifier_rows`.
+    """
     rows = model.classifier
     # The device "meta" draws no random numbers.
     classifier = nn.Linear(rows.in_features, rows.out_features, device="meta")
@@ -191,7 +197,7 @@ def _single(model: TokenClassifier) -> TokenClassifier:
     return model.with_classifier(classifier)
 
 
-def tag_of(name: str) -> str:
+def find_tag(name: str) -> str:
     """Return the tag of a row by its parameter's name; "" for other parameters."""
     layer, _, part_and_tag = name.partition(".")
     if layer != OUTPUTS:
@@ -200,16 +206,18 @@ def tag_of(name: str) -> str:
     return tag
 
 
-def initial(config: Config) -> dict[str, Tensor]:
+def make_initial_parameters(config: Config) -> dict[str, Tensor]:
     """Return the shared parameters before training."""
     shared_tags = set(config.shared_tags)
     if config.share_change:
         shared_tags.add("")  # parameters that are not rows of a tag
-    parameters = parameters_of(build_model(config.model, config.tags, config.seed))
+    parameters = separate_classifier_rows(
+        build_model(config.model, config.tags, config.seed)
+    )
     return {
         name: parameter.detach()
         for name, parameter in sorted(parameters.items())
-        if tag_of(name) in shared_tags
+        if find_tag(name) in shared_tags
     }
 
 
@@ -226,7 +234,9 @@ def train(federation: Federation, config: Config) -> State:
     Returns:
         The server's last state; see `averaging.run_cycles`.
     """
-    server = Server(config, initial(config), judged_mentions, federation.resume())
+    server = Server(
+        config, make_initial_parameters(config), summarise_mentions, federation.resume()
+    )
     return run_cycles(federation, server)
 
 
@@ -249,7 +259,7 @@ class Server(averaging.Server):
             expected[COUNTED] = (len(tags),)
         total.require(expected)
 
-    def mean(self, total: Total) -> dict[str, Tensor]:
+    def compute_mean(self, total: Total) -> dict[str, Tensor]:
         """Return the mean over sites; a row's mean is over the sites that have its tag.
 
         If none of these sites is in the sum, the row does not change.
@@ -259,7 +269,7 @@ class Server(averaging.Server):
         notes = dict(zip(self.config.shared_tags, counted, strict=True))
         means = Total(sums, total.weight, {}).mean()
         for name in sums:
-            weight = notes.get(tag_of(name), total.weight)
+            weight = notes.get(find_tag(name), total.weight)
             if weight > 0:
                 means |= Total({name: sums[name]}, weight, {}).mean()
             elif self.config.compression == "none":
@@ -271,9 +281,19 @@ class Server(averaging.Server):
 # ---- sites ---------------------------------------------------------------------------
 
 
-def plain(config: Config, tags: TagSet, **changes: Any) -> finetune.Config:
-    """Convert the settings to those of fine-tuning, with these tags."""
-    values = {each.name: getattr(config, each.name) for each in fields(Averaging)}
+def make_finetune_config(
+    config: Config, tags: TagSet, **changes: Any
+) -> finetune.Config:
+    """Convert the settings to those of fine-tuning.
+
+    Args:
+        config: The settings.
+        tags: The tags of the fine-tuned model.
+        **changes: Settings of fine-tuning that differ from `config`.
+    """
+    values = {
+        setting.name: getattr(config, setting.name) for setting in fields(Averaging)
+    }
     values["privacy"] = config.privacy
     values["min_sites"] = config.min_sites
     values.update(changes)
@@ -299,22 +319,30 @@ class Site(finetune.Site):
 
     def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
         self._settings = config
-        alone = averaging.central(plain(config, data.tags, batch="each"))
+        alone = averaging.remove_federation_settings(
+            make_finetune_config(config, data.tags, batch="each")
+        )
         self.own = finetune.Site(data, alone, **options | {"count_step": 1})
         self._own_model = self.own.model
         self._own_start = snapshot(self.own.parameters)
-        self._resume_own(None)
+        self._start_own_server(None)
         super().__init__(
-            data, plain(config, data.tags), **options | {"directory": None}
+            data,
+            make_finetune_config(config, data.tags),
+            **options | {"directory": None},
         )
 
-    def _resume_own(self, resumed: State | None) -> None:
-        """Create a local server for the local model."""
+    def _start_own_server(self, resumed: State | None) -> None:
+        """Create the server that averages the local model alone.
+
+        Args:
+            resumed: The state to resume from; None at the first start.
+        """
         self._own_server = averaging.Server(
-            self.own.config, self._own_start, judged_mentions, resumed
+            self.own.config, self._own_start, summarise_mentions, resumed
         )
 
-    def _trained(self) -> tuple[Mapping[str, nn.Parameter], Collection[str]]:
+    def _choose_trained(self) -> tuple[Mapping[str, nn.Parameter], Collection[str]]:
         """Return all trained parameters, and the names of those that stay at the site.
 
         Rows of tags that only other sites have are present but unused, and stay zero.
@@ -322,8 +350,8 @@ class Site(finetune.Site):
         config = self._settings
         tags = self.model.tagset.tags
         self.model.adapt(config.seed, "private")
-        present = parameters_of(self.model)
-        shared = initial(config)
+        present = separate_classifier_rows(self.model)
+        shared = make_initial_parameters(config)
         has_tag = [float(tag in tags) for tag in config.shared_tags]
         self._has_tag = torch.tensor(has_tag)  # (shared tags,)
         self._lacks = shared.keys() - present.keys()
@@ -373,7 +401,9 @@ class Site(finetune.Site):
             server.step(total.mean(), total)
             if server.is_evaluation_due and server.best.keeps_tensors:
                 counts = Total.of([self.own.evaluate(server.shared, cycle=cycle)])
-                has_held_out = judged_mentions(counts.metrics)["held_out"] > -math.inf
+                has_held_out = (
+                    summarise_mentions(counts.metrics)["held_out"] > -math.inf
+                )
                 if has_held_out:  # otherwise the last cycle is kept
                     server.judge(counts)
 
@@ -393,20 +423,20 @@ class Site(finetune.Site):
         load_into(self.own.parameters, self._own_server.result)
         parts = self._score_parts()
         if self._settings.distil_epochs:
-            targets = self.targets()
-            self.own.model = _single(self.model)
+            targets = self.compute_targets()
+            self.own.model = _merge_classifier_rows(self.model)
             self._distil(targets)
         else:
-            self.own.model = _single(self.model)
-        tested = self.own.tested()
+            self.own.model = _merge_classifier_rows(self.model)
+        tested = self.own.test_and_save()
         self.scores = {**self.own.scores, "parts": parts}
         return Update(metrics=round_counts(tested.metrics, self.count_step))
 
     def _finish_privately(self) -> Update:
         """Test and save the federated model, the only one that is protected."""
-        self.own.model = _single(self.model)
+        self.own.model = _merge_classifier_rows(self.model)
         self.own.tells_forms = self.tells_forms
-        update = self.own.tested()
+        update = self.own.test_and_save()
         self.scores = self.own.scores
         return update
 
@@ -416,20 +446,20 @@ class Site(finetune.Site):
         pairs = np.zeros((corpus.sentences, 0, 0), np.float32)
         # No tag is certain, so the loss is the cross-entropy with the targets.
         soft = replace(corpus, known=frozenset(), soft=Soft(targets, pairs))
-        learn_from(soft, self.own, epochs=self._settings.distil_epochs)
+        train_on_soft_targets(soft, self.own, epochs=self._settings.distil_epochs)
 
-    def targets(self) -> np.ndarray:
+    def compute_targets(self) -> np.ndarray:
         """Return soft targets of the training text, (tokens, tags).
 
         They are the mean of the gold tags and the mixture's probabilities.
         """
-        mixed = self._emissions(self.train_set)["mix"]
+        mixed = self._compute_emissions(self.train_set)["mix"]
         predicted = torch.from_numpy(mixed).softmax(-1).numpy()
         tags = predicted.shape[1]
         gold = np.eye(tags, dtype=np.float32)[self.train_set.encoded.tags]
         return np.asarray((gold + predicted) / 2)
 
-    def _emissions(self, corpus: PreparedCorpus) -> dict[str, np.ndarray]:
+    def _compute_emissions(self, corpus: PreparedCorpus) -> dict[str, np.ndarray]:
         """Return (tokens, tags) logits of both models and of their weighted mix.
 
         The mean of logits equals the mean of log-probabilities up to a constant per
@@ -446,9 +476,9 @@ class Site(finetune.Site):
     def _score_parts(self) -> dict[str, Any]:
         """Return the strict and relaxed test scores of each part."""
         train_forms = forms_of(self.data.train)
-        types = self.judged_types(self.data)
+        types = self.list_judged_types(self.data)
         scores = {}
-        for name, emissions in self._emissions(self.test_set).items():
+        for name, emissions in self._compute_emissions(self.test_set).items():
             predicted = with_spans(self.test_set.encoded, emissions.argmax(-1))
             counts = SpanCounts.of(
                 self.data.test, predicted, seen=train_forms, types=types
@@ -490,17 +520,19 @@ class Site(finetune.Site):
     def restore(self, state: State) -> None:
         """Restore a saved state."""
         super().restore(state)
-        self.own.restore(_child(state, "own"))
-        self._resume_own(_child(state, "alone"))
+        self.own.restore(_extract_child_state(state, "own"))
+        self._start_own_server(_extract_child_state(state, "alone"))
 
 
-def _child(state: State, name: str) -> State:
+def _extract_child_state(state: State, name: str) -> State:
     """Extract a part's state, by name, from the state of a site."""
     child = state.facts[name]
     return State(child["round"], unprefixed(f"{name}.", state.tensors), child["facts"])
 
 
-def learn_from(corpus: EncoderCorpus, site: finetune.Site, *, epochs: int) -> None:
+def train_on_soft_targets(
+    corpus: EncoderCorpus, site: finetune.Site, *, epochs: int
+) -> None:
     """Train a site's current model on a corpus with soft targets.
 
     The learning rates are a tenth of the job's and are scheduled over these epochs.
@@ -529,7 +561,7 @@ def learn_from(corpus: EncoderCorpus, site: finetune.Site, *, epochs: int) -> No
     part_size = math.ceil(site.share / config.accumulate)
     for epoch in range(epochs):
         rng = site.draws.rng_of("order", name, epoch)
-        batches = finetune.batches_of(
+        batches = finetune.draw_batches(
             site.model, corpus, size=site.share, part_size=part_size, rng=rng
         )
         for batch in batches:
@@ -550,13 +582,13 @@ class PersonalWithDP(finetune.FinetuneWithDP):
         {**AveragingWithDP.required_settings, "mix": 1.0, "distil_epochs": 0}
     )
 
-    def initial(
+    def make_initial_parameters(
         self, config: Config | finetune.Config, agreed: Tensors
     ) -> dict[str, Tensor]:
         """Return the shared parameters before training."""
         if isinstance(config, finetune.Config):
-            return super().initial(config, agreed)
-        return initial(config)
+            return super().make_initial_parameters(config, agreed)
+        return make_initial_parameters(config)
 
 
 class Personal(finetune.Finetune):
@@ -568,7 +600,7 @@ class Personal(finetune.Finetune):
 
     config_class = Config
     site_class = Site
-    presets = presets("personal")
+    presets = read_presets("personal")
     dp = PersonalWithDP()
     personal: Mapping[str, Any] = MappingProxyType({"share_outputs": "none"})
 
@@ -594,7 +626,7 @@ class Personal(finetune.Finetune):
         """
         settings = {"kind": "token-classifier", "train": "lora"} | dict(table)
         if settings["kind"] != "token-classifier":
-            raise unsupported_kind("personal", settings["kind"])
+            raise make_unsupported_kind_error("personal", settings["kind"])
         config = any_model(settings, where="")
         assert isinstance(config, TokenClassifierConfig)
         return config
@@ -609,7 +641,7 @@ class Personal(finetune.Finetune):
 
     def configure(self, config: Config, sites: Sequence[SiteData]) -> Config:
         """Return the settings with the union of tags and the tags of shared rows."""
-        tags = all_tags(sites)
+        tags = unite_tags(sites)
         sites_with = Counter(tag for site in sites for tag in site.tags.tags)
         all_alike = len({frozenset(site.tags.tags) for site in sites}) == 1
         common = tuple(
@@ -624,7 +656,7 @@ class Personal(finetune.Finetune):
         self, config: Config, sites: Sequence[SiteData]
     ) -> tuple[finetune.Config, ...]:
         """Return each site's fine-tuning settings, which also train its local model."""
-        return super().configure_alone(plain(config, config.tags), sites)
+        return super().configure_alone(make_finetune_config(config, config.tags), sites)
 
     def configure_control(self, config: Config) -> Config | None:
         """Return the settings with which each site mixes two unshared models.
@@ -643,18 +675,23 @@ class Personal(finetune.Finetune):
         complete: Sequence[SiteData] | None,
     ) -> tuple[tuple[SiteData, ...], finetune.Config]:
         """Return the pooled data and the settings of low-rank fine-tuning."""
-        return super().configure_pooled(plain(config, config.tags), sites, complete)
+        return super().configure_pooled(
+            make_finetune_config(config, config.tags), sites, complete
+        )
 
     def estimate_traffic(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the bytes that a site sends and receives."""
         del sizes
-        sent, received = averaging.traffic_of(config, initial(config))
-        notes_of_rows = FLOAT_BYTES * len(config.shared_tags)
-        return sent + config.cycles * notes_of_rows, received
+        sent, received = averaging.estimate_traffic(
+            config, make_initial_parameters(config)
+        )
+        # In each cycle, COUNTED has the number of notes behind each shared row.
+        row_counts_bytes = FLOAT_BYTES * len(config.shared_tags)
+        return sent + config.cycles * row_counts_bytes, received
 
     def list_warnings(self, config: Config) -> tuple[str, ...]:
         """Warn if the encoder is an already trained classifier."""
-        return begun_from(config)
+        return list_earlier_classifier_warnings(config)
 
     def ends_with_one_model(self, config: Config | finetune.Config) -> bool:
         """Return whether sites end with equal models, as only fine-tuning's can."""

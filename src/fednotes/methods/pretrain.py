@@ -57,27 +57,27 @@ from fednotes.encoders.packing import (
     plan_pairs,
 )
 from fednotes.encoders.token_cache import Tokens, cached_tokens
-from fednotes.methods import presets
+from fednotes.methods import read_presets
 from fednotes.methods.averaging import (
     KEEP_BEST,
     Averaging,
     AveragingSite,
     AveragingWithDP,
     Server,
-    central,
+    count_examples,
     count_steps,
-    examples_of,
-    parts,
+    estimate_traffic,
+    list_size_warnings,
+    make_alone_configs,
+    remove_federation_settings,
     run_cycles,
-    size_warnings,
-    traffic_of,
 )
 from fednotes.methods.base import Method
 from fednotes.privacy.promise import Privacy, Unit
 from fednotes.privacy.units import require_patients, unit_key
 from fednotes.training.local_trainer import Step
-from fednotes.training.server_steps import by_each, for_names
-from fednotes.training.sites import ended
+from fednotes.training.server_steps import fill_in_sites, needs_each_update
+from fednotes.training.sites import select_final
 
 EVALUATION_BATCH = 64  # sequences in a forward pass of an evaluation
 
@@ -144,7 +144,7 @@ class Config(Averaging):
                 "sequence a site"
             )
 
-    def warm_up_cycles(self, *, has_new_head: bool) -> int:
+    def count_warm_up_cycles(self, *, has_new_head: bool) -> int:
         """Return the number of cycles before the first one."""
         return self.head_cycles if has_new_head else 0
 
@@ -159,22 +159,22 @@ def train(federation: Federation, config: Config) -> State:
     Returns:
         The server's final state.
     """
-    shared = shared_model(config.model, config.seed, "cpu")
+    shared = open_shared_model(config.model, config.seed, "cpu")
     server = Server(
         config,
         shared.initial,
-        judged,
+        summarise_held_out,
         federation.resume(),
-        before=config.warm_up_cycles(has_new_head=shared.model.new_head),
+        warm_up_cycles=config.count_warm_up_cycles(has_new_head=shared.model.new_head),
         warm_up=shared.head,
     )
     return run_cycles(federation, server)
 
 
-def judged(metrics: Mapping[str, float]) -> dict[str, float]:
+def summarise_held_out(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the held-out loss and accuracy over all sites' masked tokens."""
     require_metrics(metrics, "examples", "loss", "right", "pairs", "pairs_right")
-    masked = scores(metrics).get("masked")
+    masked = compute_scores(metrics).get("masked")
     if masked is None:
         return {"held_out": -math.inf}
     return {
@@ -202,8 +202,8 @@ class Shared:
 
 
 @lru_cache(maxsize=2)
-def shared_model(config: LanguageModelConfig, seed: int, device: str) -> Shared:
-    """Return this process's only model with these settings."""
+def open_shared_model(config: LanguageModelConfig, seed: int, device: str) -> Shared:
+    """Return this process's only model with these settings; build it if necessary."""
     model = build_language_model(config, seed, device)
     parameters = model.trainable()
     return Shared(model, parameters, tuple(model.head()), snapshot(parameters))
@@ -235,7 +235,7 @@ class _Masked(Step):
         rows = len(self.masked.inputs) / all_rows
         return losses.masked * tokens + losses.next_sentence * rows
 
-    def rows(self, rows: slice) -> _Masked:
+    def select_rows(self, rows: slice) -> _Masked:
         """Return a slice of the sequences."""
         sequences, masked = self.sequences, self.masked
         random_next = sequences.random_next
@@ -294,7 +294,7 @@ class Site(AveragingSite, MethodSite):
         self.config = config
         self.directory = directory
         self.draws = draws or Draws(config.seed)
-        shared = shared_model(config.model, config.seed, device)
+        shared = open_shared_model(config.model, config.seed, device)
         self.model = shared.model
         self._initial = shared.initial
         if config.length > self.model.positions:
@@ -303,8 +303,8 @@ class Site(AveragingSite, MethodSite):
                 f"{self.model.positions} tokens"
             )
         self._folder = (cache or default_cache()) / "tokens"
-        self.train_set = self._tokens(data.train)
-        self.valid_set = self._tokens(data.valid) if data.valid_patients else None
+        self.train_set = self._tokenize(data.train)
+        self.valid_set = self._tokenize(data.valid) if data.valid_patients else None
         self._planned_epoch: tuple[int, Plan] | None = None
         self.num_examples = len(self._plan(0))
         self.scores: dict[str, Any] = {}
@@ -314,7 +314,9 @@ class Site(AveragingSite, MethodSite):
             shared.parameters,
             weight=max(1, self.train_set.patients),  # n_k: the number of patients
             examples=self.num_examples,
-            before=config.warm_up_cycles(has_new_head=self.model.new_head),
+            warm_up_cycles=config.count_warm_up_cycles(
+                has_new_head=self.model.new_head
+            ),
             warm_up=shared.head,
             warm_up_rate=config.head_learning_rate,
             device=device,
@@ -342,7 +344,8 @@ class Site(AveragingSite, MethodSite):
 
     # Sequences.
 
-    def _tokens(self, notes: NoteSource) -> Tokens:
+    def _tokenize(self, notes: NoteSource) -> Tokens:
+        """Return the tokens of notes, from the cache if it has them."""
         tokenizer = self.model.tokenizer
         with within(f"site {self.data.id!r}", DataError):
             return cached_tokens(
@@ -353,11 +356,11 @@ class Site(AveragingSite, MethodSite):
                 self._folder,
             )
 
-    def _length(self, epoch: int) -> int:
-        """Return the tokens per sequence, which is larger in the long cycles."""
+    def _choose_length(self, epoch: int) -> int:
+        """Return the tokens per sequence in an epoch; long cycles have more."""
         config = self.config
         cycle = epoch // max(1, int(config.local_epochs))
-        warm_up = config.warm_up_cycles(has_new_head=self.model.new_head)
+        warm_up = config.count_warm_up_cycles(has_new_head=self.model.new_head)
         if cycle < warm_up + config.last_cycle - config.long_cycles:
             return config.length
         return min(config.long_length, self.model.positions)
@@ -365,7 +368,7 @@ class Site(AveragingSite, MethodSite):
     @property
     def _last_epoch(self) -> int:
         """The number of the run's last epoch."""
-        warm_up = self.config.warm_up_cycles(has_new_head=self.model.new_head)
+        warm_up = self.config.count_warm_up_cycles(has_new_head=self.model.new_head)
         epochs_per_cycle = max(1, int(self.config.local_epochs))
         return (warm_up + self.config.last_cycle) * epochs_per_cycle - 1
 
@@ -378,16 +381,17 @@ class Site(AveragingSite, MethodSite):
     def _plan(self, epoch: int) -> Plan:
         """Return the sequences of an epoch, caching the latest epoch."""
         if self._planned_epoch is None or self._planned_epoch[0] != epoch:
-            plan = self._pack(self.train_set, self._length(epoch), epoch)
+            plan = self._pack(self.train_set, self._choose_length(epoch), epoch)
             self._planned_epoch = (epoch, plan)
         return self._planned_epoch[1]
 
     def _pack(self, tokens: Tokens, length: int, epoch: int) -> Plan:
+        """Plan an epoch's sequences; they are pairs with next-sentence prediction."""
         has_pairs = self.config.model.objective == "mlm+nsp"
         pack = plan_pairs if has_pairs else plan_full
         return pack(tokens, length, self.draws.seed, epoch)
 
-    def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
+    def iterate_steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
         """Yield the epoch's mini-batches of sequences, in a random order."""
         plan = self._plan(epoch)
         self.model.train()
@@ -397,13 +401,13 @@ class Site(AveragingSite, MethodSite):
         for number in range(first, batches):
             rows = order[number * self.share : (number + 1) * self.share]
             rng = self.draws.rng_of("mask", self.id, epoch, number)
-            batch = self._masked(self.train_set, plan, rows, rng)
+            batch = self._mask_sequences(self.train_set, plan, rows, rng)
             yield [
-                batch.rows(slice(start, start + size))
+                batch.select_rows(slice(start, start + size))
                 for start in range(0, len(rows), size)
             ]
 
-    def _masked(
+    def _mask_sequences(
         self, tokens: Tokens, plan: Plan, rows: np.ndarray, rng: np.random.Generator
     ) -> _Masked:
         """Return some sequences of a plan, with masked tokens or infilled spans."""
@@ -463,8 +467,8 @@ class Site(AveragingSite, MethodSite):
         self.model.eval()
         for start in range(0, len(plan), EVALUATION_BATCH):
             rows = np.arange(start, min(start + EVALUATION_BATCH, len(plan)))
-            batch = self._masked(tokens, plan, rows, rng)
-            with self.trainer.precision():
+            batch = self._mask_sequences(tokens, plan, rows, rng)
+            with self.trainer.setting_precision():
                 result = self.model.loss(batch.sequences, batch.masked)
             counts["loss"] += float(result.token_loss)
             counts["examples"] += result.predictions
@@ -475,8 +479,8 @@ class Site(AveragingSite, MethodSite):
 
     def scores_on(self, site: SiteNotes) -> dict[str, Any]:
         """Return this model's scores on another site's held-out notes."""
-        held_out = self._tokens(site.valid) if site.valid_patients else None
-        return scores(self._judge(held_out, site.id))
+        held_out = self._tokenize(site.valid) if site.valid_patients else None
+        return compute_scores(self._judge(held_out, site.id))
 
     @property
     def valid_score(self) -> float | None:
@@ -488,13 +492,13 @@ class Site(AveragingSite, MethodSite):
         """Evaluate the kept model and save it as a Hugging Face directory."""
         self.load_kept(tensors)
         counts = self._judge(self.valid_set, self.id)
-        self.scores = scores(counts)
+        self.scores = compute_scores(counts)
         if self.directory is not None:
             self.model.save(self.directory / "model")
         return self._report_counts(counts)
 
 
-def scores(counts: Mapping[str, float]) -> dict[str, Any]:
+def compute_scores(counts: Mapping[str, float]) -> dict[str, Any]:
     """Return scores computed from counts on held-out notes.
 
     Returns:
@@ -532,10 +536,12 @@ class PretrainWithDP(AveragingWithDP):
         {**AveragingWithDP.required_settings, "head_cycles": 0, "long_cycles": 0}
     )
 
-    def initial(self, config: Config, agreed: Tensors) -> dict[str, torch.Tensor]:
+    def make_initial_parameters(
+        self, config: Config, agreed: Tensors
+    ) -> dict[str, torch.Tensor]:
         """Return the shared parameters before training."""
         del agreed
-        return snapshot(shared_model(config.model, config.seed, "cpu").initial)
+        return snapshot(open_shared_model(config.model, config.seed, "cpu").initial)
 
     def units(self, site: Site, unit: Unit) -> list[np.ndarray]:
         """Pack each unit's notes separately into `Site.apart`; return each unit's rows.
@@ -552,7 +558,7 @@ class PretrainWithDP(AveragingWithDP):
         require_patients(site.id, unit, (note.patient for note in site.data.train()))
         plans = [
             _pack_apart(site.train_set, documents, site.config.length, site.draws)
-            for documents in _documents_by_unit(site, unit)
+            for documents in _group_documents_by_unit(site, unit)
         ]
         site.apart = _join_plans(plans)
         first_rows = np.cumsum([len(plan) for plan in plans])[:-1]  # from unit 1 on
@@ -564,7 +570,7 @@ class PretrainWithDP(AveragingWithDP):
         Masks are drawn from torch's generator, which is seeded for their unit.
         """
         rng = np.random.default_rng(int(torch.randint(2**62, ())))
-        part = site._masked(site.train_set, site.apart, indices, rng)
+        part = site._mask_sequences(site.train_set, site.apart, indices, rng)
         return part.loss([part])
 
     def digest(self, data: SiteNotes) -> bytes:
@@ -577,7 +583,7 @@ class PretrainWithDP(AveragingWithDP):
         return 0
 
 
-def _documents_by_unit(site: Site, unit: Unit) -> list[list[int]]:
+def _group_documents_by_unit(site: Site, unit: Unit) -> list[list[int]]:
     """Return each unit's documents as positions in the site's tokens."""
     tokenize = site.model.tokenizer.tokenize
     documents: dict[tuple[str, ...], list[int]] = {}
@@ -629,7 +635,7 @@ class Pretrain(Method):
 
     config_class = Config
     site_class = Site
-    presets = presets("pretrain")
+    presets = read_presets("pretrain")
     holds = "notes"
     dp = PretrainWithDP()
     length_key = "cycles"
@@ -649,17 +655,17 @@ class Pretrain(Method):
 
     def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the held-out loss and accuracies."""
-        return judged(metrics)
+        return summarise_held_out(metrics)
 
     def configure(self, config: Config, sites: Sequence[SiteNotes]) -> Config:
         """Return the settings with the number of sites filled in."""
-        return for_names(config, [site.id for site in sites])
+        return fill_in_sites(config, [site.id for site in sites])
 
     def configure_alone(
         self, config: Config, sites: Sequence[SiteNotes]
     ) -> tuple[Config, ...]:
         """Return each site's settings, with its part of a shared mini-batch."""
-        return parts(config, [site.train_characters for site in sites])
+        return make_alone_configs(config, [site.train_characters for site in sites])
 
     def configure_pooled(
         self,
@@ -669,13 +675,13 @@ class Pretrain(Method):
     ) -> tuple[tuple[SiteNotes, ...], Config]:
         """Return the pooled data and the settings of centralised pre-training."""
         del complete
-        return (pooled_notes(sites),), central(config)
+        return (pooled_notes(sites),), remove_federation_settings(config)
 
     def plan_rounds(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the number of cycles and the sequences per cycle over all sites."""
-        new_head = shared_model(config.model, config.seed, "cpu").model.new_head
-        cycles = config.warm_up_cycles(has_new_head=new_head) + config.last_cycle
-        return cycles, examples_of(config, sizes)
+        new_head = open_shared_model(config.model, config.seed, "cpu").model.new_head
+        cycles = config.count_warm_up_cycles(has_new_head=new_head) + config.last_cycle
+        return cycles, count_examples(config, sizes)
 
     def count_steps(self, config: Config, sizes: Sequence[int]) -> int:
         """Return the steps of a site in all cycles, as the mean over the sites."""
@@ -688,11 +694,13 @@ class Pretrain(Method):
     def estimate_traffic(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the bytes that a site sends and receives."""
         del sizes
-        shared = shared_model(config.model, config.seed, "cpu")
-        return traffic_of(
+        shared = open_shared_model(config.model, config.seed, "cpu")
+        return estimate_traffic(
             config,
             shared.initial,
-            warm_up_cycles=config.warm_up_cycles(has_new_head=shared.model.new_head),
+            warm_up_cycles=config.count_warm_up_cycles(
+                has_new_head=shared.model.new_head
+            ),
             warm_up_bytes=nbytes({name: shared.initial[name] for name in shared.head}),
         )
 
@@ -710,7 +718,7 @@ class Pretrain(Method):
         self, config: Config, sizes: Sequence[int]
     ) -> tuple[str, ...]:
         """Return a warning if the parts add up to much more than the mini-batch."""
-        return size_warnings(config, sizes)
+        return list_size_warnings(config, sizes)
 
     def ends_with_one_model(self, config: Config) -> bool:
         """Return True, because nothing is private."""
@@ -719,14 +727,14 @@ class Pretrain(Method):
 
     def save_model(self, config: Config, final: State, folder: Path) -> bool:
         """Write the language model as a Hugging Face directory."""
-        shared = shared_model(config.model, config.seed, "cpu")
-        load_into(shared.parameters, ended(final, shared.parameters))
+        shared = open_shared_model(config.model, config.seed, "cpu")
+        load_into(shared.parameters, select_final(final, shared.parameters))
         shared.model.save(folder)
         return True
 
     def needs_each_update(self, config: Config) -> bool:
         """Return whether the aggregation looks at each site's update."""
-        return by_each(config)
+        return needs_each_update(config)
 
 
 METHOD = Pretrain()

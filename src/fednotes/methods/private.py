@@ -64,7 +64,7 @@ class DPMethod(Method):
         config: Any,
         *,
         secret: bytes | None = None,
-        question: Callable[[], bytes] = bytes,
+        name_request: Callable[[], bytes] = bytes,
         **options: Any,
     ) -> DPSite:
         """Wrap the method's own site in one that sends only noisy sums.
@@ -73,14 +73,14 @@ class DPMethod(Method):
             data: The site's data.
             config: The settings of the run.
             secret: 32 bytes that only this site knows; see `DPSite`.
-            question: Returns the name of the current request; see `DPSite`.
+            name_request: Returns the name of the current request; see `DPSite`.
             **options: As in `Method.make_site`. `count_step` has no effect, because
                 every number that leaves the site has noise.
         """
         options.pop("count_step", None)
         site = self._method.make_site(data, config, **options)
         return DPSite(
-            site, data, config, self._support, secret=secret, question=question
+            site, data, config, self._support, secret=secret, name_request=name_request
         )
 
     def plan_rounds(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
@@ -105,7 +105,7 @@ class DPMethod(Method):
         """Return the bytes that a site sends and receives in all rounds."""
         del sizes
         rounds = self._support.make_promise(config).rounds
-        received = nbytes(self._support.initial(config, {}))
+        received = nbytes(self._support.make_initial_parameters(config, {}))
         sent = received * BYTES_A_NUMBER // FLOAT_BYTES
         return rounds * sent, (rounds + 1) * received
 

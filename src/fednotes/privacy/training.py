@@ -56,7 +56,7 @@ from fednotes.privacy.noise import SCALE, Stream, chosen, cut, discrete_gaussian
 from fednotes.privacy.promise import COUNTS, Promise, Unit
 from fednotes.privacy.secure_sum.crypto import digest, receipt
 from fednotes.privacy.units import group_documents, group_sentences
-from fednotes.training.site_sampling import count_round_sites, drawn_per_round
+from fednotes.training.site_sampling import count_drawn_sites, count_round_sites
 from fednotes.training.sites import Adam, Best, RoundServer
 
 NOISY = "noisy_gradients"  # the task of a round
@@ -87,7 +87,9 @@ class DPSupport(ABC):
     example_names: ClassVar[tuple[str, ...]] = ("batch",)
 
     @abstractmethod
-    def initial(self, config: Any, agreed: Tensors) -> dict[str, Tensor]:
+    def make_initial_parameters(
+        self, config: Any, agreed: Tensors
+    ) -> dict[str, Tensor]:
         """Return the shared parameters before training.
 
         Args:
@@ -195,7 +197,7 @@ class DPSupport(ABC):
             ConfigError: A setting does not have its required value, or the job requests
                 counts but has nothing to count.
         """
-        drawn = drawn_per_round(config)
+        drawn = count_drawn_sites(config)
         if (
             drawn is not None
             and config.privacy.counts
@@ -254,7 +256,9 @@ def train(federation: Federation, config: Any, support: DPSupport) -> State:
     elif agrees_first:
         agreed = _agree(federation, config, support, promise)
 
-    server = Server(config, promise, support.initial(config, agreed), saved_state)
+    server = Server(
+        config, promise, support.make_initial_parameters(config, agreed), saved_state
+    )
     server.agreed = agreed
     judges_last_model = bool(config.privacy.counts) and not agrees_first
     rounds_between_reports = config.evaluate_every * promise.privacy.epoch
@@ -369,8 +373,8 @@ class DPSite(MethodSite):
         support: How the method trains with differential privacy.
         secret: 32 bytes known only to this site, because anyone who knows them can
             remove its noise. None draws new ones.
-        question: Returns the name of the current request in the secure sum; at most one
-            sum with this name is opened.
+        name_request: Returns the name of the current request in the secure sum; at most
+            one sum with this name is opened.
 
     Raises:
         ConfigError: The training data do not identify their units, or `delta` is too
@@ -388,7 +392,7 @@ class DPSite(MethodSite):
         support: DPSupport,
         *,
         secret: bytes | None = None,
-        question: Callable[[], bytes] = bytes,
+        name_request: Callable[[], bytes] = bytes,
     ) -> None:
         self.site = site
         self.site.tells_forms = False
@@ -400,7 +404,7 @@ class DPSite(MethodSite):
         self.lost = 0  # number of answers in which every gradient failed
         self._config = config
         self._noise_secret = secret or secrets.token_bytes(32)
-        self._question = question
+        self._name_request = name_request
         self._kept: Tensors = {}
         self._data = support.digest(data)
 
@@ -564,7 +568,7 @@ class DPSite(MethodSite):
             repr(self._config),
             self.steps,
             round,
-            self._question(),
+            self._name_request(),
             tensor_fingerprint(tensors),
             self._data,
             platform.node(),

@@ -53,12 +53,12 @@ class ModelConfig:
     """The settings of a mention model in a job's [model] table.
 
     Attributes:
-        softens: Whether the model can train on a posterior instead of a single best
-            annotation; not a key.
+        trains_on_posteriors: Whether the model can train on a posterior instead of a
+            single best annotation; not a key.
         encodes: Whether the model is a trainable pre-trained encoder; not a key.
     """
 
-    softens: ClassVar[bool] = True
+    trains_on_posteriors: ClassVar[bool] = True
     encodes: ClassVar[bool] = False
 
     def for_types(
@@ -288,7 +288,7 @@ class Model(nn.Module, ABC):
                 computes it for all.
 
         Raises:
-            ConfigError: The specification has `softens` = False.
+            ConfigError: The specification has `trains_on_posteriors` = False.
         """
 
     @abstractmethod

@@ -93,7 +93,7 @@ class PromptBartConfig(ModelConfig):
             feed-forward layers (bart-base was trained with 0.1).
     """
 
-    softens: ClassVar[bool] = False
+    trains_on_posteriors: ClassVar[bool] = False
 
     kind: Literal["prompt-bart"] = "prompt-bart"
     backbone: LocalFile = ""

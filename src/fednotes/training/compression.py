@@ -38,24 +38,24 @@ FLOAT_BYTES = 4
 # decodes.
 
 
-def mean_squares(change: Tensors) -> dict[str, Tensor]:
+def compute_mean_squares(change: Tensors) -> dict[str, Tensor]:
     """Return the mean square of each tensor of a change, (1,) each."""
     return {
         name: value.flatten()[None].square().mean(1) for name, value in change.items()
     }
 
 
-def step_sizes(means: Tensors) -> dict[str, Tensor]:
+def choose_step_sizes(means: Tensors) -> dict[str, Tensor]:
     """Return the step size of each tensor, (1,) each.
 
     Args:
-        means: Weighted means over sites of what `mean_squares` returned.
+        means: Weighted means over sites of what `compute_mean_squares` returned.
     """
     return {name: RANGE / LEVELS * mean.sqrt() for name, mean in means.items()}
 
 
 def require_step_sizes(steps: Tensors, change: Tensors) -> None:
-    """Check that `step_sizes` could have returned these steps for a change.
+    """Check that `choose_step_sizes` could have returned these steps for a change.
 
     Raises:
         RefusedError: It could not.
@@ -70,6 +70,7 @@ def require_step_sizes(steps: Tensors, change: Tensors) -> None:
 
 
 def _is_step_size(step: Tensor) -> bool:
+    """Return whether a tensor is a step size: finite, at least 0, (1,) float32."""
     has_form = step.dtype is torch.float32 and step.shape == (1,)
     return has_form and 0 <= float(step) < math.inf
 
@@ -81,7 +82,7 @@ def encode(
 
     Args:
         change: The change, by name.
-        steps: The result of `step_sizes`.
+        steps: The result of `choose_step_sizes`.
         part: The site's weight; the weights of all sites sum to `sites`.
         sites: Number of sites in the sum.
 
@@ -100,10 +101,10 @@ def encode(
     return sent, left
 
 
-def encoded_shapes(like: Tensors, sites: int) -> dict[str, tuple[int, ...]]:
+def list_encoded_shapes(like: Tensors, sites: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes that `encode` sends for changes like these tensors."""
-    _, digits = _digits_of_word(sites)
-    return {name: (_words(value, digits),) for name, value in like.items()}
+    _, digits = _choose_digits(sites)
+    return {name: (_count_words(value, digits),) for name, value in like.items()}
 
 
 def unpack_total(total: Total, like: Tensors, sites: int) -> Total:
@@ -135,7 +136,7 @@ def decode(
 
     Args:
         means: The means, by name.
-        steps: The result of `step_sizes`.
+        steps: The result of `choose_step_sizes`.
         like: Tensors with the names of the change.
     """
     return {name: means[name] * steps[name] for name in like}
@@ -155,8 +156,8 @@ def count_bytes(
     """
     if compression == "none":
         return nbytes(tensors), 0
-    _, digits = _digits_of_word(max(1, sites))
-    words = sum(_words(value, digits) for value in tensors.values())
+    _, digits = _choose_digits(max(1, sites))
+    words = sum(_count_words(value, digits) for value in tensors.values())
     steps = FLOAT_BYTES * len(tensors)
     return WORD_BYTES * words + steps, steps
 
@@ -164,11 +165,11 @@ def count_bytes(
 # Packing of digits into words.
 
 
-def _digits_of_word(sites: int) -> tuple[int, int]:
-    """Return the base, the number of values of a summed digit, and digits per word.
+def _choose_digits(sites: int) -> tuple[int, int]:
+    """Choose the base of the digits and the number of digits in a word.
 
-    Values are symmetric around zero. A site's digit is at most `LEVELS` times its
-    weight, rounded up.
+    The base is the number of values that a summed digit can have. Values are symmetric
+    around zero. A site's digit is at most `LEVELS` times its weight, rounded up.
     """
     base = 2 * (LEVELS + 1) * sites + 1
     digits = 1
@@ -177,14 +178,14 @@ def _digits_of_word(sites: int) -> tuple[int, int]:
     return base, digits
 
 
-def _words(value: Tensor, digits: int) -> int:
-    """Return the number of words that a tensor takes."""
+def _count_words(value: Tensor, digits: int) -> int:
+    """Return the number of words that a tensor takes, at `digits` numbers a word."""
     return -(-value.numel() // digits)
 
 
 def _pack(levels: Tensor, sites: int) -> Tensor:
     """Pack levels, (numbers,), into words Σ level_j base^j, (words,) int64."""
-    base, digits = _digits_of_word(sites)
+    base, digits = _choose_digits(sites)
     padded = torch.nn.functional.pad(levels, (0, -len(levels) % digits))
     powers = torch.tensor([base**place for place in range(digits)])
     return (padded.view(-1, digits) * powers).sum(1)
@@ -192,7 +193,7 @@ def _pack(levels: Tensor, sites: int) -> Tensor:
 
 def _unpack(words: Tensor, numbers: int, sites: int) -> Tensor:
     """Unpack a sum of words, (words,), into sums of digits, (numbers,) float64."""
-    base, digits = _digits_of_word(sites)
+    base, digits = _choose_digits(sites)
     left = words.round().long()
     by_place = []
     for _ in range(digits):

@@ -18,7 +18,7 @@ from fednotes.core.seeds import Draws
 from fednotes.core.tensors import seed_torch
 from fednotes.core.update import Tensors
 from fednotes.training.row_adam import RowAdam
-from fednotes.training.sites import Adam, finite
+from fednotes.training.sites import Adam, require_finite_loss
 
 # First words of the names of low-rank parameters.
 CHANGES = ("lora", "private")
@@ -106,7 +106,7 @@ class LocalTrainer:
         self._settings = settings
         self._draws = draws
         self._device = device
-        self._optimizer = optimizer or _adamw(settings, parameters)
+        self._optimizer = optimizer or _make_adamw(settings, parameters)
         self._warm_up_optimizer = Adam(
             {name: parameters[name] for name in warm_up}, warm_up_rate
         )
@@ -125,11 +125,11 @@ class LocalTrainer:
             The loss, summed over the examples of the mini-batch.
         """
         loss = self._backward(parts, start, self._optimizer)
-        self._optimizer.step(rate=self.learning_rate(planned))
+        self._optimizer.step(rate=self.compute_learning_rate(planned))
         self.steps_taken += 1
         return loss
 
-    def warm_up_step(self, parts: Sequence[Step], *, start: Tensors) -> float:
+    def step_in_warm_up(self, parts: Sequence[Step], *, start: Tensors) -> float:
         """Take a step on the warm-up's parameters; return the summed loss."""
         loss = self._backward(parts, start, self._warm_up_optimizer)
         self._warm_up_optimizer.step()
@@ -145,18 +145,22 @@ class LocalTrainer:
         seed_torch(seed, self._device)
         mean_loss = 0.0
         for part in parts:
-            with self.precision():
+            with self.setting_precision():
                 loss = part.loss(parts)
-            mean_loss += finite(loss, self._name, f"at step {self.steps_taken}")
+            mean_loss += require_finite_loss(
+                loss, self._name, f"at step {self.steps_taken}"
+            )
             loss.backward()
 
         parameters = optimizer.parameters
-        self._pull(parameters, start)
+        self._add_proximal_gradient(parameters, start)
         if self._settings.clip:
             torch.nn.utils.clip_grad_norm_(parameters.values(), self._settings.clip)
         return mean_loss * sum(part.examples for part in parts)
 
-    def _pull(self, parameters: Mapping[str, Tensor], start: Tensors) -> None:
+    def _add_proximal_gradient(
+        self, parameters: Mapping[str, Tensor], start: Tensors
+    ) -> None:
         """Add the gradient of μ/2 |w - w_t|², FedProx's term, over shared parameters.
 
         The term is part of a site's objective (Li et al. 2020), so it is added before
@@ -170,7 +174,7 @@ class LocalTrainer:
                 pull = parameter.detach() - value
                 parameter.grad.add_(pull, alpha=self._settings.proximal)
 
-    def precision(self) -> AbstractContextManager[None]:
+    def setting_precision(self) -> AbstractContextManager[None]:
         """Return a context that sets the job's precision for matrix products."""
         wanted = self._settings.precision
         is_lower = wanted == "bfloat16" or (
@@ -178,7 +182,7 @@ class LocalTrainer:
         )
         return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=is_lower)
 
-    def learning_rate(self, planned: int) -> float:
+    def compute_learning_rate(self, planned: int) -> float:
         """Return the rate of the next step: a linear rise, then a linear fall to zero.
 
         Args:
@@ -186,13 +190,13 @@ class LocalTrainer:
         """
         settings = self._settings
         done = self.steps_taken - self.steps_in_warm_up
-        rising = settings.warmup * planned
-        if done < rising:
-            return settings.learning_rate * (done + 1) / (rising + 1)
+        rising_steps = settings.warmup * planned
+        if done < rising_steps:
+            return settings.learning_rate * (done + 1) / (rising_steps + 1)
         if settings.decay == "constant":
             return settings.learning_rate
-        left = (planned - done) / max(1.0, planned - rising)
-        return settings.learning_rate * min(1.0, max(0.0, left))
+        fraction_left = (planned - done) / max(1.0, planned - rising_steps)
+        return settings.learning_rate * min(1.0, max(0.0, fraction_left))
 
     # State that must survive a restart.
 
@@ -210,7 +214,7 @@ class LocalTrainer:
         self.steps_in_warm_up = steps_in_warm_up
 
 
-def _adamw(
+def _make_adamw(
     settings: LocalSettings, parameters: Mapping[str, torch.nn.Parameter]
 ) -> Adam:
     """Return AdamW with a separate learning rate for low-rank changes."""

@@ -70,15 +70,17 @@ class RowAdam:
                     continue  # a batch of patients without concepts touches no row
             moving[name] = gradient
 
-        factor = self._clip_factor(moving.values())
+        factor = self._compute_clip_factor(moving.values())
         for name, gradient in moving.items():
             if name not in self._moments:
                 like = self.parameters[name]
                 self._moments[name] = (torch.zeros_like(like), torch.zeros_like(like))
             self._steps[name] += 1
-            self._move(name, gradient, factor, self._rate if rate is None else rate)
+            self._move_parameter(
+                name, gradient, factor, self._rate if rate is None else rate
+            )
 
-    def _clip_factor(self, gradients: Iterable[Tensor]) -> float:
+    def _compute_clip_factor(self, gradients: Iterable[Tensor]) -> float:
         """Return the factor that limits the norm of all gradients to `clip`."""
         if not self._clip:
             return 1.0
@@ -86,7 +88,9 @@ class RowAdam:
         norm = math.sqrt(sum(float(v.double().square().sum()) for v in values))
         return min(1.0, self._clip / (norm + 1e-6))
 
-    def _move(self, name: str, gradient: Tensor, factor: float, rate: float) -> None:
+    def _move_parameter(
+        self, name: str, gradient: Tensor, factor: float, rate: float
+    ) -> None:
         """Move a parameter, or only the rows in its sparse gradient.
 
         Args:

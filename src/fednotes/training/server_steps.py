@@ -87,12 +87,12 @@ class Aggregation(SiteSampling):
 C = TypeVar("C", bound=Aggregation)
 
 
-def by_each(config: Aggregation) -> bool:
+def needs_each_update(config: Aggregation) -> bool:
     """Return whether the server looks at each site's update."""
     return config.aggregation != "mean"
 
 
-def for_names(config: C, sites: Sequence[str], **values: Any) -> C:
+def fill_in_sites(config: C, sites: Sequence[str], **values: Any) -> C:
     """Return the settings with the number of these sites.
 
     Args:
@@ -116,7 +116,7 @@ def for_names(config: C, sites: Sequence[str], **values: Any) -> C:
             f"reference = {config.reference!r}: expected a site of the job; "
             f"{nearest(config.reference, sites)}"
         )
-    least = least_sites(config)
+    least = count_least_sites(config)
     if drawn is not None and drawn < least:
         raise ConfigError(
             f"{_describe_least(config, least)} in each round, but sites_per_round = "
@@ -129,7 +129,7 @@ def for_names(config: C, sites: Sequence[str], **values: Any) -> C:
     return replace(config, sites=len(sites), **values)
 
 
-def least_sites(config: Aggregation) -> int:
+def count_least_sites(config: Aggregation) -> int:
     """Return the minimum number of sites for the rule."""
     least: dict[Rule, int] = {
         "mean": 1,
@@ -151,7 +151,7 @@ def _describe_least(config: Aggregation, least: int) -> str:
     return f"{settings}: needs {least} sites"
 
 
-def gathered(
+def sum_or_combine(
     federation: Federation,
     config: Aggregation,
     task: str,
@@ -159,7 +159,7 @@ def gathered(
     start: Tensors,
     **options: Option,
 ) -> Total:
-    """Return the sum of the sites' updates, or one whose mean is a rule's result.
+    """Run a task at the sites, and combine their updates by the aggregation rule.
 
     Integer tensors are summed under every rule.
 
@@ -171,11 +171,15 @@ def gathered(
         start: Those sent tensors that sites return changed.
         **options: Options of the task.
 
+    Returns:
+        The sum of the updates with "mean"; with any other rule, a total whose mean is
+        the rule's result.
+
     Raises:
         TrainingError: Too few sites for the rule have trained, or the reference has
             not.
     """
-    if not by_each(config):
+    if not needs_each_update(config):
         return federation.sum(task, tensors, **options)
 
     updates = federation.each(task, tensors, **options)
@@ -183,7 +187,7 @@ def gathered(
     if start:
         total.require(shapes_of(start))
     trained = {site: update for site, update in updates.items() if update.weight > 0}
-    least = least_sites(config)
+    least = count_least_sites(config)
     if len(trained) < least:
         raise TrainingError(
             f"{_describe_least(config, least)}, and {len(trained)} have trained in "
@@ -215,15 +219,15 @@ def _combine(
     names = [name for name, value in first.tensors.items() if value.is_floating_point()]
     needs_sorting = config.aggregation in ("median", "trimmed-mean")
     if needs_sorting:
-        factors = _factors_of_sorted(config, len(updates))
+        factors = _weigh_sorted_numbers(config, len(updates))
     else:
         # One tensor after another: all sites' changes take much memory together.
-        changes = (_changes(name, updates.values(), start) for name in names)
-        factors = _factors_of_sites(config, [*updates], changes)
+        changes = (_stack_changes(name, updates.values(), start) for name in names)
+        factors = _weigh_sites(config, [*updates], changes)
 
     combined = {}
     for name in names:
-        change = _changes(name, updates.values(), start)
+        change = _stack_changes(name, updates.values(), start)
         ordered = change.sort(0).values if needs_sorting else change
         combined[name] = (factors @ ordered).reshape(first.tensors[name].shape)
         if name in start:
@@ -231,7 +235,7 @@ def _combine(
     return combined
 
 
-def _changes(name: str, updates: Iterable[Update], start: Tensors) -> Tensor:
+def _stack_changes(name: str, updates: Iterable[Update], start: Tensors) -> Tensor:
     """Return the sites' changes of a tensor, (sites, numbers)."""
     values = torch.stack([each.tensors[name].double().flatten() for each in updates])
     if name not in start:
@@ -239,32 +243,38 @@ def _changes(name: str, updates: Iterable[Update], start: Tensors) -> Tensor:
     return values - start[name].double().flatten()
 
 
-def _factors_of_sorted(config: Aggregation, sites: int) -> Tensor:
-    """Return the factors of sorted numbers, (sites,)."""
+def _weigh_sorted_numbers(config: Aggregation, sites: int) -> Tensor:
+    """Return the rule's factors of the sites' numbers in ascending order, (sites,)."""
     cut = config.hostile
     if config.aggregation == "median":
         cut = (sites - 1) // 2
-    return middle(sites, cut)
+    return weigh_middle(sites, cut)
 
 
-def _factors_of_sites(
+def _weigh_sites(
     config: Aggregation, names: list[str], changes: Iterable[Tensor]
 ) -> Tensor:
-    """Return the factors of the sites' changes, (sites,), from their inner products."""
+    """Return the rule's factor of each site's change, (sites,).
+
+    Args:
+        config: The rule.
+        names: The sites' names.
+        changes: The sites' changes of each tensor, (sites, numbers).
+    """
     sites = len(names)
     products = torch.zeros(sites, sites, dtype=torch.float64)
     for change in changes:
         products += change @ change.T
     if config.aggregation == "norm-bound":
-        return bounded(products, config.norm_bound)
+        return weigh_by_norm_bound(products, config.norm_bound)
     if config.aggregation == "krum":
-        return nearest_others(products, config.hostile, 1)
+        return weigh_nearest(products, config.hostile, 1)
     if config.aggregation == "multi-krum":
-        return nearest_others(products, config.hostile, sites - config.hostile)
-    return trusted(products, names.index(config.reference))
+        return weigh_nearest(products, config.hostile, sites - config.hostile)
+    return weigh_by_reference(products, names.index(config.reference))
 
 
-def middle(sites: int, cut: int) -> Tensor:
+def weigh_middle(sites: int, cut: int) -> Tensor:
     """Return the factors of sorted numbers for a trimmed mean, (sites,).
 
     If all but one or two numbers are cut, it is the median.
@@ -278,27 +288,27 @@ def middle(sites: int, cut: int) -> Tensor:
     return factors
 
 
-def bounded(products: Tensor, bound: float = 0.0) -> Tensor:
+def weigh_by_norm_bound(products: Tensor, bound: float = 0.0) -> Tensor:
     """Return the factors that limit each change to a length, (sites,).
 
     Args:
         products: Inner products of the changes, (sites, sites).
         bound: The length; 0 takes the median length.
     """
-    lengths = _lengths(products)
+    lengths = _compute_lengths(products)
     sites = len(lengths)
     if not bound:
-        bound = float(middle(sites, (sites - 1) // 2) @ lengths.sort().values)
+        bound = float(weigh_middle(sites, (sites - 1) // 2) @ lengths.sort().values)
     return (bound / lengths).clamp_max(1.0) / sites  # [robust norm]
 
 
-def nearest_others(products: Tensor, hostile: int, chosen: int) -> Tensor:
+def weigh_nearest(products: Tensor, hostile: int, num_chosen: int) -> Tensor:
     """Return the factors of the changes closest to n − f − 2 others, (sites,).
 
     Args:
         products: Inner products of the changes, (sites, sites).
         hostile: f, the assumed number of hostile sites.
-        chosen: Number of changes to average.
+        num_chosen: Number of changes to average.
     """
     squares, sites = products.diagonal(), len(products)
     distances = squares[:, None] + squares - 2 * products  # [robust krum]
@@ -307,11 +317,11 @@ def nearest_others(products: Tensor, hostile: int, chosen: int) -> Tensor:
     neighbours = sites - hostile - 2  # [robust krum]
     order = closest[:, :neighbours].sum(1).argsort(stable=True)
     factors = torch.zeros(sites, dtype=torch.float64)
-    factors[order[:chosen]] = 1 / chosen  # [robust krum]
+    factors[order[:num_chosen]] = 1 / num_chosen  # [robust krum]
     return factors
 
 
-def trusted(products: Tensor, reference: int) -> Tensor:
+def weigh_by_reference(products: Tensor, reference: int) -> Tensor:
     """Return factors from the angles to a trusted change, (sites,).
 
     All changes are scaled to the trusted change's length. All factors are zero if no
@@ -321,14 +331,15 @@ def trusted(products: Tensor, reference: int) -> Tensor:
         products: Inner products of the changes, (sites, sites).
         reference: The index of the trusted change.
     """
-    lengths = _lengths(products)
+    lengths = _compute_lengths(products)
     scores = (products[reference] / lengths).clamp_min(0.0)  # [robust trust]
     scores[reference] = 0.0  # [robust trust]
     scores /= scores.sum().clamp_min(TINY)  # [robust trust]
     return scores * lengths[reference] / lengths  # [robust trust]
 
 
-def _lengths(products: Tensor) -> Tensor:
+def _compute_lengths(products: Tensor) -> Tensor:
+    """Return the positive lengths of changes, (sites,), from their inner products."""
     return products.diagonal().sqrt().clamp_min(TINY)
 
 
@@ -361,10 +372,12 @@ class Average:
         }
 
     def _move(self, name: str, weight: Tensor, mean: Tensor) -> Tensor:
+        """Return one parameter after the step; see `__call__`."""
         del name
         return mean if self.rate == 1 else weight + self.rate * (mean - weight)
 
-    def _moment(self, name: str, start: Tensor) -> Tensor:
+    def _find_moment(self, name: str, start: Tensor) -> Tensor:
+        """Return a moment; `start` before the first step."""
         return self.moments.get(name, start)
 
 
@@ -383,7 +396,9 @@ class Nesterov(Average):
     def _move(self, name: str, weight: Tensor, mean: Tensor) -> Tensor:
         change = mean - weight
         key = f"velocity.{name}"
-        velocity = self._momentum * self._moment(key, torch.zeros_like(weight)) + change
+        velocity = (
+            self._momentum * self._find_moment(key, torch.zeros_like(weight)) + change
+        )
         self.moments[key] = velocity
         return weight + self.rate * (change + self._momentum * velocity)
 
@@ -416,8 +431,8 @@ class Adaptive(Average):
         change = mean - weight  # Δ_t
         square = change.square()
         zero = torch.zeros_like(weight)
-        first = beta1 * self._moment(f"first.{name}", zero) + (1 - beta1) * change
-        second = self._moment(f"second.{name}", zero + self._adaptivity**2)
+        first = beta1 * self._find_moment(f"first.{name}", zero) + (1 - beta1) * change
+        second = self._find_moment(f"second.{name}", zero + self._adaptivity**2)
         if self._yogi:
             second = second - (1 - beta2) * square * (second - square).sign()
         else:
@@ -426,7 +441,7 @@ class Adaptive(Average):
         return weight + self.rate * (first / (second.sqrt() + self._adaptivity))
 
 
-def server_step(
+def make_server_step(
     kind: Kind,
     rate: float,
     *,

@@ -31,8 +31,8 @@ class SiteSampling:
 C = TypeVar("C")
 
 
-def drawn_per_round(config: Any) -> int | None:
-    """Return how many sites are drawn for a round; None if all take part.
+def count_drawn_sites(config: Any) -> int | None:
+    """Return the number of sites that are drawn for a round; None if all take part.
 
     Args:
         config: The settings of a method. Those of another package may lack the key.
@@ -51,7 +51,7 @@ def require_fewer_drawn_sites(config: Any, num_sites: int) -> None:
     Raises:
         ConfigError: It draws as many or more.
     """
-    drawn = drawn_per_round(config)
+    drawn = count_drawn_sites(config)
     if drawn is not None and drawn >= num_sites:
         raise ConfigError(
             f"training.sites_per_round = {drawn}: fewer sites than all are drawn for a "
@@ -60,9 +60,9 @@ def require_fewer_drawn_sites(config: Any, num_sites: int) -> None:
         )
 
 
-def without_sampling(config: C) -> C:
+def remove_sampling(config: C) -> C:
     """Return the settings of a run in which all sites take part in each round."""
-    if drawn_per_round(config) is None:
+    if count_drawn_sites(config) is None:
         return config
     unsampled: C = replace(config, sites_per_round=None)  # type: ignore[type-var]
     return unsampled
@@ -70,4 +70,4 @@ def without_sampling(config: C) -> C:
 
 def count_round_sites(config: Any) -> int:
     """Return the number of sites of a round, of settings that know all sites."""
-    return drawn_per_round(config) or int(config.sites)
+    return count_drawn_sites(config) or int(config.sites)

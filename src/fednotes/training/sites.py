@@ -265,7 +265,7 @@ class RoundServer:
 
     def judge(self, total: Total) -> Any:
         """Record the micro F1 over all sites' validation mentions."""
-        f1 = judged_mentions(total.metrics)["valid_f1"]
+        f1 = summarise_mentions(total.metrics)["valid_f1"]
         self.metrics["valid_f1"] = f1
         self.best.judge(f1, self.shared)
 
@@ -308,8 +308,8 @@ def agree_on_shares(federation: Federation) -> tuple[int, int]:
     return examples, batch
 
 
-def first_sum(known: int, examples: int, size: int) -> int:
-    """Return the total number of examples that a site uses to divide mini-batches.
+def keep_first_sum(known: int, examples: int, size: int) -> int:
+    """Return the total by which a site divides mini-batches: the first one received.
 
     The server sends this number. If a site checked or used every number, the server
     could try different numbers and infer the site's number of examples from its
@@ -323,7 +323,7 @@ def first_sum(known: int, examples: int, size: int) -> int:
     return known or max(examples, size)
 
 
-def part_of(batch: int, size: int, examples: int, least: int = 1) -> int:
+def compute_part(batch: int, size: int, examples: int, least: int = 1) -> int:
     """Return a site's part of a mini-batch over all sites: size / examples · batch.
 
     It is rounded to the nearest integer (a half up).
@@ -337,7 +337,7 @@ def part_of(batch: int, size: int, examples: int, least: int = 1) -> int:
     return max(least, (2 * size * batch + examples) // (2 * examples))  # [fedner batch]
 
 
-def least_part(batch: int, sites: int, size: int, wanted: int = 0) -> int:
+def compute_least_part(batch: int, sites: int, size: int, wanted: int = 0) -> int:
     """Return the minimum examples of a site in a mini-batch, whatever others have.
 
     Args:
@@ -350,12 +350,12 @@ def least_part(batch: int, sites: int, size: int, wanted: int = 0) -> int:
     return max(1, min(wanted or quarter, size))
 
 
-def larger_batch_warning(batch: int, shares: Sequence[int]) -> tuple[str, ...]:
-    """Warn if the sites' parts add up to much more than the job's mini-batch.
+def list_batch_warnings(batch: int, shares: Sequence[int]) -> tuple[str, ...]:
+    """Return a warning if the parts add up to much more than the job's mini-batch.
 
     Args:
         batch: `batch_size` of the job, in examples of all sites together.
-        shares: Each site's part of a mini-batch, in examples, as `part_of` returns it.
+        shares: Each site's part of a mini-batch, in examples (`compute_part`).
 
     Returns:
         One warning with the numbers and the reason, or an empty tuple.
@@ -372,10 +372,10 @@ def larger_batch_warning(batch: int, shares: Sequence[int]) -> tuple[str, ...]:
     )
 
 
-def finite(
+def require_finite_loss(
     loss: Tensor, site: str, where: str, remedy: str = "lower learning_rate"
 ) -> float:
-    """Return a loss, (), as a finite number.
+    """Return a loss, (), as a number; raise LossError unless it is finite.
 
     Args:
         loss: The loss.
@@ -469,11 +469,11 @@ class MentionSite(MethodSite):
         return f"{shared:,} parameters are shared, {private:,} are private to each site"
 
     @staticmethod
-    def judged_types(site: SiteData) -> tuple[str, ...]:
+    def list_judged_types(site: SiteData) -> tuple[str, ...]:
         """Return the types by which predictions on a site's test data are scored."""
         return site.scored_types
 
-    def counts(
+    def count_mentions(
         self, part: Literal["valid", "test"], seen: Collection[str] = ()
     ) -> SpanCounts:
         """Count the right, wrong and missed mentions in a part of the data.
@@ -487,14 +487,14 @@ class MentionSite(MethodSite):
             types: tuple[str, ...] = self.data.tags.types
         else:
             documents, corpus = self.data.test, self.test_set
-            types = self.judged_types(self.data)
+            types = self.list_judged_types(self.data)
         predicted = self.model.predict(corpus)
         return SpanCounts.of(documents, predicted, seen=frozenset(seen), types=types)
 
-    def tested(self) -> Update:
+    def test_and_save(self) -> Update:
         """Test and save the current model; return the counts."""
         counts = self._evaluate_on_test_data(self.data, self.test_set)
-        self.scores = self._scores(counts)
+        self.scores = self._compute_scores(counts)
         if self.directory is not None:
             save_model(self.model, self.directory / "model")
             if self.with_scores:
@@ -513,7 +513,7 @@ class MentionSite(MethodSite):
     def scores_on(self, site: SiteData) -> dict[str, Any]:
         """Return this model's scores on another site's test data, for its types."""
         counts = self._evaluate_on_test_data(site, site.test)
-        return self._scores(counts)
+        return self._compute_scores(counts)
 
     def measure_reading(self) -> dict[str, int]:
         """Return the numbers of words and sub-words; see `MethodSite`."""
@@ -538,14 +538,18 @@ class MentionSite(MethodSite):
             corpus: Its test documents, prepared or as they are.
         """
         predicted = self.model.predict(corpus)
-        types = self.judged_types(site)
+        types = self.list_judged_types(site)
         self._by_document[site.id] = document_counts(site.test, predicted, types=types)
-        return SpanCounts.of(site.test, predicted, seen=self._forms(site), types=types)
+        return SpanCounts.of(
+            site.test, predicted, seen=self._find_forms(site), types=types
+        )
 
-    def _forms(self, site: SiteData) -> frozenset[str]:
+    def _find_forms(self, site: SiteData) -> frozenset[str]:
+        """Return the forms of a site's training mentions, if scores separate them."""
         return frozenset(forms_of(site.train)) if self.tells_forms else frozenset()
 
-    def _scores(self, counts: SpanCounts) -> dict[str, Any]:
+    def _compute_scores(self, counts: SpanCounts) -> dict[str, Any]:
+        """Return the scores computed from counts of mentions."""
         scores = counts.scores()
         if not self.tells_forms:
             del scores["unseen"]  # without forms, all mentions count as unseen
@@ -554,30 +558,35 @@ class MentionSite(MethodSite):
     @property
     def valid_score(self) -> float | None:
         """Strict F1 of the current model on validation data; None without mentions."""
-        return self.counts("valid").strict_f1
+        return self.count_mentions("valid").strict_f1
 
 
-def judged_mentions(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the strict micro F1 over all sites' validation mentions."""
+def summarise_mentions(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the strict micro F1 over all sites' validation mentions.
+
+    Returns:
+        "valid_f1", and "held_out", which is the same or -inf without mentions.
+    """
     counts = SpanCounts.from_metrics(metrics)
     f1 = float(counts.scores()["strict"]["f1"])
     return {"held_out": f1 if counts.total.gold else -math.inf, "valid_f1": f1}
 
 
-def rising(places: Tensor, stop: int) -> bool:
+def is_ascending(positions: Tensor, stop: int) -> bool:
     """Return whether these are strictly ascending positions from 0 to `stop` - 1."""
-    is_within = (places >= 0) & (places < stop)
-    is_vector = places.dim() == 1
-    return is_vector and bool(is_within.all()) and bool((places.diff() > 0).all())
+    is_within = (positions >= 0) & (positions < stop)
+    is_vector = positions.dim() == 1
+    rises = bool((positions.diff() > 0).all())
+    return is_vector and bool(is_within.all()) and rises
 
 
-def all_tags(sites: Sequence[SiteData]) -> TagSet:
+def unite_tags(sites: Sequence[SiteData]) -> TagSet:
     """Return the complete tag set, the union over the sites."""
     return reduce(TagSet.union, (site.tags for site in sites))
 
 
-def begun_from(config: Any) -> tuple[str, ...]:
-    """Warn if models start from an already trained classifier.
+def list_earlier_classifier_warnings(config: Any) -> tuple[str, ...]:
+    """Return a warning if models start from an already trained classifier.
 
     Args:
         config: A method's settings. If its `tags` are not known yet, the warning names
@@ -603,10 +612,10 @@ def begun_from(config: Any) -> tuple[str, ...]:
     )
 
 
-def parted(
+def split_private(
     parameters: Mapping[str, T], private: Collection[str]
 ) -> tuple[dict[str, T], dict[str, T]]:
-    """Return the shared parameters and those of the private layers."""
+    """Split parameters into the shared ones and those of the private layers."""
     shared: dict[str, T] = {}
     of_private: dict[str, T] = {}
     for name, parameter in parameters.items():
@@ -615,7 +624,7 @@ def parted(
     return shared, of_private
 
 
-def save_global(
+def save_global_model(
     model: ModelConfig, tags: TagSet, seed: int, final: State, folder: Path
 ) -> bool:
     """Write the mention model that all sites end with; return True.
@@ -627,14 +636,14 @@ def save_global(
         final: The server's final state.
         folder: Folder to which the model is written.
     """
-    ended_model = build_model(model, tags, seed)
-    parameters = ended_model.trainable()
-    load_into(parameters, ended(final, parameters))
-    save_model(ended_model, folder)
+    global_model = build_model(model, tags, seed)
+    parameters = global_model.trainable()
+    load_into(parameters, select_final(final, parameters))
+    save_model(global_model, folder)
     return True
 
 
-def ended(final: State, names: Collection[str]) -> dict[str, Tensor]:
+def select_final(final: State, names: Collection[str]) -> dict[str, Tensor]:
     """Return the final parameters of a run: the best model's if kept, else the last."""
     parameters = unprefixed("best.", final.tensors) or unprefixed(
         "shared.", final.tensors

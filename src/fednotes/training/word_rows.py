@@ -29,7 +29,7 @@ from torch import Tensor
 from fednotes.core.errors import TrainingError
 from fednotes.core.tensors import load_into, require_like, shapes_of
 from fednotes.core.update import Tensors
-from fednotes.training.sites import rising
+from fednotes.training.sites import is_ascending
 
 LEAST = 1024  # rows; smaller tables are sent whole
 IDS, MARKS = ".ids", ".marks"  # after a table's name
@@ -45,12 +45,14 @@ def find_tables(shared: Tensors) -> tuple[str, ...]:
     )
 
 
-def mark_shapes(shared: Tensors, names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+def list_mark_shapes(
+    shared: Tensors, names: tuple[str, ...]
+) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the marks of these tables."""
     return {name + MARKS: (len(shared[name]),) for name in names}
 
 
-def gradient_shapes(
+def list_gradient_shapes(
     shared: Tensors, rows: Rows, names: tuple[str, ...]
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a site's update in a round of gradients.
@@ -61,7 +63,7 @@ def gradient_shapes(
         names: The tables that are sent by rows.
     """
     sent = {name: (len(ids), *shared[name].shape[1:]) for name, ids in rows.items()}
-    return shapes_of(shared) | sent | mark_shapes(shared, names)
+    return shapes_of(shared) | sent | list_mark_shapes(shared, names)
 
 
 def find_marked(total: Tensors, names: tuple[str, ...]) -> dict[str, Tensor]:
@@ -145,7 +147,7 @@ def _require_rows(
     require_like(like, values)
     for name, ids in rows.items():
         length = len(targets[name])
-        if not rising(ids, length):
+        if not is_ascending(ids, length):
             raise TrainingError(
                 f"tensor {name + IDS!r}: expected numbers of rows, 0 to "
                 f"{length - 1:,}, ascending"

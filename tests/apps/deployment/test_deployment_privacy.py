@@ -202,7 +202,7 @@ def test_faults_do_not_change_the_result_or_cost_of_a_private_run(
             host: Any = hospitals.network.members[name]
             noisy = host._site.site
             # or a lie about drop-outs would tell
-            assert noisy._question() == host.question != b""
+            assert noisy._name_request() == host.question != b""
             (spent,) = json.loads((kit / RULES / "privacy.json").read_text()).values()
             assert len(spent["counts"]) == 1
             assert (len(spent["answers"]), spent["epsilon"]) == (

@@ -51,7 +51,7 @@ from fednotes.privacy.secure_sum.messages import (
     pack_requests,
 )
 from fednotes.privacy.secure_sum.server import SecureServer
-from fednotes.training.sites import all_tags
+from fednotes.training.sites import unite_tags
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 
@@ -710,7 +710,7 @@ class FedNERSite:
     def __init__(self, folder: Path, rules: Rules) -> None:
         sites = generated(12)
         config = fedner.Config(
-            model=MODEL, batch_size=12, private=("crf",), tags=all_tags(sites)
+            model=MODEL, batch_size=12, private=("crf",), tags=unite_tags(sites)
         )
         guard = SiteGuard(
             folder, "a", "run", TABLE, lambda: rules, secure=False, threshold=3
@@ -722,7 +722,7 @@ class FedNERSite:
             guard.covered, guard.subject = site.covered, site.subject
             return site
 
-        self.parameters = fedner.initial(config)
+        self.parameters = fedner.make_initial_parameters(config)
         self.host = SiteHost(make, folder / "state", job=JOB, name="a", guard=guard)
         self.number = 0
 

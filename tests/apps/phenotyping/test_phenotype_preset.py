@@ -248,7 +248,7 @@ def keras_program(
 
     And how many patients.
     """
-    start = phenotype.initial(config, len(outputs), torch.tensor(known))
+    start = phenotype.make_initial_parameters(config, len(outputs), torch.tensor(known))
     w = {n: v.double().numpy().copy() for n, v in start.items()}
     assert site.vectors is not None
     have = dict(zip(site.vectors.concepts.tolist(), site.vectors.values, strict=True))

@@ -30,7 +30,7 @@ from fednotes.encoders.pretrained import encoder_directory, folder_fingerprint
 from fednotes.engines.launch import Setup
 from fednotes.jobs.job import Job
 from fednotes.taggers.saving import encoder_keys
-from fednotes.training.site_sampling import drawn_per_round
+from fednotes.training.site_sampling import count_drawn_sites
 
 AGREE = "agree"
 DESCRIBE = "@describe"
@@ -110,14 +110,14 @@ def threshold_of_drawn(job: Job, setup: Setup) -> Callable[[int], int] | None:
         The function; None if all sites take part in each round, so that every sum has
         the same threshold.
     """
-    if drawn_per_round(job.config) is None:
+    if count_drawn_sites(job.config) is None:
         return None
     return partial(sum_threshold, job, setup)
 
 
 def count_round_sites(job: Job, setup: Setup) -> int:
     """Return the number of sites for which the sums of a round are meant."""
-    return drawn_per_round(job.config) or len(setup.sites)
+    return count_drawn_sites(job.config) or len(setup.sites)
 
 
 def summed_job(fingerprint: str, run: str) -> str:

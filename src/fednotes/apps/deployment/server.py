@@ -82,7 +82,7 @@ from fednotes.jobs.results import RunResult
 from fednotes.jobs.run_files import VERSION
 from fednotes.jobs.run_folder import list_versions
 from fednotes.privacy.promise import Promise
-from fednotes.training.site_sampling import drawn_per_round
+from fednotes.training.site_sampling import count_drawn_sites
 
 # In the server's kit: [files] of this machine, if the job names files.
 SERVER_FILE = "server.toml"
@@ -391,7 +391,7 @@ def _load_sampling(setup: Setup, job: Job) -> RoundSampling | None:
     The draws follow from a secret in the state of the run, so a resumed run has the
     same ones.
     """
-    drawn = drawn_per_round(job.config)
+    drawn = count_drawn_sites(job.config)
     if drawn is None:
         return None
     draws = Draws.of_secret(load_or_create_secret(setup.state / SAMPLING_KEY_FILE))
@@ -439,7 +439,7 @@ def _count_willing_sites(job: Job, setup: Setup) -> int:
     """
     num_sites = len(setup.sites)
     for_all = max(sum_threshold(job, setup), setup.min_sites)
-    drawn = drawn_per_round(job.config)
+    drawn = count_drawn_sites(job.config)
     if drawn is None:
         return for_all
     num_spared = drawn - sum_threshold(job, setup, drawn)

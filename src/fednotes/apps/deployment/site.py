@@ -80,7 +80,7 @@ from fednotes.jobs.declaration import table_to_approve
 from fednotes.jobs.job import Job
 from fednotes.jobs.results import PROMISED, RunResult
 from fednotes.jobs.run_folder import list_versions
-from fednotes.training.site_sampling import drawn_per_round
+from fednotes.training.site_sampling import count_drawn_sites
 
 RESULTS = "results"
 NOISE_KEY_FILE = "noise.key"  # in the folder of a run's state
@@ -258,7 +258,7 @@ def create_guard(
         lambda: _read_policy_during_run(setup.kit, file.policy.count_step),
         secure=job.federation.secure_sum,
         threshold=sum_threshold(job, setup, num_sites),
-        drawn=drawn_per_round(job.config),
+        drawn=count_drawn_sites(job.config),
         promise=job.module.make_promise(config),
         folders=(setup.state, setup.kit / RESULTS / setup.run),
     )
@@ -305,12 +305,12 @@ class _Participation:
         """The folder of the site's model and scores."""
         return self.setup.kit / RESULTS / self.setup.run
 
-    def make_method_site(self, config: Any, question: Callable[[], Any]) -> Any:
+    def make_method_site(self, config: Any, name_request: Callable[[], Any]) -> Any:
         """Return a new instance of the method's site class.
 
         Args:
             config: The configuration on which all sites agreed.
-            question: Returns an identifier of the request being answered; noise is
+            name_request: Returns an identifier of the request being answered; noise is
                 drawn once for each identifier.
         """
         options: dict[str, Any] = {
@@ -324,7 +324,7 @@ class _Participation:
             options["count_step"] = self.file.policy.count_step
         if self.job.privacy is not None:
             options["secret"] = load_or_create_secret(self.setup.state / NOISE_KEY_FILE)
-            options["question"] = question
+            options["name_request"] = name_request
         return self.job.module.make_site(
             self.data, config, directory=self.results, **options
         )

@@ -253,7 +253,7 @@ class CodeLearner(AveragingSite):
         """
         return {**self._received({}), **self.known}
 
-    def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
+    def iterate_steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
         """Yield the epoch's mini-batches, in an order drawn for this epoch."""
         self.network.train()
         rng = self.draws.rng_of("order", self.id, epoch)

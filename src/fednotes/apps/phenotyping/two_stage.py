@@ -84,7 +84,11 @@ from fednotes.metrics.platt import PLATT_SUMS, fit_platt
 from fednotes.privacy.promise import Unit
 from fednotes.privacy.secure_sum.crypto import digest
 from fednotes.privacy.units import unit_key
-from fednotes.training.server_steps import by_each, for_names, gathered
+from fednotes.training.server_steps import (
+    fill_in_sites,
+    needs_each_update,
+    sum_or_combine,
+)
 
 __all__ = ["METHOD", "Config", "Phenotype", "PhenotypeWithDP", "Site", "train"]
 
@@ -191,9 +195,9 @@ def _train_network(
         tensors = dict(resumed.tensors)
         known = {KNOWN: tensors.pop(KNOWN)} if KNOWN in tensors else {}
         resumed = replace(resumed, tensors=tensors)
-    parameters = initial(config, len(outputs), known.get(KNOWN))
+    parameters = make_initial_parameters(config, len(outputs), known.get(KNOWN))
     if config.vectors and resumed is None:
-        total = gathered(federation, config, "first_vectors", known, {})
+        total = sum_or_combine(federation, config, "first_vectors", known, {})
         total.require({"embedding": tuple(parameters["embedding"].shape)})
         parameters |= total.mean()
 
@@ -216,7 +220,7 @@ def _begin_network(
     return outputs, known
 
 
-def initial(
+def make_initial_parameters(
     config: Config, outputs: int, known: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Return the network's first parameters, which all sites share.
@@ -516,7 +520,9 @@ class PhenotypeWithDP(AveragingWithDP):
     counts_before_training = True
     example_names = ("batch", "patients")
 
-    def initial(self, config: Config, agreed: Tensors) -> dict[str, Tensor]:
+    def make_initial_parameters(
+        self, config: Config, agreed: Tensors
+    ) -> dict[str, Tensor]:
         """Return the initial network, if stage 1 is trained, and the classifiers.
 
         All weights of the classifiers are zero. Each disease has the classes "absent"
@@ -525,7 +531,7 @@ class PhenotypeWithDP(AveragingWithDP):
         tensors: dict[str, Tensor] = {}
         if config.has_stage_1:
             outputs = len(agreed.get(CHOSEN, config.list_candidates()))
-            network = initial(config, outputs, agreed.get(KNOWN))
+            network = make_initial_parameters(config, outputs, agreed.get(KNOWN))
             tensors |= prefixed(NETWORK, network)
         if config.phenotypes:
             width = config.space.width
@@ -561,7 +567,7 @@ class PhenotypeWithDP(AveragingWithDP):
         """
         if agreed:
             require_agreement(site.config, agreed, site.id)
-        site.begin_privately(self.initial(site.config, agreed), agreed)
+        site.begin_privately(self.make_initial_parameters(site.config, agreed), agreed)
 
     def count_rounds(self, config: Config, sums_per_epoch: int) -> int:
         """Return how many noisy sums both stages take."""
@@ -685,7 +691,7 @@ class Phenotype(Method):
                 f"and representation = {config.model.representation!r} leaves stage 1 "
                 "out"
             )
-        completed = for_names(
+        completed = fill_in_sites(
             config,
             [site.id for site in sites],
             space=sites[0].space,
@@ -743,7 +749,7 @@ class Phenotype(Method):
     def list_warnings(self, config: Config) -> tuple[str, ...]:
         """Return warnings about unused settings and about what updates reveal."""
         warnings: list[str] = []
-        if by_each(config) and config.phenotypes:
+        if needs_each_update(config) and config.phenotypes:
             warnings.append(
                 "aggregation only applies to stage 1: the classifier of a disease is a "
                 "sum over its patients, which a hostile site can move as far as it "
@@ -792,7 +798,7 @@ class Phenotype(Method):
 
     def needs_each_update(self, config: Config) -> bool:
         """Return whether the aggregation of stage 1 inspects each site's update."""
-        return by_each(config)
+        return needs_each_update(config)
 
 
 def _list_questionable(

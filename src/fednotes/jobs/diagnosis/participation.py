@@ -19,8 +19,8 @@ from fednotes.jobs.causes import (
 from fednotes.jobs.diagnosis.runs import RunEvidence
 from fednotes.jobs.job import Job
 from fednotes.jobs.settings_to_try import list_personal
-from fednotes.training.server_steps import Aggregation, by_each
-from fednotes.training.site_sampling import drawn_per_round
+from fednotes.training.server_steps import Aggregation, needs_each_update
+from fednotes.training.site_sampling import count_drawn_sites
 
 # A site that misses one evaluated round in ten misses more than a restart or two.
 ABSENT_SHARE = 0.1
@@ -47,7 +47,7 @@ def _find_absent_sites(run: RunEvidence) -> Iterator[Cause]:
     ]
     if not evaluated:
         return
-    num_sites = drawn_per_round(run.job.config) or len(run.job.sites)
+    num_sites = count_drawn_sites(run.job.config) or len(run.job.sites)
     counts = [int(entry["took_part"]) for entry in evaluated]
     incomplete = sum(count < num_sites for count in counts)
     # An entry counts the absences of each site since the evaluation before.
@@ -161,7 +161,7 @@ def _list_robust(job: Job) -> Iterator[Setting]:
         return
     if job.federation.secure_sum or job.privacy is not None:
         return  # these hide the updates that a median compares
-    if not by_each(job.config):
+    if not needs_each_update(job.config):
         yield Setting.of(
             "training", "aggregation", value="median", current=job.config.aggregation
         )

@@ -65,7 +65,7 @@ def _test_texts(site: SiteData) -> list[str]:
 
 def _scored_types(job: Job, site: SiteData) -> tuple[str, ...]:
     """Return the types that a run scores on a site's test data."""
-    types: tuple[str, ...] = job.module.inner_site_class.judged_types(site)
+    types: tuple[str, ...] = job.module.inner_site_class.list_judged_types(site)
     return types
 
 

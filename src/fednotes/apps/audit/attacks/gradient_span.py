@@ -140,7 +140,7 @@ def _control_update(
 def _small_loss(site: Any, tokens: int) -> Tensor:
     """Return the loss of one text, or of several that fit into `tokens` tokens."""
     if not hasattr(site.model, "tagset"):
-        (part, *_) = next(iter(site.steps(0)))
+        (part, *_) = next(iter(site.iterate_steps(0)))
         site.model.eval()  # drawing a batch has switched to training mode
         loss: Tensor = part.loss([part])
         return loss
