@@ -48,11 +48,13 @@ from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import RoundResult
 from fednotes.methods import fedner
 from fednotes.taggers import tagger as tagger_module
-from fednotes.taggers.tagger import TaggerConfig, tagger_config
+from fednotes.taggers.tagger import TaggerConfig, read_tagger_config
 
 MODELS: dict[str, TaggerConfig] = {
-    "cnn-clstm-crf": tagger_config({"tagger": "cnn-clstm-crf", "hashed_words": 4096}),
-    "elmoner": tagger_config({"tagger": "elmoner", "contextual": "random"}),
+    "cnn-clstm-crf": read_tagger_config(
+        {"tagger": "cnn-clstm-crf", "hashed_words": 4096}
+    ),
+    "elmoner": read_tagger_config({"tagger": "elmoner", "contextual": "random"}),
 }
 
 

@@ -37,7 +37,7 @@ from fednotes.engines.history import OPENED
 from fednotes.engines.host import SiteHost
 from fednotes.engines.secure import SecureSeal, SecureSum
 from fednotes.methods import fedner
-from fednotes.taggers.tagger import tagger_config
+from fednotes.taggers.tagger import read_tagger_config
 
 SIZES = (20, 60, 100)
 JOB = "steady"
@@ -73,7 +73,7 @@ def run(rounds: int, seed: int, steady: bool, folder: Path) -> dict[str, list[fl
     ]
     names = tuple(site.id for site in data)
     config = fedner.Config(
-        model=tagger_config({"tagger": "cnn-clstm-crf", "hashed_words": 4096}),
+        model=read_tagger_config({"tagger": "cnn-clstm-crf", "hashed_words": 4096}),
         exchange="weights",
         local_epochs=2,
         rounds=rounds,

@@ -21,7 +21,12 @@ from fednotes.encoders.elmo import Elmo
 from fednotes.encoders.pretrained import file_sha256, open_config, open_tokenizer
 from fednotes.encoders.vectors import load_vectors
 from fednotes.metrics.calibration import weights_digest
-from fednotes.taggers.saving import build_model, load_model, model_config, save_model
+from fednotes.taggers.saving import (
+    build_model,
+    load_model,
+    read_model_config,
+    save_model,
+)
 
 SOURCE = Path(fednotes.__file__).parent
 
@@ -142,7 +147,7 @@ def test_each_unguarded_way_to_open_a_file_is_recognised(
 
 
 def _model_with_a_pipe(folder: Path) -> None:
-    config = model_config({"kind": "tagger", "char_filters": 6, "cnn_filters": 5})
+    config = read_model_config({"kind": "tagger", "char_filters": 6, "cnn_filters": 5})
     save_model(build_model(config, TagSet(("ADR",)), 1), folder / "model")
     weights = next((folder / "model").glob("*.safetensors"))
     weights.unlink()

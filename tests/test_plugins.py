@@ -22,7 +22,7 @@ from fednotes.core import plugins
 from fednotes.core.errors import ConfigError
 from fednotes.methods.base import Method
 from fednotes.taggers.model import Kind
-from fednotes.taggers.saving import model_config
+from fednotes.taggers.saving import read_model_config
 
 SAMPLES = ROOT / "tests" / "data" / "samples"
 
@@ -315,4 +315,4 @@ def test_a_kind_is_registered_under_the_value_of_its_key(
         "kind = 'token-classifier': rename the entry point to 'token-classifier', the value of"
     )
     with pytest.raises(ConfigError, match=message):
-        model_config({"kind": "my_cnn"})
+        read_model_config({"kind": "my_cnn"})

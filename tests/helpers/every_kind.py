@@ -16,7 +16,7 @@ from tiny_models import save_encoder
 
 from fednotes import taggers
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.taggers.saving import build_model, model_class, model_config
+from fednotes.taggers.saving import build_model, find_model_class, read_model_config
 
 SAMPLES = Path(__file__).parents[1] / "data" / "samples"
 TAGS = TagSet(("ADR", "Drug"))
@@ -95,7 +95,7 @@ def add_sample_kinds(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 def dropout(kind: str, rate: float) -> dict[str, float]:
     """Return the setting for dropout; empty for a kind without dropout."""
-    fields = dataclasses.fields(model_class(small_model(kind).settings["kind"]))
+    fields = dataclasses.fields(find_model_class(small_model(kind).settings["kind"]))
     has_dropout = any(field.name == "dropout" for field in fields)
     return {"dropout": rate} if has_dropout else {}
 
@@ -167,7 +167,7 @@ def make(
         table["label_words"] = {
             type: word for type, word in labels if type in tagset.types
         }
-    model = build_model(model_config(table | settings), tagset, seed)
+    model = build_model(read_model_config(table | settings), tagset, seed)
     if stirred:
         generator = torch.Generator().manual_seed(3)
         with torch.no_grad():

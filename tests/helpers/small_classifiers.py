@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.taggers.saving import build_model, model_config
+from fednotes.taggers.saving import build_model, read_model_config
 from fednotes.taggers.token_classifier import TokenClassifier
 
 TAGS = TagSet(("ADR", "Drug"))
@@ -68,7 +68,7 @@ def build(
         "dropout": 0.0,
         **settings,
     }
-    model = build_model(model_config(table), tags, seed)
+    model = build_model(read_model_config(table), tags, seed)
     assert isinstance(model, TokenClassifier)
     return model
 

@@ -39,7 +39,7 @@ from fednotes.jobs.local_files import site_path_keys
 from fednotes.jobs.reference import list_tables
 from fednotes.jobs.reference_text import format_page, format_tables
 from fednotes.methods import fedner, find, list_names
-from fednotes.taggers.saving import kinds, model_class
+from fednotes.taggers.saving import find_model_class, list_kinds
 
 BASE: dict[str, Any] = {"method": "fedner", "model": {"hashed_words": 8}}
 
@@ -671,11 +671,11 @@ def test_the_schema_offers_only_the_models_that_a_method_supports(
         return {model["properties"].get("kind", {}).get("const") for model in models}
 
     assert (model_kinds("fedner"), model_kinds("pretrain")) == ({"tagger"}, {None})
-    with_encoder = {kind for kind in kinds() if model_class(kind).encodes}
+    with_encoder = {kind for kind in list_kinds() if find_model_class(kind).encodes}
     assert {"token-classifier", "encoder-tagger"} <= with_encoder
     assert {"tagger", "prompt-bart"}.isdisjoint(with_encoder)
     assert model_kinds("finetune") == with_encoder
-    assert model_kinds("distill") == set(kinds())
+    assert model_kinds("distill") == set(list_kinds())
 
 
 def test_a_job_may_name_the_only_kind_of_model_of_its_method(tmp_path: Path) -> None:
@@ -697,7 +697,7 @@ def test_a_job_may_name_the_only_kind_of_model_of_its_method(tmp_path: Path) -> 
 OF_DOCUMENTS = [name for name in list_names() if find(name).holds == "documents"]
 
 
-@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("kind", list_kinds())
 @pytest.mark.parametrize("method", OF_DOCUMENTS)
 def test_an_error_about_a_kind_names_only_methods_that_train_it(
     method: str, kind: str, tmp_path: Path
@@ -705,11 +705,14 @@ def test_an_error_about_a_kind_names_only_methods_that_train_it(
     def job_of(name: str) -> Job:
         tables: dict[str, Any] = {"method": name, "model": {"kind": kind}}
         settings = {field.name for field in fields(find(name).config_class)}
-        if "unannotated" in settings and not model_class(kind).trains_on_posteriors:
+        if (
+            "unannotated" in settings
+            and not find_model_class(kind).trains_on_posteriors
+        ):
             tables["training"] = {"unannotated": "pseudo"}
         return parse_job(tables | {"synthetic": {}}, "job", tmp_path, "job.toml")
 
-    if kind in (find(method).list_models() or kinds()):
+    if kind in (find(method).list_models() or list_kinds()):
         assert job_of(method).method == method
         return
     with pytest.raises(ConfigError) as refusal:

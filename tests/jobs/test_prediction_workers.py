@@ -45,7 +45,7 @@ from fednotes.jobs.workers.predictions import (
     choose_worker_devices,
     start_prediction_workers,
 )
-from fednotes.taggers.saving import build_model, model_config, save_model
+from fednotes.taggers.saving import build_model, read_model_config, save_model
 from fednotes.taggers.tagger import TaggerConfig
 
 TWO = LoadOptions(workers=2)
@@ -510,7 +510,7 @@ def test_each_kind_of_model_predicts_the_same_in_workers(
     settings = dict(small.settings)
     if small.backbone:
         settings[small.backbone_key] = str(request.getfixturevalue(small.backbone))
-    model = build_model(model_config(settings), TAGS, seed=1)
+    model = build_model(read_model_config(settings), TAGS, seed=1)
     save_model(model, tmp_path / "model")
     documents = [*DOCUMENTS] * 3
     found = []

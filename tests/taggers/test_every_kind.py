@@ -21,7 +21,7 @@ from every_kind import (
 
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.taggers.saving import kinds
+from fednotes.taggers.saving import list_kinds
 
 pytest.importorskip("transformers")
 SMALL_MODELS = KINDS | SAMPLE_KINDS  # the samples too, which have few settings
@@ -50,7 +50,7 @@ def partly(model: Any, known: tuple[str, ...] = ("Drug",)) -> Any:
 
 def test_every_kind_of_tagger_has_a_small_model() -> None:
     tested = {small.settings["kind"] for small in SMALL_MODELS.values()}
-    missing = set(kinds()) - tested
+    missing = set(list_kinds()) - tested
     assert not missing, f"add {missing} to KINDS in tests/helpers/every_kind.py"
 
 
@@ -74,7 +74,12 @@ def test_the_losses_of_a_sentence_do_not_depend_on_other_sentences(
         torch.testing.assert_close(together.source[place], alone.source[0])
         torch.testing.assert_close(together.target[place], alone.target[0])
     assert bool((together.target > 0.1).any())
-    assert (together.hidden, together.outputs, together.pseudo, together.score) == (
+    assert (
+        together.hidden,
+        together.outputs,
+        together.is_added,
+        together.score_states,
+    ) == (
         (),
         *[None] * 3,
     )
@@ -164,15 +169,15 @@ def test_the_seed_determines_the_initial_parameters(kind: str, folder: Path) -> 
 def test_losses_return_states_for_distillation(kind: str, folder: Path) -> None:
     """`losses` returns the hidden states and outputs that distillation compares."""
     model = make(kind, folder).eval()
-    losses = model.losses(partly(model), ORDER, states=True)
+    losses = model.losses(partly(model), ORDER, with_states=True)
     assert [h.shape for h in losses.hidden] == [(6, width) for width in model.widths]
     assert (
-        losses.outputs.shape == (len(losses.pseudo), model.output_width)
+        losses.outputs.shape == (len(losses.is_added), model.output_width)
         or not SMALL_MODELS[kind].tags_words
     )
-    assert bool(losses.pseudo.any())
-    assert not losses.pseudo.all()
-    assert len(losses.score(losses.outputs)) == len(losses.pseudo)
+    assert bool(losses.is_added.any())
+    assert not losses.is_added.all()
+    assert len(losses.score_states(losses.outputs)) == len(losses.is_added)
 
 
 RATES = {kind: small.learning_rate for kind, small in SMALL_MODELS.items()}

@@ -26,9 +26,9 @@ from fednotes.jobs.simulate import simulate
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.saving import (
     build_model,
-    kinds,
+    list_kinds,
     load_model,
-    model_config,
+    read_model_config,
     save_model,
 )
 
@@ -57,12 +57,12 @@ def _marked(text: str) -> Document:
 
 @each_kind
 def test_a_new_kind_is_discovered_trained_and_saved(kind: str, folder: Path) -> None:
-    assert kind in kinds()
+    assert kind in list_kinds()
     with pytest.raises(ConfigError, match="unknown key 'widht'; did you mean 'width'"):
-        model_config({"kind": kind, "widht": 2})
+        read_model_config({"kind": kind, "widht": 2})
     with pytest.raises(ConfigError, match="width = 0: expected"):
-        model_config({"kind": kind, "width": 0})
-    model = build_model(model_config({"kind": kind}), TAGS, seed=1)
+        read_model_config({"kind": kind, "width": 0})
+    model = build_model(read_model_config({"kind": kind}), TAGS, seed=1)
     documents = [_marked(text) for text in TEXTS]
     annotated = model.annotate(model.prepare(documents), documents, ["Drug"])
     optimizer = torch.optim.Adam(model.trainable().values(), lr=0.1)
@@ -124,7 +124,7 @@ def test_contributing_shows_how_a_prepared_corpus_is_extended() -> None:
         lengths=encoded.lengths,
         capital=np.zeros(encoded.lengths.sum(), bool),
     )
-    assert corpus.annotated(encoded.documents, ["Drug"]).capital is corpus.capital
+    assert corpus.annotate(encoded.documents, ["Drug"]).capital is corpus.capital
 
 
 @each_kind
@@ -132,8 +132,10 @@ def test_states_of_a_new_kind_are_means_over_the_words_of_a_sentence(
     kind: str, folder: Path
 ) -> None:
     """By hand: the mean of the table's rows, of which row 1 is that of capitals."""
-    model = build_model(model_config({"kind": kind}), TAGS, seed=1)
-    losses = model.losses(model.prepare([*map(_marked, TEXTS)]), range(3), states=True)
+    model = build_model(read_model_config({"kind": kind}), TAGS, seed=1)
+    losses = model.losses(
+        model.prepare([*map(_marked, TEXTS)]), range(3), with_states=True
+    )
     (means,) = losses.hidden
     assert means.shape == (3, *model.widths)
     rows = model.get_parameter("table").detach().numpy()
@@ -144,7 +146,7 @@ def test_states_of_a_new_kind_are_means_over_the_words_of_a_sentence(
 
 def test_a_confidence_is_attributed_to_the_crf_if_there_is_one(folder: Path) -> None:
     meanings = [
-        build_model(model_config({"kind": kind}), TAGS, seed=1).confidence_meaning
+        build_model(read_model_config({"kind": kind}), TAGS, seed=1).confidence_meaning
         for kind in SAMPLE_KINDS
     ]
     assert ["CRF" in meaning for meaning in meanings] == [True, False]

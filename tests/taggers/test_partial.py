@@ -21,11 +21,11 @@ from fednotes.core.types import Scheme, TagSet
 from fednotes.data.tags import allowed_transitions
 from fednotes.taggers.crf import CRF
 from fednotes.taggers.partial import (
-    added_tags,
-    allowed_tags,
+    compute_source_and_target_loss,
+    compute_transfer_gradients,
+    find_allowed_tags,
+    mark_unknown_tags,
     require_types,
-    split_loss,
-    transfer_gradients,
 )
 
 SCHEMES: tuple[Scheme, ...] = ("BIO", "BIOES", "IO")
@@ -111,7 +111,7 @@ class Case:
 
     @property
     def allowed(self) -> Tensor:
-        return allowed_tags(self.tags, self.tagset, self.known)
+        return find_allowed_tags(self.tags, self.tagset, self.known)
 
     def sentences(self, crf: CRF | None = None) -> list[Sentence]:
         rows = enumerate(self.lengths.tolist())
@@ -166,16 +166,16 @@ def test_allowed_tags_equal_those_worked_out_by_hand() -> None:
     tags, tagset = torch.tensor([[0, 1, 2], [3, 4, 0]]), TagSet(("X", "Y"))
     free, b, i = [1, 0, 0, 1, 1], [0, 1, 0, 0, 0], [0, 0, 1, 0, 0]
     expected = torch.tensor([[free, b, i], [free, free, free]]).bool()
-    assert torch.equal(allowed_tags(tags, tagset, ["X"]), expected)
+    assert torch.equal(find_allowed_tags(tags, tagset, ["X"]), expected)
     assert torch.equal(
-        allowed_tags(tags, tagset, ["Y", "X"]), nn.functional.one_hot(tags, 5) == 1
+        find_allowed_tags(tags, tagset, ["Y", "X"]), nn.functional.one_hot(tags, 5) == 1
     )
-    assert bool(allowed_tags(tags, tagset, []).all())
-    assert added_tags(tags, tagset, {"X"}).tolist() == [
+    assert bool(find_allowed_tags(tags, tagset, []).all())
+    assert mark_unknown_tags(tags, tagset, {"X"}).tolist() == [
         [False] * 3,
         [True, True, False],
     ]
-    assert not added_tags(tags, tagset, {"X", "Y"}).any()
+    assert not mark_unknown_tags(tags, tagset, {"X", "Y"}).any()
 
 
 def test_an_unknown_entity_type_is_refused() -> None:
@@ -184,7 +184,7 @@ def test_an_unknown_entity_type_is_refused() -> None:
     ):
         require_types(["Drugs"], TagSet(("ADR", "Drug")))
     with pytest.raises(ConfigError, match="'Z'"):
-        allowed_tags(torch.tensor([0]), TagSet(("X",)), {"Z", "X"})
+        find_allowed_tags(torch.tensor([0]), TagSet(("X",)), {"Z", "X"})
 
 
 # ---- equal to enumeration ------------------------------------------------------------
@@ -199,9 +199,13 @@ def test_source_and_target_losses_equal_enumeration(
     """source, target (hard and soft) and posteriors: sums over all legal sequences that
     agree."""
     c = case(scheme, known, backend=backend)
-    source, target = split_loss(c.crf, c.x, c.tags, c.allowed, c.lengths)
-    soft = c.teacher.posterior(c.x, c.lengths, c.allowed)
-    same, of_soft = split_loss(c.crf, c.x, c.tags, c.allowed, c.lengths, soft)
+    source, target = compute_source_and_target_loss(
+        c.crf, c.x, c.tags, c.allowed, c.lengths
+    )
+    soft = c.teacher.compute_posterior(c.x, c.lengths, c.allowed)
+    same, of_soft = compute_source_and_target_loss(
+        c.crf, c.x, c.tags, c.allowed, c.lengths, soft
+    )
     full = c.crf._losses(c.x, [soft], c.lengths)[0]
     torch.testing.assert_close(same, source)
     size = len(c.tagset.tags)
@@ -237,8 +241,10 @@ def test_random_lattices_equal_enumeration(
     """As above; and the annotation itself, and that with O for what was added, always
     agree."""
     c = case(scheme, known, lengths=lengths, seed=seed, scale=scale)
-    source, target = split_loss(c.crf, c.x, c.tags, c.allowed, c.lengths)
-    without = c.tags.masked_fill(added_tags(c.tags, c.tagset, c.known), 0)
+    source, target = compute_source_and_target_loss(
+        c.crf, c.x, c.tags, c.allowed, c.lengths
+    )
+    without = c.tags.masked_fill(mark_unknown_tags(c.tags, c.tagset, c.known), 0)
     assert bool(c.allowed.gather(2, c.tags[..., None]).all())
     assert bool(c.allowed.gather(2, without[..., None]).all())
     c.crf.loss(c.x, without, c.lengths)  # raises where the scheme forbids it
@@ -256,10 +262,10 @@ def test_gradients_equal_finite_differences(soft: bool, backend: str) -> None:
     """Central differences of both parts, by emissions and by the CRF's scores."""
     c = case("BIOES", lengths=(3, 2), backend=backend)
     x = c.x.nan_to_num(0.0).requires_grad_()
-    q = c.teacher.posterior(x, c.lengths, c.allowed) if soft else None
+    q = c.teacher.compute_posterior(x, c.lengths, c.allowed) if soft else None
 
     def parts(x: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-        return split_loss(c.crf, x, c.tags, c.allowed, c.lengths, q)
+        return compute_source_and_target_loss(c.crf, x, c.tags, c.allowed, c.lengths, q)
 
     # gradcheck shifts them in place
     inputs = (x, c.crf.start, c.crf.transitions, c.crf.end)
@@ -285,8 +291,10 @@ def test_one_step_equals_a_step_of_expectation_maximisation(scheme: Scheme) -> N
     source, and ∇ of target 0; the target is the posterior's entropy, enumerated."""
     c = case(scheme, seed=3)
     x = c.x.nan_to_num(0.0).requires_grad_()
-    q = c.crf.posterior(x, c.lengths, c.allowed)
-    source, target = split_loss(c.crf, x, c.tags, c.allowed, c.lengths, q)
+    q = c.crf.compute_posterior(x, c.lengths, c.allowed)
+    source, target = compute_source_and_target_loss(
+        c.crf, x, c.tags, c.allowed, c.lengths, q
+    )
     full = c.crf._losses(x, [q], c.lengths)[0]
     pairs = zip(_gradient(full, x, c.crf), _gradient(source, x, c.crf), strict=True)
     for ours, theirs in pairs:
@@ -297,17 +305,23 @@ def test_one_step_equals_a_step_of_expectation_maximisation(scheme: Scheme) -> N
         p = sentence.q()[sentence.q() > 0]
         assert target[n].item() == pytest.approx(-(p * np.log(p)).sum(), abs=1e-9)
     with torch.no_grad():  # nothing is kept for a backward pass then
-        again = split_loss(c.crf, x, c.tags, c.allowed, c.lengths, q)
+        again = compute_source_and_target_loss(
+            c.crf, x, c.tags, c.allowed, c.lengths, q
+        )
     torch.testing.assert_close(again, (source.detach(), target.detach()))
 
 
 def test_a_certain_teacher_equals_a_hard_target() -> None:
     c = case("BIOES", seed=1)
     sure = 1e4 * nn.functional.one_hot(c.tags, len(c.tagset.tags)).double()
-    soft = c.teacher.posterior(sure, c.lengths, c.allowed)
-    ours = split_loss(c.crf, c.x, c.tags, c.allowed, c.lengths, soft)
+    soft = c.teacher.compute_posterior(sure, c.lengths, c.allowed)
+    ours = compute_source_and_target_loss(
+        c.crf, c.x, c.tags, c.allowed, c.lengths, soft
+    )
     for a, b in zip(
-        ours, split_loss(c.crf, c.x, c.tags, c.allowed, c.lengths), strict=True
+        ours,
+        compute_source_and_target_loss(c.crf, c.x, c.tags, c.allowed, c.lengths),
+        strict=True,
     ):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
 
@@ -317,10 +331,12 @@ def test_without_unknown_types_the_target_loss_is_0(form: str) -> None:
     """source is the ordinary loss bit for bit, target 0 without a graph, soft or not."""
     c = case(known="XY")
     x = c.x.nan_to_num(0.0).requires_grad_()
-    soft = c.teacher.posterior(x, c.lengths, c.allowed)
+    soft = c.teacher.compute_posterior(x, c.lengths, c.allowed)
     allowed = c.allowed if form == "allowed" else None
     for q in (None, soft):
-        source, target = split_loss(c.crf, x, c.tags, allowed, c.lengths, q)
+        source, target = compute_source_and_target_loss(
+            c.crf, x, c.tags, allowed, c.lengths, q
+        )
         assert torch.equal(source, c.crf.loss(x, c.tags, c.lengths))
         assert torch.equal(target, torch.zeros(3, dtype=torch.float64))
         assert source.requires_grad
@@ -332,7 +348,9 @@ def test_without_known_types_the_source_loss_is_0() -> None:
     loss."""
     c = case(known="")
     x = c.x.nan_to_num(0.0).requires_grad_()
-    source, target = split_loss(c.crf, x, c.tags, c.allowed, c.lengths)
+    source, target = compute_source_and_target_loss(
+        c.crf, x, c.tags, c.allowed, c.lengths
+    )
     assert not source.any()
     assert torch.equal(target, c.crf.loss(x, c.tags, c.lengths))
     assert all(not value.any() for value in _gradient(source, x, c.crf))
@@ -346,16 +364,16 @@ def test_transfer_gradients_equal_those_of_a_loop(known: str, soft: bool) -> Non
     torch.manual_seed(0)
     project = nn.Linear(6, len(c.tagset.tags)).double()
     features = torch.randn(4, 4, 6, dtype=torch.float64)
-    q = c.teacher.posterior(c.x, c.lengths, c.allowed) if soft else None
+    q = c.teacher.compute_posterior(c.x, c.lengths, c.allowed) if soft else None
     arguments = c.crf, project, features, c.tags, c.allowed, c.lengths, q
     with torch.no_grad():
-        each, total = transfer_gradients(*arguments)
+        each, total = compute_transfer_gradients(*arguments)
     assert all(p.grad is None for p in [*project.parameters(), *c.crf.parameters()])
     summed = torch.zeros_like(total)
     for n, length in enumerate(c.lengths.tolist()):
         row = slice(n, n + 1)
         own_targets = None if q is None else (q[0][row, :length], q[1][row])
-        source, target = split_loss(
+        source, target = compute_source_and_target_loss(
             c.crf,
             project(features[row, :length]),
             c.tags[row, :length],
@@ -376,13 +394,13 @@ def test_transfer_gradients_equal_those_of_a_loop(known: str, soft: bool) -> Non
 
 def test_inputs_of_mismatched_sizes_are_refused() -> None:
     c = case()
-    unary, pairs = c.teacher.posterior(c.x, c.lengths, c.allowed)
+    unary, pairs = c.teacher.compute_posterior(c.x, c.lengths, c.allowed)
     with pytest.raises(ModelError, match="has shape"):
         c.crf._losses(c.x, [(unary[:, :-1], pairs)], c.lengths)[0]
     with pytest.raises(ModelError, match="has shape"):
         c.crf._losses(c.x, [(unary, pairs[:-1])], c.lengths)[0]
     with pytest.raises(ModelError, match="has shape"):
-        c.crf.posterior(c.x, c.lengths, c.allowed[:-1])
+        c.crf.compute_posterior(c.x, c.lengths, c.allowed[:-1])
     pairs = pairs.clone()
     pairs[2, 0, 2] = 0.1  # from O to I-X
     with pytest.raises(ModelError, match="sentence 2 of the batch"):

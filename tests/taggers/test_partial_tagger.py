@@ -22,8 +22,8 @@ from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Scheme, Span, TagSet
 from fednotes.data.batches import encode_corpus
 from fednotes.taggers.corpora import TaggerCorpus
-from fednotes.taggers.partial import Soft, allowed_tags, retag
-from fednotes.taggers.tagger import Tagger, tagger_config
+from fednotes.taggers.partial import Soft, find_allowed_tags, retag
+from fednotes.taggers.tagger import Tagger, read_tagger_config
 
 SCHEMES: tuple[Scheme, ...] = ("BIO", "BIOES", "IO")
 TYPES = ("ADR", "Drug", "Dose")
@@ -65,7 +65,7 @@ def build(scheme: Scheme = "BIO", encoder: bool = True, **changes: Any) -> Tagge
         "lstm_units": 5,
     }
     small |= {"contextual": "x", "project": 4} if encoder else {}
-    config = tagger_config(small | {"dropout": 0.3} | changes)
+    config = read_tagger_config(small | {"dropout": 0.3} | changes)
     tagger = Tagger(
         config, TagSet(TYPES, scheme), 1, None, HashEncoder() if encoder else None
     )
@@ -124,12 +124,12 @@ def test_soft_targets_equal_the_posterior_of_each_sentence() -> None:
     assert soft.unary.dtype == soft.pairs.dtype == np.float32
     for s in range(corpus.sentences):
         part = slice(corpus.encoded.bounds[s], corpus.encoded.bounds[s + 1])
-        states = tagger.losses(corpus, [s], states=True)
+        states = tagger.losses(corpus, [s], with_states=True)
         assert states.outputs is not None
         x = tagger.crf.project(states.outputs)[None]
         tags = torch.from_numpy(corpus.encoded.tags[part])[None]
-        allowed = allowed_tags(tags, tagger.tagset, corpus.known)
-        unary, pairs = tagger.crf.crf.posterior(
+        allowed = find_allowed_tags(tags, tagger.tagset, corpus.known)
+        unary, pairs = tagger.crf.crf.compute_posterior(
             x, torch.tensor([tags.shape[1]]), allowed
         )
         np.testing.assert_allclose(soft.unary[part], unary[0], atol=1e-5)
@@ -153,11 +153,11 @@ def test_states_of_every_layer_are_means_over_tokens() -> None:
     corpus = partly(tagger)
     assert tagger.widths == (4, 7, 10)
     order = [5, 0, 9, 3, 3]
-    states = tagger.losses(corpus, order, states=True)
+    states = tagger.losses(corpus, order, with_states=True)
     assert [layer.shape for layer in states.hidden] == [(5, 4), (5, 7), (5, 10)]
     at = 0
     for place, index in enumerate(order):
-        single = tagger.losses(corpus, [index], states=True)
+        single = tagger.losses(corpus, [index], with_states=True)
         for together, alone in zip(states.hidden, single.hidden, strict=True):
             torch.testing.assert_close(together[place], alone[0], atol=1e-5, rtol=1e-5)
         part = slice(corpus.encoded.bounds[index], corpus.encoded.bounds[index + 1])
@@ -165,20 +165,20 @@ def test_states_of_every_layer_are_means_over_tokens() -> None:
         word_range = slice(at, at + len(names))
         at += len(names)
         assert states.outputs is not None
-        assert states.pseudo is not None
-        assert states.score is not None
-        assert states.pseudo[word_range].tolist() == [
+        assert states.is_added is not None
+        assert states.score_states is not None
+        assert states.is_added[word_range].tolist() == [
             n[2:] in ("ADR", "Dose") for n in names
         ]
         # Without dropout what enters the projection is the LSTM's output.
         mean = states.outputs[word_range].mean(0)
         torch.testing.assert_close(mean, states.hidden[2][place], atol=1e-5, rtol=1e-5)
-        x = states.score(states.outputs[word_range])[None]
+        x = states.score_states(states.outputs[word_range])[None]
         tags = torch.from_numpy(corpus.encoded.tags[part])[None]
         loss = tagger.crf.crf.loss(x, tags, torch.tensor([len(names)]))[0]
         total = states.source[place] + states.target[place]
         torch.testing.assert_close(loss, total, atol=1e-4, rtol=1e-5)
-    assert len(states.pseudo) == at
+    assert len(states.is_added) == at
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_widths_follow_from_the_layers(
     changes: dict[str, Any], widths: tuple[int, ...]
 ) -> None:
     tagger = build(**changes)
-    states = tagger.losses(tagger.prepare(documents()), [1, 0], states=True)
+    states = tagger.losses(tagger.prepare(documents()), [1, 0], with_states=True)
     assert tagger.widths == widths == tuple(layer.shape[1] for layer in states.hidden)
 
 

@@ -26,15 +26,15 @@ from fednotes.taggers.pointer import (
     PointerLimits,
     encode_entities,
     encode_pointers,
-    first_position,
-    in_order,
+    find_first_position,
     repair,
+    sort_entities,
 )
 from fednotes.taggers.prompt_bart import Targets
 
 TYPES = ("Drug", "ADE", "Disease")
 DRUG, ADE, DISEASE = range(FIRST_LABEL, FIRST_LABEL + 3)
-ZERO = first_position(3)  # id of sub-word 0
+ZERO = find_first_position(3)  # id of sub-word 0
 TAGS = TagSet(TYPES)
 ROOM = PointerLimits(subwords=1000, entities=300)
 
@@ -103,12 +103,14 @@ def test_the_example_of_figure_2_is_encoded_as_in_the_paper() -> None:
     # The global model's output: the second "Drug" stands for no span.
     output = [*triples[0], DRUG, *triples[2], END]
     assert repair(output, 3, 14).tolist() == [[0, 1, 0], [10, 12, 2]]
-    assert corpus.spans(0, repair(target, 3, 14)) == list(corpus.documents[0].spans)
+    assert corpus.make_spans(0, repair(target, 3, 14)) == list(
+        corpus.documents[0].spans
+    )
 
 
 def test_ids_have_the_documented_layout() -> None:
     """The ids as the module's text lists them."""
-    assert (BEGIN, END, PAD, FIRST_LABEL, first_position(5)) == (0, 1, 2, 3, 8)
+    assert (BEGIN, END, PAD, FIRST_LABEL, find_first_position(5)) == (0, 1, 2, 3, 8)
     assert encode_entities(np.zeros((0, 3), int), 5).tolist() == [END]
     assert encode_entities(np.array([[2, 4, 3]]), 5).tolist() == [10, 12, 6, END]
 
@@ -122,7 +124,7 @@ def test_entities_survive_a_round_trip(entities: set[tuple[int, int, int]]) -> N
     assert len(ids) == 3 * len(entities) + 1
     ordered = sorted(entities, key=lambda e: (e[0], -e[1], e[2]))
     assert [tuple(e) for e in repair(ids.tolist(), 3, 10).tolist()] == ordered
-    assert [tuple(e) for e in in_order(entity_rows[::-1]).tolist()] == ordered
+    assert [tuple(e) for e in sort_entities(entity_rows[::-1]).tolist()] == ordered
 
 
 @given(st.lists(st.integers(0, ZERO + 5), max_size=25))
@@ -149,11 +151,13 @@ def test_repair_of_ids_equals_a_regular_expression(ids: list[int]) -> None:
 def paths(grammar: Grammar, prefix: tuple[int, ...] = ()) -> set[tuple[int, ...]]:
     """Return all complete sequences of a grammar, by trying every allowed id."""
     sequences: set[tuple[int, ...]] = set()
-    options = grammar.allowed()[0].nonzero().squeeze(1)
+    options = grammar.find_allowed()[0].nonzero().squeeze(1)
     assert len(options), "the grammar leads into a dead end"
     for option in options:
         ids = (*prefix, int(option))
-        sequences |= {ids} if option == END else paths(grammar.after(option[None]), ids)
+        sequences |= (
+            {ids} if option == END else paths(grammar.advance(option[None]), ids)
+        )
     return sequences
 
 
@@ -187,12 +191,13 @@ def test_the_grammar_treats_sentences_of_a_batch_independently() -> None:
     alone = [Grammar.begin(2, starts[i : i + 1], ends[i : i + 1], 9) for i in range(3)]
     for step in chosen:
         for i in range(3):
-            assert torch.equal(batch.allowed()[i], alone[i].allowed()[0])
-            alone[i] = alone[i].after(step[i : i + 1])
-        batch = batch.after(step)
-    remaining = batch.rows(torch.tensor([0, 2]))
+            assert torch.equal(batch.find_allowed()[i], alone[i].find_allowed()[0])
+            alone[i] = alone[i].advance(step[i : i + 1])
+        batch = batch.advance(step)
+    remaining = batch.select_rows(torch.tensor([0, 2]))
     assert torch.equal(
-        remaining.allowed(), torch.cat([alone[0].allowed(), alone[2].allowed()])
+        remaining.find_allowed(),
+        torch.cat([alone[0].find_allowed(), alone[2].find_allowed()]),
     )
 
 
@@ -263,7 +268,7 @@ def found_in(corpus: PointerCorpus) -> list[Span]:
     spans: list[Span] = []
     for s in range(corpus.sentences):
         part = slice(corpus.entity_bounds[s], corpus.entity_bounds[s + 1])
-        spans += corpus.spans(s, corpus.entities[part])
+        spans += corpus.make_spans(s, corpus.entities[part])
     return sorted(spans)
 
 
@@ -296,12 +301,12 @@ def test_a_corpus_can_be_annotated_anew() -> None:
         docs[1],
         document("one two", [("one", "Drug")]),
     ]
-    annotated = corpus.annotated(documents, {"Drug"})
+    annotated = corpus.annotate(documents, {"Drug"})
     assert annotated.known == {"Drug"}
     assert annotated.ids is corpus.ids
     assert annotated.documents == tuple(documents)
     assert found_in(annotated) == [Span(0, 3, "Drug"), Span(0, 9, "Drug")]
-    again = annotated.annotated(docs, TYPES)
+    again = annotated.annotate(docs, TYPES)
     np.testing.assert_array_equal(again.entities, corpus.entities)
     np.testing.assert_array_equal(again.entity_bounds, corpus.entity_bounds)
 
@@ -312,11 +317,11 @@ def test_other_texts_and_labels_are_refused() -> None:
     with pytest.raises(DataError, match="'Sign' is not in the tag set"):
         encode_pointers([nested], TAGS, letters, ROOM)
     with pytest.raises(DataError, match="'Sign' is not in the tag set"):
-        corpus.annotated([nested], TYPES)
+        corpus.annotate([nested], TYPES)
     with pytest.raises(DataError, match="has another text"):
-        corpus.annotated([Document("d", "two")], TYPES)
+        corpus.annotate([Document("d", "two")], TYPES)
     with pytest.raises(ConfigError, match="did you mean 'Drug'"):
-        corpus.annotated(corpus.documents, {"drug"})
+        corpus.annotate(corpus.documents, {"drug"})
 
 
 def test_empty_corpora_are_encoded() -> None:
@@ -327,7 +332,7 @@ def test_empty_corpora_are_encoded() -> None:
     ):
         corpus = encode_pointers(documents, TAGS, letters, ROOM)
         assert corpus.sentences == len(corpus.lengths) == len(corpus.entities) == 0
-        assert corpus.annotated(documents, TYPES).sentences == 0
+        assert corpus.annotate(documents, TYPES).sentences == 0
 
 
 def two_letters(passages: Sequence[Passage]) -> Pieces:

@@ -14,7 +14,7 @@ import torch
 
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.encoders.adapters import joined
-from fednotes.taggers.pointer import END, first_position
+from fednotes.taggers.pointer import END, find_first_position
 from fednotes.taggers.prompt_bart import (
     Memory,
     PromptBart,
@@ -23,7 +23,7 @@ from fednotes.taggers.prompt_bart import (
     Stepper,
     Targets,
     build_prompt_bart,
-    teacher_forced,
+    run_teacher_forced,
 )
 
 transformers = pytest.importorskip("transformers")
@@ -90,7 +90,7 @@ def inner(
     attentions = model.frozen.attentions
     prompts = joined(attentions, model.prompts()) if prompted else None
     sources = Sources.of(corpus, at, backbone, "cpu")
-    memory = Memory.of(view, sources, model._fixed, prompts, states=False)
+    memory = Memory.of(view, sources, model._fixed, prompts, with_states=False)
     return view, prompts, sources, memory, Targets.of(corpus, at, "cpu")
 
 
@@ -119,7 +119,7 @@ def test_a_model_without_prompts_equals_stock_bart(
     torch.testing.assert_close(
         memory.states, result.encoder_last_hidden_state, rtol=0, atol=0
     )
-    outputs = teacher_forced(view, memory, targets, None)
+    outputs = run_teacher_forced(view, memory, targets, None)
     torch.testing.assert_close(outputs, result.last_hidden_state, rtol=0, atol=0)
 
 
@@ -128,7 +128,7 @@ def test_cached_decoding_steps_equal_teacher_forcing(model: PromptBart) -> None:
     """Scores of each cached step as those of one pass over the true targets."""
     corpus = model.prepare(documents())
     view, prompts, _, memory, targets = inner(model, corpus, [2, 0, 4])
-    expected = memory.scores(teacher_forced(view, memory, targets, prompts))
+    expected = memory.score(run_teacher_forced(view, memory, targets, prompts))
     stepper = Stepper(view, memory, prompts)
     for step, ids in enumerate(targets.inputs.T):
         step_scores = stepper.step(ids)
@@ -136,7 +136,7 @@ def test_cached_decoding_steps_equal_teacher_forcing(model: PromptBart) -> None:
         assert torch.equal(step_scores == -torch.inf, expected[:, step] == -torch.inf)
     stepper = Stepper(view, memory, prompts)
     stepper.step(targets.inputs[:, 0])
-    stepper.keep(torch.tensor([0, 2]))
+    stepper.keep_rows(torch.tensor([0, 2]))
     step_scores = stepper.step(targets.inputs[[0, 2], 1])
     torch.testing.assert_close(step_scores, expected[[0, 2], 1], rtol=0, atol=5e-5)
 
@@ -216,14 +216,16 @@ def naive_decode(
     words = slice(corpus.encoded.bounds[sentence], corpus.encoded.bounds[sentence + 1])
     first, last = corpus.first[words].tolist(), corpus.last[words].tolist()
     candidates = [(s, -e, t) for s in first for e in last if s <= e for t in range(3)]
-    shift, decoded, sure = first_position(3), [], []
+    shift, decoded, sure = find_first_position(3), [], []
     view, prompts, _, memory, _ = inner(model, corpus, [sentence])
     for _ in first:  # no more entities than words
         options = {(s + shift, -e + shift, t + 3) for s, e, t in candidates}
         for place in range(3):
             ids = torch.tensor([[*decoded, END]])
             prefix = Targets(ids, ids > 0, ids < 0)
-            scores = memory.scores(teacher_forced(view, memory, prefix, prompts))[0, -1]
+            scores = memory.score(run_teacher_forced(view, memory, prefix, prompts))[
+                0, -1
+            ]
             ahead = {entity[place] for entity in options} | (
                 {END} if place == 0 else set()
             )
@@ -297,7 +299,7 @@ def test_states_are_means_over_sub_words(model: PromptBart) -> None:
     """Means over sub-words, decoder states and their scores; the loss follows from
     them."""
     corpus = model.annotate(model.prepare(documents()), documents(), {"Drug"})
-    losses = model.losses(corpus, [2, 1], states=True)
+    losses = model.losses(corpus, [2, 1], with_states=True)
     assert (
         [tuple(h.shape) for h in losses.hidden]
         == [(2, w) for w in model.widths]
@@ -314,21 +316,21 @@ def test_states_are_means_over_sub_words(model: PromptBart) -> None:
             states[1], layer[0, 1:-1].mean(0), rtol=1e-4, atol=1e-5
         )
     assert losses.outputs is not None
-    assert losses.pseudo is not None
-    assert losses.score is not None
+    assert losses.is_added is not None
+    assert losses.score_states is not None
     assert losses.outputs.shape == (3 * 4 + 1 + 1, 32)
     in_order = ("ADE", "Drug", "ADE", "Drug")
     assert (
-        losses.pseudo.tolist()
+        losses.is_added.tolist()
         == [t == "ADE" for t in in_order for _ in "set"] + [False] * 2
     )
-    scores = losses.score(losses.outputs)
+    scores = losses.score_states(losses.outputs)
     targets = Targets.of(corpus, np.array([2, 1]), "cpu")
     nll = (
         -scores.log_softmax(-1).gather(1, targets.ids[targets.real][:, None]).squeeze(1)
     )
-    torch.testing.assert_close(nll[losses.pseudo].sum(), losses.target.sum())
-    torch.testing.assert_close(nll[~losses.pseudo].sum(), losses.source.sum())
+    torch.testing.assert_close(nll[losses.is_added].sum(), losses.target.sum())
+    torch.testing.assert_close(nll[~losses.is_added].sum(), losses.source.sum())
     assert (scores[-1] > -torch.inf).sum() == 1 + 3 + corpus.lengths[1]
 
 
@@ -349,7 +351,7 @@ def test_long_sentences_are_split_and_joined(model: PromptBart) -> None:
     joined_spans = [
         span
         for s, (a, b) in enumerate(pairwise(corpus.entity_bounds))
-        for span in corpus.spans(s, corpus.entities[a:b])
+        for span in corpus.make_spans(s, corpus.entities[a:b])
     ]
     assert sorted(joined_spans) == sorted(spans)
     assert corpus.encoded.offsets[-1, 1] == len(text)

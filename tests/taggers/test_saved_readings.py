@@ -13,7 +13,12 @@ from tiny_tokenizers import FAMILIES, save_family
 from fednotes.core.errors import ModelError
 from fednotes.core.types import TagSet
 from fednotes.encoders.pretrained import folder_fingerprint
-from fednotes.taggers.saving import build_model, load_model, model_config, save_model
+from fednotes.taggers.saving import (
+    build_model,
+    load_model,
+    read_model_config,
+    save_model,
+)
 
 pytest.importorskip("transformers")
 ALIKE = ("bert",)  # words one by one have the sub-words of their text
@@ -67,7 +72,7 @@ def test_models_on_a_frozen_encoder_record_how_it_reads_text(
     }
     if kind == "tagger":
         table = {"contextual": str(encoder), "characters": False, "lstm_units": 4}
-    model = build_model(model_config(table), TagSet(("Drug",)), 1)
+    model = build_model(read_model_config(table), TagSet(("Drug",)), 1)
     save_model(model, tmp_path / "model")
     load_model(tmp_path / "model")
     file = tmp_path / "model" / ("tagger.json" if kind == "tagger" else "model.json")

@@ -20,9 +20,9 @@ from fednotes.jobs.predict import predict
 from fednotes.jobs.saved_models import NoteSource
 from fednotes.taggers.saving import (
     build_model,
-    kinds,
+    list_kinds,
     load_model,
-    model_config,
+    read_model_config,
     save_model,
 )
 
@@ -169,7 +169,7 @@ def test_a_relative_backbone_is_saved_as_an_absolute_path(
     make("lora", tmp_path)
     monkeypatch.chdir(tmp_path)
     model = build_model(
-        model_config({"kind": "encoder-tagger", "encoder": "bert"}), TAGS, 1
+        read_model_config({"kind": "encoder-tagger", "encoder": "bert"}), TAGS, 1
     )
     save_model(model, "model")
     (tmp_path / "other").mkdir()
@@ -183,7 +183,7 @@ def test_the_name_of_the_minilm_package_is_saved_unchanged_beside_a_folder_of_th
     """An encoder's name is opened as the package, so it must be saved as the package."""
     (tmp_path / "minilm").mkdir()
     monkeypatch.chdir(tmp_path)
-    config = model_config({"kind": "encoder-tagger", "encoder": "minilm"})
+    config = read_model_config({"kind": "encoder-tagger", "encoder": "minilm"})
     save_model(build_model(config, TAGS, 1), "model")
     facts = json.loads((tmp_path / "model" / "model.json").read_text())
     assert facts["config"]["encoder"] == "minilm"
@@ -242,12 +242,12 @@ def test_predict_and_evaluate_accept_every_kind(
 
 
 def test_every_kind_is_configured_by_its_name() -> None:
-    for kind in kinds():
-        assert model_config({"kind": kind}).kind == kind
-    assert model_config({"tagger": "cnn-crf", "dropout": 0.5}).kind == "tagger"
+    for kind in list_kinds():
+        assert read_model_config({"kind": kind}).kind == kind
+    assert read_model_config({"tagger": "cnn-crf", "dropout": 0.5}).kind == "tagger"
     with pytest.raises(
         ConfigError, match="model: unknown kind 'promptbart'; did you mean 'prompt-b"
     ):
-        model_config({"kind": "promptbart"})
+        read_model_config({"kind": "promptbart"})
     with pytest.raises(ConfigError, match="unknown kind 3"):
-        model_config({"kind": 3})
+        read_model_config({"kind": 3})

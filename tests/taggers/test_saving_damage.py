@@ -16,7 +16,12 @@ from saved_folder_suite import DEEP, ODD, SavedFolderSuite
 from fednotes.cli import app
 from fednotes.core.errors import ModelError
 from fednotes.core.types import TagSet
-from fednotes.taggers.saving import build_model, load_model, model_config, save_model
+from fednotes.taggers.saving import (
+    build_model,
+    load_model,
+    read_model_config,
+    save_model,
+)
 
 
 class TestTagger(SavedFolderSuite):
@@ -26,7 +31,7 @@ class TestTagger(SavedFolderSuite):
 
     @staticmethod
     def save(folder: Path) -> None:
-        config = model_config(
+        config = read_model_config(
             {"kind": "tagger", "char_filters": 6, "cnn_filters": 5, "lstm_units": 4}
         )
         save_model(build_model(config, TagSet(("ADR", "Drug")), 1), folder)

@@ -25,7 +25,7 @@ from fednotes.taggers.tagger import (
     Tagger,
     TaggerConfig,
     build_tagger,
-    tagger_config,
+    read_tagger_config,
 )
 
 TAGS = TagSet(("ADR", "Drug"))
@@ -83,7 +83,7 @@ def _build(seed: int = 1, tagset: TagSet = TAGS, **settings: Any) -> Tagger:
     """Return a small tagger; layers that the preset leaves out stay out."""
     preset = PRESETS[settings.get("tagger", "elmoner")]
     small = {name: size for name, size in SMALL.items() if getattr(preset, name)}
-    return build_tagger(tagger_config(small | settings), tagset, seed)
+    return build_tagger(read_tagger_config(small | settings), tagset, seed)
 
 
 def _gradients(
@@ -263,7 +263,7 @@ def test_contextual_features_equal_equation_1_of_peters_et_al(
     layers: int, project: int
 ) -> None:
     """Peters et al. 2018, Eq. 1 in NumPy: γ Σ softmax(s)_j h_j, then the projection."""
-    config = tagger_config(
+    config = read_tagger_config(
         SMALL
         | {"contextual": "x", "project": project, "characters": False, "dropout": 0.0}
     )
@@ -323,11 +323,13 @@ def test_contextual_features_equal_equation_1_of_peters_et_al(
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        tagger_config(settings)
+        read_tagger_config(settings)
 
 
 def test_settings_override_the_preset() -> None:
-    config = tagger_config({"tagger": "lstm-crf", "dropout": 0, "cnn_widths": [5, 3]})
+    config = read_tagger_config(
+        {"tagger": "lstm-crf", "dropout": 0, "cnn_widths": [5, 3]}
+    )
     assert config == replace(PRESETS["lstm-crf"], dropout=0.0, cnn_widths=(5, 3))
     with pytest.raises(ConfigError, match="'cnn-crf' has no input"):
         build_tagger(PRESETS["cnn-crf"], TAGS, 1)
@@ -393,7 +395,7 @@ def test_a_full_disk_leaves_the_earlier_tagger(
         (folder / name).write_bytes(data[: len(data) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fednotes.taggers.saving._fill", full)
+    monkeypatch.setattr("fednotes.taggers.saving._fill_folder", full)
     with pytest.raises(FednotesError, match="No space left"):
         save_model(tagger, path)
     assert {p.name: p.read_bytes() for p in path.iterdir()} == before

@@ -21,9 +21,9 @@ from fednotes.taggers.layers import (
     PackedLayout,
     WordCNN,
     _recur,
-    character_table,
+    apply_linear,
     dropout,
-    parts_linear,
+    make_character_table,
 )
 
 LENGTHS = [[1], [5, 5, 5], [3, 9, 1, 4, 9, 2]]
@@ -58,11 +58,15 @@ def test_the_layout_of_a_batch_equals_a_packed_sequence(lengths: list[int]) -> N
         length = lengths[layout.order[r]]
         assert layout.reverse[n] == place[length - 1 - t, r]
         for offset in (-2, -1, 0, 1, 2):
-            assert layout.shifted(offset)[n] == place.get(
+            assert layout.find_shifted_rows(offset)[n] == place.get(
                 (t + offset, r), layout.tokens
             )
-        assert layout.padded()[r, t] == n
-    assert int((layout.padded() < layout.tokens).sum()) == layout.tokens == sum(lengths)
+        assert layout.find_padded_rows()[r, t] == n
+    assert (
+        int((layout.find_padded_rows() < layout.tokens).sum())
+        == layout.tokens
+        == sum(lengths)
+    )
 
 
 def as_torchs(ours: BiLSTM) -> nn.LSTM:
@@ -99,7 +103,7 @@ def test_the_lstm_equals_that_of_torch(
         ) -> tuple[Tensor, Tensor]:
             return _recur(a, w[0], sizes), _recur(b, w[1], sizes)
 
-        monkeypatch.setattr("fednotes.taggers.layers.bilstm", plain)
+        monkeypatch.setattr("fednotes.taggers.layers.run_bilstm", plain)
     sentences, layout, flat = _batch(lengths, 7)
     units = 5
     ours = BiLSTM(7, units, layers)
@@ -234,7 +238,7 @@ def test_the_word_cnn_equals_conv1d(lengths: list[int]) -> None:
 
 def test_the_character_table_equals_one_made_by_hand() -> None:
     """By hand: markers, an unknown character, a word too long (head and tail stay)."""
-    table, lengths = character_table(["ab", "患b", "", "abcdefgh"], 7)
+    table, lengths = make_character_table(["ab", "患b", "", "abcdefgh"], 7)
     a = FIRST + CHARACTERS.index("a")
     assert table[0].tolist() == [BEGIN, a, a + 1, END, 0, 0, 0]
     assert table[1].tolist() == [BEGIN, UNKNOWN, a + 1, END, 0, 0, 0]
@@ -267,7 +271,7 @@ def test_the_character_cnn_equals_conv1d(width: int, dtype: torch.dtype) -> None
         "µg",
         "aspirin",
     ]
-    table, lengths = character_table(forms, 16)
+    table, lengths = make_character_table(forms, 16)
     torch.manual_seed(width)
     layer = Characters(6, 9, width).to(dtype)
     with torch.no_grad():
@@ -294,10 +298,10 @@ def test_computing_each_word_once_equals_computing_every_token() -> None:
     gradients."""
     forms = ["no", "pain", "no", "gain", "no", "pain"]
     layer = Characters(5, 7, 3)
-    every = layer(*character_table(forms, 12))
+    every = layer(*make_character_table(forms, 12))
     unique, position = np.unique(forms, return_inverse=True)
     once = F.embedding(
-        torch.from_numpy(position), layer(*character_table(list(unique), 12))
+        torch.from_numpy(position), layer(*make_character_table(list(unique), 12))
     )
     assert torch.equal(every, once)
     weights = torch.randn_like(every)
@@ -317,7 +321,7 @@ def test_a_layer_over_parts_equals_one_over_their_concatenation() -> None:
     ]
     weight, bias = torch.randn(5, 6, requires_grad=True), torch.randn(5)
     expected = F.linear(torch.cat(parts, 1), weight, bias)
-    torch.testing.assert_close(parts_linear(parts, weight, bias), expected)
+    torch.testing.assert_close(apply_linear(parts, weight, bias), expected)
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.5])

@@ -16,7 +16,7 @@ from tiny_models import MARKS, SUB_WORDS, save_encoder
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document, TagSet
-from fednotes.taggers.partial import word_gradients, word_losses
+from fednotes.taggers.partial import compute_word_gradients, compute_word_losses
 from fednotes.taggers.saving import save_model
 from fednotes.taggers.token_classifier import TokenClassifier, open_token_classifier
 
@@ -60,7 +60,7 @@ def test_the_loss_equals_that_of_the_library(bert: Path) -> None:
     reference = library(model)
     inputs = as_library(model, documents)
     words = int((inputs["labels"] >= 0).sum())
-    assert model.tokens(corpus, every) == words == len(corpus.encoded.form)
+    assert model.count_tokens(corpus, every) == words == len(corpus.encoded.form)
     expected = reference(**inputs).loss * words
     expected.backward()
     losses = model.losses(corpus, every)
@@ -151,9 +151,9 @@ def test_losses_are_sums_over_tag_sequences(way: str) -> None:
         teacher = torch.randn(4, 5, generator=generator, dtype=torch.float64)
         soft = teacher.masked_fill(~allowed, float("-inf")).softmax(-1)
     mine, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    totals = [loss.sum() for loss in word_losses(mine, tags, allowed, soft)]
+    totals = [loss.sum() for loss in compute_word_losses(mine, tags, allowed, soft)]
     enumerated = enumerate_losses(theirs, tags, allowed, soft)
-    closed = word_gradients(logits, tags, allowed, soft)
+    closed = compute_word_gradients(logits, tags, allowed, soft)
     for total, by_enumeration, gradient in zip(totals, enumerated, closed, strict=True):
         torch.testing.assert_close(total, by_enumeration)
         (gradient_here,) = torch.autograd.grad(total, mine, retain_graph=True)
@@ -162,10 +162,10 @@ def test_losses_are_sums_over_tag_sequences(way: str) -> None:
         )
         torch.testing.assert_close(gradient_here, enumerated_gradient)
         torch.testing.assert_close(gradient, enumerated_gradient)
-    plain, nothing = word_losses(logits, tags)
+    plain, nothing = compute_word_losses(logits, tags)
     torch.testing.assert_close(plain, F.cross_entropy(logits, tags, reduction="none"))
     assert not nothing.any()
-    full, zero = word_gradients(logits, tags)
+    full, zero = compute_word_gradients(logits, tags)
     torch.testing.assert_close(full, logits.softmax(-1) - F.one_hot(tags, 5))
     assert not zero.any()
 
@@ -175,7 +175,7 @@ def test_states_are_means_over_the_first_sub_words_of_each_layer(bert: Path) -> 
     `outputs` gives the loss."""
     model, documents = build(bert), lines(4)
     corpus = model.annotate(model.prepare(documents), documents, {"Drug"})
-    losses = model.losses(corpus, np.arange(4), states=True)
+    losses = model.losses(corpus, np.arange(4), with_states=True)
     reference, inputs = library(model), as_library(model, documents)
     labels = inputs.pop("labels")
     out = reference(**inputs, output_hidden_states=True)
@@ -184,9 +184,11 @@ def test_states_are_means_over_the_first_sub_words_of_each_layer(bert: Path) -> 
     assert model.output_width == WIDTH
     for states, layer in zip(losses.hidden, out.hidden_states[1:], strict=True):
         torch.testing.assert_close(states, (layer * first).sum(1) / first.sum(1))
-    torch.testing.assert_close(losses.score(losses.outputs), out.logits[labels >= 0])
+    torch.testing.assert_close(
+        losses.score_states(losses.outputs), out.logits[labels >= 0]
+    )
     added = torch.tensor([1 <= t <= 2 for t in labels[labels >= 0]])
-    assert torch.equal(losses.pseudo, added)
+    assert torch.equal(losses.is_added, added)
     assert added.any()
 
 

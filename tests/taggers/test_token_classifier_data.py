@@ -135,9 +135,9 @@ def test_notes_without_tokens_have_no_mentions(bert: Path, context: str) -> None
     assert model.predict([]) == ()
     corpus = model.prepare(documents)
     every = np.arange(corpus.sentences)
-    assert model.tokens(corpus, every) == 2  # "pain" and "."
+    assert model.count_tokens(corpus, every) == 2  # "pain" and "."
     empty = int(np.flatnonzero(corpus.words == 0)[0])
-    losses = model.losses(corpus, [empty], states=True)
+    losses = model.losses(corpus, [empty], with_states=True)
     losses.source.sum().backward()
     assert float(losses.source.detach()) == 0
     assert all(

@@ -20,7 +20,7 @@ from tiny_models import save_encoder
 from fednotes.core.errors import ModelError
 from fednotes.core.types import TagSet
 from fednotes.taggers.saving import build_model, load_model, save_model
-from fednotes.taggers.token_classifier import TokenClassifier, earlier_types
+from fednotes.taggers.token_classifier import TokenClassifier, read_earlier_types
 
 transformers = pytest.importorskip("transformers")
 
@@ -176,7 +176,10 @@ def test_an_earlier_classifier_keeps_its_rows_by_tag(
             assert torch.equal(adapted_row, fresh_row) == (tag not in kept_rows)
     save_model(adapted, tmp_path / "ours")
     assert load_model(tmp_path / "ours").tagset == tags
-    assert (earlier_types(path), earlier_types(tmp_path / "ours")) == ((), tags.types)
+    assert (read_earlier_types(path), read_earlier_types(tmp_path / "ours")) == (
+        (),
+        tags.types,
+    )
 
 
 def test_a_tag_that_a_foreign_model_lacks_is_not_predicted(tmp_path: Path) -> None:

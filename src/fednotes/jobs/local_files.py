@@ -29,7 +29,7 @@ def model_classes(method: Method) -> Mapping[str, type[Any]]:
     classes = method.list_models()
     if classes is not None:
         return classes
-    return {kind: saving.model_class(kind) for kind in saving.kinds()}
+    return {kind: saving.find_model_class(kind) for kind in saving.list_kinds()}
 
 
 def model_file_keys(method: Method) -> frozenset[str]:

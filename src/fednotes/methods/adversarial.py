@@ -212,7 +212,9 @@ class Site(distill.Site):
         round: int,
     ) -> tuple[Tensor, float, float]:
         """Return the mini-batch's loss, and its source and target parts as numbers."""
-        losses = self.model.losses(corpus, indices, states=bool(self.discriminators))
+        losses = self.model.losses(
+            corpus, indices, with_states=bool(self.discriminators)
+        )
         total, source, target = distill.compute_weighted_loss(
             losses, weights[indices], treatment
         )
@@ -324,9 +326,9 @@ def compute_pseudo_entropy(losses: Losses) -> Tensor:
     token's emission scores alone.
     """
     assert losses.outputs is not None
-    assert losses.pseudo is not None
-    assert losses.score is not None
-    entropies = _compute_entropies(losses.score(losses.outputs))[losses.pseudo]
+    assert losses.is_added is not None
+    assert losses.score_states is not None
+    entropies = _compute_entropies(losses.score_states(losses.outputs))[losses.is_added]
     if len(entropies):
         return entropies.mean()
     return losses.outputs.sum() * 0  # a zero that can be differentiated
@@ -345,10 +347,10 @@ def compute_disentanglement(losses: Losses, weight: Tensor) -> Tensor:
         weight: The discriminator of these states, (K, width).
     """
     assert losses.outputs is not None
-    assert losses.score is not None
+    assert losses.score_states is not None
     specific = project_on_discriminator(losses.outputs, weight)  # (steps, width)
     alone = specific.detach().requires_grad_()
-    certainty = -_compute_entropies(losses.score(alone)).mean()
+    certainty = -_compute_entropies(losses.score_states(alone)).mean()
     (slope,) = torch.autograd.grad(certainty, alone)
     return certainty.detach() + (slope * (specific - specific.detach())).sum()
 

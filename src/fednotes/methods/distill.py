@@ -63,7 +63,7 @@ from fednotes.privacy.promise import Privacy
 from fednotes.privacy.training import DPSupport
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.model import Losses, ModelConfig
-from fednotes.taggers.saving import build_model, model_config
+from fednotes.taggers.saving import build_model, read_model_config
 from fednotes.taggers.tagger import TaggerConfig
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 from fednotes.training.site_sampling import SiteSampling
@@ -939,7 +939,7 @@ class Distill(Method):
 
     def read_model_config(self, table: Mapping[str, Any]) -> ModelConfig:
         """Return the settings of a model of any kind."""
-        return model_config(table, where="")
+        return read_model_config(table, where="")
 
     def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the micro F1 over all sites' validation mentions."""

@@ -66,7 +66,7 @@ from fednotes.taggers.tagger import (
     Tagger,
     TaggerConfig,
     build_tagger,
-    tagger_config,
+    read_tagger_config,
 )
 from fednotes.training import word_rows
 from fednotes.training.server_steps import (
@@ -405,7 +405,7 @@ class Site(MentionSite):
         """Return random marks of the word-table rows that the next mini-batch reads."""
         if not self.tables:
             return {}
-        rows = self.model.word_rows(self.train_set, self._select_batch(self.steps))
+        rows = self.model.find_word_rows(self.train_set, self._select_batch(self.steps))
         rng = rng_of(self._mark_secret, "marks", self.id, self.steps)
         return word_rows.make_marks(rows, self.shared, self.tables, rng)
 
@@ -671,7 +671,7 @@ class FedNER(Method):
         """
         if "kind" in table:
             raise make_unsupported_kind_error("fedner", table["kind"])
-        config = tagger_config(table, where="")
+        config = read_tagger_config(table, where="")
         config.require_input()
         return config
 

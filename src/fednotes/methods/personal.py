@@ -67,7 +67,7 @@ from fednotes.taggers.corpora import EncoderCorpus, PreparedCorpus
 from fednotes.taggers.model import Model
 from fednotes.taggers.partial import Soft
 from fednotes.taggers.saving import build_model
-from fednotes.taggers.saving import model_config as any_model
+from fednotes.taggers.saving import read_model_config as any_model
 from fednotes.taggers.token_classifier import TokenClassifier, TokenClassifierConfig
 from fednotes.training.local_trainer import CHANGES, LocalTrainer
 from fednotes.training.server_steps import needs_each_update
@@ -194,7 +194,7 @@ def _merge_classifier_rows(model: TokenClassifier) -> TokenClassifier:
     classifier = nn.Linear(rows.in_features, rows.out_features, device="meta")
     classifier.weight = nn.Parameter(rows.weight.detach().clone())
     classifier.bias = nn.Parameter(rows.bias.detach().clone())
-    return model.with_classifier(classifier)
+    return model.copy_with_classifier(classifier)
 
 
 def find_tag(name: str) -> str:
@@ -468,8 +468,8 @@ class Site(finetune.Site):
         own_model = self.own.model
         assert isinstance(own_model, TokenClassifier)
         weight = np.float32(self._settings.mix)
-        own_emissions = own_model.emissions(corpus)
-        federated_emissions = self.model.emissions(corpus)
+        own_emissions = own_model.compute_emissions(corpus)
+        federated_emissions = self.model.compute_emissions(corpus)
         mix = (1 - weight) * own_emissions + weight * federated_emissions
         return {"own": own_emissions, "federated": federated_emissions, "mix": mix}
 

@@ -18,7 +18,7 @@ from fednotes.data.batches import Encoded
 from fednotes.encoders.encoder import SubWords
 from fednotes.encoders.reading import Pieces, split_passages
 from fednotes.taggers.crf import Counts
-from fednotes.taggers.partial import Soft, allowed_tags, require_types, retag
+from fednotes.taggers.partial import Soft, find_allowed_tags, require_types, retag
 
 # The maximum number of words and sentences in one call of the tokenizer.
 TOKENIZER_WORDS, TOKENIZER_SENTENCES = 131072, 512
@@ -61,7 +61,7 @@ class PreparedCorpus:
         """Whether every type of the tag set is known, so that no token is ambiguous."""
         return self.known.issuperset(self.encoded.tagset.types)
 
-    def annotated(self, documents: Sequence[Document], known: Collection[str]) -> Self:
+    def annotate(self, documents: Sequence[Document], known: Collection[str]) -> Self:
         """Return the same texts with the spans of `documents` as hard targets.
 
         Raises:
@@ -129,7 +129,7 @@ class EncoderCorpus(PreparedCorpus):
         while start < encoded.sentences:
             if progress is not None:
                 progress(start, encoded.sentences)
-            end = _end_of_tokenizer_batch(encoded.bounds, start)
+            end = _find_end_of_tokenizer_batch(encoded.bounds, start)
             passages = list(encoded.passages(start, end))
             batches.append(split_passages(tokenizer, passages))
             start = end
@@ -145,7 +145,7 @@ class EncoderCorpus(PreparedCorpus):
         )
 
 
-def _end_of_tokenizer_batch(bounds: np.ndarray, start: int) -> int:
+def _find_end_of_tokenizer_batch(bounds: np.ndarray, start: int) -> int:
     """Return the index after the last sentence of the tokenizer batch from `start`."""
     max_words = bounds[start] + TOKENIZER_WORDS
     fitting = int(np.searchsorted(bounds, max_words, side="right")) - 1
@@ -227,14 +227,17 @@ class Batch:
 
     @property
     def allowed(self) -> Tensor:
-        """(batch, steps, tags) bool; see `partial.allowed_tags`."""
-        return allowed_tags(self.tags, self.corpus.encoded.tagset, self.corpus.known)
+        """(batch, steps, tags) bool; see `partial.find_allowed_tags`."""
+        return find_allowed_tags(
+            self.tags, self.corpus.encoded.tagset, self.corpus.known
+        )
 
-    def targets(self) -> tuple[Tensor, Tensor | None, Tensor, Counts | None]:
-        """Return tags, allowed tags, lengths and posterior, for `partial.split_loss`.
+    def make_targets(self) -> tuple[Tensor, Tensor | None, Tensor, Counts | None]:
+        """Return the targets of the sentences, as `partial.py` takes them.
 
-        Allowed tags are None if every type is known, and the posterior is None if the
-        target is hard.
+        Returns:
+            Tags; allowed tags, or None if every type is known; lengths; and the
+            posterior, or None if the target is hard.
         """
         if self.corpus.complete:
             return self.tags, None, self.lengths, None
@@ -251,7 +254,7 @@ class Batch:
         return self.tags, self.allowed, self.lengths, counts
 
 
-def by_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
+def batch_by_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
     """Yield sentence indices by length, in batches of about PREDICT_TOKENS tokens."""
     if not len(lengths):
         return

@@ -66,7 +66,7 @@ class Recursions(Protocol):
     (batch,). Everything is computed, and results are, in working precision.
     """
 
-    def partition(
+    def compute_partition(
         self,
         emissions: Tensor,
         lengths: Tensor,
@@ -83,7 +83,7 @@ class Recursions(Protocol):
             `with_counts`.
         """
 
-    def path_loss(
+    def compute_path_loss(
         self,
         emissions: Tensor,
         lengths: Tensor,
@@ -94,7 +94,8 @@ class Recursions(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return -log p(tags), tags (batch, tokens), and its gradients.
 
-        It is `partition` less `path_score` and `subtract_path`, in one pass.
+        It is `compute_partition` less `compute_path_score` and `subtract_path`, in one
+        pass.
 
         Returns:
             Losses (batch,); gradients of emissions (batch, tokens, tags), 0 after a
@@ -107,7 +108,7 @@ class Recursions(Protocol):
                 sequence is allowed.
         """
 
-    def path_score(
+    def compute_path_score(
         self, emissions: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
     ) -> tuple[Tensor, tuple[int, int]]:
         """Return the score of given tags (batch, tokens).
@@ -137,7 +138,7 @@ class Recursions(Protocol):
             The gradient of emissions may already be in the type of the weights.
         """
 
-    def viterbi(
+    def find_best_path(
         self, emissions: Tensor, lengths: Tensor, scores: Scores
     ) -> tuple[Tensor, int]:
         """Return the tags with the highest score.
@@ -199,6 +200,7 @@ class CRF(nn.Module):
         self._register_mask("end_mask", end_mask, (num_tags,))
 
     def _register_mask(self, name: str, mask: Mask, shape: tuple[int, ...]) -> None:
+        """Store a mask as a buffer; raise ModelError if its type or shape is wrong."""
         tensor = None if mask is None else torch.as_tensor(mask).clone()
         if tensor is not None and (tensor.dtype != torch.bool or tensor.shape != shape):
             raise ModelError(
@@ -213,9 +215,9 @@ class CRF(nn.Module):
         Raises:
             ModelError: A tag does not exist or is forbidden at its position.
         """
-        return self._losses(emissions, [tags.long()], lengths)[0]
+        return self._compute_losses(emissions, [tags.long()], lengths)[0]
 
-    def split_loss(
+    def compute_loss_in_parts(
         self, emissions: Tensor, target: _Target, allowed: Tensor, lengths: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the loss of a target in two parts, each (batch,).
@@ -233,11 +235,13 @@ class CRF(nn.Module):
             lengths: (batch,).
         """
         chosen = target.long() if isinstance(target, Tensor) else target
-        source, remainder = self._losses(emissions, [allowed.bool(), chosen], lengths)
-        return source, remainder
+        within_allowed, target_given_allowed = self._compute_losses(
+            emissions, [allowed.bool(), chosen], lengths
+        )
+        return within_allowed, target_given_allowed
 
     @torch.no_grad()
-    def posterior(
+    def compute_posterior(
         self, emissions: Tensor, lengths: Tensor, allowed: Tensor | None = None
     ) -> Counts:
         """Return the expected counts in the emissions' dtype, without gradient.
@@ -255,11 +259,11 @@ class CRF(nn.Module):
         if allowed is not None:
             _require_shape(allowed, x.shape)
             x = x.masked_fill(~allowed.to(x.device).bool(), -torch.inf)
-        _, unary, pairs = _partition(ops, x, lengths, scores, with_counts=True)
+        _, unary, pairs = _compute_partition(ops, x, lengths, scores, with_counts=True)
         return unary.to(emissions.dtype), pairs.to(emissions.dtype)
 
     @torch.no_grad()
-    def probability_within(
+    def compute_probability_within(
         self, emissions: Tensor, lengths: Tensor, rows: Tensor, allowed: Tensor
     ) -> Tensor:
         """Return (queries,) float64, p(any sequence within `allowed`).
@@ -279,12 +283,12 @@ class CRF(nn.Module):
         scores, x, lengths, ops = self._prepare(
             emissions[sentences], lengths[sentences]
         )
-        log_z, _, _ = _partition(ops, x, lengths, scores, with_counts=False)
+        log_z, _, _ = _compute_partition(ops, x, lengths, scores, with_counts=False)
 
         x_of_query = x[sentence_of_query]  # (queries, tokens, tags)
         _require_shape(allowed, x_of_query.shape)
         within = x_of_query.masked_fill(~allowed.to(x.device), -torch.inf)
-        log_z_within, _, _ = ops.partition(
+        log_z_within, _, _ = ops.compute_partition(
             within, lengths[sentence_of_query], scores, with_counts=False
         )
         return (log_z_within - log_z[sentence_of_query]).exp().clamp(max=1.0)
@@ -298,7 +302,7 @@ class CRF(nn.Module):
                 allowed.
         """
         scores, x, lengths, ops = self._prepare(emissions, lengths)
-        best, failed = ops.viterbi(x, lengths, scores)
+        best, failed = ops.find_best_path(x, lengths, scores)
         if failed >= 0:
             raise ModelError(
                 f"no tag sequence for sentence {failed} of the batch: its emissions "
@@ -306,7 +310,7 @@ class CRF(nn.Module):
             )
         return best
 
-    def _losses(
+    def _compute_losses(
         self, emissions: Tensor, targets: Sequence[_Target], lengths: Tensor
     ) -> tuple[Tensor, ...]:
         """Return -log p(target | preceding target) for nested targets.
@@ -320,7 +324,7 @@ class CRF(nn.Module):
         )
         problem = _LossProblem(
             emissions=x,
-            targets=[self._checked_target(target, x, lengths) for target in targets],
+            targets=[self._check_target(target, x, lengths) for target in targets],
             lengths=lengths,
             scores=scores,
             ops=ops,
@@ -328,14 +332,14 @@ class CRF(nn.Module):
         )
         return cast(tuple[Tensor, ...], _Loss.apply(*parameters, problem))
 
-    def _checked_target(self, target: _Target, x: Tensor, lengths: Tensor) -> _Target:
+    def _check_target(self, target: _Target, x: Tensor, lengths: Tensor) -> _Target:
         """Check a target's shape, and return it on the emissions' device."""
         if isinstance(target, Tensor):
             is_lattice = target.dtype == torch.bool
             _require_shape(target, x.shape if is_lattice else x.shape[:2])
             return target.to(x.device)
 
-        dtype = _working_dtype(x.device)
+        dtype = _choose_working_dtype(x.device)
         unary, pairs = (part.detach().to(x.device, dtype) for part in target)
         _require_shape(unary, x.shape)
         _require_shape(pairs, (len(x), self.num_tags, self.num_tags))
@@ -371,42 +375,43 @@ class CRF(nn.Module):
             )
 
         scores = Scores(
-            _masked(self.start, self.start_mask),
-            _masked(self.transitions, self.transition_mask),
-            _masked(self.end, self.end_mask),
+            _mask(self.start, self.start_mask),
+            _mask(self.transitions, self.transition_mask),
+            _mask(self.end, self.end_mask),
         )
-        x = _readable(emissions)
+        x = _make_readable(emissions)
         lengths = lengths.to(x.device, torch.int64)
-        return scores, x, lengths, self._recursions(x.device)
+        return scores, x, lengths, self._choose_recursions(x.device)
 
-    def _recursions(self, device: torch.device) -> Recursions:
-        """Return the recursions for a device."""
-        return _compiled_recursions() if device.type == "cpu" else TorchOps()
+    def _choose_recursions(self, device: torch.device) -> Recursions:
+        """Return the recursions for a device: compiled ones for the CPU."""
+        return _import_compiled_recursions() if device.type == "cpu" else TorchOps()
 
 
 @functools.cache
-def _compiled_recursions() -> Recursions:
+def _import_compiled_recursions() -> Recursions:
+    """Import the recursions for the CPU, when they are first needed."""
     from fednotes.taggers import crf_kernels  # numba takes half a second to import
 
     return crf_kernels
 
 
-def _working_dtype(device: torch.device) -> torch.dtype:
+def _choose_working_dtype(device: torch.device) -> torch.dtype:
     """Return the type in which everything is computed on a device."""
     return torch.float32 if device.type == "mps" else torch.float64  # mps lacks float64
 
 
-def _readable(values: Tensor) -> Tensor:
+def _make_readable(values: Tensor) -> Tensor:
     """Return detached values in a type that the recursions read."""
     values = values.detach()
     if values.dtype == torch.float32:
         return values
-    return values.to(_working_dtype(values.device))
+    return values.to(_choose_working_dtype(values.device))
 
 
-def _masked(parameter: Tensor, mask: Tensor | None) -> Tensor:
+def _mask(parameter: Tensor, mask: Tensor | None) -> Tensor:
     """Return a parameter as the recursions read it, -inf where the mask is False."""
-    values = _readable(parameter)
+    values = _make_readable(parameter)
     return values if mask is None else values.masked_fill(~mask, -torch.inf)
 
 
@@ -451,9 +456,9 @@ class _Loss(torch.autograd.Function):
         in `problem`.
         """
         if problem.path is None:
-            losses, gradients = _nested_losses(problem)
+            losses, gradients = _compute_nested_losses(problem)
         else:
-            loss, unary, pairs = problem.ops.path_loss(
+            loss, unary, pairs = problem.ops.compute_path_loss(
                 problem.emissions,
                 problem.lengths,
                 problem.scores,
@@ -494,7 +499,7 @@ class _Loss(torch.autograd.Function):
         return (*cast_back, None)
 
 
-def _nested_losses(problem: _LossProblem) -> tuple[list[Tensor], list[Tensor]]:
+def _compute_nested_losses(problem: _LossProblem) -> tuple[list[Tensor], list[Tensor]]:
     """Return a loss (batch,) for each target, and its gradients.
 
     Returns:
@@ -508,18 +513,20 @@ def _nested_losses(problem: _LossProblem) -> tuple[list[Tensor], list[Tensor]]:
 
     # `outer` is log Σ exp(score) of the preceding target; `unary` and `pairs` are its
     # expected counts.
-    outer, unary, pairs = _partition(ops, x, lengths, scores, with_counts=with_counts)
+    outer, unary, pairs = _compute_partition(
+        ops, x, lengths, scores, with_counts=with_counts
+    )
     for target in problem.targets:
         if not isinstance(target, Tensor):
             # [tagsets crf soft]
-            inner = _expected_score(x, lengths, scores, target)
+            inner = _compute_expected_score(x, lengths, scores, target)
             if with_counts:
                 unary = unary - target[0]  # [tagsets crf soft]
                 pairs = pairs - target[1]
             gradients += [unary, pairs]
         elif target.dtype == torch.bool:
             within = x.masked_fill(~target, -torch.inf)  # [tagsets crf eq 8]
-            inner, inner_unary, inner_pairs = _partition(
+            inner, inner_unary, inner_pairs = _compute_partition(
                 ops, within, lengths, scores, with_counts=with_counts
             )
             # [tagsets crf eq 8]
@@ -527,7 +534,7 @@ def _nested_losses(problem: _LossProblem) -> tuple[list[Tensor], list[Tensor]]:
             unary = inner_unary
             pairs = inner_pairs
         else:
-            inner = _path_score(ops, x, lengths, scores, target)
+            inner = _compute_path_score(ops, x, lengths, scores, target)
             if with_counts:
                 ops.subtract_path(unary, pairs, target, lengths)
             gradients += [unary, pairs]
@@ -538,7 +545,7 @@ def _nested_losses(problem: _LossProblem) -> tuple[list[Tensor], list[Tensor]]:
     return losses, gradients
 
 
-def _expected_score(
+def _compute_expected_score(
     x: Tensor, lengths: Tensor, scores: Scores, counts: Counts
 ) -> Tensor:
     """Return E[score(y)] (batch,) from expected counts; a count of 0 adds 0.
@@ -547,17 +554,18 @@ def _expected_score(
         ModelError: A forbidden tag or transition has a nonzero count.
     """
 
-    def product(count: Tensor, score: Tensor) -> Tensor:
+    def multiply(count: Tensor, score: Tensor) -> Tensor:
+        # A forbidden tag has the score -inf, and 0 · -inf would be NaN.
         return torch.where(count == 0.0, 0.0, count * score)
 
     unary, pairs = counts
-    score = product(unary, x).sum((1, 2))
+    score = multiply(unary, x).sum((1, 2))
     score = (
         score
-        + product(unary[:, 0], scores.start).sum(1)
-        + product(pairs, scores.transitions).sum((1, 2))
+        + multiply(unary[:, 0], scores.start).sum(1)
+        + multiply(pairs, scores.transitions).sum((1, 2))
     )
-    score = score + product(_last(unary, lengths), scores.end).sum(1)
+    score = score + multiply(_pick_last(unary, lengths), scores.end).sum(1)
 
     is_forbidden = score == -torch.inf
     if bool(is_forbidden.any()):
@@ -569,7 +577,7 @@ def _expected_score(
     return score
 
 
-def _partition(
+def _compute_partition(
     ops: Recursions,
     x: Tensor,
     lengths: Tensor,
@@ -577,8 +585,10 @@ def _partition(
     *,
     with_counts: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Call `ops.partition`; raise ModelError if no sequence is allowed."""
-    log_z, unary, pairs = ops.partition(x, lengths, scores, with_counts=with_counts)
+    """Call `ops.compute_partition`; raise ModelError if no sequence is allowed."""
+    log_z, unary, pairs = ops.compute_partition(
+        x, lengths, scores, with_counts=with_counts
+    )
     is_impossible = log_z == -torch.inf
     if bool(is_impossible.any()):
         require_some_sequence(int(is_impossible.nonzero()[0, 0]))
@@ -595,6 +605,7 @@ def require_some_sequence(impossible: int) -> None:
 
 
 def _require_shape(target: Tensor, expected: tuple[int, ...]) -> None:
+    """Raise ModelError unless a target has the shape that the emissions need."""
     if target.shape != expected:
         raise ModelError(
             f"the target has shape {tuple(target.shape)}, but the emissions need "
@@ -602,7 +613,7 @@ def _require_shape(target: Tensor, expected: tuple[int, ...]) -> None:
         )
 
 
-def _path_score(
+def _compute_path_score(
     ops: Recursions, x: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
 ) -> Tensor:
     """Return (batch,), the score of given tags.
@@ -610,13 +621,13 @@ def _path_score(
     Raises:
         ModelError: A tag does not exist or the constraints forbid it.
     """
-    score, first_wrong = ops.path_score(x, lengths, scores, tags)
+    score, first_wrong = ops.compute_path_score(x, lengths, scores, tags)
     require_allowed_tags(tags, first_wrong)
     return score
 
 
 def require_allowed_tags(tags: Tensor, first_wrong: tuple[int, int]) -> None:
-    """Raise ModelError if there is a wrong tag; see `Recursions.path_score`."""
+    """Raise ModelError if there is a wrong tag; see `Recursions.compute_path_score`."""
     sentence, position = first_wrong
     if sentence >= 0:
         before = "at the start"
@@ -643,7 +654,7 @@ class TorchOps:
     computed in one scan over two stacked batches.
     """
 
-    def partition(
+    def compute_partition(
         self,
         emissions: Tensor,
         lengths: Tensor,
@@ -651,23 +662,23 @@ class TorchOps:
         *,
         with_counts: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log Z and the expected counts; see `Recursions.partition`."""
-        start, transitions, end = _in_working_precision(scores)
-        inside = _inside(lengths, emissions.shape[1])  # (batch, tokens)
+        """Return log Z and the expected counts; see `Recursions.compute_partition`."""
+        start, transitions, end = _use_working_precision(scores)
+        inside = _mark_inside(lengths, emissions.shape[1])  # (batch, tokens)
         x = emissions.to(start.dtype).masked_fill(~inside[..., None], 0.0)
         is_broken = ~(x < torch.inf).flatten(1).all(1)
         x = x.masked_fill(is_broken[:, None, None], 0.0)
 
         # Without counts, one forward scan suffices.
-        mirror = _mirror(lengths, x)
+        mirror = _find_mirrored_positions(lengths, x)
         runs, first, matrix = x[None], start[None, None], transitions[None, None]
         if with_counts:
             runs = torch.stack([x, x.gather(1, mirror)])
             first = torch.stack([start, end])[:, None]
             matrix = torch.stack([transitions, transitions.T])[:, None]
-        arriving = _scan(runs, first, matrix)
+        arriving = _run_forward(runs, first, matrix)
         alpha = arriving[0] + x
-        log_z = torch.logsumexp(_last(alpha, lengths) + end, dim=-1)
+        log_z = torch.logsumexp(_pick_last(alpha, lengths) + end, dim=-1)
         if not with_counts:
             empty = x.new_empty(0)
             return log_z.masked_fill(is_broken, torch.nan), empty, x.new_empty(0)
@@ -675,13 +686,13 @@ class TorchOps:
         beta = arriving[1].gather(1, mirror)
         finite = log_z.masked_fill(log_z == -torch.inf, 0.0)[:, None, None]
         unary = torch.exp(alpha + beta - finite).masked_fill(~inside[..., None], 0.0)
-        pairs = _pair_counts(alpha - finite, x + beta, transitions, inside)
+        pairs = _count_pairs(alpha - finite, x + beta, transitions, inside)
         is_broken_token = is_broken[:, None, None] & inside[..., None]
         unary = unary.masked_fill(is_broken_token, torch.nan)
         pairs = pairs.masked_fill(is_broken[:, None, None], torch.nan)
         return log_z.masked_fill(is_broken, torch.nan), unary, pairs
 
-    def path_loss(
+    def compute_path_loss(
         self,
         emissions: Tensor,
         lengths: Tensor,
@@ -690,24 +701,24 @@ class TorchOps:
         *,
         with_counts: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return losses of given tags; see `Recursions.path_loss`."""
-        log_z, unary, pairs = _partition(
+        """Return losses of given tags; see `Recursions.compute_path_loss`."""
+        log_z, unary, pairs = _compute_partition(
             self, emissions, lengths, scores, with_counts=with_counts
         )
-        score = _path_score(self, emissions, lengths, scores, tags)
+        score = _compute_path_score(self, emissions, lengths, scores, tags)
         if with_counts:
             self.subtract_path(unary, pairs, tags, lengths)
         return log_z - score, unary, pairs
 
-    def path_score(
+    def compute_path_score(
         self, emissions: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
     ) -> tuple[Tensor, tuple[int, int]]:
-        """Return scores of given tags; see `Recursions.path_score`.
+        """Return scores of given tags; see `Recursions.compute_path_score`.
 
         Sums run left to right, so padding does not change any bit of the result.
         """
-        start, transitions, end = _in_working_precision(scores)
-        inside = _inside(lengths, tags.shape[1])
+        start, transitions, end = _use_working_precision(scores)
+        inside = _mark_inside(lengths, tags.shape[1])
         unknown = inside & ((tags < 0) | (tags >= emissions.shape[2]))
         known = tags.masked_fill(~inside | unknown, 0)
 
@@ -720,7 +731,7 @@ class TorchOps:
         step = step + torch.where(is_last, end[known], 0.0)
 
         emitted = emissions.gather(2, known[..., None])[..., 0]
-        score = _last((step + emitted).cumsum(1), lengths)
+        score = _pick_last((step + emitted).cumsum(1), lengths)
         wrong = (unknown | (inside & (step == -torch.inf))).nonzero()
         if len(wrong):
             return score, (int(wrong[0, 0]), int(wrong[0, 1]))
@@ -730,7 +741,7 @@ class TorchOps:
         self, unary: Tensor, pairs: Tensor, tags: Tensor, lengths: Tensor
     ) -> None:
         """Subtract the counts of given tags; see `Recursions.subtract_path`."""
-        inside = _inside(lengths, tags.shape[1])
+        inside = _mark_inside(lengths, tags.shape[1])
         tags = tags.masked_fill(~inside, 0)
         unary.scatter_add_(2, tags[..., None], -inside[..., None].to(unary.dtype))
         steps = tags[:, :-1] * unary.shape[2] + tags[:, 1:]  # (batch, tokens - 1)
@@ -744,21 +755,21 @@ class TorchOps:
         emissions = unary * weights
         start = emissions[:, 0].sum(0)
         transitions = (pairs * weights).sum(0)
-        end = _last(emissions, lengths).sum(0)
+        end = _pick_last(emissions, lengths).sum(0)
         return emissions, start, transitions, end
 
-    def viterbi(
+    def find_best_path(
         self, emissions: Tensor, lengths: Tensor, scores: Scores
     ) -> tuple[Tensor, int]:
-        """Return the tags with the highest score; see `Recursions.viterbi`."""
-        start, transitions, end = _in_working_precision(scores)
+        """Return the tags with the highest score; see `Recursions.find_best_path`."""
+        start, transitions, end = _use_working_precision(scores)
         tokens = emissions.shape[1]
-        inside = _inside(lengths, tokens)
+        inside = _mark_inside(lengths, tokens)
         x = emissions.to(start.dtype).masked_fill(~inside[..., None], 0.0)
         ways = [start + x[:, 0]]
         for t in range(1, tokens):
             ways.append((ways[-1].unsqueeze(-1) + transitions).amax(-2) + x[:, t])
-        top = (_last(torch.stack(ways, dim=1), lengths) + end).amax(-1)
+        top = (_pick_last(torch.stack(ways, dim=1), lengths) + end).amax(-1)
         bad = ~((top > -torch.inf) & (x < torch.inf).flatten(1).all(1))
 
         best = torch.zeros(emissions.shape[:2], dtype=torch.int64, device=x.device)
@@ -772,29 +783,30 @@ class TorchOps:
         return best.masked_fill(~inside, 0), failed
 
 
-def _in_working_precision(scores: Scores) -> Scores:
-    dtype = _working_dtype(scores.start.device)
+def _use_working_precision(scores: Scores) -> Scores:
+    """Return the scores in the type in which everything is computed."""
+    dtype = _choose_working_dtype(scores.start.device)
     return Scores(*(score.to(dtype) for score in scores))
 
 
-def _inside(lengths: Tensor, tokens: int) -> Tensor:
+def _mark_inside(lengths: Tensor, tokens: int) -> Tensor:
     """Return (batch, tokens) bool, False after a sentence's end."""
     return torch.arange(tokens, device=lengths.device) < lengths[:, None]
 
 
-def _mirror(lengths: Tensor, x: Tensor) -> Tensor:
+def _find_mirrored_positions(lengths: Tensor, x: Tensor) -> Tensor:
     """Return indices, shaped like x, that reverse sentences but not their padding."""
     position = torch.arange(x.shape[1], device=lengths.device)
     mirrored = lengths[:, None] - 1 - position  # (batch, tokens)
     return torch.where(mirrored >= 0, mirrored, position)[..., None].expand_as(x)
 
 
-def _last(values: Tensor, lengths: Tensor) -> Tensor:
+def _pick_last(values: Tensor, lengths: Tensor) -> Tensor:
     """Return (batch, …), `values` (batch, tokens, …) at each sentence's last token."""
     return values[torch.arange(len(values), device=values.device), lengths - 1]
 
 
-def _scan(emissions: Tensor, first: Tensor, matrix: Tensor) -> Tensor:
+def _run_forward(emissions: Tensor, first: Tensor, matrix: Tensor) -> Tensor:
     """Run the forward algorithm; return the message arriving at each position.
 
     A message is the log-sum over all paths to a position, before its emission. Backward
@@ -812,7 +824,7 @@ def _scan(emissions: Tensor, first: Tensor, matrix: Tensor) -> Tensor:
     return torch.stack(arriving, dim=2)
 
 
-def _pair_counts(
+def _count_pairs(
     before: Tensor, after: Tensor, transitions: Tensor, inside: Tensor
 ) -> Tensor:
     """Return Σ_t exp(before[t, i] + transitions[i, j] + after[t + 1, j]).

@@ -39,16 +39,16 @@ from fednotes.taggers.crf_lanes import (
 )
 
 
-def partition(
+def compute_partition(
     emissions: Tensor, lengths: Tensor, scores: Scores, *, with_counts: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Implement `crf.Recursions.partition`."""
-    inputs = _arrays(emissions.to(torch.float64), lengths, scores)
-    log_z, unary, pairs, _ = _count(inputs, _NO_GOLD, with_counts=with_counts)
+    """Implement `crf.Recursions.compute_partition`."""
+    inputs = _prepare_arrays(emissions.to(torch.float64), lengths, scores)
+    log_z, unary, pairs, _ = _compute_counts(inputs, _NO_GOLD, with_counts=with_counts)
     return torch.from_numpy(log_z), unary, pairs
 
 
-def path_loss(
+def compute_path_loss(
     emissions: Tensor,
     lengths: Tensor,
     scores: Scores,
@@ -56,13 +56,15 @@ def path_loss(
     *,
     with_counts: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Implement `crf.Recursions.path_loss`."""
-    inputs = _arrays(emissions, lengths, scores)
+    """Implement `crf.Recursions.compute_path_loss`."""
+    inputs = _prepare_arrays(emissions, lengths, scores)
     gold = tags.contiguous().numpy()
     score = np.empty(len(gold))
     first_wrong = _path_score(*inputs, gold, score)
     require_allowed_tags(tags, first_wrong)
-    log_z, unary, pairs, impossible = _count(inputs, gold, with_counts=with_counts)
+    log_z, unary, pairs, impossible = _compute_counts(
+        inputs, gold, with_counts=with_counts
+    )
     require_some_sequence(impossible)
     losses = (log_z - score).astype(inputs[0].dtype)
     return torch.from_numpy(losses), unary, pairs
@@ -71,7 +73,7 @@ def path_loss(
 _NO_GOLD = np.empty((0, 0), np.int64)
 
 
-def _count(
+def _compute_counts(
     inputs: list[Any], gold: NDArray[np.int64], *, with_counts: bool
 ) -> tuple[NDArray[np.float64], Tensor, Tensor, int]:
     """Return log Z, the expected counts less those of gold, and what is impossible.
@@ -97,12 +99,12 @@ def _count(
     return log_z, torch.from_numpy(unary), torch.from_numpy(pairs), impossible
 
 
-def path_score(
+def compute_path_score(
     emissions: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
 ) -> tuple[Tensor, tuple[int, int]]:
-    """Implement `crf.Recursions.path_score`."""
+    """Implement `crf.Recursions.compute_path_score`."""
     score = np.empty(len(emissions))
-    arrays = _arrays(emissions, lengths, scores)
+    arrays = _prepare_arrays(emissions, lengths, scores)
     first_wrong = _path_score(*arrays, tags.contiguous().numpy(), score)
     return torch.from_numpy(score), first_wrong
 
@@ -130,14 +132,16 @@ def weigh(
     return outputs
 
 
-def viterbi(emissions: Tensor, lengths: Tensor, scores: Scores) -> tuple[Tensor, int]:
-    """Implement `crf.Recursions.viterbi`."""
+def find_best_path(
+    emissions: Tensor, lengths: Tensor, scores: Scores
+) -> tuple[Tensor, int]:
+    """Implement `crf.Recursions.find_best_path`."""
     best = torch.empty(emissions.shape[:2], dtype=torch.int64)
-    failed = find_best_tags(*_arrays(emissions, lengths, scores), best.numpy())
+    failed = find_best_tags(*_prepare_arrays(emissions, lengths, scores), best.numpy())
     return best, failed
 
 
-def _arrays(emissions: Tensor, lengths: Tensor, scores: Scores) -> list[Any]:
+def _prepare_arrays(emissions: Tensor, lengths: Tensor, scores: Scores) -> list[Any]:
     """Return the first arguments of the kernels, contiguous."""
     # NumPy converts small arrays in less time than torch.
     start, transitions, end = (
@@ -156,7 +160,7 @@ _DOUBLE = f"float64[:, :, ::1], int64[::1], {_SCORES}"
 
 
 @part
-def _log_sum(left, t, right, i):
+def _compute_log_sum(left, t, right, i):
     """Return log Σ_j exp(left[t, j] + right[i, j]), -inf if all terms are."""
     tags, top, total = right.shape[1], -np.inf, 0.0
     for j in range(tags):
@@ -191,17 +195,21 @@ def _count_in_log_space(  # noqa: C901, PLR0912, PLR0913 - loops that numba comp
     for t in range(length):
         for j in range(tags):
             arriving = (
-                start[0, j] if t == 0 else _log_sum(alpha, t - 1, transitions_t, j)
+                start[0, j]
+                if t == 0
+                else _compute_log_sum(alpha, t - 1, transitions_t, j)
             )
             alpha[t, j] = arriving + x[n, t, j]
-    log_z = _log_sum(alpha, length - 1, end, 0)
+    log_z = _compute_log_sum(alpha, length - 1, end, 0)
     if not with_counts or log_z == -np.inf:
         return log_z
     pairs[n] = 0.0
     for t in range(length - 1, -1, -1):
         for i in range(tags):
             beta[t, i] = (
-                end[0, i] if t == length - 1 else _log_sum(after, t + 1, transitions, i)
+                end[0, i]
+                if t == length - 1
+                else _compute_log_sum(after, t + 1, transitions, i)
             )
             after[t, i] = x[n, t, i] + beta[t, i]
             is_gold = gold.size > 0 and gold[n, t] == i

@@ -101,6 +101,7 @@ class _Arithmetic(AbstractTemplate):
     """Types of `a + b` and others, where a or b may be one number for all lanes."""
 
     def generic(self, args, kws):
+        """Return the types of an operation on lanes; None for other operands."""
         if _lanes in args and all(a in (_lanes, types.float64) for a in args):
             return signature(_lanes, _lanes, _lanes)
         return None
@@ -108,33 +109,38 @@ class _Arithmetic(AbstractTemplate):
 
 @lower_builtin(operator.add, _lanes, _lanes)
 def _lower_add(context, builder, signature, args):
+    """Return the instruction for `a + b` of lanes."""
     return builder.fadd(*args, flags=_MAY_FUSE)
 
 
 @lower_builtin(operator.sub, _lanes, _lanes)
 def _lower_sub(context, builder, signature, args):
+    """Return the instruction for `a - b` of lanes."""
     return builder.fsub(*args, flags=_MAY_FUSE)
 
 
 @lower_builtin(operator.mul, _lanes, _lanes)
 def _lower_mul(context, builder, signature, args):
+    """Return the instruction for `a * b` of lanes."""
     return builder.fmul(*args, flags=_MAY_FUSE)
 
 
 @lower_builtin(operator.truediv, _lanes, _lanes)
 def _lower_truediv(context, builder, signature, args):
+    """Return the instruction for `a / b` of lanes."""
     return builder.fdiv(*args)
 
 
 @lower_cast(types.float64, _lanes)
 def _lower_spread(context, builder, from_type, to_type, value):
+    """Return the instructions that convert one number to a number for each lane."""
     undefined = ir.Constant(_FLOATS, ir.Undefined)
     first = builder.insert_element(undefined, value, ir.IntType(32)(0))
     everywhere = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
     return builder.shuffle_vector(first, undefined, everywhere)
 
 
-def _pointer(context, builder, array_type, array, indices):
+def _find_pointer(context, builder, array_type, array, indices):
     """Return the address of an element of a contiguous array."""
     contents = make_array(array_type)(context, builder, array)
     return cgutils.get_item_pointer(context, builder, array_type, contents, indices)
@@ -155,7 +161,7 @@ def _spread_element(typing_context, array, i, j):
     """Return array[i, j] for all lanes."""
 
     def generate(context, builder, signature, args):
-        address = _pointer(context, builder, signature.args[0], args[0], args[1:])
+        address = _find_pointer(context, builder, signature.args[0], args[0], args[1:])
         return _lower_spread(context, builder, None, None, builder.load(address))
 
     return _lanes(array, types.intp, types.intp), generate
@@ -167,7 +173,7 @@ def _load(typing_context, array, t, j):
 
     def generate(context, builder, signature, args):
         indices = [*args[1:], ir.Constant(args[1].type, 0)]
-        address = _pointer(context, builder, signature.args[0], args[0], indices)
+        address = _find_pointer(context, builder, signature.args[0], args[0], indices)
         vector = builder.bitcast(address, _FLOATS.as_pointer())
         return builder.load(vector, align=8)
 
@@ -180,7 +186,7 @@ def _store(typing_context, array, t, j, value):
 
     def generate(context, builder, signature, args):
         indices = [*args[1:3], ir.Constant(args[1].type, 0)]
-        address = _pointer(context, builder, signature.args[0], args[0], indices)
+        address = _find_pointer(context, builder, signature.args[0], args[0], indices)
         vector = builder.bitcast(address, _FLOATS.as_pointer())
         builder.store(args[3], vector, align=8)
         return context.get_dummy_value()
@@ -198,7 +204,7 @@ def _gather(typing_context, numbers, begins, k):
         )
         for lane in range(LANES):
             place = builder.add(builder.extract_value(args[1], lane), args[2])
-            address = _pointer(context, builder, numbers, args[0], [place])
+            address = _find_pointer(context, builder, numbers, args[0], [place])
             number = builder.load(address)
             vector = builder.insert_element(vector, number, ir.IntType(32)(lane))
         return vector if vector.type == _FLOATS else builder.fpext(vector, _FLOATS)
@@ -217,7 +223,7 @@ def _scatter(typing_context, numbers, begins, k, value):
             vector = builder.fptrunc(vector, ir.VectorType(dtype, LANES))
         for lane in range(LANES):
             place = builder.add(builder.extract_value(args[1], lane), args[2])
-            address = _pointer(context, builder, numbers, args[0], [place])
+            address = _find_pointer(context, builder, numbers, args[0], [place])
             number = builder.extract_element(vector, ir.IntType(32)(lane))
             builder.store(number, address)
         return context.get_dummy_value()
@@ -249,7 +255,7 @@ _EXPONENT_MASK = 0x7FF << 52
 
 
 @intrinsic
-def _power_of_two(typing_context, rounded):
+def _raise_two(typing_context, rounded):
     """Return 2**n for n = rounded - _ROUND, an integer."""
 
     def generate(context, builder, signature, args):
@@ -262,7 +268,7 @@ def _power_of_two(typing_context, rounded):
 
 
 @intrinsic
-def _exponent(typing_context, x):
+def _find_exponent(typing_context, x):
     """Return the n of 2**n <= x < 2**(n + 1), for positive x."""
 
     def generate(context, builder, signature, args):
@@ -277,7 +283,7 @@ def _exponent(typing_context, x):
 
 
 @intrinsic
-def _inverse_power(typing_context, x):
+def _invert_power(typing_context, x):
     """Return 2**-n for 2**n <= x < 2**(n + 1), for positive x."""
 
     def generate(context, builder, signature, args):
@@ -293,7 +299,7 @@ def _inverse_power(typing_context, x):
 
 
 @part
-def _aligned(rows, columns):
+def _make_aligned_array(rows, columns):
     """Return an array (rows, columns, LANES) in which no lanes cross a cache line."""
     size = rows * columns * LANES
     memory = np.empty(size + LANES)
@@ -367,7 +373,7 @@ def _exp(x):
     p = p * r + 0.5
     p = p * r + 1.0
     p = p * r + 1.0
-    return _where_equal(x, -np.inf, 0.0, p * _power_of_two(rounded))
+    return _where_equal(x, -np.inf, 0.0, p * _raise_two(rounded))
 
 
 @part
@@ -444,14 +450,14 @@ def _rescale(messages, t, tags):
     total = _load(messages, t, 0)
     for j in range(1, tags):
         total = total + _load(messages, t, j)
-    inverse = _inverse_power(total)
+    inverse = _invert_power(total)
     for j in range(tags):
         _store(messages, t, j, _load(messages, t, j) * inverse)
-    return _exponent(total)
+    return _find_exponent(total)
 
 
 @part
-def _smallest(messages, t, tags, smallest):
+def _find_smallest(messages, t, tags, smallest):
     """Return the smallest of `smallest` and the messages that are not 0."""
     for j in range(tags):
         message = _load(messages, t, j)
@@ -480,7 +486,7 @@ def _forward(  # noqa: PLR0913 - the arrays of a compiled kernel
             _multiply(alpha, t - 1, matrix, alpha, t)
         for j in range(tags):
             _store(alpha, t, j, _load(alpha, t, j) * _load(factors, t, j))
-        least = _smallest(alpha, t, tags, least)
+        least = _find_smallest(alpha, t, tags, least)
         if t % 4 == 3:
             n = _rescale(alpha, t, tags)
             exponent = exponent + _where_less(end, float(t), 0.0, n)
@@ -516,7 +522,7 @@ def _backward(  # noqa: PLR0913 - the arrays of a compiled kernel
                 _store(beta, 0, j, _where_equal(end, position, ending, arriving))
         for j in range(tags):
             _store(after, t, j, _load(beta, 0, j) * _load(factors, t, j))
-        least = _smallest(after, t, tags, least)
+        least = _find_smallest(after, t, tags, least)
         if t % 4 == 3:
             _rescale(after, t, tags)
         _normalise(alpha, beta, t, tags, end)
@@ -557,15 +563,15 @@ def _subtract_tags(posteriors, t, gold, sentences, lengths, unary):
 
 
 @part
-def _count_pairs(longest, alpha, after, sums):
-    """Set sums[i, j] to Σ_t alpha[t, i] after[t + 1, j].
+def _count_pairs(longest, alpha, after, pair_sums):
+    """Set pair_sums[i, j] to Σ_t alpha[t, i] after[t + 1, j].
 
     Positions are processed in fours, so that each sum is loaded less often.
     """
-    tags = sums.shape[0]
+    tags = pair_sums.shape[0]
     for i in range(tags):
         for j in range(tags):
-            _store(sums, i, j, _spread(0.0))
+            _store(pair_sums, i, j, _spread(0.0))
         for t in range(longest, longest + 4):  # read by the last block of four
             _store(alpha, t, i, _spread(0.0))
             _store(after, t, i, _spread(0.0))
@@ -578,18 +584,23 @@ def _count_pairs(longest, alpha, after, sums):
             for j in range(tags):
                 early = a * _load(after, t + 1, j) + b * _load(after, t + 2, j)
                 late = c * _load(after, t + 3, j) + d * _load(after, t + 4, j)
-                _store(sums, i, j, _load(sums, i, j) + (early + late))
+                _store(pair_sums, i, j, _load(pair_sums, i, j) + (early + late))
 
 
 @part
-def _write_pairs(sums, matrix, sentences, pairs):
-    """Set pairs[n] to the expected transitions of the sentence n of each lane."""
+def _write_expected_transitions(pair_sums, matrix, sentences, pairs):
+    """Set pairs[n, i, j] to pair_sums[i, j] matrix[i, j] of sentence n's lane.
+
+    pair_sums (tags, tags, LANES) are the results of `_count_pairs`, matrix (tags, tags)
+    holds exp(transition - maximum), sentences (LANES,) is the sentence of each lane,
+    and pairs (batch, tags, tags) gets the expected transitions.
+    """
     tags = matrix.shape[0]
     counts = pairs.reshape(pairs.size)
     begins = to_fixed_tuple(sentences * (tags * tags), LANES)
     for i in range(tags):
         for j in range(tags):
-            count = _load(sums, i, j) * _spread_element(matrix, i, j)
+            count = _load(pair_sums, i, j) * _spread_element(matrix, i, j)
             _scatter(counts, begins, i * tags + j, count)
 
 
@@ -603,7 +614,7 @@ def _subtract_transitions(gold, members, sentences, lengths, pairs):
 
 
 @part
-def _last_sum(alpha, last, place, lane, tags):
+def _sum_last_position(alpha, last, place, lane, tags):
     """Return alpha_L @ exp(end) of one lane, whose last position is `place`."""
     total = 0.0
     for j in range(tags):
@@ -650,13 +661,17 @@ def partition_scaled(  # noqa: PLR0913 - the arrays of a compiled kernel
             matrix_t[j, i] = matrix[i, j]
 
     order = _order_by_length(lengths, tokens)
-    factors = _aligned(tokens + 4, columns)
-    alpha = _aligned(tokens + 4, columns)
-    beta = _aligned(1, columns)
-    sums = _aligned(tags, tags)
-    ends, shifts, exponents = _aligned(1, 1), _aligned(1, 1), _aligned(1, 1)
-    least_alpha = _aligned(1, 1)
-    least_after = _aligned(1, 1)
+    factors = _make_aligned_array(tokens + 4, columns)
+    alpha = _make_aligned_array(tokens + 4, columns)
+    beta = _make_aligned_array(1, columns)
+    pair_sums = _make_aligned_array(tags, tags)
+    ends, shifts, exponents = (
+        _make_aligned_array(1, 1),
+        _make_aligned_array(1, 1),
+        _make_aligned_array(1, 1),
+    )
+    least_alpha = _make_aligned_array(1, 1)
+    least_after = _make_aligned_array(1, 1)
     sentences = np.empty(LANES, np.int64)
     sizes = np.empty(LANES, np.int64)
     unfit = 0
@@ -670,7 +685,7 @@ def partition_scaled(  # noqa: PLR0913 - the arrays of a compiled kernel
         for lane in range(members):
             n = sentences[lane]
             length = sizes[lane]
-            total = _last_sum(alpha, last, length - 1, lane, tags)
+            total = _sum_last_position(alpha, last, length - 1, lane, tags)
             fits[n] = total > 0.0 and least_alpha[0, 0, lane] >= _SMALLEST_MESSAGE
             log_z[n] = math.log(total) + exponents[0, 0, lane] * _LN2
             log_z[n] += shifts[0, 0, lane] + top_start + top_end + (length - 1) * top
@@ -679,8 +694,8 @@ def partition_scaled(  # noqa: PLR0913 - the arrays of a compiled kernel
                 shortest, longest, last, matrix_t, factors, alpha, beta, ends,
                 least_after, begins, gold, sentences, sizes, unary,
             )  # fmt: skip
-            _count_pairs(longest, alpha, factors, sums)
-            _write_pairs(sums, matrix, sentences, pairs)
+            _count_pairs(longest, alpha, factors, pair_sums)
+            _write_expected_transitions(pair_sums, matrix, sentences, pairs)
             if gold.size:
                 _subtract_transitions(gold, members, sentences, sizes, pairs)
             for lane in range(members):
@@ -760,10 +775,10 @@ def find_best_tags(emissions, lengths, start, transitions, end, best):
     """
     batch, tokens, tags = emissions.shape
     order = _order_by_length(lengths, tokens)
-    scores = _aligned(tokens, tags)
-    before = _aligned(tokens, tags)
-    ends = _aligned(1, 1)
-    broken = _aligned(1, 1)
+    scores = _make_aligned_array(tokens, tags)
+    before = _make_aligned_array(tokens, tags)
+    ends = _make_aligned_array(1, 1)
+    broken = _make_aligned_array(1, 1)
     sentences = np.empty(LANES, np.int64)
     sizes = np.empty(LANES, np.int64)
     failed = batch

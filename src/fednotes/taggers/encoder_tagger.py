@@ -143,7 +143,7 @@ class Backbone:
         """The number of heads of each self-attention."""
         return int(self.model.config.num_attention_heads)
 
-    def states(
+    def compute_states(
         self,
         ids: Tensor,
         mask: Tensor,
@@ -236,11 +236,13 @@ def _open(
             path, kind="backbone", version=reading_version(tokenizer)
         ),
     )
-    return backbone if backbone.layers == last else _cut(backbone, states)
+    return (
+        backbone if backbone.layers == last else _remove_unused_layers(backbone, states)
+    )
 
 
 @torch.no_grad()
-def _cut(backbone: Backbone, states: tuple[Tensor, ...]) -> Backbone:
+def _remove_unused_layers(backbone: Backbone, states: tuple[Tensor, ...]) -> Backbone:
     """Remove the layers above the last one used, if this keeps the states.
 
     Args:
@@ -268,18 +270,18 @@ def _has_same_state(backbone: Backbone, wanted: Tensor) -> bool:
     """Return whether a cut encoder still runs and computes this state."""
     ids, mask = backbone.frame.padding_row(backbone.device)
     try:
-        return torch.equal(backbone.states(ids, mask)[0], wanted)
+        return torch.equal(backbone.compute_states(ids, mask)[0], wanted)
     except NO_ENCODER:
         return False
 
 
 @lru_cache(maxsize=8)
-def _maps(backbone: Backbone) -> list[nn.Linear]:
+def _find_linears(backbone: Backbone) -> list[nn.Linear]:
     return targets(backbone.model, other='use [model] kind = "token-classifier"')
 
 
 @lru_cache(maxsize=8)
-def _attentions(backbone: Backbone) -> list[nn.Module]:
+def _find_attentions(backbone: Backbone) -> list[nn.Module]:
     return install(backbone.model)
 
 
@@ -306,10 +308,10 @@ class EncoderTagger(TaggingModel):
         self.lora: LoRA | None = None
         self.prompts: Prompts | None = None
         if config.tuning == "lora":
-            self.lora = LoRA(_maps(backbone), config.rank, config.alpha, seed)
+            self.lora = LoRA(_find_linears(backbone), config.rank, config.alpha, seed)
         elif config.tuning == "prompts" and config.prompts:
             self.prompts = Prompts(
-                len(_attentions(backbone)),
+                len(_find_attentions(backbone)),
                 backbone.heads,
                 backbone.width,
                 count=config.prompts,
@@ -351,11 +353,11 @@ class EncoderTagger(TaggingModel):
         self, corpus: EncoderCorpus, chosen: np.ndarray, *, all_layers: bool = False
     ) -> CrfReading:
         batch = Batch.of(corpus, chosen, self.device)
-        layers = self._word_vectors(corpus, batch, all_layers=all_layers)
+        layers = self._compute_word_vectors(corpus, batch, all_layers=all_layers)
         features = F.dropout(layers[-1], self.config.dropout, self.training)
         return CrfReading(self.crf, batch, features, layers)
 
-    def _word_vectors(
+    def _compute_word_vectors(
         self, corpus: EncoderCorpus, batch: Batch, *, all_layers: bool
     ) -> list[Tensor]:
         """Return word vectors, (sentences, steps, width), above the last or all layers.
@@ -396,14 +398,16 @@ class EncoderTagger(TaggingModel):
         """Run the frozen encoder with its tuning; see `Backbone.states`."""
         options: dict[str, Any] = {}
         if self.lora is not None:
-            options["around"] = self.lora.applied(_maps(self.backbone))
+            options["around"] = self.lora.applied(_find_linears(self.backbone))
         elif self.prompts is not None:
-            attentions = _attentions(self.backbone)
+            attentions = _find_attentions(self.backbone)
             options["prompts"] = joined(attentions, self.prompts())
         # Without tuning, nothing below the projection is trained.
         needs_gradient = torch.is_grad_enabled() and bool(options)
         with torch.set_grad_enabled(needs_gradient):
-            return self.backbone.states(ids, mask, all_layers=all_layers, **options)
+            return self.backbone.compute_states(
+                ids, mask, all_layers=all_layers, **options
+            )
 
 
 def build_encoder_tagger(

@@ -44,7 +44,9 @@ _CODE = {c: FIRST + i for i, c in enumerate(CHARACTERS)}
 INVENTORY = FIRST + len(CHARACTERS)
 
 
-def character_table(forms: Sequence[str], size: int) -> tuple[np.ndarray, np.ndarray]:
+def make_character_table(
+    forms: Sequence[str], size: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the character ids of word forms, between a start and an end marker.
 
     A word longer than `size - 2` characters loses its middle, because both ends of the
@@ -115,7 +117,7 @@ class PackedLayout:
         """Number of tokens in the batch."""
         return len(self.step)
 
-    def shifted(self, offset: int) -> Tensor:
+    def find_shifted_rows(self, offset: int) -> Tensor:
         """Return the row of the token `offset` steps after each token, (tokens,).
 
         The row is `tokens` outside the sentence.
@@ -127,13 +129,13 @@ class PackedLayout:
         is_token = inside & (rows >= 0)
         return torch.from_numpy(np.where(is_token, rows, self.tokens)).to(self.device)
 
-    def padded(self) -> Tensor:
+    def find_padded_rows(self) -> Tensor:
         """Return (sentences, steps), the row of each token; `tokens` at padding."""
         place = np.where(self.place < 0, self.tokens, self.place)
         return torch.from_numpy(np.ascontiguousarray(place.T)).to(self.device)
 
 
-def with_zero(x: Tensor) -> Tensor:
+def append_zero_row(x: Tensor) -> Tensor:
     """Append a row of zeros to x, (rows, …)."""
     return torch.cat([x, x.new_zeros(1, *x.shape[1:])])
 
@@ -164,7 +166,7 @@ class _ShiftedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, ahead: Tensor, back: Tensor) -> Tensor:
         ctx.save_for_backward(back)
-        padded = with_zero(y)
+        padded = append_zero_row(y)
         out = padded[:, 0].index_select(0, ahead[0])
         for k in range(1, y.shape[1]):
             out += padded[:, k].index_select(0, ahead[k])
@@ -173,11 +175,11 @@ class _ShiftedSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (back,) = ctx.saved_tensors
-        padded = with_zero(grads[0])
+        padded = append_zero_row(grads[0])
         return torch.stack([padded.index_select(0, b) for b in back], dim=1), None, None
 
 
-def parts_linear(
+def apply_linear(
     parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
     """Return concat(parts) @ weightᵀ + bias, without a gradient for frozen parts.
@@ -301,13 +303,15 @@ class WordCNN(nn.Module):
         weights = [getattr(self, f"weight_{w}") for w in self.widths]
         inputs = weights[0].shape[2]
         stacked = torch.cat([w.reshape(-1, inputs) for w in weights])
-        y = parts_linear(parts, stacked)  # (tokens, Σ width · filters)
+        y = apply_linear(parts, stacked)  # (tokens, Σ width · filters)
         outputs = []
         blocks = y.split([w * self.filters for w in self.widths], dim=1)
         for width, block in zip(self.widths, blocks, strict=True):
             offsets = [k - (width - 1) // 2 for k in range(width)]
-            ahead = torch.stack([layout.shifted(o) for o in offsets])  # (width, tokens)
-            back = torch.stack([layout.shifted(-o) for o in offsets])
+            ahead = torch.stack(
+                [layout.find_shifted_rows(o) for o in offsets]
+            )  # (width, tokens)
+            back = torch.stack([layout.find_shifted_rows(-o) for o in offsets])
             unfolded = block.unflatten(1, (width, self.filters))
             summed = cast(Tensor, _ShiftedSum.apply(unfolded, ahead, back))
             outputs.append(F.relu(summed + getattr(self, f"bias_{width}")))
@@ -330,7 +334,7 @@ class BiLSTM(nn.Module):
             into = torch.empty(2, 4 * units, columns)
             bound = math.sqrt(6.0 / (columns + units))
             nn.init.uniform_(into, -bound, bound)
-            across = torch.stack([_orthogonal_gates(units) for _ in range(2)])
+            across = torch.stack([_make_orthogonal_gates(units) for _ in range(2)])
             bias = torch.zeros(2, 4 * units)
             # The forget gates start open (Jozefowicz et al. 2015).
             bias[:, units : 2 * units] = 1.0
@@ -355,15 +359,15 @@ class BiLSTM(nn.Module):
             mirrored = [
                 cast(Tensor, _Reorder.apply(part, layout.reverse)) for part in parts
             ]
-            gates_ahead = parts_linear(parts, into[0], bias[0])  # (tokens, 4 · units)
-            gates_back = parts_linear(mirrored, into[1], bias[1])
-            ahead, back = bilstm(gates_ahead, gates_back, across, layout.sizes)
+            gates_ahead = apply_linear(parts, into[0], bias[0])  # (tokens, 4 · units)
+            gates_back = apply_linear(mirrored, into[1], bias[1])
+            ahead, back = run_bilstm(gates_ahead, gates_back, across, layout.sizes)
             back_in_order = cast(Tensor, _Reorder.apply(back, layout.reverse))
             out = torch.cat([ahead, back_in_order], dim=1)
         return out
 
 
-def _orthogonal_gates(units: int) -> Tensor:
+def _make_orthogonal_gates(units: int) -> Tensor:
     """Return (4 · units, units), an orthogonal matrix for each gate."""
     matrices = [nn.init.orthogonal_(torch.empty(units, units)) for _ in range(4)]
     return torch.cat(matrices)
@@ -477,7 +481,7 @@ def _char_scatter(grad, best, characters, lengths, out):
 # operations compute the same.
 
 
-def bilstm(
+def run_bilstm(
     ahead: Tensor, back: Tensor, across: Tensor, sizes: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Return the hidden states of both directions, each (tokens, units).
@@ -592,7 +596,7 @@ class _Recurrence(torch.autograd.Function):
                 if step:
                     torch.mm(out[start : start + size], weights, out=flowing[:size])
 
-        previous = _previous_rows(sizes)
+        previous = _find_previous_rows(sizes)
         first = sizes[0]
         weight_gradients = [
             out[first:].T @ hidden.index_select(0, previous)
@@ -601,7 +605,7 @@ class _Recurrence(torch.autograd.Function):
         return outputs[0], outputs[1], torch.stack(weight_gradients), None
 
 
-def _previous_rows(sizes: Sequence[int]) -> Tensor:
+def _find_previous_rows(sizes: Sequence[int]) -> Tensor:
     """Return the previous row of each token except the first of a sentence."""
     starts = np.concatenate([[0], np.cumsum(sizes)])
     rows = [np.arange(size) + starts[t] for t, size in enumerate(sizes[1:])]

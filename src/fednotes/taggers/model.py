@@ -38,13 +38,18 @@ from fednotes.taggers.corpora import (
     Progress,
     require_sentences,
 )
-from fednotes.taggers.layers import CrfOutput, with_zero
-from fednotes.taggers.partial import Soft, added_tags, split_loss, transfer_gradients
+from fednotes.taggers.layers import CrfOutput, append_zero_row
+from fednotes.taggers.partial import (
+    Soft,
+    compute_source_and_target_loss,
+    compute_transfer_gradients,
+    mark_unknown_tags,
+)
 
 # The largest batch without gradients: sub-words with padding, and sentences.
 MAX_SUBWORDS, MAX_SENTENCES = 8192, 256
-# The largest block of masked emissions in `CrfReading.span_probabilities`: 32 MiB in
-# float64.
+# The largest block of masked emissions in `CrfReading.compute_span_probabilities`: 32
+# MiB in float64.
 _MAX_BLOCK_SIZE = 1 << 22
 
 
@@ -120,7 +125,7 @@ class Kind:
 class Losses:
     """The losses of some sentences, divided by the origin of their targets.
 
-    The last four are for adversarial methods and are empty without `states=True`.
+    The last four are for adversarial methods and are empty without `with_states=True`.
 
     Attributes:
         source: (sentences,) loss of the site's own annotation.
@@ -130,17 +135,17 @@ class Losses:
             a sentence.
         outputs: (steps, width) states directly below the output scores, one for each
             predicted target.
-        pseudo: (steps,) bool, whether a step predicts an added target.
-        score: Maps states (steps, width) to unnormalised scores (steps, candidates),
-            -inf where a candidate is not allowed.
+        is_added: (steps,) bool, whether a step predicts an added target.
+        score_states: Maps states (steps, width) to unnormalised scores (steps,
+            candidates), -inf where a candidate is not allowed.
     """
 
     source: Tensor
     target: Tensor
     hidden: tuple[Tensor, ...] = ()
     outputs: Tensor | None = None
-    pseudo: Tensor | None = None
-    score: Callable[[Tensor], Tensor] | None = None
+    is_added: Tensor | None = None
+    score_states: Callable[[Tensor], Tensor] | None = None
 
 
 class PrepareOptions(NamedTuple):
@@ -162,12 +167,12 @@ class Reading(Protocol):
 
     @property
     def tokens(self) -> np.ndarray:
-        """(words,) indices of the corpus's tokens that were read, as in `best_tags`."""
+        """(words,) indices of the corpus's tokens that were read."""
 
-    def best_tags(self) -> np.ndarray:
+    def find_best_tags(self) -> np.ndarray:
         """Return (words,), the predicted tags."""
 
-    def span_probabilities(self, spans: np.ndarray) -> np.ndarray:
+    def compute_span_probabilities(self, spans: np.ndarray) -> np.ndarray:
         """Return (spans,), the probability of exactly these words with this type.
 
         Args:
@@ -176,14 +181,14 @@ class Reading(Protocol):
                 of its type; type -1 means that none of these words is in a mention.
         """
 
-    def posterior(self) -> tuple[np.ndarray, np.ndarray]:
+    def compute_posterior(self) -> tuple[np.ndarray, np.ndarray]:
         """Return probabilities of tags, conditioned on each word's allowed tags.
 
         Returns:
             (words, tags) marginals, and (sentences, tags, tags) expected transitions.
         """
 
-    def losses(self, *, states: bool) -> Losses:
+    def losses(self, *, with_states: bool) -> Losses:
         """Return the losses of sentences; see `Model.losses`."""
 
     def gradients(self) -> tuple[Tensor, Tensor]:
@@ -243,7 +248,7 @@ class Model(nn.Module, ABC):
         corpus: PreparedCorpus,
         indices: Sequence[int] | np.ndarray,
         *,
-        states: bool = False,
+        with_states: bool = False,
     ) -> Losses:
         """Return the losses of some sentences by the origin of their targets.
 
@@ -254,7 +259,7 @@ class Model(nn.Module, ABC):
         Args:
             corpus: A corpus prepared by a model of this kind.
             indices: Indices of the sentences, in the order of the losses.
-            states: Whether to add the states that adversarial methods need.
+            with_states: Whether to add the states that adversarial methods need.
 
         Raises:
             TrainingError: There are no sentences.
@@ -397,7 +402,7 @@ class Model(nn.Module, ABC):
             known: The types that the site annotates itself.
         """
         self.require_corpus(corpus)
-        return corpus.annotated(documents, known)
+        return corpus.annotate(documents, known)
 
     @torch.no_grad()
     def predict(
@@ -461,7 +466,7 @@ class TaggingModel(Model):
         self.batch_listeners.announce(self, corpus, chosen)
         return self._read(corpus, chosen, all_layers=all_layers)
 
-    def _length_groups(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
+    def _batch_by_length(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
         """Group sentences of similar length into batches without gradients."""
         return length_batches(lengths.tolist(), MAX_SUBWORDS, MAX_SENTENCES)
 
@@ -470,13 +475,13 @@ class TaggingModel(Model):
         corpus: PreparedCorpus,
         indices: Sequence[int] | np.ndarray,
         *,
-        states: bool = False,
+        with_states: bool = False,
     ) -> Losses:
         """Return the losses of sentences; see `Model.losses`."""
         prepared = self.require_corpus(corpus)
         chosen = require_sentences(indices)
-        reading = self._read_batch(prepared, chosen, all_layers=states)
-        losses: Losses = reading.losses(states=states)
+        reading = self._read_batch(prepared, chosen, all_layers=with_states)
+        losses: Losses = reading.losses(with_states=with_states)
         return losses
 
     @torch.no_grad()
@@ -491,7 +496,7 @@ class TaggingModel(Model):
         total = weight.new_zeros(weight.numel())
 
         with evaluating(self):
-            for part in self._length_groups(prepared.lengths[chosen]):
+            for part in self._batch_by_length(prepared.lengths[chosen]):
                 reading = self._read_batch(prepared, chosen[part])
                 of_source, of_target = reading.gradients()
                 each[part] = of_source.to(each)
@@ -513,9 +518,9 @@ class TaggingModel(Model):
         unary = np.zeros((tokens, len(self.tagset.tags)), np.float32)
         pairs: np.ndarray | None = None
         with evaluating(self):
-            for part in self._length_groups(prepared.lengths[rows]):
+            for part in self._batch_by_length(prepared.lengths[rows]):
                 reading = self._read_batch(prepared, rows[part])
-                marginals, transitions = reading.posterior()
+                marginals, transitions = reading.compute_posterior()
                 unary[reading.tokens] = marginals
                 if pairs is None:
                     shape = (prepared.sentences, *transitions.shape[1:])
@@ -533,22 +538,23 @@ class TaggingModel(Model):
         ids = np.zeros(len(prepared.encoded.form), np.int64)
         with evaluating(self):
             reading = self._read_batch(prepared, rows)
-            ids[reading.tokens] = reading.best_tags()
+            ids[reading.tokens] = reading.find_best_tags()
         return ids
 
     @torch.no_grad()
     def alternatives(self, document: Document, span: Span) -> dict[str, float]:
         """Return the probabilities of a span's types; see `Model.alternatives`."""
         corpus = self.prepare([document], gold=False)
-        sentence, first, last = _sentence_of(corpus.encoded, document, span)
+        sentence, first, last = _find_sentence(corpus.encoded, document, span)
         names = ("O", *self.tagset.types)
         spans = np.array([(0, first, last, index - 1) for index in range(len(names))])
         with evaluating(self):
             reading = self._read_batch(corpus, np.array([sentence]))
-            probabilities = reading.span_probabilities(spans)
+            probabilities = reading.compute_span_probabilities(spans)
         return dict(zip(names, probabilities.tolist(), strict=True))
 
     def _predict(self, corpus: Any, *, with_confidence: bool) -> tuple[Document, ...]:
+        """Return the documents with predicted spans; see `Model._predict`."""
         encoded: Encoded = corpus.encoded
         # Words that the model does not read remain O.
         ids = np.zeros(len(encoded.form), np.int64)
@@ -556,20 +562,22 @@ class TaggingModel(Model):
         confidences = np.full(len(ids), np.nan) if with_confidence else None
 
         with working("predicting sentences", len(corpus.lengths)) as count:
-            for chosen in self._length_groups(corpus.lengths):
+            for chosen in self._batch_by_length(corpus.lengths):
                 reading = self._read_batch(corpus, chosen)
-                ids[reading.tokens] = reading.best_tags()
+                ids[reading.tokens] = reading.find_best_tags()
                 if confidences is not None:
-                    spans = self._tagged_spans(encoded, ids, chosen)
+                    spans = self._collect_spans(encoded, ids, chosen)
                     first_tokens = encoded.bounds[chosen][spans[:, 0]] + spans[:, 1]
-                    confidences[first_tokens] = reading.span_probabilities(spans)
+                    confidences[first_tokens] = reading.compute_span_probabilities(
+                        spans
+                    )
                 count.add(len(chosen))
         return with_spans(encoded, ids, confidences)
 
-    def _tagged_spans(
+    def _collect_spans(
         self, encoded: Encoded, ids: np.ndarray, chosen: np.ndarray
     ) -> np.ndarray:
-        """Return the spans encoded by tags, in the form of `span_probabilities`.
+        """Return the spans that tags encode, (spans, 4) as in `Reading`.
 
         Args:
             encoded: The corpus.
@@ -585,7 +593,7 @@ class TaggingModel(Model):
         return np.array(rows, np.int64).reshape(-1, 4)
 
 
-def _sentence_of(
+def _find_sentence(
     encoded: Encoded, document: Document, span: Span
 ) -> tuple[int, int, int]:
     """Return a span's sentence, first word, and the word after its last one.
@@ -622,7 +630,7 @@ class CrfReading:
         layers: Like `features`, one for each layer of `Losses.hidden`, zero at padding.
         feature_rows: (batch, steps) each token's row of `features`, or the number of
             tokens at padding. None if `features` is padded.
-        confidence_meaning: Describes `span_probabilities`, for
+        confidence_meaning: Describes `compute_span_probabilities`, for
             `Model.confidence_meaning`.
     """
 
@@ -641,44 +649,46 @@ class CrfReading:
         """The indices of the words that were read; see `Reading.tokens`."""
         return self.batch.tokens[self.batch.inside]
 
-    def _padded(self, values: Tensor) -> Tensor:
+    def _pad(self, values: Tensor) -> Tensor:
         """Return `values` as (batch, steps, …), zero at padding."""
         if self.feature_rows is None:
             return values
-        return with_zero(values)[self.feature_rows]
+        return append_zero_row(values)[self.feature_rows]
 
-    def emissions(self) -> Tensor:
-        """Return (batch, steps, tags), the unnormalised scores of the tags."""
-        return self._padded(self.output.project(self.features))
+    def compute_emissions(self) -> Tensor:
+        """Return the unnormalised scores of the tags, (batch, steps, tags)."""
+        return self._pad(self.output.project(self.features))
 
-    def best_tags(self) -> np.ndarray:
-        """Return the predicted tags; see `Reading.best_tags`."""
-        ids = self.output.crf.decode(self.emissions(), self.batch.lengths)
+    def find_best_tags(self) -> np.ndarray:
+        """Return the predicted tags; see `Reading.find_best_tags`."""
+        ids = self.output.crf.decode(self.compute_emissions(), self.batch.lengths)
         return ids.cpu().numpy()[self.batch.inside]
 
-    def span_probabilities(self, spans: np.ndarray) -> np.ndarray:
+    def compute_span_probabilities(self, spans: np.ndarray) -> np.ndarray:
         """Return spans' probabilities, summed over all sequences with the span."""
         crf = self.output.crf
         batch = self.batch
-        emissions = self.emissions()
+        emissions = self.compute_emissions()
         probabilities = [np.zeros(0)]
         block_size = max(1, _MAX_BLOCK_SIZE // emissions[0].numel())
 
         for start in range(0, len(spans), block_size):
             block = spans[start : start + block_size]
-            allowed = self._tags_making(block, tuple(emissions.shape[1:]))
+            allowed = self._find_tags_of_spans(block, tuple(emissions.shape[1:]))
             rows = torch.from_numpy(batch.request_order[block[:, 0]])
-            part = crf.probability_within(
+            part = crf.compute_probability_within(
                 emissions, batch.lengths, rows, torch.from_numpy(allowed)
             )
             probabilities.append(part.cpu().numpy())
         return np.concatenate(probabilities)
 
-    def _tags_making(self, spans: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def _find_tags_of_spans(
+        self, spans: np.ndarray, shape: tuple[int, ...]
+    ) -> np.ndarray:
         """Return the tags allowed if a sentence contains exactly a given span.
 
         Args:
-            spans: (spans, 4), as in `Reading.span_probabilities`.
+            spans: (spans, 4), as in `Reading.compute_span_probabilities`.
             shape: (steps, tags).
 
         Returns:
@@ -696,23 +706,25 @@ class CrfReading:
             row[before : last + 1] = wanted[: len(row) - before]
         return allowed
 
-    def posterior(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return probabilities of tags; see `Reading.posterior`."""
+    def compute_posterior(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return probabilities of tags; see `Reading.compute_posterior`."""
         batch = self.batch
-        unary, pairs = self.output.crf.posterior(
-            self.emissions(), batch.lengths, batch.allowed
+        unary, pairs = self.output.crf.compute_posterior(
+            self.compute_emissions(), batch.lengths, batch.allowed
         )
         marginals = unary.float().cpu().numpy()[batch.inside]
         transitions = pairs[batch.request_order].float().cpu().numpy()
         return marginals, transitions
 
-    def losses(self, *, states: bool) -> Losses:
+    def losses(self, *, with_states: bool) -> Losses:
         """Return the losses of sentences; see `Model.losses`."""
         batch = self.batch
         in_order = batch.request_order
-        source, target = split_loss(self.output.crf, self.emissions(), *batch.targets())
+        source, target = compute_source_and_target_loss(
+            self.output.crf, self.compute_emissions(), *batch.make_targets()
+        )
         losses = Losses(source[in_order], target[in_order])
-        if not states:
+        if not with_states:
             return losses
 
         inside = torch.from_numpy(batch.inside[in_order]).to(self.features.device)
@@ -721,23 +733,25 @@ class CrfReading:
         else:
             outputs = self.features[self.feature_rows[in_order][inside]]
         sizes = batch.lengths[:, None]
-        means = [self._padded(layer).sum(1) / sizes for layer in self.layers]
-        added = added_tags(batch.tags, batch.corpus.encoded.tagset, batch.corpus.known)
+        means = [self._pad(layer).sum(1) / sizes for layer in self.layers]
+        added = mark_unknown_tags(
+            batch.tags, batch.corpus.encoded.tagset, batch.corpus.known
+        )
         return replace(
             losses,
             hidden=tuple(mean[in_order] for mean in means),
             outputs=outputs,
-            pseudo=added[in_order][inside],
-            score=self.output.project,
+            is_added=added[in_order][inside],
+            score_states=self.output.project,
         )
 
     def gradients(self) -> tuple[Tensor, Tensor]:
         """Return the gradients of the transfer parameter; see `Model.gradients`."""
-        source, target = transfer_gradients(
+        source, target = compute_transfer_gradients(
             self.output.crf,
             self.output.project,
-            self._padded(self.features),
-            *self.batch.targets(),
+            self._pad(self.features),
+            *self.batch.make_targets(),
         )
         return source[self.batch.request_order], target
 

@@ -85,25 +85,25 @@ def require_types(known: Collection[str], tagset: TagSet) -> frozenset[str]:
 
 
 @lru_cache(maxsize=256)
-def _known_tags(tagset: TagSet, known: frozenset[str]) -> np.ndarray:
+def _mark_known_tags(tagset: TagSet, known: frozenset[str]) -> np.ndarray:
     """Return whether each tag is of a known type, (tags,) bool; O is not."""
     width = len(tagset.prefixes)
     is_known_type = np.array([name in known for name in tagset.types], dtype=bool)
     return np.concatenate([[False], np.repeat(is_known_type, width)])
 
 
-def added_tags(tags: Tensor, tagset: TagSet, known: Collection[str]) -> Tensor:
+def mark_unknown_tags(tags: Tensor, tagset: TagSet, known: Collection[str]) -> Tensor:
     """Return whether each tag is of an unknown type, in the shape of `tags`.
 
     Raises:
         ConfigError: A known type is not in the tag set.
     """
-    is_added = ~_known_tags(tagset, require_types(known, tagset))
-    is_added[0] = False
-    return torch.from_numpy(is_added).to(tags.device)[tags]
+    is_unknown = ~_mark_known_tags(tagset, require_types(known, tagset))
+    is_unknown[0] = False  # O is of no type
+    return torch.from_numpy(is_unknown).to(tags.device)[tags]
 
 
-def allowed_tags(tags: Tensor, tagset: TagSet, known: Collection[str]) -> Tensor:
+def find_allowed_tags(tags: Tensor, tagset: TagSet, known: Collection[str]) -> Tensor:
     """Return the tags that each token may have, given annotation of the known types.
 
     A token with a tag of a known type may have only this tag. Any other token may have
@@ -121,7 +121,7 @@ def allowed_tags(tags: Tensor, tagset: TagSet, known: Collection[str]) -> Tensor
     Raises:
         ConfigError: A known type is not in the tag set.
     """
-    is_fixed = _known_tags(tagset, require_types(known, tagset))
+    is_fixed = _mark_known_tags(tagset, require_types(known, tagset))
     only_itself = np.eye(len(is_fixed), dtype=bool)
     table = np.where(is_fixed[:, None], only_itself, ~is_fixed)  # (tag, tags)
     return torch.from_numpy(table).to(tags.device)[tags]
@@ -135,7 +135,7 @@ def _has_no_choice(allowed: Tensor) -> bool:
 # ---- losses --------------------------------------------------------------------------
 
 
-def split_loss(
+def compute_source_and_target_loss(
     crf: CRF,
     emissions: Tensor,
     tags: Tensor,
@@ -152,18 +152,21 @@ def split_loss(
         crf: The CRF.
         emissions: (batch, tokens, tags).
         tags: (batch, tokens), of known and added mentions.
-        allowed: (batch, tokens, tags) from `allowed_tags`; None if every type is known.
+        allowed: (batch, tokens, tags) from `find_allowed_tags`; None if every type is
+            known.
         lengths: (batch,).
         soft: A posterior to use as the target in place of the added mentions in `tags`;
-            see `CRF.posterior`.
+            see `CRF.compute_posterior`.
     """
     if allowed is None or _has_no_choice(allowed):
         source = crf.loss(emissions, tags, lengths)
         return source, torch.zeros_like(source.detach())
-    return crf.split_loss(emissions, tags if soft is None else soft, allowed, lengths)
+    return crf.compute_loss_in_parts(
+        emissions, tags if soft is None else soft, allowed, lengths
+    )
 
 
-def transfer_gradients(
+def compute_transfer_gradients(
     crf: CRF,
     project: nn.Linear,
     features: Tensor,
@@ -183,10 +186,10 @@ def transfer_gradients(
         crf: The CRF.
         project: The projection to tags.
         features: (batch, tokens, width), finite even at padding.
-        tags: As in `split_loss`.
-        allowed: As in `split_loss`.
-        lengths: As in `split_loss`.
-        soft: As in `split_loss`.
+        tags: As in `compute_source_and_target_loss`.
+        allowed: As in `compute_source_and_target_loss`.
+        lengths: As in `compute_source_and_target_loss`.
+        soft: As in `compute_source_and_target_loss`.
 
     Returns:
         (batch, tags · width) for each sentence's source loss, and (tags · width,) for
@@ -197,7 +200,7 @@ def transfer_gradients(
     with torch.no_grad():
         scores = project(inputs)  # (batch, tokens, tags)
     with torch.enable_grad():
-        source, target = split_loss(
+        source, target = compute_source_and_target_loss(
             crf, scores.requires_grad_(), tags, allowed, lengths, soft
         )
     (delta,) = torch.autograd.grad(source, scores, ones, retain_graph=True)
@@ -213,7 +216,7 @@ def transfer_gradients(
 # ---- independent words ---------------------------------------------------------------
 
 
-def word_losses(
+def compute_word_losses(
     logits: Tensor,
     tags: Tensor,
     allowed: Tensor | None = None,
@@ -231,7 +234,7 @@ def word_losses(
             known.
         soft: (words, tags) probabilities, 0 where not allowed.
     """
-    scores = _at_least_float32(logits)
+    scores = _widen_to_float32(logits)
     if allowed is None or _has_no_choice(allowed):
         source = F.cross_entropy(scores, tags, reduction="none")
         return source, torch.zeros_like(source.detach())
@@ -244,7 +247,7 @@ def word_losses(
     return log_z - log_z_within, log_z_within - reached
 
 
-def word_gradients(
+def compute_word_gradients(
     logits: Tensor,
     tags: Tensor,
     allowed: Tensor | None = None,
@@ -254,9 +257,9 @@ def word_gradients(
 
     Let p be the probabilities, p_A those within the allowed tags, and q the target (the
     tag itself without a soft target). The gradients are p - p_A and p_A - q. The
-    arguments are those of `word_losses`.
+    arguments are those of `compute_word_losses`.
     """
-    scores = _at_least_float32(logits)
+    scores = _widen_to_float32(logits)
     if soft is None:
         reached = F.one_hot(tags, scores.shape[-1]).to(scores.dtype)
     else:
@@ -264,17 +267,17 @@ def word_gradients(
     probabilities = scores.softmax(-1)
     if allowed is None:
         return probabilities - reached, torch.zeros_like(probabilities)
-    within = word_posterior(scores, allowed)
+    within = compute_word_posterior(scores, allowed)
     return probabilities - within, within - reached
 
 
-def word_posterior(logits: Tensor, allowed: Tensor) -> Tensor:
+def compute_word_posterior(logits: Tensor, allowed: Tensor) -> Tensor:
     """Return (words, tags), the probabilities within the allowed tags."""
-    scores = _at_least_float32(logits)
+    scores = _widen_to_float32(logits)
     return scores.masked_fill(~allowed, -torch.inf).softmax(-1)
 
 
-def _at_least_float32(logits: Tensor) -> Tensor:
+def _widen_to_float32(logits: Tensor) -> Tensor:
     """Return logits in at least float32; half precision is too coarse for sums."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
@@ -301,8 +304,8 @@ def retag(
     """
     annotated = tuple(documents)
     require_same_texts(encoded, annotated)
-    spans, owners = _flat_spans(annotated, frozenset(known))
-    first, last, sentence = _token_ranges(encoded, spans, owners)
+    spans, owners = _flatten_spans(annotated, frozenset(known))
+    first, last, sentence = _find_token_ranges(encoded, spans, owners)
 
     stays = first < last
     is_added = np.array([span.label not in known for span in spans], dtype=bool)
@@ -356,7 +359,7 @@ def require_same_texts(encoded: Encoded, documents: tuple[Document, ...]) -> Non
             )
 
 
-def _flat_spans(
+def _flatten_spans(
     documents: tuple[Document, ...], known: frozenset[str]
 ) -> tuple[list[Span], np.ndarray]:
     """Return continuous spans, and the index of each span's document.
@@ -376,7 +379,7 @@ def _flat_spans(
     return spans, np.array(owners, dtype=np.int64)
 
 
-def _token_ranges(
+def _find_token_ranges(
     encoded: Encoded, spans: list[Span], owners: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return each span's first token, the token after its last one, and its sentence.

@@ -50,12 +50,12 @@ BEGIN, END, PAD = 0, 1, 2
 FIRST_LABEL = 3
 
 
-def first_position(types: int) -> int:
+def find_first_position(types: int) -> int:
     """Return the id of a sentence's first sub-word."""
     return FIRST_LABEL + types
 
 
-def in_order(entities: np.ndarray) -> np.ndarray:
+def sort_entities(entities: np.ndarray) -> np.ndarray:
     """Return the distinct entities in the order of the target.
 
     Args:
@@ -74,8 +74,8 @@ def encode_entities(entities: np.ndarray, types: int) -> np.ndarray:
         entities: (entities, 3) start, end (inclusive), index of the type.
         types: Number of types.
     """
-    shift = first_position(types)
-    ids = in_order(entities) + np.array([shift, shift, FIRST_LABEL])
+    shift = find_first_position(types)
+    ids = sort_entities(entities) + np.array([shift, shift, FIRST_LABEL])
     return np.append(ids.reshape(-1), END)
 
 
@@ -95,7 +95,7 @@ def repair(ids: Iterable[int], types: int, length: int) -> np.ndarray:
     Returns:
         (entities, 3) start, end (inclusive), type, in the order of the target.
     """
-    shift = first_position(types)
+    shift = find_first_position(types)
     entities: list[tuple[int, int, int]] = []
     span: list[int] = []
     for value in ids:
@@ -109,7 +109,7 @@ def repair(ids: Iterable[int], types: int, length: int) -> np.ndarray:
         if len(span) == 2 and span[0] <= span[1] < length:
             entities.append((span[0], span[1], value - FIRST_LABEL))
         span = []
-    return in_order(np.array(entities, dtype=np.int64))
+    return sort_entities(np.array(entities, dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,25 +159,25 @@ class Grammar:
             span=last[:, :0],
         )
 
-    def allowed(self) -> Tensor:
+    def find_allowed(self) -> Tensor:
         """Return whether each id may come next, (batch, 3 + types + sub-words) bool.
 
         At least one is allowed for each sentence.
         """
         size, length = self.starts.shape
-        out = self.starts.new_zeros(size, first_position(self.types) + length)
+        out = self.starts.new_zeros(size, find_first_position(self.types) + length)
         labels, positions = out.split([out.shape[1] - length, length], dim=1)
         chosen = self.span.shape[1]
         if chosen == 0:
             labels[:, END] = True
-            positions.copy_(self._allowed_starts())
+            positions.copy_(self._find_allowed_starts())
         elif chosen == 1:
-            positions.copy_(self._allowed_ends())
+            positions.copy_(self._find_allowed_ends())
         else:
-            labels[:, FIRST_LABEL:] = self._allowed_types()
+            labels[:, FIRST_LABEL:] = self._find_allowed_types()
         return out
 
-    def _allowed_starts(self) -> Tensor:
+    def _find_allowed_starts(self) -> Tensor:
         """Return where the next entity may start, (batch, sub-words) bool."""
         position = torch.arange(self.starts.shape[1], device=self.starts.device)
         last_start = self.last[:, :1]
@@ -186,7 +186,7 @@ class Grammar:
         follows = (position > last_start) | starts_again
         return self.starts & follows & is_within_limit
 
-    def _allowed_ends(self) -> Tensor:
+    def _find_allowed_ends(self) -> Tensor:
         """Return where the current entity may end, (batch, sub-words) bool."""
         position = torch.arange(self.starts.shape[1], device=self.starts.device)
         last_start, last_end, last_type = self.last.unsqueeze(-1).unbind(1)
@@ -197,7 +197,7 @@ class Grammar:
         follows = (position < last_end) | ((position == last_end) & has_later_type)
         return self.ends & (position >= start) & ((start > last_start) | follows)
 
-    def _allowed_types(self) -> Tensor:
+    def _find_allowed_types(self) -> Tensor:
         """Return which types the current entity may have, (batch, types) bool."""
         is_same_span = (self.span == self.last[:, :2]).all(dim=1, keepdim=True)
         every_type = torch.arange(self.types, device=self.span.device)
@@ -212,16 +212,16 @@ class Grammar:
         )
         return ends_before.any(dim=1) | (kind < self.types - 1)
 
-    def after(self, chosen: Tensor) -> Grammar:
+    def advance(self, chosen: Tensor) -> Grammar:
         """Return the grammar after (batch,) allowed ids, none of which is END."""
         if self.span.shape[1] == 2:
             kind = (chosen - FIRST_LABEL)[:, None]
             last = torch.cat([self.span, kind], dim=1)
             return replace(self, last=last, span=self.span[:, :0], count=self.count + 1)
-        position = (chosen - first_position(self.types))[:, None]
+        position = (chosen - find_first_position(self.types))[:, None]
         return replace(self, span=torch.cat([self.span, position], dim=1))
 
-    def rows(self, index: Tensor) -> Grammar:
+    def select_rows(self, index: Tensor) -> Grammar:
         """Return the grammar of some sentences."""
         return replace(
             self,
@@ -274,7 +274,7 @@ class PointerCorpus(PreparedCorpus):
     entities: np.ndarray
     entity_bounds: np.ndarray
 
-    def spans(self, sentence: int, entities: np.ndarray) -> list[Span]:
+    def make_spans(self, sentence: int, entities: np.ndarray) -> list[Span]:
         """Return one sentence's entities, (n, 3), as spans of whole words."""
         encoded = self.encoded
         words = slice(encoded.bounds[sentence], encoded.bounds[sentence + 1])
@@ -290,10 +290,10 @@ class PointerCorpus(PreparedCorpus):
         rows = zip(offsets[start, 0], offsets[end, 1], entities[:, 2], strict=True)
         return [Span(int(a), int(b), encoded.tagset.types[t]) for a, b, t in rows]
 
-    def annotated(
+    def annotate(
         self, documents: Sequence[Document], known: Collection[str]
     ) -> PointerCorpus:
-        """Return the same texts with other spans; see `PreparedCorpus.annotated`.
+        """Return the same texts with other spans; see `PreparedCorpus.annotate`.
 
         Sentences stay cut at the same places. A span that crosses such a cut keeps its
         first part.
@@ -303,16 +303,16 @@ class PointerCorpus(PreparedCorpus):
         require_same_texts(encoded, annotated)
         types = require_types(known, encoded.tagset)
         _check_labels(annotated, encoded.tagset)
-        document_bounds = _document_bounds(
+        document_bounds = _find_document_bounds(
             len(annotated), encoded.sentence_document, encoded.bounds
         )
-        entities = _entities_on_words(
+        entities = _find_entities_on_words(
             annotated, encoded.tagset, encoded.offsets, document_bounds
         )
         corpus = replace(
             self, encoded=replace(encoded, documents=annotated), known=types
         )
-        return _with_entities(corpus, entities)
+        return _replace_entities(corpus, entities)
 
 
 def encode_pointers(
@@ -350,15 +350,18 @@ def encode_pointers(
     subword_bounds = np.concatenate([[0], np.cumsum(pieces.lengths)])
     sentence_start = subword_bounds[:-1][is_filled]
 
-    entities = _entities_on_words(
-        documents, tagset, offsets, _document_bounds(len(documents), document, bounds)
+    entities = _find_entities_on_words(
+        documents,
+        tagset,
+        offsets,
+        _find_document_bounds(len(documents), document, bounds),
     )
 
     # A piece begins at its first word's first sub-word or at the start of its sentence.
     begin = first.copy()
     begin[bounds[:-1]] = sentence_start
     end = np.concatenate([[0], last + 1])
-    cuts = _cut(bounds, begin, end, entities, limits)
+    cuts = _cut_into_pieces(bounds, begin, end, entities, limits)
     piece_document = document[np.searchsorted(bounds, cuts[:-1], side="right") - 1]
     piece_start = begin[cuts[:-1]]
     lengths = np.minimum(end[cuts[1:]] - piece_start, limits.subwords)
@@ -386,7 +389,7 @@ def encode_pointers(
         entities=np.zeros((0, 3), np.int64),
         entity_bounds=np.zeros(len(cuts), np.int64),
     )
-    return _with_entities(corpus, entities)
+    return _replace_entities(corpus, entities)
 
 
 def _check_labels(documents: Sequence[Document], tagset: TagSet) -> None:
@@ -401,7 +404,7 @@ def _check_labels(documents: Sequence[Document], tagset: TagSet) -> None:
         )
 
 
-def _document_bounds(
+def _find_document_bounds(
     documents: int, owner: np.ndarray, bounds: np.ndarray
 ) -> np.ndarray:
     """Return the index of each document's first word, (documents + 1,).
@@ -414,7 +417,7 @@ def _document_bounds(
     return np.asarray(bounds[np.searchsorted(owner, np.arange(documents + 1))])
 
 
-def _entities_on_words(
+def _find_entities_on_words(
     documents: Sequence[Document],
     tagset: TagSet,
     offsets: np.ndarray,
@@ -442,7 +445,7 @@ def _entities_on_words(
     return np.array(rows, np.int64).reshape(-1, 3)
 
 
-def _with_entities(corpus: PointerCorpus, entities: np.ndarray) -> PointerCorpus:
+def _replace_entities(corpus: PointerCorpus, entities: np.ndarray) -> PointerCorpus:
     """Return the corpus with these entities, in order and within the limit.
 
     Args:
@@ -457,7 +460,7 @@ def _with_entities(corpus: PointerCorpus, entities: np.ndarray) -> PointerCorpus
     start = corpus.first[first_word]
     end = corpus.last[last_word]
 
-    # The order of `in_order`, by sentence.
+    # The order of `sort_entities`, by sentence.
     rows = np.stack([sentence, start, -end, type], axis=1)
     rows = np.unique(rows, axis=0)
     first_row_of_sentence = np.searchsorted(rows[:, 0], rows[:, 0])  # (rows,)
@@ -471,7 +474,7 @@ def _with_entities(corpus: PointerCorpus, entities: np.ndarray) -> PointerCorpus
     )
 
 
-def _cut(
+def _cut_into_pieces(
     bounds: np.ndarray,
     begin: np.ndarray,
     end: np.ndarray,
@@ -508,7 +511,7 @@ def _cut(
     cuts: list[int] = [0]
     for (low, high), long in zip(pairwise(bounds.tolist()), is_long, strict=True):
         if long:
-            cuts += cutter.piece_ends(low, high)
+            cuts += cutter.find_piece_ends(low, high)
         else:
             cuts.append(high)
     return np.array(cuts, dtype=np.int64)
@@ -519,8 +522,8 @@ class _Cutter:
     """Cuts long sentences into pieces.
 
     Attributes:
-        begin: As in `_cut`.
-        end: As in `_cut`.
+        begin: As in `_cut_into_pieces`.
+        end: As in `_cut_into_pieces`.
         entities_before: (words + 1,) number of entities that begin before the word.
         may_cut: (words + 1,) bool, whether a piece may end before the word.
         limits: The limits.
@@ -532,7 +535,7 @@ class _Cutter:
     may_cut: np.ndarray
     limits: PointerLimits
 
-    def piece_ends(self, start: int, end: int) -> Iterator[int]:
+    def find_piece_ends(self, start: int, end: int) -> Iterator[int]:
         """Yield the ends of one sentence's pieces, each as late as the limits allow.
 
         Args:
@@ -540,10 +543,10 @@ class _Cutter:
             end: The word after its last one.
         """
         while start < end:
-            start = self._end_of_piece(start, end)
+            start = self._find_piece_end(start, end)
             yield start
 
-    def _end_of_piece(self, start: int, end: int) -> int:
+    def _find_piece_end(self, start: int, end: int) -> int:
         """Return the word before which the piece that begins at `start` ends."""
         max_subword = self.begin[start] + self.limits.subwords
         fits = int(np.searchsorted(self.end, max_subword, side="right")) - 1

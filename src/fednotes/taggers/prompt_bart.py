@@ -63,7 +63,7 @@ from fednotes.taggers.pointer import (
     PointerCorpus,
     PointerLimits,
     encode_pointers,
-    first_position,
+    find_first_position,
     repair,
 )
 
@@ -160,13 +160,13 @@ class Targets:
     Attributes:
         ids: (batch, steps) with END, then PAD.
         real: (batch, steps) bool, False at padding.
-        pseudo: (batch, steps) bool, the targets of entities whose type the site does
+        is_added: (batch, steps) bool, the targets of entities whose type the site does
             not annotate. END is never one of them.
     """
 
     ids: Tensor
     real: Tensor
-    pseudo: Tensor
+    is_added: Tensor
 
     @classmethod
     def of(cls, corpus: PointerCorpus, chosen: np.ndarray, device: Any) -> Targets:
@@ -176,24 +176,24 @@ class Targets:
         max_count = int(counts.max())
         real = np.arange(max_count) < counts[:, None]  # (batch, entities)
         at = np.where(real, bounds[chosen][:, None] + np.arange(max_count), 0)
-        shift = first_position(len(types))
+        shift = find_first_position(len(types))
         table = corpus.entities + np.array(
             [shift, shift, FIRST_LABEL]
         )  # [tagsets eq 2]
 
         ids = np.full((len(chosen), 3 * max_count + 1), PAD)
-        pseudo = np.zeros(ids.shape, bool)
+        is_added_id = np.zeros(ids.shape, bool)
         if max_count:
             is_unknown_type = np.array([name not in corpus.known for name in types])
             is_added = is_unknown_type[corpus.entities[at, 2]] & real
             written = np.where(real[..., None], table[at], PAD)
             ids[:, :-1] = written.reshape(len(chosen), -1)
-            pseudo[:, :-1] = np.repeat(is_added, 3, axis=1)
+            is_added_id[:, :-1] = np.repeat(is_added, 3, axis=1)
         ids[np.arange(len(chosen)), 3 * counts] = END
         return cls(
             ids=torch.from_numpy(ids).to(device),
             real=torch.from_numpy(ids != PAD).to(device),
-            pseudo=torch.from_numpy(pseudo).to(device),
+            is_added=torch.from_numpy(is_added_id).to(device),
         )
 
     @property
@@ -231,7 +231,7 @@ class Memory:
         fixed: Tensor,
         prompts: PromptMap | None,
         *,
-        states: bool,
+        with_states: bool,
     ) -> Memory:
         """Run the encoder once.
 
@@ -240,13 +240,13 @@ class Memory:
             sources: The sentences.
             fixed: (3 + types, width) vectors of the marks and the types.
             prompts: The prompts of each attention.
-            states: Whether to keep the states of the layers.
+            with_states: Whether to keep the states of the layers.
         """
         size, length = sources.text.shape
         result = bart.encoder(
             input_ids=sources.ids,
             attention_mask=sources.mask,
-            output_hidden_states=states,
+            output_hidden_states=with_states,
             prompts=prompts,
             return_dict=True,
         )
@@ -263,7 +263,7 @@ class Memory:
             inputs=torch.cat([marks, embedded], dim=1),
             outputs=torch.cat([marks, (encoded_text + embedded) / 2], dim=1),
             open=torch.cat([can_follow, sources.real], dim=1),
-            layers=tuple(result.hidden_states[1:]) if states else (),
+            layers=tuple(result.hidden_states[1:]) if with_states else (),
         )
 
     def read(self, ids: Tensor) -> Tensor:
@@ -271,7 +271,7 @@ class Memory:
         width = self.inputs.shape[-1]
         return self.inputs.gather(1, ids.unsqueeze(-1).expand(-1, -1, width))
 
-    def scores(self, states: Tensor) -> Tensor:
+    def score(self, states: Tensor) -> Tensor:
         """Return scores, (batch, steps, ids), -inf where an id is impossible.
 
         Args:
@@ -280,7 +280,7 @@ class Memory:
         raw = states @ self.outputs.transpose(1, 2)
         return raw.masked_fill(~self.open.unsqueeze(1), -torch.inf)
 
-    def rows(self, index: Tensor) -> Memory:
+    def select_rows(self, index: Tensor) -> Memory:
         """Return a subset of the sentences, without the layers' states."""
         return Memory(
             states=self.states[index],
@@ -291,10 +291,10 @@ class Memory:
         )
 
 
-def teacher_forced(
+def run_teacher_forced(
     bart: Any, memory: Memory, targets: Targets, prompts: PromptMap | None
 ) -> Tensor:
-    """Return the decoder's states, given the true targets before each step.
+    """Run the decoder with the true targets before each step; return its states.
 
     Padding follows the targets, where a causal decoder does not attend.
 
@@ -335,16 +335,18 @@ class Stepper:
             **{self._cache_keyword: self._cache},
         )
         self._cache = result[self._cache_keyword]
-        return self.memory.scores(result.last_hidden_state)[:, 0]
+        return self.memory.score(result.last_hidden_state)[:, 0]
 
-    def keep(self, rows: Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         """Continue with only these sentences."""
-        self.memory = self.memory.rows(rows)
+        self.memory = self.memory.select_rows(rows)
         if self._cache is not None:
             self._cache.batch_select_indices(rows)
 
 
-def greedy(stepper: Stepper, grammar: Grammar) -> tuple[list[np.ndarray], np.ndarray]:
+def decode_greedily(
+    stepper: Stepper, grammar: Grammar
+) -> tuple[list[np.ndarray], np.ndarray]:
     """Choose the best id at each step among those that the grammar allows.
 
     Finished sentences leave the batch.
@@ -362,7 +364,7 @@ def greedy(stepper: Stepper, grammar: Grammar) -> tuple[list[np.ndarray], np.nda
 
     for step in range(max_steps):
         scores = stepper.step(chosen)
-        scores = scores.masked_fill(~grammar.allowed(), -torch.inf)
+        scores = scores.masked_fill(~grammar.find_allowed(), -torch.inf)
         chosen = scores.argmax(dim=-1)  # [tagsets eq 4]
         probability = scores.softmax(dim=-1).gather(1, chosen[:, None])[:, 0]
         goes_on = chosen != END
@@ -371,20 +373,20 @@ def greedy(stepper: Stepper, grammar: Grammar) -> tuple[list[np.ndarray], np.nda
             rows = goes_on.nonzero().squeeze(1)
             if not len(rows):
                 break
-            stepper.keep(rows)
+            stepper.keep_rows(rows)
             alive = alive[rows]
             chosen = chosen[rows]
             probability = probability[rows]
-            grammar = grammar.rows(rows)
+            grammar = grammar.select_rows(rows)
         written[alive, step] = chosen
         probabilities[alive, step] = probability
-        grammar = grammar.after(chosen)
+        grammar = grammar.advance(chosen)
 
     table = written.cpu().numpy()
     return [row[row != PAD] for row in table], probabilities.cpu().double().numpy()
 
 
-def word_edges(
+def find_word_edges(
     corpus: PointerCorpus, chosen: np.ndarray, longest: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return where words begin and where they end, each (batch, longest) bool."""
@@ -552,7 +554,7 @@ class PromptBart(Model):
         corpus: PreparedCorpus,
         indices: Sequence[int] | np.ndarray,
         *,
-        states: bool = False,
+        with_states: bool = False,
     ) -> Losses:
         """Return each sentence's cross-entropies, by origin; see `Model.losses`.
 
@@ -562,39 +564,42 @@ class PromptBart(Model):
         """
         prepared = self.require_corpus(corpus)
         chosen = require_sentences(indices)
-        return self._losses(prepared, chosen, self.prompts(), states=states)
+        return self._compute_losses(
+            prepared, chosen, self.prompts(), with_states=with_states
+        )
 
-    def _losses(
+    def _compute_losses(
         self,
         corpus: PointerCorpus,
         chosen: np.ndarray,
         pairs: Sequence[KeyValues],
         *,
-        states: bool = False,
+        with_states: bool = False,
     ) -> Losses:
         """Compute `losses` with these prompts, one pair per attention."""
         view = self.frozen.view
         prompts = joined(self.frozen.attentions, pairs)
         sources = Sources.of(corpus, chosen, self.frozen.backbone, self.device)
         targets = Targets.of(corpus, chosen, self.device)
-        memory = Memory.of(view, sources, self._fixed, prompts, states=states)
+        memory = Memory.of(view, sources, self._fixed, prompts, with_states=with_states)
         # (batch, steps, width)
-        outputs = teacher_forced(view, memory, targets, prompts)
-        scores = memory.scores(outputs)
+        outputs = run_teacher_forced(view, memory, targets, prompts)
+        scores = memory.score(outputs)
         wanted = targets.ids.masked_fill(~targets.real, END)
         # [tagsets eq 3]
         nll = F.cross_entropy(scores.flatten(0, 1), wanted.flatten(), reduction="none")
         nll = nll.view(wanted.shape)  # (batch, steps)
-        source = (nll * (targets.real & ~targets.pseudo)).sum(dim=1)  # [tagsets eq 8]
-        target = (nll * targets.pseudo).sum(dim=1)  # [tagsets eq 9]
-        if not states:
+        source = (nll * (targets.real & ~targets.is_added)).sum(dim=1)  # [tagsets eq 8]
+        target = (nll * targets.is_added).sum(dim=1)  # [tagsets eq 9]
+        if not with_states:
             return Losses(source, target)
 
         real = targets.real
 
-        def score(steps: Tensor) -> Tensor:
+        def score_steps(steps: Tensor) -> Tensor:
+            # The scores of a step depend on its sentence, so put it back there first.
             padded = torch.zeros_like(outputs).masked_scatter(real.unsqueeze(-1), steps)
-            return memory.scores(padded)[real]
+            return memory.score(padded)[real]
 
         inside = sources.real.unsqueeze(-1)  # (batch, sub-words, 1)
         text = slice(sources.offset, sources.offset + inside.shape[1])
@@ -606,8 +611,8 @@ class PromptBart(Model):
                 for layer in memory.layers
             ),
             outputs=outputs[real],
-            pseudo=targets.pseudo[real],
-            score=score,
+            is_added=targets.is_added[real],
+            score_states=score_steps,
         )
 
     @torch.enable_grad()
@@ -629,7 +634,7 @@ class PromptBart(Model):
                 part.expand(len(chosen), *part.shape).requires_grad_() for part in parts
             ]
             pairs = list(zip(leaves[::2], leaves[1::2], strict=True))
-            losses = self._losses(prepared, chosen, pairs)
+            losses = self._compute_losses(prepared, chosen, pairs)
 
         has_target = bool(losses.target.detach().any())
         of_source = torch.autograd.grad(
@@ -645,6 +650,7 @@ class PromptBart(Model):
     def _predict(
         self, corpus: PointerCorpus, *, with_confidence: bool
     ) -> tuple[Document, ...]:
+        """Return the documents with predicted spans; see `Model._predict`."""
         predicted: list[list[Span]] = [[] for _ in corpus.documents]
         pairs = self.prompts()
         groups = length_batches(
@@ -655,7 +661,7 @@ class PromptBart(Model):
             for sentence, ids, each in zip(
                 chosen.tolist(), decoded, probabilities, strict=True
             ):
-                spans = self._spans(corpus, sentence, ids)
+                spans = self._make_spans(corpus, sentence, ids)
                 if with_confidence:
                     # Under the grammar, no repair is needed: each entity has three ids,
                     # in the order of the spans.
@@ -670,30 +676,30 @@ class PromptBart(Model):
             for document, spans in zip(corpus.documents, predicted, strict=True)
         )
 
-    def _spans(
+    def _make_spans(
         self, corpus: PointerCorpus, sentence: int, ids: np.ndarray
     ) -> list[Span]:
         """Return the spans that the ids of one sentence encode."""
         length = int(corpus.lengths[sentence])
         entities = repair(ids.tolist(), len(self.tagset.types), length)
-        return corpus.spans(sentence, entities) if len(entities) else []
+        return corpus.make_spans(sentence, entities) if len(entities) else []
 
     def _decode(
         self, corpus: PointerCorpus, chosen: np.ndarray, pairs: Sequence[KeyValues]
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Return the ids that the model writes for some sentences; see `greedy`."""
+        """Return the ids that `decode_greedily` writes for some sentences."""
         view = self.frozen.view
         prompts = joined(self.frozen.attentions, pairs)
         sources = Sources.of(corpus, chosen, self.frozen.backbone, self.device)
-        memory = Memory.of(view, sources, self._fixed, prompts, states=False)
-        starts, ends = word_edges(corpus, chosen, sources.text.shape[1])
+        memory = Memory.of(view, sources, self._fixed, prompts, with_states=False)
+        starts, ends = find_word_edges(corpus, chosen, sources.text.shape[1])
         grammar = Grammar.begin(
             len(self.tagset.types),
             torch.from_numpy(starts).to(self.device),
             torch.from_numpy(ends).to(self.device),
             self.limits.entities,
         )
-        return greedy(Stepper(view, memory, prompts), grammar)
+        return decode_greedily(Stepper(view, memory, prompts), grammar)
 
 
 def build_prompt_bart(

@@ -62,17 +62,18 @@ STEMS = (DEFAULT, "model")
 # ---- kinds of models -----------------------------------------------------------------
 
 
-def kinds() -> list[str]:
+def list_kinds() -> list[str]:
     """Return the names of all kinds: the default, other built-in kinds, plug-ins."""
-    built_in = _built_in_kinds()
+    built_in = _list_built_in_kinds()
     return [*built_in, *sorted(plugins.added("taggers", built_in))]
 
 
-def _built_in_kinds() -> list[str]:
+def _list_built_in_kinds() -> list[str]:
+    """Return the names of the built-in kinds, the default first."""
     modules = plugins.modules_in(*sys.modules[__package__].__path__)
     names = [name.replace("_", "-") for name in modules]
     return sorted(
-        filter(_built_in_kind, names), key=lambda name: (name != DEFAULT, name)
+        filter(_find_built_in_kind, names), key=lambda name: (name != DEFAULT, name)
     )
 
 
@@ -82,10 +83,10 @@ def _find_kind(name: str) -> Kind | None:
     Raises:
         ConfigError: A package registers a kind under a name other than the kind's own.
     """
-    built_in = _built_in_kind(name)
+    built_in = _find_built_in_kind(name)
     if built_in is not None:
         return built_in
-    entry = plugins.added("taggers", _built_in_kinds()).get(name)
+    entry = plugins.added("taggers", _list_built_in_kinds()).get(name)
     if entry is None:
         return None
     kind: Kind = plugins.load(entry, Kind)
@@ -99,7 +100,7 @@ def _find_kind(name: str) -> Kind | None:
     return kind
 
 
-def _built_in_kind(name: str) -> Kind | None:
+def _find_built_in_kind(name: str) -> Kind | None:
     """Return the built-in kind with this name, or None if there is none."""
     module = f"{__package__}.{name.replace('-', '_')}"
     if "." in name or "_" in name or find_spec(module) is None:
@@ -108,7 +109,7 @@ def _built_in_kind(name: str) -> Kind | None:
     return kind
 
 
-def model_class(kind: str) -> type[ModelConfig]:
+def find_model_class(kind: str) -> type[ModelConfig]:
     """Return the class of a kind's specification.
 
     Raises:
@@ -116,11 +117,11 @@ def model_class(kind: str) -> type[ModelConfig]:
     """
     entry = _find_kind(kind)
     if entry is None:
-        raise ConfigError(f"unknown kind {kind!r}; {nearest(kind, kinds())}")
+        raise ConfigError(f"unknown kind {kind!r}; {nearest(kind, list_kinds())}")
     return entry.config
 
 
-def model_config(table: Mapping[str, Any], where: str = "model") -> ModelConfig:
+def read_model_config(table: Mapping[str, Any], where: str = "model") -> ModelConfig:
     """Read a model's specification from a TOML table with the key `kind`.
 
     Args:
@@ -134,9 +135,8 @@ def model_config(table: Mapping[str, Any], where: str = "model") -> ModelConfig:
     name = table.get("kind", DEFAULT)
     entry = _find_kind(name) if isinstance(name, str) else None
     if entry is None:
-        raise ConfigError(
-            f"{place_prefix(where)}unknown kind {name!r}; {nearest(str(name), kinds())}"
-        )
+        known = nearest(str(name), list_kinds())
+        raise ConfigError(f"{place_prefix(where)}unknown kind {name!r}; {known}")
     config: ModelConfig
     if entry.read is None:
         config = build(entry.config, table, where)
@@ -180,7 +180,7 @@ def save_model(model: Model, directory: str | Path) -> None:
     _require_replaceable(path)
     if isinstance(model, SavesItself):
         _require_finite(path, model.state_dict())
-        write_folder(path, lambda folder: _fill(folder, model))
+        write_folder(path, lambda folder: _fill_folder(folder, model))
         return
 
     tensors = {
@@ -196,7 +196,7 @@ def save_model(model: Model, directory: str | Path) -> None:
     text = json.dumps(facts, indent=2, ensure_ascii=False)
     stem = DEFAULT if model.config.kind == DEFAULT else "model"
     files = {f"{stem}.safetensors": data, f"{stem}.json": text.encode() + b"\n"}
-    write_folder(path, lambda folder: _fill(folder, files))
+    write_folder(path, lambda folder: _fill_folder(folder, files))
 
 
 def _require_replaceable(path: Path) -> None:
@@ -209,7 +209,7 @@ def _require_replaceable(path: Path) -> None:
         )
 
 
-def _fill(folder: Path, content: SavesItself | Mapping[str, bytes]) -> None:
+def _fill_folder(folder: Path, content: SavesItself | Mapping[str, bytes]) -> None:
     """Write files, or a model that saves itself, and sync them to disk."""
     if isinstance(content, SavesItself):
         content.save(folder)
@@ -292,7 +292,7 @@ def load_model(
 
     file, facts = _read_description(path)
     config, tagset = _read_specification(file, facts)
-    config = _with_places(config, backbone, word_vectors)
+    config = _set_places(config, backbone, word_vectors)
     tensors = _read_tensors(file, facts)
     model = _build_described(path, file, config, tagset, tensors, device)
     _require_same_frozen_parts(path, facts, model)
@@ -306,11 +306,13 @@ def load_model(
     return model
 
 
-def _with_places(
+def _set_places(
     config: ModelConfig, backbone: str | None, word_vectors: str | Path | None
 ) -> ModelConfig:
     """Return a specification with this machine's paths, for the keys that it has."""
-    places: dict[str, str | Path | None] = dict.fromkeys(encoder_keys(config), backbone)
+    places: dict[str, str | Path | None] = dict.fromkeys(
+        list_encoder_keys(config), backbone
+    )
     places["word_vectors"] = word_vectors
     changed: dict[str, Any] = {
         key: str(place)
@@ -320,7 +322,7 @@ def _with_places(
     return replace(config, **changed)
 
 
-def encoder_keys(config: ModelConfig) -> frozenset[str]:
+def list_encoder_keys(config: ModelConfig) -> frozenset[str]:
     """Return the keys of a specification that name a pretrained encoder."""
     return marked_fields(type(config), Mark.LOCAL_FILE) - {"word_vectors"}
 
@@ -378,19 +380,19 @@ def _describe(model: Model) -> dict[str, Any]:
         "fednotes": __version__,
         "kind": config.kind,
     }
-    vectors = _word_vectors_of(model)
+    vectors = _find_word_vectors(model)
     if vectors is not None:
         table["word_vectors"] = str(vectors.path)
         facts["word_vectors"] = {"name": vectors.path.name, "sha256": vectors.sha256}
     fingerprint = model.backbone_fingerprint
     if fingerprint:
         name = table[model.encoder_key]
-        facts[_backbone_key(config.kind)] = {
+        facts[_name_backbone_key(config.kind)] = {
             "name": name,
             "fingerprint": fingerprint,
             "reading": READING,
         }
-        table[model.encoder_key] = _absolute_place(name)
+        table[model.encoder_key] = _make_place_absolute(name)
     facts["config"] = table
     facts["tagset"] = {
         "types": list(model.tagset.types),
@@ -399,18 +401,18 @@ def _describe(model: Model) -> dict[str, Any]:
     return facts
 
 
-def _word_vectors_of(model: Model) -> WordVectors | None:
+def _find_word_vectors(model: Model) -> WordVectors | None:
     """Return the word vectors that a model reads; None if there are none."""
     vectors = getattr(model, "vectors", None)
     return vectors if isinstance(vectors, WordVectors) else None
 
 
-def _backbone_key(kind: str) -> str:
+def _name_backbone_key(kind: str) -> str:
     """Return the key of the frozen encoder in a description."""
     return "contextual" if kind == DEFAULT else "backbone"
 
 
-def _absolute_place(spec: str) -> str:
+def _make_place_absolute(spec: str) -> str:
     """Return the specification of an encoder with its directory as an absolute path.
 
     Args:
@@ -464,7 +466,9 @@ def _read_specification(
         tagset = facts["tagset"]
         if tagset["scheme"] not in ("BIO", "BIOES", "IO"):
             raise ModelError(f"{file}: unknown scheme {tagset['scheme']!r}")
-        config = model_config(facts["config"] | {"kind": facts.get("kind", DEFAULT)})
+        config = read_model_config(
+            facts["config"] | {"kind": facts.get("kind", DEFAULT)}
+        )
         return config, TagSet(tuple(tagset["types"]), tagset["scheme"])
     except ConfigError as error:
         raise ModelError(f"{file}: {error}") from error
@@ -509,10 +513,10 @@ def _require_same_frozen_parts(path: Path, facts: dict[str, Any], model: Model) 
 
 def _require_same_vectors(path: Path, facts: dict[str, Any], model: Model) -> None:
     """Raise ModelError if a model's word vectors are not those of training."""
-    vectors = _word_vectors_of(model)
+    vectors = _find_word_vectors(model)
     if vectors is None:
         return
-    trained = _subtable(facts, "word_vectors")
+    trained = _read_subtable(facts, "word_vectors")
     if vectors.sha256 != trained.get("sha256"):
         raise ModelError(
             f"{path}: trained with word vectors {trained.get('name')!r} (SHA-256 "
@@ -524,7 +528,7 @@ def _require_same_vectors(path: Path, facts: dict[str, Any], model: Model) -> No
 def _require_same_encoder(path: Path, facts: dict[str, Any], model: Model) -> None:
     """Raise MovedError if a model's encoder is not the one of training."""
     fingerprint = model.backbone_fingerprint
-    trained = _subtable(facts, _backbone_key(model.config.kind))
+    trained = _read_subtable(facts, _name_backbone_key(model.config.kind))
     if not fingerprint or fingerprint == trained.get("fingerprint"):
         return
     encoder_path = getattr(model.config, model.encoder_key)
@@ -544,7 +548,7 @@ def _require_same_encoder(path: Path, facts: dict[str, Any], model: Model) -> No
     )
 
 
-def _subtable(facts: dict[str, Any], name: str) -> dict[str, Any]:
+def _read_subtable(facts: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a table of a description; empty if it is missing or not a table."""
     table = facts.get(name)
     return table if isinstance(table, dict) else {}

@@ -33,7 +33,7 @@ from fednotes.taggers.corpora import (
     Batch,
     PreparedCorpus,
     TaggerCorpus,
-    by_length,
+    batch_by_length,
     hash_forms,
     require_sentences,
 )
@@ -45,7 +45,7 @@ from fednotes.taggers.layers import (
     PackedLayout,
     WordCNN,
     Words,
-    character_table,
+    make_character_table,
 )
 from fednotes.taggers.model import (
     CrfReading,
@@ -184,7 +184,7 @@ PRESETS: dict[str, TaggerConfig] = {
 }
 
 
-def tagger_config(table: Mapping[str, Any], where: str = "model") -> TaggerConfig:
+def read_tagger_config(table: Mapping[str, Any], where: str = "model") -> TaggerConfig:
     """Read a light tagger's specification from a TOML table.
 
     The key `tagger` names the preset to start from; other keys override it.
@@ -329,7 +329,7 @@ class Tagger(TaggingModel):
         if config.hashed_words:
             hashed = torch.from_numpy(hash_forms(forms, config.hashed_words))
         if config.characters:
-            characters, lengths = character_table(forms, config.char_max)
+            characters, lengths = make_character_table(forms, config.char_max)
         if self.encoder is not None and encoded.sentences:
             sentences = list(encoded.passages())
             context = cached_features(
@@ -346,7 +346,7 @@ class Tagger(TaggingModel):
             context=context,
         )
 
-    def word_rows(
+    def find_word_rows(
         self, corpus: PreparedCorpus, indices: np.ndarray
     ) -> dict[str, np.ndarray]:
         """Return the rows of trainable word tables that some sentences read.
@@ -374,12 +374,12 @@ class Tagger(TaggingModel):
         prepared = self.require_corpus(corpus)
         reading = self._read_batch(prepared, require_sentences(indices))
         losses = self.crf.crf.loss(
-            reading.emissions(), reading.batch.tags, reading.batch.lengths
+            reading.compute_emissions(), reading.batch.tags, reading.batch.lengths
         )
         return losses.mean()  # [fedner eq 1]
 
-    def _length_groups(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
-        return by_length(lengths)
+    def _batch_by_length(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
+        return batch_by_length(lengths)
 
     def _lay_out(
         self, prepared: TaggerCorpus, chosen: np.ndarray
@@ -422,7 +422,7 @@ class Tagger(TaggingModel):
 
         # (tokens, width)
         features = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return CrfReading(self.crf, batch, features, layers, layout.padded())
+        return CrfReading(self.crf, batch, features, layers, layout.find_padded_rows())
 
     def _represent(
         self, prepared: TaggerCorpus, tokens: np.ndarray
@@ -486,4 +486,4 @@ def build_tagger(
     return Tagger(config, tagset, seed, vectors, encoder).to(device)
 
 
-KIND = Kind(TaggerConfig, build_tagger, tagger_config)
+KIND = Kind(TaggerConfig, build_tagger, read_tagger_config)

@@ -184,7 +184,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         # The tuple keeps torch from registering the parts of this module twice.
         self._library = (model,)
 
-        trained = trained_names(where, model, config.train, config.top)
+        trained = list_trained_names(where, model, config.train, config.top)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in trained)
 
@@ -196,9 +196,9 @@ class TokenClassifier(TaggingModel, SavesItself):
         window = f"window = {config.window or positions}"
         with within(window, ModelError, become=ConfigError):
             self._frame = Frame.of(where, tokenizer, model, config.window)
-        self._widths = self._try_widths()
+        self._widths = self._measure_widths()
 
-    def _try_widths(self) -> tuple[int, ...]:
+    def _measure_widths(self) -> tuple[int, ...]:
         """Run one sub-word; return the number of columns of each layer.
 
         Raises:
@@ -230,7 +230,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         changes = LoRA(self.changed_maps, config.rank, config.alpha, seed, name)
         self.add_module(name, changes.to(self.device))
 
-    def with_classifier(self, classifier: nn.Linear) -> TokenClassifier:
+    def copy_with_classifier(self, classifier: nn.Linear) -> TokenClassifier:
         """Return a copy of the model with this classifier."""
         copied = copy.deepcopy(self)
         copied.classifier = classifier
@@ -286,7 +286,7 @@ class TokenClassifier(TaggingModel, SavesItself):
             progress=options.progress,
         )
 
-    def tokens(
+    def count_tokens(
         self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray
     ) -> int:
         """Return the number of words with a target in some units."""
@@ -365,12 +365,12 @@ class TokenClassifier(TaggingModel, SavesItself):
         """
         inputs: list[Tensor] = []
 
-        def pick(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor]:
+        def pick_words(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor]:
             inputs.append(arguments[0].flatten(0, 1).index_select(0, at))
             return (inputs[0],)
 
         model = self.library
-        handle = model.classifier.register_forward_pre_hook(pick)
+        handle = model.classifier.register_forward_pre_hook(pick_words)
         try:
             with ExitStack() as stack:
                 for changes in self.changes:
@@ -391,7 +391,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         return out.logits, inputs[0], layers
 
     @torch.no_grad()
-    def emissions(self, corpus: PreparedCorpus) -> np.ndarray:
+    def compute_emissions(self, corpus: PreparedCorpus) -> np.ndarray:
         """Return (tokens, tags) float32, the logits of all words, without dropout.
 
         For words that the model does not read, all logits are zero, which decodes to O.
@@ -400,7 +400,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         shape = (len(prepared.encoded.form), len(self.tagset.tags))
         logits = np.zeros(shape, np.float32)
         with evaluating(self):
-            for chosen in self._length_groups(prepared.lengths):
+            for chosen in self._batch_by_length(prepared.lengths):
                 reading = self._read_batch(prepared, chosen)
                 logits[reading.tokens] = reading.logits.float().cpu().numpy()
         return logits
@@ -449,7 +449,7 @@ def build_token_classifier(
     path = encoder_directory(config.encoder)
     device_of(device)
     tokenizer, original, is_new = _open(path, tagset, config.dropout, stamp_of(path))
-    trained = trained_names(config.encoder, original, config.train, config.top)
+    trained = list_trained_names(config.encoder, original, config.train, config.top)
     # The storage is shared, but not the parameters, so each model has its own flags.
     shared: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach(), requires_grad=False)
@@ -500,7 +500,7 @@ def open_token_classifier(
         raise ModelError(
             f"{directory / 'config.json'}: damaged ('fednotes' is not a table)"
         )
-    require_reading(directory, tokenizer, ours)
+    require_same_reading(directory, tokenizer, ours)
     settings = {
         key: value for key, value in ours.items() if key not in ("version", "reading")
     }
@@ -527,15 +527,15 @@ def _open(
     """
     settings: dict[str, Any] = {}
     if dropout is not None:
-        settings = _dropout_rates(path, dropout)
-    if earlier_types(path):
+        settings = _choose_dropout_rates(path, dropout)
+    if read_earlier_types(path):
         tokenizer, model, rows = _open_for_more_types(path, tagset, settings)
     else:
         tokenizer, model, rows = _open_untrained(path, tagset, settings)
     return tokenizer, model.requires_grad_(requires_grad=False), torch.tensor(rows) < 0
 
 
-def _dropout_rates(path: Path, rate: float) -> dict[str, Any]:
+def _choose_dropout_rates(path: Path, rate: float) -> dict[str, Any]:
     """Set every dropout rate of a configuration to `rate`."""
     return {
         name: rate
@@ -618,11 +618,11 @@ def _open_trained(
     require_complete(directory, missing)
     require_classifier(directory, model)
     labels = model.config.id2label
-    tagset, rows = tagset_of(directory, labels, model.classifier.out_features)
+    tagset, rows = derive_tagset(directory, labels, model.classifier.out_features)
     return tokenizer, model, tagset, rows
 
 
-def earlier_types(encoder: str | Path) -> tuple[str, ...]:
+def read_earlier_types(encoder: str | Path) -> tuple[str, ...]:
     """Return the entity types of the token classifier in an encoder's directory.
 
     It is empty if the directory holds another model or does not exist.
@@ -637,7 +637,7 @@ def earlier_types(encoder: str | Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys(match[1] for match in matches if match))
 
 
-def trained_names(where: str, model: Any, train: str, top: int) -> set[str]:
+def list_trained_names(where: str, model: Any, train: str, top: int) -> set[str]:
     """Return the names of the parameters that are trained.
 
     Args:
@@ -662,7 +662,9 @@ def trained_names(where: str, model: Any, train: str, top: int) -> set[str]:
     }
 
 
-def require_reading(directory: Path, tokenizer: Any, facts: Mapping[str, Any]) -> None:
+def require_same_reading(
+    directory: Path, tokenizer: Any, facts: Mapping[str, Any]
+) -> None:
     """Raise ModelError if a model was trained with another reading of text.
 
     Earlier versions passed words to the tokenizer one by one. With a byte-level or
@@ -704,7 +706,7 @@ def require_classifier(where: str | Path, model: Any) -> None:
         )
 
 
-def tagset_of(
+def derive_tagset(
     directory: Path, labels: Mapping[int, str], size: int
 ) -> tuple[TagSet, tuple[int, ...]]:
     """Return the tag set that a model's labels encode.
@@ -746,11 +748,11 @@ def tagset_of(
             f"types, for a classifier of {size} rows: config.json (id2label) must name "
             "each row, one of them O"
         )
-    tagset = TagSet(tuple(types), _smallest_scheme(prefixes))
+    tagset = TagSet(tuple(types), _find_smallest_scheme(prefixes))
     return tagset, tuple(row_of.get(tag, -1) for tag in tagset.tags)
 
 
-def _smallest_scheme(prefixes: set[str]) -> Scheme:
+def _find_smallest_scheme(prefixes: set[str]) -> Scheme:
     """Return the smallest scheme that has all these prefixes."""
     if prefixes & {"E", "S"}:
         return "BIOES"

@@ -18,11 +18,11 @@ from fednotes.data.tags import span_tag_mask
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.model import Losses
 from fednotes.taggers.partial import (
-    added_tags,
-    allowed_tags,
-    word_gradients,
-    word_losses,
-    word_posterior,
+    compute_word_gradients,
+    compute_word_losses,
+    compute_word_posterior,
+    find_allowed_tags,
+    mark_unknown_tags,
 )
 
 
@@ -44,7 +44,7 @@ class WordReading:
         logits: (words, tags).
         states: (words, width), the classifier's input.
         layers: (words, width) states above each layer; empty unless requested.
-        confidence_meaning: Describes `span_probabilities`, for
+        confidence_meaning: Describes `compute_span_probabilities`, for
             `Model.confidence_meaning`.
     """
 
@@ -62,48 +62,48 @@ class WordReading:
     states: Tensor
     layers: tuple[Tensor, ...]
 
-    def padded(self, values: Tensor) -> Tensor:
+    def pad(self, values: Tensor) -> Tensor:
         """Return `values` (words, …) as (units, steps, …), zero elsewhere."""
         units = len(self.chosen)
         flat = values.new_zeros(units * self.steps, *values.shape[1:])
         placed = flat.index_copy(0, self.place, values)
         return placed.view(units, self.steps, *values.shape[1:])
 
-    def _targets(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return tags, allowed tags and soft targets for `word_losses`."""
+    def _make_targets(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return tags, allowed tags and soft targets for `compute_word_losses`."""
         corpus = self.corpus
         device = self.logits.device
         tags = torch.from_numpy(corpus.encoded.tags[self.tokens]).to(device)
         allowed = soft = None
         if not corpus.complete:
-            allowed = allowed_tags(tags, corpus.encoded.tagset, corpus.known)
+            allowed = find_allowed_tags(tags, corpus.encoded.tagset, corpus.known)
         if corpus.soft is not None:
             soft = torch.from_numpy(corpus.soft.unary[self.tokens]).to(device)
         return tags, allowed, soft
 
-    def best_tags(self) -> np.ndarray:
-        """Return the predicted tags; see `Reading.best_tags`."""
+    def find_best_tags(self) -> np.ndarray:
+        """Return the predicted tags; see `Reading.find_best_tags`."""
         return self.logits.argmax(-1).cpu().numpy()
 
-    def span_probabilities(self, spans: np.ndarray) -> np.ndarray:
+    def compute_span_probabilities(self, spans: np.ndarray) -> np.ndarray:
         """Return spans' probabilities: a product over each span and its neighbours.
 
         Because words are independent, this equals the sum over all tag sequences with
         the span.
         """
         # (units, steps, tags)
-        probabilities = self.padded(self.logits.float().softmax(-1))
+        probabilities = self.pad(self.logits.float().softmax(-1))
         table = probabilities.cpu().double().numpy()
         # Words that are not read are O.
         table[..., 0] += table.sum(-1) == 0
         return np.array(
             [
-                self._span_probability(table[unit], first, last, kind)
+                self._compute_span_probability(table[unit], first, last, kind)
                 for unit, first, last, kind in spans.tolist()
             ]
         )
 
-    def _span_probability(
+    def _compute_span_probability(
         self, table: np.ndarray, first: int, last: int, kind: int
     ) -> float:
         """Return the probability of one span.
@@ -134,37 +134,37 @@ class WordReading:
             each[first - before] += opening
         return float(each.prod())
 
-    def posterior(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return probabilities of tags; see `Reading.posterior`.
+    def compute_posterior(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return probabilities of tags; see `Reading.compute_posterior`.
 
         The transitions are empty, because words are independent.
         """
-        _, allowed, _ = self._targets()
+        _, allowed, _ = self._make_targets()
         assert allowed is not None
-        within = word_posterior(self.logits, allowed).float().cpu().numpy()
+        within = compute_word_posterior(self.logits, allowed).float().cpu().numpy()
         return within, np.zeros((len(self.chosen), 0, 0), np.float32)
 
-    def losses(self, *, states: bool) -> Losses:
+    def losses(self, *, with_states: bool) -> Losses:
         """Return the losses of units, each the sum over its words; see `Model.losses`.
 
         Each row of `outputs` is a word.
         """
         corpus = self.corpus
-        of_words = word_losses(self.logits, *self._targets())
-        source, target = (self.padded(loss).sum(1) for loss in of_words)  # (units,)
-        if not states:
+        of_words = compute_word_losses(self.logits, *self._make_targets())
+        source, target = (self.pad(loss).sum(1) for loss in of_words)  # (units,)
+        if not with_states:
             return Losses(source, target)
 
         words = torch.bincount(self.place // self.steps, minlength=len(self.chosen))
         count = words.clamp(min=1)[:, None]
-        tags, _, _ = self._targets()
+        tags, _, _ = self._make_targets()
         return Losses(
             source,
             target,
-            hidden=tuple(self.padded(layer).sum(1) / count for layer in self.layers),
+            hidden=tuple(self.pad(layer).sum(1) / count for layer in self.layers),
             outputs=self.states,
-            pseudo=added_tags(tags, corpus.encoded.tagset, corpus.known),
-            score=self.classifier,
+            is_added=mark_unknown_tags(tags, corpus.encoded.tagset, corpus.known),
+            score_states=self.classifier,
         )
 
     def gradients(self) -> tuple[Tensor, Tensor]:
@@ -173,9 +173,9 @@ class WordReading:
         A unit's gradient is Σ δ ⊗ h over its words, where δ is the closed-form gradient
         of the logits and h is the classifier's input.
         """
-        source, target = word_gradients(self.logits, *self._targets())
+        source, target = compute_word_gradients(self.logits, *self._make_targets())
         states = self.states.to(source.dtype)  # (words, width)
-        delta = self.padded(source).transpose(1, 2)  # (units, tags, steps)
-        each = (delta @ self.padded(states)).flatten(1)
+        delta = self.pad(source).transpose(1, 2)  # (units, tags, steps)
+        each = (delta @ self.pad(states)).flatten(1)
         total = (target.T @ states).flatten()
         return each, total

@@ -32,7 +32,7 @@ from fednotes.metrics.spans import SpanCounts, document_counts, forms_of
 from fednotes.taggers.corpora import EncoderCorpus, PreparedCorpus
 from fednotes.taggers.model import Model, ModelConfig
 from fednotes.taggers.saving import build_model, save_model
-from fednotes.taggers.token_classifier import TokenClassifierConfig, earlier_types
+from fednotes.taggers.token_classifier import TokenClassifierConfig, read_earlier_types
 
 T = TypeVar("T", bound=Tensor)
 # Smaller growth of a mini-batch, such as by rounding, needs no warning.
@@ -598,7 +598,7 @@ def list_earlier_classifier_warnings(config: Any) -> tuple[str, ...]:
     wanted: TagSet = config.tags
     types = [
         type
-        for type in earlier_types(model.encoder)
+        for type in read_earlier_types(model.encoder)
         if not wanted.types or type in wanted.types
     ]
     if not types:

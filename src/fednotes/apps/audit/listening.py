@@ -325,7 +325,7 @@ def _note_batch(record: TrainingRecord, model: Any, first: Any, second: Any) -> 
         labels = second.labels
         record.add_rows("masked", labels[labels >= 0], model.vocabulary)
     if hasattr(model, "word_rows"):
-        for table, ids in model.word_rows(first, second).items():
+        for table, ids in model.find_word_rows(first, second).items():
             record.add_rows(table, ids, len(model.get_parameter(table)))
 
 

@@ -29,7 +29,7 @@ from fednotes.core.update import Tensors
 from fednotes.encoders.pretrained import encoder_directory, folder_fingerprint
 from fednotes.engines.launch import Setup
 from fednotes.jobs.job import Job
-from fednotes.taggers.saving import encoder_keys
+from fednotes.taggers.saving import list_encoder_keys
 from fednotes.training.site_sampling import count_drawn_sites
 
 AGREE = "agree"
@@ -171,7 +171,7 @@ def encoder_of(job: Job) -> str:
     if job.kind.make_stub is not None:  # models of patients start from no encoder
         return ""
     model = job.config.model
-    specs = [getattr(model, key) for key in encoder_keys(model)]
+    specs = [getattr(model, key) for key in list_encoder_keys(model)]
     spec = next((spec for spec in specs if spec), "")
     if not spec:
         return ""
