@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from fednotes.data.text import Passage
-from fednotes.encoders.features import cached_features, load_encoder
+from fednotes.encoders.features import compute_features_with_cache, load_encoder
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 from passages import passage
@@ -171,7 +171,9 @@ def main() -> None:
         passages, bounds = corpus(sentences)
         tokens = int(bounds[-1])
         start = time.perf_counter()
-        features = cached_features(encoder, passages, Path(folder) / "cache")
+        features = compute_features_with_cache(
+            encoder, passages, Path(folder) / "cache"
+        )
         seconds = time.perf_counter() - start
         rate, size = sentences / seconds, features.nbytes / sentences / 1024
         print(f"encode    {rate:8.1f} sentences/s, {tokens / seconds:.0f} tokens/s")

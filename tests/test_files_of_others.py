@@ -18,7 +18,11 @@ from fednotes.core.errors import FednotesError
 from fednotes.core.parsing import read_json, read_regular
 from fednotes.core.types import TagSet
 from fednotes.encoders.elmo import Elmo
-from fednotes.encoders.pretrained import file_sha256, open_config, open_tokenizer
+from fednotes.encoders.pretrained import (
+    compute_file_sha256,
+    open_config,
+    open_tokenizer,
+)
 from fednotes.encoders.vectors import load_vectors
 from fednotes.metrics.calibration import weights_digest
 from fednotes.taggers.saving import (
@@ -182,7 +186,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "JSON": _of_a_pipe("a.json", read_json),
     "word vectors": _of_a_pipe("a.txt", load_vectors),
     "binary word vectors": _of_a_pipe("a.bin", load_vectors),
-    "a file's digest": _of_a_pipe("a", file_sha256),
+    "a file's digest": _of_a_pipe("a", compute_file_sha256),
     "weights for a digest": _of_a_pipe(
         "a.safetensors", lambda path: weights_digest(path.parent)
     ),

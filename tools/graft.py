@@ -54,13 +54,13 @@ from fednotes.data.formats.files import read_text
 from fednotes.data.formats.folders import list_files
 from fednotes.data.synthetic import generate
 from fednotes.data.text import split_sentences
-from fednotes.encoders.bart import cache_keyword, set_layer_norm_eps
+from fednotes.encoders.bart import find_cache_keyword, set_layer_norm_eps
 from fednotes.encoders.pretrained import (
     FINGERPRINTED,
-    encoder_directory,
-    fingerprint,
+    compute_fingerprint,
+    find_encoder_directory,
     open_encoder,
-    quiet,
+    silencing_library,
     write_pretrained,
 )
 from fednotes.taggers.pointer import encode_entities
@@ -714,7 +714,7 @@ def decode(
         encoder_hidden_states=states,
         encoder_attention_mask=mask,
         use_cache=cache is not None,
-        **{cache_keyword(decoder): cache},
+        **{find_cache_keyword(decoder): cache},
     ).last_hidden_state
     return hidden
 
@@ -752,7 +752,7 @@ def graft(
         raise ConfigError(
             f"{out}: holds something else than a graft; give a new folder"
         )
-    directory = encoder_directory(str(encoder))
+    directory = find_encoder_directory(str(encoder))
     bert, tokenizer = _open_bert(directory)
     marks = (int(tokenizer.cls_token_id), int(tokenizer.sep_token_id))
     longest = min(LONGEST, bert.config.max_position_embeddings)
@@ -766,7 +766,7 @@ def graft(
     facts = {
         "encoder": {
             "name": "minilm" if str(encoder) == "minilm" else directory.name,
-            "fingerprint": fingerprint(
+            "fingerprint": compute_fingerprint(
                 {file for form in FINGERPRINTED for file in directory.glob(form)},
                 kind="graft",
             ),
@@ -852,7 +852,7 @@ def bart_of(bert: Any, tokenizer: Any, decoder_layers: int) -> Any:
     """A BartModel whose encoder computes what the BertModel computes; see the module."""
     from transformers import BartModel
 
-    with torch.random.fork_rng(devices=[]), quiet():
+    with torch.random.fork_rng(devices=[]), silencing_library():
         model = BartModel(_bart_config(bert.config, tokenizer, decoder_layers)).eval()
     set_layer_norm_eps(model)
     source = bert.state_dict()

@@ -12,7 +12,7 @@ import torch
 
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.types import Document, TagSet
-from fednotes.encoders.bart import load_backbone, words_of
+from fednotes.encoders.bart import load_backbone, split_label
 from fednotes.taggers.prompt_bart import PromptBart, PromptBartConfig, build_prompt_bart
 
 transformers = pytest.importorskip("transformers")
@@ -44,7 +44,7 @@ def model(bart: Path) -> PromptBart:
     ],
 )
 def test_the_words_of_an_entity_type_come_from_its_name(label: str, words: str) -> None:
-    assert words_of(label) == words
+    assert split_label(label) == words
 
 
 def test_the_vector_of_a_label_is_the_mean_of_its_sub_words(bart: Path) -> None:

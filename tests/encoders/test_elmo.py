@@ -14,7 +14,7 @@ import torch
 from passages import passage, passages
 
 from fednotes.core.errors import ConfigError, ModelError
-from fednotes.encoders.elmo import BEGIN_SENTENCE, Elmo, character_ids, find_files
+from fednotes.encoders.elmo import BEGIN_SENTENCE, Elmo, encode_characters, find_files
 from fednotes.encoders.features import load_encoder
 
 h5py = pytest.importorskip("h5py")
@@ -204,7 +204,7 @@ def test_layers_equal_those_of_the_numpy_program(
     weights = write(tmp_path / "m", options)
     elmo = load(tmp_path / "m")
     expected = np.concatenate([reference(s, weights, options) for s in SENTENCES if s])
-    vectors = elmo.hidden(passages(SENTENCES)).numpy()
+    vectors = elmo.compute_hidden(passages(SENTENCES)).numpy()
     assert vectors.shape == (sum(map(len, SENTENCES)), elmo.layers, elmo.dim)
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
     assert np.abs(expected).max() > 0.1
@@ -214,25 +214,35 @@ def test_batches_padding_and_order_do_not_change_vectors(tmp_path: Path) -> None
     """A sentence alone, among longer ones, and after any others: no state is carried."""
     write(tmp_path / "m", OPTIONS)
     elmo = load(tmp_path / "m")
-    alone = torch.cat([elmo.hidden([passage(s)]) for s in SENTENCES])
+    alone = torch.cat([elmo.compute_hidden([passage(s)]) for s in SENTENCES])
     torch.testing.assert_close(
-        elmo.hidden(passages(SENTENCES)), alone, rtol=0, atol=1e-12
+        elmo.compute_hidden(passages(SENTENCES)), alone, rtol=0, atol=1e-12
     )
     long = [["word"] * 90, *SENTENCES]
     torch.testing.assert_close(
-        elmo.hidden(passages(long))[90:], alone, rtol=0, atol=1e-12
+        elmo.compute_hidden(passages(long))[90:], alone, rtol=0, atol=1e-12
     )
     assert torch.equal(
-        elmo.hidden(passages(SENTENCES)), elmo.hidden(passages(SENTENCES))
+        elmo.compute_hidden(passages(SENTENCES)),
+        elmo.compute_hidden(passages(SENTENCES)),
     )
 
 
 def test_characters_have_the_published_ids() -> None:
     """The published scheme, by hand: 258 bytes 259, 260 behind, each plus one."""
-    assert character_ids("né", 8).tolist() == [259, 111, 196, 170, 260, 261, 261, 261]
-    assert character_ids("abcdef", 5).tolist() == [259, 98, 99, 100, 260]
-    assert character_ids(BEGIN_SENTENCE, 5).tolist() == [259, 257, 260, 261, 261]
-    assert character_ids("").shape == (50,)
+    assert encode_characters("né", 8).tolist() == [
+        259,
+        111,
+        196,
+        170,
+        260,
+        261,
+        261,
+        261,
+    ]
+    assert encode_characters("abcdef", 5).tolist() == [259, 98, 99, 100, 260]
+    assert encode_characters(BEGIN_SENTENCE, 5).tolist() == [259, 257, 260, 261, 261]
+    assert encode_characters("").shape == (50,)
 
 
 def test_load_encoder_opens_elmo(tmp_path: Path) -> None:
@@ -243,7 +253,10 @@ def test_load_encoder_opens_elmo(tmp_path: Path) -> None:
     vectors = encoder.encode(passages(SENTENCES))
     assert vectors.dtype == np.float16
     np.testing.assert_allclose(
-        vectors, load(tmp_path / "m").hidden(passages(SENTENCES)), atol=1e-3, rtol=1e-3
+        vectors,
+        load(tmp_path / "m").compute_hidden(passages(SENTENCES)),
+        atol=1e-3,
+        rtol=1e-3,
     )
     assert load_encoder(str(tmp_path / "m")) is encoder
     write(tmp_path / "m", OPTIONS, seed=1)

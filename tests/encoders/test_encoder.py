@@ -15,7 +15,7 @@ from passages import passage, passages
 from tiny_models import save_encoder
 
 from fednotes.core.errors import ConfigError, ModelError
-from fednotes.encoders.encoder import HuggingFaceEncoder, windows
+from fednotes.encoders.encoder import HuggingFaceEncoder, cut_into_windows
 from fednotes.encoders.features import load_encoder
 
 transformers = pytest.importorskip("transformers")
@@ -72,7 +72,7 @@ def test_a_padded_batch_equals_one_sentence_at_a_time(
 ) -> None:
     """The batch is padded. Words without a sub-word have the zero vector."""
     encoder = HuggingFaceEncoder(bert, pooling, layers)
-    vectors = encoder.hidden(passages(SENTENCES)).numpy()
+    vectors = encoder.compute_hidden(passages(SENTENCES)).numpy()
     expected = np.concatenate(
         [reference(bert, s, layers, pooling) for s in SENTENCES if s]
     )
@@ -87,7 +87,7 @@ def test_a_padded_batch_equals_one_sentence_at_a_time(
 
 def test_a_single_layer_equals_the_same_layer_of_all_layers(bert: Path) -> None:
     """The values of all layers are those of `reference`."""
-    every = HuggingFaceEncoder(bert, layers=4).hidden(passages(SENTENCES))
+    every = HuggingFaceEncoder(bert, layers=4).compute_hidden(passages(SENTENCES))
     for layer in range(4):
         encoder = load_encoder(f"{bert}#layer={layer}")
         assert (encoder.layers, encoder.dim) == (1, 16)
@@ -103,7 +103,7 @@ def test_windows_cover_each_sub_word_once_with_context() -> None:
     """All lengths up to 90 and capacities up to 24 are tried."""
     for capacity in range(1, 25):
         for length in range(91):
-            parts = windows(length, capacity)
+            parts = cut_into_windows(length, capacity)
             covered = [i for w in parts for i in range(w.keep_start, w.keep_end)]
             assert covered == list(range(length))
             for w in parts:
@@ -118,13 +118,19 @@ def test_long_sentences_are_encoded_in_windows(bert: Path) -> None:
     """The first and the last window equal sentences of their own."""
     encoder = HuggingFaceEncoder(bert)
     words = np.random.default_rng(1).choice(["no", "pain", "."], 57).tolist()
-    vectors = encoder.hidden(passages([["no"], words, ["pain"]]))[1:-1]
+    vectors = encoder.compute_hidden(passages([["no"], words, ["pain"]]))[1:-1]
     assert bool(vectors.any(2).all())
     torch.testing.assert_close(
-        vectors[:8], encoder.hidden([passage(words[:10])])[:8], rtol=0, atol=1e-5
+        vectors[:8],
+        encoder.compute_hidden([passage(words[:10])])[:8],
+        rtol=0,
+        atol=1e-5,
     )
     torch.testing.assert_close(
-        vectors[-8:], encoder.hidden([passage(words[-10:])])[-8:], rtol=0, atol=1e-5
+        vectors[-8:],
+        encoder.compute_hidden([passage(words[-10:])])[-8:],
+        rtol=0,
+        atol=1e-5,
     )
 
 
@@ -132,13 +138,13 @@ def test_a_word_may_be_longer_than_the_model_reads(bert: Path) -> None:
     """The vector of a word is the mean over its 37 sub-words, each read once."""
     encoder = HuggingFaceEncoder(bert)
     word = "metop" + "rolol" * 18
-    vectors = encoder.hidden([passage(["no", word, "pain"])])
+    vectors = encoder.compute_hidden([passage(["no", word, "pain"])])
     ids = [
         5 + PIECES.index(p) for p in ["no", "metop", *["##rol", "##ol"] * 18, "pain"]
     ]
     model = transformers.BertModel.from_pretrained(bert).eval()
     states = {}
-    for w in windows(len(ids), 10):
+    for w in cut_into_windows(len(ids), 10):
         with torch.no_grad():
             out = model(
                 torch.tensor([[2, *ids[w.start : w.end], 3]])
@@ -182,9 +188,9 @@ def test_byte_level_tokenisers_and_shifted_positions_are_supported(
     ids = [vocabulary[p] for p in ["<s>", "n", "o", "Ġ", "b", "Ġno", "</s>"]]
     with torch.no_grad():
         state = model(torch.tensor([ids])).last_hidden_state[0]
-    vectors = encoder.hidden(passages([["no"] * 30, ["no", "b", "no"]]))
+    vectors = encoder.compute_hidden(passages([["no"] * 30, ["no", "b", "no"]]))
     torch.testing.assert_close(vectors[30:, 0], state[[1, 4, 5]], rtol=0, atol=1e-5)
-    alone = encoder.hidden([passage(["no"] * 9)])  # 10 sub-words
+    alone = encoder.compute_hidden([passage(["no"] * 9)])  # 10 sub-words
     torch.testing.assert_close(vectors[:8], alone[:8], rtol=0, atol=1e-5)
 
 
@@ -252,7 +258,7 @@ def test_minilm_equals_the_model_run_directly(minilm: Any) -> None:
         vectors.append(state[at : at + n].mean(0))
         at += n
     torch.testing.assert_close(
-        minilm.hidden(passages([words, ["pain"] * 30]))[: len(words), 0],
+        minilm.compute_hidden(passages([words, ["pain"] * 30]))[: len(words), 0],
         torch.stack(vectors),
         rtol=0,
         atol=1e-5,

@@ -18,11 +18,11 @@ from passages import passage
 from fednotes.core.errors import ConfigError, FednotesError, MissingExtra, ModelError
 from fednotes.data.text import Passage
 from fednotes.encoders import features, pretrained
-from fednotes.encoders.encoder import length_batches
+from fednotes.encoders.encoder import batch_similar_lengths
 from fednotes.encoders.features import (
-    cached_features,
     clear_cache,
-    default_cache,
+    compute_features_with_cache,
+    find_default_cache,
     load_encoder,
 )
 
@@ -87,9 +87,9 @@ def test_cached_features_equal_those_computed_on_the_fly(tmp_path: Path) -> None
     nothing."""
     form, bounds = corpus()
     encoder = Hashing()
-    memory = cached_features(encoder, lazy_passages(form, bounds), None)
+    memory = compute_features_with_cache(encoder, lazy_passages(form, bounds), None)
     np.testing.assert_array_equal(memory, expected(form, bounds))
-    cached = cached_features(encoder, lazy_passages(form, bounds), tmp_path)
+    cached = compute_features_with_cache(encoder, lazy_passages(form, bounds), tmp_path)
     np.testing.assert_array_equal(cached, memory)
     assert isinstance(cached, np.memmap)
     assert cached.dtype == memory.dtype == np.float16
@@ -99,7 +99,8 @@ def test_cached_features_equal_those_computed_on_the_fly(tmp_path: Path) -> None
     assert len(encoder.encoded_sentences) == 2 * len(sentences)
     encoder.encoded_sentences.clear()
     np.testing.assert_array_equal(
-        cached_features(encoder, lazy_passages(form, bounds), tmp_path), memory
+        compute_features_with_cache(encoder, lazy_passages(form, bounds), tmp_path),
+        memory,
     )
     assert encoder.encoded_sentences == []
 
@@ -117,12 +118,14 @@ def test_resumed_features_equal_those_of_an_uninterrupted_run(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cached_features(encoder, lazy_passages(form, bounds), tmp_path, kill)
+        compute_features_with_cache(
+            encoder, lazy_passages(form, bounds), tmp_path, kill
+        )
     before = set(encoder.encoded_sentences)
     assert len(before) == 4 * chunks
     encoder.encoded_sentences.clear()
     progress_calls: list[tuple[int, int]] = []
-    cached = cached_features(
+    cached = compute_features_with_cache(
         encoder,
         lazy_passages(form, bounds),
         tmp_path,
@@ -144,19 +147,23 @@ def test_features_of_a_damaged_cache_are_computed_again(
     form, bounds = corpus()
     if damage in ("progress", "no progress"):
         with pytest.raises(KeyboardInterrupt):
-            cached_features(Hashing(), lazy_passages(form, bounds), tmp_path, interrupt)
+            compute_features_with_cache(
+                Hashing(), lazy_passages(form, bounds), tmp_path, interrupt
+            )
         (file,) = (tmp_path / "features").glob("*.part")
         content = file.read_bytes()
         file.write_bytes(content[:-8] + (b"\xff" * 8 if damage == "progress" else b""))
     else:
-        cached_features(Hashing(), lazy_passages(form, bounds), tmp_path)
+        compute_features_with_cache(Hashing(), lazy_passages(form, bounds), tmp_path)
         (file,) = (tmp_path / "features").glob("*.npy")
         content = file.read_bytes()
         size = {"truncated": len(content) - 1, "empty": 0, "header": len(content)}[
             damage
         ]
         file.write_bytes(content[:size] if damage != "header" else b"x" * size)
-    recomputed = cached_features(Hashing(), lazy_passages(form, bounds), tmp_path)
+    recomputed = compute_features_with_cache(
+        Hashing(), lazy_passages(form, bounds), tmp_path
+    )
     np.testing.assert_array_equal(recomputed, expected(form, bounds))
 
 
@@ -186,7 +193,7 @@ def test_the_cache_key_depends_on_encoder_and_corpus(tmp_path: Path) -> None:
         ),
     ]
     for n, call in enumerate(calls, 1):
-        cached_features(*call, tmp_path)
+        compute_features_with_cache(*call, tmp_path)
         assert len(list((tmp_path / "features").glob("*.npy"))) == n
     assert all(len(p.stem) == 64 for p in (tmp_path / "features").iterdir())
 
@@ -194,7 +201,7 @@ def test_the_cache_key_depends_on_encoder_and_corpus(tmp_path: Path) -> None:
 def test_only_the_owner_can_read_cached_features(tmp_path: Path) -> None:
     form, bounds = corpus()
     (tmp_path / "features").mkdir(mode=0o755)
-    cached_features(Hashing(), lazy_passages(form, bounds), tmp_path)
+    compute_features_with_cache(Hashing(), lazy_passages(form, bounds), tmp_path)
     assert stat.S_IMODE((tmp_path / "features").stat().st_mode) == 0o700
     (file,) = (tmp_path / "features").glob("*.npy")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -208,11 +215,15 @@ def test_a_full_disk_leaves_no_partial_features(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
     try:
         with pytest.raises(FednotesError, match="free some space"):
-            cached_features(Hashing(), lazy_passages(form, bounds), tmp_path)
+            compute_features_with_cache(
+                Hashing(), lazy_passages(form, bounds), tmp_path
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list((tmp_path / "features").iterdir()) == []
-    uncached = cached_features(Hashing(), lazy_passages(form, bounds), tmp_path)
+    uncached = compute_features_with_cache(
+        Hashing(), lazy_passages(form, bounds), tmp_path
+    )
     np.testing.assert_array_equal(uncached, expected(form, bounds))
 
 
@@ -220,7 +231,9 @@ def test_a_cache_that_is_not_a_folder_is_refused(tmp_path: Path) -> None:
     form, bounds = corpus()
     (tmp_path / "file").write_text("")
     with pytest.raises(FednotesError, match="FEDNOTES_CACHE"):
-        cached_features(Hashing(), lazy_passages(form, bounds), tmp_path / "file")
+        compute_features_with_cache(
+            Hashing(), lazy_passages(form, bounds), tmp_path / "file"
+        )
 
 
 def test_three_processes_compute_features_once(tmp_path: Path) -> None:
@@ -231,7 +244,9 @@ def test_three_processes_compute_features_once(tmp_path: Path) -> None:
 
     def work(encoder: Hashing) -> np.ndarray:
         start.wait()
-        return cached_features(encoder, lazy_passages(form, bounds), tmp_path)
+        return compute_features_with_cache(
+            encoder, lazy_passages(form, bounds), tmp_path
+        )
 
     with ThreadPoolExecutor(3) as pool:
         for result in pool.map(work, encoders):
@@ -243,9 +258,11 @@ def test_three_processes_compute_features_once(tmp_path: Path) -> None:
 def test_clearing_the_cache_removes_only_cache_files(tmp_path: Path) -> None:
     form, bounds = corpus()
     assert clear_cache(tmp_path) == 0
-    cached_features(Hashing(), lazy_passages(form, bounds), tmp_path)
+    compute_features_with_cache(Hashing(), lazy_passages(form, bounds), tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        cached_features(Hashing("b"), lazy_passages(form, bounds), tmp_path, interrupt)
+        compute_features_with_cache(
+            Hashing("b"), lazy_passages(form, bounds), tmp_path, interrupt
+        )
     (tmp_path / "features" / "mine.npy").write_text("keep")
     ours = [p for p in (tmp_path / "features").iterdir() if p.name != "mine.npy"]
     size = sum(p.stat().st_size for p in ours)
@@ -258,19 +275,21 @@ def test_the_default_cache_follows_the_environment_variable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FEDNOTES_CACHE", str(tmp_path))
-    assert default_cache() == tmp_path
+    assert find_default_cache() == tmp_path
     monkeypatch.delenv("FEDNOTES_CACHE")
-    assert default_cache() == Path.home() / ".cache" / "fednotes"
+    assert find_default_cache() == Path.home() / ".cache" / "fednotes"
 
 
 def test_batches_by_length_hold_every_sentence_within_the_limits() -> None:
     lengths = np.random.default_rng(0).integers(0, 50, 200).tolist()
-    batches = length_batches(lengths, budget=120, rows=7)
+    batches = batch_similar_lengths(lengths, budget=120, rows=7)
     assert sorted(np.concatenate(batches).tolist()) == list(range(200))
     assert all(
         len(b) <= 7 and len(b) * max(lengths[i] for i in b) <= 120 for b in batches
     )
-    assert [b.tolist() for b in length_batches([500, 3], budget=120, rows=7)] == [
+    assert [
+        b.tolist() for b in batch_similar_lengths([500, 3], budget=120, rows=7)
+    ] == [
         [0],
         [1],
     ]

@@ -305,6 +305,6 @@ def test_an_interrupt_while_a_model_is_loaded_is_passed_on(
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pretrained, "_tokenizer", stop)
+    monkeypatch.setattr(pretrained, "_open_tokenizer", stop)
     with pytest.raises(KeyboardInterrupt):
         open_tokenizer(hostile)

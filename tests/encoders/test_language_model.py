@@ -19,7 +19,7 @@ from fednotes.encoders.language_model import (
     LanguageModel,
     LanguageModelConfig,
     build_language_model,
-    language_model_config,
+    read_language_model_config,
     resize,
 )
 from fednotes.encoders.packing import Masked, Sequences, Specials, denoise, mask
@@ -175,7 +175,7 @@ def test_next_sentence_prediction_equals_the_loss_of_bert(
     assert {
         "bert.pooler.dense.weight",
         "cls.seq_relationship.weight",
-    } <= model.head().keys()
+    } <= model.select_head().keys()
     with pytest.raises(ConfigError, match="that are pairs"):
         model.loss(*batch(model.specials, model.vocabulary))
 
@@ -231,7 +231,7 @@ def test_each_choice_of_layers_trains_the_named_parameters(
         model = build(path, train=train, top=1)
         assert list(model.trainable()) == sorted(expected)
         assert model.revealing == (train == "all")
-        assert model.head().keys() == head | (
+        assert model.select_head().keys() == head | (
             {"cls.predictions.bias"} if train == "all" else set()
         )
         model.loss(*batch(model.specials, model.vocabulary)).loss.backward()
@@ -407,7 +407,7 @@ def test_impossible_combinations_are_refused_in_one_line(
     with pytest.raises(
         ConfigError, match=r"model: unknown key 'objektive'; did you mean"
     ):
-        language_model_config({"objektive": "mlm"})
+        read_language_model_config({"objektive": "mlm"})
     for table, message in (
         ({"width": 8}, "set fresh = true"),
         ({"fresh": True, "layers": -1}, "layers = -1: expected at least 0"),
@@ -415,7 +415,7 @@ def test_impossible_combinations_are_refused_in_one_line(
         ({"rank": 0}, "rank = 0: expected at least 1"),
     ):
         with pytest.raises(ConfigError, match=message):
-            language_model_config(table)
+            read_language_model_config(table)
     with pytest.raises(ConfigError, match="device 'cuda:99' is not available"):
         build_language_model(LanguageModelConfig(str(bert)), 0, "cuda:99")
     model = build(bert)

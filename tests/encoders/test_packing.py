@@ -18,7 +18,7 @@ from fednotes.encoders.packing import (
     Specials,
     _pick_elsewhere,
     _shorten,
-    gather,
+    gather_sequences,
     plan_full,
     plan_pairs,
 )
@@ -55,7 +55,7 @@ def test_full_sequences_hold_every_token_once(
     all."""
     tokens = _corpus(lengths)
     plan = plan_full(tokens, length, 7, epoch)
-    batch = gather(tokens, plan, np.arange(len(plan)), SPECIALS)
+    batch = gather_sequences(tokens, plan, np.arange(len(plan)), SPECIALS)
     assert batch.ids.shape[1] <= length
     assert sorted(batch.ids[batch.ids >= 10].tolist()) == sorted(tokens.ids.tolist())
     assert batch.random_next is None
@@ -113,7 +113,7 @@ def test_pairs_agree_with_their_labels() -> None:
         # What was cut at the front of B, or the end of A, may lie between the two.
         assert (a0 // size != b0 // size) == random_next
         assert random_next or a1 <= b0 < a1 + 2 * 64
-    batch = gather(tokens, plan, np.arange(8), SPECIALS)
+    batch = gather_sequences(tokens, plan, np.arange(8), SPECIALS)
     for row, segments, length in zip(
         batch.ids, batch.segments, batch.lengths, strict=True
     ):
@@ -142,7 +142,7 @@ def test_counted_tokens_are_not_counted_twice(
     counted = plan.count_tokens()
     assert len(counted) == len(plan)
     for rows in (np.arange(0, len(plan), 2), np.arange(len(plan))):
-        ids = gather(tokens, plan, rows, SPECIALS).ids
+        ids = gather_sequences(tokens, plan, rows, SPECIALS).ids
         read = np.unique(ids[ids >= 10])
         assert counted[rows].sum() <= len(read)
         if plan_sequences is plan_full:

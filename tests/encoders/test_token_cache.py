@@ -25,9 +25,9 @@ from fednotes.encoders.packing import plan_full
 from fednotes.encoders.token_cache import (
     Tokenize,
     Tokens,
-    cached_tokens,
     clear_tokens,
-    fast_tokenizer,
+    make_fast_tokenizer,
+    tokenize_with_cache,
 )
 
 TEXTS = ["Has pain. No fever.", "  ", "Well.\n\nPlan:\nrest", "Dr. Who."]
@@ -56,7 +56,7 @@ def _cached(
 ) -> Tokens:
     cached_notes = _notes() if notes is None else notes
     options = {"fingerprint": "f", "vocabulary": 1 << 16, **more}
-    return cached_tokens(
+    return tokenize_with_cache(
         lambda: cached_notes, _characters(calls), folder=folder, **options
     )  # type: ignore[arg-type]
 
@@ -122,7 +122,7 @@ def _write_until_killed(folder: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     notes = [Note("0", "Has pain.", None, None, "s")]
-    cached_tokens(lambda: notes, tokenize, "f", 1 << 16, folder)
+    tokenize_with_cache(lambda: notes, tokenize, "f", 1 << 16, folder)
 
 
 def test_a_killed_writer_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_writers_with_the_same_process_number_do_not_collide(tmp_path: Path) -> 
             second[0] = _cached(tmp_path).ids.tolist()
         return _characters()(texts)
 
-    first = cached_tokens(_notes, tokenize, "f", 1 << 16, tmp_path)
+    first = tokenize_with_cache(_notes, tokenize, "f", 1 << 16, tmp_path)
     assert first.ids.tolist() == second[0]
     (folder,) = tmp_path.iterdir()
     assert re.fullmatch("[0-9a-f]{32}", folder.name)
@@ -188,10 +188,10 @@ def test_a_failure_leaves_no_cache(tmp_path: Path) -> None:
     ):
         _cached(tmp_path, vocabulary=100)
     with pytest.raises(ModelError, match=r"0 lists for 5 sentences"):
-        cached_tokens(_notes, lambda texts: [], "f", 9, tmp_path)
+        tokenize_with_cache(_notes, lambda texts: [], "f", 9, tmp_path)
     passes = iter([_notes(), _notes()[:1]])
     with pytest.raises(DataError, match="the notes changed"):
-        cached_tokens(lambda: next(passes), _characters(), "f", 1 << 16, tmp_path)
+        tokenize_with_cache(lambda: next(passes), _characters(), "f", 1 << 16, tmp_path)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
     with pytest.raises(FednotesError, match="cannot be written"):
@@ -208,7 +208,7 @@ def test_notes_are_streamed_in_batches(tmp_path: Path) -> None:
             yield Note(str(i), text, None, None, "s")
 
     source: Callable[[], Iterator[Note]] = notes
-    tokens = cached_tokens(source, _characters(calls), "f", 1 << 16, tmp_path)
+    tokens = tokenize_with_cache(source, _characters(calls), "f", 1 << 16, tmp_path)
     assert len(calls) > 1
     assert sum(calls) == 3000 + 12_000
     expected = [ord(c) for t in texts for c in t if not c.isspace()]
@@ -225,17 +225,17 @@ def test_fast_tokenizers_report_their_vocabulary_and_continuations() -> None:
     wordpiece = Tokenizer(WordPiece(words, unk_token="[UNK]"))
     wordpiece.pre_tokenizer = Whitespace()
     wordpiece.enable_truncation(2)
-    fast = fast_tokenizer(wordpiece)
+    fast = make_fast_tokenizer(wordpiece)
     assert fast.tokenize(["painful no pain no", ""]) == [[2, 3, 4, 2, 4], []]
     assert (fast.vocabulary, fast.continues.tolist()) == (
         5,
         [False, False, False, True, False],
     )
     assert wordpiece.truncation is not None
-    assert fast_tokenizer(wordpiece).fingerprint == fast.fingerprint
+    assert make_fast_tokenizer(wordpiece).fingerprint == fast.fingerprint
     bpe = Tokenizer(BPE({"<s>": 0, "a": 1, "Ġ": 2, "Ġa": 3, "b": 4}, [("Ġ", "a")]))
     bpe.add_special_tokens(["<s>"])
-    second_tokenizer = fast_tokenizer(bpe)
+    second_tokenizer = make_fast_tokenizer(bpe)
     assert second_tokenizer.continues.tolist() == [False, True, False, False, True]
     assert second_tokenizer.fingerprint != fast.fingerprint
 
@@ -256,10 +256,10 @@ def test_tokens_of_real_notes_are_cached_and_packed(
     )
     tokenizer.normalizer = BertNormalizer()
     tokenizer.pre_tokenizer = BertPreTokenizer()
-    fast = fast_tokenizer(tokenizer)
+    fast = make_fast_tokenizer(tokenizer)
 
     def tokenized() -> Tokens:
-        return cached_tokens(
+        return tokenize_with_cache(
             lambda: read_notes(corpora / "aci_bench"),
             fast.tokenize,
             fast.fingerprint,

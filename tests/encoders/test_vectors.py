@@ -42,7 +42,7 @@ def test_unusual_layouts_of_a_file_are_read(tmp_path: Path) -> None:
     loaded = load_vectors(_write(tmp_path / "v.txt", text))
     rows = {w: loaded.table[r].tolist() for w, r in loaded.index.items()}
     assert rows == {"the": [1, 2], "α": [3, 4], "at name.com": [5, 6], "7": [7, 8]}
-    assert loaded.rows(["the", "THE", "The", "unknown", "α", "Α"]).tolist() == [
+    assert loaded.find_rows(["the", "THE", "The", "unknown", "α", "Α"]).tolist() == [
         1,
         1,
         1,
@@ -54,7 +54,9 @@ def test_unusual_layouts_of_a_file_are_read(tmp_path: Path) -> None:
 
 def test_an_exact_form_is_preferred_to_lower_case(tmp_path: Path) -> None:
     loaded = load_vectors(_write(tmp_path / "v.txt", "us 1 1\nUS 2 2\n"))
-    assert [loaded.table[r][0].item() for r in loaded.rows(["US", "us", "Us"])] == [
+    assert [
+        loaded.table[r][0].item() for r in loaded.find_rows(["US", "us", "Us"])
+    ] == [
         2.0,
         1.0,
         1.0,

@@ -22,7 +22,7 @@ from fednotes.data.clinical import sentences
 from fednotes.data.notes import Note
 from fednotes.data.notes.sites import SiteNotes
 from fednotes.encoders.language_model import LanguageModelConfig, build_language_model
-from fednotes.encoders.packing import gather, mask, plan_full
+from fednotes.encoders.packing import gather_sequences, mask, plan_full
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import pretrain
 from fednotes.methods.pretrain import Config, Site, open_shared_model
@@ -105,7 +105,9 @@ def test_a_federation_of_one_site_equals_ordinary_pretraining_bit_for_bit(
         plan = plan_full(tokens, 24, 5, epoch)
         order = rng_of(5, "order", "a", epoch).permutation(len(plan))
         for number, start in enumerate(range(0, len(order), 4)):
-            sequences = gather(tokens, plan, order[start : start + 4], model.specials)
+            sequences = gather_sequences(
+                tokens, plan, order[start : start + 4], model.specials
+            )
             rng = rng_of(5, "mask", "a", epoch, number)
             masked = mask(sequences.ids, model.specials, model.vocabulary, rng)
             steps.append(partial(loss, len(steps), sequences, masked))
@@ -170,7 +172,7 @@ def test_the_held_out_loss_is_the_mean_over_masked_tokens(
         [model.tokenizer.tokenize(sentences(note.text)) for note in held_out_notes]
     )
     plan = plan_full(tokens, 24, 5, 0)
-    batch = gather(tokens, plan, np.arange(len(plan)), model.specials)
+    batch = gather_sequences(tokens, plan, np.arange(len(plan)), model.specials)
     masked = mask(
         batch.ids, model.specials, model.vocabulary, rng_of(5, "held out", "a")
     )

@@ -14,7 +14,7 @@ from scipy import stats
 from fednotes.api import _fit_platt
 from fednotes.core.errors import ConfigError, DataError, MissingExtra, ModelError
 from fednotes.core.types import Document, Span
-from fednotes.encoders.pretrained import folder_fingerprint
+from fednotes.encoders.pretrained import compute_folder_fingerprint
 from fednotes.metrics.calibration import (
     BINS,
     FILE,
@@ -235,10 +235,12 @@ def test_a_calibration_is_refused_for_other_weights(tmp_path: Path) -> None:
     calibration = Calibration(
         0.5, -0.25, weights_digest(tmp_path), 9, 5, (0.2, 0.1), (0.5, 0.4)
     )
-    before = folder_fingerprint(tmp_path)
+    before = compute_folder_fingerprint(tmp_path)
     calibration.write(tmp_path)
     assert Calibration.of(tmp_path) == calibration
-    assert folder_fingerprint(tmp_path) == before  # as an encoder it is what it was
+    assert (
+        compute_folder_fingerprint(tmp_path) == before
+    )  # as an encoder it is what it was
     (document,) = calibration.on(
         [Document("a", "x", (Span(0, 1, "A", confidence=0.8),))]
     )

@@ -17,7 +17,7 @@ from fednotes.core.errors import ConfigError
 from fednotes.data.clinical import sentences
 from fednotes.data.notes import Note
 from fednotes.data.notes.sites import SiteNotes
-from fednotes.encoders.packing import gather, mask, plan_full
+from fednotes.encoders.packing import gather_sequences, mask, plan_full
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import simulate
 from fednotes.methods.pretrain import METHOD as PRETRAIN
@@ -197,7 +197,7 @@ def test_a_clipped_gradient_is_that_of_the_loss_of_the_unit(
     ]
     tokens = tokens_of([lines for lines in split if any(lines)])
     plan = plan_full(tokens, LENGTH, 5, 0)
-    batch = gather(tokens, plan, np.arange(len(plan)), model.specials)
+    batch = gather_sequences(tokens, plan, np.arange(len(plan)), model.specials)
     loss = model.loss(
         batch, mask(batch.ids, model.specials, model.vocabulary, rng)
     ).loss

@@ -16,7 +16,7 @@ from small_classifiers import LABELS, TAGS, document, lines
 
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.types import Document, TagSet
-from fednotes.encoders.adapters import targets
+from fednotes.encoders.adapters import find_linears
 from fednotes.encoders.encoder import HuggingFaceEncoder
 from fednotes.taggers.corpora import Batch
 from fednotes.taggers.encoder_tagger import EncoderTagger, open_backbone
@@ -83,7 +83,9 @@ def test_untuned_word_vectors_equal_those_of_the_feature_encoder(
     every = words_of(model, documents, every=True)
     assert len(every) == (layer or LAYERS)
     for number, layer_states in enumerate(every, start=1):
-        expected = HuggingFaceEncoder(bert, layer=number).hidden(sentences)[:, 0]
+        expected = HuggingFaceEncoder(bert, layer=number).compute_hidden(sentences)[
+            :, 0
+        ]
         torch.testing.assert_close(layer_states, expected, rtol=0, atol=2e-5)
     (top,) = words_of(model, documents)
     torch.testing.assert_close(top, every[-1], rtol=0, atol=0)
@@ -168,7 +170,7 @@ def test_states_are_means_over_the_words_of_each_layer(bert: Path) -> None:
     texts = [passage(corpus.documents[i].text.split()) for i in order]
     for number, layer_states in enumerate(losses.hidden, start=1):
         encoder = HuggingFaceEncoder(bert, layer=number)
-        means = torch.stack([encoder.hidden([t])[:, 0].mean(0) for t in texts])
+        means = torch.stack([encoder.compute_hidden([t])[:, 0].mean(0) for t in texts])
         torch.testing.assert_close(layer_states, means, rtol=0, atol=2e-5)
     assert losses.outputs is not None
     assert losses.is_added is not None
@@ -206,7 +208,7 @@ def watched(bert: Path) -> Iterator[Path]:
     yield bert
     assert all(torch.equal(before[name], v) for name, v in model.state_dict().items())
     assert not any(p.requires_grad or p.grad is not None for p in model.parameters())
-    assert not any(module._forward_hooks for module in targets(model))
+    assert not any(module._forward_hooks for module in find_linears(model))
 
 
 def test_models_share_one_backbone_and_do_not_affect_each_other(watched: Path) -> None:
@@ -290,7 +292,7 @@ def test_wrong_encoders_are_refused(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json is missing"):
         build(tmp_path)
     with pytest.raises(ConfigError, match="no query and value projections"):
-        targets(torch.nn.Linear(3, 3))
+        find_linears(torch.nn.Linear(3, 3))
     with pytest.raises(ConfigError, match="no entity types"):
         build_model(build(bert).config, TagSet(()), 1)
     with pytest.raises(ConfigError, match="device 'nowhere' is not available"):
@@ -305,7 +307,7 @@ def test_minilm_runs_five_layers() -> None:
     documents = lines(9, 24)
     torch.testing.assert_close(
         words_of(model, documents)[0],
-        HuggingFaceEncoder(model.backbone.directory, layer=5).hidden(
+        HuggingFaceEncoder(model.backbone.directory, layer=5).compute_hidden(
             [passage(d.text.split()) for d in documents]
         )[:, 0],
         rtol=0,

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.encoders.adapters import joined
+from fednotes.encoders.adapters import assign_prompts
 from fednotes.taggers.pointer import END, find_first_position
 from fednotes.taggers.prompt_bart import (
     Memory,
@@ -88,7 +88,7 @@ def inner(
     at = np.array(chosen)
     backbone, view = model.frozen.backbone, model.frozen.view
     attentions = model.frozen.attentions
-    prompts = joined(attentions, model.prompts()) if prompted else None
+    prompts = assign_prompts(attentions, model.prompts()) if prompted else None
     sources = Sources.of(corpus, at, backbone, "cpu")
     memory = Memory.of(view, sources, model._fixed, prompts, with_states=False)
     return view, prompts, sources, memory, Targets.of(corpus, at, "cpu")
@@ -152,7 +152,7 @@ def naive_loss(
     """
     backbone, view = model.frozen.backbone, model.frozen.view
     attentions = model.frozen.attentions
-    prompts = joined(attentions, model.prompts())
+    prompts = assign_prompts(attentions, model.prompts())
     table = view.shared.weight.detach().numpy().astype(np.float64)
     text = corpus.ids[corpus.bounds[sentence] : corpus.bounds[sentence + 1]].tolist()
     call: dict[str, Any] = {"prompts": prompts, "return_dict": True}
@@ -307,7 +307,7 @@ def test_states_are_means_over_sub_words(model: PromptBart) -> None:
     )
     view, attentions = model.frozen.view, model.frozen.attentions
     text = corpus.ids[corpus.bounds[1] : corpus.bounds[2]].tolist()
-    prompts = joined(attentions, model.prompts())
+    prompts = assign_prompts(attentions, model.prompts())
     alone = view.encoder(
         torch.tensor([[0, *text, 2]]), prompts=prompts, output_hidden_states=True
     )

@@ -12,7 +12,7 @@ from tiny_tokenizers import FAMILIES, save_family
 
 from fednotes.core.errors import ModelError
 from fednotes.core.types import TagSet
-from fednotes.encoders.pretrained import folder_fingerprint
+from fednotes.encoders.pretrained import compute_folder_fingerprint
 from fednotes.taggers.saving import (
     build_model,
     load_model,
@@ -77,10 +77,10 @@ def test_models_on_a_frozen_encoder_record_how_it_reads_text(
     load_model(tmp_path / "model")
     file = tmp_path / "model" / ("tagger.json" if kind == "tagger" else "model.json")
     name = "contextual" if kind == "tagger" else "backbone"
-    old_fingerprint = folder_fingerprint(encoder, kind="backbone", version=1)
+    old_fingerprint = compute_folder_fingerprint(encoder, kind="backbone", version=1)
     if kind == "tagger":
         options: dict[str, Any] = {"pooling": "mean", "layers": 1, "layer": None}
-        old_fingerprint = folder_fingerprint(
+        old_fingerprint = compute_folder_fingerprint(
             encoder, kind="transformers", version=1, **options
         )
 

@@ -437,8 +437,7 @@ def job_schema() -> None:
 )
 def cache_clear() -> None:
     """Delete all cached features, tokens and concepts."""
-    from fednotes.encoders.features import default_cache
     from fednotes.encoders.token_cache import clear_caches
 
-    folder = default_cache()
+    folder = find_default_cache()
     say(f"{clear_caches(folder) / 1e6:.1f} MB freed in {folder}")

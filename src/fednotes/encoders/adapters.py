@@ -4,8 +4,8 @@ Prompts are trainable keys and values in addition to those that a frozen transfo
 computes (Chen et al. 2022, LightNER; Wang et al. 2023, Appendix B). All layers share
 one array q. Each layer maps q to its keys and values by two matrices (`Prompts`, Eq.
 15). Each self-attention attends to them and to the keys and values of the text
-(`prompt_attention`, Eq. 14), regardless of the text's mask; positions do not shift.
-With any Hugging Face model:
+(`compute_prompt_attention`, Eq. 14), regardless of the text's mask; positions do not
+shift. With any Hugging Face model:
 
     attentions = install(model)       # once; the self-attentions, bottom to top
     prompts = Prompts(len(attentions), heads, width)
@@ -39,7 +39,7 @@ from fednotes.core.tensors import seeded
 
 # The names of the maps of queries and values in several architectures.
 CHANGED = "query value q v q_lin v_lin q_proj v_proj query_proj value_proj".split()
-# The name of `prompt_attention` in the registry of the Hugging Face library.
+# The name of `compute_prompt_attention` in the registry of the Hugging Face library.
 NAME = "fednotes_prompts"
 
 Changed = Literal["attention", "all"]
@@ -90,8 +90,8 @@ class Prompts(nn.Module):
             )
         with seeded(seed, "prompts"):
             self.q = nn.Parameter(torch.randn(count, width))
-            self.w1 = nn.Parameter(_uniform(num_layers, width, hidden))
-            self.w2 = nn.Parameter(_uniform(num_layers, hidden, 2 * width))
+            self.w1 = nn.Parameter(_draw_uniform(num_layers, width, hidden))
+            self.w2 = nn.Parameter(_draw_uniform(num_layers, hidden, 2 * width))
 
     def forward(self) -> list[KeyValues]:
         """Return keys and values of each layer, each (heads, count, width / heads)."""
@@ -129,14 +129,14 @@ class Prompts(nn.Module):
         return (inner.flatten(1, 2) @ self.w1.mT).sum(dim=0).unflatten(0, (size, -1))
 
 
-def joined(
+def assign_prompts(
     attentions: Sequence[nn.Module], pairs: Sequence[KeyValues]
 ) -> dict[nn.Module, KeyValues]:
     """Return the argument `prompts` of a forward pass: prompts by attention."""
     return dict(zip(attentions, pairs, strict=True))
 
 
-def install(model: Any) -> list[nn.Module]:
+def install_prompts(model: Any) -> list[nn.Module]:
     """Make a loaded Hugging Face model accept prompts; return its self-attentions.
 
     The self-attentions are ordered from bottom to top. In an encoder-decoder, those of
@@ -151,10 +151,10 @@ def install(model: Any) -> list[nn.Module]:
     with needs("transformers", "transformers"):
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
-    AttentionInterface.register(NAME, prompt_attention)
+    AttentionInterface.register(NAME, compute_prompt_attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     model.set_attn_implementation(NAME)
-    attentions = self_attentions(model)
+    attentions = find_self_attentions(model)
     if not attentions or model.config._attn_implementation != NAME:
         kind = getattr(model.config, "model_type", type(model).__name__)
         raise ModelError(
@@ -163,7 +163,7 @@ def install(model: Any) -> list[nn.Module]:
     return attentions
 
 
-def self_attentions(model: nn.Module) -> list[nn.Module]:
+def find_self_attentions(model: nn.Module) -> list[nn.Module]:
     """Return the self-attentions of a model like BERT or BART, in order."""
     return [
         module
@@ -174,7 +174,7 @@ def self_attentions(model: nn.Module) -> list[nn.Module]:
     ]
 
 
-def prompt_attention(  # noqa: PLR0913 - the library's interface
+def compute_prompt_attention(  # noqa: PLR0913 - the library's interface
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -199,8 +199,8 @@ def prompt_attention(  # noqa: PLR0913 - the library's interface
             heads, queries, keys); or None.
         dropout: Dropout rate of the weights.
         scaling: Factor of the scores; None is 1 / √d_head.
-        prompts: The prompts, from `joined`. Without prompts for `module`, this is the
-            library's own attention.
+        prompts: The prompts, from `assign_prompts`. Without prompts for `module`, this
+            is the library's own attention.
         **options: Passed to the library's attention.
 
     Returns:
@@ -210,7 +210,7 @@ def prompt_attention(  # noqa: PLR0913 - the library's interface
 
     pair = None if prompts is None else prompts.get(module)
     if pair is not None:
-        mask = _explicit_mask(module, query, key, attention_mask)
+        mask = _make_mask_explicit(module, query, key, attention_mask)
         added_keys, added_values = (part.expand(len(key), -1, -1, -1) for part in pair)
         if mask is not None:
             shape = (*mask.shape[:-1], added_keys.shape[-2])
@@ -235,7 +235,7 @@ def prompt_attention(  # noqa: PLR0913 - the library's interface
     return out, None
 
 
-def _explicit_mask(
+def _make_mask_explicit(
     module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None
 ) -> Tensor | None:
     """Return the mask, made explicit if the library leaves it to the kernel.
@@ -251,7 +251,7 @@ def _explicit_mask(
     return ones.tril(keys - queries)[None, None]  # (1, 1, queries, keys)
 
 
-def _uniform(layers: int, inputs: int, outputs: int) -> Tensor:
+def _draw_uniform(layers: int, inputs: int, outputs: int) -> Tensor:
     """Return (layers, inputs, outputs), uniform in ±1/√inputs as in `nn.Linear`."""
     return (torch.rand(layers, inputs, outputs) * 2 - 1) / inputs**0.5
 
@@ -260,15 +260,15 @@ def _uniform(layers: int, inputs: int, outputs: int) -> Tensor:
 
 
 class LoRA(nn.Module):
-    """Low-rank changes of some linear maps of an encoder.
+    """Low-rank changes of some linear layers of an encoder.
 
-    The parameters are down (A) and up (B). If all maps have the same size, they are
-    (maps, rank, inputs) and (maps, outputs, rank); otherwise they are concatenated,
+    The parameters are down (A) and up (B). If all layers have the same size, they are
+    (layers, rank, inputs) and (layers, outputs, rank); otherwise they are concatenated,
     (rank, Σ inputs) and (Σ outputs, rank). Initial values depend only on the seed and
     the layer's name.
 
     Args:
-        maps: The maps to change; see `targets`.
+        linears: The linear layers to change; see `find_linears`.
         rank: The rank of the changes.
         alpha: The scale of the changes times the rank.
         seed: The seed of the initial values.
@@ -277,7 +277,7 @@ class LoRA(nn.Module):
 
     def __init__(
         self,
-        maps: Sequence[nn.Linear],
+        linears: Sequence[nn.Linear],
         rank: int = 8,
         alpha: float = 16.0,
         seed: int = 0,
@@ -285,14 +285,14 @@ class LoRA(nn.Module):
     ) -> None:
         super().__init__()
         self.scale = alpha / rank
-        self._sizes = [(linear.out_features, linear.in_features) for linear in maps]
+        self._sizes = [(linear.out_features, linear.in_features) for linear in linears]
         outputs, inputs = zip(*self._sizes, strict=True)
         self._is_stacked = len(set(self._sizes)) == 1
         down_shape: tuple[int, ...] = (rank, sum(inputs))
         up_shape: tuple[int, ...] = (sum(outputs), rank)
         if self._is_stacked:
-            down_shape = (len(maps), rank, inputs[0])
-            up_shape = (len(maps), outputs[0], rank)
+            down_shape = (len(linears), rank, inputs[0])
+            up_shape = (len(linears), outputs[0], rank)
 
         with seeded(seed, layer):
             drawn = torch.rand(down_shape) * 2 - 1
@@ -304,49 +304,56 @@ class LoRA(nn.Module):
         self.down = nn.Parameter(down)
         self.up = nn.Parameter(torch.zeros(up_shape))
 
-    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return A (rank, inputs) and B (outputs, rank) of each map."""
+    def _iterate_pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return A (rank, inputs) and B (outputs, rank) of each layer."""
         if self._is_stacked:
             return zip(self.down, self.up, strict=True)
         outputs, inputs = (list(sizes) for sizes in zip(*self._sizes, strict=True))
         return zip(self.down.split(inputs, dim=1), self.up.split(outputs), strict=True)
 
     @contextmanager
-    def applied(self, maps: Sequence[nn.Linear]) -> Iterator[None]:
-        """Apply the changes to maps, in the order of `targets`, in the context.
+    def applying(self, linears: Sequence[nn.Linear]) -> Iterator[None]:
+        """While the context is open, add the changes to the outputs of linear layers.
 
         Open it for one forward pass at a time, because it affects shared modules.
+
+        Args:
+            linears: The layers, in the order in which the changes were created.
         """
         with ExitStack() as stack:
-            for linear, (down, up) in zip(maps, self._pairs(), strict=True):
-                hook = linear.register_forward_hook(_change(down, up, self.scale))
+            for linear, (down, up) in zip(linears, self._iterate_pairs(), strict=True):
+                hook = linear.register_forward_hook(_make_hook(down, up, self.scale))
                 stack.callback(hook.remove)
             yield
 
     @torch.no_grad()
-    def merge(self, maps: Sequence[nn.Linear]) -> None:
-        """Add the changes permanently to the maps' weights."""
-        for linear, (down, up) in zip(maps, self._pairs(), strict=True):
+    def merge(self, linears: Sequence[nn.Linear]) -> None:
+        """Add the changes permanently to the weights of linear layers.
+
+        Args:
+            linears: The layers, in the order in which the changes were created.
+        """
+        for linear, (down, up) in zip(linears, self._iterate_pairs(), strict=True):
             linear.weight += self.scale * up @ down
 
 
-def targets(
+def find_linears(
     model: nn.Module,
     which: Changed = "attention",
     *,
     other: str = 'set [model] maps = "all"',
 ) -> list[nn.Linear]:
-    """Return the linear maps for low-rank changes, bottom to top.
+    """Return the linear layers for low-rank changes, bottom to top.
 
     Args:
         model: The encoder.
-        which: "attention", the queries and values; "all", every map of the stacked
-            layers.
-        other: The remedy in the message if an encoder has stacked layers but no maps of
+        which: "attention", those of queries and values; "all", every linear layer of
+            the encoder's stack.
+        other: The remedy in the message if an encoder has stacked layers but none of
             queries and values.
 
     Raises:
-        ConfigError: There are no such maps, or those of attention differ in size.
+        ConfigError: There are no such layers, or those of attention differ in size.
     """
     linears = {
         name: module
@@ -355,15 +362,15 @@ def targets(
     }
     stacked = [m for name, m in linears.items() if re.search(r"\.\d+\.", name)]
     if which == "all":
-        maps = stacked
+        found = stacked
         problem = "no linear maps in stacked layers"
-        is_usable = bool(maps)
+        is_usable = bool(found)
     else:
-        maps = [m for name, m in linears.items() if name.rsplit(".", 1)[-1] in CHANGED]
+        found = [m for name, m in linears.items() if name.rsplit(".", 1)[-1] in CHANGED]
         problem = "no query and value projections of one size"
-        is_usable = len({tuple(m.weight.shape) for m in maps}) == 1
+        is_usable = len({tuple(m.weight.shape) for m in found}) == 1
     if is_usable:
-        return maps
+        return found
 
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)
@@ -376,10 +383,10 @@ def targets(
     )
 
 
-def _change(down: Tensor, up: Tensor, scale: float) -> Any:
-    """Return a hook that adds the change to a map's output."""
+def _make_hook(down: Tensor, up: Tensor, scale: float) -> Any:
+    """Return a forward hook that adds a low-rank change to a linear layer's output."""
 
-    def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    def add_change(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return output + scale * F.linear(F.linear(inputs[0], down), up)
 
-    return hook
+    return add_change

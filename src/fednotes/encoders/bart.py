@@ -21,18 +21,18 @@ from torch import Tensor, nn
 from fednotes.core.errors import ConfigError, ModelError, nearest
 from fednotes.core.tensors import device_of
 from fednotes.data.text import Passage
-from fednotes.encoders.adapters import install
+from fednotes.encoders.adapters import install_prompts
 from fednotes.encoders.pretrained import (
     Frame,
     Stamp,
     check_weights,
-    folder_fingerprint,
+    compute_folder_fingerprint,
     open_config,
     open_pretrained,
+    read_stamp,
     require_complete,
-    stamp_of,
 )
-from fednotes.encoders.reading import Pieces, reading_version, split_passages
+from fednotes.encoders.reading import Pieces, choose_reading_version, split_passages
 
 # The files of a tokenizer; a directory has at least one of them.
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")
@@ -68,7 +68,7 @@ class BartBackbone:
         ]
         return Pieces.join(parts)
 
-    def view(self, dropout: float) -> Any:
+    def make_view(self, dropout: float) -> Any:
         """Return separate modules with the shared weights, in evaluation mode.
 
         Args:
@@ -107,7 +107,7 @@ def load_backbone(path: str | Path, device: str | torch.device = "cpu") -> BartB
             f"backbone {str(path)!r}: no such directory; give a Hugging Face BART "
             "directory (facebook/bart-base, downloaded) or make one with tools/graft.py"
         )
-    return _load(directory, str(torch.device(device)), stamp_of(directory))
+    return _load(directory, str(torch.device(device)), read_stamp(directory))
 
 
 @lru_cache(maxsize=4)
@@ -116,6 +116,7 @@ def _load(
     device: str,
     stamp: Stamp,  # noqa: ARG001 - a directory that changed on disk is read anew
 ) -> BartBackbone:
+    """Load the backbone of a directory; see `load_backbone`."""
     check_weights(directory)
     if not any((directory / name).is_file() for name in TOKENIZERS):
         raise ModelError(
@@ -131,8 +132,8 @@ def _load(
     require_complete(directory, missing)
     model = model.to(device_of(device)).eval().requires_grad_(requires_grad=False)
     set_layer_norm_eps(model)
-    install(model)
-    begin, end, pad = _marks_of(directory, model.config)
+    install_prompts(model)
+    begin, end, pad = _read_marks(directory, model.config)
     steps = int(model.config.max_position_embeddings)
     if steps < 4:
         raise ModelError(
@@ -145,13 +146,13 @@ def _load(
         frame=replace(Frame.of(directory, tokenizer, model), pad=pad),
         steps=steps,
         marks=(begin, end, pad),
-        fingerprint=folder_fingerprint(
-            directory, kind="bart", version=reading_version(tokenizer)
+        fingerprint=compute_folder_fingerprint(
+            directory, kind="bart", version=choose_reading_version(tokenizer)
         ),
     )
 
 
-def _marks_of(directory: Path, config: Any) -> tuple[int, int, int]:
+def _read_marks(directory: Path, config: Any) -> tuple[int, int, int]:
     """Return the ids of the decoder's start, of the end and of padding.
 
     Raises:
@@ -181,7 +182,7 @@ def set_layer_norm_eps(model: Any) -> None:
             module.eps = float(eps)
 
 
-def cache_keyword(decoder: nn.Module) -> str:
+def find_cache_keyword(decoder: nn.Module) -> str:
     """Return the name of a BART decoder's argument for cached keys and values.
 
     transformers 5.24 renamed `past_key_values` to `cache`.
@@ -190,7 +191,7 @@ def cache_keyword(decoder: nn.Module) -> str:
     return "cache" if takes_cache else "past_key_values"
 
 
-def words_of(label: str) -> str:
+def split_label(label: str) -> str:
     """Split a type's name at "_" and capitals into lower-case words.
 
     "ADR" remains one word.
@@ -199,7 +200,7 @@ def words_of(label: str) -> str:
     return " ".join(parts).lower() or label
 
 
-def fixed_rows(
+def make_fixed_rows(
     backbone: BartBackbone, types: Sequence[str], label_words: Mapping[str, str]
 ) -> Tensor:
     """Return copies of the embeddings of marks and types, (3 + types, width).
@@ -226,8 +227,8 @@ def fixed_rows(
     rows = [table(torch.tensor([mark], device=device)) for mark in backbone.marks]
     label_of: dict[tuple[int, ...], str] = {}
     for label in types:
-        text = label_words.get(label) or words_of(label)
-        ids = _ids_of(backbone, text)
+        text = label_words.get(label) or split_label(label)
+        ids = _find_ids(backbone, text)
         other = label_of.setdefault(tuple(sorted(ids)), label)
         if not ids or other != label:
             reason = "has no sub-words"
@@ -242,7 +243,7 @@ def fixed_rows(
     return torch.cat(rows).clone()
 
 
-def _ids_of(backbone: BartBackbone, text: str) -> list[int]:
+def _find_ids(backbone: BartBackbone, text: str) -> list[int]:
     """Return the sub-word ids of a text, as if a blank preceded it."""
     words = text.split()
     if not words:
@@ -251,7 +252,7 @@ def _ids_of(backbone: BartBackbone, text: str) -> list[int]:
     return list(map(int, backbone.split([passage]).ids))
 
 
-def own_cross_attentions(view: Any) -> list[nn.Module]:
+def copy_cross_attentions(view: Any) -> list[nn.Module]:
     """Give a view's cross-attentions their own parameters; return the modules."""
     attentions = [layer.encoder_attn for layer in view.decoder.layers]
     for attention in attentions:

@@ -36,8 +36,8 @@ from torch.nn import functional
 from fednotes.core.errors import ModelError, needs
 from fednotes.core.parsing import NotAFile, read_json, require_regular_files
 from fednotes.data.text import Passage
-from fednotes.encoders.encoder import length_batches, to_half
-from fednotes.encoders.pretrained import fingerprint
+from fednotes.encoders.encoder import batch_similar_lengths, to_half
+from fednotes.encoders.pretrained import compute_fingerprint
 
 # Byte values are 0-255. In memory every id is one higher, and 0 means "no word".
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = 256, 257, 258, 259, 260
@@ -73,7 +73,7 @@ def find_files(directory: Path) -> tuple[Path, Path] | None:
     return options[0], weights[0]
 
 
-def character_ids(word: str | int, length: int = 50) -> np.ndarray:
+def encode_characters(word: str | int, length: int = 50) -> np.ndarray:
     """Return the character ids of a word, each plus 1, as int64 (length,).
 
     The UTF-8 bytes, truncated to fit, are between the markers of the word's start and
@@ -124,7 +124,7 @@ Read = Callable[..., Tensor]
 
 
 @contextmanager
-def _weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
+def _reading_weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
     """Open an HDF5 file.
 
     Yields:
@@ -255,7 +255,7 @@ class Elmo:
         self.config = config = _Config(options)
         self.layers = config.layers + 1
         self.dim = 2 * config.state
-        with _weights(weights, dtype) as read:
+        with _reading_weights(weights, dtype) as read:
             table = read("char_embed", None, config.embedding)
             if len(table) < CHARACTERS:
                 raise ModelError(
@@ -284,17 +284,19 @@ class Elmo:
                 for way in range(2)
             ]
         # Computed now because the files may change later.
-        self.fingerprint = fingerprint((options, weights), kind="elmo", version=1)
+        self.fingerprint = compute_fingerprint(
+            (options, weights), kind="elmo", version=1
+        )
 
     def encode(self, sentences: Sequence[Passage]) -> np.ndarray:
         """Return (words of all sentences, layers, 2 * state) float16.
 
         ELMo reads only the words, not the text between them.
         """
-        return to_half(self.hidden(sentences), self._source)
+        return to_half(self.compute_hidden(sentences), self._source)
 
     @torch.inference_mode()
-    def hidden(self, sentences: Sequence[Passage]) -> Tensor:
+    def compute_hidden(self, sentences: Sequence[Passage]) -> Tensor:
         """Return the same vectors as `encode`, in the dtype of the computation."""
         ids: dict[str | int, int] = {BEGIN_SENTENCE: 0, END_SENTENCE: 1}
         rows = [
@@ -305,7 +307,7 @@ class Elmo:
         lengths = [len(row) for row in rows]
         starts = np.cumsum([0, *lengths])
         out = torch.zeros(int(starts[-1]), self.layers, self.dim, dtype=vectors.dtype)
-        for batch in length_batches([n + 2 for n in lengths], BUDGET, ROWS):
+        for batch in batch_similar_lengths([n + 2 for n in lengths], BUDGET, ROWS):
             chosen = [i for i in batch if lengths[i]]
             if not chosen:
                 continue
@@ -314,7 +316,7 @@ class Elmo:
             for row, i in enumerate(chosen):
                 index[row, : lengths[i] + 2] = torch.tensor([0, *rows[i], 1])
             sizes = torch.tensor([lengths[i] + 2 for i in chosen])
-            states = self._contextual(vectors, index, sizes)
+            states = self._run_layers(vectors, index, sizes)
             for row, i in enumerate(chosen):
                 out[starts[i] : starts[i + 1]] = states[row, 1 : lengths[i] + 1]
         return out
@@ -325,7 +327,7 @@ class Elmo:
         for first in range(0, len(words), WORDS):
             ids = np.stack(
                 [
-                    character_ids(w, self.config.characters)
+                    encode_characters(w, self.config.characters)
                     for w in words[first : first + WORDS]
                 ]
             )
@@ -350,7 +352,7 @@ class Elmo:
             word = word @ self._project[0] + self._project[1]
         return word
 
-    def _contextual(self, vectors: Tensor, index: Tensor, sizes: Tensor) -> Tensor:
+    def _run_layers(self, vectors: Tensor, index: Tensor, sizes: Tensor) -> Tensor:
         """Return (batch, length, layers, 2 * state).
 
         The backward direction reads each sentence reversed within its length, so

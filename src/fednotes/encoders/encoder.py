@@ -25,10 +25,15 @@ from fednotes.data.text import Passage
 from fednotes.encoders.pretrained import (
     NO_ENCODER,
     Frame,
-    folder_fingerprint,
+    compute_folder_fingerprint,
     open_encoder,
 )
-from fednotes.encoders.reading import Pieces, ranges, reading_version, split_passages
+from fednotes.encoders.reading import (
+    Pieces,
+    choose_reading_version,
+    concatenate_ranges,
+    split_passages,
+)
 
 CPU = torch.device("cpu")
 # The largest batch: sub-words with padding, and windows. On a CPU a batch that fits a
@@ -46,7 +51,7 @@ class Window(NamedTuple):
     keep_end: int
 
 
-def windows(length: int, capacity: int) -> list[Window]:
+def cut_into_windows(length: int, capacity: int) -> list[Window]:
     """Return windows over `length` sub-words, each of `capacity` sub-words.
 
     Neighbouring windows overlap by at least a quarter. The kept ranges cover 0:length
@@ -123,11 +128,12 @@ class SubWords:
         Args:
             pieces: The sub-words of the sentences, each tokenized separately.
             capacity: The largest number of sub-words in a window.
-            pooling: "mean" or "first"; see `Pieces.members`.
+            pooling: "mean" or "first"; see `Pieces.list_members`.
         """
         lengths = pieces.lengths
         cuts = [
-            windows(length, capacity) if length else [] for length in lengths.tolist()
+            cut_into_windows(length, capacity) if length else []
+            for length in lengths.tolist()
         ]
         counts = np.array([len(each) for each in cuts], np.int64)
         # The fields of each `Window`: start, end, and the bounds of what is kept. They
@@ -135,7 +141,7 @@ class SubWords:
         all_windows = [window for each in cuts for window in each]
         bounds = np.array(all_windows, np.int64).reshape(-1, 4)
         bounds += np.repeat(np.cumsum(lengths) - lengths, counts)[:, None]
-        place, word, share = pieces.members(pooling)
+        place, word, share = pieces.list_members(pooling)
         return cls(
             lengths=lengths,
             ids=pieces.ids,
@@ -148,7 +154,7 @@ class SubWords:
             window_bounds=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         )
 
-    def groups(
+    def iterate_groups(
         self, chosen: np.ndarray, frame: Frame, device: torch.device, marks: int = 0
     ) -> Iterator[WindowGroup]:
         """Yield the windows of some sentences in groups of similar length.
@@ -163,18 +169,18 @@ class SubWords:
         """
         start = self.window_bounds[chosen]
         counts = self.window_bounds[chosen + 1] - start
-        batch_windows = ranges(start, counts)
+        batch_windows = concatenate_ranges(start, counts)
         owner = np.repeat(np.arange(len(chosen)), counts)
         limits = CPU_BATCH if device.type == "cpu" else ACCELERATOR_BATCH
         sizes = (self.size[batch_windows] + marks).tolist()
-        for group in length_batches(sizes, *limits):
+        for group in batch_similar_lengths(sizes, *limits):
             windows = batch_windows[group]
-            ids, mask = frame.rows(
+            ids, mask = frame.make_rows(
                 self.ids, self.first[windows], self.size[windows], device
             )
             # The members of each window, low:high.
             low, high = np.searchsorted(self.place, self.keep[windows].T)
-            used = ranges(low, high - low)
+            used = concatenate_ranges(low, high - low)
             row = np.repeat(np.arange(len(windows)), high - low)
             column = self.place[used] - self.first[windows][row] + len(frame.prefix)
             yield WindowGroup(
@@ -187,7 +193,9 @@ class SubWords:
             )
 
 
-def length_batches(lengths: Sequence[int], budget: int, rows: int) -> list[np.ndarray]:
+def batch_similar_lengths(
+    lengths: Sequence[int], budget: int, rows: int
+) -> list[np.ndarray]:
     """Return indices in batches of similar length.
 
     A batch has at most `rows` items, and items * longest ≤ budget. The longest items
@@ -251,7 +259,7 @@ class HuggingFaceEncoder:
         self._pooling = pooling
         self._tokenizer, self._model = open_encoder(directory)
         self._frame = Frame.of(directory, self._tokenizer, self._model)
-        states = hidden_layers(directory, self._model, self._frame, CPU)
+        states = try_encoder(directory, self._model, self._frame, CPU)
         if not 1 <= layers <= len(states):
             raise ConfigError(
                 f"{directory}: has {len(states)} layers, but layers={layers}: give 1 "
@@ -272,10 +280,10 @@ class HuggingFaceEncoder:
         self._needs_last_only = layer is None and layers == 1
         self.dim = int(states[-1].shape[-1])
         # Computed now because the files may change later.
-        self.fingerprint = folder_fingerprint(
+        self.fingerprint = compute_folder_fingerprint(
             directory,
             kind="transformers",
-            version=reading_version(self._tokenizer),
+            version=choose_reading_version(self._tokenizer),
             pooling=pooling,
             layers=layers,
             layer=layer,
@@ -286,17 +294,19 @@ class HuggingFaceEncoder:
 
         A word without sub-words (white space, control characters) is zero.
         """
-        return to_half(self.hidden(sentences), self._directory)
+        return to_half(self.compute_hidden(sentences), self._directory)
 
     @torch.inference_mode()
-    def hidden(self, sentences: Sequence[Passage]) -> Tensor:
+    def compute_hidden(self, sentences: Sequence[Passage]) -> Tensor:
         """Return the same vectors as `encode`, in float32."""
         frame = self._frame
         pieces = split_passages(self._tokenizer, sentences)
         text = SubWords.of(pieces, frame.capacity, self._pooling)
         out = torch.zeros(len(pieces.first), self.layers, self.dim)
         marks = len(frame.prefix) + len(frame.suffix)
-        for group in text.groups(np.arange(len(text.lengths)), frame, CPU, marks):
+        for group in text.iterate_groups(
+            np.arange(len(text.lengths)), frame, CPU, marks
+        ):
             result = self._model(
                 input_ids=group.ids,
                 attention_mask=group.mask.long(),
@@ -315,7 +325,7 @@ class HuggingFaceEncoder:
 
 
 @torch.no_grad()
-def hidden_layers(
+def try_encoder(
     where: object, model: Any, frame: Frame, device: torch.device
 ) -> tuple[Tensor, ...]:
     """Return all hidden layers of one padding sub-word, to find their sizes.
@@ -329,7 +339,7 @@ def hidden_layers(
     Raises:
         ModelError: The model has no hidden layers, or does not run.
     """
-    ids, mask = frame.padding_row(device)
+    ids, mask = frame.make_padding_row(device)
     try:
         output = model(
             input_ids=ids,

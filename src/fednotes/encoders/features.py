@@ -44,7 +44,7 @@ from fednotes.core.store import lock
 from fednotes.data.text import Passage
 from fednotes.encoders.elmo import Elmo, find_files
 from fednotes.encoders.encoder import HuggingFaceEncoder
-from fednotes.encoders.pretrained import Stamp, encoder_directory, stamp_of
+from fednotes.encoders.pretrained import Stamp, find_encoder_directory, read_stamp
 
 # Sentences between two records of progress. The number is part of the key, because the
 # composition of a batch changes the last bits of a result.
@@ -109,8 +109,8 @@ def load_encoder(spec: str) -> FrozenEncoder:
     else:
         name, *words = spec.split("#")
         options = _parse_options(spec, words)
-    path = encoder_directory(name, spec)
-    return _load(path, options, stamp_of(path))
+    path = find_encoder_directory(name, spec)
+    return _load(path, options, read_stamp(path))
 
 
 def _parse_options(spec: str, words: Sequence[str]) -> _Options:
@@ -144,6 +144,7 @@ def _load(
     options: _Options,
     stamp: Stamp,  # noqa: ARG001 - a directory that changed on disk is read anew
 ) -> FrozenEncoder:
+    """Load the encoder in a directory; see `load_encoder`."""
     if (path / "config.json").is_file():
         return HuggingFaceEncoder(path, *options)
     files = find_files(path)
@@ -162,13 +163,13 @@ def _load(
 # ---- the cached vectors of a corpus --------------------------------------------------
 
 
-def cached_features(
+def compute_features_with_cache(
     encoder: FrozenEncoder,
     sentences: Sequence[Passage],
     cache: Path | None,
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """Return the vectors of every token of a corpus, read-only.
+    """Return the vectors of every token of a corpus, read-only, from a cache if given.
 
     Duplicate sentences are computed once. An interrupted computation is resumed. If two
     processes need the same vectors, one waits for the other.
@@ -191,29 +192,29 @@ def cached_features(
     if cache is None or work.tokens == 0:
         return _compute_in_memory(work, shape)
 
-    store = _Store.open(Path(cache), work.key(), shape)
-    features = store.ready()
+    store = _Store.open(Path(cache), work.compute_key(), shape)
+    features = store.open_complete()
     while features is None:
         # Locking waits for another process that computes the same vectors. `file` is
         # None if that process has finished the file, or has failed and removed it.
-        with store.locked() as file:
+        with store.locking() as file:
             if file is not None:
                 store.fill(file, work)
-        features = store.ready()
+        features = store.open_complete()
     return features
 
 
 def _compute_in_memory(work: _Work, shape: tuple[int, int, int]) -> np.ndarray:
     """Return the vectors of every token, (tokens, layers, dim), read-only."""
     features = np.zeros(shape, np.float16)
-    for _, copies in work.chunks(0):
+    for _, copies in work.compute_chunks(0):
         for token, vectors in copies:
             features[token : token + len(vectors)] = vectors
     features.flags.writeable = False
     return features
 
 
-def default_cache() -> Path:
+def find_default_cache() -> Path:
     """Return the folder of all caches: $FEDNOTES_CACHE, or ~/.cache/fednotes."""
     return Path(os.environ.get("FEDNOTES_CACHE") or "~/.cache/fednotes").expanduser()
 
@@ -279,8 +280,8 @@ class _Work:
             self.tokens += len(sentence.words)
         self._sentences = list(copies.values())
 
-    def key(self) -> str:
-        """Return SHA-256 over the encoder, the layout and the corpus."""
+    def compute_key(self) -> str:
+        """Return the name of the features: SHA-256 over encoder, layout and corpus."""
         digest = hashlib.sha256(
             f"{VERSION} {CHUNK}\0{self._encoder.fingerprint}\0".encode()
         )
@@ -291,7 +292,9 @@ class _Work:
                 digest.update(len(part).to_bytes(8, "little") + part)
         return digest.hexdigest()
 
-    def chunks(self, done: int) -> Iterator[tuple[int, list[tuple[int, np.ndarray]]]]:
+    def compute_chunks(
+        self, done: int
+    ) -> Iterator[tuple[int, list[tuple[int, np.ndarray]]]]:
         """Yield the vectors of all sentences after the first `done`, in chunks.
 
         Progress is reported at the start and whenever the consumer requests the next
@@ -362,7 +365,7 @@ class _Store:
         """Number of bytes of the complete file."""
         return len(self.header) + 2 * math.prod(self.shape)
 
-    def ready(self) -> np.ndarray | None:
+    def open_complete(self) -> np.ndarray | None:
         """Return the complete file as a memory map, or None if there is none.
 
         A damaged file is removed.
@@ -393,7 +396,7 @@ class _Store:
         return header == self.header and os.fstat(file.fileno()).st_size == size
 
     @contextmanager
-    def locked(self) -> Iterator[IO[bytes] | None]:
+    def locking(self) -> Iterator[IO[bytes] | None]:
         """Lock the part file for this process.
 
         Yields:
@@ -435,7 +438,7 @@ class _Store:
         with self.writing():
             done = self.resume(file)
         token_size = 2 * self.shape[1] * self.shape[2]  # bytes
-        for after, places in work.chunks(done):
+        for after, places in work.compute_chunks(done):
             with self.writing():
                 for token, part in places:
                     file.seek(len(self.header) + token * token_size)

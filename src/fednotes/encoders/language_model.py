@@ -33,23 +33,23 @@ from fednotes.core.seeds import seed_of
 from fednotes.core.settings import LocalFile, build, checked
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import device_of
-from fednotes.encoders.adapters import Changed, LoRA, targets
+from fednotes.encoders.adapters import Changed, LoRA, find_linears
 from fednotes.encoders.bart import set_layer_norm_eps
 from fednotes.encoders.packing import IGNORED, Masked, Sequences, Specials
 from fednotes.encoders.pretrained import (
     NO_ENCODER,
-    encoder_directory,
+    count_positions,
+    find_encoder_directory,
+    list_upper_layers,
     open_config,
     open_pretrained,
     open_tokenizer,
-    positions_of,
-    quiet,
     require_complete,
     require_fit,
-    upper_layers,
+    silencing_library,
     write_pretrained,
 )
-from fednotes.encoders.token_cache import FastTokenizer, fast_tokenizer
+from fednotes.encoders.token_cache import FastTokenizer, make_fast_tokenizer
 
 Logits = Callable[[Tensor], Tensor]  # (states, width) → (states, vocabulary)
 
@@ -77,13 +77,13 @@ NEW_DENSE, NEW_NORM = 0.3, 0.85
 
 
 @torch.no_grad()
-def head_of(model: Any) -> Logits | None:
+def find_head(model: Any) -> Logits | None:
     """Return the masked-language-model head as a function of states.
 
     Return None for a model of unknown layout, or if the head's logits differ from the
     model's.
     """
-    head = _find_head(model)
+    head = _find_known_head(model)
     if head is None:
         return None
     # In the middle of the vocabulary all ids are words, so none of them is padding.
@@ -91,14 +91,14 @@ def head_of(model: Any) -> Logits | None:
     ids = torch.arange(middle - 2, middle + 2, device=model.device).clamp(min=0)[None]
     try:
         states = model.base_model(input_ids=ids)[0]  # (1, 4, width)
-        logits = token_logits(model(input_ids=ids))
+        logits = read_token_logits(model(input_ids=ids))
         is_same = torch.allclose(head(states[0]), logits[0], rtol=1e-4, atol=1e-4)
     except NO_ENCODER:
         return None
     return head if is_same else None
 
 
-def _find_head(model: Any) -> Logits | None:
+def _find_known_head(model: Any) -> Logits | None:
     """Return the head of a model of known layout.
 
     Known layouts are BERT's `cls.predictions`, RoBERTa's `lm_head`, DistilBERT's three
@@ -112,19 +112,19 @@ def _find_head(model: Any) -> Logits | None:
         return lm_head
     if _has_modules(model, "vocab_transform", "vocab_layer_norm", "vocab_projector"):
 
-        def distilbert_head(states: Tensor) -> Tensor:
+        def apply_distilbert_head(states: Tensor) -> Tensor:
             hidden = model.activation(model.vocab_transform(states))
             logits: Tensor = model.vocab_projector(model.vocab_layer_norm(hidden))
             return logits
 
-        return distilbert_head
+        return apply_distilbert_head
     if _has_modules(model, "head", "decoder"):
 
-        def modernbert_head(states: Tensor) -> Tensor:
-            logits: Tensor = model.decoder(model.head(states))
+        def apply_modernbert_head(states: Tensor) -> Tensor:
+            logits: Tensor = model.decoder(model.select_head(states))
             return logits
 
-        return modernbert_head
+        return apply_modernbert_head
     return None
 
 
@@ -133,7 +133,7 @@ def _has_modules(owner: Any, *names: str) -> bool:
     return all(isinstance(getattr(owner, name, None), nn.Module) for name in names)
 
 
-def token_logits(output: Any) -> Tensor:
+def read_token_logits(output: Any) -> Tensor:
     """Return a model output's logits, (batch, tokens, words), by either name."""
     logits: Tensor = (
         output.prediction_logits if "prediction_logits" in output else output.logits
@@ -141,7 +141,7 @@ def token_logits(output: Any) -> Tensor:
     return logits
 
 
-def revealing(model: Any) -> set[int]:
+def find_revealing_parameters(model: Any) -> set[int]:
     """Return the `id` of each parameter whose gradient reveals words.
 
     They are the embeddings and the output bias.
@@ -156,7 +156,7 @@ def revealing(model: Any) -> set[int]:
     return {id(parameter) for parameter in parameters if parameter is not None}
 
 
-def head_names(model: Any, *, pairs: bool) -> set[str]:
+def list_head_names(model: Any, *, pairs: bool) -> set[str]:
     """Return the names of the parameters of the prediction heads.
 
     Args:
@@ -241,7 +241,7 @@ def resize(directory: Path, config: Any, sizes: Mapping[str, int]) -> None:
             for name in names:
                 setattr(config, name, value)
 
-    def size_of(key: str) -> int:
+    def read_size(key: str) -> int:
         names = [name for name in SIZES[key] if hasattr(config, name)]
         if not names:
             raise ModelError(
@@ -251,12 +251,12 @@ def resize(directory: Path, config: Any, sizes: Mapping[str, int]) -> None:
         size: int = getattr(config, names[0])
         return size
 
-    width, heads = size_of("width"), size_of("heads")
+    width, heads = read_size("width"), read_size("heads")
     if width % heads:
         raise ConfigError(f"width = {width} is not a multiple of heads = {heads}")
 
 
-def cross_entropy(
+def compute_cross_entropy(
     head: Logits, states: Tensor, wanted: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the summed loss, with gradient, and the number of right predictions.
@@ -362,7 +362,7 @@ class LanguageModelConfig:
         return {name: getattr(self, name) for name in SIZES}
 
 
-def language_model_config(
+def read_language_model_config(
     table: Mapping[str, Any], where: str = "model"
 ) -> LanguageModelConfig:
     """Return the specification of a pre-training job's [model] table.
@@ -432,11 +432,11 @@ class LanguageModel(nn.Module):
         vocabulary: Number of ids.
         positions: The maximum number of tokens in a sequence, including special ones.
         new_head: Whether the directory had no weights of the head, so that the head
-            should be trained for some steps (see `head`) before the encoder.
+            should be trained for some steps (see `select_head`) before the encoder.
         revealing: Whether word embeddings or output bias are trained.
         batch_listeners: Callbacks that receive each batch before the model reads it.
         lora: The low-rank changes, or None.
-        changed_maps: The linear maps with low-rank changes, in their order.
+        adapted_layers: The linear layers with low-rank changes, in their order.
     """
 
     def __init__(
@@ -454,10 +454,10 @@ class LanguageModel(nn.Module):
         self.batch_listeners = BatchListeners()
         self.model = model.requires_grad_(requires_grad=False)
         self._hf_tokenizer = tokenizer
-        self.tokenizer: FastTokenizer = fast_tokenizer(tokenizer.backend_tokenizer)
-        self.specials = specials_of(tokenizer, config.encoder)
+        self.tokenizer: FastTokenizer = make_fast_tokenizer(tokenizer.backend_tokenizer)
+        self.specials = read_specials(tokenizer, config.encoder)
         self.vocabulary = self.tokenizer.vocabulary
-        self.positions = positions_of(tokenizer, model)
+        self.positions = count_positions(tokenizer, model)
         self._pairs = config.objective == "mlm+nsp"
         accepted = inspect.signature(model.base_model.forward).parameters
         # Whether the model distinguishes the first text of a pair from the second.
@@ -465,16 +465,16 @@ class LanguageModel(nn.Module):
             "token_type_ids" in accepted
             and getattr(model.config, "type_vocab_size", 0) > 1
         )
-        self._head = None if config.objective == "denoise" else head_of(model)
+        self._head = None if config.objective == "denoise" else find_head(model)
         self.lora: LoRA | None = None
-        self.changed_maps: list[nn.Linear] = []
+        self.adapted_layers: list[nn.Linear] = []
         if config.train == "lora":
-            self.changed_maps = targets(model, config.maps)
-            self.lora = LoRA(self.changed_maps, config.rank, config.alpha, seed)
+            self.adapted_layers = find_linears(model, config.maps)
+            self.lora = LoRA(self.adapted_layers, config.rank, config.alpha, seed)
 
-        self._head_names = head_names(model, pairs=self._pairs)
-        revealing_ids = revealing(model)
-        trained = self._trained_names()
+        self._head_names = list_head_names(model, pairs=self._pairs)
+        revealing_ids = find_revealing_parameters(model)
+        trained = self._list_trained_names()
         for name, parameter in model.named_parameters():
             may_train = config.train == "all" or id(parameter) not in revealing_ids
             parameter.requires_grad_(may_train and name in trained)
@@ -483,12 +483,12 @@ class LanguageModel(nn.Module):
         )
         self.eval()
 
-    def _trained_names(self) -> set[str]:
+    def _list_trained_names(self) -> set[str]:
         """Return the parameters that `train` selects, even if they reveal words."""
         if self.config.train == "lora":
             return self._head_names
         if self.config.train == "top":
-            upper = upper_layers("the model", self.model, self.config.top)
+            upper = list_upper_layers("the model", self.model, self.config.top)
             return self._head_names | upper
         return {name for name, _ in self.model.named_parameters()}
 
@@ -504,7 +504,7 @@ class LanguageModel(nn.Module):
             trained |= {f"lora.{name}": p for name, p in self.lora.named_parameters()}
         return dict(sorted(trained.items()))
 
-    def head(self) -> dict[str, nn.Parameter]:
+    def select_head(self) -> dict[str, nn.Parameter]:
         """Return the trainable parameters of the prediction heads.
 
         With pairs, they include the pooler.
@@ -525,13 +525,13 @@ class LanguageModel(nn.Module):
         """
         self.batch_listeners.announce(self, sequences, masked)
         picked, wanted, head, pooled = self._pick_states(sequences, masked)
-        total, right = cross_entropy(head, picked, wanted)
+        total, right = compute_cross_entropy(head, picked, wanted)
         masked_loss = total / max(1, len(wanted))
         next_loss = masked_loss.new_zeros(())
         sums = [total.detach(), right, torch.zeros_like(right)]
         pairs = 0
         if self._pairs:
-            next_loss, sums[2], pairs = self._next_sentence(pooled, sequences)
+            next_loss, sums[2], pairs = self._predict_next_sentence(pooled, sequences)
         return Guesses(
             masked=masked_loss,
             next_sentence=next_loss,
@@ -544,7 +544,7 @@ class LanguageModel(nn.Module):
         """Return (batch,), the summed loss of each sequence; arguments as in `loss`."""
         picked, wanted, head, _ = self._pick_states(sequences, masked)
         each = F.cross_entropy(head(picked).float(), wanted, reduction="none")
-        rows = self._tensor(masked.positions // masked.labels.shape[1])
+        rows = self._make_tensor(masked.positions // masked.labels.shape[1])
         return each.new_zeros(len(masked.labels)).index_add(0, rows, each)
 
     def _pick_states(
@@ -556,21 +556,23 @@ class LanguageModel(nn.Module):
             States (predictions, width); the correct tokens (predictions,); the map from
             states to logits; and pooled states, None without pairs.
         """
-        at = self._tensor(masked.positions)
-        wanted = self._tensor(masked.labels).flatten()[at]
+        at = self._make_tensor(masked.positions)
+        wanted = self._make_tensor(masked.labels).flatten()[at]
         adapted = (
-            nullcontext() if self.lora is None else self.lora.applied(self.changed_maps)
+            nullcontext()
+            if self.lora is None
+            else self.lora.applying(self.adapted_layers)
         )
         with adapted:
             if self.config.objective == "denoise":
                 states = self._decode(masked)
-                head: Logits = self._bart_head
+                head: Logits = self._apply_bart_head
                 pooled = None
             else:
                 states, head, pooled = self._encode(sequences, masked)
         return states.flatten(0, 1).index_select(0, at), wanted, head, pooled
 
-    def _bart_head(self, states: Tensor) -> Tensor:
+    def _apply_bart_head(self, states: Tensor) -> Tensor:
         """Return the logits of BART's decoder states."""
         logits: Tensor = self.model.lm_head(states) + self.model.final_logits_bias
         return logits
@@ -585,16 +587,16 @@ class LanguageModel(nn.Module):
             states, None without pairs. A model whose head is unknown returns logits
             (batch, tokens, vocabulary) in place of states, and the identity as the map.
         """
-        inputs: dict[str, Tensor] = {"input_ids": self._tensor(masked.inputs)}
+        inputs: dict[str, Tensor] = {"input_ids": self._make_tensor(masked.inputs)}
         longest = masked.inputs.shape[1]
         if (sequences.lengths < longest).any():
             inside = np.arange(longest) < sequences.lengths[:, None]
-            inputs["attention_mask"] = self._tensor(inside.astype(np.int64))
+            inputs["attention_mask"] = self._make_tensor(inside.astype(np.int64))
         if self._has_segments:
-            inputs["token_type_ids"] = self._tensor(sequences.segments)
+            inputs["token_type_ids"] = self._make_tensor(sequences.segments)
         if self._head is None:
             output = self.model(**inputs)
-            return token_logits(output), _return_logits, None
+            return read_token_logits(output), _return_logits, None
         output = self.model.base_model(**inputs)
         states = output[0]
         pooled = output.pooler_output if self._pairs else None
@@ -606,8 +608,8 @@ class LanguageModel(nn.Module):
         Each state depends only on preceding tokens.
         """
         model = self.model
-        inputs = self._tensor(masked.inputs)
-        labels = self._tensor(masked.labels)
+        inputs = self._make_tensor(masked.inputs)
+        labels = self._make_tensor(masked.labels)
         before = labels.roll(1, 1).masked_fill(
             labels.roll(1, 1) == IGNORED, self.specials.pad
         )
@@ -620,21 +622,22 @@ class LanguageModel(nn.Module):
         )[0]
         return states
 
-    def _next_sentence(
+    def _predict_next_sentence(
         self, pooled: Any, sequences: Sequences
     ) -> tuple[Tensor, Tensor, int]:
-        """Return the mean loss of pairs, the number of correct ones, and of all.
+        """Return the mean loss of pairs, the number of correct ones, and their number.
 
         Label 1 means that B does not follow A.
         """
         if sequences.random_next is None:
             raise ConfigError('objective = "mlm+nsp" needs sequences that are pairs')
-        wanted = self._tensor(sequences.random_next)  # (batch,)
+        wanted = self._make_tensor(sequences.random_next)  # (batch,)
         logits = self.model.cls.seq_relationship(pooled).float()  # (batch, 2)
         right = (logits.detach().argmax(-1) == wanted).sum()
         return F.cross_entropy(logits, wanted), right, len(wanted)
 
-    def _tensor(self, array: np.ndarray) -> Tensor:
+    def _make_tensor(self, array: np.ndarray) -> Tensor:
+        """Return an array as a tensor on the model's device."""
         return torch.from_numpy(np.ascontiguousarray(array)).to(
             self.device, non_blocking=True
         )
@@ -663,7 +666,7 @@ class LanguageModel(nn.Module):
         model = self.model
         if self.lora is not None:
             model = copy.deepcopy(model)
-            self.lora.merge(targets(model, self.config.maps))
+            self.lora.merge(find_linears(model, self.config.maps))
         write_folder(
             directory, lambda f: write_pretrained(f, model, self._hf_tokenizer)
         )
@@ -683,7 +686,7 @@ def build_language_model(
         ConfigError: Sizes are impossible, or there is no such device.
         MissingExtra: A package is missing.
     """
-    directory = encoder_directory(config.encoder)
+    directory = find_encoder_directory(config.encoder)
     kind = open_config(directory)
     _require_kind(directory, kind, config.objective)
     auto = {
@@ -692,12 +695,12 @@ def build_language_model(
         "denoise": "BartForConditionalGeneration",
     }[config.objective]
     if config.fresh:
-        tokenizer, model = _fresh(directory, kind, auto, config, seed)
+        tokenizer, model = _build_fresh(directory, kind, auto, config, seed)
         missing: tuple[str, ...] = ()
     else:
         tokenizer, model, missing = open_pretrained(directory, auto)
         parameters = {name for name, _ in model.named_parameters()}
-        of_head = head_names(model, pairs=config.objective == "mlm+nsp")
+        of_head = list_head_names(model, pairs=config.objective == "mlm+nsp")
         missing = tuple(name for name in missing if name in parameters)
         missing_encoder = tuple(name for name in missing if name not in of_head)
         require_complete(directory, missing_encoder)
@@ -733,7 +736,7 @@ def _require_kind(directory: Path, kind: Any, objective: str) -> None:
         raise ModelError(f"{directory}: {_NO_PAIRS}")
 
 
-def _fresh(
+def _build_fresh(
     directory: Path, kind: Any, auto: str, config: LanguageModelConfig, seed: int
 ) -> tuple[Any, Any]:
     """Return a directory's tokenizer and a model with random weights."""
@@ -743,7 +746,7 @@ def _fresh(
     resize(directory, kind, config.sizes)
     make = getattr(transformers, auto)
     make = getattr(make, "from_config", getattr(make, "_from_config", make))
-    with quiet(), torch.random.fork_rng(devices=[]):
+    with silencing_library(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed_of(seed, "init", "language-model"))
         try:
             model = make(kind).float().eval()
@@ -756,7 +759,7 @@ def _fresh(
     return tokenizer, model
 
 
-def specials_of(tokenizer: Any, where: str) -> Specials:
+def read_specials(tokenizer: Any, where: str) -> Specials:
     """Return the ids of a tokenizer's special tokens.
 
     Args:

@@ -8,9 +8,9 @@ predicts masked tokens (BERT) or infilled spans (BART).
     full      [CLS] S [SEP] S [SEP] …; sentences in order until the sequence is full
 
 A plan lists the stretches of the corpus that make up each sequence. It needs four
-numbers for a pair, so a corpus of any size can be planned; `gather` then builds a
-batch. A plan depends only on the corpus, the seed and the epoch; masks depend on the
-batch and the generator.
+numbers for a pair, so a corpus of any size can be planned; `gather_sequences` then
+builds a batch. A plan depends only on the corpus, the seed and the epoch; masks depend
+on the batch and the generator.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def plan_pairs(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
     pairs: list[tuple[int, int, int, int]] = []
     labels: list[bool] = []
     for document in rng.permutation(len(document_bounds) - 1).tolist():
-        for pair, random_next in _document_pairs(
+        for pair, random_next in _plan_document_pairs(
             document, sentence_bounds, document_bounds, room, rng
         ):
             pairs.append(pair)
@@ -229,7 +229,7 @@ def plan_pairs(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
     return Plan(stretches, bounds_of, np.array(labels)[order])
 
 
-def _document_pairs(
+def _plan_document_pairs(
     document: int,
     sentence_bounds: list[int],
     document_bounds: list[int],
@@ -315,7 +315,7 @@ def _shorten(
     return (*a, *b)
 
 
-def gather(
+def gather_sequences(
     tokens: Tokens, plan: Plan, rows: np.ndarray, specials: Specials
 ) -> Sequences:
     """Return the sequences `rows` of a plan, padded to the longest one."""
@@ -410,7 +410,7 @@ def mask(
         chosen = _choose_words(is_word, np.asarray(continues)[ids], wanted, rng)
 
     fate = rng.random(ids.shape)
-    allowed = _words_of(specials, vocabulary)
+    allowed = _list_words(specials, vocabulary)
     random = allowed[rng.integers(0, len(allowed), ids.shape)]
     inputs = np.where(chosen & (fate < MASKED), specials.mask, ids)
     swapped = chosen & (fate >= MASKED) & (fate < MASKED + RANDOM)
@@ -419,8 +419,8 @@ def mask(
 
 
 @lru_cache(maxsize=8)
-def _words_of(specials: Specials, vocabulary: int) -> np.ndarray:
-    """Return the ids that are words."""
+def _list_words(specials: Specials, vocabulary: int) -> np.ndarray:
+    """Return the ids that are words, which all ids but the special ones are."""
     allowed = np.setdiff1d(np.arange(vocabulary), specials.all)
     allowed.flags.writeable = False
     return allowed
@@ -545,7 +545,7 @@ def _infill(
     places = np.flatnonzero(~np.isin(row, specials.all))
     if not len(places):
         return row
-    lengths = _span_lengths(max(1, round(len(places) * rate)), mean, rng)
+    lengths = _draw_span_lengths(max(1, round(len(places) * rate)), mean, rng)
     covered = int(lengths.sum())
     # Every remaining word is one unit, and so is every span; spans may be anywhere.
     units = np.ones(len(places) - covered + len(lengths), np.int64)
@@ -579,7 +579,9 @@ def _infill(
     return out[out != IGNORED]
 
 
-def _span_lengths(budget: int, mean: float, rng: np.random.Generator) -> np.ndarray:
+def _draw_span_lengths(
+    budget: int, mean: float, rng: np.random.Generator
+) -> np.ndarray:
     """Return Poisson lengths that sum to exactly `budget`, cutting the last one."""
     lengths = np.empty(0, np.int64)
     while lengths.sum() < budget:

@@ -61,14 +61,14 @@ _LENGTH_BYTES = 8  # of the length of the header, at its beginning
 _SIZE_BYTES = 4  # of the size of the index in a table of characters, at its beginning
 
 # Keeps `from_pretrained` from looking for the directory's files on a server and from
-# running its code. `_offline` keeps it from fetching other models.
+# running its code. `_staying_offline` keeps it from fetching other models.
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 def open_pretrained(
     directory: Path, auto: str, **settings: Any
 ) -> tuple[Any, Any, tuple[str, ...]]:
-    """Open a directory.
+    """Open the tokenizer and the model of a Hugging Face directory.
 
     The global random state is not changed.
 
@@ -91,13 +91,17 @@ def open_pretrained(
     check_weights(directory)
     # Each number takes at least a byte.
     max_numbers = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    with quiet(), torch.random.fork_rng(devices=[]), bounded_allocation(max_numbers):
+    with (
+        silencing_library(),
+        torch.random.fork_rng(devices=[]),
+        bounded_allocation(max_numbers),
+    ):
         torch.default_generator.manual_seed(0)
-        tokenizer = _load(directory, lambda: _tokenizer(directory))
+        tokenizer = _load(directory, lambda: _open_tokenizer(directory))
         options = {"dtype": torch.float32, **_LOCAL, **settings}
         model, report = _load(
             directory,
-            lambda: _class(auto).from_pretrained(
+            lambda: _import_class(auto).from_pretrained(
                 directory, use_safetensors=True, output_loading_info=True, **options
             ),
         )
@@ -113,8 +117,8 @@ def open_pretrained(
 
 def open_tokenizer(directory: Path) -> Any:
     """Return the fast tokenizer of a directory, without reading weights."""
-    with quiet():
-        return _load(directory, lambda: _tokenizer(directory))
+    with silencing_library():
+        return _load(directory, lambda: _open_tokenizer(directory))
 
 
 def open_config(directory: Path) -> Any:
@@ -122,9 +126,10 @@ def open_config(directory: Path) -> Any:
 
     Its `model_type` names the architecture.
     """
-    with quiet():
+    with silencing_library():
         return _load(
-            directory, lambda: _class("AutoConfig").from_pretrained(directory, **_LOCAL)
+            directory,
+            lambda: _import_class("AutoConfig").from_pretrained(directory, **_LOCAL),
         )
 
 
@@ -134,7 +139,7 @@ def write_pretrained(folder: Path, model: Any, tokenizer: Any) -> None:
     The layout is the library's own. No file reveals the model's original path on this
     machine.
     """
-    with quiet():
+    with silencing_library():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     # The library writes the tokenizer's path into this file.
@@ -208,7 +213,7 @@ def open_encoder(directory: Path, device: str = "cpu") -> tuple[Any, Any]:
     return tokenizer, model.to(device).requires_grad_(requires_grad=False)
 
 
-def upper_layers(where: object, model: Any, top: int) -> set[str]:
+def list_upper_layers(where: object, model: Any, top: int) -> set[str]:
     """Return the names of the parameters in the last `top` layers of each stack.
 
     Args:
@@ -243,7 +248,7 @@ def upper_layers(where: object, model: Any, top: int) -> set[str]:
 # ---- paths and fingerprints of directories -------------------------------------------
 
 
-def encoder_directory(name: str, spec: str = "") -> Path:
+def find_encoder_directory(name: str, spec: str = "") -> Path:
     """Return the directory of an encoder.
 
     Args:
@@ -270,7 +275,7 @@ def encoder_directory(name: str, spec: str = "") -> Path:
     return path.resolve()
 
 
-def stamp_of(path: Path) -> Stamp:
+def read_stamp(path: Path) -> Stamp:
     """Return names, times and sizes of a directory's files, to detect changes."""
     with readable(path, ModelError):
         return tuple(
@@ -280,42 +285,43 @@ def stamp_of(path: Path) -> Stamp:
         )
 
 
-def fingerprint(files: Iterable[Path], **options: object) -> str:
+def compute_fingerprint(files: Iterable[Path], **options: object) -> str:
     """Return SHA-256 over files' names and contents and over options.
 
     It does not depend on the files' location.
     """
     digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
     for file in sorted(files):
-        digest.update(f"{file.name}\0{file_sha256(file)}\0".encode())
+        digest.update(f"{file.name}\0{compute_file_sha256(file)}\0".encode())
     return digest.hexdigest()
 
 
-def folder_fingerprint(folder: Path, **options: object) -> str:
-    """Return `fingerprint` of a directory's weights, settings and tokenizer.
+def compute_folder_fingerprint(folder: Path, **options: object) -> str:
+    """Return `compute_fingerprint` of a directory's weights, settings and tokenizer.
 
     A site's calibration of a model's confidences is not part of it.
     """
     files = {file for pattern in FINGERPRINTED for file in folder.glob(pattern)}
-    return fingerprint(files - {folder / "calibration.json"}, **options)
+    return compute_fingerprint(files - {folder / "calibration.json"}, **options)
 
 
-def file_sha256(path: Path) -> str:
+def compute_file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content.
 
     It is cached while the file does not change, because weights can be hundreds of
     megabytes.
     """
     stat = path.stat()
-    return _sha256(path, stat.st_mtime_ns, stat.st_size)
+    return _compute_sha256(path, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=128)
-def _sha256(
+def _compute_sha256(
     path: Path,
     mtime: int,  # noqa: ARG001 - a file that changed is read anew
     size: int,  # noqa: ARG001
 ) -> str:
+    """Return the SHA-256 of a file's content; see `compute_file_sha256`."""
     with open(path, "rb", opener=open_regular) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -359,7 +365,7 @@ class Frame:
         prefix = tuple(ids[: text[0]])
         suffix = tuple(ids[text[-1] + 1 :])
         marks = len(prefix) + len(suffix)
-        capacity = (window or positions_of(tokenizer, model)) - marks
+        capacity = (window or count_positions(tokenizer, model)) - marks
         if capacity < 1:
             raise ModelError(
                 f"{where}: the model has too few positions for a word and the {marks} "
@@ -367,7 +373,7 @@ class Frame:
             )
         return cls(prefix, suffix, tokenizer.pad_token_id or 0, capacity)
 
-    def rows(
+    def make_rows(
         self, ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray, device: Any
     ) -> tuple[Tensor, Tensor]:
         """Return a model's input for windows of a flat text.
@@ -393,13 +399,13 @@ class Frame:
         mask = np.arange(longest) < lengths[:, None] + before + len(self.suffix)
         return torch.from_numpy(out).to(device), torch.from_numpy(mask).to(device)
 
-    def padding_row(self, device: Any) -> tuple[Tensor, Tensor]:
+    def make_padding_row(self, device: Any) -> tuple[Tensor, Tensor]:
         """Return ids and mask of a single padding sub-word, to try a model."""
         one = np.ones(1, np.int64)
-        return self.rows(np.full(1, self.pad), 0 * one, one, device)
+        return self.make_rows(np.full(1, self.pad), 0 * one, one, device)
 
 
-def positions_of(tokenizer: Any, model: Any) -> int:
+def count_positions(tokenizer: Any, model: Any) -> int:
     """Return the number of sub-words that a model reads at once, with marks."""
     limits = [int(tokenizer.model_max_length)]  # a huge number if it is not set
     positions = getattr(model.config, "max_position_embeddings", None)
@@ -420,7 +426,7 @@ def positions_of(tokenizer: Any, model: Any) -> int:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silencing_library() -> Iterator[None]:
     """Silence the library's progress bars, advice and warnings in the context."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -442,7 +448,7 @@ _offline_loads: list[bool] = []  # the value to restore, for each load in progre
 
 
 @contextmanager
-def _offline() -> Iterator[None]:
+def _staying_offline() -> Iterator[None]:
     """Keep the library from the network in the context.
 
     A configuration may name a model on a hub as a part of its own model. The library
@@ -519,8 +525,8 @@ def _require_bounded_text(where: Path, *steps: Any) -> None:
     Raises:
         ModelError: The rules could make a text more than `MAX_GROWTH` times as long.
     """
-    rules = chain.from_iterable(map(_rules, steps))
-    growth = math.prod(max(1, _longest_replacement(where, rule)) for rule in rules)
+    rules = chain.from_iterable(map(_iterate_rules, steps))
+    growth = math.prod(max(1, _find_longest_replacement(where, rule)) for rule in rules)
     if growth > MAX_GROWTH:
         raise ModelError(
             f"{where}: its normalizer could make a text {growth:,} times as long: the "
@@ -544,7 +550,7 @@ def _list_steps(tokenizer: Any) -> list[Any]:
     return [json.loads(step.__getstate__()) for step in steps]
 
 
-def _rules(step: Any) -> Iterator[Mapping[str, Any]]:
+def _iterate_rules(step: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the rules of a tokenizer's step, with nested sequences flattened."""
     if not isinstance(step, Mapping):
         return
@@ -552,10 +558,10 @@ def _rules(step: Any) -> Iterator[Mapping[str, Any]]:
     if not parts:
         yield step
     for part in parts:
-        yield from _rules(part)
+        yield from _iterate_rules(part)
 
 
-def _longest_replacement(where: Path, rule: Mapping[str, Any]) -> int:
+def _find_longest_replacement(where: Path, rule: Mapping[str, Any]) -> int:
     """Return the maximum number of characters by which a rule replaces one."""
     texts = [rule.get(key) for key in ("content", "replacement", "prepend")]
     charsmap = rule.get("precompiled_charsmap")
@@ -585,12 +591,13 @@ def _list_replacements(where: Path, charsmap: str) -> list[str]:
     return [part.decode("utf-8", "replace") for part in parts]
 
 
-def _tokenizer(directory: Path) -> Any:
+def _open_tokenizer(directory: Path) -> Any:
+    """Return the fast tokenizer of a directory; raise ModelError if it is unusable."""
     _require_own_files(directory)
     file = directory / "tokenizer.json"
     if file.exists():
         _require_bounded_text(file, *_read_steps(file))
-    tokenizer = _class("AutoTokenizer").from_pretrained(directory, **_LOCAL)
+    tokenizer = _import_class("AutoTokenizer").from_pretrained(directory, **_LOCAL)
     limit = tokenizer.model_max_length
     if not isinstance(limit, int | float) or not 1 <= limit < math.inf:
         raise ModelError(
@@ -693,7 +700,7 @@ def _require_bounded_header(file: Path) -> None:
         )
 
 
-def _class(name: str) -> Any:
+def _import_class(name: str) -> Any:
     with needs("transformers", "transformers"):
         import transformers
     return getattr(transformers, name)
@@ -709,7 +716,7 @@ def _load(directory: Path, load: Callable[[], Any]) -> Any:
         _require_plain_config(directory)
         for weights in directory.glob("*.safetensors"):
             _require_bounded_header(weights)
-        with _offline():
+        with _staying_offline():
             return load()
     except NotAFile as error:
         raise ModelError(f"{error.filename}: {error.strerror}") from None

@@ -79,7 +79,7 @@ class Pieces(NamedTuple):
             ),
         )
 
-    def members(self, pooling: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def list_members(self, pooling: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the sub-words and weights of each word's vector.
 
         Args:
@@ -94,7 +94,7 @@ class Pieces(NamedTuple):
         if pooling == "first":
             size = np.minimum(size, 1)
         word = np.repeat(np.arange(len(size)), size)
-        place = ranges(self.first, size)
+        place = concatenate_ranges(self.first, size)
         inside = self.visible[place]
         place, word = place[inside], word[inside]
         share = (1 / np.bincount(word)[word]).astype(np.float32)
@@ -132,18 +132,19 @@ def split_passages(tokenizer: Any, passages: Sequence[Passage]) -> Pieces:
 
     visible = offsets[:, 0] < offsets[:, 1]
     marks = [
-        tokenizer.backend_tokenizer.token_to_id(mark) for mark in blank_marks(tokenizer)
+        tokenizer.backend_tokenizer.token_to_id(mark)
+        for mark in list_blank_marks(tokenizer)
     ]
     if marks:
         visible &= ~np.isin(ids, marks)
-    first, last = _cover(np.flatnonzero(visible), offsets[visible], words)
+    first, last = _find_cover(np.flatnonzero(visible), offsets[visible], words)
     return Pieces(ids, lengths, first, last, visible)
 
 
-def _cover(
+def _find_cover(
     numbers: np.ndarray, offsets: np.ndarray, words: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first and last sub-word overlapping each word; 0, -1 for none.
+    """Return the first and last sub-word that overlap each word; 0 and -1 for none.
 
     Args:
         numbers: (visible sub-words,) their indices among all sub-words.
@@ -163,13 +164,13 @@ def _cover(
     return np.where(is_covered, first_number, 0), np.where(is_covered, last_number, -1)
 
 
-def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def concatenate_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return arange(start, start + length) of all pairs, concatenated."""
     before = np.cumsum(lengths) - lengths
     return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
-def blank_marks(tokenizer: Any) -> list[str]:
+def list_blank_marks(tokenizer: Any) -> list[str]:
     """Return the sub-words of a tokenizer that consist only of a blank mark."""
     if reads_words_alike(tokenizer):
         return []
@@ -189,7 +190,7 @@ def reads_words_alike(tokenizer: Any) -> bool:
     return isinstance(tokenizer.backend_tokenizer.model, WordPiece | WordLevel)
 
 
-def reading_version(tokenizer: Any) -> int:
+def choose_reading_version(tokenizer: Any) -> int:
     """Return the version of the reading in the fingerprint of a frozen encoder.
 
     It is 1 if earlier versions of this package read text in the same way, so that
@@ -210,13 +211,13 @@ def _encode(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
     backend.no_padding()
     # Tokenizers refuse lone surrogates; question marks preserve the offsets.
     valid = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
-    with panics_as_errors():
+    with converting_panics():
         encodings: list[Any] = backend.encode_batch(valid, add_special_tokens=False)
     return encodings
 
 
 @contextmanager
-def panics_as_errors() -> Iterator[None]:
+def converting_panics() -> Iterator[None]:
     """Turn a failure of the tokenizer library on a text into an error.
 
     Raises:

@@ -35,7 +35,7 @@ from fednotes.core.store import try_lock_folder, write_folder
 from fednotes.data.clinical import RECIPE, sentences
 from fednotes.data.notes import Note, patient_of
 from fednotes.encoders.features import clear_cache
-from fednotes.encoders.reading import panics_as_errors
+from fednotes.encoders.reading import converting_panics
 
 Tokenize = Callable[[list[str]], list[list[int]]]
 _BATCH = 2000  # sentences in one call of the tokenizer
@@ -62,14 +62,14 @@ class Tokens:
     dropped: int = 0
 
 
-def cached_tokens(
+def tokenize_with_cache(
     notes: Callable[[], Iterable[Note]],
     tokenize: Tokenize,
     fingerprint: str,
     vocabulary: int,
     folder: Path,
 ) -> Tokens:
-    """Return the tokens of notes from the cache, adding them if necessary.
+    """Return the tokens of notes from a cache; tokenise them first if necessary.
 
     Args:
         notes: Iterates over all notes. It is called once for the key and once to
@@ -84,7 +84,7 @@ def cached_tokens(
         ModelError: An id is outside the vocabulary.
         FednotesError: The cache cannot be written.
     """
-    content, patients = _digest(notes())
+    content, patients = _compute_digest(notes())
     if not patients:
         raise DataError("the corpus is empty: there are no notes with text")
     parts = [str(_FORMAT), content, fingerprint, str(vocabulary), RECIPE]
@@ -97,7 +97,7 @@ def cached_tokens(
 
     def fill(target: Path) -> None:
         digest = hashlib.sha256()
-        facts = _write(target, _hashed(notes(), digest), tokenize, vocabulary)
+        facts = _write(target, _hash_each(notes(), digest), tokenize, vocabulary)
         if digest.hexdigest() != content:
             raise DataError("the notes changed while they were tokenised: start again")
         facts |= {"patients": patients, "content": content, "recipe": RECIPE}
@@ -161,14 +161,14 @@ def clear_tokens(folder: Path) -> int:
     return freed
 
 
-def _digest(notes: Iterable[Note]) -> tuple[str, int]:
+def _compute_digest(notes: Iterable[Note]) -> tuple[str, int]:
     """Return a hash of all texts and their patients, and the number of patients."""
     digest = hashlib.sha256()
-    patients = {patient_of(note) for note in _hashed(notes, digest)}
+    patients = {patient_of(note) for note in _hash_each(notes, digest)}
     return digest.hexdigest(), len(patients)
 
 
-def _hashed(notes: Iterable[Note], digest: Any) -> Iterator[Note]:
+def _hash_each(notes: Iterable[Note], digest: Any) -> Iterator[Note]:
     """Yield notes, adding each one's patient and text to a hash."""
     for note in notes:
         for part in (*patient_of(note), note.text):
@@ -194,7 +194,7 @@ def _write(
         }
         for name in ("sentences", "documents"):
             files[name].write(np.zeros(1, np.int64).tobytes())
-        for batch in _batches(notes):
+        for batch in _batch_notes(notes):
             lengths, counts, ids = _encode(batch, tokenize, vocabulary)
             ends = tokens + np.cumsum(lengths)
             document_ends = sentence_count + np.cumsum(counts)
@@ -220,7 +220,7 @@ def _write(
     return {"format": _FORMAT, "dtype": dtype.name, "sizes": sizes, "dropped": dropped}
 
 
-def _batches(notes: Iterable[Note]) -> Iterator[list[list[str]]]:
+def _batch_notes(notes: Iterable[Note]) -> Iterator[list[list[str]]]:
     """Yield batches of about `_BATCH` sentences, grouped by note."""
     batch: list[list[str]] = []
     size = 0
@@ -314,7 +314,7 @@ class FastTokenizer:
     continues: np.ndarray
 
 
-def fast_tokenizer(tokenizer: Tokenizer) -> FastTokenizer:
+def make_fast_tokenizer(tokenizer: Tokenizer) -> FastTokenizer:
     """Return a tokenizer of the `tokenizers` package without padding or truncation.
 
     It works on a copy and adds no special tokens.
@@ -324,16 +324,16 @@ def fast_tokenizer(tokenizer: Tokenizer) -> FastTokenizer:
     copied.no_truncation()
 
     def tokenize(texts: list[str]) -> list[list[int]]:
-        with panics_as_errors():
+        with converting_panics():
             encoded = copied.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encoded]
 
-    continues = _continuations(copied)
+    continues = _find_continuations(copied)
     digest = hashlib.sha256(copied.to_str().encode("utf-8")).hexdigest()
     return FastTokenizer(tokenize, digest, len(continues), continues)
 
 
-def _continuations(tokenizer: Tokenizer) -> np.ndarray:
+def _find_continuations(tokenizer: Tokenizer) -> np.ndarray:
     """Return whether each token continues the preceding word, (vocabulary,) bool.
 
     WordPiece marks continuations with `##`. Byte-level BPE marks new words with `Ġ`,

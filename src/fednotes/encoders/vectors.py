@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fednotes.core.errors import ModelError
 from fednotes.core.parsing import open_regular
-from fednotes.encoders.pretrained import file_sha256
+from fednotes.encoders.pretrained import compute_file_sha256
 
 _NUMBER = re.compile(b"[0-9]{1,12}")  # a number of words or of columns
 _NOT_FINITE = "a column is not a finite number"
@@ -46,7 +46,7 @@ class WordVectors:
         """Number of columns of the table."""
         return int(self.table.shape[1])
 
-    def rows(self, forms: Sequence[str]) -> np.ndarray:
+    def find_rows(self, forms: Sequence[str]) -> np.ndarray:
         """Return the row of each form, (forms,) int64.
 
         The form is looked up as written, then in lower case; unknown forms have row 0.
@@ -58,7 +58,7 @@ class WordVectors:
     @property
     def sha256(self) -> str:
         """SHA-256 of the file's content."""
-        return file_sha256(self.path)
+        return compute_file_sha256(self.path)
 
 
 def load_vectors(path: str | Path, max_words: int = 0) -> WordVectors:
@@ -99,19 +99,21 @@ def _load(
     size: int,  # noqa: ARG001
     max_words: int,
 ) -> WordVectors:
+    """Read a file of word vectors in the format that its suffix tells."""
     if path.suffix == ".bin":
         return _load_binary(path, max_words)
     return _load_text(path, max_words)
 
 
 def _load_text(path: Path, max_words: int) -> WordVectors:
+    """Read a text file of word vectors; see `load_vectors`."""
     index: dict[str, int] = {}
     with (
         open(path, "rb", opener=open_regular) as stream,
         np.errstate(over="ignore"),
     ):
         head = list(islice(stream, 2))
-        dim, skipped = _layout_of(path, head)
+        dim, skipped = _read_layout(path, head)
         table = [np.zeros(dim, np.float32)]
         lines = chain(head[skipped:], stream)
         for number, line in enumerate(lines, start=1 + skipped):
@@ -125,11 +127,11 @@ def _load_text(path: Path, max_words: int) -> WordVectors:
     is_finite = torch.isfinite(stacked).all(1)
     if not is_finite.all():
         line_number = int(is_finite.int().argmin()) + skipped
-        raise _bad_line(f"{path}:{line_number}", _NOT_FINITE, dim)
+        raise _make_line_error(f"{path}:{line_number}", _NOT_FINITE, dim)
     return WordVectors(path, index, stacked)
 
 
-def _layout_of(path: Path, head: list[bytes]) -> tuple[int, int]:
+def _read_layout(path: Path, head: list[bytes]) -> tuple[int, int]:
     """Return the number of columns, and of lines before the first word.
 
     Args:
@@ -147,7 +149,7 @@ def _layout_of(path: Path, head: list[bytes]) -> tuple[int, int]:
     if is_count_and_dim and len(head) > 1 and len(head[1].split()) > 2:
         dim = int(columns[1])
         if dim > len(head[1]):  # each number takes at least a byte
-            raise _bad_line(
+            raise _make_line_error(
                 f"{path}:2", f"fewer than {dim} numbers after the word", dim
             )
         return dim, 1
@@ -162,18 +164,19 @@ def _parse_line(place: str, line: bytes, dim: int) -> tuple[str, np.ndarray]:
     """
     word, *numbers = line.rsplit(None, dim) or [b""]
     if len(numbers) < dim:
-        raise _bad_line(place, f"fewer than {dim} numbers after the word", dim)
+        raise _make_line_error(place, f"fewer than {dim} numbers after the word", dim)
     try:
         values = np.fromiter(map(float, numbers), np.float32, dim)
     except ValueError:
-        raise _bad_line(place, _NOT_FINITE, dim) from None
+        raise _make_line_error(place, _NOT_FINITE, dim) from None
     pieces = word.rsplit(None, 1)
     if len(pieces) > 1 and _is_number(pieces[1]):
-        raise _bad_line(place, f"more than {dim} numbers after the word", dim)
+        raise _make_line_error(place, f"more than {dim} numbers after the word", dim)
     return word.decode("utf-8", "replace"), values
 
 
 def _is_number(text: bytes) -> bool:
+    """Return whether a text can be read as a number."""
     try:
         float(text)
     except ValueError:
@@ -181,13 +184,15 @@ def _is_number(text: bytes) -> bool:
     return True
 
 
-def _bad_line(place: str, problem: str, dim: int) -> ModelError:
+def _make_line_error(place: str, problem: str, dim: int) -> ModelError:
+    """Return the error for a line with another form than the first one."""
     return ModelError(
         f"{place}: {problem}; the first line has a word and {dim} numbers"
     )
 
 
 def _load_binary(path: Path, max_words: int) -> WordVectors:
+    """Read a file in word2vec's binary format; see `load_vectors`."""
     index: dict[str, int] = {}
     with open(path, "rb", opener=open_regular) as stream:
         head = stream.readline(64).split()

@@ -14,7 +14,7 @@ from typing import Any
 from fednotes import methods
 from fednotes.core.errors import ModelError, readable
 from fednotes.core.settings import Mark, marked_fields
-from fednotes.encoders.pretrained import fingerprint, folder_fingerprint
+from fednotes.encoders.pretrained import compute_fingerprint, compute_folder_fingerprint
 from fednotes.jobs import kinds
 from fednotes.jobs.job import ConfigTable, Job
 from fednotes.methods.base import Method
@@ -76,9 +76,9 @@ def digest_model_files(job: Job) -> dict[str, str]:
     for key, path in _named_files(job):
         with readable(path, ModelError):
             if path.is_file():
-                digests[key] = fingerprint([path])
+                digests[key] = compute_fingerprint([path])
             elif path.is_dir():
-                digests[key] = folder_fingerprint(path)
+                digests[key] = compute_folder_fingerprint(path)
     return digests
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from fednotes.core.federation import MethodSite
 from fednotes.core.seeds import Draws
 from fednotes.core.wording import format_size
-from fednotes.encoders.features import default_cache
+from fednotes.encoders.features import find_default_cache
 from fednotes.engines.sampling import RoundSampling
 from fednotes.jobs.job import Job, Progress, Sites, load_sites
 from fednotes.jobs.results import OWN_MIX
@@ -182,7 +182,7 @@ def make_method_sites(
     Raises:
         FednotesError: A site cannot be made from its data and config.
     """
-    cache = cache or default_cache()
+    cache = cache or find_default_cache()
     return [
         job.module.make_site(
             data,

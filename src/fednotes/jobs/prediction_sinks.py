@@ -11,7 +11,7 @@ from fednotes.core.databases import DatabaseAddress
 from fednotes.core.errors import ModelError, ParameterError, readable
 from fednotes.core.parsing import read_regular
 from fednotes.data.notes import NoteDatabase, place_of_notes
-from fednotes.encoders.pretrained import folder_fingerprint
+from fednotes.encoders.pretrained import compute_folder_fingerprint
 from fednotes.jobs.prediction_batches import MakeSink, open_folder
 from fednotes.jobs.prediction_database import (
     BATCH,
@@ -55,7 +55,7 @@ def describe_prediction(
     else:
         place = place.resolve()
     settings = {
-        "model": folder_fingerprint(model),
+        "model": compute_folder_fingerprint(model),
         "calibration": digest,
         "input": str(place),
         "query": query,

@@ -39,24 +39,24 @@ from fednotes.core.tensors import load_into, nbytes, snapshot
 from fednotes.core.update import Tensors, Update, require_metrics
 from fednotes.data.clinical import sentences
 from fednotes.data.notes.sites import NoteSource, SiteNotes, fingerprint, pooled_notes
-from fednotes.encoders.features import default_cache
+from fednotes.encoders.features import find_default_cache
 from fednotes.encoders.language_model import (
     LanguageModel,
     LanguageModelConfig,
     build_language_model,
-    language_model_config,
+    read_language_model_config,
 )
 from fednotes.encoders.packing import (
     Masked,
     Plan,
     Sequences,
     denoise,
-    gather,
+    gather_sequences,
     mask,
     plan_full,
     plan_pairs,
 )
-from fednotes.encoders.token_cache import Tokens, cached_tokens
+from fednotes.encoders.token_cache import Tokens, tokenize_with_cache
 from fednotes.methods import read_presets
 from fednotes.methods.averaging import (
     KEEP_BEST,
@@ -206,7 +206,7 @@ def open_shared_model(config: LanguageModelConfig, seed: int, device: str) -> Sh
     """Return this process's only model with these settings; build it if necessary."""
     model = build_language_model(config, seed, device)
     parameters = model.trainable()
-    return Shared(model, parameters, tuple(model.head()), snapshot(parameters))
+    return Shared(model, parameters, tuple(model.select_head()), snapshot(parameters))
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ class Site(AveragingSite, MethodSite):
                 f"length = {config.length}: {config.model.encoder} reads at most "
                 f"{self.model.positions} tokens"
             )
-        self._folder = (cache or default_cache()) / "tokens"
+        self._folder = (cache or find_default_cache()) / "tokens"
         self.train_set = self._tokenize(data.train)
         self.valid_set = self._tokenize(data.valid) if data.valid_patients else None
         self._planned_epoch: tuple[int, Plan] | None = None
@@ -348,7 +348,7 @@ class Site(AveragingSite, MethodSite):
         """Return the tokens of notes, from the cache if it has them."""
         tokenizer = self.model.tokenizer
         with within(f"site {self.data.id!r}", DataError):
-            return cached_tokens(
+            return tokenize_with_cache(
                 notes,
                 tokenizer.tokenize,
                 tokenizer.fingerprint,
@@ -412,7 +412,7 @@ class Site(AveragingSite, MethodSite):
     ) -> _Masked:
         """Return some sequences of a plan, with masked tokens or infilled spans."""
         config, specials = self.config, self.model.specials
-        sequences = gather(tokens, plan, rows, specials)
+        sequences = gather_sequences(tokens, plan, rows, specials)
         if config.model.objective == "denoise":
             masked = denoise(sequences.ids, specials, rng, rate=config.infilled)
         else:
@@ -647,7 +647,7 @@ class Pretrain(Method):
 
     def read_model_config(self, table: Mapping[str, Any]) -> LanguageModelConfig:
         """Return the settings of a language model."""
-        return language_model_config(table, where="")
+        return read_language_model_config(table, where="")
 
     def list_models(self) -> Mapping[str, type[Any]]:
         """Return the class of the language model's settings."""

@@ -41,18 +41,24 @@ from fednotes.core.settings import LocalFile, checked
 from fednotes.core.tensors import device_of, seeded
 from fednotes.core.types import Document, TagSet
 from fednotes.data.batches import encode_corpus
-from fednotes.encoders.adapters import LoRA, Prompts, install, joined, targets
-from fednotes.encoders.encoder import hidden_layers
+from fednotes.encoders.adapters import (
+    LoRA,
+    Prompts,
+    assign_prompts,
+    find_linears,
+    install_prompts,
+)
+from fednotes.encoders.encoder import try_encoder
 from fednotes.encoders.pretrained import (
     NO_ENCODER,
     Frame,
     Stamp,
-    encoder_directory,
-    folder_fingerprint,
+    compute_folder_fingerprint,
+    find_encoder_directory,
     open_encoder,
-    stamp_of,
+    read_stamp,
 )
-from fednotes.encoders.reading import reading_version
+from fednotes.encoders.reading import choose_reading_version
 from fednotes.taggers.corpora import Batch, EncoderCorpus
 from fednotes.taggers.layers import CrfOutput
 from fednotes.taggers.model import (
@@ -195,8 +201,8 @@ def open_backbone(
         ModelError: The directory has no usable encoder.
         MissingExtra: A package is missing.
     """
-    path = encoder_directory(spec)
-    return _open(path, layer, str(device_of(device)), stamp_of(path))
+    path = find_encoder_directory(spec)
+    return _open(path, layer, str(device_of(device)), read_stamp(path))
 
 
 @lru_cache(maxsize=4)
@@ -217,7 +223,7 @@ def _open(
     frame = Frame.of(path, tokenizer, model)
     device = torch.device(device_name)
 
-    states = hidden_layers(path, model, frame, device)
+    states = try_encoder(path, model, frame, device)
     last = len(states) - 1
     if not 0 <= layer <= last:
         raise ConfigError(
@@ -232,8 +238,8 @@ def _open(
         width=int(states[-1].shape[-1]),
         is_cut=True,
         device=device,
-        fingerprint=folder_fingerprint(
-            path, kind="backbone", version=reading_version(tokenizer)
+        fingerprint=compute_folder_fingerprint(
+            path, kind="backbone", version=choose_reading_version(tokenizer)
         ),
     )
     return (
@@ -268,7 +274,7 @@ def _remove_unused_layers(backbone: Backbone, states: tuple[Tensor, ...]) -> Bac
 
 def _has_same_state(backbone: Backbone, wanted: Tensor) -> bool:
     """Return whether a cut encoder still runs and computes this state."""
-    ids, mask = backbone.frame.padding_row(backbone.device)
+    ids, mask = backbone.frame.make_padding_row(backbone.device)
     try:
         return torch.equal(backbone.compute_states(ids, mask)[0], wanted)
     except NO_ENCODER:
@@ -277,12 +283,12 @@ def _has_same_state(backbone: Backbone, wanted: Tensor) -> bool:
 
 @lru_cache(maxsize=8)
 def _find_linears(backbone: Backbone) -> list[nn.Linear]:
-    return targets(backbone.model, other='use [model] kind = "token-classifier"')
+    return find_linears(backbone.model, other='use [model] kind = "token-classifier"')
 
 
 @lru_cache(maxsize=8)
 def _find_attentions(backbone: Backbone) -> list[nn.Module]:
-    return install(backbone.model)
+    return install_prompts(backbone.model)
 
 
 class EncoderTagger(TaggingModel):
@@ -371,7 +377,9 @@ class EncoderTagger(TaggingModel):
         places: list[np.ndarray] = []
         parts: list[list[Tensor]] = []  # for each group of windows, each layer
 
-        for group in corpus.pieces.groups(batch.rows, backbone.frame, self.device):
+        for group in corpus.pieces.iterate_groups(
+            batch.rows, backbone.frame, self.device
+        ):
             first_token = batch.tokens[group.sentence, 0]
             places.append(group.sentence * steps + group.token - first_token)
             share = torch.from_numpy(group.share).to(self.device, dtype)
@@ -398,10 +406,10 @@ class EncoderTagger(TaggingModel):
         """Run the frozen encoder with its tuning; see `Backbone.states`."""
         options: dict[str, Any] = {}
         if self.lora is not None:
-            options["around"] = self.lora.applied(_find_linears(self.backbone))
+            options["around"] = self.lora.applying(_find_linears(self.backbone))
         elif self.prompts is not None:
             attentions = _find_attentions(self.backbone)
-            options["prompts"] = joined(attentions, self.prompts())
+            options["prompts"] = assign_prompts(attentions, self.prompts())
         # Without tuning, nothing below the projection is trained.
         needs_gradient = torch.is_grad_enabled() and bool(options)
         with torch.set_grad_enabled(needs_gradient):

@@ -31,7 +31,7 @@ from fednotes.core.types import Document, Span, TagSet
 from fednotes.core.work import working
 from fednotes.data.batches import Encoded, Unit, with_spans, without_gold
 from fednotes.data.tags import find_spans, span_tag_mask
-from fednotes.encoders.encoder import length_batches
+from fednotes.encoders.encoder import batch_similar_lengths
 from fednotes.taggers.corpora import (
     Batch,
     PreparedCorpus,
@@ -468,7 +468,7 @@ class TaggingModel(Model):
 
     def _batch_by_length(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
         """Group sentences of similar length into batches without gradients."""
-        return length_batches(lengths.tolist(), MAX_SUBWORDS, MAX_SENTENCES)
+        return batch_similar_lengths(lengths.tolist(), MAX_SUBWORDS, MAX_SENTENCES)
 
     def losses(
         self,

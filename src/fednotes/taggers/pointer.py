@@ -39,7 +39,7 @@ from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import encode_corpus
 from fednotes.data.text import Passage
-from fednotes.encoders.reading import Pieces, ranges
+from fednotes.encoders.reading import Pieces, concatenate_ranges
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.partial import require_same_texts, require_types
 
@@ -382,7 +382,7 @@ def encode_pointers(
         known=frozenset(tagset.types),
         lengths=lengths,
         limits=limits,
-        ids=pieces.ids[ranges(piece_start, lengths)].astype(np.int64),
+        ids=pieces.ids[concatenate_ranges(piece_start, lengths)].astype(np.int64),
         bounds=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         first=np.minimum(first - start_of_word, last_place),
         last=np.minimum(last - start_of_word, last_place),

@@ -36,15 +36,20 @@ from fednotes.core.numbers import FractionBelowOne, NonNegativeInt, PositiveInt
 from fednotes.core.settings import LocalFile, checked
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.core.work import counted
-from fednotes.encoders.adapters import KeyValues, Prompts, joined, self_attentions
+from fednotes.encoders.adapters import (
+    KeyValues,
+    Prompts,
+    assign_prompts,
+    find_self_attentions,
+)
 from fednotes.encoders.bart import (
     BartBackbone,
-    cache_keyword,
-    fixed_rows,
+    copy_cross_attentions,
+    find_cache_keyword,
     load_backbone,
-    own_cross_attentions,
+    make_fixed_rows,
 )
-from fednotes.encoders.encoder import length_batches
+from fednotes.encoders.encoder import batch_similar_lengths
 from fednotes.taggers.corpora import PreparedCorpus, require_sentences
 from fednotes.taggers.model import (
     Kind,
@@ -118,7 +123,7 @@ class Sources:
     """A batch of sentences in the form that the encoder reads.
 
     Attributes:
-        ids: (batch, longest) ids with marks and padding; see `Frame.rows`.
+        ids: (batch, longest) ids with marks and padding; see `Frame.make_rows`.
         mask: (batch, longest) bool, False at padding.
         text: (batch, sub-words) ids without marks.
         real: (batch, sub-words) bool, False at padding.
@@ -139,7 +144,7 @@ class Sources:
         frame = bart.frame
         lengths = corpus.lengths[chosen]
         starts = corpus.bounds[chosen]
-        ids, mask = frame.rows(corpus.ids, starts, lengths, device)
+        ids, mask = frame.make_rows(corpus.ids, starts, lengths, device)
         column = np.arange(int(lengths.max()))
         real = column < lengths[:, None]  # (batch, sub-words)
         at = np.where(real, starts[:, None] + column, 0)
@@ -321,7 +326,7 @@ class Stepper:
         self._bart = bart
         self._prompts = prompts
         self._cache: Any = None
-        self._cache_keyword = cache_keyword(bart.decoder)
+        self._cache_keyword = find_cache_keyword(bart.decoder)
 
     def step(self, ids: Tensor) -> Tensor:
         """Return scores of the next ids, (batch, ids), after the ids (batch,)."""
@@ -451,13 +456,13 @@ class PromptBart(Model):
         ).to(device)
 
         self._fixed: Tensor  # (3 + types, width)
-        rows = fixed_rows(backbone, tagset.types, config.label_words)
+        rows = make_fixed_rows(backbone, tagset.types, config.label_words)
         self.register_buffer("_fixed", rows, persistent=False)
 
-        view = backbone.view(config.dropout)
+        view = backbone.make_view(config.dropout)
         if config.tune_cross_attention:
-            self.cross = nn.ModuleList(own_cross_attentions(view))
-        self.frozen = FrozenBart(backbone, view, self_attentions(view))
+            self.cross = nn.ModuleList(copy_cross_attentions(view))
+        self.frozen = FrozenBart(backbone, view, find_self_attentions(view))
         self.train(self.training)
 
     def count_frozen(self) -> int:
@@ -578,7 +583,7 @@ class PromptBart(Model):
     ) -> Losses:
         """Compute `losses` with these prompts, one pair per attention."""
         view = self.frozen.view
-        prompts = joined(self.frozen.attentions, pairs)
+        prompts = assign_prompts(self.frozen.attentions, pairs)
         sources = Sources.of(corpus, chosen, self.frozen.backbone, self.device)
         targets = Targets.of(corpus, chosen, self.device)
         memory = Memory.of(view, sources, self._fixed, prompts, with_states=with_states)
@@ -653,7 +658,7 @@ class PromptBart(Model):
         """Return the documents with predicted spans; see `Model._predict`."""
         predicted: list[list[Span]] = [[] for _ in corpus.documents]
         pairs = self.prompts()
-        groups = length_batches(
+        groups = batch_similar_lengths(
             corpus.lengths.tolist(), PREDICT_SUBWORDS, PREDICT_SENTENCES
         )
         for chosen in counted(groups, "predicting batches"):
@@ -689,7 +694,7 @@ class PromptBart(Model):
     ) -> tuple[list[np.ndarray], np.ndarray]:
         """Return the ids that `decode_greedily` writes for some sentences."""
         view = self.frozen.view
-        prompts = joined(self.frozen.attentions, pairs)
+        prompts = assign_prompts(self.frozen.attentions, pairs)
         sources = Sources.of(corpus, chosen, self.frozen.backbone, self.device)
         memory = Memory.of(view, sources, self._fixed, prompts, with_states=False)
         starts, ends = find_word_edges(corpus, chosen, sources.text.shape[1])

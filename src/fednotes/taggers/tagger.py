@@ -27,7 +27,11 @@ from fednotes.core.settings import LocalFile, build, checked, place_prefix
 from fednotes.core.tensors import seeded
 from fednotes.core.types import Document, TagSet
 from fednotes.data.batches import encode_corpus
-from fednotes.encoders.features import FrozenEncoder, cached_features, load_encoder
+from fednotes.encoders.features import (
+    FrozenEncoder,
+    compute_features_with_cache,
+    load_encoder,
+)
 from fednotes.encoders.vectors import WordVectors, load_vectors
 from fednotes.taggers.corpora import (
     Batch,
@@ -325,14 +329,14 @@ class Tagger(TaggingModel):
         forms = encoded.forms
         word = hashed = characters = lengths = context = None
         if self.vectors is not None:
-            word = torch.from_numpy(self.vectors.rows(forms))
+            word = torch.from_numpy(self.vectors.find_rows(forms))
         if config.hashed_words:
             hashed = torch.from_numpy(hash_forms(forms, config.hashed_words))
         if config.characters:
             characters, lengths = make_character_table(forms, config.char_max)
         if self.encoder is not None and encoded.sentences:
             sentences = list(encoded.passages())
-            context = cached_features(
+            context = compute_features_with_cache(
                 self.encoder, sentences, options.cache, options.progress
             )
         return TaggerCorpus(

@@ -56,19 +56,19 @@ from fednotes.core.settings import LocalFile, build, checked
 from fednotes.core.tensors import device_of, seeded
 from fednotes.core.types import Document, Scheme, TagSet
 from fednotes.data.batches import Unit, encode_corpus
-from fednotes.encoders.adapters import Changed, LoRA, targets
+from fednotes.encoders.adapters import Changed, LoRA, find_linears
 from fednotes.encoders.pretrained import (
     NO_ENCODER,
     Frame,
     Stamp,
-    encoder_directory,
+    count_positions,
+    find_encoder_directory,
+    list_upper_layers,
     open_config,
     open_pretrained,
-    positions_of,
-    quiet,
+    read_stamp,
     require_complete,
-    stamp_of,
-    upper_layers,
+    silencing_library,
 )
 from fednotes.encoders.reading import READING, reads_words_alike
 from fednotes.taggers.corpora import EncoderCorpus, PreparedCorpus
@@ -161,7 +161,7 @@ class TokenClassifier(TaggingModel, SavesItself):
 
     Attributes:
         tokenizer: The encoder's tokenizer.
-        changed_maps: The linear maps with low-rank changes, in their order.
+        adapted_layers: The linear layers with low-rank changes, in their order.
     """
 
     transfer = "classifier.weight"
@@ -176,7 +176,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         super().__init__(config, tagset)
         where = config.encoder
         self.tokenizer = tokenizer
-        self.changed_maps: list[nn.Linear] = []
+        self.adapted_layers: list[nn.Linear] = []
         require_classifier(where, model)
         for name, child in model.named_children():
             is_encoder = name == model.base_model_prefix
@@ -188,7 +188,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in trained)
 
-        positions = positions_of(tokenizer, model)
+        positions = count_positions(tokenizer, model)
         if config.window > positions:
             raise ConfigError(
                 f"window = {config.window}: {where} reads at most {positions} sub-words"
@@ -204,7 +204,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         Raises:
             ModelError: The model does not run.
         """
-        ids, mask = self._frame.padding_row(self.device)
+        ids, mask = self._frame.make_padding_row(self.device)
         at = torch.zeros_like(ids[0, :1])
         try:
             with torch.no_grad(), evaluating(self.library):
@@ -223,11 +223,11 @@ class TokenClassifier(TaggingModel, SavesItself):
             name: The name of the new part of this module.
 
         Raises:
-            ConfigError: The model has no maps to change.
+            ConfigError: The model has no layers to change.
         """
         config = self.config
-        self.changed_maps = targets(self.library, config.maps)
-        changes = LoRA(self.changed_maps, config.rank, config.alpha, seed, name)
+        self.adapted_layers = find_linears(self.library, config.maps)
+        changes = LoRA(self.adapted_layers, config.rank, config.alpha, seed, name)
         self.add_module(name, changes.to(self.device))
 
     def copy_with_classifier(self, classifier: nn.Linear) -> TokenClassifier:
@@ -309,7 +309,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         places_of_groups = [np.zeros(0, np.int64)]
         # For each group: logits, states, layers.
         results_of_groups: list[tuple[Tensor, ...]] = []
-        for group in corpus.pieces.groups(chosen, self._frame, device):
+        for group in corpus.pieces.iterate_groups(chosen, self._frame, device):
             at = torch.from_numpy(group.at).to(device)
             logits, states, layers = self._run(
                 group.ids, group.mask, at, all_layers=all_layers
@@ -374,7 +374,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         try:
             with ExitStack() as stack:
                 for changes in self.changes:
-                    stack.enter_context(changes.applied(self.changed_maps))
+                    stack.enter_context(changes.applying(self.adapted_layers))
                 out = model(
                     input_ids=ids,
                     attention_mask=mask.long(),
@@ -414,7 +414,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         if self.changes:
             model = copy.deepcopy(model)
         for changes in self.changes:
-            changes.merge(targets(model, self.config.maps))
+            changes.merge(find_linears(model, self.config.maps))
         settings = {
             key: value
             for key, value in asdict(self.config).items()
@@ -422,7 +422,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         }
         facts = {"version": __version__, "reading": READING}
         model.config.fednotes = facts | settings
-        with quiet():
+        with silencing_library():
             model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
 
@@ -446,9 +446,9 @@ def build_token_classifier(
         ModelError: As `build_model`.
         MissingExtra: As `build_model`.
     """
-    path = encoder_directory(config.encoder)
+    path = find_encoder_directory(config.encoder)
     device_of(device)
-    tokenizer, original, is_new = _open(path, tagset, config.dropout, stamp_of(path))
+    tokenizer, original, is_new = _open(path, tagset, config.dropout, read_stamp(path))
     trained = list_trained_names(config.encoder, original, config.train, config.top)
     # The storage is shared, but not the parameters, so each model has its own flags.
     shared: dict[int, Any] = {
@@ -629,7 +629,7 @@ def read_earlier_types(encoder: str | Path) -> tuple[str, ...]:
     """
     facts: dict[str, Any] = {}
     with suppress(FednotesError):
-        facts = _read_configuration(encoder_directory(str(encoder)))
+        facts = _read_configuration(find_encoder_directory(str(encoder)))
     if "ForTokenClassification" not in str(facts.get("architectures")):
         return ()
     labels = mapping(facts.get("id2label")).values()
@@ -655,7 +655,7 @@ def list_trained_names(where: str, model: Any, train: str, top: int) -> set[str]
     if train == "encoder":
         words = model.get_input_embeddings().weight
         return {name for name, value in parameters.items() if value is not words}
-    upper = upper_layers(where, model, top) if train == "top" else set()
+    upper = list_upper_layers(where, model, top) if train == "top" else set()
     encoder = f"{model.base_model_prefix}."
     return {
         name for name in parameters if name in upper or not name.startswith(encoder)

@@ -26,7 +26,10 @@ from fednotes.core.settings import build, checked
 from fednotes.core.tables import table_fingerprint
 from fednotes.core.types import Scheme, SiteData, TagSet
 from fednotes.core.update import Tensors
-from fednotes.encoders.pretrained import encoder_directory, folder_fingerprint
+from fednotes.encoders.pretrained import (
+    compute_folder_fingerprint,
+    find_encoder_directory,
+)
 from fednotes.engines.launch import Setup
 from fednotes.jobs.job import Job
 from fednotes.taggers.saving import list_encoder_keys
@@ -177,7 +180,7 @@ def encoder_of(job: Job) -> str:
         return ""
     is_folder = Path(spec).expanduser().is_dir()
     name = spec if is_folder else spec.partition("#")[0]
-    return folder_fingerprint(encoder_directory(name, spec))
+    return compute_folder_fingerprint(find_encoder_directory(name, spec))
 
 
 # ---- encoding of descriptions --------------------------------------------------------

@@ -69,7 +69,7 @@ from fednotes.core.seeds import Draws
 from fednotes.core.store import write_json
 from fednotes.core.tables import table_fingerprint
 from fednotes.core.update import Tensors, Update
-from fednotes.encoders.features import default_cache
+from fednotes.encoders.features import find_default_cache
 from fednotes.engines.answer_times import AnswerTimes
 from fednotes.engines.history import OPENED
 from fednotes.engines.host import SiteHost, explained
@@ -314,7 +314,7 @@ class _Participation:
                 drawn once for each identifier.
         """
         options: dict[str, Any] = {
-            "cache": self.file.cache or default_cache(),
+            "cache": self.file.cache or find_default_cache(),
             "device": self.file.device,
         }
         if self.draws is not None:

@@ -40,7 +40,7 @@ from fednotes.apps.deployment.waiting import list_with_times, waiting_text
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError
 from fednotes.core.parsing import mapping, read_json, read_json_table
 from fednotes.core.store import LOCK
-from fednotes.encoders.features import default_cache
+from fednotes.encoders.features import find_default_cache
 from fednotes.encoders.token_cache import clear_caches
 from fednotes.engines.launch import hold_state, read_outcome
 
@@ -553,7 +553,7 @@ def forget_run(kit: Path, run: str) -> dict[Path, int]:
     except TrainingError as error:
         raise in_progress_error from error
 
-    cache = default_cache()
+    cache = find_default_cache()
     if (kit / SITE_FILE).exists():
         cache = read_kit_site_file(kit).cache or cache
     return freed_bytes | {cache: clear_caches(cache)}

@@ -19,9 +19,9 @@ import torch
 
 from fednotes.core.errors import ConfigError, DataError, ModelError, ParameterError
 from fednotes.encoders.pretrained import (
-    encoder_directory,
+    count_positions,
+    find_encoder_directory,
     open_pretrained,
-    positions_of,
     require_complete,
 )
 
@@ -62,13 +62,13 @@ def open_attention_model(spec: str | Path) -> AttentionModel:
             attention or has layers with different numbers of heads.
         MissingExtra: transformers is not installed.
     """
-    directory = encoder_directory(str(spec))
+    directory = find_encoder_directory(str(spec))
     # Only the eager implementation returns the maps.
     tokenizer, model, missing = open_pretrained(
         directory, "AutoModel", attn_implementation="eager"
     )
     require_complete(directory, tuple(name for name in missing if "pooler" not in name))
-    positions = positions_of(tokenizer, model)
+    positions = count_positions(tokenizer, model)
     if getattr(model.config, "is_encoder_decoder", False):
         model = model.get_encoder()
     model.eval()

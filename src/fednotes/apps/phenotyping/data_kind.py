@@ -65,7 +65,7 @@ from fednotes.core.wording import format_count
 from fednotes.data.formats.files import unpacked_name
 from fednotes.data.formats.folders import list_files
 from fednotes.data.notes import guess_notes
-from fednotes.encoders.features import default_cache
+from fednotes.encoders.features import find_default_cache
 from fednotes.encoders.vectors import load_vectors
 from fednotes.jobs.job import FoundLabels, Job, KindTables, SiteKind, Sites
 
@@ -80,7 +80,7 @@ def load_patient_sites(
         progress: Receives the number of patients done and the total while the notes of
             a site are read.
         cache: Folder for bags or vectors, which contain no text;
-            `default_cache()`/"concepts" if it is None.
+            `find_default_cache()`/"concepts" if it is None.
 
     Raises:
         DataError: A file cannot be read; the message names the site or table.
@@ -88,7 +88,7 @@ def load_patient_sites(
             table.
         ModelError: The encoder cannot be loaded.
     """
-    cache = default_cache() / "concepts" if cache is None else cache
+    cache = find_default_cache() / "concepts" if cache is None else cache
     features = features_for(tables_of(job).features, job.folder)
     ids = _IdsOfSites()
     sites: list[SitePatients] = []

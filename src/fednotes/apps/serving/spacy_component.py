@@ -20,7 +20,7 @@ from fednotes.core.errors import ModelError, readable
 from fednotes.core.parsing import open_regular
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
-from fednotes.encoders.pretrained import fingerprint
+from fednotes.encoders.pretrained import compute_fingerprint
 from fednotes.jobs.models import load_mention_model
 
 Alignment = Literal["expand", "contract", "strict"]
@@ -135,7 +135,7 @@ class Recogniser:
         exclude: Iterable[str] = (),  # noqa: ARG002 - of spaCy's interface
     ) -> bytes:
         """Return the model's fingerprint; the pipeline does not store its weights."""
-        return fingerprint(self.path.glob("*.safetensors")).encode()
+        return compute_fingerprint(self.path.glob("*.safetensors")).encode()
 
     def from_bytes(
         self,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, SiteData
-from fednotes.encoders.features import default_cache
+from fednotes.encoders.features import find_default_cache
 from fednotes.jobs.job import ComparedSites, Job, Side
 from fednotes.jobs.run_folder import find_model_folder, require_same_data
 from fednotes.metrics.paired_tests import paired_bootstrap
@@ -72,5 +72,5 @@ def _scored_types(job: Job, site: SiteData) -> tuple[str, ...]:
 def _predict(run: Path, condition: str, site: SiteData) -> tuple[Document, ...]:
     """Return a site's test documents with the mentions that its saved model finds."""
     model = load_model(find_model_folder(run, condition, site.id))
-    documents = model.prepare(site.test, cache=default_cache(), gold=False)
+    documents = model.prepare(site.test, cache=find_default_cache(), gold=False)
     return model.predict(documents)

@@ -12,7 +12,7 @@ from typing import Any
 
 from fednotes.core.errors import MissingExtra, ModelError, ParameterError
 from fednotes.core.store import write_text
-from fednotes.encoders.pretrained import encoder_directory
+from fednotes.encoders.pretrained import find_encoder_directory
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.proposal.decisions import MINILM, Choices, Proposal, propose
 from fednotes.jobs.proposal.facts import Facts
@@ -56,7 +56,7 @@ class FirstJob:
 def has_minilm() -> bool:
     """Return whether the encoder "minilm" and its packages are installed."""
     try:
-        encoder_directory(MINILM)
+        find_encoder_directory(MINILM)
     except MissingExtra:
         return False
     return find_spec("transformers") is not None
@@ -114,7 +114,7 @@ def _require_encoder(encoder: str) -> None:
     if encoder in ("", "none", MINILM):
         return
     try:
-        encoder_directory(encoder)
+        find_encoder_directory(encoder)
     except ModelError as error:
         raise ParameterError(
             f"`encoder` {encoder}: no such directory; give a Hugging Face directory, "

@@ -215,7 +215,7 @@ def _steps_of(
     down = seen.descent("lora.down")  # the factor that reads, of all adapted layers
     if down is None:
         return
-    adapted = getattr(model, "changed_maps", [])
+    adapted = getattr(model, "adapted_layers", [])
     widths = [layer.in_features for layer in adapted]
     factors = list(down) if down.dim() == 3 else list(down.split(widths, dim=1))
     for layer, factor in zip(adapted, factors, strict=True):

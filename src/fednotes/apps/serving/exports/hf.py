@@ -23,7 +23,7 @@ from pathlib import Path
 from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import read_json, read_regular
 from fednotes.core.store import write_json
-from fednotes.encoders.pretrained import positions_of
+from fednotes.encoders.pretrained import count_positions
 from fednotes.jobs.card import CARD, render_card
 from fednotes.taggers.saving import load_model
 from fednotes.taggers.token_classifier import TokenClassifier
@@ -76,7 +76,7 @@ def _write_export(classifier: TokenClassifier, source: Path, folder: Path) -> No
 
     settings_file = folder / "tokenizer_config.json"
     settings = read_json(settings_file, strict=False)
-    settings["model_max_length"] = classifier.config.window or positions_of(
+    settings["model_max_length"] = classifier.config.window or count_positions(
         classifier.tokenizer, classifier.library
     )
     write_json(settings_file, settings, private=False)

@@ -39,8 +39,8 @@ from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ConfigError, ModelError, needs
 from fednotes.data.tags import allowed_transitions
 from fednotes.data.text import TOKEN
-from fednotes.encoders.pretrained import Frame, quiet
-from fednotes.encoders.reading import blank_marks
+from fednotes.encoders.pretrained import Frame, silencing_library
+from fednotes.encoders.reading import list_blank_marks
 from fednotes.report.html import environment
 from fednotes.taggers.layers import CHARACTERS, FIRST
 from fednotes.taggers.saving import load_model
@@ -302,7 +302,7 @@ def _write_classifier(model: TokenClassifier, folder: Path) -> dict[str, Any]:
     return {
         "max_tokens": _NO_MAXIMUM,
         "context": model.config.context,
-        "blanks": blank_marks(model.tokenizer),
+        "blanks": list_blank_marks(model.tokenizer),
     }
 
 
@@ -384,7 +384,11 @@ def _silent() -> Iterator[None]:
     """
     logging.disable(logging.ERROR)
     try:
-        with quiet(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        with (
+            silencing_library(),
+            redirect_stdout(StringIO()),
+            redirect_stderr(StringIO()),
+        ):
             yield
     finally:
         logging.disable(logging.NOTSET)
