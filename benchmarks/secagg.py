@@ -24,7 +24,7 @@ from fednotes.core.messages import plain
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Total, Update
 from fednotes.privacy.secure_sum import Parties
-from fednotes.privacy.secure_sum.fixed_point import limits_after
+from fednotes.privacy.secure_sum.fixed_point import compute_limits
 from fednotes.privacy.secure_sum.messages import MaskedMessage
 from fednotes.privacy.secure_sum.server import ServerChain
 from fednotes.privacy.secure_sum.site import SiteChain
@@ -58,10 +58,10 @@ def start(server: ServerChain, sites: dict[str, SiteChain]) -> None:
     now, number = server.start(), server.number
     for site in sites.values():
         now.add_keys(site.keys(number))
-    keys = now.keys()
+    keys = now.collect_keys()
     for site in sites.values():
-        now.add_shares(site.at(number).shares(keys))
-    now.boxes()
+        now.add_shares(site.find_exchange(number).make_shares(keys))
+    now.collect_boxes()
 
 
 def exchange(
@@ -72,11 +72,11 @@ def exchange(
 ) -> tuple[Total, dict[str, float], float, int]:
     """Total, seconds of each site, seconds of the server, bytes that one site sent."""
     clocks, server_clock = {name: Clock() for name in updates}, Clock()
-    boxes, number = server_clock(server.now.boxes), server.number
+    boxes, number = server_clock(server.current.boxes), server.number
     sent = 0
     for name, update in updates.items():
         masked = clocks[name](
-            sites[name].masked, number, boxes[name], update, limits=limits
+            sites[name].mask_update, number, boxes[name], update, limits=limits
         )
         sent = size(masked)
         server_clock(server.add_masked, masked)
@@ -137,7 +137,7 @@ def main() -> None:
     sites = {name: SiteChain(name, parties, b"benchmark") for name in names}
     server = ServerChain(parties, b"benchmark")
     start(server, sites)
-    limits = limits_after(plain)
+    limits = compute_limits(plain)
     for label, limits_given in [
         ("first", {}),
         ("fault-free", limits),

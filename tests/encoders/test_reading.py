@@ -306,6 +306,7 @@ def test_encoders_that_read_text_differently_have_different_fingerprints(
 
     Models that were trained on its features can still be loaded.
     """
+    from fednotes.encoders.pretrained import compute_folder_fingerprint
 
     encoder = HuggingFaceEncoder(family)
     old_fingerprint = compute_folder_fingerprint(

@@ -54,7 +54,7 @@ def exchanged(update: Update) -> tuple[dict[str, SecureSeal], Any, Any]:
         server.chain.add_masked(
             wire.read_masked(wire.read(Masking, reply.facts), reply)
         )
-    requests, following = server.chain.requests()
+    requests, following = server.chain.make_requests()
     return (
         server.seals,
         attached,

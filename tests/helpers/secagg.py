@@ -76,15 +76,15 @@ class Exchange:
         Returns the boxes of each site of the roster.
         """
         for site in self.sites.values():
-            self.sent.append(site.keys())
-            self.server.add_keys(site.keys())
-        keys = self.server.keys()
+            self.sent.append(site.make_keys())
+            self.server.add_keys(site.make_keys())
+        keys = self.server.collect_keys()
         for name, site in self.sites.items():
             if name not in without:
                 with self._drawing():
-                    self.sent.append(site.shares(keys))
+                    self.sent.append(site.make_shares(keys))
                 self.server.add_shares(self.sent[-1])
-        return self.server.boxes()
+        return self.server.collect_boxes()
 
     def upload(
         self,
@@ -98,19 +98,21 @@ class Exchange:
         """
         boxes, messages = self.set_up() if boxes is None else boxes, {}
         for name, update in updates.items():
-            messages[name] = self.sites[name].masked(boxes[name], update, **options)
+            messages[name] = self.sites[name].mask_update(
+                boxes[name], update, **options
+            )
             self.sent.append(messages[name])
             self.server.add_masked(messages[name])
         return messages
 
     def answers(self, without: Collection[str] = ()) -> dict[str, UnmaskMessage]:
         """Return what the survivors open, without handing it to the server."""
-        self.requests = self.server.requests()
+        self.requests = self.server.make_requests()
         if self.confirmed:
             for name, request in self.requests.items():
                 if name not in without:
                     self.server.add_confirm(self.sites[name].confirm(request))
-            self.requests = self.server.requests()
+            self.requests = self.server.make_requests()
         requests = {
             name: each for name, each in self.requests.items() if name not in without
         }
@@ -123,7 +125,7 @@ class Exchange:
         for answer in self.answers().values() if answers is None else answers:
             self.sent.append(answer)
             self.server.add_unmask(answer)
-        return self.server.total()
+        return self.server.open_total()
 
     def run(
         self,

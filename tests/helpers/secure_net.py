@@ -103,12 +103,14 @@ class ByHand:
         for seal in self.seals.values():
             reply = seal.stage(self.request("@keys", wire.pack(Stage(number))))
             now.add_keys(wire.read(KeysMessage, reply.facts))
-        encoded = wire.pack(Stage(number, now.keys()))
+        encoded = wire.pack(Stage(number, now.collect_keys()))
         for seal in self.seals.values():
             reply = seal.stage(self.request("@shares", encoded))
             now.add_shares(wire.read(SharesMessage, reply.facts))
         names = None if metrics is None else tuple(metrics)
-        return wire.pack_boxes(Terms(number, self.names, names, limits), now.boxes())
+        return wire.pack_boxes(
+            Terms(number, self.names, names, limits), now.collect_boxes()
+        )
 
 
 def random_updates(seed: int, rounds: int = 3) -> dict[str, list[Update]]:

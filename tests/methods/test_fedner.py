@@ -683,7 +683,7 @@ def test_select_last_runs_all_rounds_and_keeps_the_last_tagger(
         }
         return SpanCounts.from_metrics(metrics)
 
-    monkeypatch.setattr(fedner.Site, "counts", counts)
+    monkeypatch.setattr(fedner.Site, "count_mentions", counts)
     (member,), state = federate(sites[:1], last)
     reference = plain_loop(sites[0], last, keep_best=False)
     assert_same(weights(member), reference)

@@ -163,7 +163,7 @@ def test_a_row_is_averaged_over_the_sites_that_have_its_tag(encoder: Path) -> No
     assert settings.shared_tags == tags
     members = [Site(data, settings) for data in sites]
     server = Server(
-        settings, make_initial_parameters(settings), personal.judged_mentions, None
+        settings, make_initial_parameters(settings), personal.summarise_mentions, None
     )
     updates = [member.train(server.select_sent(), cycle=0) for member in members]
     rows = {f"classifier.{part}.{tag}" for part in ("weight", "bias") for tag in tags}
@@ -485,7 +485,7 @@ def test_a_site_that_drops_out_does_not_stop_the_others(
 
     members = [Site(data, settings) for data in sites]
     server = Server(
-        settings, make_initial_parameters(settings), personal.judged_mentions, None
+        settings, make_initial_parameters(settings), personal.summarise_mentions, None
     )
     for cycle in range(3):
         present = members[: least if cycle == 1 else 3]

@@ -396,7 +396,7 @@ def test_a_partial_epoch_covers_at_least_the_shortest_sequences(
     settings = config(bert, model={"objective": objective}, cycles=3, local_epochs=0.4)
     site = Site(site_notes("a", notes(1, 8, 8)), settings, cache=tmp_path)
     read: list[int] = []
-    gathered = pretrain.gather
+    gathered = pretrain.gather_sequences
 
     def gather(tokens: Any, plan: Any, rows: Any, specials: Any) -> Any:
         for row in rows:

@@ -56,15 +56,15 @@ def test_streams_continue_over_blocks_and_add_modulo_2_to_the_64() -> None:
 def test_an_invalid_public_key_is_refused() -> None:
     for bad in (bytes(32), b"short"):
         with pytest.raises(RefusedError, match="site 'bob'"):
-            crypto.shared_secret(crypto.private_key(b"k" * 32), bad, "bob")
+            crypto.compute_shared_secret(crypto.load_private_key(b"k" * 32), bad, "bob")
 
 
 def test_keys_equal_those_of_hkdf() -> None:
     """RFC 5869 in two lines of hmac: extract with the salt, expand with the use."""
     secret, salt = b"s" * 32, b"salt"
     extracted = hmac.digest(salt, secret, "sha256")
-    info = crypto.joined("fednotes secure sum 1", "pair mask", 7)
-    assert crypto.derived(secret, salt, "pair mask", 7) == hmac.digest(
+    info = crypto.join_parts("fednotes secure sum 1", "pair mask", 7)
+    assert crypto.derive_key(secret, salt, "pair mask", 7) == hmac.digest(
         extracted, info + b"\x01", "sha256"
     )
 
@@ -76,9 +76,11 @@ def test_joined_parts_are_unambiguous() -> None:
         (11,), (1, 1), ("s" + 7 * "\0" + "\x01a",), (-1,),
     ]  # fmt: skip
     for first, second in combinations(lists, 2):
-        assert crypto.joined(*first) != crypto.joined(*second)
-        assert crypto.digest(*first) != crypto.digest(*second)
-    assert crypto.digest("a", 1) == hashlib.sha256(crypto.joined("a", 1)).digest()
+        assert crypto.join_parts(*first) != crypto.join_parts(*second)
+        assert crypto.hash_parts(*first) != crypto.hash_parts(*second)
+    assert (
+        crypto.hash_parts("a", 1) == hashlib.sha256(crypto.join_parts("a", 1)).digest()
+    )
 
 
 def test_a_box_opens_only_with_its_key_and_context() -> None:
@@ -108,7 +110,7 @@ def shares_of(
     """Return the shares, as numbers by point, of the polynomial with these factors."""
     factors_drawn = [*factors]
     with mock.patch("secrets.randbelow", side_effect=factors_drawn):
-        shares = crypto.split(
+        shares = crypto.split_secret(
             secret.to_bytes(32, "big"), 1 + len(factors_drawn), [*points]
         )
     return {point: int.from_bytes(share, "big") for point, share in shares.items()}
@@ -121,7 +123,9 @@ def test_shares_equal_a_published_example() -> None:
     published = {1: 1494, 2: 329, 3: 965, 4: 176, 5: 1188, 6: 775}
     assert shares_of(1234, [166, 94], range(1, 7)) == published
     for three in combinations(published, 3):
-        recovered = crypto.combine({x: published[x].to_bytes(33, "big") for x in three})
+        recovered = crypto.combine_shares(
+            {x: published[x].to_bytes(33, "big") for x in three}
+        )
         assert int.from_bytes(recovered, "big") == 1234
 
 
@@ -157,13 +161,13 @@ def test_any_set_of_threshold_shares_gives_the_secret(n: int) -> None:
     draw = random.Random(n)
     for secret in (bytes(32), b"\xff" * 32, draw.randbytes(32)):
         threshold = n // 2 + 1
-        shares = crypto.split(secret, threshold, range(1, n + 1))
+        shares = crypto.split_secret(secret, threshold, range(1, n + 1))
         assert {len(share) for share in shares.values()} == {crypto.SHARE_BYTES}
         for size in (threshold, n):
             chosen = draw.sample(range(1, n + 1), size)
-            assert crypto.combine({x: shares[x] for x in chosen}) == secret
+            assert crypto.combine_shares({x: shares[x] for x in chosen}) == secret
         few = draw.sample(range(1, n + 1), threshold - 1)
-        assert crypto.combine({x: shares[x] for x in few}) != secret
+        assert crypto.combine_shares({x: shares[x] for x in few}) != secret
 
 
 def test_coefficients_are_drawn_from_the_whole_field() -> None:
@@ -173,7 +177,7 @@ def test_coefficients_are_drawn_from_the_whole_field() -> None:
     Factors from a part of the field would leave some secrets more likely than others.
     """
     with mock.patch("secrets.randbelow", side_effect=lambda end: end - 1) as randbelow:
-        shares = crypto.split((5).to_bytes(32, "big"), 3, [1, 2, 3])
+        shares = crypto.split_secret((5).to_bytes(32, "big"), 3, [1, 2, 3])
     assert randbelow.call_count == 2
     expected = {x: (5 - x - x**2) % (2**256 + 297) for x in (1, 2, 3)}
     assert {x: int.from_bytes(share, "big") for x, share in shares.items()} == expected
@@ -188,10 +192,10 @@ def test_impossible_input_is_refused() -> None:
         {crypto.PRIME: bytes(33), 1: bytes(33)},
     ):
         with pytest.raises(TrainingError, match="not in the field"):
-            crypto.combine(shares)
+            crypto.combine_shares(shares)
     largest = (crypto.PRIME - 1).to_bytes(33, "big")  # f(x) = x - 2 at 1; 0 at 2
     with pytest.raises(TrainingError, match="contradict each other"):
-        crypto.combine({1: largest, 2: bytes(33)})
+        crypto.combine_shares({1: largest, 2: bytes(33)})
     above = (2**256 + 5).to_bytes(33, "big")  # in the field, but no 32 bytes
     with pytest.raises(TrainingError, match="contradict each other"):
-        crypto.combine({1: above, 2: above})
+        crypto.combine_shares({1: above, 2: above})

@@ -19,9 +19,9 @@ from fednotes.privacy.secure_sum.fixed_point import (
     Field,
     SumLayout,
     check_layout,
+    compute_limits,
     decode,
     encode,
-    limits_after,
 )
 
 
@@ -152,7 +152,7 @@ def test_float32_means_are_exact_with_limits_from_the_last_total() -> None:
         ]
         for _ in range(2)
     )
-    limits = limits_after(Total.of(before))
+    limits = compute_limits(Total.of(before))
     total = summed(now, SumLayout.of(now[0], 5, limits=limits))
     exact = plain(now, "g")
     weight = sum(Fraction(u.weight) for u in now)
@@ -285,8 +285,12 @@ def test_layouts_with_any_difference_are_unequal() -> None:
             Update({"w": torch.zeros(2, 3).double()}, 1, {"n": 1.0}), 3, purpose="p"
         ),
     ]
-    assert len({layout.digest() for layout in (base, *others)}) == 1 + len(others)
-    assert base.digest() == SumLayout.of(update, 3, purpose="p").digest()
+    assert len({layout.compute_digest() for layout in (base, *others)}) == 1 + len(
+        others
+    )
+    assert (
+        base.compute_digest() == SumLayout.of(update, 3, purpose="p").compute_digest()
+    )
     for layout in (base, *others):
         check_layout(layout)
     with pytest.raises(TrainingError, match="not those that the secure sum expects"):
@@ -324,4 +328,4 @@ def test_the_limit_allows_4096_times_the_last_sum(largest: float, limit: int) ->
     total = Total(
         {"g": torch.tensor([0.1, largest, -0.2], dtype=torch.float64)}, 2.0, {}
     )
-    assert limits_after(total) == {"g": limit}
+    assert compute_limits(total) == {"g": limit}

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from fednotes.privacy import noise
-from fednotes.privacy.noise import SCALE, Stream, chosen, discrete_gaussian
+from fednotes.privacy.noise import SCALE, Stream, draw_discrete_gaussian, draw_units
 
 KEY = bytes(range(32))
 
@@ -31,7 +31,7 @@ def test_frequencies_of_the_noise_equal_the_exact_probabilities(bits: int) -> No
     """χ² over all values that are expected five times and more, the rest as one; p >
     1e-4."""
     count, scale = 200_000, 2**bits
-    sample = discrete_gaussian(Stream(KEY), count, bits)
+    sample = draw_discrete_gaussian(Stream(KEY), count, bits)
     values = np.arange(-6 * scale, 6 * scale + 1)
     expected = count * exact(scale, values)
     frequencies = np.array([(sample == value).sum() for value in values])
@@ -46,7 +46,7 @@ def test_frequencies_of_the_noise_equal_the_exact_probabilities(bits: int) -> No
 def test_noise_in_units_of_its_scale_is_gaussian() -> None:
     """Mean 0 and variance 1 within five standard errors (1 / √n, √(2 / n));
     Kolmogorov-Smirnov."""
-    sample = discrete_gaussian(Stream(KEY), 200_000) / SCALE
+    sample = draw_discrete_gaussian(Stream(KEY), 200_000) / SCALE
     assert abs(sample.mean()) < 5 / math.sqrt(len(sample))
     assert abs(sample.var() - 1) < 5 * math.sqrt(2 / len(sample))
     assert stats.kstest(sample, "norm").pvalue > 1e-4
@@ -54,7 +54,7 @@ def test_noise_in_units_of_its_scale_is_gaussian() -> None:
 
 @pytest.mark.parametrize("k", [2, 3, 7])
 def test_one_of_k_is_drawn_with_probability_one_in_k(k: int) -> None:
-    hits = noise._one_of(Stream(KEY), k, 100_000)
+    hits = noise._draw_one_of(Stream(KEY), k, 100_000)
     assert stats.binomtest(int(hits.sum()), len(hits), 1 / k).pvalue > 1e-4
 
 
@@ -62,7 +62,7 @@ def test_one_of_k_is_drawn_with_probability_one_in_k(k: int) -> None:
     ("above", "bits"), [(0, 4), (5, 4), (15, 4), (16, 4), (50, 4), (300, 4)]
 )
 def test_a_power_of_e_is_drawn_with_its_probability(above: int, bits: int) -> None:
-    hits = noise._exponential(Stream(KEY), np.full(100_000, above), bits)
+    hits = noise._draw_exponential(Stream(KEY), np.full(100_000, above), bits)
     expected = math.exp(-above / 2**bits)
     assert stats.binomtest(int(hits.sum()), len(hits), expected).pvalue > 1e-4
 
@@ -70,16 +70,16 @@ def test_a_power_of_e_is_drawn_with_its_probability(above: int, bits: int) -> No
 def test_streams_do_not_repeat_and_depend_on_the_key() -> None:
     stream = Stream(KEY)
     words = np.concatenate(
-        [stream.words(n) for n in (3, noise.LOT, 5, 3 * noise.LOT, 1)]
+        [stream.draw_words(n) for n in (3, noise.LOT, 5, 3 * noise.LOT, 1)]
     )
     assert len(np.unique(words)) == len(words)
-    assert not np.isin(Stream(bytes(32)).words(1000), words).any()
-    assert (Stream(KEY).words(3) == words[:3]).all()
+    assert not np.isin(Stream(bytes(32)).draw_words(1000), words).any()
+    assert (Stream(KEY).draw_words(3) == words[:3]).all()
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.05, 0.7, 1.0])
 def test_units_are_sampled_at_their_rate(rate: float) -> None:
-    selected = chosen(Stream(KEY), 100_000, rate)
+    selected = draw_units(Stream(KEY), 100_000, rate)
     assert stats.binomtest(int(selected.sum()), len(selected), rate).pvalue > 1e-4
     assert rate < 1 or selected.all()
 
@@ -89,7 +89,7 @@ def test_candidates_have_the_discrete_laplace_distribution(bits: int) -> None:
     """P(y) ∝ exp(-|y| / s): with r = exp(-1 / s) it is (1 - r) / (1 + r) · r^|y|. χ², p
     > 1e-4."""
     count, ratio = 100_000, math.exp(-1 / 2**bits)
-    sample = noise._laplace(Stream(KEY), count, bits)
+    sample = noise._draw_laplace(Stream(KEY), count, bits)
     values = np.arange(-5 * 2**bits, 5 * 2**bits + 1)
     expected = count * (1 - ratio) / (1 + ratio) * ratio ** np.abs(values)
     frequencies = np.array([(sample == value).sum() for value in values])
@@ -105,14 +105,14 @@ class FixedStream(Stream):
     def __init__(self, *words: int) -> None:
         self._known = np.array(words, np.uint64)
 
-    def words(self, count: int) -> noise.Words:
+    def draw_words(self, count: int) -> noise.Words:
         return self._known[:count]
 
 
 def test_a_unit_is_sampled_if_its_word_is_below_the_rate() -> None:
     """By hand: 1/4 of 2^64 words are those below 2^62, in steps of 2^11."""
     stream = FixedStream(0, 2**62 - 1, 2**62, 2**62 + 2**11, 2**64 - 1)
-    assert chosen(stream, 5, 0.25).tolist() == [True, True, False, False, False]
+    assert draw_units(stream, 5, 0.25).tolist() == [True, True, False, False, False]
 
 
 def test_each_toss_of_a_fraction_uses_fresh_words() -> None:
@@ -126,11 +126,11 @@ def test_each_toss_of_a_fraction_uses_fresh_words() -> None:
         class Queue(Stream):
             def __init__(self) -> None: ...
 
-            def words(self, count: int) -> noise.Words:
+            def draw_words(self, count: int) -> noise.Words:
                 assert count == 1
                 return np.array([words_left.pop(0)], np.uint64)
 
-        tossed = noise._fraction(Queue(), np.array([8]), 4)
+        tossed = noise._draw_fraction(Queue(), np.array([8]), 4)
         assert not words_left
         return bool(tossed[0])
 
@@ -151,13 +151,13 @@ def test_a_clipped_update_has_the_largest_permitted_length() -> None:
     def gradient(a: float, b: float) -> dict[str, torch.Tensor]:
         return {"a": torch.tensor([a]), "b": torch.tensor([b])}
 
-    clipped = noise.cut(gradient(3, -4), 2.0, grids)
+    clipped = noise.clip_to_grid(gradient(3, -4), 2.0, grids)
     assert {n: (v.tolist(), v.dtype) for n, v in clipped.items()} == {
         "a": ([1288490187], torch.int64),
         "b": ([-3435973833], torch.int64),
     }
-    short = noise.cut(gradient(0.5, 0), 2.0, grids)
+    short = noise.clip_to_grid(gradient(0.5, 0), 2.0, grids)
     assert [short["a"].item(), short["b"].item()] == [2**29, 0]
-    zero = noise.cut(gradient(0, 0), 2.0, grids)
+    zero = noise.clip_to_grid(gradient(0, 0), 2.0, grids)
     assert [zero["a"].item(), zero["b"].item()] == [0, 0]
-    assert noise.cut(gradient(math.inf, 1), 2.0, grids) == {}
+    assert noise.clip_to_grid(gradient(math.inf, 1), 2.0, grids) == {}

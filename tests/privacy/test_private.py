@@ -33,7 +33,7 @@ from fednotes.methods.finetune import METHOD as FINETUNE
 from fednotes.privacy import noise as noise_room
 from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE, Stream
-from fednotes.privacy.promise import COUNTS, Privacy, epsilon_of
+from fednotes.privacy.promise import COUNTS, Privacy, compute_epsilon
 from fednotes.privacy.training import NOISY
 
 
@@ -52,11 +52,11 @@ def without_noise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[int]], 
     def give(units: Sequence[int]) -> None:
         monkeypatch.setattr(
             private,
-            "chosen",
+            "draw_units",
             lambda stream, count, rate: np.isin(np.arange(count), units),
         )
         zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
-        monkeypatch.setattr(private, "discrete_gaussian", zeros)
+        monkeypatch.setattr(private, "draw_discrete_gaussian", zeros)
 
     return give
 
@@ -130,8 +130,10 @@ def test_dropout_of_a_unit_equals_torch_with_its_secret_seed(
     answer = site.noisy_gradients(theta(site), round=0).tensors
     reseeded = make_private_site()
     reseeded.site.model.train(True)
-    torch.manual_seed(int(Stream(reseeded._key(0)).words(3)[1] >> np.uint64(1)))
-    alone = reseeded.clipped(reseeded.units[1])
+    torch.manual_seed(
+        int(Stream(reseeded._derive_key(0)).draw_words(3)[1] >> np.uint64(1))
+    )
+    alone = reseeded.clip_gradient(reseeded.units[1])
     assert answer.keys() <= alone.keys()
     assert any(value.any() for value in answer.values())
     assert all(torch.equal(answer[name], alone[name]) for name in answer)
@@ -143,7 +145,7 @@ def test_a_clipped_gradient_is_that_of_the_loss_of_the_unit() -> None:
     site.site.model.train(True)
     indices = site.units[1]
     torch.manual_seed(3)
-    clipped = site.clipped(indices)
+    clipped = site.clip_gradient(indices)
     parameters = {**site.site.shared, **site.site.private}
     torch.manual_seed(3)
     loss = site.site.model.loss(site.site.train_set, indices)
@@ -174,7 +176,7 @@ def test_the_gradient_of_a_large_unit_is_that_of_its_mean_loss(size: int) -> Non
     )
     (unit,) = site.units
     assert len(unit) == size
-    clipped = site.clipped(unit)
+    clipped = site.clip_gradient(unit)
     parameters = {**site.site.shared, **site.site.private}
     loss = site.site.model.train(True).loss(site.site.train_set, np.arange(size))
     gradients = torch.autograd.grad(loss, list(parameters.values()))
@@ -315,7 +317,7 @@ def test_an_answer_has_the_noise_that_is_promised(
     its private layers. χ² of the sum of squares of numbers with nobody in the round, p
     > 1e-4."""
     monkeypatch.setattr(
-        private, "chosen", lambda stream, count, rate: np.zeros(count, bool)
+        private, "draw_units", lambda stream, count, rate: np.zeros(count, bool)
     )
     site, moved = make_private_site(privacy={"noise": 1.5, "clip": 0.25}), {}
     site._adam.step = moved.update  # type: ignore[method-assign,assignment]
@@ -339,10 +341,10 @@ def test_an_answer_is_the_sum_of_clipped_gradients_and_noise(
     """Noise that is 7 everywhere, and gradients that are 1000 a unit in each number:
     3007."""
     monkeypatch.setattr(
-        private, "chosen", lambda stream, count, rate: np.ones(count, bool)
+        private, "draw_units", lambda stream, count, rate: np.ones(count, bool)
     )
     sevens = lambda stream, count: np.full(count, 7)  # noqa: E731
-    monkeypatch.setattr(private, "discrete_gaussian", sevens)
+    monkeypatch.setattr(private, "draw_discrete_gaussian", sevens)
     site = make_private_site()
     site.clipped = lambda indices: {  # type: ignore[method-assign]
         n: torch.full(p.shape, 1000) for n, p in site._parameters.items()
@@ -437,7 +439,7 @@ def test_a_run_shows_its_promise_and_no_losses(
     promise = result.privacy["federated"]
     assert promise["rounds"] == 4  # two epochs of two
     assert 7.9 < promise["epsilon"] <= 8.0
-    assert promise["epsilon"] == epsilon_of(promise["noise"], 1e-5, 0.5, 4)
+    assert promise["epsilon"] == compute_epsilon(promise["noise"], 1e-5, 0.5, 4)
     assert (
         json.loads((tmp_path / "summary.json").read_text())["privacy"]["federated"]
         == promise
@@ -587,14 +589,14 @@ def audited(
     )
     site._grids = {"w": site.promise.grids[0]}
     rng, scores, was_in = np.random.default_rng(1), [], []
-    original = private.discrete_gaussian
+    original = private.draw_discrete_gaussian
     monkeypatch.setattr(noise_room, "MARGIN", clip)
     less = lambda stream, n: (original(stream, n) * noise).astype(np.int64)  # noqa: E731
-    monkeypatch.setattr(private, "discrete_gaussian", less)
+    monkeypatch.setattr(private, "draw_discrete_gaussian", less)
     for _ in range(runs):
         inside = rng.random(count) < 0.5
         monkeypatch.setattr(
-            private, "chosen", lambda stream, n, rate, inside=inside: inside
+            private, "draw_units", lambda stream, n, rate, inside=inside: inside
         )
         scores.append(
             site.noisy_gradients(theta(site), round=0).tensors["w"].double().numpy()
@@ -604,7 +606,7 @@ def audited(
     order = np.argsort(score)
     right = (~truth[order[: guesses // 2]]).sum() + truth[order[-guesses // 2 :]].sum()
     refuted = least_epsilon(len(truth), int(right), guesses, 1e-6)
-    return epsilon_of(1.5, 1e-6, 1.0, 1), refuted
+    return compute_epsilon(1.5, 1e-6, 1.0, 1), refuted
 
 
 @pytest.mark.slow

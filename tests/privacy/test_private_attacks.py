@@ -46,7 +46,7 @@ def test_sums_that_differ_by_one_step_have_different_noise(
     computes another gradient of the same parameters: with the same noise the difference
     would be free of it."""
     first, again = make_private_site(), make_private_site()
-    exact = DPSite.clipped
+    exact = DPSite.clip_gradient
 
     def inexact(site: DPSite, indices: np.ndarray) -> dict[str, torch.Tensor]:
         clipped = exact(site, indices)
@@ -54,10 +54,10 @@ def test_sums_that_differ_by_one_step_have_different_noise(
         return {**clipped, name: clipped[name] + (clipped[name] != 0).long()}
 
     monkeypatch.setattr(
-        private, "chosen", lambda stream, count, rate: np.ones(count, bool)
+        private, "draw_units", lambda stream, count, rate: np.ones(count, bool)
     )
     answer = first.noisy_gradients(theta(first), round=0).tensors
-    monkeypatch.setattr(DPSite, "clipped", inexact)
+    monkeypatch.setattr(DPSite, "clip_gradient", inexact)
     assert apart(answer, again.noisy_gradients(theta(again), round=0).tensors) > SPREAD
 
 
@@ -68,10 +68,10 @@ def test_dropout_does_not_follow_a_public_seed(
     dropout of all behind it, and the sum could move by any number of clips: it has to
     be by chance."""
     monkeypatch.setattr(
-        private, "chosen", lambda stream, count, rate: np.ones(count, bool)
+        private, "draw_units", lambda stream, count, rate: np.ones(count, bool)
     )
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
-    monkeypatch.setattr(private, "discrete_gaussian", zeros)
+    monkeypatch.setattr(private, "draw_discrete_gaussian", zeros)
     dropping = replace(make_private_site().site.config.model, dropout=0.5)
 
     def answer(secret: bytes) -> dict[str, torch.Tensor]:
@@ -148,10 +148,10 @@ def test_refusals_do_not_reveal_the_tags_of_a_site(
     unit adds nothing. One of three patients has a note that begins with a drug, two
     have notes with one behind it."""
     monkeypatch.setattr(
-        private, "chosen", lambda stream, count, rate: np.ones(count, bool)
+        private, "draw_units", lambda stream, count, rate: np.ones(count, bool)
     )
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
-    monkeypatch.setattr(private, "discrete_gaussian", zeros)
+    monkeypatch.setattr(private, "draw_discrete_gaussian", zeros)
     site = make_private_site(private=())
     sent = theta(site)
     (name,) = [n for n in sent if n.startswith("crf") and n.endswith(place)]

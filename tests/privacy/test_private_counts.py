@@ -24,7 +24,7 @@ from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import simulate
 from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE
-from fednotes.privacy.promise import COUNTS, epsilon_of
+from fednotes.privacy.promise import COUNTS, compute_epsilon
 from fednotes.privacy.training import DPSite
 
 PRIVACY = {"counts": 2.0, "unit": "patient"}
@@ -70,7 +70,7 @@ def ended(
 def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the noise by zeros."""
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
-    monkeypatch.setattr(private, "discrete_gaussian", zeros)
+    monkeypatch.setattr(private, "draw_discrete_gaussian", zeros)
 
 
 def read_counts(site: DPSite) -> np.ndarray:
@@ -82,7 +82,7 @@ def read_counts(site: DPSite) -> np.ndarray:
         [COUNTS],
     )
     assert answer.tensors[COUNTS].dtype == torch.int64
-    return answer.tensors[COUNTS].double().numpy() * site.promise.counted
+    return answer.tensors[COUNTS].double().numpy() * site.promise.count_grid
 
 
 def test_a_unit_changes_counts_by_at_most_the_clip(
@@ -136,7 +136,7 @@ def test_an_answer_is_the_sum_of_counts_and_noise(
 ) -> None:
     """The site has no patients, and all noise is 7."""
     sevens = lambda stream, count: np.full(count, 7)  # noqa: E731
-    monkeypatch.setattr(private, "discrete_gaussian", sevens)
+    monkeypatch.setattr(private, "draw_discrete_gaussian", sevens)
     nobody = ended(monkeypatch, ())
     assert nobody.noisy_counts(theta(nobody), round=0).tensors[COUNTS].tolist() == [
         7,
@@ -157,9 +157,11 @@ def test_an_attacker_who_knows_all_other_patients_guesses_no_better_than_promise
     promised one. It is above it if the counts are not clipped.
     """
     if not clipped:
-        exact = private.cut
+        exact = private.clip_to_grid
         monkeypatch.setattr(
-            private, "cut", lambda tensors, clip, grids: exact(tensors, 1e9, grids)
+            private,
+            "clip_to_grid",
+            lambda tensors, clip, grids: exact(tensors, 1e9, grids),
         )
     privacy = {**PRIVACY, "counts": 3.0, "where": "site"}
     others = (NOTES[0], *NOTES[2:])
@@ -178,7 +180,7 @@ def test_an_attacker_who_knows_all_other_patients_guesses_no_better_than_promise
         right += (score > length / 2) == inside
     least = float(stats.beta.ppf(1e-4, right, trials - right + 1))
     refuted = math.log(least / (1 - least))
-    promised = epsilon_of(3.0, 1e-5, 1.0, 1)
+    promised = compute_epsilon(3.0, 1e-5, 1.0, 1)
     assert (refuted < promised) == clipped
     sure = float(stats.norm.cdf(1 / 6))
     assert not clipped or stats.binomtest(right, trials, sure).pvalue > 1e-4
@@ -243,7 +245,7 @@ def test_a_run_shows_a_score_and_its_privacy_cost(tmp_path: Path) -> None:
     promised = result.privacy["federated"]
     assert (
         promised["epsilon"]
-        == epsilon_of(1.0, 1e-5, 0.5, 4, 3.0)
-        > epsilon_of(1.0, 1e-5, 0.5, 4)
+        == compute_epsilon(1.0, 1e-5, 0.5, 4, 3.0)
+        > compute_epsilon(1.0, 1e-5, 0.5, 4)
     )
     assert promised["counts"] == 3.0

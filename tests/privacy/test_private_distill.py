@@ -90,8 +90,8 @@ def without_noise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[int]], 
     def give(units: Sequence[int]) -> None:
         picked = lambda stream, count, rate: np.isin(np.arange(count), units)  # noqa: E731
         zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
-        monkeypatch.setattr(private, "chosen", picked)
-        monkeypatch.setattr(private, "discrete_gaussian", zeros)
+        monkeypatch.setattr(private, "draw_units", picked)
+        monkeypatch.setattr(private, "draw_discrete_gaussian", zeros)
 
     return give
 
@@ -257,7 +257,7 @@ def test_answers_depend_on_the_teacher() -> None:
 def test_a_round_without_units_is_only_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """χ², p > 1e-4."""
     monkeypatch.setattr(
-        private, "chosen", lambda stream, count, rate: np.zeros(count, bool)
+        private, "draw_units", lambda stream, count, rate: np.zeros(count, bool)
     )
     site = site_of()
     answer = site.noisy_gradients(snapshot(site.site.shared), round=0)

@@ -75,11 +75,11 @@ def test_a_unit_changes_sent_and_own_parameters_by_at_most_the_clip(
     data = three()[0]
     config = config_of(bert, three(), clip=clip)
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
-    monkeypatch.setattr(private, "discrete_gaussian", zeros)
+    monkeypatch.setattr(private, "draw_discrete_gaussian", zeros)
 
     def sums(units: Sequence[int]) -> np.ndarray:
         picked = lambda stream, count, rate: np.isin(np.arange(count), units)  # noqa: E731
-        monkeypatch.setattr(private, "chosen", picked)
+        monkeypatch.setattr(private, "draw_units", picked)
         site = PRIVATE.make_site(data, config, secret=bytes(32))
         moved: dict[str, torch.Tensor] = {}
         site._adam.step = moved.update

@@ -90,10 +90,10 @@ def draw_units(
 ) -> None:
     """Draw these units in each round, and add no noise to their sum."""
     picked = lambda stream, count, rate: np.isin(np.arange(count), units)  # noqa: E731
-    monkeypatch.setattr(private, "chosen", picked)
+    monkeypatch.setattr(private, "draw_units", picked)
     if not noise:
         zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
-        monkeypatch.setattr(private, "discrete_gaussian", zeros)
+        monkeypatch.setattr(private, "draw_discrete_gaussian", zeros)
 
 
 def texts(site: Any) -> list[list[list[int]]]:
@@ -187,7 +187,7 @@ def test_a_clipped_gradient_is_that_of_the_loss_of_the_unit(
     model, unit_notes = site.site.model, [n for n in notes() if n.patient == "a"]
     model.train(True)
     torch.manual_seed(3)
-    clipped = site.clipped(site.units[0])
+    clipped = site.clip_gradient(site.units[0])
     torch.manual_seed(3)
     rng = np.random.default_rng(int(torch.randint(2**62, ())))
     split = [

@@ -16,7 +16,7 @@ from secagg import Exchange, powers
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Total, Update
 from fednotes.privacy.secure_sum import Parties
-from fednotes.privacy.secure_sum.crypto import SHARE_BYTES, split
+from fednotes.privacy.secure_sum.crypto import SHARE_BYTES, split_secret
 from fednotes.privacy.secure_sum.fixed_point import SumLayout
 from fednotes.privacy.secure_sum.messages import UnmaskMessage
 from fednotes.privacy.secure_sum.server import SecureServer, ServerChain
@@ -186,22 +186,22 @@ def test_below_the_threshold_nothing_is_opened() -> None:
     with pytest.raises(
         TrainingError, match="2 of 5 sites, and the threshold is 3: nothing"
     ):
-        run.server.requests()
+        run.server.make_requests()
     with pytest.raises(TrainingError, match="no updates to open"):
-        run.server.total()
+        run.server.open_total()
     run = Exchange(SIX[:5])
     run.upload(updates)
     with pytest.raises(TrainingError, match="opened shares of 2 of 5"):
         run.total(list(run.answers().values())[:2])
     parties = Parties((A, B, C))
     server = SecureServer(parties, b"")
-    server.add_keys(SecureSite(A, parties, b"").keys())
+    server.add_keys(SecureSite(A, parties, b"").make_keys())
     with pytest.raises(TrainingError, match="keys of 1 of 3"):
-        server.keys()
-    server.add_keys(SecureSite(B, parties, b"").keys())
-    server.keys()
+        server.collect_keys()
+    server.add_keys(SecureSite(B, parties, b"").make_keys())
+    server.collect_keys()
     with pytest.raises(TrainingError, match="shares of 0 of 3"):
-        server.boxes()
+        server.collect_boxes()
 
 
 def test_bad_values_are_refused_before_masking_and_the_exchange_continues() -> None:
@@ -212,7 +212,7 @@ def test_bad_values_are_refused_before_masking_and_the_exchange_continues() -> N
     boxes = run.set_up()
     with pytest.raises(TrainingError, match=r"tensor 'v'.*nothing was sent"):
         run.upload(updates, boxes)
-    assert run.server.heard == ()
+    assert run.server.sites_heard == ()
     nan, wide = Update({"v": torch.tensor([float("nan")])}), {"v": 60}
     with pytest.raises(
         TrainingError, match="tensor 'v' has a value that is not finite"
@@ -235,7 +235,7 @@ def test_the_layout_of_most_sites_is_used() -> None:
     two = Exchange((A, B, C), 3)
     two.upload(updates)
     with pytest.raises(TrainingError, match=r"'a' and 'b'|'b' and 'a'") as error:
-        two.server.requests()
+        two.server.make_requests()
     assert "tensor 'other'" in str(error.value)
 
 
@@ -244,7 +244,7 @@ def test_a_total_is_refused_if_masks_do_not_cancel() -> None:
     updates = updates_of((A, B, C))
     run = Exchange((A, B, C))
     boxes = run.set_up()
-    message = run.sites[A].masked(boxes[A], updates[A])
+    message = run.sites[A].mask_update(boxes[A], updates[A])
     message.words[-1] += np.uint64(1)
     run.server.add_masked(message)
     run.upload({s: updates[s] for s in (B, C)}, boxes)
@@ -268,9 +268,9 @@ def test_late_duplicate_and_foreign_messages_are_refused() -> None:
     updates = updates_of((A, B, C))
     run, other_run = Exchange((A, B, C)), Exchange((A, B, C), context=b"job/run/1")
     for wrong, why in [
-        (other_run.sites[A].keys(), "another exchange"),
+        (other_run.sites[A].make_keys(), "another exchange"),
         (
-            SecureSite("x", Parties(("x", B, C)), b"job/run/0").keys(),
+            SecureSite("x", Parties(("x", B, C)), b"job/run/0").make_keys(),
             "site 'x' takes no part",
         ),
     ]:
@@ -278,14 +278,16 @@ def test_late_duplicate_and_foreign_messages_are_refused() -> None:
             run.server.add_keys(wrong)
     boxes = run.set_up(without=(C,))
     with pytest.raises(RefusedError, match="late"):
-        run.server.add_keys(run.sites[A].keys())
+        run.server.add_keys(run.sites[A].make_keys())
     messages = run.upload({A: updates[A]}, boxes)
     with pytest.raises(RefusedError, match="site 'a' answered twice"):
         run.server.add_masked(messages[A])
-    late = run.sites[B].masked(boxes[B], updates[B])
+    late = run.sites[B].mask_update(boxes[B], updates[B])
     other_boxes = other_run.set_up()
     with pytest.raises(RefusedError, match="another exchange"):
-        run.server.add_masked(other_run.sites[B].masked(other_boxes[B], updates[B]))
+        run.server.add_masked(
+            other_run.sites[B].mask_update(other_boxes[B], updates[B])
+        )
     run.server.add_masked(late)
     answers = run.answers()
     with pytest.raises(RefusedError, match="site 'b' is late"):
@@ -356,9 +358,9 @@ def test_messages_that_are_not_for_all_sites_are_refused() -> None:
     """Each has something for each other site, of the right length, and for these keys."""
     run = Exchange((A, B, C), confirmed=True)
     for site in run.sites.values():
-        run.server.add_keys(site.keys())
-    keys = run.server.keys()
-    shares = {name: site.shares(keys) for name, site in run.sites.items()}
+        run.server.add_keys(site.make_keys())
+    keys = run.server.collect_keys()
+    shares = {name: site.make_shares(keys) for name, site in run.sites.items()}
     few, short = {B: shares[A].boxes[B]}, {**shares[A].boxes, C: b"short"}
     for change, why in (
         ({"session": bytes(32)}, "were made for other keys"),
@@ -369,11 +371,11 @@ def test_messages_that_are_not_for_all_sites_are_refused() -> None:
             run.server.add_shares(replace(shares[A], **change))
     for message in shares.values():
         run.server.add_shares(message)
-    boxes = run.server.boxes()
+    boxes = run.server.collect_boxes()
     with pytest.raises(TrainingError, match="updates of 0 of 3 sites"):
-        run.server.requests()
+        run.server.make_requests()
     masked = {
-        s: run.sites[s].masked(boxes[s], update)
+        s: run.sites[s].mask_update(boxes[s], update)
         for s, update in powers((A, B, C)).items()
     }
     for mapping in ({B: bytes(32)}, {B: bytes(32), C: bytes(31)}):
@@ -383,7 +385,7 @@ def test_messages_that_are_not_for_all_sites_are_refused() -> None:
             run.server.add_masked(replace(masked[A], receipts=mapping))
     for update in masked.values():
         run.server.add_masked(update)
-    confirm = run.sites[A].confirm(run.server.requests()[A])
+    confirm = run.sites[A].confirm(run.server.make_requests()[A])
     for mapping in ({B: bytes(32)}, {B: bytes(32), C: bytes(31)}):
         with pytest.raises(
             RefusedError, match="the confirmations of site 'a' do not cover all"
@@ -396,11 +398,11 @@ def test_a_layout_for_another_number_of_sites_is_refused() -> None:
     """Of three and four sites the grid is the same, so only the number tells them
     apart."""
     run = Exchange((A, B, C))
-    message = run.sites[A].masked(run.set_up()[A], powers((A,))[A])
+    message = run.sites[A].mask_update(run.set_up()[A], powers((A,))[A])
     with pytest.raises(RefusedError, match="for another number of sites"):
         run.server.add_masked(replace(message, layout=replace(message.layout, sites=4)))
     run.server.add_masked(message)
-    assert run.server.heard == (A,)
+    assert run.server.sites_heard == (A,)
 
 
 @pytest.mark.parametrize("length", [0, SHARE_BYTES - 1, SHARE_BYTES + 1])
@@ -464,7 +466,7 @@ def test_a_wrong_share_is_reported_with_its_dealer_and_opener() -> None:
     right."""
     run = Exchange(SIX, 4)
     run.upload(powers(SIX))
-    wrong_shares, answers = split(bytes(32), 4, range(1, 7)), run.answers()
+    wrong_shares, answers = split_secret(bytes(32), 4, range(1, 7)), run.answers()
     answers[B] = replace(answers[B], masks={**answers[B].masks, D: wrong_shares[2]})
     assert run.total(answers.values()).tensors["w"].tolist() == [63.0] * 4
     assert run.server.doubtful == [(B, D)]
@@ -488,13 +490,17 @@ class Network:
         for site in self.sites.values():
             now.add_keys(site.keys(self.server.number))
         for site in self.sites.values():
-            now.add_shares(site.at(self.server.number).shares(now.keys()))
-        now.boxes()
+            now.add_shares(
+                site.find_exchange(self.server.number).make_shares(now.collect_keys())
+            )
+        now.collect_boxes()
 
     def mask(self, updates: dict[str, Update]) -> None:
-        number, boxes = self.server.number, self.server.now.boxes()
+        number, boxes = self.server.number, self.server.current.collect_boxes()
         for name, update in updates.items():
-            self.server.add_masked(self.sites[name].masked(number, boxes[name], update))
+            self.server.add_masked(
+                self.sites[name].mask_update(number, boxes[name], update)
+            )
 
     def sum(self, updates: dict[str, Update]) -> Total:
         """Run an exchange with the sites of `updates`; start afresh unless all are
@@ -503,10 +509,10 @@ class Network:
             self.start()
         number = self.server.number
         self.mask(updates)
-        requests, keys = self.server.requests()
+        requests, keys = self.server.make_requests()
         for name, request in requests.items():
             self.server.add_unmask(self.sites[name].unmask(number, request, keys))
-        return self.server.total()
+        return self.server.open_total()
 
 
 def network_updates(round: int, sites: Collection[str] = SITES) -> dict[str, Update]:
@@ -537,11 +543,11 @@ def test_a_higher_number_starts_afresh_after_a_failure() -> None:
     network.start()
     right(network.sum(network_updates(2)), network_updates(2))
     with pytest.raises(TrainingError, match="start one"):
-        _ = ServerChain(PARTIES, b"job").now
+        _ = ServerChain(PARTIES, b"job").current
     with pytest.raises(RefusedError, match="was used before"):
-        network.sites[A].keys(1)
+        network.sites[A].make_keys(1)
     with pytest.raises(RefusedError, match="no keys for exchange 1"):
-        network.sites[A].masked(1, {}, Update())
+        network.sites[A].mask_update(1, {}, Update())
 
 
 def test_wrong_next_keys_do_not_spoil_the_current_sum() -> None:
@@ -550,14 +556,14 @@ def test_wrong_next_keys_do_not_spoil_the_current_sum() -> None:
     network = Network()
     network.start()
     network.mask(network_updates(0))
-    requests, keys = network.server.requests()
+    requests, keys = network.server.make_requests()
     assert set(keys) == set(SITES)
     for name, request in requests.items():
         wrong = {A: keys[A]}
         answer = network.sites[name].unmask(network.server.number, request, wrong)
         assert answer.next_shares is None
         network.server.add_unmask(answer)
-    right(network.server.total(), network_updates(0))
+    right(network.server.open_total(), network_updates(0))
     assert network.server.prepared == ()
     right(network.sum(network_updates(1)), network_updates(1))
 
@@ -573,19 +579,21 @@ def test_exchange_numbers_increase_and_older_exchanges_are_forgotten() -> None:
     newest = network.server.number
     for number in (newest - 1, newest):
         with pytest.raises(RefusedError, match="was used before"):
-            site.keys(number)
+            site.make_keys(number)
     first = site._open[newest]
     network.mask(network_updates(1))
-    requests, keys = network.server.requests()
+    requests, keys = network.server.make_requests()
     server = ServerChain(PARTIES, b"job")
     server.number = newest - 1
     following = server.start()
     for name in SITES:
         following.add_keys(keys[name])
-    keys = following.keys()
+    keys = following.collect_keys()
     for name in SITES:
-        following.add_shares(network.sites[name].at(newest + 1).shares(keys))
-    site.masked(newest + 1, following.boxes()[A], network_updates(2)[A])
+        following.add_shares(
+            network.sites[name].find_exchange(newest + 1).make_shares(keys)
+        )
+    site.mask_update(newest + 1, following.collect_boxes()[A], network_updates(2)[A])
     with pytest.raises(RefusedError, match=f"no keys for exchange {newest}"):
         site.unmask(newest, requests[A])
     with pytest.raises(RefusedError, match="is at 'closed'"):

@@ -40,23 +40,23 @@ def every_kind() -> list[Any]:
     boxes = run.set_up()
     update = Update({"w": torch.ones(2, 3), "e": torch.zeros(0)}, 2.0, {"n": 1.0})
     masked = run.upload(dict.fromkeys(SITES, update), boxes, purpose="7/gradients")
-    requests = run.server.requests()
+    requests = run.server.make_requests()
     confirms = {
         name: run.sites[name].confirm(request) for name, request in requests.items()
     }
     for message in confirms.values():
         run.server.add_confirm(message)
-    request = run.server.requests()["a"]
+    request = run.server.make_requests()["a"]
     following = SiteChain("a", Parties(SITES), b"")
-    keys = {s: SiteChain(s, Parties(SITES), b"").keys(1) for s in SITES} | {
-        "a": following.keys(1)
+    keys = {s: SiteChain(s, Parties(SITES), b"").make_keys(1) for s in SITES} | {
+        "a": following.make_keys(1)
     }
-    more = following.at(1).shares(keys)
+    more = following.find_exchange(1).make_shares(keys)
     ahead = replace(masked["a"], next_keys=keys["a"])
     answer = run.sites["a"].unmask(request)
     last = replace(answer, next_shares=more)
     return [
-        run.sites["a"].keys(),
+        run.sites["a"].make_keys(),
         more,
         ahead,
         masked["b"],
@@ -164,7 +164,7 @@ def test_malformed_messages_are_refused_or_valid() -> None:
 def test_an_impossible_layout_is_refused() -> None:
     run = Exchange(SITES)
     update = Update({"w": torch.ones(2, 3)}, 2.0, {"n": 1.0})
-    message = run.sites["a"].masked(run.set_up()["a"], update)
+    message = run.sites["a"].mask_update(run.set_up()["a"], update)
     facts, apart = header(message)
     for changes, why in [
         ({"shape": [2**40, 2**40]}, "update is not valid"),

@@ -12,7 +12,7 @@ from secagg import Ed25519Identity, Exchange, identities, powers
 from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.update import Update
 from fednotes.privacy.secure_sum import Parties, crypto
-from fednotes.privacy.secure_sum.crypto import add_streams, combine
+from fednotes.privacy.secure_sum.crypto import add_streams, combine_shares
 from fednotes.privacy.secure_sum.fixed_point import encode
 from fednotes.privacy.secure_sum.messages import (
     KeysMessage,
@@ -21,9 +21,9 @@ from fednotes.privacy.secure_sum.messages import (
 )
 from fednotes.privacy.secure_sum.site import (
     SecureSite,
-    pair_stream,
-    self_stream,
-    session_id,
+    compute_session_id,
+    derive_pair_stream,
+    derive_self_stream,
 )
 
 A, B, C, D, E = "abcde"
@@ -38,14 +38,14 @@ def signing(
         s: SecureSite(s, Parties(sites), b"x", site_identity)
         for s, site_identity in identities(sites).items()
     }
-    return sites_signing, {s: site.keys() for s, site in sites_signing.items()}
+    return sites_signing, {s: site.make_keys() for s, site in sites_signing.items()}
 
 
 def ask_to_unmask(sites: tuple[str, ...], dropped: tuple[str, ...] = ()) -> Any:
     """Run an exchange up to the server's requests to unmask."""
     run = Exchange(sites)
     run.upload({s: u for s, u in powers(sites).items() if s not in dropped})
-    run.requests = run.server.requests()
+    run.requests = run.server.make_requests()
     return run
 
 
@@ -126,7 +126,9 @@ def short_roster() -> tuple[Any, dict[str, UnmaskRequest]]:
     run = Exchange(FIVE)
     boxes = run.set_up()
     boxes[A] = {s: boxes[A][s] for s in (B, C)}
-    run.masked = {s: run.sites[s].masked(boxes[s], u) for s, u in powers(FIVE).items()}
+    run.masked = {
+        s: run.sites[s].mask_update(boxes[s], u) for s, u in powers(FIVE).items()
+    }
     roster = (A, D, E)
     # b and c are asked too, as survivors of lists of their own
     lists = {D: roster, E: roster, B: (A, B, D, E), C: (A, C, D, E)}
@@ -159,19 +161,19 @@ def test_a_short_roster_for_one_site_is_refused(
             if owner in getattr(a, part)
         }
         assert len(shares) >= 3
-        return combine(
+        return combine_shares(
             {FIVE.index(s) + 1: share for s, share in list(shares.items())[:3]}
         )
 
-    keys, words = run.server.keys(), run.masked[A].words.copy()
-    layout = run.masked[A].layout.digest()
-    session = session_id(run.server.exchange, list(keys.values()))
-    streams = [(self_stream(secret("masks", A), session, layout), -1)]
+    keys, words = run.server.collect_keys(), run.masked[A].words.copy()
+    layout = run.masked[A].layout.compute_digest()
+    session = compute_session_id(run.server.exchange, list(keys.values()))
+    streams = [(derive_self_stream(secret("masks", A), session, layout), -1)]
     for site in (B, C):
-        shared = crypto.shared_secret(
-            crypto.private_key(secret("keys", site)), keys[A].masking, A
+        shared = crypto.compute_shared_secret(
+            crypto.load_private_key(secret("keys", site)), keys[A].masking, A
         )
-        streams.append((pair_stream(shared, session, A, site, layout), -1))
+        streams.append((derive_pair_stream(shared, session, A, site, layout), -1))
     add_streams(words, streams)
     assert (words == encode(powers(FIVE)[A], run.masked[A].layout)).all()
 
@@ -239,13 +241,13 @@ def test_a_confirmed_exchange_gives_the_same_total() -> None:
     mixed = SecureSite(A, Parties(FIVE, confirmed=True), b"job/run/0")
     with pytest.raises(RefusedError, match="another exchange"):
         plain.server.__class__(Parties(FIVE, confirmed=False), b"job/run/0").add_keys(
-            mixed.keys()
+            mixed.collect_keys()
         )
 
 
 def test_dishonest_lists_of_keys_are_refused() -> None:
     run = Exchange((A, B, C))
-    fair = {name: site.keys() for name, site in run.sites.items()}
+    fair = {name: site.make_keys() for name, site in run.sites.items()}
     own_keys = fair[A]
     lies: list[tuple[dict[str, KeysMessage], str]] = [
         ({A: own_keys}, "1 sites in the list of keys: a sum takes 2"),
@@ -266,32 +268,34 @@ def test_dishonest_lists_of_keys_are_refused() -> None:
         fresh = Exchange((A, B, C)).sites[A]
         fresh._own_keys = own_keys
         with pytest.raises(RefusedError, match=why):
-            fresh.shares(keys)
+            fresh.make_shares(keys)
 
 
 def test_different_keys_for_two_sites_are_detected_by_the_second() -> None:
     """The server puts another commitment or its own masking key in b's place, for a
     only: a and b then disagree on the digest of all keys, which every box is bound to.
     """
-    theirs = crypto.public_bytes(crypto.private_key(b"7" * 32))
+    theirs = crypto.derive_public_key(crypto.load_private_key(b"7" * 32))
     for change in ({"commitment": bytes(32)}, {"masking": theirs}):
         run = Exchange((A, B, C))
-        fair = {name: site.keys() for name, site in run.sites.items()}
-        from_a = run.sites[A].shares({**fair, B: replace(fair[B], **change)})
-        from_b, from_c = run.sites[B].shares(fair), run.sites[C].shares(fair)
+        fair = {name: site.make_keys() for name, site in run.sites.items()}
+        from_a = run.sites[A].make_shares({**fair, B: replace(fair[B], **change)})
+        from_b, from_c = run.sites[B].make_shares(fair), run.sites[C].make_shares(fair)
         with pytest.raises(RefusedError, match="shares of site 'a' cannot be opened"):
-            run.sites[B].masked(
+            run.sites[B].mask_update(
                 {A: from_a.boxes[B], C: from_c.boxes[B]}, powers((A,))[A]
             )
     with pytest.raises(RefusedError, match="shares of site 'b' cannot be opened"):
-        run.sites[A].masked({B: from_b.boxes[A]}, powers((A,))[A])
+        run.sites[A].mask_update({B: from_b.boxes[A]}, powers((A,))[A])
     with pytest.raises(RefusedError, match="1 sites in the list of shares"):
-        run.sites[A].masked({}, powers((A,))[A])
+        run.sites[A].mask_update({}, powers((A,))[A])
     with pytest.raises(RefusedError, match="shares of site 'c' cannot be opened"):
-        run.sites[B].masked({C: from_c.boxes[A]}, powers((A,))[A])  # meant for another
+        run.sites[B].mask_update(
+            {C: from_c.boxes[A]}, powers((A,))[A]
+        )  # meant for another
     with pytest.raises(RefusedError, match="site 'x' in the list of shares"):
-        run.sites[B].masked({C: from_c.boxes[B], "x": b""}, powers((A,))[A])
-    good = run.sites[B].masked({C: from_c.boxes[B]}, powers((A,))[A])
+        run.sites[B].mask_update({C: from_c.boxes[B], "x": b""}, powers((A,))[A])
+    good = run.sites[B].mask_update({C: from_c.boxes[B]}, powers((A,))[A])
     assert set(good.receipts) == {C}
 
 
@@ -300,11 +304,11 @@ def test_signed_keys_cannot_be_replaced() -> None:
     whose keys it does not hold, stop it at the first step."""
     parties, identity = Parties((A, B, C)), identities((A, B, C))[B]
     honest_sites, keys = signing((A, B, C))
-    theirs = crypto.public_bytes(crypto.private_key(b"7" * 32))
+    theirs = crypto.derive_public_key(crypto.load_private_key(b"7" * 32))
     forged = replace(keys[B], sharing=theirs)
     signed = replace(forged, signature=Ed25519Identity(b"8" * 32, {}).sign(b""))
-    unsigned = SecureSite(B, parties, b"x").keys()
-    old_keys = SecureSite(B, parties, b"y", identity).keys()
+    unsigned = SecureSite(B, parties, b"x").make_keys()
+    old_keys = SecureSite(B, parties, b"y", identity).make_keys()
     replayed = replace(old_keys, exchange=keys[B].exchange)
     # the server would believe another seed
     committed = replace(keys[B], commitment=bytes(32))
@@ -317,8 +321,8 @@ def test_signed_keys_cannot_be_replaced() -> None:
         replace(keys[C], site=B),
     ):
         with pytest.raises(RefusedError, match="site 'b' are not signed by it"):
-            honest_sites[A].shares({**keys, B: lie})
-    assert set(honest_sites[A].shares(keys).boxes) == {B, C}
+            honest_sites[A].make_shares({**keys, B: lie})
+    assert set(honest_sites[A].make_shares(keys).boxes) == {B, C}
 
 
 def test_a_site_refuses_its_own_messages() -> None:
@@ -328,10 +332,10 @@ def test_a_site_refuses_its_own_messages() -> None:
     boxes = run.set_up()
     own_boxes = run.server._boxes[A].boxes
     with pytest.raises(RefusedError, match="shares of site 'b' cannot be opened"):
-        run.sites[A].masked({**boxes[A], B: own_boxes[B]}, powers((A,))[A])
+        run.sites[A].mask_update({**boxes[A], B: own_boxes[B]}, powers((A,))[A])
     messages = run.upload(powers((A, B, C, D)), boxes)
     assert messages[A].receipts[B] != messages[B].receipts[A]
-    request = run.server.requests()[A]
+    request = run.server.make_requests()[A]
     reflected = replace(
         request, receipts={**request.receipts, B: messages[A].receipts[B]}
     )
@@ -347,18 +351,18 @@ def test_steps_are_accepted_once_and_in_order() -> None:
     site, update = run.sites[A], powers((A,))[A]
     nothing = UnmaskRequest(site.exchange, (A, B, C), (), {})
     with pytest.raises(RefusedError, match=r"'masked' is refused.*is at 'keys'"):
-        site.masked({}, update)
+        site.mask_update({}, update)
     with pytest.raises(RefusedError, match="'unmask' is refused"):
         site.unmask(nothing)
     boxes = run.set_up()
     with pytest.raises(RefusedError, match="'shares' is refused"):
-        site.shares(run.server.keys())
+        site.make_shares(run.server.collect_keys())
     with pytest.raises(RefusedError, match="'unmask' is refused"):
         site.unmask(nothing)
-    site.masked(boxes[A], update)
+    site.mask_update(boxes[A], update)
     with pytest.raises(RefusedError, match="'masked' is refused"):
         # two updates under one mask would show their difference
-        site.masked(boxes[A], update)
+        site.mask_update(boxes[A], update)
     site.forget()
     with pytest.raises(RefusedError, match="is at 'closed'"):
         site.unmask(nothing)
@@ -371,9 +375,9 @@ def test_a_server_cannot_try_limits_one_after_the_other() -> None:
     boxes, update = run.set_up(), Update({"w": torch.full((2,), 5.0)})
     for limit in (0, 1):
         with pytest.raises(TrainingError, match="limit"):
-            run.sites[A].masked(boxes[A], update, limits={"w": limit})
+            run.sites[A].mask_update(boxes[A], update, limits={"w": limit})
     with pytest.raises(RefusedError, match="is at 'closed'"):
-        run.sites[A].masked(boxes[A], update, limits={"w": 3})
+        run.sites[A].mask_update(boxes[A], update, limits={"w": 3})
     with pytest.raises(TrainingError, match="limit"):
-        run.sites[B].masked(boxes[B], update, limits={"w": 0})
-    assert run.sites[B].masked(boxes[B], update, limits={"w": 3}).site == B
+        run.sites[B].mask_update(boxes[B], update, limits={"w": 0})
+    assert run.sites[B].mask_update(boxes[B], update, limits={"w": 3}).site == B

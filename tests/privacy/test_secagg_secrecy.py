@@ -14,10 +14,10 @@ from fednotes.core.messages import plain
 from fednotes.core.update import Update
 from fednotes.privacy.secure_sum import crypto, server
 from fednotes.privacy.secure_sum import site as secagg_site
-from fednotes.privacy.secure_sum.crypto import SHARE_BYTES, add_streams, combine
+from fednotes.privacy.secure_sum.crypto import SHARE_BYTES, add_streams, combine_shares
 from fednotes.privacy.secure_sum.fixed_point import SumLayout, encode
 from fednotes.privacy.secure_sum.messages import UnmaskMessage
-from fednotes.privacy.secure_sum.site import pair_stream, self_stream
+from fednotes.privacy.secure_sum.site import derive_pair_stream, derive_self_stream
 
 A, B, C, D = "abcd"
 SIZE = 40_000
@@ -37,7 +37,7 @@ class Oracle:
         def named(
             secret: bytes, session: bytes, first: str, second: str, layout: bytes
         ) -> bytes:
-            key = pair_stream(secret, session, first, second, layout)
+            key = derive_pair_stream(secret, session, first, second, layout)
             self.pairs[key] = frozenset((first, second))
             return key
 
@@ -48,8 +48,8 @@ class Oracle:
                 if shift is not None:
                     (np.add if sign > 0 else np.subtract)(words, shift, out=words)
 
-        patch.setattr(secagg_site, "pair_stream", named)
-        patch.setattr(server, "pair_stream", named)
+        patch.setattr(secagg_site, "derive_pair_stream", named)
+        patch.setattr(server, "derive_pair_stream", named)
         patch.setattr(crypto, "add_streams", added)
 
 
@@ -165,7 +165,7 @@ def test_equal_updates_under_fresh_keys_look_unrelated() -> None:
     uploads = []
     for number in (0, 1):
         run = Exchange(
-            (A, B, C), context=crypto.joined("job", number), seed=f"fresh {number}"
+            (A, B, C), context=crypto.join_parts("job", number), seed=f"fresh {number}"
         )
         uploads.append(run.upload(updates))
     assert uniform(uploads[0][A].words) > 1e-4
@@ -184,9 +184,9 @@ def opened(
     def points(shares: dict[str, bytes]) -> dict[int, bytes]:
         return {run.names.index(site) + 1: share for site, share in shares.items()}
 
-    key = combine(points({a.site: a.keys[dropped] for a in answers}))
+    key = combine_shares(points({a.site: a.keys[dropped] for a in answers}))
     seeds = {
-        s: combine(points({a.site: a.masks[s] for a in answers}))
+        s: combine_shares(points({a.site: a.masks[s] for a in answers}))
         for s in answers[0].masks
     }
     return key, seeds
@@ -198,7 +198,8 @@ def test_recovery_in_one_exchange_opens_no_other() -> None:
     pair masks of 0."""
     updates = {s: Update({"w": torch.ones(50)}) for s in (A, B, C)}
     runs = [
-        Exchange((A, B, C), context=crypto.joined("job", number)) for number in (0, 1)
+        Exchange((A, B, C), context=crypto.join_parts("job", number))
+        for number in (0, 1)
     ]
     boxes = [run.set_up() for run in runs]
     sent = [
@@ -206,26 +207,26 @@ def test_recovery_in_one_exchange_opens_no_other() -> None:
         runs[1].upload(updates, boxes[1]),
     ]
     # arrived too late for the sum
-    late = runs[0].sites[C].masked(boxes[0][C], updates[C])
+    late = runs[0].sites[C].mask_update(boxes[0][C], updates[C])
     key, seeds = opened(runs[0], list(runs[0].answers().values()), C)
 
     def stripped(number: int, with_seed: bytes | None) -> crypto.Words:
         """Return c's update of an exchange less every mask that `key` and `with_seed`
         give."""
-        message, keys = (late, sent[1][C])[number], runs[number].server.keys()
-        layout = message.layout.digest()
-        session = secagg_site.session_id(
+        message, keys = (late, sent[1][C])[number], runs[number].server.collect_keys()
+        layout = message.layout.compute_digest()
+        session = secagg_site.compute_session_id(
             runs[number].server.exchange, list(keys.values())
         )
         streams = []
         for site in (A, B):
-            secret = crypto.shared_secret(
-                crypto.private_key(key), keys[site].masking, site
+            secret = crypto.compute_shared_secret(
+                crypto.load_private_key(key), keys[site].masking, site
             )
             sign = -1 if site > C else 1
-            streams.append((pair_stream(secret, session, site, C, layout), sign))
+            streams.append((derive_pair_stream(secret, session, site, C, layout), sign))
         if with_seed is not None:
-            streams.append((self_stream(with_seed, session, layout), -1))
+            streams.append((derive_self_stream(with_seed, session, layout), -1))
         words = message.words.copy()
         add_streams(words, streams)
         return words
@@ -243,18 +244,20 @@ def test_recovery_in_one_exchange_opens_no_other() -> None:
     public = [
         {k.sharing, k.masking, k.commitment}
         for r in runs
-        for k in r.server.keys().values()
+        for k in r.server.collect_keys().values()
     ]
     assert len(set.union(*public)) == 3 * len(public)
     secrets = [key, own_seed, *seeds.values()]
     for site in (A, B):  # boxes of exchange 1 under whatever exchange 0 opened
-        box, keys = boxes[1][site][C], runs[1].server.keys()
-        session = secagg_site.session_id(runs[1].server.exchange, list(keys.values()))
+        box, keys = boxes[1][site][C], runs[1].server.collect_keys()
+        session = secagg_site.compute_session_id(
+            runs[1].server.exchange, list(keys.values())
+        )
         for raw in secrets:
-            secret = crypto.shared_secret(
-                crypto.private_key(raw), keys[site].sharing, site
+            secret = crypto.compute_shared_secret(
+                crypto.load_private_key(raw), keys[site].sharing, site
             )
-            use = crypto.derived(secret, session, "shares", C, site)
+            use = crypto.derive_key(secret, session, "shares", C, site)
             assert crypto.unseal(use, box, session) is None
     used = runs[1].sites[C]._held[C][:SHARE_BYTES]
     assert used not in runs[0].sites[A]._held.values()
@@ -272,6 +275,6 @@ def test_secrets_are_deleted_after_the_answer() -> None:
         assert repr(seed) not in text
         assert repr(key) not in text
         assert site._held == site._secrets == {}
-        assert crypto.public_bytes(site._masking) != crypto.public_bytes(
-            crypto.private_key(key)
+        assert crypto.derive_public_key(site._masking) != crypto.derive_public_key(
+            crypto.load_private_key(key)
         )

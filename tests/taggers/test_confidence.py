@@ -107,7 +107,7 @@ def test_confidences_of_a_crf_are_marginals(
     """Each is the sum over all sequences that the scheme allows and that are read as
     this span."""
     if backend == "torch":
-        monkeypatch.setattr(CRF, "_recursions", lambda self, device: TorchOps())
+        monkeypatch.setattr(CRF, "_choose_recursions", lambda self, device: TorchOps())
     model = make("tagger", tmp_path, tagset=TagSet(TYPES, scheme)).eval()
     corpus = model.prepare([Document("1", TEXT)], gold=False)
     with torch.no_grad():

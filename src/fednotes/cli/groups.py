@@ -437,6 +437,7 @@ def job_schema() -> None:
 )
 def cache_clear() -> None:
     """Delete all cached features, tokens and concepts."""
+    from fednotes.encoders.features import find_default_cache
     from fednotes.encoders.token_cache import clear_caches
 
     folder = find_default_cache()

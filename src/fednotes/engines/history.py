@@ -54,7 +54,7 @@ from fednotes.core.store import (
 )
 from fednotes.core.tensors import load_state, restoring, save_state
 from fednotes.core.update import Update
-from fednotes.privacy.secure_sum.crypto import digest
+from fednotes.privacy.secure_sum.crypto import hash_parts
 
 KEPT_REPLIES = 2
 # Limit of the requests since the newest state. A server must begin a round before it is
@@ -293,7 +293,7 @@ class Journal:
         with restoring(path):
             if facts["new"]:
                 return SavedState()
-            trail = Trail(digest("a state without a trail", number))
+            trail = Trail(hash_parts("a state without a trail", number))
             if "trail" in facts:  # states of earlier versions have none
                 trail = Trail.from_json(facts["trail"])
             asked = Asked()
@@ -471,7 +471,7 @@ class Asked:
             round_tensors = self.given
         else:
             round_tensors = newest_tensors if request.told else b""
-        question = digest(
+        question = hash_parts(
             "question",
             self.prepared,
             self.history if strict else b"",
@@ -480,7 +480,9 @@ class Asked:
             json.dumps(dict(request.options), sort_keys=True),
             round_tensors,
         )
-        prepared = digest("prepared", question) if request.preparing else self.prepared
+        prepared = (
+            hash_parts("prepared", question) if request.preparing else self.prepared
+        )
         return Asked(
             prepared=prepared,
             history=history_after(question),
@@ -512,7 +514,7 @@ class Asked:
 
 def history_after(question: bytes) -> bytes:
     """Return the history that ends with a question."""
-    return digest("history", question)
+    return hash_parts("history", question)
 
 
 @dataclass(frozen=True)
@@ -557,13 +559,13 @@ class Trail:
         means_earlier = request.first and bool(request.told)
         tensors = received or (self.told if means_earlier else b"")
         options = json.dumps(dict(request.options), sort_keys=True)
-        contents = digest("task", request.task, options, tensors)
+        contents = hash_parts("task", request.task, options, tensors)
         return replace(
             self,
             told=received or self.told,
             task=request.task,
             contents=contents,
-            question=digest("question of a site", self.state, contents),
+            question=hash_parts("question of a site", self.state, contents),
         )
 
     def answered(self, update: Update, *, is_read_only: bool) -> Trail:
@@ -580,7 +582,9 @@ class Trail:
             if settings.get(self.task) == self.contents:
                 return self
             settings = {**settings, self.task: self.contents}
-        return replace(self, state=digest("state", self.question), settings=settings)
+        return replace(
+            self, state=hash_parts("state", self.question), settings=settings
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return what is saved with a state of the site, as JSON values."""

@@ -64,8 +64,8 @@ from fednotes.engines.history import (
 from fednotes.engines.summing import MOST_METRICS, Exchange, Summing
 from fednotes.privacy.secure_sum import Parties
 from fednotes.privacy.secure_sum import messages as wire
-from fednotes.privacy.secure_sum.crypto import Identity, digest, joined
-from fednotes.privacy.secure_sum.fixed_point import BITS, SumLayout, limits_after
+from fednotes.privacy.secure_sum.crypto import Identity, hash_parts, join_parts
+from fednotes.privacy.secure_sum.fixed_point import BITS, SumLayout, compute_limits
 from fednotes.privacy.secure_sum.server import ServerChain
 from fednotes.privacy.secure_sum.site import REFUSALS, LayoutOptions, SiteChain
 
@@ -89,7 +89,7 @@ logger = logging.getLogger(__name__)
 
 def context_of(job: str, run: int) -> bytes:
     """Return the context of all exchanges of one start of the server."""
-    return joined("fednotes secure sum", job, run)
+    return join_parts("fednotes secure sum", job, run)
 
 
 class _PartiesOfRequests:
@@ -354,14 +354,16 @@ class SecureSeal:
         stage = wire.read(wire.Stage, attached.facts)
         if request.task == wire.KEYS:
             parties = self._requests.find(request)
-            return wire.pack(self._chain.keys(stage.number, parties))
+            return wire.pack(self._chain.make_keys(stage.number, parties))
         if request.task == wire.SHARES:
-            return wire.pack(self._chain.at(stage.number).shares(stage.keys))
+            return wire.pack(
+                self._chain.find_exchange(stage.number).make_shares(stage.keys)
+            )
         opening = wire.read_unmask_request(stage, attached, self._site)
         question = self._question(stage.number)
         if request.task == wire.CONFIRM:
             self._opened.require(question, opening.survivors)
-            return wire.pack(self._chain.at(stage.number).confirm(opening))
+            return wire.pack(self._chain.find_exchange(stage.number).confirm(opening))
 
         # The remaining message, `wire.UNMASK`: the server opens the sum.
         message = self._chain.unmask(stage.number, opening, stage.keys)
@@ -424,18 +426,20 @@ class SecureSeal:
         grid = self._digest_grid(pending, limits)
         tried = self._count_try(pending, grid)
         try:
-            self._chain.at(terms.number).require_parties(pending.parties)
+            self._chain.find_exchange(terms.number).require_parties(pending.parties)
             boxes = wire.read_boxes(attached, terms.roster, self._site)
             layout = LayoutOptions(
                 purpose=pending.purpose, limits=limits, metrics=agreed_names
             )
-            message = self._chain.masked(terms.number, boxes, pending.update, **layout)
+            message = self._chain.mask_update(
+                terms.number, boxes, pending.update, **layout
+            )
         except RefusedError as error:
             return wire.pack(replace(answer, again=str(error)))
         except TrainingError as error:
             # The tensor and the limit are only for the staff of this site.
             logger.warning("%s", error)
-            tried.refused.add(digest(grid, _digest(pending.update)))
+            tried.refused.add(hash_parts(grid, _digest(pending.update)))
             if not limits or len(tried.refused) >= REFUSALS:
                 raise self._give_up(pending) from error
             return wire.pack(
@@ -455,7 +459,7 @@ class SecureSeal:
         parts: list[str | int] = []
         for item in layout.fields:
             parts += [item.name, item.exponent]
-        return digest(*parts)
+        return hash_parts(*parts)
 
     def _count_try(self, pending: _Pending, grid: bytes) -> _Tried:
         """Count a question about the magnitude of the values.
@@ -515,7 +519,7 @@ class SecureSeal:
 def _digest(update: Update) -> bytes:
     """Return the SHA-256 of an update's values."""
     counts = repr((float(update.weight), sorted(update.metrics.items())))
-    return digest(counts, tensor_fingerprint(update.tensors))
+    return hash_parts(counts, tensor_fingerprint(update.tensors))
 
 
 # ---- the server's side ---------------------------------------------------------------
@@ -808,7 +812,7 @@ class SecureSum(Summing):
         self._paces[task] = slowest(metrics)
         if self._requests.strict:
             self._history = _majority_history(answers.answers, self._history)
-        self._limits[task] = limits_after(total)
+        self._limits[task] = compute_limits(total)
         return replace(total, metrics=without_classes(metrics))
 
     # ---- the stages
@@ -832,9 +836,9 @@ class SecureSum(Summing):
         It holds the terms, with the number and the roster of this exchange, and the
         sealed shares.
         """
-        current = self._chain.now
+        current = self._chain.current
         terms = replace(terms, number=self._chain.number, roster=current.roster)
-        return wire.pack_boxes(terms, current.boxes())
+        return wire.pack_boxes(terms, current.collect_boxes())
 
     def _receive(
         self, exchange: Exchange, replies: Mapping[str, Reply], terms: wire.Terms
@@ -860,10 +864,10 @@ class SecureSum(Summing):
     def _open(self, exchange: Exchange) -> Total:
         """Close the exchange to further updates, and open their sum."""
         chain = self._chain
-        answering_sites = chain.now.heard
+        answering_sites = chain.current.sites_heard
         self._require_enough(exchange, len(answering_sites), _ExchangeFailed)
-        unmask_requests, keys = chain.requests()
-        survivors = chain.now.survivors
+        unmask_requests, keys = chain.make_requests()
+        survivors = chain.current.survivors
         _refuse_other_layouts(exchange, answering_sites, survivors)
         # Too few survivors means that the updates' layouts differ, so a new exchange
         # would fail as well.
@@ -872,11 +876,11 @@ class SecureSum(Summing):
         opening_sites = survivors
         if self._parties.confirmed:
             opening_sites = self._confirm_survivors(exchange, unmask_requests)
-            unmask_requests, _ = chain.requests()  # with the confirmations
+            unmask_requests, _ = chain.make_requests()  # with the confirmations
         attached = wire.pack_requests(chain.number, keys, unmask_requests)
         self._record.add(exchange.request, survivors)
         self._ask(exchange, opening_sites, attached, wire.UNMASK, chain.add_unmask)
-        current = chain.now  # `total` makes the next exchange the current one
+        current = chain.current  # `total` makes the next exchange the current one
         total = _close_stage(chain.total, exchange.reasons)
         for site, owner in current.doubtful:
             logger.warning(
@@ -892,7 +896,7 @@ class SecureSum(Summing):
         Returns:
             The sites that confirmed it. The server does not wait for the others again.
         """
-        current = self._chain.now
+        current = self._chain.current
         attached = wire.pack_requests(self._chain.number, {}, unmask_requests)
         confirmed_sites = self._ask(
             exchange, current.survivors, attached, wire.CONFIRM, current.add_confirm

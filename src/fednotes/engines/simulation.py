@@ -25,7 +25,7 @@ from fednotes.engines.sampling import RoundSampling
 from fednotes.engines.secure import SecureSeal, SecureSum
 from fednotes.engines.site_programs import SitePrograms, SiteUpdate
 from fednotes.engines.summing import Replies, Sites, check_addable, hidden
-from fednotes.privacy.secure_sum.crypto import digest
+from fednotes.privacy.secure_sum.crypto import hash_parts
 
 NUMBER_BYTES = 8  # bytes of a weight, a metric or an option on the wire
 JOB = "in this process"  # stands for the fingerprint of a job
@@ -238,7 +238,7 @@ class _Exchange:
             JOB, 1, 0, task, round=engine.next_number(), counted=self._counted
         )
         listed = repr(sorted(options.items()))
-        self._question = digest(
+        self._question = hash_parts(
             "question", self.request.round, task, listed, tensor_fingerprint(sent)
         )
 

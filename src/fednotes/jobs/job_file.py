@@ -407,7 +407,7 @@ class _TableReader:
         config: Any = build(self.method.config_class, values, place)
         if privacy is not None and self.method.dp is not None:
             with within(place, ConfigError):
-                self.method.dp.require(config)
+                self.method.dp.require_settings(config)
         if federation.secure_sum and self.method.needs_each_update(config):
             raise ConfigError(
                 f"{place}: the chosen aggregation needs each site's update, which "

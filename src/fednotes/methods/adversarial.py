@@ -246,9 +246,8 @@ def compute_adversarial_loss(
         progress: The fraction of rounds completed, 0 to 1.
         config: The settings of the run.
     """
-    strength = config.strength * compute_reversal_strength(
-        progress
-    )  # [tagsets appendix a]
+    # [tagsets appendix a]
+    strength = config.strength * compute_reversal_strength(progress)
     by_layer = [
         compute_matching_loss(hidden, weights[f"domain.{layer}"], label, strength)
         for layer, hidden in enumerate(losses.hidden)

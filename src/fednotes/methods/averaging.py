@@ -547,10 +547,9 @@ class Server(RoundServer):
                 "keep_cycle = -1 selects the best cycle, but no site has "
                 "held-out data: give the number of a cycle, or 0 for the last"
             )
-        # A cycle of the warm-up is never kept.
-        return self.round > self.warm_up_cycles and self.best.judge(
-            held_out, self.shared
-        )
+        if self.round <= self.warm_up_cycles:  # a cycle of the warm-up is never kept
+            return False
+        return self.best.judge(held_out, self.shared)
 
     def state(self) -> State:
         """Return all state that the next cycle depends on."""

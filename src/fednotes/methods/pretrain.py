@@ -74,7 +74,7 @@ from fednotes.methods.averaging import (
 )
 from fednotes.methods.base import Method
 from fednotes.privacy.promise import Privacy, Unit
-from fednotes.privacy.units import require_patients, unit_key
+from fednotes.privacy.units import make_unit_key, require_patients
 from fednotes.training.local_trainer import Step
 from fednotes.training.server_steps import fill_in_sites, needs_each_update
 from fednotes.training.sites import select_final
@@ -543,7 +543,7 @@ class PretrainWithDP(AveragingWithDP):
         del agreed
         return snapshot(open_shared_model(config.model, config.seed, "cpu").initial)
 
-    def units(self, site: Site, unit: Unit) -> list[np.ndarray]:
+    def group_units(self, site: Site, unit: Unit) -> list[np.ndarray]:
         """Pack each unit's notes separately into `Site.apart`; return each unit's rows.
 
         Raises:
@@ -573,7 +573,7 @@ class PretrainWithDP(AveragingWithDP):
         part = site._mask_sequences(site.train_set, site.apart, indices, rng)
         return part.loss([part])
 
-    def digest(self, data: SiteNotes) -> bytes:
+    def hash_data(self, data: SiteNotes) -> bytes:
         """Return a digest of a site's notes."""
         return fingerprint(data).encode()
 
@@ -591,7 +591,9 @@ def _group_documents_by_unit(site: Site, unit: Unit) -> list[list[int]]:
     for note in site.data.train():
         if site.train_set.dropped and not any(tokenize(sentences(note.text))):
             continue  # it was dropped from the tokens
-        key = unit_key(note.patient, f"{note.source}/{note.id}", unit)  # [abadi units]
+        key = make_unit_key(
+            note.patient, f"{note.source}/{note.id}", unit
+        )  # [abadi units]
         documents.setdefault(key, []).append(place)
         place += 1
     return list(documents.values())

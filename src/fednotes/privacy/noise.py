@@ -22,7 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fednotes.core.update import Tensors
-from fednotes.privacy.secure_sum.crypto import add_streams, need_cryptography, receipt
+from fednotes.privacy.secure_sum.crypto import (
+    add_streams,
+    compute_receipt,
+    need_cryptography,
+)
 
 BITS = 26
 SCALE: int = 2**BITS  # s, in units of the grid
@@ -44,20 +48,20 @@ class Stream:
         self._key, self._lots = key, 0
         self._left: Words = np.zeros(0, np.uint64)
 
-    def words(self, count: int) -> Words:
+    def draw_words(self, count: int) -> Words:
         """Return independent 64-bit words, each only once."""
         if count > len(self._left):
             fresh = np.zeros(max(LOT, count), np.uint64)
             # Each lot has its own key, because `add_streams` always starts at counter
             # 0.
-            add_streams(fresh, [(receipt(self._key, "lot", self._lots), 1)])
+            add_streams(fresh, [(compute_receipt(self._key, "lot", self._lots), 1)])
             self._lots += 1
             self._left = np.concatenate([self._left, fresh])
         found, self._left = self._left[:count], self._left[count:]
         return found
 
 
-def chosen(stream: Stream, units: int, rate: float) -> Truth:
+def draw_units(stream: Stream, units: int, rate: float) -> Truth:
     """Draw the units that take part, each with probability `rate`.
 
     The probability is exact to 2^-53 and never above `rate`.
@@ -65,10 +69,10 @@ def chosen(stream: Stream, units: int, rate: float) -> Truth:
     Returns:
         (units,) booleans.
     """
-    return (stream.words(units) >> 11) < int(rate * 2**53)  # [abadi lot]
+    return (stream.draw_words(units) >> 11) < int(rate * 2**53)  # [abadi lot]
 
 
-def cut(
+def clip_to_grid(
     gradient: Tensors, clip: float, grids: Mapping[str, float]
 ) -> dict[str, Tensor]:
     """Clip a gradient and round it to the grids of its tensors.
@@ -99,34 +103,34 @@ def cut(
     }
 
 
-def discrete_gaussian(stream: Stream, count: int, bits: int = BITS) -> Whole:
+def draw_discrete_gaussian(stream: Stream, count: int, bits: int = BITS) -> Whole:
     """Return independent discrete Gaussians with s = 2^bits, (count,) (Algorithm 3)."""
     found, scale = np.empty(count, np.int64), 2**bits
     open_ = np.arange(count)
     while len(open_):
-        value = _laplace(stream, len(open_), bits)
+        value = _draw_laplace(stream, len(open_), bits)
         size = np.abs(value)
         near = size < FAR * scale
         away = np.where(near, size - scale, 0)  # with t = s, σ²/t is s
         # [canonne alg 3] exp(-(|y| - s)² / 2 s²)
-        kept = near & _exponential(stream, away * away, 2 * bits + 1)
+        kept = near & _draw_exponential(stream, away * away, 2 * bits + 1)
         found[open_[kept]] = value[kept]
         open_ = open_[~kept]
     return found
 
 
-def _laplace(stream: Stream, count: int, bits: int) -> Whole:
+def _draw_laplace(stream: Stream, count: int, bits: int) -> Whole:
     """Draw from P(y) ∝ exp(-|y| / s), (count,): Algorithm 2, t a power of two."""
     found = np.empty(count, np.int64)
     open_ = np.arange(count)
     while len(open_):
         # uniform, < s
-        part = (stream.words(len(open_)) >> np.uint64(64 - bits)).astype(np.int64)
-        kept = _exponential(stream, part, bits)  # [canonne alg 2] exp(-u / s)
+        part = (stream.draw_words(len(open_)) >> np.uint64(64 - bits)).astype(np.int64)
+        kept = _draw_exponential(stream, part, bits)  # [canonne alg 2] exp(-u / s)
         places, part = open_[kept], part[kept]
-        whole = _runs(stream, len(places))
+        whole = _draw_runs(stream, len(places))
         size = part + (whole << bits)  # [canonne alg 2]
-        minus = (stream.words(len(places)) >> np.uint64(63)).astype(bool)
+        minus = (stream.draw_words(len(places)) >> np.uint64(63)).astype(bool)
         # Reject negative zero, or zero would be drawn twice as often.
         kept_too = ~(minus & (size == 0))  # [canonne alg 2]
         found[places[kept_too]] = np.where(minus, -size, size)[kept_too]
@@ -136,31 +140,31 @@ def _laplace(stream: Stream, count: int, bits: int) -> Whole:
     return found
 
 
-def _runs(stream: Stream, count: int) -> Whole:
+def _draw_runs(stream: Stream, count: int) -> Whole:
     """Draw how often an event of probability exp(-1) precedes a failure, (count,)."""
     found = np.zeros(count, np.int64)
     going = np.arange(count)
     while len(going):
-        going = going[_fraction(stream, np.ones(len(going), np.int64), 0)]
+        going = going[_draw_fraction(stream, np.ones(len(going), np.int64), 0)]
         found[going] += 1
     return found
 
 
-def _exponential(stream: Stream, above: Whole, bits: int) -> Truth:
+def _draw_exponential(stream: Stream, above: Whole, bits: int) -> Truth:
     """Return True with probability exp(-above / 2^bits), for nonnegative integers."""
     whole, rest = above >> bits, above & ((1 << bits) - 1)
-    held = _fraction(stream, rest, bits)
+    held = _draw_fraction(stream, rest, bits)
     going = np.flatnonzero(held & (whole > 0))
     left = whole[going]
     while len(going):  # one factor exp(-1) for each whole unit
-        one = _fraction(stream, np.ones(len(going), np.int64), 0)
+        one = _draw_fraction(stream, np.ones(len(going), np.int64), 0)
         held[going[~one]] = False
         going, left = going[one], left[one] - 1
         going, left = going[left > 0], left[left > 0]
     return held
 
 
-def _fraction(stream: Stream, above: Whole, bits: int) -> Truth:
+def _draw_fraction(stream: Stream, above: Whole, bits: int) -> Truth:
     """Return True with probability exp(-γ), where γ = above / 2^bits is at most 1.
 
     Algorithm 1: k increases as long as an event of probability γ / k occurs. It stops
@@ -170,9 +174,13 @@ def _fraction(stream: Stream, above: Whole, bits: int) -> Truth:
     going = np.arange(len(above))
     k = 1
     while len(going):
-        held = _one_of(stream, k, len(going)) if k > 1 else np.ones(len(going), bool)
+        held = (
+            _draw_one_of(stream, k, len(going)) if k > 1 else np.ones(len(going), bool)
+        )
         if bits:  # else γ = 1
-            below = (stream.words(len(going)) >> np.uint64(64 - bits)).astype(np.int64)
+            below = (stream.draw_words(len(going)) >> np.uint64(64 - bits)).astype(
+                np.int64
+            )
             # [canonne alg 1] a uniform number is below γ, and it is one of k
             held &= below < above[going]
         going = going[held]
@@ -181,11 +189,11 @@ def _fraction(stream: Stream, above: Whole, bits: int) -> Truth:
     return odd
 
 
-def _one_of(stream: Stream, k: int, count: int) -> Truth:
+def _draw_one_of(stream: Stream, k: int, count: int) -> Truth:
     """Return True with probability exactly 1 / k, (count,)."""
     most = np.uint64(2**64 // k * k - 1)
-    words = stream.words(count).copy()
+    words = stream.draw_words(count).copy()
     while len(beyond := np.flatnonzero(words > most)):
-        words[beyond] = stream.words(len(beyond))
+        words[beyond] = stream.draw_words(len(beyond))
     held: Truth = words % np.uint64(k) == 0
     return held

@@ -168,7 +168,7 @@ class Promise:
                 )
         noise = privacy.noise
         if not noise:
-            noise = noise_for(
+            noise = find_noise(
                 privacy.epsilon,
                 privacy.delta,
                 privacy.rate,
@@ -191,19 +191,19 @@ class Promise:
         )
 
     @property
-    def counted(self) -> float:
-        """The grid spacing of a site's noisy counts."""
+    def count_grid(self) -> float:
+        """The spacing of the grid on which a site's noisy counts are integers."""
         # [abadi counts]
         return (
             self.privacy.counts / math.sqrt(self.shares) * self.privacy.counted / SCALE
         )
 
-    def epsilon(self, rounds: int | None = None) -> float:
+    def compute_epsilon(self, rounds: int | None = None) -> float:
         """Return ε after some rounds (by default all), including the counts."""
         privacy = self.privacy
         if rounds is None:
             rounds = self.rounds
-        return epsilon_of(
+        return compute_epsilon(
             self.noise, privacy.delta, privacy.rate, rounds, privacy.counts
         )
 
@@ -211,7 +211,7 @@ class Promise:
         """Return the promise for a run's summary, as JSON values."""
         privacy = self.privacy
         return {
-            "epsilon": self.epsilon(),
+            "epsilon": self.compute_epsilon(),
             "delta": privacy.delta,
             "unit": privacy.unit,
             "noise": self.noise,
@@ -229,7 +229,7 @@ class Promise:
         privacy = self.privacy
         unit = privacy.unit
         adversary = "anybody" if self.shares == 1 else "whoever sees only sums"
-        epsilon = math.ceil(100 * self.epsilon() - 1e-9) / 100
+        epsilon = math.ceil(100 * self.compute_epsilon() - 1e-9) / 100
         counts = ""
         if privacy.counts:
             counts = (
@@ -244,7 +244,7 @@ class Promise:
 
 
 @lru_cache(maxsize=256)
-def epsilon_of(
+def compute_epsilon(
     noise: float, delta: float, rate: float, rounds: int, counts: float = 0.0
 ) -> float:
     """Return ε of rounds of the Poisson-subsampled Gaussian by Rényi accounting.
@@ -258,7 +258,7 @@ def epsilon_of(
     """
     if not rounds:
         return 0.0
-    with _accounting() as (events, rdp):
+    with _importing_accounting() as (events, rdp):
         accountant = rdp.RdpAccountant(list(ORDERS))  # [mironov rdp]
         one_round = events.PoissonSampledDpEvent(rate, events.GaussianDpEvent(noise))
         accountant.compose(one_round, rounds)  # [mironov rdp]
@@ -268,7 +268,7 @@ def epsilon_of(
 
 
 @lru_cache(maxsize=64)
-def noise_for(
+def find_noise(
     epsilon: float, delta: float, rate: float, rounds: int, counts: float = 0.0
 ) -> float:
     """Return the smallest noise multiplier σ that ensures (ε, δ) over all rounds.
@@ -289,7 +289,7 @@ def noise_for(
     # Bisect, in steps: `low` is not enough noise, and `high` is enough.
     low = math.floor(LEAST_NOISE / STEP)
     high = math.ceil(MOST_NOISE / STEP)
-    if epsilon_of(high * STEP, delta, rate, rounds, counts) > epsilon:
+    if compute_epsilon(high * STEP, delta, rate, rounds, counts) > epsilon:
         counts_text = f" and counts = {counts:g}" if counts else ""
         raise ConfigError(
             f"epsilon = {epsilon:g}: no noise keeps it at delta = {delta:g} over "
@@ -298,7 +298,7 @@ def noise_for(
         )
     while low + 1 < high:
         middle = (low + high) // 2
-        if epsilon_of(middle * STEP, delta, rate, rounds, counts) <= epsilon:
+        if compute_epsilon(middle * STEP, delta, rate, rounds, counts) <= epsilon:
             high = middle
         else:
             low = middle
@@ -306,7 +306,7 @@ def noise_for(
 
 
 @contextmanager
-def _accounting() -> Iterator[tuple[Any, Any]]:
+def _importing_accounting() -> Iterator[tuple[Any, Any]]:
     """Yield the modules of `dp-accounting` for events and Rényi accounting.
 
     Raises:

@@ -52,9 +52,15 @@ from fednotes.core.tensors import (
 from fednotes.core.types import SiteData
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.metrics.spans import SpanCounts
-from fednotes.privacy.noise import SCALE, Stream, chosen, cut, discrete_gaussian
+from fednotes.privacy.noise import (
+    SCALE,
+    Stream,
+    clip_to_grid,
+    draw_discrete_gaussian,
+    draw_units,
+)
 from fednotes.privacy.promise import COUNTS, Promise, Unit
-from fednotes.privacy.secure_sum.crypto import digest, receipt
+from fednotes.privacy.secure_sum.crypto import compute_receipt, hash_parts
 from fednotes.privacy.units import group_documents, group_sentences
 from fednotes.training.site_sampling import count_drawn_sites, count_round_sites
 from fednotes.training.sites import Adam, Best, RoundServer
@@ -105,14 +111,14 @@ class DPSupport(ABC):
     def count_rounds(self, config: Any, sums_per_epoch: int) -> int:
         """Return the maximum number of rounds, at `sums_per_epoch` rounds per epoch."""
 
-    def units(self, site: Any, unit: Unit) -> list[np.ndarray]:
+    def group_units(self, site: Any, unit: Unit) -> list[np.ndarray]:
         """Return the indices of each unit's sentences, in the form of `loss`."""
         return group_sentences(site, unit)
 
-    def digest(self, data: Any) -> bytes:
+    def hash_data(self, data: Any) -> bytes:
         """Return a digest of a site's training data."""
         texts = ((d.id, str(d.patient), d.text, repr(d.spans)) for d in data.train)
-        return digest(*(part for document in texts for part in document))
+        return hash_parts(*(part for document in texts for part in document))
 
     def begin(self, site: Any, agreed: Tensors) -> None:
         """Prepare a site before its first answer, with the agreed tensors."""
@@ -146,7 +152,7 @@ class DPSupport(ABC):
         del config
         return MENTION_COUNTS
 
-    def counted_units(self, site: Any, unit: Unit) -> Sequence[Any]:
+    def group_counted_units(self, site: Any, unit: Unit) -> Sequence[Any]:
         """Return each unit's items to count, in the form of `count_unit`."""
         return group_documents(site.id, site.data.valid, unit)
 
@@ -157,7 +163,8 @@ class DPSupport(ABC):
 
         Args:
             site: The site.
-            items: One element of `counted_units`, by default the unit's documents.
+            items: One element of `group_counted_units`, by default the unit's
+                documents.
 
         Returns:
             The positions in the vector of noisy counts (length `count_size`) that the
@@ -190,7 +197,7 @@ class DPSupport(ABC):
         """Return whether training starts with noisy counts."""
         return self.counts_before_training and self.is_counting(config)
 
-    def require(self, config: Any) -> None:
+    def require_settings(self, config: Any) -> None:
         """Check that the settings allow training with differential privacy.
 
         Raises:
@@ -269,7 +276,7 @@ def train(federation: Federation, config: Any, support: DPSupport) -> State:
 
         server.metrics = {}
         if is_reported:
-            server.metrics["epsilon"] = promise.epsilon(server.round)
+            server.metrics["epsilon"] = promise.compute_epsilon(server.round)
         if is_last and judges_last_model:
             server.judge(federation.sum(COUNTS, server.shared, round=round.number))
         round.commit(server.state(), server.metrics, evaluated=is_reported)
@@ -287,8 +294,8 @@ def _agree(
     """
     total = federation.sum(COUNTS, round=0)
     total.require({COUNTS: (support.count_size(config),)})
-    counts = total.tensors[COUNTS].double() * promise.counted
-    deviation = promise.counted * SCALE * math.sqrt(max(1, config.sites))
+    counts = total.tensors[COUNTS].double() * promise.count_grid
+    deviation = promise.count_grid * SCALE * math.sqrt(max(1, config.sites))
     agreed = support.agree(config, counts.numpy(), deviation)
     federation.sum("begin", agreed)
     return agreed
@@ -315,7 +322,7 @@ class Server(RoundServer):
     ) -> None:
         self._adam = Adam(initial, config.learning_rate)
         self._unit = promise.grids.shared / config.batch_size  # [abadi descent]
-        self._counted = promise.counted
+        self._counted = promise.count_grid
         best = Best(keeps_tensors=False, later="never")
         super().__init__(config, initial, best, resumed)
 
@@ -406,11 +413,11 @@ class DPSite(MethodSite):
         self._noise_secret = secret or secrets.token_bytes(32)
         self._name_request = name_request
         self._kept: Tensors = {}
-        self._data = support.digest(data)
+        self._data = support.hash_data(data)
 
         unit = self.promise.privacy.unit
         delta = self.promise.privacy.delta
-        self.units = support.units(site, unit)
+        self.units = support.group_units(site, unit)
         if delta * len(self.units) >= 1:
             raise ConfigError(
                 f"delta = {delta:g} is too large for site {data.id!r}, which has "
@@ -418,7 +425,7 @@ class DPSite(MethodSite):
             )
         self._counted_units: Sequence[Any] = ()
         if support.is_counting(config):
-            self._counted_units = support.counted_units(site, unit)
+            self._counted_units = support.group_counted_units(site, unit)
         self._begin({})
 
     def begin(self, tensors: Tensors) -> Update:
@@ -470,12 +477,12 @@ class DPSite(MethodSite):
             )
         load_into(self._shared, tensors)
         self._kept = self.support.prepare_round(self.site, round, self._kept)
-        key = self._key(round)
+        key = self._derive_key(round)
         total = self._sum_clipped(Stream(key))
 
-        stream = Stream(receipt(key, "noise", tensor_fingerprint(total)))
+        stream = Stream(compute_receipt(key, "noise", tensor_fingerprint(total)))
         for value in total.values():
-            noise = torch.from_numpy(discrete_gaussian(stream, value.numel()))
+            noise = torch.from_numpy(draw_discrete_gaussian(stream, value.numel()))
             value += noise.reshape(value.shape)  # [abadi noise]
         self.steps += 1
 
@@ -492,20 +499,20 @@ class DPSite(MethodSite):
         """Return the sum of clipped gradients over units drawn with the stream."""
         total = {
             name: torch.zeros(parameter.shape, dtype=torch.int64)
-            for name, parameter in self._learning.items()
+            for name, parameter in self._trained_parameters.items()
         }
         self.site.model.train()
         # The seeds of dropout are secret. With public seeds, leaving out one unit would
         # change the dropout of all later units, and all of these would change the sum.
-        dropout_seeds = stream.words(len(self.units)) >> np.uint64(1)
-        is_drawn = chosen(stream, len(self.units), self.promise.privacy.rate)
+        dropout_seeds = stream.draw_words(len(self.units)) >> np.uint64(1)
+        is_drawn = draw_units(stream, len(self.units), self.promise.privacy.rate)
         device = next(iter(self._parameters.values())).device
 
         failures = Counter[str]()
         for unit in np.flatnonzero(is_drawn):
             seed_torch(int(dropout_seeds[unit]), device)
             try:
-                gradient = self.clipped(self.units[unit])
+                gradient = self.clip_gradient(self.units[unit])
             except Exception as error:
                 # A refusal would reveal the unit, so it adds nothing instead.
                 failures[type(error).__name__] += 1
@@ -521,7 +528,7 @@ class DPSite(MethodSite):
         return total
 
     @property
-    def _learning(self) -> dict[str, torch.nn.Parameter]:
+    def _trained_parameters(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that are trained now, by name."""
         return {name: p for name, p in self._parameters.items() if p.requires_grad}
 
@@ -530,7 +537,7 @@ class DPSite(MethodSite):
         """All shared and private parameters, by name."""
         return {**self._shared, **self._own}
 
-    def clipped(self, indices: np.ndarray) -> dict[str, Tensor]:
+    def clip_gradient(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return a unit's gradient, clipped to the norm C, as integers on the grid.
 
         No other unit is in the same forward pass, because rounding would let it change
@@ -540,7 +547,7 @@ class DPSite(MethodSite):
             indices: The unit's sentences.
         """
         gradients: dict[str, Tensor] = {}
-        parameters = self._learning
+        parameters = self._trained_parameters
         for start in range(0, len(indices), TOGETHER):
             part = indices[start : start + TOGETHER]
             loss = self.support.loss(self.site, part) * (len(part) / len(indices))
@@ -555,14 +562,14 @@ class DPSite(MethodSite):
                 if name in gradients:
                     gradient = gradients[name] + gradient
                 gradients[name] = gradient
-        return cut(gradients, self.promise.privacy.clip, self._grids)
+        return clip_to_grid(gradients, self.promise.privacy.clip, self._grids)
 
-    def _key(self, round: int) -> bytes:
+    def _derive_key(self, round: int) -> bytes:
         """Return the key of all randomness in the next answer."""
         tensors = {name: p.detach() for name, p in self._parameters.items()}
         tensors |= prefixed("kept.", self._kept)
         tensors |= prefixed(AGREED, self._agreed)
-        return receipt(
+        return compute_receipt(
             self._noise_secret,
             repr(self.promise),
             repr(self._config),
@@ -597,19 +604,21 @@ class DPSite(MethodSite):
         load_into(expected_parameters, tensors)
         size = self.support.count_size(self._config)
         total = torch.zeros(size, dtype=torch.int64)
-        grids = {COUNTS: self.promise.counted}
+        grids = {COUNTS: self.promise.count_grid}
         for items in self._counted_units:
             # A refusal would reveal the unit, so it adds nothing instead.
             with suppress(Exception):
                 positions, counts = self.support.count_unit(self.site, items)
                 vector = {COUNTS: torch.as_tensor(counts)}
-                clipped = cut(vector, self.promise.privacy.counted, grids)
+                clipped = clip_to_grid(vector, self.promise.privacy.counted, grids)
                 # [abadi counts]
                 total.index_add_(0, torch.as_tensor(positions), clipped[COUNTS])
 
         total_fingerprint = tensor_fingerprint({COUNTS: total})
-        stream = Stream(receipt(self._key(round), COUNTS, total_fingerprint))
-        noise = discrete_gaussian(stream, len(total))
+        stream = Stream(
+            compute_receipt(self._derive_key(round), COUNTS, total_fingerprint)
+        )
+        noise = draw_discrete_gaussian(stream, len(total))
         total += torch.from_numpy(noise)  # [abadi counts]
         return Update({COUNTS: total})
 
@@ -658,7 +667,7 @@ class DPSite(MethodSite):
             return {}
         return {"steps": 1, **dict.fromkeys(self.support.example_names, examples[task])}
 
-    def counted_places(self) -> list[Any]:
+    def list_counted_positions(self) -> list[Any]:
         """Return the positions of each unit's counts, before noise is added.
 
         They never leave the site; its own audit compares them with the noisy counts.

@@ -42,7 +42,7 @@ def require_patients(site: str, unit: Unit, patients: Iterable[str | None]) -> N
         )
 
 
-def unit_key(patient: str | None, note: str, unit: Unit) -> tuple[str, ...]:
+def make_unit_key(patient: str | None, note: str, unit: Unit) -> tuple[str, ...]:
     """Return a key that is equal for texts of the same unit.
 
     Patients whose names differ only in case or blanks are the same patient.
@@ -65,7 +65,7 @@ def group_documents(
     groups: dict[tuple[str, ...], list[Document]] = {}
     for document in documents:
         note = document.meta.get("document", document.id)
-        key = unit_key(document.patient, note, unit)  # [abadi units]
+        key = make_unit_key(document.patient, note, unit)  # [abadi units]
         groups.setdefault(key, []).append(document)
     return list(groups.values())
 

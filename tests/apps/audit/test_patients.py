@@ -264,7 +264,7 @@ def test_noise_hides_a_learnt_representation(
     assert leak.success is not None
     assert leak.success < 0.5
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
-    monkeypatch.setattr(private, "discrete_gaussian", zeros)
+    monkeypatch.setattr(private, "draw_discrete_gaussian", zeros)
     for name in ("concepts' vectors", "codes from biases"):
         bare = attack_patients(
             name, **tables, privacy={**PRIVATE["privacy"], "epsilon": 100.0}
@@ -283,7 +283,7 @@ def test_an_attack_on_pure_noise_is_reported_as_not_tried(
     def fails(site: Any, indices: Any) -> Any:
         raise AttributeError("labels")
 
-    monkeypatch.setattr(private.DPSite, "clipped", fails)
+    monkeypatch.setattr(private.DPSite, "clip_gradient", fails)
     private_job = job(**PRIVATE)
     for attack in (*ATTACKS, *membership.PATIENT_ATTACKS):
         leak = attack.run(Scene(private_job, load_sites(private_job)))

@@ -33,7 +33,7 @@ from fednotes.apps.deployment.nvflare.certificates import (
 )
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.engines import launch
-from fednotes.privacy.secure_sum.crypto import joined
+from fednotes.privacy.secure_sum.crypto import join_parts
 
 TEXT = b"\x00keys\xff" * 9
 
@@ -128,7 +128,7 @@ def test_openssl_verifies_a_signature(
         "signature",
     ]
     for text, verdict in ((TEXT, "Verified OK"), (TEXT + b"!", "Verification failure")):
-        (tmp_path / "text").write_bytes(joined("fednotes keys of a site", text))
+        (tmp_path / "text").write_bytes(join_parts("fednotes keys of a site", text))
         completed = subprocess.run(
             [*command, "text"], cwd=tmp_path, capture_output=True, text=True
         )

@@ -261,7 +261,7 @@ def test_a_site_budgets_for_every_round_and_spends_only_for_answered_ones(
     rounds, without any amplification by the draw of sites."""
     kit = tmp_path / "kit"
     budget = Budget(kit / "rules" / "privacy.json", "job", PROMISE)
-    worst = PROMISE.epsilon()
+    worst = PROMISE.compute_epsilon()
     with pytest.raises(PolicyRefusal, match="ε of all jobs"):
         budget.require(Policy(max_epsilon=0.99 * worst))
     policy = Policy(max_epsilon=worst)
@@ -269,13 +269,13 @@ def test_a_site_budgets_for_every_round_and_spends_only_for_answered_ones(
     for number in range(3):
         spent = budget.spend(f"answer {number}", policy)
         assert spent is not None
-        assert spent.epsilon == PROMISE.epsilon(number + 1)
+        assert spent.epsilon == PROMISE.compute_epsilon(number + 1)
     assert spent.epsilon < worst
     # The rest is left for another job, once this one is over.
     other = Budget(kit / "rules" / "privacy.json", "other", PROMISE)
     with pytest.raises(PolicyRefusal):
         other.require(policy)
-    other.require(Policy(max_epsilon=worst + PROMISE.epsilon(3)))
+    other.require(Policy(max_epsilon=worst + PROMISE.compute_epsilon(3)))
 
 
 def test_a_private_run_records_the_rounds_of_each_site(tmp_path: Path) -> None:
@@ -309,6 +309,8 @@ def test_a_private_run_records_the_rounds_of_each_site(tmp_path: Path) -> None:
         )
         (spent,) = record.values()
         assert len(spent["answers"]) == answered
-        assert spent["epsilon"] == pytest.approx(promise.epsilon(max(1, answered)))
+        assert spent["epsilon"] == pytest.approx(
+            promise.compute_epsilon(max(1, answered))
+        )
     assert sum(numbers) == 3 * promise.rounds
     assert min(numbers) < promise.rounds

@@ -52,8 +52,8 @@ def sums(
     of 0.1."""
     picked = lambda stream, count, rate: np.isin(np.arange(count), units)  # noqa: E731
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
-    monkeypatch.setattr(private, "chosen", picked)
-    monkeypatch.setattr(private, "discrete_gaussian", zeros)
+    monkeypatch.setattr(private, "draw_units", picked)
+    monkeypatch.setattr(private, "draw_discrete_gaussian", zeros)
     site = PRIVATE.make_site(SITES[0], config_of(**privacy_options), secret=bytes(32))
     sent = {n: torch.full_like(v.detach(), 0.1) for n, v in site.site.shared.items()}
     answer = site.noisy_gradients(sent, round=0).tensors
@@ -105,9 +105,9 @@ def test_a_private_run_learns_and_its_noise_is_as_promised(
 ) -> None:
     """χ² of an answer with nobody in it, p > 1e-4; with much less noise than any
     promise needs, a run ranks patients of a disease above others."""
-    choose_units = private.chosen
+    choose_units = private.draw_units
     monkeypatch.setattr(
-        private, "chosen", lambda stream, count, rate: np.zeros(count, bool)
+        private, "draw_units", lambda stream, count, rate: np.zeros(count, bool)
     )
     site = PRIVATE.make_site(SITES[0], config_of(), secret=bytes(32))
     answer = site.noisy_gradients(
@@ -120,7 +120,7 @@ def test_a_private_run_learns_and_its_noise_is_as_promised(
     low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(noise))
     assert low < float(noise @ noise) < high
     assert (answer.weight, dict(answer.metrics)) == (1.0, {})
-    monkeypatch.setattr(private, "chosen", choose_units)
+    monkeypatch.setattr(private, "draw_units", choose_units)
     config = replace(config_of(noise=0.1, clip=1.0), classifier_cycles=8, sites=3)
     sites = [PRIVATE.make_site(data, config) for data in SITES]
     final = PRIVATE.train(InProcess(sites), config)
@@ -135,7 +135,7 @@ def test_different_notes_of_the_same_patients_have_different_noise(
 ) -> None:
     """With one secret, and nobody in the sum: only what is read of the notes differs."""
     monkeypatch.setattr(
-        private, "chosen", lambda stream, count, rate: np.zeros(count, bool)
+        private, "draw_units", lambda stream, count, rate: np.zeros(count, bool)
     )
     train = SITES[0].train
     rotated = replace(train, bags=train.bags.take([*range(1, len(train)), 0]))
@@ -241,8 +241,8 @@ def run_stage(
     steps."""
     picked = lambda stream, count, rate: np.isin(np.arange(count), units)  # noqa: E731
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
-    monkeypatch.setattr(private, "chosen", picked)
-    monkeypatch.setattr(private, "discrete_gaussian", zeros)
+    monkeypatch.setattr(private, "draw_units", picked)
+    monkeypatch.setattr(private, "draw_discrete_gaussian", zeros)
     site = PRIVATE.make_site(
         SITES[0], learning(privacy={"clip": clip}), secret=bytes(32)
     )

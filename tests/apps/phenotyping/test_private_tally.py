@@ -29,7 +29,7 @@ from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods.private import DPMethod
 from fednotes.privacy import training as private
-from fednotes.privacy.promise import COUNTS, Privacy, epsilon_of
+from fednotes.privacy.promise import COUNTS, Privacy, compute_epsilon
 
 PRIVATE: Any = DPMethod(PHENOTYPE)
 SITES = sites_of(3)
@@ -89,7 +89,7 @@ def by_hand(site: Any, config: Any) -> list[np.ndarray]:
 
 def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
-    monkeypatch.setattr(private, "discrete_gaussian", zeros)
+    monkeypatch.setattr(private, "draw_discrete_gaussian", zeros)
 
 
 def read_counts(site: Any) -> np.ndarray:
@@ -99,7 +99,7 @@ def read_counts(site: Any) -> np.ndarray:
         {},
         [COUNTS],
     )
-    return np.asarray(answer.tensors[COUNTS].double().numpy() * site.promise.counted)
+    return np.asarray(answer.tensors[COUNTS].double().numpy() * site.promise.count_grid)
 
 
 @pytest.mark.parametrize("representation", ["learn", "none"])
@@ -210,7 +210,7 @@ def test_agreed_codes_follow_from_the_counts_of_all_sites(
         expected = sorted(name for name, count in names.items() if count >= OFTEN)
         assert 0 < len(expected) < len(names)
         assert [
-            config.list_candidates()[at] for at in sent["chosen"].tolist()
+            config.list_candidates()[at] for at in sent["draw_units"].tolist()
         ] == expected
         frequent = np.flatnonzero((bags > 0).sum(0) >= FREQUENT)
         assert 0 < len(frequent) < bags.shape[1]
@@ -219,7 +219,7 @@ def test_agreed_codes_follow_from_the_counts_of_all_sites(
         assert sent.keys() == {"idf", "weights"}
         exact = TfidfTransformer().fit(bags).idf_
         np.testing.assert_allclose(sent["idf"].numpy(), exact, rtol=1e-6)
-    least = float(sites[0].promise.counted * private.SCALE * np.sqrt(3))
+    least = float(sites[0].promise.count_grid * private.SCALE * np.sqrt(3))
     for disease, weights in enumerate(sent["weights"].numpy()):
         disease_labels = labels[:, disease][labels[:, disease] >= 0]
         assert np.bincount(disease_labels).min() > least / 2
@@ -270,7 +270,7 @@ def test_a_gradient_is_weighted_by_its_class(
     )
     unit = next(u for u, rows in enumerate(site.units) if complete in rows)
     picked = lambda stream, count, rate: np.arange(count) == unit  # noqa: E731
-    monkeypatch.setattr(private, "chosen", picked)
+    monkeypatch.setattr(private, "draw_units", picked)
     sent = {n: torch.full_like(v.detach(), 0.1) for n, v in site.site.shared.items()}
     gradient = (
         site.noisy_gradients(sent, round=0).tensors["svm.intercept"].double().numpy()
@@ -328,7 +328,9 @@ def test_secure_sums_and_restarts_do_not_change_a_private_run(
         resumed(lambda **more: run(config, **more), tmp_path / "run", kill=1),
     )
     promise = PRIVATE.make_promise(config)
-    assert promise.epsilon() == epsilon_of(1.5, 1e-5, 0.5, promise.rounds, 0.5)
+    assert promise.compute_epsilon() == compute_epsilon(
+        1.5, 1e-5, 0.5, promise.rounds, 0.5
+    )
 
 
 ODD = {
@@ -379,20 +381,24 @@ def test_a_server_can_ask_only_once_and_within_the_job() -> None:
     weights = {"weights": torch.ones(3, 2).double()}
     with pytest.raises(RefusedError, match="as positions in the job's list"):
         site.begin(
-            {"chosen": torch.tensor([1, 10**6]), KNOWN: torch.tensor([5, 7]), **weights}
+            {
+                "draw_units": torch.tensor([1, 10**6]),
+                KNOWN: torch.tensor([5, 7]),
+                **weights,
+            }
         )
     with pytest.raises(RefusedError, match="as ascending positions in the dictionary"):
         site.begin(
-            {"chosen": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 5]), **weights}
+            {"draw_units": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 5]), **weights}
         )
-    agreed = {"chosen": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 7])}
+    agreed = {"draw_units": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 7])}
     agreed["weights"] = torch.ones(3, 2).double()
     site.begin(agreed)
     site.begin(agreed)  # after a fault
     with pytest.raises(
         RefusedError, match="nothing to agree on, or training has begun"
     ):
-        site.begin({**agreed, "chosen": torch.tensor([1, 3])})
+        site.begin({**agreed, "draw_units": torch.tensor([1, 3])})
     site.noisy_gradients({n: v.detach() for n, v in site.site.shared.items()}, round=0)
     with pytest.raises(RefusedError, match="no counts, or only before training"):
         site.noisy_counts({}, round=0)

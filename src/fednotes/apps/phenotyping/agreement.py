@@ -20,7 +20,7 @@ from fednotes.apps.phenotyping.cohort import (
     Vectors,
 )
 from fednotes.jobs.job import Job
-from fednotes.privacy.secure_sum.crypto import joined
+from fednotes.privacy.secure_sum.crypto import join_parts
 
 
 def described(
@@ -79,7 +79,7 @@ def training_examples(data: SitePatients) -> dict[str, Iterator[bytes]]:
             codes, and with the features of their notes.
     """
     return {
-        "patients": (joined(patient) for patient in data.train.patients),
+        "patients": (join_parts(patient) for patient in data.train.patients),
         "patients with labels and codes": _encode_outcomes(data),
         "patients with features": _encode_features(data.train),
     }
@@ -90,7 +90,7 @@ def _encode_outcomes(data: SitePatients) -> Iterator[bytes]:
     for patient, labels in zip(data.train.patients, data.train.labels, strict=True):
         codes = data.codes.get(patient)
         coded = "not coded" if codes is None else "coded"
-        yield joined(patient, labels.tobytes(), coded, *sorted(codes or ()))
+        yield join_parts(patient, labels.tobytes(), coded, *sorted(codes or ()))
 
 
 def _encode_features(cohort: Cohort) -> Iterator[bytes]:
@@ -101,4 +101,4 @@ def _encode_features(cohort: Cohort) -> Iterator[bytes]:
             values = bags.concepts[bags.offsets[row] : bags.offsets[row + 1]]
         else:
             values = bags.values[row]
-        yield joined(patient, values.tobytes())
+        yield join_parts(patient, values.tobytes())

@@ -43,7 +43,7 @@ from fednotes.core.update import Tensors, Update
 from fednotes.methods.averaging import AveragingSite
 from fednotes.metrics.classification import ClassCounts, rankings
 from fednotes.metrics.platt import platt_sums
-from fednotes.privacy.secure_sum.crypto import digest
+from fednotes.privacy.secure_sum.crypto import hash_parts
 from fednotes.training.local_trainer import Optimizer, Step
 from fednotes.training.row_adam import RowAdam
 from fednotes.training.sites import RMSprop
@@ -657,7 +657,7 @@ def _digest_of(tensors: Tensors, about: str) -> str:
     parts: list[str | bytes] = [about]
     for name, value in sorted(tensors.items()):
         parts += [name, value.detach().cpu().contiguous().numpy().tobytes()]
-    return digest(*parts).hex()
+    return hash_parts(*parts).hex()
 
 
 def _summarise(counts: ClassCounts, ranked: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,8 +82,8 @@ from fednotes.methods.base import Method
 from fednotes.metrics.classification import ClassCounts
 from fednotes.metrics.platt import PLATT_SUMS, fit_platt
 from fednotes.privacy.promise import Unit
-from fednotes.privacy.secure_sum.crypto import digest
-from fednotes.privacy.units import unit_key
+from fednotes.privacy.secure_sum.crypto import hash_parts
+from fednotes.privacy.units import make_unit_key
 from fednotes.training.server_steps import (
     fill_in_sites,
     needs_each_update,
@@ -541,7 +541,7 @@ class PhenotypeWithDP(AveragingWithDP):
             tensors |= LinearSVMs(classes, width, config.model.classifier).to_float32()
         return tensors
 
-    def units(self, site: Site, unit: Unit) -> list[np.ndarray]:
+    def group_units(self, site: Site, unit: Unit) -> list[np.ndarray]:
         """Return the training rows of each patient who has codes or labels."""
         train = site.data.train
         is_labelled = np.any(train.labels >= 0, axis=1) & site.config.has_stage_2
@@ -549,13 +549,13 @@ class PhenotypeWithDP(AveragingWithDP):
         for row, patient in enumerate(train.patients):
             is_coded = site.config.has_stage_1 and patient in site.data.codes
             if is_labelled[row] or is_coded:
-                rows.setdefault(unit_key(patient, "", unit), []).append(row)
+                rows.setdefault(make_unit_key(patient, "", unit), []).append(row)
         return [np.array(each) for each in rows.values()]
 
-    def digest(self, data: SitePatients) -> bytes:
+    def hash_data(self, data: SitePatients) -> bytes:
         """Return a digest of the training patients and of all codes."""
         codes = repr(sorted((p, sorted(c)) for p, c in data.codes.items()))
-        return digest(data.train.fingerprint(), codes)
+        return hash_parts(data.train.fingerprint(), codes)
 
     def begin(self, site: Site, agreed: Tensors) -> None:
         """Build the site's network and classifiers from the agreement of all sites.
@@ -611,9 +611,9 @@ class PhenotypeWithDP(AveragingWithDP):
         """Return the total number of counts of codes, concepts and labels."""
         return sum(sizes_of_counts(config).values())
 
-    def counted_units(self, site: Site, unit: Unit) -> list[np.ndarray]:
+    def group_counted_units(self, site: Site, unit: Unit) -> list[np.ndarray]:
         """Return the training rows of each patient."""
-        return self.units(site, unit)
+        return self.group_units(site, unit)
 
     def count_unit(
         self, site: Site, items: np.ndarray
@@ -622,7 +622,7 @@ class PhenotypeWithDP(AveragingWithDP):
 
         Args:
             site: The site.
-            items: The patient's training rows, an element of `counted_units`.
+            items: The patient's training rows, an element of `group_counted_units`.
 
         Returns:
             The positions in the vector of noisy counts (length `count_size`) that the

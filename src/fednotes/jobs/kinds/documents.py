@@ -59,7 +59,7 @@ from fednotes.jobs.kinds.tag_sets import (
     require_learnable,
     sample_sites,
 )
-from fednotes.privacy.secure_sum.crypto import joined
+from fednotes.privacy.secure_sum.crypto import join_parts
 
 
 def load_documents(job: Job, _progress: Progress | None, _cache: Path | None) -> Sites:
@@ -255,7 +255,7 @@ def encode_training_examples(site: SiteData) -> Mapping[str, Iterator[bytes]]:
     """
     sentences = sentence_documents(site.train)
     return {
-        "sentences": (joined(sentence.text) for sentence in sentences),
+        "sentences": (join_parts(sentence.text) for sentence in sentences),
         "sentences with mentions": (
             _encode_sentence(sentence, labels=False) for sentence in sentences
         ),
@@ -277,7 +277,7 @@ def _encode_sentence(sentence: Document, *, labels: bool) -> bytes:
         parts.append(str(span.pieces))
         if labels:
             parts.append(span.label)
-    return joined(*parts)
+    return join_parts(*parts)
 
 
 KIND = SiteKind(

@@ -26,7 +26,7 @@ from fednotes.jobs.job import (
     Sites,
     SyntheticConfig,
 )
-from fednotes.privacy.secure_sum.crypto import joined
+from fednotes.privacy.secure_sum.crypto import join_parts
 
 
 def load_note_sites(job: Job, _progress: Progress | None, _cache: Path | None) -> Sites:
@@ -128,7 +128,7 @@ def _iterate_notes(site: SiteNotes) -> Iterator[str]:
 
 def encode_training_examples(site: SiteNotes) -> Mapping[str, Iterator[bytes]]:
     """Return the training notes of a site as bytes."""
-    return {"notes": (joined(note.text) for note in site.train())}
+    return {"notes": (join_parts(note.text) for note in site.train())}
 
 
 KIND = SiteKind(

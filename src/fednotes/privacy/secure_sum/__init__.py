@@ -102,19 +102,19 @@ class Parties:
         self.threshold = threshold
         self.confirmed = threshold < len(sites) if confirmed is None else confirmed
 
-    def exchange_digest(self, context: bytes) -> bytes:
+    def compute_exchange_digest(self, context: bytes) -> bytes:
         """Return the digest that all messages of an exchange contain.
 
         Parties whose context, sites or threshold differ have different digests.
         """
         terms = (self.threshold, int(self.confirmed), len(self.sites))
-        return crypto.digest(context, *terms, *self.sites)
+        return crypto.hash_parts(context, *terms, *self.sites)
 
-    def in_order(self, sites: Iterable[str]) -> tuple[str, ...]:
+    def sort_sites(self, sites: Iterable[str]) -> tuple[str, ...]:
         """Return some of the sites in the fixed order."""
         wanted = set(sites)
         return tuple(site for site in self.sites if site in wanted)
 
-    def point(self, site: str) -> int:
+    def find_point(self, site: str) -> int:
         """Return the point at which polynomials are evaluated for a site's share."""
         return self.sites.index(site) + 1

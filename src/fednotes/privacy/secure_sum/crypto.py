@@ -40,11 +40,11 @@ def need_cryptography() -> None:
         import cryptography  # noqa: F401
 
 
-def joined(*parts: str | int | bytes) -> bytes:
+def join_parts(*parts: str | int | bytes) -> bytes:
     """Join parts into one byte string, each with its type and length.
 
     Different lists of parts give different strings. For example, the context of an
-    exchange is `joined(job, run, number)`.
+    exchange is `join_parts(job, run, number)`.
     """
     out = []
     for part in parts:
@@ -58,12 +58,12 @@ def joined(*parts: str | int | bytes) -> bytes:
     return b"".join(out)
 
 
-def digest(*parts: str | int | bytes) -> bytes:
+def hash_parts(*parts: str | int | bytes) -> bytes:
     """Return the SHA-256 of the joined parts."""
-    return hashlib.sha256(joined(*parts)).digest()
+    return hashlib.sha256(join_parts(*parts)).digest()
 
 
-def derived(secret: bytes, salt: bytes, *use: str | int | bytes) -> bytes:
+def derive_key(secret: bytes, salt: bytes, *use: str | int | bytes) -> bytes:
     """Return a key of 32 bytes for one use of a secret (HKDF-SHA256).
 
     It is one-way in both arguments.
@@ -71,23 +71,23 @@ def derived(secret: bytes, salt: bytes, *use: str | int | bytes) -> bytes:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    info = joined("fednotes secure sum 1", *use)
+    info = join_parts("fednotes secure sum 1", *use)
     return HKDF(SHA256(), KEY_BYTES, salt=salt, info=info).derive(secret)
 
 
-def private_key(raw: bytes) -> X25519PrivateKey:
+def load_private_key(raw: bytes) -> X25519PrivateKey:
     """Return the X25519 private key with these 32 bytes."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     return X25519PrivateKey.from_private_bytes(raw)
 
 
-def public_bytes(key: X25519PrivateKey) -> bytes:
+def derive_public_key(key: X25519PrivateKey) -> bytes:
     """Return the public half of a key, 32 bytes."""
     return key.public_key().public_bytes_raw()
 
 
-def shared_secret(key: X25519PrivateKey, public: bytes, owner: str) -> bytes:
+def compute_shared_secret(key: X25519PrivateKey, public: bytes, owner: str) -> bytes:
     """Return the secret of 32 bytes that the owners of both keys can compute.
 
     Args:
@@ -129,9 +129,9 @@ def unseal(key: bytes, box: bytes, bound: bytes) -> bytes | None:
         return None
 
 
-def receipt(key: bytes, *parts: str | int | bytes) -> bytes:
+def compute_receipt(key: bytes, *parts: str | int | bytes) -> bytes:
     """Return the HMAC-SHA256 of the parts, a proof for one other site."""
-    return hmac.digest(key, joined(*parts), "sha256")
+    return hmac.digest(key, join_parts(*parts), "sha256")
 
 
 def add_streams(words: Words, streams: Sequence[tuple[bytes, int]]) -> None:
@@ -176,7 +176,9 @@ class Identity(Protocol):
 # ---- shares of a secret --------------------------------------------------------------
 
 
-def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, bytes]:
+def split_secret(
+    secret: bytes, threshold: int, points: Sequence[int]
+) -> dict[int, bytes]:
     """Split a secret into shares.
 
     A share is the value of a random polynomial of degree threshold - 1 with f(0) =
@@ -202,7 +204,7 @@ def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, byt
     return shares
 
 
-def combine(shares: Mapping[int, bytes]) -> bytes:
+def combine_shares(shares: Mapping[int, bytes]) -> bytes:
     """Return the secret f(0), 32 bytes, from the shares f(x).
 
     Lagrange's formula: f(0) = Σ f(x) · Π x' / (x' - x), where the product is over the

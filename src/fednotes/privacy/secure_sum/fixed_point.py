@@ -34,7 +34,7 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Total, Update
-from fednotes.privacy.secure_sum.crypto import Words, digest
+from fednotes.privacy.secure_sum.crypto import Words, hash_parts
 
 BLOCK = 2**15  # numbers per block, so that a block stays in the cache
 ROOM = 62  # bits of a sum's magnitude
@@ -48,7 +48,7 @@ Kind = Literal["tensor", "weight", "metric"]
 Signed = NDArray[np.int64]
 
 
-def limits_after(total: Total) -> dict[str, int]:
+def compute_limits(total: Total) -> dict[str, int]:
     """Return limits for the next sum of the same task: 2^12 times the last total.
 
     The total is public. A site whose values exceed the limits refuses, which everyone
@@ -59,7 +59,7 @@ def limits_after(total: Total) -> dict[str, int]:
     for name, value in total.tensors.items():
         largest = float(value.abs().max()) if value.numel() else 0.0
         if 2.0 ** (-BITS // 2) < largest < 2.0 ** (BITS // 2):
-            limits[name] = _ceil_log2(largest) + SPARE
+            limits[name] = _compute_ceil_log2(largest) + SPARE
     return limits
 
 
@@ -151,11 +151,13 @@ class SumLayout:
                     f"2^-{BITS} and 2^{BITS}"
                 )
         fields = [
-            _tensor_field(name, value, sites, limits.get(name, LIMIT))
+            _make_tensor_field(name, value, sites, limits.get(name, LIMIT))
             for name, value in update.tensors.items()
         ]
-        fields.append(_wide_field("weight", "", (), sites))
-        fields.extend(_wide_field("metric", name, (), sites) for name in metric_names)
+        fields.append(_make_wide_field("weight", "", (), sites))
+        fields.extend(
+            _make_wide_field("metric", name, (), sites) for name in metric_names
+        )
         return cls(purpose, sites, tuple(fields))
 
     @property
@@ -166,9 +168,9 @@ class SumLayout:
     @property
     def largest(self) -> int:
         """The maximum magnitude of the integer in a first word."""
-        return 2 ** (ROOM - _ceil_log2(self.sites))
+        return 2 ** (ROOM - _compute_ceil_log2(self.sites))
 
-    def digest(self) -> bytes:
+    def compute_digest(self) -> bytes:
         """Return 32 bytes that two layouts share only if they are equal."""
         parts: list[str | int] = [self.purpose, self.sites, len(self.fields)]
         for item in self.fields:
@@ -180,7 +182,7 @@ class SumLayout:
                 item.exponent,
                 item.fine,
             ]
-        return digest(*parts)
+        return hash_parts(*parts)
 
 
 def encode(update: Update, layout: SumLayout) -> Words:
@@ -278,13 +280,13 @@ def _split_words(words: Words, layout: SumLayout) -> Iterator[_FieldWords]:
         start = end
 
 
-def _ceil_log2(number: float) -> int:
+def _compute_ceil_log2(number: float) -> int:
     """Return the smallest n for which 2^n is at least a positive number."""
     fraction, exponent = math.frexp(number)
     return exponent - 1 if fraction == 0.5 else exponent
 
 
-def _tensor_field(name: str, value: Tensor, sites: int, limit: int) -> Field:
+def _make_tensor_field(name: str, value: Tensor, sites: int, limit: int) -> Field:
     """Return the field of a tensor.
 
     Args:
@@ -304,16 +306,16 @@ def _tensor_field(name: str, value: Tensor, sites: int, limit: int) -> Field:
     if not value.is_floating_point():
         limit = WIDE
     elif value.element_size() > 4:
-        return _wide_field("tensor", name, shape, sites, max(limit, WIDE))
-    exponent = ROOM - _ceil_log2(sites) - limit
+        return _make_wide_field("tensor", name, shape, sites, max(limit, WIDE))
+    exponent = ROOM - _compute_ceil_log2(sites) - limit
     return Field("tensor", name, shape, exponent, fine=0)
 
 
-def _wide_field(
+def _make_wide_field(
     kind: Kind, name: str, shape: tuple[int, ...], sites: int, limit: int = WIDE
 ) -> Field:
     """Return a field with a second word for what rounding the first one leaves."""
-    room = ROOM - _ceil_log2(sites)
+    room = ROOM - _compute_ceil_log2(sites)
     return Field(kind, name, shape, room - limit, room)
 
 
@@ -368,7 +370,7 @@ def _refuse(numbers: NDArray[np.generic], item: Field, largest: int) -> None:
         what = "the site's weight"
     if not np.isfinite(numbers.astype(np.float64)).all():
         raise TrainingError(f"{what} has a value that is not finite: nothing was sent")
-    limit = _ceil_log2(largest) - item.exponent
+    limit = _compute_ceil_log2(largest) - item.exponent
     raise TrainingError(
         f"{what}: weight times value exceeds the secure sum's limit 2^{limit}: nothing "
         "was sent; lower the learning rate or give the tensor a wider limit"
@@ -426,7 +428,7 @@ def _is_valid_field(item: Field, sites: int) -> bool:
         return False
     if not -BITS <= item.exponent <= 2 * BITS:
         return False
-    if item.fine not in (0, ROOM - _ceil_log2(sites)):
+    if item.fine not in (0, ROOM - _compute_ceil_log2(sites)):
         return False
     is_single_wide_number = bool(item.fine) and item.numbers == 1
     return item.kind == "tensor" or is_single_wide_number

@@ -265,7 +265,7 @@ def read_masked(answer: Masking, attached: Attached) -> MaskedMessage:
 
 def pack_boxes(terms: Terms, boxes: Mapping[str, Mapping[str, bytes]]) -> Attached:
     """Return the terms with the boxes, by receiver and sender."""
-    return pack(terms, boxes=_table(boxes, terms.roster, BOX_BYTES))
+    return pack(terms, boxes=_make_table(boxes, terms.roster, BOX_BYTES))
 
 
 def read_boxes(
@@ -276,20 +276,26 @@ def read_boxes(
     Raises:
         RefusedError: The boxes are missing or malformed.
     """
-    return _column(site, attached, "boxes", roster, BOX_BYTES)
+    return _read_column(site, attached, "boxes", roster, BOX_BYTES)
 
 
 def pack_requests(
     number: int, keys: Mapping[str, KeysMessage], requests: Mapping[str, UnmaskRequest]
 ) -> Attached:
-    """Return one request for all survivors, with the receipts for each."""
+    """Return one request for all survivors, with the receipts for each.
+
+    Args:
+        number: Number of the exchange.
+        keys: The keys of the next exchange, by site.
+        requests: The request to each survivor.
+    """
     first = next(iter(requests.values()))
     receipts = {site: request.receipts for site, request in requests.items()}
     confirmations = {site: request.confirmations for site, request in requests.items()}
     return pack(
         Stage(number, keys, first.exchange, first.survivors, first.dropped),
-        receipts=_table(receipts, first.survivors, RECEIPT_BYTES),
-        confirmations=_table(confirmations, first.survivors, RECEIPT_BYTES),
+        receipts=_make_table(receipts, first.survivors, RECEIPT_BYTES),
+        confirmations=_make_table(confirmations, first.survivors, RECEIPT_BYTES),
     )
 
 
@@ -300,8 +306,10 @@ def read_unmask_request(stage: Stage, attached: Attached, site: str) -> UnmaskRe
         RefusedError: The request contains nothing for this site.
     """
     survivors = stage.survivors
-    receipts = _column(site, attached, "receipts", survivors, RECEIPT_BYTES)
-    confirmations = _column(site, attached, "confirmations", survivors, RECEIPT_BYTES)
+    receipts = _read_column(site, attached, "receipts", survivors, RECEIPT_BYTES)
+    confirmations = _read_column(
+        site, attached, "confirmations", survivors, RECEIPT_BYTES
+    )
     return UnmaskRequest(
         exchange=stage.exchange,
         survivors=survivors,
@@ -313,7 +321,7 @@ def read_unmask_request(stage: Stage, attached: Attached, site: str) -> UnmaskRe
     )
 
 
-def _table(
+def _make_table(
     values: Mapping[str, Mapping[str, bytes]], sites: Sequence[str], size: int
 ) -> Tensor:
     """Return the values that sites send each other as a table.
@@ -334,7 +342,7 @@ def _table(
     return torch.from_numpy(table)
 
 
-def _column(
+def _read_column(
     site: str, attached: Attached, name: str, sites: Sequence[str], size: int
 ) -> dict[str, bytes]:
     """Return each sender's value for this site.

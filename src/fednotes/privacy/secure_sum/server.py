@@ -27,10 +27,10 @@ from fednotes.privacy.secure_sum.messages import (
 )
 from fednotes.privacy.secure_sum.site import (
     check_keys,
-    commitment,
-    pair_stream,
-    self_stream,
-    session_id,
+    compute_commitment,
+    compute_session_id,
+    derive_pair_stream,
+    derive_self_stream,
 )
 
 SPARED = 2  # maximum number of answers left out if shares do not match
@@ -54,13 +54,13 @@ class _Sum:
 class SecureServer:
     """Collect the messages of one exchange phase by phase, and open the total.
 
-    A phase ends when the caller requests the next messages to sites (`keys`, `boxes`,
-    `requests`). Sites that have not answered by then have dropped out, and their later
-    messages of that phase are refused. Masked updates are summed on arrival and not
-    stored; integers can be summed in any order. The methods `add_…` raise RefusedError
-    for a message that is wrong, late or repeated; the exchange continues without it. A
-    method that ends a phase raises TrainingError below the threshold; then nothing can
-    be opened.
+    A phase ends when the caller collects the next messages to sites (`collect_keys`,
+    `collect_boxes`, `make_requests`). Sites that have not answered by then have dropped
+    out, and their later messages of that phase are refused. Masked updates are summed
+    on arrival and not stored; integers can be summed in any order. The methods `add_…`
+    raise RefusedError for a message that is wrong, late or repeated; the exchange
+    continues without it. A method that ends a phase raises TrainingError below the
+    threshold; then nothing can be opened.
 
     Attributes:
         phase: The messages that are accepted now: "keys", "shares", "masked", "unmask"
@@ -73,7 +73,7 @@ class SecureServer:
 
     def __init__(self, parties: Parties, context: bytes) -> None:
         self._parties = parties
-        self.exchange = parties.exchange_digest(context)
+        self.exchange = parties.compute_exchange_digest(context)
         self.phase = "keys"
         self._keys: dict[str, KeysMessage] = {}
         self._session = b""
@@ -88,16 +88,16 @@ class SecureServer:
         self.doubtful: list[tuple[str, str]] = []
 
     @property
-    def heard(self) -> tuple[str, ...]:
+    def sites_heard(self) -> tuple[str, ...]:
         """The sites whose masked update has arrived."""
-        return self._parties.in_order(
+        return self._parties.sort_sites(
             {site for part in self._sums.values() for site in part.sites}
         )
 
     @property
     def roster(self) -> tuple[str, ...]:
         """The sites that sent keys and shares."""
-        return self._parties.in_order(self._boxes)
+        return self._parties.sort_sites(self._boxes)
 
     def add_keys(self, message: KeysMessage) -> None:
         """Accept a site's public keys."""
@@ -107,14 +107,14 @@ class SecureServer:
         check_keys(message, self.exchange)
         self._keys[message.site] = message
 
-    def keys(self) -> dict[str, KeysMessage]:
-        """Return all keys, for every site that sent its own."""
+    def collect_keys(self) -> dict[str, KeysMessage]:
+        """End the phase of keys; return all keys, for every site that sent its own."""
         if self.phase == "keys":
             self._require_enough(len(self._keys), "keys")
             self._keys = {
-                site: self._keys[site] for site in self._parties.in_order(self._keys)
+                site: self._keys[site] for site in self._parties.sort_sites(self._keys)
             }
-            self._session = session_id(self.exchange, list(self._keys.values()))
+            self._session = compute_session_id(self.exchange, list(self._keys.values()))
             self.phase = "shares"
         return dict(self._keys)
 
@@ -134,8 +134,8 @@ class SecureServer:
             )
         self._boxes[message.site] = message
 
-    def boxes(self) -> dict[str, dict[str, bytes]]:
-        """Return each receiver's boxes, by their sender."""
+    def collect_boxes(self) -> dict[str, dict[str, bytes]]:
+        """End the phase of shares; return each receiver's boxes, by their sender."""
         if self.phase == "shares":
             self._require_enough(len(self._boxes), "shares")
             self.phase = "masked"
@@ -155,7 +155,7 @@ class SecureServer:
         """
         site = message.site
         self._expect(
-            "masked", site, message.exchange, set(self._boxes), set(self.heard)
+            "masked", site, message.exchange, set(self._boxes), set(self.sites_heard)
         )
         check_layout(message.layout)
         if message.layout.sites != len(self._parties.sites):
@@ -169,7 +169,7 @@ class SecureServer:
             raise RefusedError(
                 f"site {site!r} did not send one receipt for each other site"
             )
-        layout_digest = message.layout.digest()
+        layout_digest = message.layout.compute_digest()
         running_sum = self._sums.get(layout_digest)
         if running_sum is None:
             running_sum = _Sum(message.layout, words.copy())
@@ -179,8 +179,11 @@ class SecureServer:
         running_sum.sites.add(site)
         self._receipts[site] = dict(message.receipts)
 
-    def requests(self) -> dict[str, UnmaskRequest]:
-        """Return the request to each survivor, with the confirmations so far."""
+    def make_requests(self) -> dict[str, UnmaskRequest]:
+        """End the phase of updates; return the request to each survivor.
+
+        A request has the confirmations so far.
+        """
         if self.phase == "masked":
             self._choose_sum()
             self.phase = "unmask"
@@ -220,12 +223,12 @@ class SecureServer:
         if len(largest.sites) < self._parties.threshold and others:
             raise TrainingError(_explain_difference(largest, others[0]))
         self._require_enough(len(largest.sites), "updates")
-        self.survivors = self._parties.in_order(largest.sites)
+        self.survivors = self._parties.sort_sites(largest.sites)
         self._sum = largest
-        self._sums = {largest.layout.digest(): largest}
+        self._sums = {largest.layout.compute_digest(): largest}
 
     def add_confirm(self, message: ConfirmMessage) -> None:
-        """Accept a survivor's proofs of its list; call `requests` again afterwards."""
+        """Accept a survivor's proofs of its list; then call `make_requests` again."""
         survivors = set(self.survivors)
         self._expect(
             "unmask", message.site, message.exchange, survivors, self._confirmations
@@ -250,8 +253,8 @@ class SecureServer:
             )
         self._answers[message.site] = message
 
-    def total(self) -> Total:
-        """Return the sum over the survivors.
+    def open_total(self) -> Total:
+        """Open the sum over the survivors, and return it.
 
         Wrong shares of up to two sites are left out if `threshold` others remain.
 
@@ -263,10 +266,12 @@ class SecureServer:
             raise TrainingError("the secure sum has no updates to open yet")
         self._require_enough(len(self._answers), "opened shares")
         layout = self._sum.layout
-        layout_digest = layout.digest()
+        layout_digest = layout.compute_digest()
         streams = []
         for site in self.survivors:
-            stream = self_stream(self._rebuild_seed(site), self._session, layout_digest)
+            stream = derive_self_stream(
+                self._rebuild_seed(site), self._session, layout_digest
+            )
             streams.append((stream, -1))
         for site in self.roster:
             if site not in self.survivors:
@@ -281,7 +286,7 @@ class SecureServer:
         def matches_commitment(seed: bytes) -> bool:
             """Return whether the site has committed itself to this seed."""
             expected = self._keys[site].commitment
-            return compare_digest(commitment(seed, self.exchange), expected)
+            return compare_digest(compute_commitment(seed, self.exchange), expected)
 
         shares = {
             opener: answer.masks[site] for opener, answer in self._answers.items()
@@ -303,18 +308,20 @@ class SecureServer:
 
         def matches_public_key(raw: bytes) -> bool:
             """Return whether this private key belongs to the site's public key."""
-            public_key = crypto.public_bytes(crypto.private_key(raw))
+            public_key = crypto.derive_public_key(crypto.load_private_key(raw))
             return public_key == self._keys[dropped].masking
 
         shares = {
             opener: answer.keys[dropped] for opener, answer in self._answers.items()
         }
         raw_key = self._rebuild(dropped, shares, matches_public_key, "key")
-        key = crypto.private_key(raw_key)
+        key = crypto.load_private_key(raw_key)
         streams = []
         for site in self.survivors:
-            secret = crypto.shared_secret(key, self._keys[site].masking, site)
-            stream = pair_stream(secret, self._session, site, dropped, layout_digest)
+            secret = crypto.compute_shared_secret(key, self._keys[site].masking, site)
+            stream = derive_pair_stream(
+                secret, self._session, site, dropped, layout_digest
+            )
             # The opposite of the sign that the survivor used.
             sign = -1 if site < dropped else 1
             streams.append((stream, sign))
@@ -341,25 +348,25 @@ class SecureServer:
             TrainingError: Too many shares are wrong.
         """
 
-        def combine(sites: Collection[str]) -> bytes:
+        def combine_shares_of(sites: Collection[str]) -> bytes:
             """Return the secret from these sites' shares; b"" if there is none."""
             try:
-                return crypto.combine(
-                    {self._parties.point(site): shares[site] for site in sites}
+                return crypto.combine_shares(
+                    {self._parties.find_point(site): shares[site] for site in sites}
                 )
             except TrainingError:
                 return b""
 
-        default_sites = self._parties.in_order(shares)[: self._parties.threshold]
+        default_sites = self._parties.sort_sites(shares)[: self._parties.threshold]
         for sites in self._choose_sites(shares):
-            secret = combine(sites)
+            secret = combine_shares_of(sites)
             if not secret or not is_correct(secret):
                 continue
             if sites != default_sites:
                 # Some share is wrong: try each other share in place of a correct one.
                 correct_sites = sites[1:]
                 for site in shares.keys() - set(sites):
-                    if combine((*correct_sites, site)) != secret:
+                    if combine_shares_of((*correct_sites, site)) != secret:
                         self.doubtful.append((site, owner))
             return secret
         raise TrainingError(
@@ -375,14 +382,14 @@ class SecureServer:
         threshold = self._parties.threshold
         sites_in_doubt = {site for site, _ in self.doubtful}
         by_trust = sorted(
-            self._parties.in_order(sites), key=lambda site: site in sites_in_doubt
+            self._parties.sort_sites(sites), key=lambda site: site in sites_in_doubt
         )
         max_left_out = min(SPARED, len(by_trust) - threshold)
         yielded = set()
         for num_left_out in range(max_left_out + 1):
             for left_out in combinations(by_trust, num_left_out):
                 remaining = [site for site in by_trust if site not in left_out]
-                choice = self._parties.in_order(remaining[:threshold])
+                choice = self._parties.sort_sites(remaining[:threshold])
                 if choice not in yielded:
                     yielded.add(choice)
                     yield choice
@@ -458,7 +465,7 @@ def _compare_layouts(one: SumLayout, other: SumLayout) -> str:
 class ServerChain:
     """The server in a series of exchanges.
 
-    `now` is the current exchange. If `prepared` names enough sites, these can send
+    `current` is the current exchange. If `prepared` names enough sites, these can send
     their updates immediately. Otherwise, `start` a new exchange, and first collect keys
     and shares. Do the same after a failed exchange, because its messages are not
     reused.
@@ -472,26 +479,26 @@ class ServerChain:
         self.parties = parties
         self._context = context
         self.number = -1
-        self._now: SecureServer | None = None
+        self._current: SecureServer | None = None
         self._next: SecureServer | None = None
 
     @property
-    def now(self) -> SecureServer:
+    def current(self) -> SecureServer:
         """The current exchange.
 
         Raises:
             TrainingError: There is no current exchange.
         """
-        if self._now is None:
+        if self._current is None:
             raise TrainingError("the secure sum has no exchange under way: start one")
-        return self._now
+        return self._current
 
     @property
     def prepared(self) -> tuple[str, ...]:
         """The sites that can send updates now; empty if the server must `start`."""
-        if self._now is None or self._now.phase != "masked":
+        if self._current is None or self._current.phase != "masked":
             return ()
-        return self._now.roster
+        return self._current.roster
 
     def start(self, parties: Parties | None = None) -> SecureServer:
         """Begin an exchange for which keys and shares must be collected.
@@ -501,31 +508,31 @@ class ServerChain:
         """
         self.parties = parties or self.parties
         self.number += 2  # the sites may have used the next number for their keys
-        self._now = self._server(self.number)
+        self._current = self._make_server(self.number)
         self._next = None
-        return self._now
+        return self._current
 
     def add_masked(self, message: MaskedMessage) -> None:
         """Accept a masked update and the next keys in it."""
-        self.now.add_masked(message)
+        self.current.add_masked(message)
         if self._next is None:
-            self._next = self._server(self.number + 1)
+            self._next = self._make_server(self.number + 1)
         if message.next_keys is not None and message.next_keys.site == message.site:
             with suppress(RefusedError):  # the update still counts
                 self._next.add_keys(message.next_keys)
 
-    def requests(self) -> tuple[dict[str, UnmaskRequest], dict[str, KeysMessage]]:
+    def make_requests(self) -> tuple[dict[str, UnmaskRequest], dict[str, KeysMessage]]:
         """Return the request to each survivor, and the keys of the next exchange."""
-        requests = self.now.requests()
+        requests = self.current.make_requests()
         next_keys: dict[str, KeysMessage] = {}
         if self._next is not None:
             with suppress(TrainingError):  # too few sites; `start` the next exchange
-                next_keys = self._next.keys()
+                next_keys = self._next.collect_keys()
         return requests, next_keys
 
     def add_unmask(self, message: UnmaskMessage) -> None:
         """Accept a survivor's shares, and those for the next exchange."""
-        self.now.add_unmask(message)
+        self.current.add_unmask(message)
         shares = message.next_shares
         if self._next is None or shares is None:
             return
@@ -533,21 +540,22 @@ class ServerChain:
             with suppress(RefusedError):
                 self._next.add_shares(shares)
 
-    def total(self) -> Total:
-        """Return the sum over the survivors.
+    def open_total(self) -> Total:
+        """Open the sum over the survivors, and return it.
 
         If the next exchange is prepared, it becomes the current one.
         """
-        total = self.now.total()
+        total = self.current.open_total()
         next_exchange = self._next
-        self._now = None
+        self._current = None
         self._next = None
         if next_exchange is not None and next_exchange.phase == "shares":
             with suppress(TrainingError):  # too few sites; `start` the next exchange
-                next_exchange.boxes()
-                self._now = next_exchange
+                next_exchange.collect_boxes()
+                self._current = next_exchange
                 self.number += 1
         return total
 
-    def _server(self, number: int) -> SecureServer:
-        return SecureServer(self.parties, crypto.joined(self._context, number))
+    def _make_server(self, number: int) -> SecureServer:
+        """Return the server of an exchange."""
+        return SecureServer(self.parties, crypto.join_parts(self._context, number))

@@ -51,29 +51,31 @@ class AskedOtherwise(RefusedError):
     reason = "asked-otherwise"
 
 
-def session_id(exchange: bytes, keys: Sequence[KeysMessage]) -> bytes:
+def compute_session_id(exchange: bytes, keys: Sequence[KeysMessage]) -> bytes:
     """Return the digest of all public keys, in the order of the sites."""
     parts: list[str | bytes] = []
     for message in keys:
         parts += [message.site, message.sharing, message.masking, message.commitment]
-    return crypto.digest(exchange, *parts)
+    return crypto.hash_parts(exchange, *parts)
 
 
-def self_stream(seed: bytes, session: bytes, layout: bytes) -> bytes:
+def derive_self_stream(seed: bytes, session: bytes, layout: bytes) -> bytes:
     """Return the key of a site's self mask."""
-    return crypto.derived(seed, session, "self mask", layout)
+    return crypto.derive_key(seed, session, "self mask", layout)
 
 
-def pair_stream(
+def derive_pair_stream(
     secret: bytes, session: bytes, one: str, other: str, layout: bytes
 ) -> bytes:
     """Return the key of a pair's mask, derived one-way from their X25519 secret."""
-    return crypto.derived(secret, session, "pair mask", *sorted((one, other)), layout)
+    return crypto.derive_key(
+        secret, session, "pair mask", *sorted((one, other)), layout
+    )
 
 
-def commitment(seed: bytes, exchange: bytes) -> bytes:
+def compute_commitment(seed: bytes, exchange: bytes) -> bytes:
     """Return a commitment to a seed, which detects wrong shares and hides the seed."""
-    return crypto.derived(seed, exchange, "commitment")
+    return crypto.derive_key(seed, exchange, "commitment")
 
 
 def check_keys(message: KeysMessage, exchange: bytes) -> None:
@@ -95,9 +97,9 @@ class LayoutOptions(TypedDict, total=False):
     metrics: Sequence[str] | None
 
 
-def _signed_text(keys: KeysMessage) -> bytes:
+def _make_signed_text(keys: KeysMessage) -> bytes:
     """Return the bytes that a site's identity signs."""
-    return crypto.joined(
+    return crypto.join_parts(
         "fednotes secure sum keys",
         keys.exchange,
         keys.site,
@@ -110,8 +112,9 @@ def _signed_text(keys: KeysMessage) -> bytes:
 class SecureSite:
     """One site in one exchange.
 
-    The steps are `keys`, `shares`, `masked` and `unmask`. Call each once and in this
-    order. Every method raises RefusedError for a call that the protocol forbids.
+    The steps are `make_keys`, `make_shares`, `mask_update` and `unmask`. Call each once
+    and in this order. Every method raises RefusedError for a call that the protocol
+    forbids.
 
     Secrets exist only in this object and are erased after `unmask`. If the process
     ends, the site has dropped out.
@@ -119,8 +122,8 @@ class SecureSite:
     Args:
         site: The site's name.
         parties: The sites of the sum.
-        context: Identifies this exchange, such as `joined(job, run, number)`. It need
-            not be secret.
+        context: Identifies this exchange, such as `join_parts(job, run, number)`. It
+            need not be secret.
         identity: Signs this site's keys and checks those of the others; None trusts the
             server to relay them.
 
@@ -138,22 +141,22 @@ class SecureSite:
         if site not in parties.sites:
             raise ConfigError(f"secure sum: site {site!r} is not one of its sites")
         self._parties = parties
-        self.exchange = parties.exchange_digest(context)
+        self.exchange = parties.compute_exchange_digest(context)
         self.site = site
         self._identity = identity
-        self._sharing = crypto.private_key(secrets.token_bytes(KEY_BYTES))
+        self._sharing = crypto.load_private_key(secrets.token_bytes(KEY_BYTES))
         self._masking_bytes = secrets.token_bytes(KEY_BYTES)
-        self._masking = crypto.private_key(self._masking_bytes)
+        self._masking = crypto.load_private_key(self._masking_bytes)
         self._seed = secrets.token_bytes(KEY_BYTES)  # of the self mask
         keys = KeysMessage(
             self.exchange,
             site,
-            sharing=crypto.public_bytes(self._sharing),
-            masking=crypto.public_bytes(self._masking),
-            commitment=commitment(self._seed, self.exchange),
+            sharing=crypto.derive_public_key(self._sharing),
+            masking=crypto.derive_public_key(self._masking),
+            commitment=compute_commitment(self._seed, self.exchange),
         )
         if identity is not None:
-            keys = replace(keys, signature=identity.sign(_signed_text(keys)))
+            keys = replace(keys, signature=identity.sign(_make_signed_text(keys)))
         self._own_keys = keys
         self._stage = "keys"
         self._refusals = 0
@@ -175,11 +178,11 @@ class SecureSite:
                 "those that the request names"
             )
 
-    def keys(self) -> KeysMessage:
+    def make_keys(self) -> KeysMessage:
         """Return this site's public keys."""
         return self._own_keys
 
-    def shares(self, keys: Mapping[str, KeysMessage]) -> SharesMessage:
+    def make_shares(self, keys: Mapping[str, KeysMessage]) -> SharesMessage:
         """Return shares of this site's two secrets, sealed for each other site.
 
         Args:
@@ -188,20 +191,24 @@ class SecureSite:
         self._require_stage("keys", "shares")
         self._check_list(keys, "keys")
         self._check_keys(keys)
-        sites = self._parties.in_order(keys)
-        self._session = session_id(self.exchange, [keys[site] for site in sites])
+        sites = self._parties.sort_sites(keys)
+        self._session = compute_session_id(
+            self.exchange, [keys[site] for site in sites]
+        )
         self._peers = {site: keys[site] for site in sites if site != self.site}
 
-        points = [self._parties.point(site) for site in sites]
+        points = [self._parties.find_point(site) for site in sites]
         threshold = self._parties.threshold
-        seed_shares = crypto.split(self._seed, threshold, points)
-        key_shares = crypto.split(self._masking_bytes, threshold, points)
+        seed_shares = crypto.split_secret(self._seed, threshold, points)
+        key_shares = crypto.split_secret(self._masking_bytes, threshold, points)
         shares = {}
         for site, point in zip(sites, points, strict=True):
             shares[site] = seed_shares[point] + key_shares[point]
         self._held = {self.site: shares.pop(self.site)}
         boxes = {
-            peer: crypto.seal(self._key("shares", self.site, peer), text, self._session)
+            peer: crypto.seal(
+                self._derive_key("shares", self.site, peer), text, self._session
+            )
             for peer, text in shares.items()
         }
         self._stage = "shares"
@@ -225,7 +232,7 @@ class SecureSite:
                 )
             check_keys(message, self.exchange)
             if self._identity is not None and not self._identity.verify(
-                site, _signed_text(message), message.signature
+                site, _make_signed_text(message), message.signature
             ):
                 raise RefusedError(
                     f"the keys of site {site!r} are not signed by it, or its "
@@ -236,7 +243,7 @@ class SecureSite:
         if len(set(public_keys)) != len(public_keys):
             raise RefusedError("the list of keys has the same key twice")
 
-    def masked(
+    def mask_update(
         self,
         boxes: Mapping[str, bytes],
         update: Update,
@@ -269,14 +276,15 @@ class SecureSite:
             raise
         peer_shares = {site: self._open_box(site, box) for site, box in boxes.items()}
         self._held |= peer_shares
-        roster = self._parties.in_order(self._held)
-        layout_digest = layout.digest()
-        self._agreement = crypto.digest(
+        roster = self._parties.sort_sites(self._held)
+        layout_digest = layout.compute_digest()
+        self._agreement = crypto.hash_parts(
             "agreement", self._session, layout_digest, *roster
         )
         crypto.add_streams(words, self._mask_streams(peer_shares, layout_digest))
         receipts = {
-            peer: self._receipt(self.site, peer, "masked") for peer in peer_shares
+            peer: self._compute_receipt(self.site, peer, "masked")
+            for peer in peer_shares
         }
         self._stage = "masked"
         return MaskedMessage(self.exchange, self.site, layout, receipts, words)
@@ -290,12 +298,14 @@ class SecureSite:
             peers: The other sites of the roster.
             layout_digest: Digest of the layout.
         """
-        streams = [(self_stream(self._seed, self._session, layout_digest), 1)]
+        streams = [(derive_self_stream(self._seed, self._session, layout_digest), 1)]
         for peer in peers:
-            secret = crypto.shared_secret(
+            secret = crypto.compute_shared_secret(
                 self._masking, self._peers[peer].masking, peer
             )
-            stream = pair_stream(secret, self._session, self.site, peer, layout_digest)
+            stream = derive_pair_stream(
+                secret, self._session, self.site, peer, layout_digest
+            )
             # The two sites of a pair use opposite signs, so their masks cancel.
             sign = 1 if self.site < peer else -1
             streams.append((stream, sign))
@@ -309,7 +319,7 @@ class SecureSite:
         self._require_stage("masked", "confirm")
         self._check_request(request)
         confirmations = {
-            peer: self._receipt(self.site, peer, "survivors", self._survivors)
+            peer: self._compute_receipt(self.site, peer, "survivors", self._survivors)
             for peer in request.survivors
             if peer != self.site
         }
@@ -320,7 +330,7 @@ class SecureSite:
 
         A repeated request gets the same answer; a different one is refused.
         """
-        survivors = self._parties.in_order(request.survivors)
+        survivors = self._parties.sort_sites(request.survivors)
         if self._answer is not None and survivors == self._survivors:
             return self._answer
         self._require_stage("masked", "unmask")
@@ -340,8 +350,8 @@ class SecureSite:
         self._secrets = {}
         self._seed = b""
         self._masking_bytes = b""
-        self._sharing = crypto.private_key(bytes(KEY_BYTES))
-        self._masking = crypto.private_key(bytes(KEY_BYTES))
+        self._sharing = crypto.load_private_key(bytes(KEY_BYTES))
+        self._masking = crypto.load_private_key(bytes(KEY_BYTES))
 
     def _require_stage(self, stage: str, action: str) -> None:
         """Raise RefusedError unless the exchange is at a stage."""
@@ -395,14 +405,14 @@ class SecureSite:
                 "and dropped sites, but not in both"
             )
         self._check_list(request.survivors, "survivors")
-        survivors_in_order = self._parties.in_order(request.survivors)
+        survivors_in_order = self._parties.sort_sites(request.survivors)
         if self._survivors and survivors_in_order != self._survivors:
             raise AskedOtherwise(
                 "another list of survivors was answered before, and only one is "
                 "answered"
             )
         for peer in survivors - {self.site}:
-            expected_receipt = self._receipt(peer, self.site, "masked")
+            expected_receipt = self._compute_receipt(peer, self.site, "masked")
             if not compare_digest(request.receipts.get(peer, b""), expected_receipt):
                 raise AskedOtherwise(
                     f"sites {peer!r} and {self.site!r} received different requests "
@@ -417,7 +427,9 @@ class SecureSite:
         for peer, confirmation in request.confirmations.items():
             if peer == self.site or peer not in request.survivors:
                 continue
-            expected = self._receipt(peer, self.site, "survivors", self._survivors)
+            expected = self._compute_receipt(
+                peer, self.site, "survivors", self._survivors
+            )
             if not compare_digest(confirmation, expected):
                 raise AskedOtherwise(
                     f"site {peer!r} received another list of survivors"
@@ -429,16 +441,18 @@ class SecureSite:
                 f"{self._parties.threshold} are needed"
             )
 
-    def _key(self, use: str, sender: str, receiver: str) -> bytes:
+    def _derive_key(self, use: str, sender: str, receiver: str) -> bytes:
         """Return the key shared with another site, for one use in one direction."""
         peer = receiver if sender == self.site else sender
         if peer not in self._secrets:
-            self._secrets[peer] = crypto.shared_secret(
+            self._secrets[peer] = crypto.compute_shared_secret(
                 self._sharing, self._peers[peer].sharing, peer
             )
-        return crypto.derived(self._secrets[peer], self._session, use, sender, receiver)
+        return crypto.derive_key(
+            self._secrets[peer], self._session, use, sender, receiver
+        )
 
-    def _receipt(
+    def _compute_receipt(
         self, sender: str, receiver: str, purpose: str, sites: Sequence[str] = ()
     ) -> bytes:
         """Return a proof that the sender agrees on the roster, the layout and more.
@@ -449,8 +463,8 @@ class SecureSite:
             purpose: The purpose of the proof.
             sites: The sites of a list that it covers.
         """
-        key = self._key("receipts", sender, receiver)
-        return crypto.receipt(key, self._agreement, purpose, *sites)
+        key = self._derive_key("receipts", sender, receiver)
+        return crypto.compute_receipt(key, self._agreement, purpose, *sites)
 
     def _open_box(self, sender: str, box: bytes) -> bytes:
         """Return the two shares in a box for this site.
@@ -458,7 +472,7 @@ class SecureSite:
         Raises:
             RefusedError: The box cannot be opened, or does not hold two shares.
         """
-        key = self._key("shares", sender, self.site)
+        key = self._derive_key("shares", sender, self.site)
         shares = crypto.unseal(key, box, self._session)
         if shares is None or len(shares) != 2 * SHARE_BYTES:
             raise RefusedError(
@@ -474,7 +488,7 @@ class SiteChain:
     Args:
         site: As in `SecureSite`.
         parties: As in `SecureSite`.
-        context: Identifies the series, as `crypto.joined(job, run)`.
+        context: Identifies the series, as `crypto.join_parts(job, run)`.
         identity: As in `SecureSite`.
     """
 
@@ -492,7 +506,7 @@ class SiteChain:
         self._open: dict[int, SecureSite] = {}
         self._newest = -1
 
-    def keys(self, number: int, parties: Parties | None = None) -> KeysMessage:
+    def make_keys(self, number: int, parties: Parties | None = None) -> KeysMessage:
         """Begin an exchange, abandoning all others, and return this site's keys.
 
         Args:
@@ -510,7 +524,7 @@ class SiteChain:
         self._parties = parties or self._parties
         return self._begin(number)
 
-    def masked(
+    def mask_update(
         self,
         number: int,
         boxes: Mapping[str, bytes],
@@ -519,9 +533,11 @@ class SiteChain:
     ) -> MaskedMessage:
         """Return the masked update, with the keys of the next exchange.
 
-        See `SecureSite.masked`.
+        See `SecureSite.mask_update`.
         """
-        message = self.at(number).masked(boxes, update, **layout_options)
+        message = self.find_exchange(number).mask_update(
+            boxes, update, **layout_options
+        )
         earlier_numbers = [
             open_number for open_number in self._open if open_number < number
         ]
@@ -540,23 +556,23 @@ class SiteChain:
         See `SecureSite.unmask`. If the list of next keys is wrong, only the shares for
         the next exchange are omitted.
         """
-        message = self.at(number).unmask(request)
+        message = self.find_exchange(number).unmask(request)
         if next_keys and number + 1 in self._open:
             with suppress(RefusedError):
-                shares = self._open[number + 1].shares(next_keys)
+                shares = self._open[number + 1].make_shares(next_keys)
                 message = replace(message, next_shares=shares)
         return message
 
     def _begin(self, number: int) -> KeysMessage:
         """Begin an exchange, and return this site's keys."""
-        context = crypto.joined(self._context, number)
+        context = crypto.join_parts(self._context, number)
         self._newest = number
         self._open[number] = SecureSite(
             self._site, self._parties, context, self._identity
         )
-        return self._open[number].keys()
+        return self._open[number].make_keys()
 
-    def at(self, number: int) -> SecureSite:
+    def find_exchange(self, number: int) -> SecureSite:
         """Return this site in an exchange.
 
         Raises:

@@ -61,7 +61,7 @@ def test_each_different_answer_spends_epsilon_and_one_too_many_is_refused(
         last_number = number
         ((spending,),) = [[*site.spent.values()]]
         assert len(spending["answers"]) == number
-        assert spending["epsilon"] == pytest.approx(PROMISE.epsilon(number))
+        assert spending["epsilon"] == pytest.approx(PROMISE.compute_epsilon(number))
         assert spending["delta"] == 1e-5
     assert "refused by max_epsilon" in site.ask("train", 4, 3).refusal
     assert "promises at most 3 answers" in site.messages[-1]
@@ -94,8 +94,8 @@ def test_a_message_without_numbers_costs_no_epsilon(tmp_path: Path) -> None:
 
 
 def test_the_epsilon_of_several_jobs_adds_up(tmp_path: Path) -> None:
-    full_epsilon = PROMISE.epsilon()
-    budget = full_epsilon + PROMISE.epsilon(1) + 1e-6
+    full_epsilon = PROMISE.compute_epsilon()
+    budget = full_epsilon + PROMISE.compute_epsilon(1) + 1e-6
     first = Spender(tmp_path, replace(ANY, max_epsilon=budget), answers(3))
     for number in (1, 2, 3):
         assert first.ask("train", number, number - 1).refusal == ""
@@ -112,7 +112,7 @@ def test_the_epsilon_of_several_jobs_adds_up(tmp_path: Path) -> None:
         second.guard.check_job("fedner", 4, 3)
     assert second.ask("train", 1, 0).refusal == ""  # the first round is within it
     expected = sum(job["epsilon"] for job in second.spent.values())
-    assert expected == pytest.approx(full_epsilon + PROMISE.epsilon(1))
+    assert expected == pytest.approx(full_epsilon + PROMISE.compute_epsilon(1))
     assert "refused by max_epsilon" in second.ask("train", 2, 1).refusal
     assert sum(job["epsilon"] for job in second.spent.values()) == pytest.approx(
         expected
@@ -151,7 +151,7 @@ def test_a_budget_may_be_used_up_but_not_exceeded(tmp_path: Path) -> None:
 
     A budget that is smaller by a thousandth is too small.
     """
-    full_epsilon = PROMISE.epsilon()
+    full_epsilon = PROMISE.compute_epsilon()
     enough, less = (
         replace(ANY, max_epsilon=3 * full_epsilon * part) for part in (1.0, 0.999)
     )
@@ -244,7 +244,7 @@ def test_an_older_copy_frees_no_epsilon_after_a_new_approval(tmp_path: Path) -> 
 
     An older copy of the file therefore frees no ε of either.
     """
-    limit = PROMISE.epsilon(3) + PROMISE.epsilon(2) + 1e-6
+    limit = PROMISE.compute_epsilon(3) + PROMISE.compute_epsilon(2) + 1e-6
     rules = replace(ANY, max_epsilon=limit)
     path = tmp_path / "rules" / "privacy.json"
     again: Any = {"run": "run2", "table": {**TABLE, "name": "another"}}
@@ -271,7 +271,7 @@ def test_an_older_copy_frees_no_epsilon_after_a_new_approval(tmp_path: Path) -> 
         assert site.spent[key]["epsilon"] == job["epsilon"]
     (first_run,) = spent.keys() - before.keys()
     assert len(site.spent[first_run]["answers"]) == 3
-    assert site.spent[first_run]["epsilon"] == pytest.approx(PROMISE.epsilon(3))
+    assert site.spent[first_run]["epsilon"] == pytest.approx(PROMISE.compute_epsilon(3))
 
 
 def test_lines_of_the_ledger_record_the_spent_epsilon(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_lines_of_the_ledger_record_the_spent_epsilon(tmp_path: Path) -> None:
     for number in (1, 2):
         assert site.ask("noisy_gradients", number, number - 1).refusal == ""
     assert [line["spent"] for line in site.ledger] == [
-        {"epsilon": PROMISE.epsilon(number), "delta": 1e-5} for number in (1, 2)
+        {"epsilon": PROMISE.compute_epsilon(number), "delta": 1e-5} for number in (1, 2)
     ]
     without_promise = Guarded(tmp_path / "other", ANY, answers(1))
     assert without_promise.ask("train", 1, 0).refusal == ""
@@ -324,7 +324,11 @@ def test_noisy_counts_leave_a_site_once(tmp_path: Path) -> None:
     )
     first = Budget(path, "c", with_counts)  # of a method that begins with its counts
     first.spend("1" * 64, ANY, task=COUNTS)
-    assert read_spent(path)["c"].epsilon == with_counts.epsilon(1) > PROMISE.epsilon(1)
+    assert (
+        read_spent(path)["c"].epsilon
+        == with_counts.compute_epsilon(1)
+        > PROMISE.compute_epsilon(1)
+    )
     counting.spend("1" * 64, ANY)
     counting.spend("2" * 64, ANY, task=COUNTS)
     counting.spend("2" * 64, ANY, task=COUNTS)
@@ -335,7 +339,7 @@ def test_noisy_counts_leave_a_site_once(tmp_path: Path) -> None:
         without_counts.spend("2" * 64, ANY, task=COUNTS)
     spent = read_spent(path)["a"]
     assert (len(spent.answers), len(spent.counts)) == (2, 1)
-    assert spent.epsilon == with_counts.epsilon(2) > PROMISE.epsilon(2)
+    assert spent.epsilon == with_counts.compute_epsilon(2) > PROMISE.compute_epsilon(2)
 
 
 def test_two_processes_share_one_budget_file(tmp_path: Path) -> None:

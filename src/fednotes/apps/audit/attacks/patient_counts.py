@@ -49,7 +49,7 @@ def _occurrences(scene: Scene) -> Scores:
 
 def _counted(site: Any, size: int) -> np.ndarray:
     """Return a site's (size,) true counts, before noise is added."""
-    places = np.concatenate([[], *site.counted_places()])
+    places = np.concatenate([[], *site.list_counted_positions()])
     return np.isin(np.arange(size), places)
 
 

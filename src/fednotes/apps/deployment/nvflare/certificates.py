@@ -17,7 +17,7 @@ from fednotes.apps.deployment.nvflare.trust import (
     load_kit_file,
 )
 from fednotes.core.errors import ConfigError, needs
-from fednotes.privacy.secure_sum.crypto import joined
+from fednotes.privacy.secure_sum.crypto import join_parts
 
 with needs("cryptography", "deploy"):
     from cryptography import x509
@@ -248,7 +248,7 @@ class CertificateIdentity:
             signature.
         """
         certificate = self.certificate.public_bytes(Encoding.DER)
-        signature: bytes = self.key.sign(joined(purpose, text), _PSS, SHA256())
+        signature: bytes = self.key.sign(join_parts(purpose, text), _PSS, SHA256())
         length = len(certificate).to_bytes(_LENGTH_BYTES, "big")
         return length + certificate + signature
 
@@ -296,7 +296,7 @@ def find_signer(
         key = certificate.public_key()
         if trust.find_problem(certificate) or not isinstance(key, rsa.RSAPublicKey):
             return None
-        key.verify(parts.signature, joined(purpose, text), _PSS, SHA256())
+        key.verify(parts.signature, join_parts(purpose, text), _PSS, SHA256())
     except (ValueError, TypeError, InvalidSignature):
         return None
     return certificate

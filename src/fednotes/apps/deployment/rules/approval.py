@@ -44,7 +44,7 @@ from fednotes.core.errors import (
 from fednotes.core.parsing import open_regular, read_json
 from fednotes.core.store import locked_file, replace_file
 from fednotes.core.tables import Table, plain_copy, table_differences, table_fingerprint
-from fednotes.privacy.secure_sum.crypto import KEY_BYTES, joined, need_cryptography
+from fednotes.privacy.secure_sum.crypto import KEY_BYTES, join_parts, need_cryptography
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -280,7 +280,7 @@ class Approval:
 
     def signed_text(self, site: str) -> bytes:
         """Return the text that a person at a site signs."""
-        return joined(
+        return join_parts(
             _PURPOSE,
             site,
             self.person,

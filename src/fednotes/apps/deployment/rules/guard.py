@@ -431,7 +431,7 @@ class Budget:
                 promise=self.promise,
                 ledger_answers=ledger_answers,
             )
-            epsilon = self.promise.epsilon(max(1, len(spent.answers)))
+            epsilon = self.promise.compute_epsilon(max(1, len(spent.answers)))
             spent.epsilon = max(epsilon, spent.epsilon)
             spent.delta = self.promise.privacy.delta
             if is_new:
@@ -480,7 +480,7 @@ class Budget:
         spending = read_spent(self.path)
         _raise_to_ledger(spending, ledger_spending or {})
         delta = self.promise.privacy.delta
-        spending[self.job] = Spent(epsilon=self.promise.epsilon(), delta=delta)
+        spending[self.job] = Spent(epsilon=self.promise.compute_epsilon(), delta=delta)
         _require_budget(policy, spending.values())
 
 
