@@ -37,8 +37,8 @@ from fednotes.core.messages import (
 )
 from fednotes.core.update import Tensors, Update
 from fednotes.engines import history
-from fednotes.engines.history import OPENED, Asked, Journal, Opened
-from fednotes.engines.host import SiteHost, without_folders
+from fednotes.engines.history import OPENED, Journal, OpenedSums, QuestionHistory
+from fednotes.engines.host import SiteHost, remove_folders
 
 X, Y = {"x": torch.ones(4)}, {"x": torch.full((4,), 2.0)}
 
@@ -271,7 +271,9 @@ class Adopts:
 
     strict = True
 
-    def adopted(self, request: Request, question: Asked) -> bytes:
+    def find_history_to_adopt(
+        self, request: Request, question: QuestionHistory
+    ) -> bytes:
         return bytes([request.number]) * 32
 
     def seal(self, request: Request, update: Update, question: bytes) -> Attached:
@@ -551,7 +553,7 @@ def test_an_update_that_may_not_leave_is_not_stored(tmp_path: Path) -> None:
     ],
 )
 def test_paths_of_folders_do_not_leave_a_site(text: str, cleaned: str) -> None:
-    assert without_folders(text) == cleaned
+    assert remove_folders(text) == cleaned
 
 
 # whose it is
@@ -792,13 +794,13 @@ FIRST, SECOND, THIRD = b"\x01" * 32, b"\x02" * 32, b"\x03" * 32
 
 
 def test_a_question_is_opened_only_for_the_same_sites(tmp_path: Path) -> None:
-    opened = Opened("a", tmp_path / OPENED)
+    opened = OpenedSums("a", tmp_path / OPENED)
     opened.add(FIRST, ["a", "b", "c"])
     opened.add(FIRST, ["c", "b", "a"])
-    for now in (opened, Opened("a", tmp_path / OPENED)):
-        assert now.survivors(FIRST)
-        assert not now.survivors(SECOND)
-        assert now.survivors(FIRST) == ("a", "b", "c")
+    for now in (opened, OpenedSums("a", tmp_path / OPENED)):
+        assert now.find_survivors(FIRST)
+        assert not now.find_survivors(SECOND)
+        assert now.find_survivors(FIRST) == ("a", "b", "c")
         for sites in (["a", "b"], ["a", "b", "c", "d"], ["a", "b", "d"]):
             for step in (now.require, now.add):
                 with pytest.raises(
@@ -810,30 +812,30 @@ def test_a_question_is_opened_only_for_the_same_sites(tmp_path: Path) -> None:
 
 def test_a_line_that_was_cut_does_not_affect_others(tmp_path: Path) -> None:
     """A kill cuts the last line, whose answer did not leave; then the site goes on."""
-    Opened("a", tmp_path / OPENED).add(FIRST, ["a", "b"])
+    OpenedSums("a", tmp_path / OPENED).add(FIRST, ["a", "b"])
     intact = (tmp_path / OPENED).read_bytes()
     for cut in range(1, len(intact)):
         (tmp_path / OPENED).write_bytes(intact + intact[:-cut].replace(b"01", b"02"))
-        Opened("a", tmp_path / OPENED).add(THIRD, ["b", "c"])
-        again = Opened("a", tmp_path / OPENED)
-        assert again.survivors(FIRST) == ("a", "b")
-        assert again.survivors(THIRD) == ("b", "c")
-        assert again.survivors(SECOND) in ((), ("a", "b"))
+        OpenedSums("a", tmp_path / OPENED).add(THIRD, ["b", "c"])
+        again = OpenedSums("a", tmp_path / OPENED)
+        assert again.find_survivors(FIRST) == ("a", "b")
+        assert again.find_survivors(THIRD) == ("b", "c")
+        assert again.find_survivors(SECOND) in ((), ("a", "b"))
 
 
 def test_no_sum_is_opened_if_the_disk_cannot_record_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = Opened("a", tmp_path / "missing" / OPENED)
+    opened = OpenedSums("a", tmp_path / "missing" / OPENED)
     with pytest.raises(FednotesError, match="cannot save what it opened"):
         opened.add(FIRST, ["a", "b"])
-    assert not opened.survivors(FIRST)
+    assert not opened.find_survivors(FIRST)
 
     def broken(number: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    opened = Opened("a", tmp_path / OPENED)
+    opened = OpenedSums("a", tmp_path / OPENED)
     monkeypatch.setattr(os, "fsync", broken)
     with pytest.raises(FednotesError, match="cannot save what it opened"):
         opened.add(FIRST, ["a", "b"])
-    assert not opened.survivors(FIRST)
+    assert not opened.find_survivors(FIRST)

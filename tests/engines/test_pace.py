@@ -22,9 +22,9 @@ from fednotes.engines.answer_times import (
     PACE,
     SETTLED,
     AnswerTimes,
-    class_of,
-    seconds_of,
-    slowest,
+    compute_class_end,
+    find_class,
+    find_slowest_class,
 )
 from fednotes.engines.host import SiteHost
 from fednotes.engines.secure import SecureSeal, SecureSum
@@ -145,7 +145,7 @@ def test_all_sites_answer_in_the_time_class_of_the_slowest(tmp_path: Path) -> No
     """0.163 s and a quarter more is 0.204 s: the class that ends at 2^(4/2) / 16 = 0.25
     s."""
     durations = seen_by_the_server(tmp_path, 1, steady=True, jitter=0.0)
-    assert class_of(0.163 * 1.25) == 4
+    assert find_class(0.163 * 1.25) == 4
     for site in SITES:
         np.testing.assert_allclose(durations[site], 0.25, rtol=1e-9)
 
@@ -178,12 +178,12 @@ def test_refusals_and_rebuilt_states_take_a_power_of_four(
 
 
 def test_time_classes_are_powers_of_the_square_root_of_two() -> None:
-    assert [seconds_of(k) for k in (0, 2, 4, 8)] == [0.0625, 0.125, 0.25, 1.0]
-    assert [class_of(s) for s in (0.0, 0.0625, 0.0626, 0.25, 0.2501, 1e9)] == [
+    assert [compute_class_end(k) for k in (0, 2, 4, 8)] == [0.0625, 0.125, 0.25, 1.0]
+    assert [find_class(s) for s in (0.0, 0.0625, 0.0626, 0.25, 0.2501, 1e9)] == [
         *(0, 0, 1),
         *(4, 5, CLASSES - 1),
     ]
-    assert all(class_of(seconds_of(k)) == k for k in range(CLASSES))
+    assert all(find_class(compute_class_end(k)) == k for k in range(CLASSES))
 
 
 def test_a_server_that_reports_too_low_a_class_sees_only_a_power_of_four() -> None:
@@ -212,9 +212,9 @@ def test_a_server_that_tries_each_class_learns_only_a_power_of_four() -> None:
     assert answered[:3] == [pytest.approx(1.0)] * 3
     assert answered[3] == pytest.approx(0.5)
     assert answered[4:] == [
-        pytest.approx(max(1.0, seconds_of(reported))) for reported in range(12)
+        pytest.approx(max(1.0, compute_class_end(reported))) for reported in range(12)
     ]
-    assert slowest(pace.counts("train", 0.3)) == 8
+    assert find_slowest_class(pace.make_counts("train", 0.3)) == 8
 
 
 def test_the_first_three_answers_reveal_only_a_power_of_four() -> None:
@@ -246,16 +246,16 @@ def test_a_long_pause_is_forgotten_after_eight_answers() -> None:
     pace = clock.pace()
     for took in (9.0, *[0.1] * 9):
         clock.answered(pace, took, CLASSES - 1)
-        levels.append(slowest(pace.counts("train", 0.1)))
-    assert levels == [class_of(9 * 1.25)] * 8 + [class_of(0.125)] * 2
+        levels.append(find_slowest_class(pace.make_counts("train", 0.1)))
+    assert levels == [find_class(9 * 1.25)] * 8 + [find_class(0.125)] * 2
 
 
 def test_a_site_reports_a_one_under_its_class() -> None:
-    counts = AnswerTimes().counts("train", 0.2)
+    counts = AnswerTimes().make_counts("train", 0.2)
     assert sum(counts.values()) == counts[f"{PACE}04"] == 1.0
     assert len(counts) == CLASSES
-    assert slowest(counts | {"n": 3.0}) == 4
-    assert slowest({"n": 3.0}) is None
+    assert find_slowest_class(counts | {"n": 3.0}) == 4
+    assert find_slowest_class({"n": 3.0}) is None
 
 
 @pytest.mark.parametrize(

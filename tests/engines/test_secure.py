@@ -347,7 +347,7 @@ def test_a_message_in_another_sites_name_is_refused(tmp_path: Path) -> None:
             return Attached({**reply.facts, "site": "a"})
         return reply
 
-    with mock.patch.object(SecureSeal, "stage", lying):
+    with mock.patch.object(SecureSeal, "answer_stage", lying):
         assert engine.sum("give").included == ("a", "b", "c")
     assert "site 'd' sent a message of the secure sum as 'a'" in {
         event.text for event in events

@@ -17,10 +17,10 @@ from fednotes.core.errors import TrainingError
 from fednotes.core.messages import Attached, Request, plain
 from fednotes.core.update import Update
 from fednotes.engines.deployed import Deployed
-from fednotes.engines.history import OPENED, Opened, OpeningRecord
+from fednotes.engines.history import OPENED, OpenedSums, OpeningRecord
 from fednotes.engines.secure import SecureSeal, SecureSum
 
-SURVIVORS = "fednotes.engines.history.Opened.survivors"
+SURVIVORS = "fednotes.engines.history.OpenedSums.find_survivors"
 LOOSE = Patience(min_sites=3, timeout=10, knock=1, knock_every=0, pause=1, give_up=30)
 
 
@@ -28,7 +28,7 @@ def _claiming(claims: dict[str, Sequence[str]]) -> mock._patch[object]:
     """Let sites claim that the present sum was opened before, over sites of their
     choice."""
 
-    def survivors(self: Opened, question: bytes) -> tuple[str, ...]:
+    def survivors(self: OpenedSums, question: bytes) -> tuple[str, ...]:
         return tuple(claims.get(self._site, ()))
 
     return mock.patch(SURVIVORS, survivors)

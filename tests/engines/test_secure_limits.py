@@ -109,27 +109,31 @@ def test_the_bound_also_holds_for_updates_that_are_masked_again() -> None:
     number = prober.number
     terms = Terms(99, SITES, ("n",), {"secret": -8})
     with pytest.raises(RefusedError, match="no longer has an update"):
-        seal.stage(prober.request("@masked", wire.pack(terms), counted=number - 1))
+        seal.answer_stage(
+            prober.request("@masked", wire.pack(terms), counted=number - 1)
+        )
     notes = []
     for exponent in (-8, -7):
         note = wire.pack(replace(terms, limits={"secret": exponent}))
-        notes.append(seal.stage(prober.request("@masked", note, counted=number)).facts)
+        notes.append(
+            seal.answer_stage(prober.request("@masked", note, counted=number)).facts
+        )
     # no keys: nothing said of the size
     assert [note["wide"] for note in notes] == [False, False]
     note = wire.pack(replace(terms, limits={"secret": -6}))
-    last = seal.stage(prober.request("@masked", note, counted=number)).facts
+    last = seal.answer_stage(prober.request("@masked", note, counted=number)).facts
     assert last["wide"] is True
     assert "too many limits were tried" in last["again"]
     with pytest.raises(
         RefusedError, match="no longer has an update for the secure sum"
     ):
-        seal.stage(prober.request("@masked", note, counted=number))
+        seal.answer_stage(prober.request("@masked", note, counted=number))
 
 
 # what else a site and the server hold each other to
 
 
-@pytest.mark.parametrize(("end", "name"), [("seal", "more"), ("stage", "words")])
+@pytest.mark.parametrize(("end", "name"), [("seal", "more"), ("answer_stage", "words")])
 def test_unexpected_attachments_are_refused(
     end: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

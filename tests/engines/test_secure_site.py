@@ -68,39 +68,39 @@ def test_a_repeated_message_gets_the_same_answer_and_an_update_is_opened_once() 
     assert seal.seal(request("give", 9, attached=attached), Update(), QUESTION).facts[
         "again"
     ]
-    opened = seal.stage(request("@unmask", 10, attached=opening))
-    assert seal.stage(request("@unmask", 10, attached=opening)) is opened
+    opened = seal.answer_stage(request("@unmask", 10, attached=opening))
+    assert seal.answer_stage(request("@unmask", 10, attached=opening)) is opened
     assert opened.facts["next_shares"] is not None
-    two = seal.stage(request("@unmask", 11, attached=opening)).facts
+    two = seal.answer_stage(request("@unmask", 11, attached=opening)).facts
     assert two["next_shares"] is None
     assert two["masks"] == opened.facts["masks"]
     with pytest.raises(
         RefusedError, match="no longer has an update for the secure sum"
     ):
-        seal.stage(request("@masked", 12, attached=attached))
+        seal.answer_stage(request("@masked", 12, attached=attached))
 
 
 def test_after_a_fresh_start_the_older_exchange_is_never_opened() -> None:
     seals, attached, opening = exchanged(Update({"w": torch.ones(3)}))
-    seals["a"].stage(request("@keys", 10, stage(7)))
+    seals["a"].answer_stage(request("@keys", 10, stage(7)))
     with pytest.raises(RefusedError, match="no keys for exchange"):
-        seals["a"].stage(request("@unmask", 11, attached=opening))
+        seals["a"].answer_stage(request("@unmask", 11, attached=opening))
     with pytest.raises(RefusedError, match="was used before"):
-        seals["b"].stage(request("@keys", 10, stage(1)))
+        seals["b"].answer_stage(request("@keys", 10, stage(1)))
     later = replace(request("@keys", 10, stage(1)), run=2)
-    seals["b"].stage(later)  # a new run counts anew, with new keys
+    seals["b"].answer_stage(later)  # a new run counts anew, with new keys
     with pytest.raises(RefusedError, match="run 1 of the secure sum has ended"):
-        seals["b"].stage(request("@unmask", 11, attached=opening))
+        seals["b"].answer_stage(request("@unmask", 11, attached=opening))
     undone = replace(request("@masked", 12, attached=attached), counted={"c": 8})
     with pytest.raises(RefusedError, match="no longer has an update"):
-        seals["c"].stage(undone)
+        seals["c"].answer_stage(undone)
 
 
 def test_bytes_that_are_not_a_message_of_the_secure_sum_are_refused() -> None:
     seals, attached, opening = exchanged(Update())
     seal = seals["c"]
     with pytest.raises(RefusedError, match="has no task '@open'"):
-        seal.stage(request("@open", 20, attached=opening))
+        seal.answer_stage(request("@open", 20, attached=opening))
     good = stage(1)
     for wrong in (
         None,
@@ -111,7 +111,7 @@ def test_bytes_that_are_not_a_message_of_the_secure_sum_are_refused() -> None:
     ):
         wrong = wrong and {**good, **wrong}
         with pytest.raises(RefusedError, match=r"secure sum|KeysMessage"):
-            seal.stage(request("@shares", 20, wrong))
+            seal.answer_stage(request("@shares", 20, wrong))
     terms = attached.facts
     for change in ({"limits": {"w": 999}}, {"limits": {"w": 1.5}}, {"limits": []}):
         broken = replace(attached, facts={**terms, **change})
@@ -134,7 +134,7 @@ def test_a_new_run_and_a_task_without_terms_discard_the_older_update() -> None:
     with pytest.raises(
         RefusedError, match="no longer has an update for the secure sum"
     ):
-        seals["a"].stage(later)
+        seals["a"].answer_stage(later)
     with pytest.raises(
         RefusedError, match="task 'give' was requested outside the secure sum"
     ):
@@ -144,21 +144,21 @@ def test_a_new_run_and_a_task_without_terms_discard_the_older_update() -> None:
     with pytest.raises(
         RefusedError, match="no longer has an update for the secure sum"
     ):
-        others["c"].stage(request("@masked", 20, attached=attached))
+        others["c"].answer_stage(request("@masked", 20, attached=attached))
     with pytest.raises(
         RefusedError, match="no longer has an update for the secure sum"
     ):
-        seals["b"].stage(request("@masked", 20, attached=attached))
-    again = seals["c"].stage(request("@masked", 20, attached=attached)).facts
+        seals["b"].answer_stage(request("@masked", 20, attached=attached))
+    again = seals["c"].answer_stage(request("@masked", 20, attached=attached)).facts
     # only this exchange cannot take it twice
     assert "is at 'masked'" in again["again"]
 
 
 def test_a_number_of_the_previous_run_is_not_a_repeated_message() -> None:
     seals, _, _ = exchanged(Update())
-    first_keys = seals["a"].stage(request("@keys", 30, stage(9)))
-    assert seals["a"].stage(request("@keys", 30, stage(9))) is first_keys
-    two = seals["a"].stage(replace(request("@keys", 30, stage(9)), run=2))
+    first_keys = seals["a"].answer_stage(request("@keys", 30, stage(9)))
+    assert seals["a"].answer_stage(request("@keys", 30, stage(9))) is first_keys
+    two = seals["a"].answer_stage(replace(request("@keys", 30, stage(9)), run=2))
     assert first_keys.facts["sharing"] != two.facts["sharing"]
 
 

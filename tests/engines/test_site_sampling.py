@@ -372,7 +372,7 @@ def test_keys_for_sites_outside_the_task_open_nothing(tmp_path: Path) -> None:
         counted=dict.fromkeys(others, 0),
         attached=wire.pack(wire.Stage(1)),
     )
-    seal.stage(keys)
+    seal.answer_stage(keys)
     terms = wire.Terms(1, others, None, {})
     task = Request(
         JOB,

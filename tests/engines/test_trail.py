@@ -38,8 +38,8 @@ def received(tensors: Tensors) -> bytes:
 
 
 def ask(trail: Trail, request: Request, tensors: Tensors, update: Update) -> Trail:
-    question = trail.next(request, received(tensors))
-    return question.answered(update, is_read_only=False)
+    question = trail.add_request(request, received(tensors))
+    return question.add_answer(update, is_read_only=False)
 
 
 # the parts of a question
@@ -49,7 +49,9 @@ def test_the_question_covers_each_part_that_an_answer_depends_on() -> None:
     trail = Trail(state=b"s", told=b"t")
 
     def question(before: Trail, tensors: Tensors, **changes: Any) -> bytes:
-        return before.next(replace(REQUEST, **changes), received(tensors)).question
+        return before.add_request(
+            replace(REQUEST, **changes), received(tensors)
+        ).question
 
     different = [
         question(trail, {}),
@@ -68,7 +70,7 @@ def test_the_question_covers_each_part_that_an_answer_depends_on() -> None:
 
 def test_the_question_does_not_depend_on_numbers_of_requests_rounds_and_runs() -> None:
     trail = Trail(state=b"s")
-    question = trail.next(REQUEST, received(X)).question
+    question = trail.add_request(REQUEST, received(X)).question
     other_numbers = replace(
         REQUEST,
         run=2,
@@ -79,15 +81,17 @@ def test_the_question_does_not_depend_on_numbers_of_requests_rounds_and_runs() -
         marks=(1, 2),
         each=True,
     )
-    assert trail.next(other_numbers, received(X)).question == question
+    assert trail.add_request(other_numbers, received(X)).question == question
 
 
 def test_tensors_that_are_sent_again_give_the_same_question() -> None:
     """A server that was restarted sends what the site remembered before."""
     evaluate = replace(REQUEST, task="evaluate", told=0)
     trail = ask(Trail(), evaluate, X, COUNTED)
-    remembered = trail.next(REQUEST, received({})).question
-    assert trail.next(replace(REQUEST, told=0), received(X)).question == remembered
+    remembered = trail.add_request(REQUEST, received({})).question
+    assert (
+        trail.add_request(replace(REQUEST, told=0), received(X)).question == remembered
+    )
 
 
 def test_the_question_covers_every_earlier_task() -> None:
@@ -99,7 +103,7 @@ def test_the_question_covers_every_earlier_task() -> None:
         ask(ask(Trail(), REQUEST, Y, COUNTED), REQUEST, X, COUNTED),
         ask(Trail(), replace(REQUEST, task="prepare"), X, Update()),
     ]
-    questions = {trail.next(REQUEST, received(X)).question for trail in trails}
+    questions = {trail.add_request(REQUEST, received(X)).question for trail in trails}
     assert len(questions) == len(trails)
 
 
@@ -109,7 +113,9 @@ def test_the_question_covers_every_earlier_task() -> None:
 def test_a_read_only_task_does_not_change_later_questions() -> None:
     before = ask(Trail(), REQUEST, X, COUNTED)
     mark = replace(REQUEST, task="mark")
-    after = before.next(mark, received({})).answered(COUNTED, is_read_only=True)
+    after = before.add_request(mark, received({})).add_answer(
+        COUNTED, is_read_only=True
+    )
     assert after.state == before.state
 
 
@@ -277,4 +283,4 @@ def test_a_state_of_an_earlier_version_is_accepted(tmp_path: Path) -> None:
         questions.append(server.ask("train", Y))
     assert questions[0] == questions[1]
     to_a_new_site = Request(JOB, 1, 1, "train", first=True)
-    assert Trail().next(to_a_new_site, received(Y)).question not in questions
+    assert Trail().add_request(to_a_new_site, received(Y)).question not in questions

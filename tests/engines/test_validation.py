@@ -17,8 +17,8 @@ from fednotes.engines.summing import (
     check_addable,
     check_counts,
     check_received,
-    expected_layout,
-    mismatch,
+    choose_expected_layout,
+    find_mismatch,
 )
 
 GOOD = Update(
@@ -41,7 +41,9 @@ def changed(**tensors: torch.Tensor) -> Update:
 
 def test_correct_updates_pass() -> None:
     check_addable(GOOD, "mercy")
-    assert mismatch(GOOD, expected(GOOD.tensors)) == mismatch(Update(), {}) == ""
+    assert (
+        find_mismatch(GOOD, expected(GOOD.tensors)) == find_mismatch(Update(), {}) == ""
+    )
     check_addable(Update({"none": torch.empty(0, 3)}, 0), "mercy")
     big = torch.full((4,), torch.finfo(torch.float32).max)
     check_addable(Update({"w": big}), "mercy")  # their sum is not finite, they are
@@ -90,7 +92,7 @@ def test_an_error_names_the_tensor_with_another_shape_or_dtype(
     update: Update, reason: str
 ) -> None:
     check_addable(update, "mercy")
-    assert mismatch(update, expected(GOOD.tensors)).endswith(reason)
+    assert find_mismatch(update, expected(GOOD.tensors)).endswith(reason)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64])
@@ -200,12 +202,12 @@ def test_a_site_computes_only_with_finite_numbers(value: float) -> None:
 
 def test_the_expected_layout_is_the_known_one_or_that_of_most_sites() -> None:
     small, wide = (Update({"w": torch.zeros(n)}) for n in (2, 3))
-    assert expected_layout([small, wide, wide]) == expected(wide.tensors)
-    assert expected_layout([small, wide]) == expected(small.tensors)
-    assert expected_layout([small, wide, wide], expected(small.tensors)) == expected(
-        small.tensors
-    )
-    assert expected_layout([wide, wide], expected(small.tensors)) == expected(
+    assert choose_expected_layout([small, wide, wide]) == expected(wide.tensors)
+    assert choose_expected_layout([small, wide]) == expected(small.tensors)
+    assert choose_expected_layout(
+        [small, wide, wide], expected(small.tensors)
+    ) == expected(small.tensors)
+    assert choose_expected_layout([wide, wide], expected(small.tensors)) == expected(
         wide.tensors
     )
-    assert expected_layout([Update()]) == expected_layout([]) == {}
+    assert choose_expected_layout([Update()]) == choose_expected_layout([]) == {}

@@ -19,7 +19,7 @@ from fednotes.core.messages import Attached, Request
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.history import OPENED
 from fednotes.engines.requests import Event
-from fednotes.engines.secure import SecureSeal, SecureSum, context_of
+from fednotes.engines.secure import SecureSeal, SecureSum, make_context
 from fednotes.privacy.secure_sum import Parties
 from fednotes.privacy.secure_sum import messages as wire
 from fednotes.privacy.secure_sum.messages import (
@@ -90,7 +90,7 @@ class ByHand:
 
     def restart(self) -> None:
         self.run += 1
-        self.chain = ServerChain(Parties(self.names, 3), context_of(JOB, self.run))
+        self.chain = ServerChain(Parties(self.names, 3), make_context(JOB, self.run))
 
     def request(self, task: str, attached: Attached, counted: int = 0) -> Request:
         self.number += 1
@@ -101,11 +101,11 @@ class ByHand:
         """Return what all sites receive with a task, in a fresh exchange."""
         now, number = self.chain.start(), self.chain.number
         for seal in self.seals.values():
-            reply = seal.stage(self.request("@keys", wire.pack(Stage(number))))
+            reply = seal.answer_stage(self.request("@keys", wire.pack(Stage(number))))
             now.add_keys(wire.read(KeysMessage, reply.facts))
         encoded = wire.pack(Stage(number, now.collect_keys()))
         for seal in self.seals.values():
-            reply = seal.stage(self.request("@shares", encoded))
+            reply = seal.answer_stage(self.request("@shares", encoded))
             now.add_shares(wire.read(SharesMessage, reply.facts))
         names = None if metrics is None else tuple(metrics)
         return wire.pack_boxes(

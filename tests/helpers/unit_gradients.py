@@ -47,8 +47,8 @@ def sum_units(site: Any, units: Sequence[int]) -> Moved:
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
     private: dict[str, Tensor] = {}
     with (
-        mock.patch.object(training, "chosen", picked),
-        mock.patch.object(training, "discrete_gaussian", zeros),
+        mock.patch.object(training, "draw_units", picked),
+        mock.patch.object(training, "draw_discrete_gaussian", zeros),
     ):
         site.noisy_gradients({n: 3 * v for n, v in shared.items()}, round=0)
         with mock.patch.object(site._adam, "step", private.update):
@@ -73,7 +73,7 @@ def find_units(site: Any) -> dict[int, Moved]:
 def answer_with_noise(site: Any) -> dict[str, Tensor]:
     """Return a site's answer in a round in which no unit is drawn."""
     nobody = lambda stream, count, rate: np.zeros(count, bool)  # noqa: E731
-    with mock.patch.object(training, "chosen", nobody):
+    with mock.patch.object(training, "draw_units", nobody):
         answer = site.noisy_gradients(snapshot(site.site.shared), round=0)
     assert (answer.weight, dict(answer.metrics)) == (1.0, {})
     tensors: dict[str, Tensor] = dict(answer.tensors)

@@ -22,7 +22,7 @@ from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Total
 from fednotes.data.batches import buckets
 from fednotes.data.split import sentence_documents
-from fednotes.engines.host import explained
+from fednotes.engines.host import explain_error
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill, fedner
 from fednotes.metrics.spans import SpanCounts
@@ -720,7 +720,9 @@ def test_an_error_about_a_loss_that_is_not_finite_names_site_and_step(sites) -> 
         fedner.train(InProcess([member]), settings)
     with pytest.raises(ConfigError, match=r"no layer is called 'lstn'.*characters"):
         config(sites, private=("lstn",))
-    message = explained(caught.value, member.id)  # a server could make one word fail
+    message = explain_error(
+        caught.value, member.id
+    )  # a server could make one word fail
     assert message.startswith(
         f"site {member.id!r}: the loss is not finite: lower learning_rate"
     )

@@ -406,7 +406,7 @@ def test_a_partial_epoch_covers_at_least_the_shortest_sequences(
 
     promised = site.covered("train")["tokens"]
     tensors = snapshot(site.shared)
-    with mock.patch.object(pretrain, "gather", gather):
+    with mock.patch.object(pretrain, "gather_sequences", gather):
         for cycle in range(settings.cycles):
             read.clear()
             site.train(tensors, cycle=cycle)

@@ -24,31 +24,32 @@ COARSE = 4  # classes in a coarse class, which ends after 4^k / 16 seconds
 WARY = 64  # answers for which a site distrusts a server that sent an implausible class
 
 
-def seconds_of(level: int) -> float:
+def compute_class_end(level: int) -> float:
     """Return the upper bound of an answer-time class, in seconds."""
     return float(2.0 ** (level / 2) / 16)
 
 
-def class_of(seconds: float) -> int:
+def find_class(seconds: float) -> int:
     """Return the first class that ends no earlier than a time."""
     level = math.ceil(2 * math.log2(max(seconds, 1e-9) * 16) - 1e-9)
     return min(CLASSES - 1, max(0, level))
 
 
-def last_class_within(seconds: float) -> int:
+def find_last_class(seconds: float) -> int:
     """Return the last class that ends by a time; the first class if none does."""
     return max(
-        (level for level in range(CLASSES) if seconds_of(level) <= seconds), default=0
+        (level for level in range(CLASSES) if compute_class_end(level) <= seconds),
+        default=0,
     )
 
 
-def slowest(metrics: Mapping[str, float]) -> int | None:
+def find_slowest_class(metrics: Mapping[str, float]) -> int | None:
     """Return the highest class that any site reported in a sum; None if none did."""
     reported = [PACES.index(name) for name in PACES if metrics.get(name)]
     return max(reported, default=None)
 
 
-def without_classes(metrics: Mapping[str, float]) -> dict[str, float]:
+def remove_classes(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics without the counts that stand for classes."""
     return {name: count for name, count in metrics.items() if not name.startswith(PACE)}
 
@@ -83,21 +84,21 @@ class AnswerTimes:
     ) -> None:
         self.clock = clock
         self._sleep = sleep
-        self._max_class = last_class_within(longest)
+        self._max_class = find_last_class(longest)
         self._durations: dict[str, deque[float]] = {}  # newest durations by task
         # Task to the number of further answers that are delayed to a coarse class.
         self._num_coarse: dict[str, int] = {}
 
-    def counts(self, task: str, seconds: float) -> dict[str, float]:
+    def make_counts(self, task: str, seconds: float) -> dict[str, float]:
         """Return what the site adds to the sum: 1 under its class, 0 under the others.
 
         Args:
             task: The task.
             seconds: The time that the task has taken so far.
         """
-        site_class = self._class(task, seconds)
+        site_class = self._estimate_class(task, seconds)
         if self._num_coarse.get(task):
-            site_class = _coarse(site_class)
+            site_class = _round_up_to_coarse(site_class)
         return {name: float(level == site_class) for level, name in enumerate(PACES)}
 
     def wait(self, task: str, start_time: float, slowest_class: int | None) -> None:
@@ -110,7 +111,7 @@ class AnswerTimes:
                 if it is not known.
         """
         duration = self.clock() - start_time
-        site_class = self._class(task)
+        site_class = self._estimate_class(task)
         durations = self._durations.setdefault(task, deque(maxlen=WINDOW))
         is_settled = len(durations) >= SETTLED
         durations.append(duration)
@@ -121,25 +122,32 @@ class AnswerTimes:
         self._num_coarse[task] = max(0, num_coarse - 1)
 
         level = -1 if slowest_class is None else min(slowest_class, self._max_class)
-        is_too_short = level < site_class or duration > seconds_of(level)
+        is_too_short = level < site_class or duration > compute_class_end(level)
         if not is_settled:
-            level = max(_coarse(level), _coarse(class_of(duration)))
+            level = max(
+                _round_up_to_coarse(level), _round_up_to_coarse(find_class(duration))
+            )
         elif is_too_short or num_coarse:
-            level = max(level, _coarse(max(site_class, class_of(duration))))
+            level = max(
+                level, _round_up_to_coarse(max(site_class, find_class(duration)))
+            )
         # A coarse class may end after the request's timeout, which makes the site late.
-        if duration <= seconds_of(self._max_class):
+        if duration <= compute_class_end(self._max_class):
             level = min(level, self._max_class)
-        answer_time = start_time + seconds_of(level)
+        answer_time = start_time + compute_class_end(level)
         seconds_left = answer_time - self.clock()
         while seconds_left > 0:
             self._sleep(seconds_left)
             seconds_left = answer_time - self.clock()
 
-    def _class(self, task: str, seconds: float = 0.0) -> int:
+    def _estimate_class(self, task: str, seconds: float = 0.0) -> int:
         """Return the class of the slowest recent answer, with a margin."""
-        return class_of(MARGIN * max(seconds, *self._durations.get(task, ()), 0.0))
+        return find_class(MARGIN * max(seconds, *self._durations.get(task, ()), 0.0))
 
 
-def _coarse(level: int) -> int:
-    """Return the last class of the coarse class that contains a class."""
+def _round_up_to_coarse(level: int) -> int:
+    """Return the last class of the coarse class that contains a class.
+
+    A coarse class has `COARSE` classes.
+    """
     return COARSE * math.ceil(level / COARSE)

@@ -126,11 +126,11 @@ def read_values(message: Request | Reply) -> Any:
 
 def to_tensor(values: Any) -> torch.Tensor:
     """Return JSON values as a tensor of bytes, (length,)."""
-    text = json.dumps(values, default=_number_of).encode()
+    text = json.dumps(values, default=_convert_number).encode()
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
-def _number_of(value: Any) -> int | float | bool:
+def _convert_number(value: Any) -> int | float | bool:
     """Return a number of NumPy as Python's."""
     if isinstance(value, np.generic):
         number: int | float | bool = value.item()
@@ -161,17 +161,20 @@ def read_update(reply: Reply) -> Update:
 def reply_with_state(request: Request, site: str, state: State) -> bytes:
     """Return an encoded reply with a site's state."""
     return make_reply(
-        request, site, _state_values(state), attached=prefixed(_STATE, state.tensors)
+        request,
+        site,
+        _make_state_values(state),
+        attached=prefixed(_STATE, state.tensors),
     )
 
 
 def request_restore(site: str, state: State) -> NumberedFrame:
     """Return an encoded request that restores a site's state."""
-    values = {"site": site, **_state_values(state)}
+    values = {"site": site, **_make_state_values(state)}
     return make_request(RESTORE, values, attached=prefixed(_STATE, state.tensors))
 
 
-def _state_values(state: State) -> dict[str, Any]:
+def _make_state_values(state: State) -> dict[str, Any]:
     """Return the round and facts of a state as JSON values."""
     return {"round": state.round, "facts": dict(state.facts)}
 

@@ -134,7 +134,7 @@ class Deployed(Rounds):
             clock=clock,
             sleep=sleep,
         )
-        self._members.marks = tuple(self._files.facts(_read_request_number))
+        self._members.marks = tuple(self._files.read_facts(_read_request_number))
 
         # Whether the first round is still to come.
         self._is_preparing = position.state is None
@@ -157,7 +157,7 @@ class Deployed(Rounds):
     ) -> Total:
         """Run `task` at the sites of this round and add their updates."""
         exchange = _Exchange(self, task, tensors or {}, options)
-        total = self._summing.total(exchange)
+        total = self._summing.sum_updates(exchange)
         self._close(exchange, total.included)
         return total
 
@@ -170,11 +170,13 @@ class Deployed(Rounds):
         """
         exchange = _Exchange(self, task, tensors or {}, options)
         exchange.request = replace(exchange.request, each=True)
-        updates = self._summing.each(exchange)
+        updates = self._summing.collect_updates(exchange)
         self._close(exchange, updates)
         return updates
 
-    def public(self, task: str, *, all_sites: bool = True) -> Mapping[str, Tensors]:
+    def collect_public_facts(
+        self, task: str, *, all_sites: bool = True
+    ) -> Mapping[str, Tensors]:
         """Return the public facts of each site, which a secure sum does not hide.
 
         Args:
@@ -188,7 +190,7 @@ class Deployed(Rounds):
         sites = members.sites if all_sites else members.present
         if all_sites:
             members.gather(len(sites), prepare=False)
-        answers = members.tell(sites, task, least=len(sites) if all_sites else 0)
+        answers = members.send(sites, task, least=len(sites) if all_sites else 0)
         replies = answers.replies
         is_incomplete = len(replies) < len(sites)
         if all_sites and is_incomplete:
@@ -221,12 +223,12 @@ class Deployed(Rounds):
 
     def end(self) -> None:
         """Tell the sites that the job is over; they keep what they have stored."""
-        self._members.tell(self._members.present, END, timeout=self._patience.knock)
+        self._members.send(self._members.present, END, timeout=self._patience.knock)
 
     def _count_needed(self, sites: Collection[str]) -> int:
         """Return how many of the sites for which a request is meant must answer."""
         wanted = min(self._least, len(sites))
-        return max(wanted, self._summing.threshold_of(len(sites)))
+        return max(wanted, self._summing.find_threshold(len(sites)))
 
     def _close(self, exchange: _Exchange, included: Collection[str]) -> None:
         """Record which sites took part; the others miss the rest of the round.
@@ -245,7 +247,9 @@ class Deployed(Rounds):
                 message += f": {exchange.reasons}"
             raise TrainingError(message)
 
-        members.count(request, {site: exchange.numbers[site] for site in included})
+        members.record_counted(
+            request, {site: exchange.numbers[site] for site in included}
+        )
         if self._is_preparing:
             tensors = snapshot(request.tensors)
             earlier = Earlier(request.task, tensors, dict(request.options))
@@ -271,6 +275,7 @@ class Deployed(Rounds):
         metrics: Mapping[str, float],
         evaluated: bool,  # noqa: FBT001 - as `CommittedRound` calls it
     ) -> None:
+        """End a round; see `Rounds`. Stop the run if a person has asked for it."""
         self._report(
             state,
             metrics,
@@ -294,7 +299,7 @@ class Deployed(Rounds):
         answer reaches it from an older state and its journal.
         """
         members = self._members
-        members.tell(members.present, CHECKPOINT)
+        members.send(members.present, CHECKPOINT)
         progress = RunState(
             number=members.number,
             counted=dict(members.counted),
@@ -345,7 +350,7 @@ def _find_position(files: Checkpoints, sites: Sequence[str]) -> _Position:
     Raises:
         ModelError: Every checkpoint is damaged.
     """
-    checkpoint = files.newest(_read_sites, _restore)
+    checkpoint = files.read_newest(_read_sites, _read_progress)
     if checkpoint is None:
         zeros = dict.fromkeys(sites, 0)
         return _Position(None, RunState(0, counted=zeros, prepared=dict(zeros)), ())
@@ -363,7 +368,7 @@ def _read_request_number(facts: Mapping[str, Any]) -> int:
     return int(facts["progress"]["number"])
 
 
-def _restore(
+def _read_progress(
     parts: Parts, facts: Mapping[str, Any]
 ) -> tuple[RunState, tuple[Earlier, ...]]:
     """Return the progress of a run at a checkpoint, and the prologue."""
@@ -438,7 +443,7 @@ class _Exchange:
         # sites that do not have them receive with it.
         earlier_number = engine._sent_number if is_first and not tensors else 0
         self._tensors: Tensors | None = engine._sent_tensors if earlier_number else None
-        request = self._members.request(
+        request = self._members.make_request(
             task,
             first=is_first,
             told=earlier_number,
@@ -468,24 +473,30 @@ class _Exchange:
         """The number under which each site ran the task."""
         return {site: reply.number for site, reply in self._answers.replies.items()}
 
-    def task(self, attached: Attached | None = None, *, sites: Sites = None) -> Replies:
+    def run_task(
+        self, attached: Attached | None = None, *, sites: Sites = None
+    ) -> Replies:
         """Return the replies to the method's request; see `summing.Exchange`."""
         self._attached = attached or Attached()
         chosen_sites = [site for site in self.sites if sites is None or site in sites]
         if self.request.number != self._members.number:  # a stage came before it
-            self.request = replace(self.request, number=self._members.next_number())
+            self.request = replace(
+                self.request, number=self._members.take_next_number()
+            )
         # The first attempt has the request's own number, each later one a new number.
-        numbers = chain((self.request.number,), iter(self._members.next_number, None))
+        numbers = chain(
+            (self.request.number,), iter(self._members.take_next_number, None)
+        )
         self._answers = self._members.ask_again(
             chosen_sites,
-            lambda sites: self._requests(sites, next(numbers)),
+            lambda sites: self._make_requests(sites, next(numbers)),
             least=self.least,
             catch_up=True,
             again=self.request.first,
         )
         return self._answers.replies
 
-    def stage(
+    def run_stage(
         self, name: str, attached: Mapping[str, Attached], *, least: int | None = None
     ) -> Replies:
         """Send a message of the summation protocol and return the replies.
@@ -495,10 +506,10 @@ class _Exchange:
         site that has lost its state may catch up.
         """
 
-        def make(sites: Sequence[str]) -> dict[str, Request]:
+        def make_requests(sites: Sequence[str]) -> dict[str, Request]:
             """Return each site's request; equal ones are one object."""
             counted = {**self._counted, **self.numbers}
-            template = replace(self._members.request(name), counted=counted)
+            template = replace(self._members.make_request(name), counted=counted)
             requests: dict[int, Request] = {}  # by the identity of the attachment
             for site in sites:
                 attachment = attached[site]
@@ -509,7 +520,7 @@ class _Exchange:
         again = self.request.first and not self._answers.replies
         answers = self._members.ask_again(
             tuple(attached),
-            make,
+            make_requests,
             least=self.least if least is None else least,
             catch_up=True,
             again=again,
@@ -518,7 +529,7 @@ class _Exchange:
         self._refusals += [reply.refusal for reply in answers.refused.values()]
         return answers.replies
 
-    def again(self) -> None:
+    def discard_replies(self) -> None:
         """Discard the replies to the task.
 
         A site that has lost its state catches up in the first request of a round and is
@@ -536,7 +547,7 @@ class _Exchange:
         self._refusals.append(reason)
         self._members.notify(Event("refused", self.request.number, reason, site))
 
-    def _requests(self, sites: Sequence[str], number: int) -> dict[str, Request]:
+    def _make_requests(self, sites: Sequence[str], number: int) -> dict[str, Request]:
         """Return the method's request for each site; equal requests are one object."""
         request = replace(
             self.request,

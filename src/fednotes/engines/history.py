@@ -99,7 +99,7 @@ class Journal:
         self._states = directory / "states"
         self._entries = directory / "journal"
         self._run_file = directory / "run.json"
-        with _disk(directory.name, "what it did"):
+        with _naming_disk_errors(directory.name, "what it did"):
             for folder in (self._states, self._entries):
                 private_folder(folder)
                 for partial in folder.glob(".*"):  # written by a killed process
@@ -110,13 +110,13 @@ class Journal:
         self._claim(f"{directory.parent.name}/{directory.name}")
         if not self.states:
             self._begin()
-        for number in self._numbers(REPLY) - self._numbers(REQUEST):
+        for number in self._list_numbers(REPLY) - self._list_numbers(REQUEST):
             # The process was killed before the task was complete on disk.
-            self._entry(number, REPLY).unlink()
+            self._name_entry(number, REPLY).unlink()
 
     def _begin(self) -> None:
         """Save the state before the first request."""
-        save_state(self._state(0), {}, {"new": True})
+        save_state(self._name_state_folder(0), {}, {"new": True})
 
     def _claim(self, place: str) -> None:
         """Claim an empty folder for this job; reject the folder of another job.
@@ -168,14 +168,14 @@ class Journal:
     @property
     def last(self) -> int:
         """The number of the last request that was run and not undone."""
-        return max({self.states[-1]} | self._numbers(REQUEST))
+        return max({self.states[-1]} | self._list_numbers(REQUEST))
 
-    def nbytes(self) -> int:
+    def count_bytes(self) -> int:
         """Return the total size in bytes of the requests since the newest state."""
         newest_state = self.states[-1]
         return sum(
-            self._entry(number, REQUEST).stat().st_size
-            for number in self._numbers(REQUEST)
+            self._name_entry(number, REQUEST).stat().st_size
+            for number in self._list_numbers(REQUEST)
             if number > newest_state
         )
 
@@ -185,19 +185,19 @@ class Journal:
         Raises:
             RefusedError: The requests since the newest state would take too much space.
         """
-        if self.nbytes() + len(request) > MOST_BYTES:
+        if self.count_bytes() + len(request) > MOST_BYTES:
             raise RefusedError(
                 f"site {self._site!r} stores at most {MOST_BYTES:,} bytes of requests "
                 "of one round"
             )
         for ending, frame in ((REPLY, reply), (REQUEST, request)):
-            path = self._entry(number, ending)
-            with _disk(path.name, "what it did"):
+            path = self._name_entry(number, ending)
+            with _naming_disk_errors(path.name, "what it did"):
                 replace_file(path, frame)
-        for old in sorted(self._numbers(REPLY))[:-KEPT_REPLIES]:
-            self._entry(old, REPLY).unlink(missing_ok=True)
+        for old in sorted(self._list_numbers(REPLY))[:-KEPT_REPLIES]:
+            self._name_entry(old, REPLY).unlink(missing_ok=True)
 
-    def reply(self, request: Request, frame: Frame) -> bytes | None:
+    def find_reply(self, request: Request, frame: Frame) -> bytes | None:
         """Return the stored reply to a request.
 
         Args:
@@ -213,7 +213,7 @@ class Journal:
         number = request.number
         run = request.run
         try:
-            with self._entry(number, REQUEST).open("rb") as file:
+            with self._name_entry(number, REQUEST).open("rb") as file:
                 head = file.read(HEAD.size)
         except OSError:
             return None
@@ -221,7 +221,7 @@ class Journal:
         is_same_request = head == memoryview(frame)[: HEAD.size]
         if is_same_request:
             try:
-                stored_frame = self._entry(number, REPLY).read_bytes()
+                stored_frame = self._name_entry(number, REPLY).read_bytes()
                 reply = decode_reply(stored_frame)
             except (OSError, WireError):
                 return None
@@ -229,7 +229,7 @@ class Journal:
             return stored_frame if is_its_reply else None
 
         try:
-            earlier_request = self.request(number)
+            earlier_request = self.read_request(number)
         except ModelError:
             # It cannot be read: it will be undone, or the site has lost its state.
             return None
@@ -240,13 +240,13 @@ class Journal:
             )
         return None
 
-    def request(self, number: int) -> Request:
+    def read_request(self, number: int) -> Request:
         """Return a stored request.
 
         Raises:
             ModelError: The request is missing or damaged.
         """
-        path = self._entry(number, REQUEST)
+        path = self._name_entry(number, REQUEST)
         try:
             frame = bytearray(path.stat().st_size)  # the tensors will be views of it
             with path.open("rb") as file:
@@ -260,7 +260,7 @@ class Journal:
         number: int,
         state: State,
         told: int,
-        asked: Asked | None = None,
+        asked: QuestionHistory | None = None,
         trail: Trail | None = None,
     ) -> None:
         """Save the site's state after a request.
@@ -280,7 +280,7 @@ class Journal:
             "asked": asked.to_json() if asked else {},
             "trail": (trail or Trail()).to_json(),
         }
-        save_state(self._state(number), state.tensors, facts)
+        save_state(self._name_state_folder(number), state.tensors, facts)
 
     def load(self, number: int) -> SavedState:
         """Return a saved state and the facts saved with it.
@@ -288,7 +288,7 @@ class Journal:
         Raises:
             ModelError: The state is damaged.
         """
-        path = self._state(number)
+        path = self._name_state_folder(number)
         tensors, facts = load_state(path)
         with restoring(path):
             if facts["new"]:
@@ -296,9 +296,9 @@ class Journal:
             trail = Trail(hash_parts("a state without a trail", number))
             if "trail" in facts:  # states of earlier versions have none
                 trail = Trail.from_json(facts["trail"])
-            asked = Asked()
+            asked = QuestionHistory()
             if facts.get("asked"):  # empty for a job without a secure sum
-                asked = Asked.from_json(facts["asked"])
+                asked = QuestionHistory.from_json(facts["asked"])
             return SavedState(
                 State(facts["round"], tensors, facts["facts"]),
                 told=int(facts["told"]),
@@ -306,8 +306,8 @@ class Journal:
                 trail=trail,
             )
 
-    def path_to(self, target: int) -> StatePath | None:
-        """Return how to reach the state after a request.
+    def find_path(self, target: int) -> StatePath | None:
+        """Find how to reach the state after a request.
 
         Returns:
             None if the stored requests do not lead there.
@@ -316,12 +316,12 @@ class Journal:
         if start is None:
             return None
         steps = sorted(
-            number for number in self._numbers(REQUEST) if start < number <= target
+            number for number in self._list_numbers(REQUEST) if start < number <= target
         )
         last = start
         for number in steps:
             try:
-                counted = self.request(number).counted.get(self._site)
+                counted = self.read_request(number).counted.get(self._site)
             except ModelError:
                 return None
             if counted != last:  # a request between the two is missing
@@ -333,8 +333,8 @@ class Journal:
         """Return the number of the newest saved state up to a request, if any."""
         return max((number for number in self.states if number <= target), default=None)
 
-    def state_before(self, target: int) -> int:
-        """Return the newest saved state up to a request; start over without one."""
+    def find_state_before(self, target: int) -> int:
+        """Return the number of the newest state up to a request; start over without."""
         if self.states[0] > target:
             self.forget_damaged(0)
         return max(number for number in self.states if number <= target)
@@ -346,10 +346,10 @@ class Journal:
         """
         later_states = [number for number in self.states if number > target]
         for number in reversed(later_states):
-            shutil.rmtree(self._state(number), ignore_errors=True)
+            shutil.rmtree(self._name_state_folder(number), ignore_errors=True)
         if later_states:
             sync_folder(self._states)  # before a request that follows is stored
-        for number in sorted(self._numbers(REQUEST), reverse=True):
+        for number in sorted(self._list_numbers(REQUEST), reverse=True):
             if number > target:
                 self._forget(number)
 
@@ -370,7 +370,7 @@ class Journal:
             marks: The request numbers of the server's checkpoints.
         """
         states = self.states
-        requests = self._numbers(REQUEST)
+        requests = self._list_numbers(REQUEST)
         newest_state = states[-1]
         needed_states = {newest_state}
         needed_requests = {number for number in requests if number > newest_state}
@@ -381,15 +381,17 @@ class Journal:
                 needed_requests |= {
                     number for number in requests if start < number <= mark
                 }
-        needed_requests |= {self._last_with_tensors(number) for number in needed_states}
+        needed_requests |= {
+            self._find_last_with_tensors(number) for number in needed_states
+        }
         needed_requests.add(max(requests, default=0))
 
         for number in requests - needed_requests:
             self._forget(number)
         for number in set(states) - needed_states:
-            shutil.rmtree(self._state(number), ignore_errors=True)
+            shutil.rmtree(self._name_state_folder(number), ignore_errors=True)
 
-    def _last_with_tensors(self, number: int) -> int:
+    def _find_last_with_tensors(self, number: int) -> int:
         """Return the last request before a saved state that carried tensors.
 
         Only the facts of the state are read, not its tensors.
@@ -401,7 +403,9 @@ class Journal:
             The number of the request; 0 if the facts cannot be read.
         """
         try:
-            facts = read_json(self._state(number) / "facts.json", strict=False)
+            facts = read_json(
+                self._name_state_folder(number) / "facts.json", strict=False
+            )
             return int(facts["told"])
         except (OSError, ValueError, KeyError, TypeError):
             return 0
@@ -409,17 +413,17 @@ class Journal:
     def _forget(self, number: int) -> None:
         """Delete a request and its reply."""
         for ending in (REQUEST, REPLY):
-            self._entry(number, ending).unlink(missing_ok=True)
+            self._name_entry(number, ending).unlink(missing_ok=True)
 
-    def _state(self, number: int) -> Path:
+    def _name_state_folder(self, number: int) -> Path:
         """Return the folder of the state after a request."""
         return self._states / f"{number:08d}"
 
-    def _entry(self, number: int, ending: str) -> Path:
+    def _name_entry(self, number: int, ending: str) -> Path:
         """Return the file of a request or its reply."""
         return self._entries / f"{number:08d}{ending}"
 
-    def _numbers(self, ending: str) -> set[int]:
+    def _list_numbers(self, ending: str) -> set[int]:
         """Return the numbers of the stored requests or replies."""
         return {
             int(path.stem)
@@ -429,7 +433,7 @@ class Journal:
 
 
 @dataclass(frozen=True)
-class Asked:
+class QuestionHistory:
     """The history behind a site's newest update, as digests of 32 bytes; b"" for none.
 
     Attributes:
@@ -449,7 +453,9 @@ class Asked:
     given: bytes = b""
     question: bytes = b""
 
-    def next(self, request: Request, received: bytes, *, strict: bool) -> Asked:
+    def add_request(
+        self, request: Request, received: bytes, *, strict: bool
+    ) -> QuestionHistory:
         """Return the history extended by one task.
 
         A task before the first round is the same whenever a site runs it. It affects
@@ -483,9 +489,9 @@ class Asked:
         prepared = (
             hash_parts("prepared", question) if request.preparing else self.prepared
         )
-        return Asked(
+        return QuestionHistory(
             prepared=prepared,
-            history=history_after(question),
+            history=compute_history(question),
             trained=self.trained or not request.preparing,
             told=newest_tensors,
             given=round_tensors,
@@ -501,7 +507,7 @@ class Asked:
         }
 
     @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> Asked:
+    def from_json(cls, saved: Mapping[str, Any]) -> QuestionHistory:
         """Return what `to_json` saved.
 
         Raises:
@@ -512,7 +518,7 @@ class Asked:
         return cls(prepared, history, bool(saved["trained"]))
 
 
-def history_after(question: bytes) -> bytes:
+def compute_history(question: bytes) -> bytes:
     """Return the history that ends with a question."""
     return hash_parts("history", question)
 
@@ -548,8 +554,8 @@ class Trail:
     contents: bytes = b""
     question: bytes = b""
 
-    def next(self, request: Request, received: bytes) -> Trail:
-        """Return the trail with the question of a request, before its task is run.
+    def add_request(self, request: Request, received: bytes) -> Trail:
+        """Return the trail with the question of a request whose task is to be run.
 
         Args:
             request: The request.
@@ -568,8 +574,8 @@ class Trail:
             question=hash_parts("question of a site", self.state, contents),
         )
 
-    def answered(self, update: Update, *, is_read_only: bool) -> Trail:
-        """Return the trail after the newest task.
+    def add_answer(self, update: Update, *, is_read_only: bool) -> Trail:
+        """Return the trail after the newest task has answered.
 
         Args:
             update: The task's update.
@@ -618,11 +624,11 @@ class SavedState:
 
     state: State | None = None
     told: int = 0
-    asked: Asked = Asked()
+    asked: QuestionHistory = QuestionHistory()
     trail: Trail = field(default_factory=Trail)
 
 
-class Opened:
+class OpenedSums:
     """The questions of one job whose sums a site has helped to open.
 
     Each line of the file has a question's digest in hexadecimal and the names of the
@@ -660,7 +666,7 @@ class Opened:
             except (ValueError, TypeError):
                 continue  # truncated by a kill, so its answer did not leave
 
-    def survivors(self, question: bytes) -> tuple[str, ...]:
+    def find_survivors(self, question: bytes) -> tuple[str, ...]:
         """Return the sites whose sum of this question was opened; () if none was."""
         return self._survivors.get(question, ())
 
@@ -709,8 +715,8 @@ class Opened:
         return len(self._survivors)
 
 
-class NamedSites(Opened):
-    """The sites that a server named for each question of one job, as `Opened`.
+class NamedSites(OpenedSums):
+    """The sites that a server named for each question of one job, as `OpenedSums`.
 
     Where the sites of each round are drawn, a site masks its answer to a question for
     one list of sites only. Sums of the same answers over two lists would reveal those
@@ -760,7 +766,7 @@ class OpeningRecord:
 
     def has(self, request: Request, sites: Collection[str]) -> bool:
         """Return whether this sum was to be opened over exactly these sites."""
-        return frozenset(sites) in self._lists.get(_name_of(request), ())
+        return frozenset(sites) in self._lists.get(_name_sum(request), ())
 
     def add(self, request: Request, sites: Collection[str]) -> None:
         """Record a sum that is about to be opened.
@@ -770,16 +776,17 @@ class OpeningRecord:
         """
         if self.has(request, sites):
             return
-        name = _name_of(request)
+        name = _name_sum(request)
         line = json.dumps({"sum": name, "sites": sorted(sites)}, separators=(",", ":"))
         _append(self._path, line + "\n", "what was opened")
         self._note(name, sites)
 
     def _note(self, name: str, sites: Collection[str]) -> None:
+        """Store in memory that a sum was to be opened over these sites."""
         self._lists.setdefault(name, set()).add(frozenset(sites))
 
 
-def _name_of(request: Request) -> str:
+def _name_sum(request: Request) -> str:
     """Return the name of a method's sum in the record: its round and its task."""
     return f"{-1 if request.preparing else request.round} {request.task}"
 
@@ -788,7 +795,7 @@ def _read_lines(path: Path | None, what: str, *, keep_ends: bool = False) -> lis
     """Return the lines of a file; none if there is no file."""
     if path is None:
         return []
-    with _disk(path, what):
+    with _naming_disk_errors(path, what):
         if not path.exists():
             return []
         return path.read_text(encoding="utf-8").splitlines(keepends=keep_ends)
@@ -798,7 +805,7 @@ def _append(path: Path | None, line: str, what: str) -> None:
     """Append a line to a file and put it on disk; do nothing without a path."""
     if path is None:
         return
-    with _disk(path, what), open(path, "ab", opener=open_private) as file:
+    with _naming_disk_errors(path, what), open(path, "ab", opener=open_private) as file:
         if file.tell():
             line = "\n" + line  # a kill may have truncated the previous line
         file.write(line.encode())
@@ -807,7 +814,7 @@ def _append(path: Path | None, line: str, what: str) -> None:
 
 
 @contextmanager
-def _disk(place: Path | str | None, what: str) -> Iterator[None]:
+def _naming_disk_errors(place: Path | str | None, what: str) -> Iterator[None]:
     """Turn an error of the disk into a FednotesError that says what is not stored."""
     try:
         yield

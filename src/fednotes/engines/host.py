@@ -36,8 +36,8 @@ from fednotes.core.messages import (
 from fednotes.core.tensors import nbytes, restoring, tensor_fingerprint
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.answer_times import AnswerTimes
-from fednotes.engines.history import Asked, Journal, StatePath, Trail
-from fednotes.engines.launch import place_of
+from fednotes.engines.history import Journal, QuestionHistory, StatePath, Trail
+from fednotes.engines.launch import describe_place
 from fednotes.engines.rounds import KEPT_CHECKPOINTS
 from fednotes.engines.secure import SecureSeal
 from fednotes.engines.summing import check_addable, check_received
@@ -168,7 +168,7 @@ class SiteHost:
         self._tell_refusal = tell_refusal or (lambda line, _task, _error: tell(line))
         self._pace = pace if sealer is not None else None
         self._line_at = -ROUND_LINE_SECONDS  # time of the last line of progress
-        self._outward = outward or explained
+        self._outward = outward or explain_error
         self._public = dict(public or {})
         self._read_only = frozenset(read_only)
         self._directory = directory
@@ -182,7 +182,7 @@ class SiteHost:
         self._open_question = b""
         self._told = 0  # number of the last request with tensors
         self._remembers = False  # whether `_site` has received these tensors
-        self._asked = Asked()
+        self._asked = QuestionHistory()
         self._trail = Trail()
         self._spent = 0.0  # seconds of tasks since the newest state
         self.ended = False
@@ -198,17 +198,17 @@ class SiteHost:
             request = decode_request(frame)
         except WireError as error:
             blank = Request(self._job, 0, 0, "")
-            return self._refusal(blank, error, later=True)
+            return self._make_refusal(blank, error, later=True)
         self._worked = False
         self._open_question = b""
         try:
             return self._answer(request, frame)
         except Exception as error:
-            return self._refusal(request, error, later=may_pass(error))
+            return self._make_refusal(request, error, later=may_pass(error))
         finally:
             # A request that is refused after its task ran is delayed too.
             if self._pace and self._sealer and self._worked:
-                self._pace.wait(request.task, begun, self._sealer.pace(request))
+                self._pace.wait(request.task, begun, self._sealer.read_pace(request))
 
     @property
     def question(self) -> bytes:
@@ -219,10 +219,11 @@ class SiteHost:
         """End the job. Its stored files remain until a person deletes them."""
 
     def _answer(self, request: Request, frame: Frame) -> bytes:
+        """Return the stored reply to a request, or run its task first."""
         self._require_current(request)
         if self._guard is not None:
             self._guard.check_request(request)
-        stored = self._journal.reply(request, frame)
+        stored = self._journal.find_reply(request, frame)
         if stored is not None:
             self._record(request, stored, None)
             return stored
@@ -301,8 +302,8 @@ class SiteHost:
         reachable = target
         if last < target:
             reachable = last
-        elif self._journal.path_to(target) is None:
-            reachable = self._journal.state_before(target)
+        elif self._journal.find_path(target) is None:
+            reachable = self._journal.find_state_before(target)
         if reachable != last:
             self._tell(f"back to the state after request {reachable}")
             self._site = None
@@ -317,20 +318,22 @@ class SiteHost:
         """Answer one of the engine's own tasks, which can be repeated safely."""
         attached = Attached()
         if request.task == BEGIN:
-            self._ready()
+            self._prepare_site()
         elif request.task == CHECKPOINT:
-            self._save(self._ready(), request)
+            self._save(self._prepare_site(), request)
         elif request.task == END:
             self.ended = True
         elif request.task in self._public:
-            attached = Attached(tensors=self._public[request.task](self._ready()))
+            attached = Attached(
+                tensors=self._public[request.task](self._prepare_site())
+            )
         else:
             if self._sealer is None:
                 raise RefusedError(
                     f"site {self._name!r} does not take part in secure sums"
                 )
-            attached = self._sealer.stage(request)
-        reply = encode(replace(self._reply(request, Update()), attached=attached))
+            attached = self._sealer.answer_stage(request)
+        reply = encode(replace(self._make_reply(request, Update()), attached=attached))
         self._record(request, reply, None)
         return reply
 
@@ -354,7 +357,7 @@ class SiteHost:
                 "all before it: start a new run"
             )
         self._require_room(len(frame))  # before the task, which may take long
-        site = self._ready()
+        site = self._prepare_site()
         if request.task not in site.tasks:
             raise RefusedError(f"site {self._name!r} has no task {request.task!r}")
         self._adopt_history(site, request)
@@ -365,7 +368,7 @@ class SiteHost:
             start_time = time.monotonic()
             update = self._run_task(site, request)
             check_addable(update, self._name, self._max_norm)
-            message = replace(self._reply(request, update), has=request.number)
+            message = replace(self._make_reply(request, update), has=request.number)
             if self._sealer is not None:
                 seconds = time.monotonic() - start_time
                 masked_update = self._seal(request, update, seconds)
@@ -395,7 +398,7 @@ class SiteHost:
         """Adopt the other sites' history if this site has lost its own."""
         if self._sealer is None or not request.first or request.preparing:
             return
-        history = self._sealer.adopted(request, self._asked)
+        history = self._sealer.find_history_to_adopt(request, self._asked)
         if history is None:
             return
         asked = replace(self._asked, history=history)
@@ -407,7 +410,7 @@ class SiteHost:
         """Return the masked update with the counts for the time that the task took."""
         assert self._sealer is not None
         if self._pace:
-            times = self._pace.counts(request.task, seconds)
+            times = self._pace.make_counts(request.task, seconds)
             update = replace(update, metrics={**update.metrics, **times})
         return self._sealer.seal(request, update, self._asked.question)
 
@@ -426,13 +429,13 @@ class SiteHost:
         fingerprint = tensor_fingerprint(tensors) if tensors else b""
         if self._sealer is not None:
             strict = self._sealer.strict
-            self._asked = self._asked.next(request, fingerprint, strict=strict)
-        self._trail = self._trail.next(request, fingerprint)
+            self._asked = self._asked.add_request(request, fingerprint, strict=strict)
+        self._trail = self._trail.add_request(request, fingerprint)
         self._worked = True
         self._open_question = self._trail.question
         update: Update = task(tensors, **request.options)
         is_read_only = request.task in self._read_only
-        self._trail = self._trail.answered(update, is_read_only=is_read_only)
+        self._trail = self._trail.add_answer(update, is_read_only=is_read_only)
         return update
 
     def _find_tensors(self, request: Request) -> Tensors:
@@ -460,13 +463,13 @@ class SiteHost:
                 f"of request {self._told}"
             )
         if refers_to_earlier and not self._remembers:
-            tensors = self._journal.request(request.told).tensors
+            tensors = self._journal.read_request(request.told).tensors
         return tensors
 
     # ---- the site's state
 
-    def _ready(self) -> SiteTasks:
-        """Return the site in the state after the last request.
+    def _prepare_site(self) -> SiteTasks:
+        """Return the site in the state after the last request; rebuild it if needed.
 
         Raises:
             RefusedError: The state cannot be read; the site returns to an earlier one.
@@ -474,7 +477,7 @@ class SiteHost:
         if self._site is not None:
             return self._site
         last = self._journal.last
-        path = self._journal.path_to(last)
+        path = self._journal.find_path(last)
         try:
             if path is None:
                 newest_state = self._journal.states[-1]
@@ -489,7 +492,7 @@ class SiteHost:
                 raise
         except ModelError as error:
             if self._sealer is not None:
-                self._sealer.lost()
+                self._sealer.record_loss()
             self._tell(f"damaged, going back further: {error}")
             raise RefusedError(
                 f"site {self._name!r} has lost its state after request {last}"
@@ -516,14 +519,14 @@ class SiteHost:
                 site.restore(saved.state)
         start_time = time.monotonic()
         for number in path.steps:
-            self._run_task(site, self._journal.request(number))
+            self._run_task(site, self._journal.read_request(number))
         self._open_question = b""  # these requests were answered before
         self._spent = time.monotonic() - start_time
         return site
 
     def _is_due(self) -> bool:
         """Return whether too much would have to be repeated if no state were saved."""
-        return self._spent > self._keeping or self._journal.nbytes() > KEEP_BYTES
+        return self._spent > self._keeping or self._journal.count_bytes() > KEEP_BYTES
 
     def _save(self, site: SiteTasks, request: Request) -> None:
         """Save the state before this request.
@@ -535,10 +538,10 @@ class SiteHost:
         self._spent = 0.0
         self._forget(request)
 
-    def _store_state(self, site: SiteTasks, asked: Asked) -> None:
+    def _store_state(self, site: SiteTasks, asked: QuestionHistory) -> None:
         """Save the state after the last request."""
         state = site.state()
-        self._require_room(_state_size(state))
+        self._require_room(_count_state_bytes(state))
         self._journal.save(self._journal.last, state, self._told, asked, self._trail)
 
     def _forget(self, request: Request) -> None:
@@ -554,7 +557,7 @@ class SiteHost:
 
     # ---- replies
 
-    def _reply(self, request: Request, update: Update | None = None) -> Reply:
+    def _make_reply(self, request: Request, update: Update | None = None) -> Reply:
         """Return the reply to a request, with an update or without one."""
         return Reply(
             job=request.job,
@@ -565,7 +568,9 @@ class SiteHost:
             has=self._journal.last,
         )
 
-    def _refusal(self, request: Request, error: Exception, *, later: bool) -> bytes:
+    def _make_refusal(
+        self, request: Request, error: Exception, *, later: bool
+    ) -> bytes:
         """Return the reply that refuses a request.
 
         Raises:
@@ -573,18 +578,18 @@ class SiteHost:
                 record it.
         """
         task = request.task or "a message"
-        line = whole_line(error, self._name)
+        line = describe_error(error, self._name)
         self._tell_refusal(
             f"refused {task} ({request.number}): {line}", request.task, error
         )
         public = self._outward(error, self._name)
-        public = without_folders(public.replace(f"{self._directory}/", ""))
-        reply = encode(replace(self._reply(request), refusal=public, later=later))
+        public = remove_folders(public.replace(f"{self._directory}/", ""))
+        reply = encode(replace(self._make_reply(request), refusal=public, later=later))
         self._record(request, reply, None, getattr(error, "reason", ""))
         return reply
 
 
-def _state_size(state: State) -> int:
+def _count_state_bytes(state: State) -> int:
     """Return the size of a state in bytes, without what the host saves with it."""
     return nbytes(state.tensors) + len(json.dumps(dict(state.facts)))
 
@@ -598,7 +603,7 @@ def may_pass(error: Exception) -> bool:
     return is_of_disk or bool(getattr(error, "later", False))
 
 
-def explained(error: Exception, site: str) -> str:
+def explain_error(error: Exception, site: str) -> str:
     """Return a one-line description of an error that may leave the site.
 
     It contains no note text and no number from a rule. Errors of fednotes are written
@@ -608,16 +613,16 @@ def explained(error: Exception, site: str) -> str:
     public = getattr(error, "public", "") if isinstance(error, FednotesError) else ""
     if public:
         return one_line(public) or "refused"
-    return whole_line(error, site)
+    return describe_error(error, site)
 
 
-def whole_line(error: Exception, site: str) -> str:
+def describe_error(error: Exception, site: str) -> str:
     """Describe an error in one line for the site's staff, without note text."""
     if isinstance(error, FednotesError):
         return one_line(error) or "refused"
-    return f"site {site!r}: the task failed ({place_of(error)})"
+    return f"site {site!r}: the task failed ({describe_place(error)})"
 
 
-def without_folders(text: str) -> str:
+def remove_folders(text: str) -> str:
     """Return text without the folders of absolute paths, which others must not see."""
     return _FOLDERS.sub("", text)

@@ -165,7 +165,7 @@ def read_outcome(state: Path, job_id: str) -> dict[str, Any]:
     return outcome if outcome.get("job_id") == job_id else {}
 
 
-def place_of(error: BaseException) -> str:
+def describe_place(error: BaseException) -> str:
     """Return an error's type and place, without its message, which may quote data."""
     name = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)

@@ -281,14 +281,14 @@ class Participants:
         deadline = start_time + timeout
         enough_time = math.inf  # when `least` sites had answered
 
-        def seconds_left() -> float:
+        def compute_seconds_left() -> float:
             """Return the seconds until the server no longer waits."""
             return min(deadline, enough_time + self.patience.grace) - self.clock()
 
         while answers.missing:
             if len(answers.replies) + len(answers.missing) < least:
                 break
-            time_left = seconds_left()
+            time_left = compute_seconds_left()
             if time_left <= 0:
                 if len(answers.replies) >= least:
                     break
@@ -311,8 +311,8 @@ class Participants:
                 self._receive(site, frame, requests, answers)
                 if len(answers.replies) >= least:
                     enough_time = min(enough_time, self.clock())
-            if answers.missing and seconds_left() > 0:
-                self._sleep(min(seconds_left(), self.patience.pause))
+            if answers.missing and compute_seconds_left() > 0:
+                self._sleep(min(compute_seconds_left(), self.patience.pause))
         return answers
 
     def _report_waiting(
@@ -353,7 +353,7 @@ class Participants:
             text = f"site {site!r}: its reply is damaged ({error}); asked again"
             self.notify(Event("damaged", request.number, text, site))
             return
-        drop = self._reason_to_drop(site, reply, request, answers)
+        drop = self._find_reason_to_drop(site, reply, request, answers)
         if drop is not None:
             self.notify(Event(drop.kind, request.number, drop.text, site))
             return
@@ -361,7 +361,7 @@ class Participants:
         answers.missing.discard(site)
         if reply.update is not None:
             try:
-                self._check(reply, site, request.task)
+                self._require_addable(reply, site, request.task)
                 answers.replies[site] = reply
                 return
             except RefusedError as error:
@@ -373,7 +373,7 @@ class Participants:
         answers.refused[site] = replace(reply, attached=Attached())
         self.notify(Event("refused", request.number, reply.refusal, site))
 
-    def _check(self, reply: Reply, site: str, task: str) -> None:
+    def _require_addable(self, reply: Reply, site: str, task: str) -> None:
         """Raise RefusedError for an update that may not be summed."""
         assert reply.update is not None
         check_addable(reply.update, site, self._max_norm, quoting=True)
@@ -386,7 +386,7 @@ class Participants:
                 "are accepted"
             )
 
-    def _reason_to_drop(  # noqa: PLR0911 - one return for each reason
+    def _find_reason_to_drop(  # noqa: PLR0911 - one return for each reason
         self, site: str, reply: Reply, request: Request, answers: Answers
     ) -> _Drop | None:
         """Return the reason to drop a reply; None if it answers the request."""
@@ -416,13 +416,13 @@ class Participants:
         """The sites that are currently reachable."""
         return tuple(site for site in self.sites if site not in self.away)
 
-    def next_number(self) -> int:
-        """Return the number of the next message to sites."""
+    def take_next_number(self) -> int:
+        """Return the number of the next message to sites; count it as used."""
         self.number += 1
         return self.number
 
-    def request(self, task: str, **fields: Any) -> Request:
-        """Return the run's next request.
+    def make_request(self, task: str, **fields: Any) -> Request:
+        """Return the run's next request, with a number of its own.
 
         Args:
             task: The task.
@@ -431,7 +431,7 @@ class Participants:
         return Request(
             self.job,
             self.run,
-            self.next_number(),
+            self.take_next_number(),
             task,
             round=self.round,
             counted=dict(self.counted),
@@ -446,7 +446,7 @@ class Participants:
         least: int,
         timeout: float | None = None,
     ) -> Answers:
-        """Return the sites' answers to one request.
+        """Send one request to sites; return their answers.
 
         A site that does not answer counts as away. For a site that has lost its state,
         its new position is recorded.
@@ -490,7 +490,7 @@ class Participants:
         catch_up: bool = False,
         again: bool = True,
     ) -> Answers:
-        """Return the sites' answers; ask sites that had lost their state a second time.
+        """Ask sites, and those that had lost their state a second time.
 
         Args:
             sites: The sites.
@@ -500,6 +500,9 @@ class Participants:
             catch_up: Whether sites that had lost their state first catch up on the
                 prologue.
             again: Whether such sites may be asked again at all.
+
+        Returns:
+            The newest answer of each site.
         """
         answers = self.ask(make(sites), least=least, timeout=timeout)
         moved = [site for site in sites if site in answers.moved]
@@ -509,7 +512,7 @@ class Participants:
             answers.merge(self.ask(make(moved), least=0, timeout=timeout))
         return answers
 
-    def tell(
+    def send(
         self,
         sites: Sequence[str],
         task: str,
@@ -522,7 +525,7 @@ class Participants:
             return Answers()
         return self.ask_again(
             sites,
-            lambda chosen: dict.fromkeys(chosen, self.request(task)),
+            lambda chosen: dict.fromkeys(chosen, self.make_request(task)),
             least=least,
             timeout=timeout,
         )
@@ -530,7 +533,7 @@ class Participants:
     def gather(
         self, least: int, *, prepare: bool, among: Collection[str] | None = None
     ) -> tuple[str, ...]:
-        """Return the sites for the first request of a round; wait for enough of them.
+        """Wait for enough sites for the first request of a round; return them.
 
         Args:
             least: How many sites are needed.
@@ -556,7 +559,7 @@ class Participants:
     def _knock(self, sites: Collection[str], least: int, timeout: float) -> None:
         """Ask those of some sites that were away whether they are back."""
         away = [site for site in self.sites if site in self.away and site in sites]
-        answers = self.tell(away, BEGIN, least=least, timeout=timeout)
+        answers = self.send(away, BEGIN, least=least, timeout=timeout)
         self._knocked = self.clock()
         for site in answers.replies:
             self.away.discard(site)
@@ -578,7 +581,7 @@ class Participants:
             ]
             if not late:
                 continue
-            request = self.request(
+            request = self.make_request(
                 earlier.task,
                 first=index == 0,
                 preparing=True,
@@ -590,7 +593,7 @@ class Participants:
                 self.prepared[site] = index + 1
             self.away |= {site for site in late if self.prepared[site] <= index}
 
-    def count(self, request: Request, included: Mapping[str, int]) -> None:
+    def record_counted(self, request: Request, included: Mapping[str, int]) -> None:
         """Record the sites whose updates are in the sum of a request.
 
         Args:
@@ -604,4 +607,11 @@ class Participants:
                     self.knows[site] = number
 
     def _report(self, kind: Kind, site: str, what: str) -> None:
+        """Notify of an event at a site.
+
+        Args:
+            kind: The kind of the event.
+            site: The site.
+            what: The predicate of the line for a person to read.
+        """
         self.notify(Event(kind, self.number, f"site {site!r} {what}", site))

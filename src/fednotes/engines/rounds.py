@@ -116,10 +116,10 @@ class Checkpoints:
                 tensors[f"{owner}/{name}"] = value
         facts = {"round": state.round, "server": dict(state.facts), **facts}
         save_state(self.directory / f"round-{state.round:08d}", tensors, facts)
-        for old in self._folders()[KEPT_CHECKPOINTS:]:
+        for old in self._list_folders()[KEPT_CHECKPOINTS:]:
             shutil.rmtree(old)
 
-    def newest(
+    def read_newest(
         self,
         sites_of: Callable[[Mapping[str, Any]], Sequence[str]],
         restore: Callable[[Parts, Mapping[str, Any]], T],
@@ -143,10 +143,10 @@ class Checkpoints:
 
         damaged_folders: list[Path] = []
         newest_problem = ""
-        for folder in self._folders():
+        for folder in self._list_folders():
             try:
                 tensors, facts = load_state(folder)
-                parts = _by_owner(tensors)
+                parts = _group_by_owner(tensors)
                 with restoring(folder):
                     state = State(facts["round"], parts["server"], facts["server"])
                     sites = tuple(sites_of(facts))
@@ -174,19 +174,19 @@ class Checkpoints:
             )
         return None
 
-    def facts(self, fact: Callable[[Any], T]) -> Iterator[T]:
+    def read_facts(self, fact: Callable[[Any], T]) -> Iterator[T]:
         """Yield a fact of each readable checkpoint, from the oldest to the newest."""
-        for folder in reversed(self._folders()):
+        for folder in reversed(self._list_folders()):
             with suppress(ModelError), restoring(folder):
                 yield fact(read_json(folder / "facts.json", strict=False))
 
-    def _folders(self) -> list[Path]:
+    def _list_folders(self) -> list[Path]:
         """Return the folders of all checkpoints, from the newest to the oldest."""
         return sorted(self.directory.glob("round-*"), reverse=True)
 
 
-def _by_owner(tensors: Tensors) -> dict[str, dict[str, Any]]:
-    """Return the tensors of a checkpoint by their owner."""
+def _group_by_owner(tensors: Tensors) -> dict[str, dict[str, Any]]:
+    """Group the tensors of a checkpoint by their owner."""
     parts: dict[str, dict[str, Any]] = {"server": {}}
     for name, value in tensors.items():
         owner, _, own_name = name.partition("/")

@@ -17,12 +17,12 @@ The terms are public and equal for all sites: the names of the counts (from the 
     of this task; None stands for each site's own names) and the limits of the values
     (from the last total of this task).
 
-The masks are derived from the question (`history.Asked`), so only updates for the same
-question can be added. An update is opened in at most one exchange: a site answers for
-its newest exchange and then deletes the update. A task that is repeated after a fault
-is opened only for the same sites as before (`history.Opened`). Opening an exchange
-takes more than half of the sites, so no two exchanges over different sites that hold
-the same update can be opened.
+The masks are derived from the question (`history.QuestionHistory`), so only updates for
+the same question can be added. An update is opened in at most one exchange: a site
+answers for its newest exchange and then deletes the update. A task that is repeated
+after a fault is opened only for the same sites as before (`history.OpenedSums`).
+Opening an exchange takes more than half of the sites, so no two exchanges over
+different sites that hold the same update can be opened.
 
 If the sites of each round are drawn, an exchange is among the sites that its request
 names, and takes more than half of these. A site masks its update for a question for
@@ -51,15 +51,15 @@ from fednotes.engines.answer_times import (
     CLASSES,
     PACE,
     PACES,
-    slowest,
-    without_classes,
+    find_slowest_class,
+    remove_classes,
 )
 from fednotes.engines.history import (
-    Asked,
     NamedSites,
-    Opened,
+    OpenedSums,
     OpeningRecord,
-    history_after,
+    QuestionHistory,
+    compute_history,
 )
 from fednotes.engines.summing import MOST_METRICS, Exchange, Summing
 from fednotes.privacy.secure_sum import Parties
@@ -87,7 +87,7 @@ logger = logging.getLogger(__name__)
 # ---- a site's side -------------------------------------------------------------------
 
 
-def context_of(job: str, run: int) -> bytes:
+def make_context(job: str, run: int) -> bytes:
     """Return the context of all exchanges of one start of the server."""
     return join_parts("fednotes secure sum", job, run)
 
@@ -123,7 +123,7 @@ class _PartiesOfRequests:
         needs_all = self.of_all.threshold == len(self.of_all.sites)
         return needs_all and not self.are_drawn
 
-    def threshold_of(self, num_sites: int) -> int:
+    def find_threshold(self, num_sites: int) -> int:
         """Return the threshold of a sum over this number of sites."""
         if self._threshold_of_drawn is None:
             return self.of_all.threshold
@@ -140,7 +140,7 @@ class _PartiesOfRequests:
         all_sites = self.of_all.sites
         named_sites = [site for site in all_sites if site in request.counted]
         try:
-            return Parties(named_sites, self.threshold_of(len(named_sites)))
+            return Parties(named_sites, self.find_threshold(len(named_sites)))
         except ConfigError as error:
             raise RefusedError(str(error)) from error
 
@@ -244,7 +244,7 @@ class SecureSeal:
         self._requests = _PartiesOfRequests(sites, threshold, threshold_of_drawn)
         self._parties = self._requests.of_all
         self._job = job
-        self._opened = Opened(site, record)
+        self._opened = OpenedSums(site, record)
         self._named_sites = NamedSites(site, record and record.with_name(NAMED_SITES))
         self._run = -1
         self._chain: SiteChain  # the chain that belongs to run number `_run`
@@ -262,15 +262,17 @@ class SecureSeal:
         """
         return self._requests.strict
 
-    def adopted(self, request: Request, asked: Asked) -> bytes | None:
-        """Return the other sites' history, from the terms, if this site lost its own.
+    def find_history_to_adopt(
+        self, request: Request, asked: QuestionHistory
+    ) -> bytes | None:
+        """Return the other sites' history, if this site lost its own and must adopt it.
 
         Only events at this site count as a loss: it has opened and trained nothing (a
             new disk), or its own files were damaged. A server that sends the site back
             causes neither.
 
         Returns:
-            None if the site has its own history.
+            The history in the terms of the request; None if the site has its own.
         """
         has_done_nothing = not asked.trained and not len(self._opened)
         has_lost_history = self._opened.lost or has_done_nothing
@@ -280,18 +282,18 @@ class SecureSeal:
         is_new = history not in (b"", asked.history)
         return history if is_new else None
 
-    def lost(self) -> None:
+    def record_loss(self) -> None:
         """Record that this site's stored files for the job were damaged."""
         self._opened.lose()
 
-    def pace(self, request: Request) -> int | None:
-        """Return the class of times in which all sites answer, from the terms."""
+    def read_pace(self, request: Request) -> int | None:
+        """Read the class of times in which all sites answer from a request's terms."""
         with suppress(RefusedError):  # the terms cannot be read
             pace = wire.read(wire.Terms, request.attached.facts).pace
             return None if pace is None else min(pace, CLASSES - 1)
         return None
 
-    def stage(self, request: Request) -> Attached:
+    def answer_stage(self, request: Request) -> Attached:
         """Answer one of the protocol's own messages.
 
         A repeated message gets the same answer.
@@ -345,7 +347,7 @@ class SecureSeal:
         return self._mask(self._pending, terms, request.attached)
 
     def _answer(self, request: Request) -> Attached:
-        """Return the answer to one of the protocol's own messages; see `stage`."""
+        """Return a new answer to one of the protocol's messages; see `answer_stage`."""
         attached = request.attached
         if request.task == wire.MASKED:
             return self._mask_again(request)
@@ -360,7 +362,7 @@ class SecureSeal:
                 self._chain.find_exchange(stage.number).make_shares(stage.keys)
             )
         opening = wire.read_unmask_request(stage, attached, self._site)
-        question = self._question(stage.number)
+        question = self._find_question(stage.number)
         if request.task == wire.CONFIRM:
             self._opened.require(question, opening.survivors)
             return wire.pack(self._chain.find_exchange(stage.number).confirm(opening))
@@ -391,7 +393,7 @@ class SecureSeal:
             # No limit is wide enough. This is an answer, because it is final.
             return wire.pack(wire.Masking((), b"", again=str(error), wide=True))
 
-    def _question(self, number: int) -> bytes:
+    def _find_question(self, number: int) -> bytes:
         """Return the question of the update that was masked in an exchange.
 
         Raises:
@@ -412,8 +414,8 @@ class SecureSeal:
         agreed_names = terms.metrics
         answer = wire.Masking(
             names=None if metric_names == (agreed_names or ()) else metric_names,
-            history=history_after(pending.question),
-            before=self._opened.survivors(pending.question),
+            history=compute_history(pending.question),
+            before=self._opened.find_survivors(pending.question),
         )
         if agreed_names is not None and not set(metric_names) <= set(agreed_names):
             return wire.pack(
@@ -439,7 +441,7 @@ class SecureSeal:
         except TrainingError as error:
             # The tensor and the limit are only for the staff of this site.
             logger.warning("%s", error)
-            tried.refused.add(hash_parts(grid, _digest(pending.update)))
+            tried.refused.add(hash_parts(grid, _hash_update(pending.update)))
             if not limits or len(tried.refused) >= REFUSALS:
                 raise self._give_up(pending) from error
             return wire.pack(
@@ -509,14 +511,14 @@ class SecureSeal:
             )
         if run > self._run:
             self._run = run
-            context = context_of(self._job, run)
+            context = make_context(self._job, run)
             self._chain = SiteChain(self._site, self._parties, context, self._identity)
             self._pending = None
             self._last_answer = _StageAnswer(-1, Attached())
             self._newest_mask = _MaskedQuestion(-1, b"")
 
 
-def _digest(update: Update) -> bytes:
+def _hash_update(update: Update) -> bytes:
     """Return the SHA-256 of an update's values."""
     counts = repr((float(update.weight), sorted(update.metrics.items())))
     return hash_parts(counts, tensor_fingerprint(update.tensors))
@@ -674,13 +676,13 @@ class SecureSum(Summing):
         self.least = self._parties.threshold
         self._metrics: dict[str, tuple[str, ...]] = {}  # by task
         self._limits: dict[str, dict[str, int]] = {}  # by task and tensor
-        # The history of all sites (`history.Asked`), if all are in each sum.
+        # The history of all sites (`history.QuestionHistory`), if all are in each sum.
         self._history = b""
         self._paces: dict[str, int | None] = {}  # by task
 
-    def threshold_of(self, num_sites: int) -> int:
+    def find_threshold(self, num_sites: int) -> int:
         """Return the minimum number of sites in a sum over this number of sites."""
-        return self._requests.threshold_of(num_sites)
+        return self._requests.find_threshold(num_sites)
 
     def state(self) -> dict[str, Any]:
         """Return the state that later sums depend on: limits and the sites' history."""
@@ -695,8 +697,8 @@ class SecureSum(Summing):
         }
         self._history = bytes.fromhex(state.get("history", ""))
 
-    def total(self, exchange: Exchange) -> Total:
-        """Return the sum over the sites that took part.
+    def sum_updates(self, exchange: Exchange) -> Total:
+        """Run a request and return the sum over the sites that took part.
 
         Raises:
             TrainingError: Too few updates can be added; nothing is opened.
@@ -710,7 +712,7 @@ class SecureSum(Summing):
                 failed_attempts += 1
                 if failed_attempts == ATTEMPTS:
                     raise TrainingError(str(error)) from error
-                exchange.again()
+                exchange.discard_replies()
 
     def _attempt(self, exchange: Exchange) -> Total:
         """Run the method's task, have the updates masked, and open their sum.
@@ -754,7 +756,7 @@ class SecureSum(Summing):
             pace=self._paces.get(task),
             history=self._history,
         )
-        replies = exchange.task(self._attach(terms), sites=sites)
+        replies = exchange.run_task(self._attach(terms), sites=sites)
         self._require_enough(exchange, len(replies), TrainingError)
         return self._receive(exchange, replies, terms)
 
@@ -766,7 +768,7 @@ class SecureSum(Summing):
         if run != self._run:
             self._run = run
             self._is_prepared = False
-            self._chain = ServerChain(self._parties, context_of(self._job, run))
+            self._chain = ServerChain(self._parties, make_context(self._job, run))
         are_same_parties = self._chain.parties.sites == self._parties.sites
         have_keys = (
             self._is_prepared
@@ -786,7 +788,7 @@ class SecureSum(Summing):
         self._require_enough(exchange, len(candidates), TrainingError)
         sites = self._begin(exchange, candidates)
         attached = dict.fromkeys(sites, self._attach(terms))
-        replies = exchange.stage(wire.MASKED, attached)
+        replies = exchange.run_stage(wire.MASKED, attached)
         new_answers = self._receive(exchange, replies, terms)
         beyond_limits = new_answers.sites_beyond_limits
         # Terms without limits are the widest.
@@ -809,11 +811,11 @@ class SecureSum(Summing):
                 if name in total.metrics:
                     metrics[name] = total.metrics[name]
         self._metrics[task] = tuple(metrics)
-        self._paces[task] = slowest(metrics)
+        self._paces[task] = find_slowest_class(metrics)
         if self._requests.strict:
-            self._history = _majority_history(answers.answers, self._history)
+            self._history = _choose_history(answers.answers, self._history)
         self._limits[task] = compute_limits(total)
-        return replace(total, metrics=without_classes(metrics))
+        return replace(total, metrics=remove_classes(metrics))
 
     # ---- the stages
 
@@ -823,10 +825,10 @@ class SecureSum(Summing):
         number = self._chain.number
         attached = wire.pack(wire.Stage(number))
         self._ask(exchange, sites, attached, wire.KEYS, current.add_keys)
-        keys = _close_stage(current.keys)
+        keys = _close_stage(current.collect_keys)
         attached = wire.pack(wire.Stage(number, keys))
         self._ask(exchange, tuple(keys), attached, wire.SHARES, current.add_shares)
-        _close_stage(current.boxes)
+        _close_stage(current.collect_boxes)
         self._require_enough(exchange, len(current.roster), _ExchangeFailed)
         return current.roster
 
@@ -846,7 +848,7 @@ class SecureSum(Summing):
         """Add the masked updates; return each site's answer about its update."""
         is_recorded = partial(self._record.has, exchange.request)
         answers = _Answers(terms, self._parties.threshold, is_recorded)
-        for site, attached in _in_order(exchange, replies):
+        for site, attached in _iterate_in_order(exchange, replies):
             try:
                 _require_only(site, attached, "words")
                 answer = wire.read(wire.Masking, attached.facts)
@@ -880,8 +882,8 @@ class SecureSum(Summing):
         attached = wire.pack_requests(chain.number, keys, unmask_requests)
         self._record.add(exchange.request, survivors)
         self._ask(exchange, opening_sites, attached, wire.UNMASK, chain.add_unmask)
-        current = chain.current  # `total` makes the next exchange the current one
-        total = _close_stage(chain.total, exchange.reasons)
+        current = chain.current  # `open_total` makes the next exchange the current one
+        total = _close_stage(chain.open_total, exchange.reasons)
         for site, owner in current.doubtful:
             logger.warning(
                 "site %r or %r: a wrong share of the secret of %r", site, owner, owner
@@ -925,8 +927,8 @@ class SecureSum(Summing):
         """
         is_after_masking = stage in (wire.CONFIRM, wire.UNMASK)
         least = self._parties.threshold if is_after_masking else None
-        replies = exchange.stage(stage, dict.fromkeys(sites, attached), least=least)
-        for site, answer in _in_order(exchange, replies):
+        replies = exchange.run_stage(stage, dict.fromkeys(sites, attached), least=least)
+        for site, answer in _iterate_in_order(exchange, replies):
             try:
                 _require_only(site, answer)
                 message = wire.read(wire.ANSWERS[stage], answer.facts)
@@ -959,7 +961,7 @@ def _refuse_other_layouts(
             )
 
 
-def _in_order(
+def _iterate_in_order(
     exchange: Exchange, replies: Mapping[str, Reply]
 ) -> Iterator[tuple[str, Attached]]:
     """Yield the attachments of the sites that answered, in the fixed order."""
@@ -985,8 +987,8 @@ def _close_stage(close: Callable[[], R], reasons: str = "") -> R:
         raise _ExchangeFailed(message) from error
 
 
-def _majority_history(answers: Mapping[str, wire.Masking], before: bytes) -> bytes:
-    """Return the history that more than half of the sites report after an opened sum.
+def _choose_history(answers: Mapping[str, wire.Masking], before: bytes) -> bytes:
+    """Choose the history that more than half of the sites report after a sum.
 
     All sites that masked for one question have the same history, but the masks do not
     authenticate the history that a site reports here. If one site's report sufficed, a

@@ -24,7 +24,7 @@ from fednotes.engines.rounds import Checkpoints, Observer, Parts, Rounds
 from fednotes.engines.sampling import RoundSampling
 from fednotes.engines.secure import SecureSeal, SecureSum
 from fednotes.engines.site_programs import SitePrograms, SiteUpdate
-from fednotes.engines.summing import Replies, Sites, check_addable, hidden
+from fednotes.engines.summing import Replies, Sites, check_addable, make_hidden_error
 from fednotes.privacy.secure_sum.crypto import hash_parts
 
 NUMBER_BYTES = 8  # bytes of a weight, a metric or an option on the wire
@@ -89,7 +89,7 @@ class Simulation(Rounds):
         self._replies: dict[str, dict[str, Mapping[str, float]]] = {}
         self._number = 0  # number of the last message under the secure sum
         if resume and self._files:
-            checkpoint = self._files.newest(
+            checkpoint = self._files.read_newest(
                 lambda facts: list(dict(facts["sites"])), self._restore
             )
             if checkpoint is not None:
@@ -101,7 +101,9 @@ class Simulation(Rounds):
         """Run `task` at its sites, adding each reply in the order of the sites."""
         sent_tensors = tensors or {}
         if self.summing is not None:
-            return self.summing.total(_Exchange(self, task, sent_tensors, options))
+            return self.summing.sum_updates(
+                _Exchange(self, task, sent_tensors, options)
+            )
         # A generator, so that few updates are in memory at a time.
         updates = (
             self._count_bytes(update)
@@ -114,14 +116,14 @@ class Simulation(Rounds):
     ) -> dict[str, Update]:
         """Run `task` at its sites; return the updates by site."""
         if self.summing is not None:
-            raise hidden(task)
+            raise make_hidden_error(task)
         return {
             site: self._count_bytes(update)
             for site, update in self.run_at_sites(task, tensors or {}, options)
         }
 
-    def next_number(self) -> int:
-        """Return the number of the next message."""
+    def take_next_number(self) -> int:
+        """Return the number of the next message; count it as used."""
         self._number += 1
         return self._number
 
@@ -235,14 +237,14 @@ class _Exchange:
         self._counted = dict.fromkeys(self.sites, 0)
         # Each exchange has a round of its own.
         self.request = Request(
-            JOB, 1, 0, task, round=engine.next_number(), counted=self._counted
+            JOB, 1, 0, task, round=engine.take_next_number(), counted=self._counted
         )
         listed = repr(sorted(options.items()))
         self._question = hash_parts(
             "question", self.request.round, task, listed, tensor_fingerprint(sent)
         )
 
-    def task(
+    def run_task(
         self,
         attached: Attached | None = None,
         *,
@@ -252,17 +254,17 @@ class _Exchange:
 
         An error of a site is raised, because a simulation leaves no site out.
         """
-        request = self._next(self.request.task, attached or Attached())
+        request = self._make_request(self.request.task, attached or Attached())
         replies = {}
         updates = self._engine.run_at_sites(request.task, self._sent, self._options)
         for site, update in updates:
             check_addable(update, site)
             sealed = self._engine.seals[site].seal(request, update, self._question)
-            replies[site] = self._reply(request, site, sealed)
+            replies[site] = self._make_reply(request, site, sealed)
         self._counted = dict.fromkeys(self.sites, request.number)
         return replies
 
-    def stage(
+    def run_stage(
         self,
         name: str,
         attached: Mapping[str, Attached],
@@ -270,31 +272,33 @@ class _Exchange:
         least: int | None = None,  # noqa: ARG002 - part of `Exchange`
     ) -> Replies:
         """Send one of the protocol's own messages to the sites."""
-        blank = self._next(name, Attached())
+        blank = self._make_request(name, Attached())
         replies = {}
         for site, for_site in attached.items():
             request = replace(blank, attached=for_site)
-            answer = self._engine.seals[site].stage(request)
-            replies[site] = self._reply(request, site, answer)
+            answer = self._engine.seals[site].answer_stage(request)
+            replies[site] = self._make_reply(request, site, answer)
         return replies
 
     def refuse(self, site: str, reason: str) -> None:  # noqa: ARG002 - part of `Exchange`
         """Raise TrainingError: a simulation leaves no site out."""
         raise TrainingError(reason)
 
-    def again(self) -> None:
+    def discard_replies(self) -> None:
         """Do nothing: the replies of a task are not stored."""
 
-    def _next(self, task: str, attached: Attached) -> Request:
+    def _make_request(self, task: str, attached: Attached) -> Request:
+        """Return a message of this exchange, with a new number."""
         return replace(
             self.request,
-            number=self._engine.next_number(),
+            number=self._engine.take_next_number(),
             task=task,
             counted=self._counted,
             attached=attached,
         )
 
-    def _reply(self, request: Request, site: str, attached: Attached) -> Reply:
+    def _make_reply(self, request: Request, site: str, attached: Attached) -> Reply:
+        """Return a site's reply, and count the bytes of both messages."""
         self._engine.bytes_down += request.attached.nbytes()
         self._engine.bytes_up += attached.nbytes()
         return Reply(JOB, 1, request.number, site, Update(), attached=attached)

@@ -34,10 +34,10 @@ MOST_METRIC = 2.0**52
 logger = logging.getLogger("fednotes.validation")
 
 
-def expected_layout(
+def choose_expected_layout(
     updates: Iterable[Update], known: Expected | None = None
 ) -> Expected:
-    """Return the names, shapes and types that all updates of one request must have.
+    """Choose the names, shapes and types that all updates of one request must have.
 
     Args:
         updates: The updates.
@@ -77,14 +77,14 @@ def check_addable(
     Raises:
         RefusedError: It may not be added; the message names the site and the reason.
     """
-    rule, value = _broken_rule(update, max_norm or math.inf)
+    rule, value = _find_broken_rule(update, max_norm or math.inf)
     if not rule:
         return
     rule_and_value = f"{rule} ({value})" if value else rule
     if quoting:
-        raise _refusal(site, rule_and_value)
-    logger.warning("%s", _refusal(site, rule_and_value))
-    raise _refusal(site, rule)
+        raise _make_refusal(site, rule_and_value)
+    logger.warning("%s", _make_refusal(site, rule_and_value))
+    raise _make_refusal(site, rule)
 
 
 def check_counts(update: Update, site: str) -> None:
@@ -101,13 +101,14 @@ def check_counts(update: Update, site: str) -> None:
         counts = tensor.double()
         is_count = (counts >= 0) & (counts <= MOST_WEIGHT) & (counts == counts.round())
         if not bool(is_count.all()):
-            raise _refusal(site, _not_counts(f"tensor {name!r}"))
+            raise _make_refusal(site, _describe_wrong_counts(f"tensor {name!r}"))
     for name, number in update.metrics.items():
         if not (0 <= number <= MOST_WEIGHT and float(number).is_integer()):
-            raise _refusal(site, _not_counts(f"the metric {name!r}"))
+            raise _make_refusal(site, _describe_wrong_counts(f"the metric {name!r}"))
 
 
-def _not_counts(what: str) -> str:
+def _describe_wrong_counts(what: str) -> str:
+    """Describe the rule for numbers of examples that something breaks."""
     return f"{what} must have whole numbers from 0 to {MOST_WEIGHT:g}"
 
 
@@ -134,7 +135,7 @@ def check_received(tensors: Tensors, site: str, task: str) -> None:
             )
 
 
-def mismatch(update: Update, expected: Expected) -> str:
+def find_mismatch(update: Update, expected: Expected) -> str:
     """Return the first unexpected name, shape or type; "" if all are as expected."""
     tensors = update.tensors
     odd = sorted(tensors.keys() ^ expected.keys())
@@ -150,7 +151,7 @@ def mismatch(update: Update, expected: Expected) -> str:
     return ""
 
 
-def hidden(task: str) -> ConfigError:
+def make_hidden_error(task: str) -> ConfigError:
     """Return the error for a method that needs single updates under a secure sum."""
     return ConfigError(
         f"{task!r}: the secure sum hides each site's update, which this method asks "
@@ -159,13 +160,14 @@ def hidden(task: str) -> ConfigError:
     )
 
 
-def _refusal(site: str, reason: str) -> RefusedError:
+def _make_refusal(site: str, reason: str) -> RefusedError:
+    """Return the error with which a site's update is refused."""
     return RefusedError(f"site {site!r}: its update was refused: {reason}")
 
 
-def _broken_rule(update: Update, max_norm: float) -> tuple[str, str]:
+def _find_broken_rule(update: Update, max_norm: float) -> tuple[str, str]:
     """Return the rule that an update breaks and its wrong value; both "" for none."""
-    rule, value = _broken_rule_of_numbers(update)
+    rule, value = _find_rule_broken_by_numbers(update)
     if rule:
         return rule, value
     size = nbytes(update.tensors)
@@ -184,7 +186,7 @@ def _broken_rule(update: Update, max_norm: float) -> tuple[str, str]:
     return "", ""
 
 
-def _broken_rule_of_numbers(update: Update) -> tuple[str, str]:
+def _find_rule_broken_by_numbers(update: Update) -> tuple[str, str]:
     """Return the rule that a number breaks and its value; both "" for none."""
     weight = float(update.weight)
     if not 0 <= weight <= MOST_WEIGHT:
@@ -214,7 +216,7 @@ class Exchange(Protocol):
     Attributes:
         sites: The sites that receive the request, in the fixed order.
         least: How many sites must be in the sum.
-        request: The method's request. If a stage comes before it, `task` gives it a
+        request: The method's request. If a stage comes before it, `run_task` gives it a
             later number.
     """
 
@@ -226,7 +228,9 @@ class Exchange(Protocol):
     def reasons(self) -> str:
         """The reasons why sites are left out, in one line."""
 
-    def task(self, attached: Attached | None = None, *, sites: Sites = None) -> Replies:
+    def run_task(
+        self, attached: Attached | None = None, *, sites: Sites = None
+    ) -> Replies:
         """Run the method's task at the sites.
 
         A site that has lost its state is asked once more, under another number.
@@ -239,7 +243,7 @@ class Exchange(Protocol):
             The replies of the sites that answered in time.
         """
 
-    def stage(
+    def run_stage(
         self, name: str, attached: Mapping[str, Attached], *, least: int | None = None
     ) -> Replies:
         """Send a message of the summation protocol.
@@ -250,7 +254,7 @@ class Exchange(Protocol):
             least: How many sites must answer; by default as many as for the task.
         """
 
-    def again(self) -> None:
+    def discard_replies(self) -> None:
         """Discard the replies to the task, because it will be run again."""
 
     def refuse(self, site: str, reason: str) -> None:
@@ -266,21 +270,21 @@ class Summing(ABC):
 
     least: int
 
-    def threshold_of(self, num_sites: int) -> int:  # noqa: ARG002 - subclasses use it
+    def find_threshold(self, num_sites: int) -> int:  # noqa: ARG002 - subclasses use it
         """Return the minimum number of sites in a sum over this number of sites."""
         return self.least
 
     @abstractmethod
-    def total(self, exchange: Exchange) -> Total:
-        """Return the sum; `included` names its sites in the fixed order."""
+    def sum_updates(self, exchange: Exchange) -> Total:
+        """Run a request and return the sum; `included` names its sites in order."""
 
-    def each(self, exchange: Exchange) -> dict[str, Update]:
-        """Return the updates themselves, in the fixed order.
+    def collect_updates(self, exchange: Exchange) -> dict[str, Update]:
+        """Run a request and return the updates themselves, in the fixed order.
 
         Raises:
             ConfigError: The protocol hides them.
         """
-        raise hidden(exchange.request.task)
+        raise make_hidden_error(exchange.request.task)
 
     def state(self) -> dict[str, Any]:
         """Return the state that later sums depend on, as JSON values."""
@@ -298,17 +302,17 @@ class PlainSum(Summing):
     def __init__(self) -> None:
         self._known: dict[str, Expected] = {}
 
-    def total(self, exchange: Exchange) -> Total:
+    def sum_updates(self, exchange: Exchange) -> Total:
         """Return the sum over the sites whose answers can be added."""
-        updates = self.each(exchange)
+        updates = self.collect_updates(exchange)
         return replace(Total.of(updates.values()), included=tuple(updates))
 
-    def each(self, exchange: Exchange) -> dict[str, Update]:
+    def collect_updates(self, exchange: Exchange) -> dict[str, Update]:
         """Return the updates of the sites whose answers can be added.
 
         Each update was checked on its own when it arrived.
         """
-        replies = exchange.task()
+        replies = exchange.run_task()
         task = exchange.request.task
         updates = {}
         for site in exchange.sites:
@@ -316,11 +320,11 @@ class PlainSum(Summing):
             if update is not None:
                 updates[site] = update
 
-        expected = expected_layout(updates.values(), self._known.get(task))
+        expected = choose_expected_layout(updates.values(), self._known.get(task))
         self._known[task] = expected
         for site in list(updates):
-            reason = mismatch(updates[site], expected)
+            reason = find_mismatch(updates[site], expected)
             if reason:
                 del updates[site]
-                exchange.refuse(site, str(_refusal(site, reason)))
+                exchange.refuse(site, str(_make_refusal(site, reason)))
         return updates

@@ -18,7 +18,7 @@ from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_j
 from fednotes.cli import app, shared
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.messages import Reply, WireError, decode_reply, encode
-from fednotes.engines.host import explained
+from fednotes.engines.host import explain_error
 from fednotes.report.html import write_report
 
 EVIL = "1\x1b[2J\n2026-01-01 00:00:00,000 ERROR fednotes.x: all is lost \u202e\u200b"
@@ -88,7 +88,7 @@ def test_a_report_escapes_foreign_words(tmp_path: Path) -> None:
 
 
 def test_a_refusal_sent_to_the_server_is_cleaned() -> None:
-    message = explained(RefusedError(EVIL), "h1")
+    message = explain_error(RefusedError(EVIL), "h1")
     assert plain(message)
     assert (
         decode_reply(encode(Reply("j", 1, 1, "h1", refusal=message))).refusal == message

@@ -40,7 +40,7 @@ from fednotes.core.messages import (
 from fednotes.core.store import disk_usage
 from fednotes.core.tensors import tensor_fingerprint
 from fednotes.core.update import Update
-from fednotes.engines.history import OPENED, Asked
+from fednotes.engines.history import OPENED, QuestionHistory
 from fednotes.engines.host import SiteHost
 from fednotes.engines.requests import Participants, Patience
 from fednotes.engines.secure import SecureSeal, SecureSum
@@ -282,7 +282,7 @@ def test_sites_with_different_earlier_tasks_give_no_sum(
         if (site, request.task) == ("a", "train")
     ]
     again = replace(
-        requests[-1], number=members.next_number(), counted=dict(members.counted)
+        requests[-1], number=members.take_next_number(), counted=dict(members.counted)
     )
     assert case.ask("a", again).update is not None
     # b and c as before it, a as after two of it
@@ -316,7 +316,7 @@ def test_only_a_site_that_lost_its_own_history_adopts_that_of_others(
         *_, before, newest = sorted(states.iterdir())
         (newest / "facts.json").write_text("{}")
         case.begin("b")
-        reply = case.ask("b", members.request("@begin"))
+        reply = case.ask("b", members.make_request("@begin"))
         assert "has lost its state" in reply.refusal
         assert reply.has == int(before.name) > 0
     case.begin("b")
@@ -346,7 +346,9 @@ def test_requests_before_the_first_round_are_part_of_every_question(
     case.refuses("share", sizes=15)
     members = case.members
     for site, sizes in zip(SITES, (15, 2**50, 2**50), strict=True):
-        request = members.request("share", preparing=True, options={"sizes": sizes})
+        request = members.make_request(
+            "share", preparing=True, options={"sizes": sizes}
+        )
         reply = case.ask(site, request)
         assert (reply.update, reply.attached, reply.refusal) == (
             Update(),
@@ -374,7 +376,7 @@ def test_a_restarted_site_remembers_its_earlier_questions(
         case.server.sum("evaluate", X)
         turn.commit(State(turn.number + 1, X, {}), {}, evaluated=True)
         case.begin("b")
-        assert case.hosts["b"]._asked == Asked()
+        assert case.hosts["b"]._asked == QuestionHistory()
     assert case.server.sum("finish", X).included == SITES
 
 
@@ -383,20 +385,20 @@ def test_questions_are_equal_only_if_every_part_is_equal() -> None:
     request = Request(
         JOB, 1, 1, "train", round=3, first=True, told=7, options={"round": 3}
     )
-    history = Asked(prepared=b"p", history=b"h", told=b"t")
+    history = QuestionHistory(prepared=b"p", history=b"h", told=b"t")
 
     def received(tensors: Any) -> bytes:
         return tensor_fingerprint(tensors) if tensors else b""
 
-    def question(now: Asked, tensors: Any = None, **changes: Any) -> bytes:
+    def question(now: QuestionHistory, tensors: Any = None, **changes: Any) -> bytes:
         changed = replace(request, **changes)
-        return now.next(changed, received(tensors), strict=True).question
+        return now.add_request(changed, received(tensors), strict=True).question
 
     different = [
         question(history),
-        question(Asked(prepared=b"q", history=b"h", told=b"t")),
-        question(Asked(prepared=b"p", history=b"i", told=b"t")),
-        question(Asked(prepared=b"p", history=b"h", told=b"u")),
+        question(QuestionHistory(prepared=b"q", history=b"h", told=b"t")),
+        question(QuestionHistory(prepared=b"p", history=b"i", told=b"t")),
+        question(QuestionHistory(prepared=b"p", history=b"h", told=b"u")),
         question(history, X),
         question(history, {"y": X["x"]}),
         question(history, {"x": X["x"].double()}),
@@ -416,24 +418,25 @@ def test_questions_are_equal_only_if_every_part_is_equal() -> None:
     )
     assert len(set(same)) == 1
     loose = {
-        now.next(request, b"", strict=False).question
-        for now in (history, Asked(prepared=b"p", history=b"i", told=b"t"))
+        now.add_request(request, b"", strict=False).question
+        for now in (history, QuestionHistory(prepared=b"p", history=b"i", told=b"t"))
     }
     assert len(loose) == 1  # where sums leave sites out, histories differ
-    first_question = history.next(request, received(X), strict=True)
+    first_question = history.add_request(request, received(X), strict=True)
     goes_on = replace(request, first=False, told=0)
     assert (
-        first_question.next(goes_on, b"", strict=True).given
+        first_question.add_request(goes_on, b"", strict=True).given
         == first_question.given
         != b""
     )
     assert (
-        first_question.next(replace(goes_on, first=True), b"", strict=True).given == b""
+        first_question.add_request(replace(goes_on, first=True), b"", strict=True).given
+        == b""
     )
     assert question(history, preparing=True, round=0) == question(
         history, preparing=True, round=5
     )
-    early = history.next(replace(request, preparing=True), b"", strict=True)
+    early = history.add_request(replace(request, preparing=True), b"", strict=True)
     assert early.prepared not in (b"p", b"")
     assert (early.trained, first_question.trained, first_question.prepared) == (
         False,
@@ -441,7 +444,7 @@ def test_questions_are_equal_only_if_every_part_is_equal() -> None:
         b"p",
     )
     assert len({early.history, first_question.history, b"h"}) == 3
-    assert Asked.from_json(first_question.to_json()) == Asked(
+    assert QuestionHistory.from_json(first_question.to_json()) == QuestionHistory(
         first_question.prepared, first_question.history, True
     )
 
@@ -450,7 +453,9 @@ def test_a_task_of_a_round_is_refused_outside_the_secure_sum(case: Case) -> None
     """Or a site's private layers could be spoilt by a task that no other site sees."""
     members = case.members
     for changes in ({}, {"first": True}):
-        request = members.request("train", tensors=X, options={"round": 0}, **changes)
+        request = members.make_request(
+            "train", tensors=X, options={"round": 0}, **changes
+        )
         reply = case.ask("a", request)
         assert "was requested outside the secure sum" in reply.refusal
 
@@ -480,7 +485,9 @@ def test_a_repeated_task_is_opened_only_for_the_same_sites(tmp_path: Path) -> No
 
     before = case.opened()
     with (  # a server that does not listen to it, and asks all the same
-        mock.patch("fednotes.engines.history.Opened.survivors", nothing_before),
+        mock.patch(
+            "fednotes.engines.history.OpenedSums.find_survivors", nothing_before
+        ),
         pytest.raises(
             TrainingError, match="a sum of this task was opened before, over"
         ),
@@ -516,15 +523,15 @@ def test_an_older_exchange_is_not_opened_under_a_newer_task(tmp_path: Path) -> N
     assert isinstance(seal, SecureSeal)
     case.prepared()
     case.server.sum("train", X, round=0)
-    assert seal._opened.survivors(seal._newest_mask.question)
+    assert seal._opened.find_survivors(seal._newest_mask.question)
     questions = len(seal._opened._survivors)
     mask = seal._newest_mask
     seal._newest_mask = type(mask)(mask.exchange + 5, b"another")
-    number = case.members.request("@unmask").number
+    number = case.members.make_request("@unmask").number
     blank = UnmaskRequest(bytes(32), SITES, (), {})
     attached = pack_requests(mask.exchange, {}, dict.fromkeys(SITES, blank))
     request = replace(
-        case.members.request("@unmask", attached=attached), number=number + 1
+        case.members.make_request("@unmask", attached=attached), number=number + 1
     )
     reply = case.ask("a", request)
     assert "sent no masked update in it" in reply.refusal
@@ -698,7 +705,7 @@ def test_a_request_that_claims_to_follow_a_later_one_is_refused(case: Case) -> N
     counted = dict(case.members.counted)
     last_number = case.hosts["a"]._journal.last
     for number in (1, counted["a"]):
-        request = case.members.request("train", tensors=X, options={"round": 0})
+        request = case.members.make_request("train", tensors=X, options={"round": 0})
         late = replace(request, run=request.run + 1, number=number)
         assert "claims to follow request" in case.ask("a", late).refusal
         assert case.hosts["a"]._journal.last == last_number

@@ -412,7 +412,7 @@ def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:
 
     descriptions = {
         site: description_from_tensors(site, tensors)
-        for site, tensors in engine.public(DESCRIBE).items()
+        for site, tensors in engine.collect_public_facts(DESCRIBE).items()
     }
     require_as_declared(job, descriptions)
     config = agreed_config(job, descriptions)
@@ -449,7 +449,7 @@ def _count_willing_sites(job: Job, setup: Setup) -> int:
 def _fetch_shared_scores(engine: Deployed) -> dict[str, Any]:
     """Return the scores of the sites whose policy shares them."""
     scores = {}
-    answers = engine.public(SCORES, all_sites=False)
+    answers = engine.collect_public_facts(SCORES, all_sites=False)
     for site, tensors in answers.items():
         try:
             scores[site] = _read_scores(tensors, len(answers))

@@ -72,7 +72,7 @@ from fednotes.core.update import Tensors, Update
 from fednotes.encoders.features import find_default_cache
 from fednotes.engines.answer_times import AnswerTimes
 from fednotes.engines.history import OPENED
-from fednotes.engines.host import SiteHost, explained
+from fednotes.engines.host import SiteHost, explain_error
 from fednotes.engines.launch import Setup
 from fednotes.engines.secure import SecureSeal
 from fednotes.jobs.card import SCORES_FILE, OwnRun, write_cards
@@ -615,7 +615,7 @@ class AgreedSite:
 def outward_message(error: Exception, site: str) -> str:
     """Return one line about an error; this line may leave the site."""
     if isinstance(error, _MAY_LEAVE) or not isinstance(error, FednotesError):
-        return explained(error, site)
+        return explain_error(error, site)
     # The last class of _SUMMARIES is FednotesError, so there is always a summary.
     summary = next(text for kind, text in _SUMMARIES if isinstance(error, kind))
     cause = error.__cause__

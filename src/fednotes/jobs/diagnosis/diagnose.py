@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.wording import format_count, list_names
-from fednotes.engines.launch import place_of
+from fednotes.engines.launch import describe_place
 from fednotes.jobs.built_in_jobs import built_in_jobs
 from fednotes.jobs.causes import IMPORTANCES, Cause, Evidence, Importance, Setting
 from fednotes.jobs.diagnosis.gain import find_gain_causes
@@ -247,7 +247,7 @@ def diagnose_run(folder: Path) -> Diagnosis:
         # Scores and counts have many forms, and strangers may have written them.
         raise DataError(
             f"{folder}: a file of this run has a value of another kind than training "
-            f"writes ({place_of(error)}): copy the run's folder again"
+            f"writes ({describe_place(error)}): copy the run's folder again"
         ) from error
 
 

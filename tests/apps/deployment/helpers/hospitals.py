@@ -19,7 +19,7 @@ from fednotes.apps.deployment.site import site_main
 from fednotes.apps.deployment.site_file import SITE_FILE, install
 from fednotes.core.errors import FednotesError, TrainingError
 from fednotes.core.messages import Frame
-from fednotes.engines.host import SiteHost, explained, without_folders
+from fednotes.engines.host import SiteHost, explain_error, remove_folders
 from fednotes.engines.launch import Setup
 from fednotes.jobs.declaration import table_to_approve
 from fednotes.jobs.job_file import parse_job
@@ -77,7 +77,7 @@ class Network:
                 reply = self.members[site].handle(bytes(frame))
             except FednotesError as error:
                 # as a site's executor
-                self.failed[site] = without_folders(explained(error, site))
+                self.failed[site] = remove_folders(explain_error(error, site))
                 continue
             self.frames += [bytes(frame), reply]
             who, remaining = self.kill

@@ -276,7 +276,7 @@ def test_a_masked_update_is_checked_when_it_leaves(
 
 def test_masked_words_of_an_unchecked_update_do_not_leave(tmp_path: Path) -> None:
     class Words:
-        def stage(self, request: Request) -> Attached:
+        def answer_stage(self, request: Request) -> Attached:
             return Attached(tensors={"words": torch.ones(3, dtype=torch.int64)})
 
         def seal(self, request: Request, update: Update, question: bytes) -> Attached:
@@ -284,7 +284,7 @@ def test_masked_words_of_an_unchecked_update_do_not_leave(tmp_path: Path) -> Non
 
         strict = True
 
-        def adopted(self, request: Request, question: Any) -> None:
+        def find_history_to_adopt(self, request: Request, question: Any) -> None:
             return None
 
     site = Guarded(tmp_path, MASKED, updates(1), secure=True)

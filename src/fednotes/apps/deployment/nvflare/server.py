@@ -448,7 +448,7 @@ def _run_server_main(setup: Setup, transport: FlareTransport) -> _Failure | None
         return _Failure(str(error), may_retry=isinstance(error, TrainingError))
     except Exception as error:
         logger.exception("the server's part of the job failed")
-        problem = f"an error in this program: {launch.place_of(error)}"
+        problem = f"an error in this program: {launch.describe_place(error)}"
         return _Failure(problem, may_retry=True)
     return None
 
