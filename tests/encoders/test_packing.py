@@ -14,7 +14,7 @@ from small_tokens import tokens_of
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.encoders.packing import (
-    Plan,
+    SequencePlan,
     Specials,
     _pick_elsewhere,
     _shorten,
@@ -88,7 +88,7 @@ def test_plans_depend_on_the_seed_and_epoch(plan: object) -> None:
     )
 
     def plan_of(seed: int, epoch: int) -> tuple[list[list[int]], list[int]]:
-        result: Plan = plan(tokens, 32, seed, epoch)  # type: ignore[operator]
+        result: SequencePlan = plan(tokens, 32, seed, epoch)  # type: ignore[operator]
         return result.stretches.tolist(), result.bounds.tolist()
 
     assert plan_of(1, 0) == plan_of(1, 0)
@@ -130,7 +130,7 @@ def test_pairs_agree_with_their_labels() -> None:
 @settings(max_examples=100, deadline=None)
 @given(lengths=shapes, length=st.integers(5, 30), seed=st.integers(0, 3))
 def test_counted_tokens_are_not_counted_twice(
-    plan_sequences: Callable[[Tokens, int, int, int], Plan],
+    plan_sequences: Callable[[Tokens, int, int, int], SequencePlan],
     lengths: list[list[int]],
     length: int,
     seed: int,

@@ -15,10 +15,10 @@ from fednotes.core.update import Total, Update
 from fednotes.engines import summing
 from fednotes.engines.summing import (
     check_addable,
-    check_counts,
     check_received,
     choose_expected_layout,
     find_mismatch,
+    require_example_counts,
 )
 
 GOOD = Update(
@@ -98,13 +98,13 @@ def test_an_error_names_the_tensor_with_another_shape_or_dtype(
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64])
 def test_numbers_of_examples_must_be_whole_and_not_negative(dtype: torch.dtype) -> None:
     good = torch.tensor([0, 1, 999_999_999], dtype=dtype)
-    check_counts(Update({"present": good}, 1.0, {"patients": 3.0}), "mercy")
-    check_counts(Update({"present": torch.empty(0, 3)}), "mercy")
+    require_example_counts(Update({"present": good}, 1.0, {"patients": 3.0}), "mercy")
+    require_example_counts(Update({"present": torch.empty(0, 3)}), "mercy")
     for wrong in (-1, 2 * 10**12):
         value = torch.tensor([5, wrong, 5], dtype=dtype)
         reason = "site 'mercy'.*tensor 'present' must have whole numbers from 0 to"
         with pytest.raises(RefusedError, match=reason):
-            check_counts(Update({"present": value}), "mercy")
+            require_example_counts(Update({"present": value}), "mercy")
 
 
 @pytest.mark.parametrize("wrong", [-1.0, 0.5, math.nan, math.inf, 2e12])
@@ -113,7 +113,7 @@ def test_implausible_numbers_of_examples_are_refused(wrong: float) -> None:
     in_tensor = Update({"present": torch.tensor([1.0, wrong])})
     for update, name in ((in_metric, "patients"), (in_tensor, "present")):
         with pytest.raises(RefusedError, match=f"site 'mercy'.*'{name}' must have"):
-            check_counts(update, "mercy")
+            require_example_counts(update, "mercy")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -16,7 +16,7 @@ from tiny_models import save_encoder
 
 from fednotes import taggers
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.taggers.saving import build_model, find_model_class, read_model_config
+from fednotes.taggers.saving import build_model, find_config_class, read_model_config
 
 SAMPLES = Path(__file__).parents[1] / "data" / "samples"
 TAGS = TagSet(("ADR", "Drug"))
@@ -95,7 +95,7 @@ def add_sample_kinds(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 def dropout(kind: str, rate: float) -> dict[str, float]:
     """Return the setting for dropout; empty for a kind without dropout."""
-    fields = dataclasses.fields(find_model_class(small_model(kind).settings["kind"]))
+    fields = dataclasses.fields(find_config_class(small_model(kind).settings["kind"]))
     has_dropout = any(field.name == "dropout" for field in fields)
     return {"dropout": rate} if has_dropout else {}
 

@@ -38,8 +38,8 @@ from fednotes.jobs.job_file import (
 from fednotes.jobs.local_files import site_path_keys
 from fednotes.jobs.reference import list_tables
 from fednotes.jobs.reference_text import format_page, format_tables
-from fednotes.methods import fedner, find, list_names
-from fednotes.taggers.saving import find_model_class, list_kinds
+from fednotes.methods import fedner, find_method, list_method_names
+from fednotes.taggers.saving import find_config_class, list_kinds
 
 BASE: dict[str, Any] = {"method": "fedner", "model": {"hashed_words": 8}}
 
@@ -430,7 +430,7 @@ def test_a_built_in_job_has_the_values_of_its_file(name: str) -> None:
     parsed = load_job(name)
     table = tomllib.loads(built_in_jobs()[name].read_text("utf-8"))
     is_private = "privacy" in table
-    assert parsed.module is methods.find(table["method"]) or is_private
+    assert parsed.module is methods.find_method(table["method"]) or is_private
     assert (parsed.title, parsed.seed) == (table["title"], table["seed"])
     assert list(parsed.sites) == list(table.get("sites", []))
     has_control = table["method"] == "personal" and not is_private
@@ -447,7 +447,7 @@ def test_settings_of_a_built_in_job_come_from_file_preset_or_method(name: str) -
     table = tomllib.loads(built_in_jobs()[name].read_text("utf-8"))
     for key, value in table.get("privacy", {}).items():
         assert is_written_as(value, getattr(config.privacy, key)), key
-    preset = methods.find(table["method"]).presets[table.get("preset", "best")]
+    preset = methods.find_method(table["method"]).presets[table.get("preset", "best")]
     defaults = type(config)()
     expected = {field.name: getattr(defaults, field.name) for field in fields(config)}
     expected |= preset.get("training", {})
@@ -463,7 +463,7 @@ def test_the_model_of_a_built_in_job_comes_from_file_and_preset(name: str) -> No
     """A job with a model of its own kind takes nothing from the preset's model."""
     model: Any = load_job(name).config.model
     table = tomllib.loads(built_in_jobs()[name].read_text("utf-8"))
-    preset = methods.find(table["method"]).presets[table.get("preset", "best")]
+    preset = methods.find_method(table["method"]).presets[table.get("preset", "best")]
     in_file = table.get("model", {})
     expected = dict(preset.get("model", {}))
     for key in ("kind", "tagger"):
@@ -556,10 +556,12 @@ def test_the_reference_lists_every_key_in_the_section_of_its_table() -> None:
 
 def test_the_reference_has_every_field_that_a_job_may_set() -> None:
     assert documented_keys("top") == {field.name for field in fields(TopConfig)}
-    for name in methods.list_names():
+    for name in methods.list_method_names():
         heading = f"[training] of {name}"
         (of_method,) = (table for table in list_tables() if table.heading == heading)
-        in_class = {field.name for field in fields(methods.find(name).config_class)}
+        in_class = {
+            field.name for field in fields(methods.find_method(name).config_class)
+        }
         assert {key.name for key in of_method.keys} == in_class - FILLED_IN
 
 
@@ -671,7 +673,7 @@ def test_the_schema_offers_only_the_models_that_a_method_supports(
         return {model["properties"].get("kind", {}).get("const") for model in models}
 
     assert (model_kinds("fedner"), model_kinds("pretrain")) == ({"tagger"}, {None})
-    with_encoder = {kind for kind in list_kinds() if find_model_class(kind).encodes}
+    with_encoder = {kind for kind in list_kinds() if find_config_class(kind).encodes}
     assert {"token-classifier", "encoder-tagger"} <= with_encoder
     assert {"tagger", "prompt-bart"}.isdisjoint(with_encoder)
     assert model_kinds("finetune") == with_encoder
@@ -694,7 +696,9 @@ def test_a_job_may_name_the_only_kind_of_model_of_its_method(tmp_path: Path) -> 
         load_job(str(path))
 
 
-OF_DOCUMENTS = [name for name in list_names() if find(name).holds == "documents"]
+OF_DOCUMENTS = [
+    name for name in list_method_names() if find_method(name).holds == "documents"
+]
 
 
 @pytest.mark.parametrize("kind", list_kinds())
@@ -704,15 +708,15 @@ def test_an_error_about_a_kind_names_only_methods_that_train_it(
 ) -> None:
     def job_of(name: str) -> Job:
         tables: dict[str, Any] = {"method": name, "model": {"kind": kind}}
-        settings = {field.name for field in fields(find(name).config_class)}
+        settings = {field.name for field in fields(find_method(name).config_class)}
         if (
             "unannotated" in settings
-            and not find_model_class(kind).trains_on_posteriors
+            and not find_config_class(kind).trains_on_posteriors
         ):
             tables["training"] = {"unannotated": "pseudo"}
         return parse_job(tables | {"synthetic": {}}, "job", tmp_path, "job.toml")
 
-    if kind in (find(method).list_models() or list_kinds()):
+    if kind in (find_method(method).list_models() or list_kinds()):
         assert job_of(method).method == method
         return
     with pytest.raises(ConfigError) as refusal:
@@ -721,7 +725,9 @@ def test_an_error_about_a_kind_names_only_methods_that_train_it(
     assert has_remedy
     for name in others.split(" or "):
         assert job_of(name).method == name
-        assert not find(name).reads_layers  # which another package's kind may lack
+        assert not find_method(
+            name
+        ).reads_layers  # which another package's kind may lack
 
 
 def test_the_schema_has_bounds_and_choices(schema: dict[str, Any]) -> None:

@@ -49,29 +49,33 @@ def job_schema() -> dict[str, Any]:
 
 def kinds_of_model(method: str) -> list[str]:
     """Return the kinds of [model] of a method; [""] if it has no such key."""
-    models = methods.find(method).list_models()
+    models = methods.find_method(method).list_models()
     return list(models) if models else list(saving.list_kinds())
 
 
 PRESETS = [
     (name, preset)
-    for name in methods.list_names()
-    for preset in methods.find(name).presets
+    for name in methods.list_method_names()
+    for preset in methods.find_method(name).presets
 ]
 MODELS = [
     (name, preset, kind) for name, preset in PRESETS for kind in kinds_of_model(name)
 ]
-PRIVATE_METHODS = [name for name in methods.list_names() if methods.find(name).dp]
+PRIVATE_METHODS = [
+    name for name in methods.list_method_names() if methods.find_method(name).dp
+]
 
 
 def minimal_job(method: str, preset: str, kind: str = "", **tables: Any) -> Job:
     """Return a job that sets as little as a job can."""
     sites = {name: {"path": "x"} for name in ("a", "b", "c")}
-    generates = methods.find(method).holds == "patients"
+    generates = methods.find_method(method).holds == "patients"
     data = {"synthetic": {}} if generates else {"sites": sites}
     model = {"kind": kind} if kind else {}
-    settings = {field.name for field in fields(methods.find(method).config_class)}
-    is_soft = not kind or saving.find_model_class(kind).trains_on_posteriors
+    settings = {
+        field.name for field in fields(methods.find_method(method).config_class)
+    }
+    is_soft = not kind or saving.find_config_class(kind).trains_on_posteriors
     if preset == "best" and "unannotated" in settings and not is_soft:
         # It has no posterior for what the preset needs.
         tables["training"] = {"unannotated": "pseudo"}
@@ -185,7 +189,7 @@ def test_model_defaults_are_the_effective_ones(
 
 def preset_kind(method: str, preset: str) -> str:
     """Return the kind of model that a preset names."""
-    model = methods.find(method).presets[preset].get("model", {})
+    model = methods.find_method(method).presets[preset].get("model", {})
     return str(model.get("kind", saving.DEFAULT))
 
 
@@ -361,7 +365,7 @@ def test_the_schema_has_the_effective_model_defaults(
     assert defaults == flatten_without_kind(config)
 
 
-@pytest.mark.parametrize("method", methods.list_names())
+@pytest.mark.parametrize("method", methods.list_method_names())
 def test_the_schema_of_a_job_without_a_preset_has_the_defaults_of_best(
     method: str,
 ) -> None:
@@ -399,7 +403,9 @@ def test_every_training_key_of_the_schema_has_a_meaning(
 
 def test_docstrings_describe_every_field_of_a_class() -> None:
     classes = [TopConfig]
-    classes += [methods.find(name).config_class for name in methods.list_names()]
+    classes += [
+        methods.find_method(name).config_class for name in methods.list_method_names()
+    ]
     classes += [kind.site_config for kind in kinds.all_kinds()]
     for cls in classes:
         names = {field.name for field in fields(cls)}

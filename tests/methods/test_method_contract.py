@@ -9,7 +9,7 @@ import pytest
 from method_cases import CASES, FURTHER, PRIVATE
 from method_contract import MethodContract
 
-from fednotes.methods import find, list_names
+from fednotes.methods import find_method, list_method_names
 
 APPLICATIONS = Path(__file__).parents[1] / "apps"
 
@@ -30,10 +30,10 @@ class TestMethods(MethodContract):
     }
 
 
-@pytest.mark.parametrize("name", list_names())
+@pytest.mark.parametrize("name", list_method_names())
 def test_every_method_has_a_contract_case(name: str) -> None:
     """A method of an application is in the application's tests."""
-    room, folder, *modules = type(find(name)).__module__.split(".")[1:]
+    room, folder, *modules = type(find_method(name)).__module__.split(".")[1:]
     if room == "methods":
         assert folder == name
         assert name in {case.partition(",")[0] for case in CASES}, (
@@ -47,9 +47,9 @@ def test_every_method_has_a_contract_case(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", list_names())
+@pytest.mark.parametrize("name", list_method_names())
 def test_every_method_rounds_its_counts(name: str) -> None:
-    site_class = find(name).site_class
+    site_class = find_method(name).site_class
     assert site_class.rounds_counts, (
         f"{site_class.__module__}.{site_class.__qualname__} lacks `rounds_counts = True`: "
         'round what it sends (core/counts.py; "Rounded counts" in CONTRIBUTING.md)'
@@ -57,7 +57,9 @@ def test_every_method_rounds_its_counts(name: str) -> None:
 
 
 def test_every_method_with_differential_privacy_has_a_private_contract_case() -> None:
-    supporting = {name for name in list_names() if find(name).dp is not None}
+    supporting = {
+        name for name in list_method_names() if find_method(name).dp is not None
+    }
     cases = {case.partition(",")[0] for case in CASES}
     private = {case.partition(",")[0] for case in PRIVATE}
     assert supporting & cases == private, (

@@ -43,13 +43,13 @@ def test_a_method_in_a_separate_folder_is_discovered_and_trained(
     (tmp_path / "no_method.py").write_text("")
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, "fednotes.methods.plain_averaging", raising=False)
-    assert {"fedner", "plain_averaging"} <= set(methods.list_names())
+    assert {"fedner", "plain_averaging"} <= set(methods.list_method_names())
     with pytest.raises(
         ConfigError, match=r"plain_averagin'; did you mean 'plain_averaging'\?"
     ):
-        methods.find("plain_averagin")
+        methods.find_method("plain_averagin")
     with pytest.raises(ConfigError, match="unknown method 'no_method'"):
-        methods.find("no_method")
+        methods.find_method("no_method")
     job = parse_job(JOB, "job", tmp_path, "job.toml")
     simulate(job, tmp_path / "run")
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

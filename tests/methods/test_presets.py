@@ -124,7 +124,7 @@ EACH = [(section, method) for section, names in METHODS.items() for method in na
 def test_each_preset_equals_its_table(section: str, method: str) -> None:
     """In both directions, and what a job gets of it, which names neither."""
     table_settings = settings_below(section, f"{method}.")
-    preset = flat(methods.find(method).presets["paper"])
+    preset = flat(methods.find_method(method).presets["paper"])
     preset = {
         key.replace("with_word_vectors.", "model."): v for key, v in preset.items()
     }

@@ -26,7 +26,7 @@ from fednotes.jobs.declaration import parse_declared
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import PROMISED
 from fednotes.jobs.simulate import simulate
-from fednotes.methods import list_names
+from fednotes.methods import list_method_names
 from fednotes.methods.fedner import METHOD as FEDNER
 from fednotes.methods.fedner import FedNERWithDP
 from fednotes.methods.finetune import METHOD as FINETUNE
@@ -474,7 +474,7 @@ if has_app("phenotyping"):
     ABLE = sorted([*ABLE, "phenotype"])
 
 
-@pytest.mark.parametrize("method", sorted({*list_names()} - {*ABLE}))
+@pytest.mark.parametrize("method", sorted({*list_method_names()} - {*ABLE}))
 def test_methods_without_differential_privacy_name_those_with_it(method: str) -> None:
     table = {"method": method, "synthetic": {}, "privacy": {"epsilon": 1.0}}
     refusal = rf"'{method}' does not support .*use one of {', '.join(ABLE)}"

@@ -62,7 +62,7 @@ class Specials:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class SequencePlan:
     """The tokens that make up each sequence.
 
     Attributes:
@@ -135,7 +135,7 @@ def _cut_sentences(tokens: Tokens, longest: int) -> tuple[np.ndarray, np.ndarray
     return bounds, first_pieces[np.asarray(tokens.documents)]
 
 
-def plan_full(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
+def plan_full(tokens: Tokens, length: int, seed: int, epoch: int) -> SequencePlan:
     """Plan sequences of whole sentences, with documents in a random order.
 
     Every token is in exactly one sequence. A sequence continues in the next document if
@@ -181,10 +181,12 @@ def plan_full(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
         stretches.append((start, end))
         used += end - start + 1
     sequences.append(len(stretches))
-    return Plan(np.array(stretches, np.int64), np.array(sequences, np.int64), None)
+    return SequencePlan(
+        np.array(stretches, np.int64), np.array(sequences, np.int64), None
+    )
 
 
-def plan_pairs(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
+def plan_pairs(tokens: Tokens, length: int, seed: int, epoch: int) -> SequencePlan:
     """Plan pairs for next-sentence prediction (`create_pretraining_data.py` of BERT).
 
     Sentences of a document are collected up to a target length. The target is drawn
@@ -226,7 +228,7 @@ def plan_pairs(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
     order = rng.permutation(len(pairs))
     stretches = np.array(pairs, np.int64)[order].reshape(-1, 2)
     bounds_of = np.arange(0, len(stretches) + 1, 2, dtype=np.int64)
-    return Plan(stretches, bounds_of, np.array(labels)[order])
+    return SequencePlan(stretches, bounds_of, np.array(labels)[order])
 
 
 def _plan_document_pairs(
@@ -316,7 +318,7 @@ def _shorten(
 
 
 def gather_sequences(
-    tokens: Tokens, plan: Plan, rows: np.ndarray, specials: Specials
+    tokens: Tokens, plan: SequencePlan, rows: np.ndarray, specials: Specials
 ) -> Sequences:
     """Return the sequences `rows` of a plan, padded to the longest one."""
     parts: list[np.ndarray] = []

@@ -578,7 +578,7 @@ class SiteHost:
                 record it.
         """
         task = request.task or "a message"
-        line = describe_error(error, self._name)
+        line = describe_error_to_staff(error, self._name)
         self._tell_refusal(
             f"refused {task} ({request.number}): {line}", request.task, error
         )
@@ -613,10 +613,10 @@ def explain_error(error: Exception, site: str) -> str:
     public = getattr(error, "public", "") if isinstance(error, FednotesError) else ""
     if public:
         return one_line(public) or "refused"
-    return describe_error(error, site)
+    return describe_error_to_staff(error, site)
 
 
-def describe_error(error: Exception, site: str) -> str:
+def describe_error_to_staff(error: Exception, site: str) -> str:
     """Describe an error in one line for the site's staff, without note text."""
     if isinstance(error, FednotesError):
         return one_line(error) or "refused"

@@ -29,7 +29,7 @@ from fednotes.core.numbers import NonNegativeInt
 from fednotes.core.settings import checked
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors
-from fednotes.engines.summing import MOST_BYTES, check_addable, check_counts
+from fednotes.engines.summing import MOST_BYTES, check_addable, require_example_counts
 
 
 class Transport(Protocol):
@@ -378,7 +378,7 @@ class Participants:
         assert reply.update is not None
         check_addable(reply.update, site, self._max_norm, quoting=True)
         if task in self._counting:
-            check_counts(reply.update, site)
+            require_example_counts(reply.update, site)
         size = nbytes(reply.attached.tensors)
         if size > MOST_BYTES:
             raise RefusedError(

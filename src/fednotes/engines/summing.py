@@ -87,7 +87,7 @@ def check_addable(
     raise _make_refusal(site, rule)
 
 
-def check_counts(update: Update, site: str) -> None:
+def require_example_counts(update: Update, site: str) -> None:
     """Check that an update has only numbers of examples: whole ones from zero.
 
     Args:

@@ -168,7 +168,7 @@ def with_places(table: Mapping[str, Any]) -> Mapping[str, Any]:
     if not lacks_places(table):
         return table
     try:
-        method = methods.find(str(table.get("method")))
+        method = methods.find_method(str(table.get("method")))
     except ConfigError:
         return table  # `parse_job` reports the problem
     placeholder = kinds.find(method.holds).source_placeholder
@@ -212,7 +212,7 @@ def _require_no_simulation(table: Any, sites: Mapping[str, Any], where: str) -> 
 def _find_placeholder(table: Any) -> Mapping[str, Any]:
     """Return keys that let `parse_job` accept a site's table without places."""
     try:
-        holds = methods.find(str(table.get("method"))).holds
+        holds = methods.find_method(str(table.get("method"))).holds
     except ConfigError:
         holds = "documents"  # `parse_job` reports the problem
     return kinds.find(holds).source_placeholder

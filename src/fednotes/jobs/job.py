@@ -746,7 +746,7 @@ class Job:
     @property
     def module(self) -> Method:
         """Return the method, with differential privacy if the job has [privacy]."""
-        method = methods.find(self.method)
+        method = methods.find_method(self.method)
         return method if self.privacy is None else DPMethod(method)
 
     @property

@@ -189,7 +189,7 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
     """
     top = _read_top(table, where)
     with within(where, ConfigError):
-        method = methods.find(top.method)
+        method = methods.find_method(top.method)
         kind = kinds.find(method.holds)
     _require_tables_of_kind(table, kind, top.method, where)
     if top.preset not in method.presets:
@@ -291,9 +291,9 @@ def _read_top(table: Mapping[str, Any], where: str) -> TopConfig:
 
 def _list_training_keys(method: object) -> set[str]:
     """Return the keys of [training] of a method; none if there is no such method."""
-    if method not in methods.list_names():
+    if method not in methods.list_method_names():
         return set()
-    config_class = methods.find(str(method)).config_class
+    config_class = methods.find_method(str(method)).config_class
     return {field.name for field in fields(config_class)}
 
 
@@ -347,7 +347,11 @@ class _TableReader:
         if "privacy" not in self.table:
             return None
         if self.method.dp is None:
-            able = [n for n in methods.list_names() if methods.find(n).dp is not None]
+            able = [
+                n
+                for n in methods.list_method_names()
+                if methods.find_method(n).dp is not None
+            ]
             raise ConfigError(
                 f"{self.where} [privacy]: method = {self.top.method!r} does not "
                 f"support differential privacy: {self.method.no_dp_reason}; use one "

@@ -29,7 +29,7 @@ def model_classes(method: Method) -> Mapping[str, type[Any]]:
     classes = method.list_models()
     if classes is not None:
         return classes
-    return {kind: saving.find_model_class(kind) for kind in saving.list_kinds()}
+    return {kind: saving.find_config_class(kind) for kind in saving.list_kinds()}
 
 
 def model_file_keys(method: Method) -> frozenset[str]:
@@ -50,7 +50,10 @@ def site_path_keys() -> frozenset[str]:
 
 def file_keys_by_table() -> dict[str, frozenset[str]]:
     """Return the keys that name a local file, by table, over all methods and kinds."""
-    of_models = (model_file_keys(methods.find(name)) for name in methods.list_names())
+    of_models = (
+        model_file_keys(methods.find_method(name))
+        for name in methods.list_method_names()
+    )
     by_table = {"model": frozenset[str]().union(*of_models)}
     for kind in kinds.all_kinds():
         for name, table in kind.tables.items():

@@ -132,7 +132,7 @@ def is_known_key(method: str, key: str) -> bool:
         ConfigError: There is no such method.
     """
     top, *parts = key.split(".")
-    kind = kinds.find(methods.find(method).holds)
+    kind = kinds.find(methods.find_method(method).holds)
     if top in {each.name for each in fields(TopConfig)}:
         return not parts
     if top == "sites":
@@ -147,9 +147,9 @@ def is_known_key(method: str, key: str) -> bool:
 def _classes_of(table: str, method: str, kind: SiteKind) -> Sequence[type[Any]]:
     """Return the classes that may read a table of a job; none if it is unknown."""
     if table == "training":
-        return [methods.find(method).config_class]
+        return [methods.find_method(method).config_class]
     if table == "model":
-        return list(model_classes(methods.find(method)).values())
+        return list(model_classes(methods.find_method(method)).values())
     if table == "sites":
         return [kind.site_config]
     if table == "synthetic":
@@ -202,7 +202,7 @@ def _make_tables() -> Iterator[Table]:
         yield from _TableClass(f"[{name}]", cls, elsewhere=elsewhere).make_tables()
     for kind in all_kinds:
         yield from _make_kind_tables(kind)
-    for name in methods.list_names():
+    for name in methods.list_method_names():
         yield from _make_training_tables(name)
     yield from _make_model_tables()
 
@@ -282,8 +282,8 @@ def _make_synthetic_tables(all_kinds: Sequence[SiteKind]) -> Iterator[Table]:
 
 def _shared_elsewhere(table: str) -> Iterator[tuple[str, Values]]:
     """Yield the case-dependent values of a table that any kind of data may have."""
-    for name in methods.list_names():
-        for preset, tables in methods.find(name).presets.items():
+    for name in methods.list_method_names():
+        for preset, tables in methods.find_method(name).presets.items():
             if table in tables:
                 yield f'preset "{preset}" of {name}', tables[table]
     if table == "federation":
@@ -304,7 +304,7 @@ def _make_kind_tables(kind: SiteKind) -> Iterator[Table]:
 
 def _make_training_tables(name: str) -> Iterator[Table]:
     """Yield the [training] table of a method."""
-    method = methods.find(name)
+    method = methods.find_method(name)
     best = method.presets[DEFAULT_PRESET]
     source = _TableClass(
         f"[training] of {name}",
@@ -330,8 +330,8 @@ def _make_model_tables() -> Iterator[Table]:
     """Yield a table for each kind of model, then those of methods with one model."""
     methods_by_kind: dict[str, list[str]] = {}
     with_one_model = []
-    for name in methods.list_names():
-        for kind in model_classes(methods.find(name)):
+    for name in methods.list_method_names():
+        for kind in model_classes(methods.find_method(name)):
             if kind:
                 methods_by_kind.setdefault(kind, []).append(name)
             else:
@@ -353,16 +353,18 @@ def _make_model_table(heading: str, kind: str, names: Sequence[str]) -> Iterator
         kind: The kind; "" if the table has no such key.
         names: Names of the methods that support it.
     """
-    cls = model_classes(methods.find(names[0]))[kind]
-    of_best = [model_values(methods.find(name), DEFAULT_PRESET, kind) for name in names]
+    cls = model_classes(methods.find_method(names[0]))[kind]
+    of_best = [
+        model_values(methods.find_method(name), DEFAULT_PRESET, kind) for name in names
+    ]
     default = {} if {} in of_best else of_best[0]
     elsewhere = [
         (
             _label_preset(name, preset, only_method=len(names) == 1),
-            model_values(methods.find(name), preset, kind),
+            model_values(methods.find_method(name), preset, kind),
         )
         for name in names
-        for preset in methods.find(name).presets
+        for preset in methods.find_method(name).presets
     ]
     if cls is TaggerConfig:
         elsewhere += _architectures_elsewhere(default)

@@ -37,10 +37,11 @@ def make_schema() -> Schema:
         key: {"type": "object"} for key in ("training", "model", "sites", "synthetic")
     }
     cases = []
-    for name in methods.list_names():
+    for name in methods.list_method_names():
         cases.append(_make_method_case(name))
         cases += [
-            _make_preset_case(name, preset) for preset in methods.find(name).presets
+            _make_preset_case(name, preset)
+            for preset in methods.find_method(name).presets
         ]
     return {
         **top,
@@ -66,7 +67,7 @@ def _make_shared_tables() -> dict[str, Schema]:
 
 def _make_method_case(name: str) -> Schema:
     """Return the case of a method: the tables that depend on its kind of data."""
-    kind = kinds.find(methods.find(name).holds)
+    kind = kinds.find(methods.find_method(name).holds)
     sites = {"type": "object", "additionalProperties": _make_table(kind.site_config)}
     tables = {"sites": sites, "synthetic": _make_table(kind.synthetic_config)}
     condition = {"properties": {"method": {"const": name}}, "required": ["method"]}
@@ -79,7 +80,7 @@ def _make_preset_case(name: str, preset: str) -> Schema:
     required = ["method"] if preset == DEFAULT_PRESET else ["method", "preset"]
     properties = {"method": {"const": name}, "preset": {"const": preset}}
     condition = {"properties": properties, "required": required}
-    tables = _make_preset_tables(methods.find(name), preset)
+    tables = _make_preset_tables(methods.find_method(name), preset)
     return {"if": condition, "then": {"properties": tables}}
 
 

@@ -158,7 +158,7 @@ class _SettingsLister:
     @property
     def preset(self) -> Mapping[str, Any]:
         """The tables of the job's preset."""
-        return methods.find(self.job.method).presets[self.preset_name]
+        return methods.find_method(self.job.method).presets[self.preset_name]
 
     def list_settings(self) -> Iterator[ShownSetting]:
         """Yield every key of the job, in the order of a job's file."""
@@ -188,7 +188,7 @@ class _SettingsLister:
             for key, value in _field_values(config).items()
             if key not in filled_in
         }
-        method = methods.find(self.job.method)
+        method = methods.find_method(self.job.method)
         preset = training_preset(method, self.preset, private=False)
         fixed: Mapping[str, Any] = {}
         if self.job.privacy is not None and method.dp is not None:

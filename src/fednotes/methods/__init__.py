@@ -17,7 +17,7 @@ from fednotes.core.errors import ConfigError, nearest
 from fednotes.methods.base import Method
 
 
-def find(name: str) -> Method:
+def find_method(name: str) -> Method:
     """Return the method with this name.
 
     Raises:
@@ -28,12 +28,14 @@ def find(name: str) -> Method:
         return method
     entry = plugins.added("methods", list_built_in_names()).get(name)
     if entry is None:
-        raise ConfigError(f"unknown method {name!r}; {nearest(name, list_names())}")
+        raise ConfigError(
+            f"unknown method {name!r}; {nearest(name, list_method_names())}"
+        )
     loaded: Method = plugins.load(entry, Method)
     return loaded
 
 
-def list_names() -> tuple[str, ...]:
+def list_method_names() -> tuple[str, ...]:
     """Return the names of all methods, in alphabetical order."""
     built_in = list_built_in_names()
     return tuple(sorted((*built_in, *plugins.added("methods", built_in))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fednotes.core.errors import ConfigError, nearest
-from fednotes.methods import find, list_built_in_names
+from fednotes.methods import find_method, list_built_in_names
 from fednotes.taggers.saving import list_kinds
 
 
@@ -20,7 +20,9 @@ def make_unsupported_kind_error(method: str, kind: object) -> ConfigError:
     known = list_kinds()
     if kind not in known:
         return ConfigError(f"unknown kind {kind!r}; {nearest(kind, known)}")
-    usable = " or ".join(f'"{name}"' for name in find(method).list_models() or known)
+    usable = " or ".join(
+        f'"{name}"' for name in find_method(method).list_models() or known
+    )
     message = f'method "{method}" does not support model kind "{kind}"; use {usable}'
     others = [name for name in list_built_in_names() if _can_train(name, str(kind))]
     if others:
@@ -30,6 +32,6 @@ def make_unsupported_kind_error(method: str, kind: object) -> ConfigError:
 
 def _can_train(method: str, kind: str) -> bool:
     """Return whether a method trains a kind of tagger, regardless of its layers."""
-    trainer = find(method)
+    trainer = find_method(method)
     models = trainer.list_models()
     return not trainer.reads_layers and (models is None or kind in models)

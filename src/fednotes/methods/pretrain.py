@@ -48,7 +48,7 @@ from fednotes.encoders.language_model import (
 )
 from fednotes.encoders.packing import (
     Masked,
-    Plan,
+    SequencePlan,
     Sequences,
     denoise,
     gather_sequences,
@@ -163,7 +163,7 @@ def train(federation: Federation, config: Config) -> State:
     server = Server(
         config,
         shared.initial,
-        summarise_held_out,
+        summarise_masked,
         federation.resume(),
         warm_up_cycles=config.count_warm_up_cycles(has_new_head=shared.model.new_head),
         warm_up=shared.head,
@@ -171,7 +171,7 @@ def train(federation: Federation, config: Config) -> State:
     return run_cycles(federation, server)
 
 
-def summarise_held_out(metrics: Mapping[str, float]) -> dict[str, float]:
+def summarise_masked(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the held-out loss and accuracy over all sites' masked tokens."""
     require_metrics(metrics, "examples", "loss", "right", "pairs", "pairs_right")
     masked = compute_scores(metrics).get("masked")
@@ -274,7 +274,7 @@ class Site(AveragingSite, MethodSite):
             on fewer tokens or steps than the settings require.
     """
 
-    apart: Plan
+    apart: SequencePlan
     rounds_counts = True
 
     def __init__(  # noqa: PLR0913 - the options of every method
@@ -305,7 +305,7 @@ class Site(AveragingSite, MethodSite):
         self._folder = (cache or find_default_cache()) / "tokens"
         self.train_set = self._tokenize(data.train)
         self.valid_set = self._tokenize(data.valid) if data.valid_patients else None
-        self._planned_epoch: tuple[int, Plan] | None = None
+        self._planned_epoch: tuple[int, SequencePlan] | None = None
         self.num_examples = len(self._plan(0))
         self.scores: dict[str, Any] = {}
         super().__init__(
@@ -378,14 +378,14 @@ class Site(AveragingSite, MethodSite):
         _, plan = self._planned_epoch
         return plan.count_tokens()
 
-    def _plan(self, epoch: int) -> Plan:
+    def _plan(self, epoch: int) -> SequencePlan:
         """Return the sequences of an epoch, caching the latest epoch."""
         if self._planned_epoch is None or self._planned_epoch[0] != epoch:
             plan = self._pack(self.train_set, self._choose_length(epoch), epoch)
             self._planned_epoch = (epoch, plan)
         return self._planned_epoch[1]
 
-    def _pack(self, tokens: Tokens, length: int, epoch: int) -> Plan:
+    def _pack(self, tokens: Tokens, length: int, epoch: int) -> SequencePlan:
         """Plan an epoch's sequences; they are pairs with next-sentence prediction."""
         has_pairs = self.config.model.objective == "mlm+nsp"
         pack = plan_pairs if has_pairs else plan_full
@@ -408,7 +408,11 @@ class Site(AveragingSite, MethodSite):
             ]
 
     def _mask_sequences(
-        self, tokens: Tokens, plan: Plan, rows: np.ndarray, rng: np.random.Generator
+        self,
+        tokens: Tokens,
+        plan: SequencePlan,
+        rows: np.ndarray,
+        rng: np.random.Generator,
     ) -> _Masked:
         """Return some sequences of a plan, with masked tokens or infilled spans."""
         config, specials = self.config, self.model.specials
@@ -599,7 +603,7 @@ def _group_documents_by_unit(site: Site, unit: Unit) -> list[list[int]]:
     return list(documents.values())
 
 
-def _join_plans(plans: Sequence[Plan]) -> Plan:
+def _join_plans(plans: Sequence[SequencePlan]) -> SequencePlan:
     """Return one plan with the sequences of several plans without pairs."""
     stretches = np.concatenate([plan.stretches for plan in plans])
     bounds = []
@@ -607,7 +611,7 @@ def _join_plans(plans: Sequence[Plan]) -> Plan:
     for plan in plans:
         bounds.append(plan.bounds[:-1] + first_stretch)
         first_stretch += len(plan.stretches)
-    return Plan(
+    return SequencePlan(
         stretches,
         bounds=np.append(np.concatenate(bounds), first_stretch),
         random_next=None,
@@ -616,7 +620,7 @@ def _join_plans(plans: Sequence[Plan]) -> Plan:
 
 def _pack_apart(
     tokens: Tokens, documents: list[int], length: int, draws: Draws
-) -> Plan:
+) -> SequencePlan:
     """Pack some documents separately, as stretches of the corpus."""
     first = tokens.documents
     lines = [tokens.sentences[first[d] : first[d + 1] + 1] for d in documents]
@@ -657,7 +661,7 @@ class Pretrain(Method):
 
     def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the held-out loss and accuracies."""
-        return summarise_held_out(metrics)
+        return summarise_masked(metrics)
 
     def configure(self, config: Config, sites: Sequence[SiteNotes]) -> Config:
         """Return the settings with the number of sites filled in."""

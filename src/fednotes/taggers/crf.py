@@ -45,7 +45,7 @@ _Target = Tensor | Counts
 """Tags (batch, tokens), allowed tags (batch, tokens, tags) bool, or expected counts."""
 
 
-class Scores(NamedTuple):
+class CrfScores(NamedTuple):
     """The parameters of a CRF, float32 or in working precision; -inf where forbidden.
 
     Attributes:
@@ -70,7 +70,7 @@ class Recursions(Protocol):
         self,
         emissions: Tensor,
         lengths: Tensor,
-        scores: Scores,
+        scores: CrfScores,
         *,
         with_counts: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,7 +87,7 @@ class Recursions(Protocol):
         self,
         emissions: Tensor,
         lengths: Tensor,
-        scores: Scores,
+        scores: CrfScores,
         tags: Tensor,
         *,
         with_counts: bool,
@@ -109,7 +109,7 @@ class Recursions(Protocol):
         """
 
     def compute_path_score(
-        self, emissions: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
+        self, emissions: Tensor, lengths: Tensor, scores: CrfScores, tags: Tensor
     ) -> tuple[Tensor, tuple[int, int]]:
         """Return the score of given tags (batch, tokens).
 
@@ -139,7 +139,7 @@ class Recursions(Protocol):
         """
 
     def find_best_path(
-        self, emissions: Tensor, lengths: Tensor, scores: Scores
+        self, emissions: Tensor, lengths: Tensor, scores: CrfScores
     ) -> tuple[Tensor, int]:
         """Return the tags with the highest score.
 
@@ -348,7 +348,7 @@ class CRF(nn.Module):
 
     def _prepare(
         self, emissions: Tensor, lengths: Tensor
-    ) -> tuple[Scores, Tensor, Tensor, Recursions]:
+    ) -> tuple[CrfScores, Tensor, Tensor, Recursions]:
         """Return masked scores, emissions, lengths, and the recursions.
 
         float32 tensors are not copied: the recursions read them as they are.
@@ -374,7 +374,7 @@ class CRF(nn.Module):
                 f"{emissions.shape[1]} tokens"
             )
 
-        scores = Scores(
+        scores = CrfScores(
             _mask(self.start, self.start_mask),
             _mask(self.transitions, self.transition_mask),
             _mask(self.end, self.end_mask),
@@ -422,7 +422,7 @@ class _LossProblem:
     emissions: Tensor
     targets: Sequence[_Target]
     lengths: Tensor
-    scores: Scores
+    scores: CrfScores
     ops: Recursions
     needs_gradient: bool
 
@@ -546,7 +546,7 @@ def _compute_nested_losses(problem: _LossProblem) -> tuple[list[Tensor], list[Te
 
 
 def _compute_expected_score(
-    x: Tensor, lengths: Tensor, scores: Scores, counts: Counts
+    x: Tensor, lengths: Tensor, scores: CrfScores, counts: Counts
 ) -> Tensor:
     """Return E[score(y)] (batch,) from expected counts; a count of 0 adds 0.
 
@@ -581,7 +581,7 @@ def _compute_partition(
     ops: Recursions,
     x: Tensor,
     lengths: Tensor,
-    scores: Scores,
+    scores: CrfScores,
     *,
     with_counts: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -614,7 +614,7 @@ def _require_shape(target: Tensor, expected: tuple[int, ...]) -> None:
 
 
 def _compute_path_score(
-    ops: Recursions, x: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
+    ops: Recursions, x: Tensor, lengths: Tensor, scores: CrfScores, tags: Tensor
 ) -> Tensor:
     """Return (batch,), the score of given tags.
 
@@ -658,7 +658,7 @@ class TorchOps:
         self,
         emissions: Tensor,
         lengths: Tensor,
-        scores: Scores,
+        scores: CrfScores,
         *,
         with_counts: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -696,7 +696,7 @@ class TorchOps:
         self,
         emissions: Tensor,
         lengths: Tensor,
-        scores: Scores,
+        scores: CrfScores,
         tags: Tensor,
         *,
         with_counts: bool,
@@ -711,7 +711,7 @@ class TorchOps:
         return log_z - score, unary, pairs
 
     def compute_path_score(
-        self, emissions: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
+        self, emissions: Tensor, lengths: Tensor, scores: CrfScores, tags: Tensor
     ) -> tuple[Tensor, tuple[int, int]]:
         """Return scores of given tags; see `Recursions.compute_path_score`.
 
@@ -759,7 +759,7 @@ class TorchOps:
         return emissions, start, transitions, end
 
     def find_best_path(
-        self, emissions: Tensor, lengths: Tensor, scores: Scores
+        self, emissions: Tensor, lengths: Tensor, scores: CrfScores
     ) -> tuple[Tensor, int]:
         """Return the tags with the highest score; see `Recursions.find_best_path`."""
         start, transitions, end = _use_working_precision(scores)
@@ -783,10 +783,10 @@ class TorchOps:
         return best.masked_fill(~inside, 0), failed
 
 
-def _use_working_precision(scores: Scores) -> Scores:
+def _use_working_precision(scores: CrfScores) -> CrfScores:
     """Return the scores in the type in which everything is computed."""
     dtype = _choose_working_dtype(scores.start.device)
-    return Scores(*(score.to(dtype) for score in scores))
+    return CrfScores(*(score.to(dtype) for score in scores))
 
 
 def _mark_inside(lengths: Tensor, tokens: int) -> Tensor:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fednotes.core.kernels import kernel, kernel_by_type, part
 from fednotes.taggers.crf import (
-    Scores,
+    CrfScores,
     require_allowed_tags,
     require_some_sequence,
 )
@@ -40,7 +40,7 @@ from fednotes.taggers.crf_lanes import (
 
 
 def compute_partition(
-    emissions: Tensor, lengths: Tensor, scores: Scores, *, with_counts: bool
+    emissions: Tensor, lengths: Tensor, scores: CrfScores, *, with_counts: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Implement `crf.Recursions.compute_partition`."""
     inputs = _prepare_arrays(emissions.to(torch.float64), lengths, scores)
@@ -51,7 +51,7 @@ def compute_partition(
 def compute_path_loss(
     emissions: Tensor,
     lengths: Tensor,
-    scores: Scores,
+    scores: CrfScores,
     tags: Tensor,
     *,
     with_counts: bool,
@@ -100,7 +100,7 @@ def _compute_counts(
 
 
 def compute_path_score(
-    emissions: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
+    emissions: Tensor, lengths: Tensor, scores: CrfScores, tags: Tensor
 ) -> tuple[Tensor, tuple[int, int]]:
     """Implement `crf.Recursions.compute_path_score`."""
     score = np.empty(len(emissions))
@@ -133,7 +133,7 @@ def weigh(
 
 
 def find_best_path(
-    emissions: Tensor, lengths: Tensor, scores: Scores
+    emissions: Tensor, lengths: Tensor, scores: CrfScores
 ) -> tuple[Tensor, int]:
     """Implement `crf.Recursions.find_best_path`."""
     best = torch.empty(emissions.shape[:2], dtype=torch.int64)
@@ -141,7 +141,7 @@ def find_best_path(
     return best, failed
 
 
-def _prepare_arrays(emissions: Tensor, lengths: Tensor, scores: Scores) -> list[Any]:
+def _prepare_arrays(emissions: Tensor, lengths: Tensor, scores: CrfScores) -> list[Any]:
     """Return the first arguments of the kernels, contiguous."""
     # NumPy converts small arrays in less time than torch.
     start, transitions, end = (

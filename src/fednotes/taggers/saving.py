@@ -109,7 +109,7 @@ def _find_built_in_kind(name: str) -> Kind | None:
     return kind
 
 
-def find_model_class(kind: str) -> type[ModelConfig]:
+def find_config_class(kind: str) -> type[ModelConfig]:
     """Return the class of a kind's specification.
 
     Raises:

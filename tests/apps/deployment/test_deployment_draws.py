@@ -16,7 +16,7 @@ from fednotes.apps.deployment.site import DRAWS_KEY_FILE, accepts_option, load_d
 from fednotes.core.messages import decode_reply, decode_request
 from fednotes.core.update import Total
 from fednotes.data.synthetic import generate, write_sites
-from fednotes.methods import find, list_names
+from fednotes.methods import find_method, list_method_names
 
 HIDDEN = OPEN.replace("draws = 'job'\n", "")
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -156,6 +156,6 @@ def test_methods_whose_sites_accept_no_draws_are_refused(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", list_names())
+@pytest.mark.parametrize("name", list_method_names())
 def test_every_method_accepts_draws(name: str) -> None:
-    assert accepts_option(find(name).site_class, "draws")
+    assert accepts_option(find_method(name).site_class, "draws")

@@ -83,7 +83,7 @@ def find_rates(job: Job) -> Rates | None:
     if rate is None or job.privacy is not None:
         return None  # no preset is for noisy gradients
     rates = []
-    for preset in methods.find(job.method).presets.values():
+    for preset in methods.find_method(job.method).presets.values():
         training = preset.get("training", {})
         model = preset.get("model", {})
         if "learning_rate" in training and _trains_alike(job, model):
@@ -102,7 +102,7 @@ def _trains_alike(job: Job, model: Mapping[str, Any]) -> bool:
     Low-rank changes need much larger rates than all parameters of the same model.
     """
     try:
-        preset = methods.find(job.method).read_model_config(model)
+        preset = methods.find_method(job.method).read_model_config(model)
     except ConfigError:  # the preset leaves a required key to the job
         return True
     config = job.config.model

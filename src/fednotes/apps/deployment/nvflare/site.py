@@ -36,7 +36,7 @@ from fednotes.apps.deployment.rules.guard import NoRoom, NotApproved
 from fednotes.apps.deployment.rules.ledger import Entry, Ledger, clean_name
 from fednotes.core.errors import FednotesError
 from fednotes.engines import launch
-from fednotes.engines.host import describe_error, explain_error, remove_folders
+from fednotes.engines.host import describe_error_to_staff, explain_error, remove_folders
 from fednotes.engines.launch import Host
 
 # The main function, unless the operator of the machine names another.
@@ -87,7 +87,7 @@ class FednotesExecutor(Executor):
                 return Shareable({FRAME: host.handle(frame)})
             reason = self._refusal
         except NoRoom as error:
-            logger.error("%s", describe_error(error, self._site))
+            logger.error("%s", describe_error_to_staff(error, self._site))
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         except Exception as error:
             reason = self._log_failure(error)
@@ -119,7 +119,9 @@ class FednotesExecutor(Executor):
         """Log why a frame failed, and return a reason that may leave the site."""
         if isinstance(error, FednotesError):
             kind: LineKind = "state" if isinstance(error, NotApproved) else "problem"
-            logger.error("%s", describe_error(error, self._site), extra=mark_line(kind))
+            logger.error(
+                "%s", describe_error_to_staff(error, self._site), extra=mark_line(kind)
+            )
             return remove_folders(explain_error(error, self._site))
         reason = f"an error in the site's program: {launch.describe_place(error)}"
         logger.error("%s", reason)
@@ -169,7 +171,7 @@ class FednotesExecutor(Executor):
                 ledger.append(entry)
                 self._reasons[digest] += 1
         except Exception as error:
-            logger.error("%s", describe_error(error, self._site))
+            logger.error("%s", describe_error_to_staff(error, self._site))
             return {}
         return {REASON: reason}
 
