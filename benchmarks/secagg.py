@@ -57,7 +57,7 @@ def start(server: ServerChain, sites: dict[str, SiteChain]) -> None:
     """Keys and shares of the first exchange."""
     now, number = server.start(), server.number
     for site in sites.values():
-        now.add_keys(site.keys(number))
+        now.add_keys(site.make_keys(number))
     keys = now.collect_keys()
     for site in sites.values():
         now.add_shares(site.find_exchange(number).make_shares(keys))
@@ -72,7 +72,7 @@ def exchange(
 ) -> tuple[Total, dict[str, float], float, int]:
     """Total, seconds of each site, seconds of the server, bytes that one site sent."""
     clocks, server_clock = {name: Clock() for name in updates}, Clock()
-    boxes, number = server_clock(server.current.boxes), server.number
+    boxes, number = server_clock(server.current.collect_boxes), server.number
     sent = 0
     for name, update in updates.items():
         masked = clocks[name](
@@ -81,11 +81,11 @@ def exchange(
         sent = size(masked)
         server_clock(server.add_masked, masked)
         del masked
-    requests, keys = server_clock(server.requests)
+    requests, keys = server_clock(server.make_requests)
     for name, request in requests.items():
         answer = clocks[name](sites[name].unmask, number, request, keys)
         server_clock(server.add_unmask, answer)
-    total = server_clock(server.total)
+    total = server_clock(server.open_total)
     return (
         total,
         {name: c.seconds for name, c in clocks.items()},

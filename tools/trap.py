@@ -259,7 +259,8 @@ def words_read(setting: Setting, seed: int, *, secure: bool, honest: bool) -> fl
             by_batch = setting.task == "gradients"
             neighbours.update(
                 windows(
-                    first, first._batch(0) if by_batch else range(first.num_examples)
+                    first,
+                    first._select_batch(0) if by_batch else range(first.num_examples),
                 )
             )
             order = np.random.default_rng(seed).permutation(sorted(neighbours))

@@ -148,7 +148,7 @@ def test_a_bad_update_is_left_out_and_undone_at_its_site(
         SITES, replace(STRICT, min_sites=2), notify=events.append, max_norm=limit
     )
     x = {"x": torch.ones(4)}
-    net.host("b")._ready()
+    net.host("b")._prepare_site()
     bad = mock.patch.object(net.host("b")._site, "train", return_value=update)
     with bad:
         assert engine.sum("train", x, round=0).included == ("a", "c")

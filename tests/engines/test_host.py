@@ -708,7 +708,9 @@ def test_a_request_is_never_stored_without_its_reply(tmp_path: Path) -> None:
         assert names == {1: set(), 2: {".reply"}, 3: {".reply", ".request"}}[place]
         again = Journal(tmp_path / str(place), "b", JOB)
         assert again.last == (1 if place == 3 else 0)
-        assert again.reply(train(1, 0), frame(1)) == (answer(1) if place == 3 else None)
+        assert again.find_reply(train(1, 0), frame(1)) == (
+            answer(1) if place == 3 else None
+        )
 
 
 @contextmanager

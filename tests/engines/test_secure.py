@@ -339,7 +339,7 @@ def test_a_message_in_another_sites_name_is_refused(tmp_path: Path) -> None:
     updates = random_updates(6)
     _, engine, events, _ = network(tmp_path, updates)
     engine._least = 3
-    stage = SecureSeal.stage
+    stage = SecureSeal.answer_stage
 
     def lying(self: SecureSeal, request: Request) -> Attached:
         reply = stage(self, request)

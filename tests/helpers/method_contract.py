@@ -123,7 +123,7 @@ def run_until_done(net: Net, job: Job) -> tuple[State, list[Any]]:
                 ended = job.train(net.engine(names))
             except ServerKilled:
                 continue
-            return ended, [net.host(name)._ready() for name in names]
+            return ended, [net.host(name)._prepare_site() for name in names]
     raise AssertionError("the server did not come to the end of the run")
 
 

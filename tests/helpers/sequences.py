@@ -14,7 +14,7 @@ from fednotes.taggers.crf import CRF, TorchOps
 def computing(crf: CRF, backend: str) -> CRF:
     """The same, by the compiled kernels or by the torch operations of other devices."""
     if backend == "torch":
-        crf._recursions = lambda device: TorchOps()
+        crf._choose_recursions = lambda device: TorchOps()
     return crf
 
 

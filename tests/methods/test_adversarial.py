@@ -148,8 +148,8 @@ def build_losses(seed: int = 0) -> tuple[Losses, dict[str, Tensor], nn.Parameter
         target=torch.zeros(5),
         hidden=(draw(5, 4, seed=seed + 1), draw(5, 3, seed=seed + 2)),
         outputs=draw(7, 4, seed=seed + 3),
-        pseudo=torch.tensor([0, 1, 0, 0, 1, 1, 0], dtype=torch.bool),
-        score=score,
+        is_added=torch.tensor([0, 1, 0, 0, 1, 1, 0], dtype=torch.bool),
+        score_states=score,
     )
     weights = {
         "domain.0": draw(3, 4, seed=seed + 4),
@@ -232,7 +232,7 @@ def test_entropy_is_minimised_only_at_pseudo_targets() -> None:
     assert np.isfinite(of_project).all()
     assert of_project.any()
     assert not of_project[MASKED].any()
-    none = replace(losses, pseudo=torch.zeros(7, dtype=torch.bool))
+    none = replace(losses, is_added=torch.zeros(7, dtype=torch.bool))
     assert compute_pseudo_entropy(none).item() == 0.0
     assert not grad_of(compute_pseudo_entropy(none), none.outputs).any()
 

@@ -359,7 +359,7 @@ def test_training_in_one_place_ignores_settings_of_the_federation(
 def test_diverged_training_is_an_error(compression: Any) -> None:
     config = replace(CONFIG, batch_size=12, compression=compression)
     site = Fit(1, config)
-    site.trainer.learning_rate = lambda planned: math.inf  # type: ignore[method-assign]
+    site.trainer.compute_learning_rate = lambda planned: math.inf  # type: ignore[method-assign]
     with pytest.raises(
         TrainingError, match=r"cycle 1: parameter .* no longer finite at one of"
     ):

@@ -733,20 +733,20 @@ def test_clipping_and_normalising_of_weights_are_optional(sites) -> None:
         sites[0], config(sites, clip_weights=True, normalise_weights=True)
     )
     member.weights = np.linspace(-1, 1, member.num_examples)
-    weights = member._effective_weights()
+    weights = member._compute_effective_weights()
     expected = np.maximum(np.linspace(-1, 1, member.num_examples), 0)
     np.testing.assert_allclose(weights, expected / expected.mean())
     member.weights[:] = 0.0
     # by hand: one positive weight, so it counts n times
     member.weights[:3] = (-0.3, -0.1, 0.1)
-    assert member._effective_weights().tolist() == pytest.approx(
+    assert member._compute_effective_weights().tolist() == pytest.approx(
         [0, 0, member.num_examples] + [0] * (member.num_examples - 3)
     )
     member.weights[:] = -1.0
-    assert not member._effective_weights().any()
+    assert not member._compute_effective_weights().any()
     plain = distill.Site(sites[0], config(sites))
     plain.weights = member.weights
-    assert np.array_equal(plain._effective_weights(), member.weights)
+    assert np.array_equal(plain._compute_effective_weights(), member.weights)
 
 
 def test_a_pointer_model_alone_has_label_words_for_its_own_types(sites) -> None:

@@ -870,7 +870,7 @@ def test_marks_cover_the_rows_that_a_batch_reads(sites) -> None:
     fresh = fedner.Site(sites[0], replace(settings, model=replace(LARGE, dropout=0.0)))
     assert not torch.equal(marks, fresh._mark_rows()["words.hashed.marks"])
     assert torch.equal(marks != 0, fresh._mark_rows()["words.hashed.marks"] != 0)
-    fresh._backward(fresh._batch(0))
+    fresh._backward(fresh._select_batch(0))
     gradient = fresh.shared["words.hashed"].grad
     assert gradient is not None
     assert torch.equal(marks != 0, gradient.abs().sum(1) > 0)

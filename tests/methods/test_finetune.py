@@ -100,7 +100,7 @@ def test_fine_tuning_with_differential_privacy_clips_each_document(
         for data in sites
     ]
     for unit in members[0].units:
-        parts = members[0].clipped(unit).items()
+        parts = members[0].clip_gradient(unit).items()
         scaled = [v.numpy().ravel() * members[0]._grids[name] for name, v in parts]
         length = float(np.linalg.norm(np.concatenate(scaled)))
         assert 0.0999 < length <= 0.1

@@ -174,7 +174,7 @@ def test_a_row_is_averaged_over_the_sites_that_have_its_tag(encoder: Path) -> No
     assert shapes[0] == shapes[1] == shapes[2]
     assert not updates[0].tensors["classifier.weight.B-Drug"].any()
     assert not updates[2].tensors["classifier.bias.I-ADR"].any()
-    mean = server.mean(Total.of(updates))
+    mean = server.compute_mean(Total.of(updates))
     assert mean.keys() == server.select_sent().keys()
     places_by_row = {
         "lora.up": (0, 1, 2),
@@ -189,7 +189,7 @@ def test_a_row_is_averaged_over_the_sites_that_have_its_tag(encoder: Path) -> No
         expected = sum(notes[k] * each[k] for k in places) / sum(notes.values())
         np.testing.assert_array_equal(mean[name].numpy(), expected.astype(np.float32))
     # b and c dropped out: a row of theirs stays
-    apart = server.mean(Total.of(updates[:1]))
+    apart = server.compute_mean(Total.of(updates[:1]))
     assert torch.equal(
         apart["classifier.weight.B-Drug"],
         server.select_sent()["classifier.weight.B-Drug"],
@@ -492,7 +492,7 @@ def test_a_site_that_drops_out_does_not_stop_the_others(
         total = Total.of(
             [member.train(server.select_sent(), cycle=cycle) for member in present]
         )
-        server.step(server.mean(total), total)
+        server.step(server.compute_mean(total), total)
         server.judge(
             Total.of([m.evaluate(server.shared, cycle=cycle) for m in present])
         )

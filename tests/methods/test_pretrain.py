@@ -324,7 +324,14 @@ def test_a_run_uses_the_requested_lengths_words_and_rates(
         for epoch in range(6)
     ]
     assert max(longest[:3]) <= 24 < min(longest[3:])
-    assert [site._length(epoch) for epoch in range(6)] == [24, 24, 24, 48, 48, 48]
+    assert [site._choose_length(epoch) for epoch in range(6)] == [
+        24,
+        24,
+        24,
+        48,
+        48,
+        48,
+    ]
     assert site.trainer._warm_up_optimizer._rate == settings.head_learning_rate
     continues = site.model.tokenizer.continues
     words = 0

@@ -346,7 +346,7 @@ def test_an_answer_is_the_sum_of_clipped_gradients_and_noise(
     sevens = lambda stream, count: np.full(count, 7)  # noqa: E731
     monkeypatch.setattr(private, "draw_discrete_gaussian", sevens)
     site = make_private_site()
-    site.clipped = lambda indices: {  # type: ignore[method-assign]
+    site.clip_gradient = lambda indices: {  # type: ignore[method-assign]
         n: torch.full(p.shape, 1000) for n, p in site._parameters.items()
     }
     answer = site.noisy_gradients(theta(site), round=0).tensors

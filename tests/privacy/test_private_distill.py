@@ -232,7 +232,7 @@ def test_the_teacher_follows_the_first_answer_of_a_round_and_the_warm_up() -> No
     for step, parameters in enumerate(sent):
         site.noisy_gradients(parameters, round=step)
         assert_same(dict(site.site.teacher), sent[step - step % 4])
-        assert site.site._unannotated(site.site.rounds) == (
+        assert site.site._choose_treatment(site.site.rounds) == (
             "marginal" if step < 4 else "soft"
         )
 

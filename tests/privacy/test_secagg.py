@@ -488,7 +488,7 @@ class Network:
     def start(self) -> None:
         now = self.server.start()
         for site in self.sites.values():
-            now.add_keys(site.keys(self.server.number))
+            now.add_keys(site.make_keys(self.server.number))
         for site in self.sites.values():
             now.add_shares(
                 site.find_exchange(self.server.number).make_shares(now.collect_keys())

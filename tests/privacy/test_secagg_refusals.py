@@ -241,7 +241,7 @@ def test_a_confirmed_exchange_gives_the_same_total() -> None:
     mixed = SecureSite(A, Parties(FIVE, confirmed=True), b"job/run/0")
     with pytest.raises(RefusedError, match="another exchange"):
         plain.server.__class__(Parties(FIVE, confirmed=False), b"job/run/0").add_keys(
-            mixed.collect_keys()
+            mixed.make_keys()
         )
 
 

@@ -557,7 +557,9 @@ def test_the_state_dict_has_only_parameters_and_the_start_is_seeded() -> None:
     torch.manual_seed(7)
     second = CRF(5)
     assert list(first.state_dict()) == ["start", "transitions", "end"]
-    assert isinstance(first._recursions(torch.device("meta")), TorchOps)  # off the CPU
+    assert isinstance(
+        first._choose_recursions(torch.device("meta")), TorchOps
+    )  # off the CPU
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)
         assert a.abs().max() <= 0.1

@@ -65,7 +65,7 @@ def words_of(
     corpus = model.prepare(documents)
     batch = Batch.of(corpus, np.arange(corpus.sentences), model.device)
     with torch.no_grad():
-        layers = model._word_vectors(corpus, batch, all_layers=every)
+        layers = model._compute_word_vectors(corpus, batch, all_layers=every)
     return [layer[torch.from_numpy(batch.inside)] for layer in layers]
 
 

@@ -130,7 +130,7 @@ def test_a_site_that_comes_back_trains_in_the_next_cycle(
     models = [(tmp_path / name / "model") for name in NAMES]
     files = [{f.name: f.read_bytes() for f in model.iterdir()} for model in models]
     assert files[0] == files[1] == files[2]
-    assert net.host(AWAY)._ready().scores["codes"]
+    assert net.host(AWAY)._prepare_site().scores["codes"]
     expected = sums[-1].tensors["svm.weight"] / sums[-1].tensors["patients"]
     assert np.array_equal(state.tensors["svm.weight"], expected.float())
 

@@ -251,7 +251,7 @@ class CodeLearner(AveragingSite):
         Raises:
             TrainingError: Nothing has been sent since a restart.
         """
-        return {**self._received({}), **self.known}
+        return {**self._choose_parameters({}), **self.known}
 
     def iterate_steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
         """Yield the epoch's mini-batches, in an order drawn for this epoch."""
