@@ -249,7 +249,7 @@ def test_answers_depend_on_the_teacher() -> None:
     back.restore(again.state())
     assert_same(first, dict(back.noisy_gradients(sent, round=1).tensors))
     third = second(third_site, other_than(third_site, 8))
-    assert site._key(1) == back._key(1) != third_site._key(1)
+    assert site._derive_key(1) == back._derive_key(1) != third_site._derive_key(1)
     spread = [(first[n] - third[n]).double().numpy().ravel() / SCALE for n in first]
     assert np.concatenate(spread).std() > 1.2
 

@@ -479,7 +479,7 @@ def test_sentences_without_any_allowed_sequence_are_refused(backend: str) -> Non
         crf.compute_posterior(x, length)[0]
     free = computing(CRF(2), backend)
     with pytest.raises(ModelError, match="exclude each other"):
-        free._losses(x, [torch.zeros(1, 1, 2, dtype=torch.bool)], length)[0]
+        free._compute_losses(x, [torch.zeros(1, 1, 2, dtype=torch.bool)], length)[0]
 
 
 @on_both_backends
@@ -539,7 +539,7 @@ def test_bad_shapes_are_refused() -> None:
     with pytest.raises(ModelError, match="target has shape"):
         crf.loss(x, y[:, :3], n)
     with pytest.raises(ModelError, match="target has shape"):
-        crf._losses(x, [y.bool()], n)[0]
+        crf._compute_losses(x, [y.bool()], n)[0]
     with pytest.raises(
         ModelError, match=r"transition_mask is .* expected bool of \(3, 3\)"
     ):

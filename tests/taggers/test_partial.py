@@ -206,7 +206,7 @@ def test_source_and_target_losses_equal_enumeration(
     same, of_soft = compute_source_and_target_loss(
         c.crf, c.x, c.tags, c.allowed, c.lengths, soft
     )
-    full = c.crf._losses(c.x, [soft], c.lengths)[0]
+    full = c.crf._compute_losses(c.x, [soft], c.lengths)[0]
     torch.testing.assert_close(same, source)
     size = len(c.tagset.tags)
     for n, (student, teacher) in enumerate(
@@ -272,7 +272,7 @@ def test_gradients_equal_finite_differences(soft: bool, backend: str) -> None:
     assert torch.autograd.gradcheck(parts, inputs)
     if q is not None:
         assert torch.autograd.gradcheck(
-            lambda x, *_: c.crf._losses(x, [q], c.lengths)[0], inputs
+            lambda x, *_: c.crf._compute_losses(x, [q], c.lengths)[0], inputs
         )
 
 
@@ -295,7 +295,7 @@ def test_one_step_equals_a_step_of_expectation_maximisation(scheme: Scheme) -> N
     source, target = compute_source_and_target_loss(
         c.crf, x, c.tags, c.allowed, c.lengths, q
     )
-    full = c.crf._losses(x, [q], c.lengths)[0]
+    full = c.crf._compute_losses(x, [q], c.lengths)[0]
     pairs = zip(_gradient(full, x, c.crf), _gradient(source, x, c.crf), strict=True)
     for ours, theirs in pairs:
         torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
@@ -396,12 +396,12 @@ def test_inputs_of_mismatched_sizes_are_refused() -> None:
     c = case()
     unary, pairs = c.teacher.compute_posterior(c.x, c.lengths, c.allowed)
     with pytest.raises(ModelError, match="has shape"):
-        c.crf._losses(c.x, [(unary[:, :-1], pairs)], c.lengths)[0]
+        c.crf._compute_losses(c.x, [(unary[:, :-1], pairs)], c.lengths)[0]
     with pytest.raises(ModelError, match="has shape"):
-        c.crf._losses(c.x, [(unary, pairs[:-1])], c.lengths)[0]
+        c.crf._compute_losses(c.x, [(unary, pairs[:-1])], c.lengths)[0]
     with pytest.raises(ModelError, match="has shape"):
         c.crf.compute_posterior(c.x, c.lengths, c.allowed[:-1])
     pairs = pairs.clone()
     pairs[2, 0, 2] = 0.1  # from O to I-X
     with pytest.raises(ModelError, match="sentence 2 of the batch"):
-        c.crf._losses(c.x, [(unary, pairs)], c.lengths)[0]
+        c.crf._compute_losses(c.x, [(unary, pairs)], c.lengths)[0]
