@@ -245,7 +245,7 @@ def test_a_package_cannot_replace_a_built_in_name(tmp_path: Path) -> None:
         "[fednotes.methods]\nfedner = acme_notes.slow_fedner:METHOD\n",
         {"slow_fedner": METHOD},
     )
-    program = "from fednotes import methods; methods.names()"
+    program = "from fednotes import methods; methods.list_method_names()"
     completed = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=greedy
     )
