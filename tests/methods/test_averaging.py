@@ -499,7 +499,7 @@ def test_an_interrupted_warm_up_resumes_to_the_same_result(
 ) -> None:
     """The optimizer of the warm-up keeps its moments, too, and its steps count as such."""
     config = replace(CONFIG, cycles=2)
-    warming = {"before": 3, "warm_up": HEAD, "warm_up_rate": 0.01}
+    warming = {"warm_up_cycles": 3, "warm_up": HEAD, "warm_up_rate": 0.01}
 
     def run_all(**options: Any) -> dict[str, torch.Tensor]:
         sites = [Fit(k, config, 8 + 4 * k, **warming) for k in range(2)]
@@ -660,7 +660,7 @@ def test_a_cycle_of_the_warm_up_is_never_kept() -> None:
     private must be of the same cycle as what is shared.
     """
     config = replace(CONFIG, cycles=2, keep_cycle=-1)
-    warming = {"before": 2, "warm_up": HEAD, "warm_up_rate": 0.01}
+    warming = {"warm_up_cycles": 2, "warm_up": HEAD, "warm_up_rate": 0.01}
     server, _, observed = trained([Worsening(1, config, **warming)], config, warm_up=2)
     assert len(observed) == 4
     assert_same(server.result, observed[2][1])
@@ -676,7 +676,7 @@ def test_the_best_cycle_is_kept_after_a_restart_before_the_first(
     The losses of the two cycles of training are 2 and 3, so both scores are below -1.
     """
     config = replace(CONFIG, cycles=2, keep_cycle=-1)
-    warming = {"before": 2, "warm_up": HEAD, "warm_up_rate": 0.01}
+    warming = {"warm_up_cycles": 2, "warm_up": HEAD, "warm_up_rate": 0.01}
 
     def run_all(**options: Any) -> Server:
         return trained([Worsening(1, config, **warming)], config, warm_up=2, **options)[
