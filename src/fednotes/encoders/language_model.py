@@ -121,7 +121,7 @@ def _find_known_head(model: Any) -> Logits | None:
     if _has_modules(model, "head", "decoder"):
 
         def apply_modernbert_head(states: Tensor) -> Tensor:
-            logits: Tensor = model.decoder(model.select_head(states))
+            logits: Tensor = model.decoder(model.head(states))
             return logits
 
         return apply_modernbert_head
