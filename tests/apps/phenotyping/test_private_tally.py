@@ -210,7 +210,7 @@ def test_agreed_codes_follow_from_the_counts_of_all_sites(
         expected = sorted(name for name, count in names.items() if count >= OFTEN)
         assert 0 < len(expected) < len(names)
         assert [
-            config.list_candidates()[at] for at in sent["draw_units"].tolist()
+            config.list_candidates()[at] for at in sent["chosen"].tolist()
         ] == expected
         frequent = np.flatnonzero((bags > 0).sum(0) >= FREQUENT)
         assert 0 < len(frequent) < bags.shape[1]
@@ -382,23 +382,23 @@ def test_a_server_can_ask_only_once_and_within_the_job() -> None:
     with pytest.raises(RefusedError, match="as positions in the job's list"):
         site.begin(
             {
-                "draw_units": torch.tensor([1, 10**6]),
+                "chosen": torch.tensor([1, 10**6]),
                 KNOWN: torch.tensor([5, 7]),
                 **weights,
             }
         )
     with pytest.raises(RefusedError, match="as ascending positions in the dictionary"):
         site.begin(
-            {"draw_units": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 5]), **weights}
+            {"chosen": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 5]), **weights}
         )
-    agreed = {"draw_units": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 7])}
+    agreed = {"chosen": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 7])}
     agreed["weights"] = torch.ones(3, 2).double()
     site.begin(agreed)
     site.begin(agreed)  # after a fault
     with pytest.raises(
         RefusedError, match="nothing to agree on, or training has begun"
     ):
-        site.begin({**agreed, "draw_units": torch.tensor([1, 3])})
+        site.begin({**agreed, "chosen": torch.tensor([1, 3])})
     site.noisy_gradients({n: v.detach() for n, v in site.site.shared.items()}, round=0)
     with pytest.raises(RefusedError, match="no counts, or only before training"):
         site.noisy_counts({}, round=0)
