@@ -77,7 +77,7 @@ def test_unreadable_scores_of_one_site_do_not_affect_the_results_of_others(
 ) -> None:
     """The summary can be written and read, and has the scores of the others."""
     answers = {"a": packed(raw), "b": {"scores": pack_json(GOOD)}, "c": {}}
-    engine: Any = SimpleNamespace(public=lambda *_, **__: answers)
+    engine: Any = SimpleNamespace(collect_public_facts=lambda *_, **__: answers)
     scores = _fetch_shared_scores(engine)
     sites = {site: {"federated": site_scores} for site, site_scores in scores.items()}
     RunResult(version=1, sites=sites).write(tmp_path)
@@ -89,7 +89,7 @@ def test_scores_of_many_sites_remain_readable(tmp_path: Path) -> None:
     size = module.MAX_ALL_SCORES // 40
     largest = {"a": [0.5] * (size - 10)}
     answers = {f"s{number}": {"scores": pack_json(largest)} for number in range(40)}
-    engine: Any = SimpleNamespace(public=lambda *_, **__: answers)
+    engine: Any = SimpleNamespace(collect_public_facts=lambda *_, **__: answers)
     scores = _fetch_shared_scores(engine)
     assert len(scores) == 40
     sites = {site: {"federated": site_scores} for site, site_scores in scores.items()}
