@@ -73,7 +73,7 @@ from fednotes.core.store import disk_usage, locked_file, write_json
 from fednotes.core.tables import table_fingerprint
 from fednotes.core.update import Update
 from fednotes.privacy.promise import COUNTS, Promise, Unit
-from fednotes.privacy.secure_sum.crypto import digest
+from fednotes.privacy.secure_sum.crypto import hash_parts
 
 RULES = "rules"  # folder in a kit
 
@@ -780,7 +780,7 @@ class SiteGuard:
         if not question or not self._secure or is_always_of_all:
             return question.hex()
         sites = sorted(self._sites.intersection(request.counted))
-        return digest("question of a sum", question, self._run, *sites).hex()
+        return hash_parts("question of a sum", question, self._run, *sites).hex()
 
     def require_room(self, more: int) -> None:
         """Check whether the site may store more data for the run, before it does.
