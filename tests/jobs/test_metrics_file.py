@@ -10,6 +10,7 @@ import pytest
 
 from fednotes.core.errors import DataError
 from fednotes.jobs.metrics_file import METRICS, read_metrics, rewind_metrics
+from fednotes.jobs.results import read_result
 
 
 def line(part: str, round: int) -> str:
@@ -80,3 +81,11 @@ def test_rewinding_metrics_does_not_wait_for_a_fifo(tmp_path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(DataError, match="cannot be read"):
         rewind_metrics(path, "federated", 1)
+
+
+def test_a_run_that_has_not_ended_is_told_from_another_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="give the folder of a run that has ended"):
+        read_result(tmp_path)
+    (tmp_path / METRICS).write_text(line("federated", 0))
+    with pytest.raises(DataError, match="the run has not ended, so it has no summary"):
+        read_result(tmp_path)

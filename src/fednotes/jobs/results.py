@@ -22,6 +22,7 @@ from fednotes.core.parsing import mapping, number
 from fednotes.core.store import write_json
 from fednotes.core.wording import format_duration, format_size
 from fednotes.jobs.causes import Cause
+from fednotes.jobs.metrics_file import METRICS
 from fednotes.jobs.run_files import OptionalNumber, read_versioned
 from fednotes.jobs.score_layouts import SCORES, WORDINGS, DataWording
 from fednotes.metrics.gap import Gap, Verdict, judge_gain, main_score
@@ -343,6 +344,11 @@ def read_result(folder: Path) -> RunResult:
     """
     path = folder / SUMMARY
     if not path.is_file():
+        if (folder / METRICS).is_file():
+            raise DataError(
+                f"{folder}: the run has not ended, so it has no summary.json yet; "
+                "`fednotes doctor` and `fednotes ui` show what there is so far"
+            )
         raise DataError(
             f"{folder}: no summary.json there; give the folder of a run that has ended"
         )
