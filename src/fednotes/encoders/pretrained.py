@@ -701,6 +701,7 @@ def _require_bounded_header(file: Path) -> None:
 
 
 def _import_class(name: str) -> Any:
+    """Return a class of the library transformers."""
     with needs("transformers", "transformers"):
         import transformers
     return getattr(transformers, name)

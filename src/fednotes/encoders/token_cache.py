@@ -96,6 +96,7 @@ def tokenize_with_cache(
     _remove_leftovers(folder, key)
 
     def fill(target: Path) -> None:
+        """Write the corpus into an empty folder."""
         digest = hashlib.sha256()
         facts = _write(target, _hash_each(notes(), digest), tokenize, vocabulary)
         if digest.hexdigest() != content:

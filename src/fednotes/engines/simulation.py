@@ -161,6 +161,7 @@ class Simulation(Rounds):
         metrics: Mapping[str, float],
         evaluated: bool,  # noqa: FBT001 - as `CommittedRound` calls it
     ) -> None:
+        """End a round; see `Rounds`. The checkpoint includes the sites' states."""
         self._report(
             state,
             metrics,

@@ -57,8 +57,9 @@ class Stream:
             add_streams(fresh, [(compute_receipt(self._key, "lot", self._lots), 1)])
             self._lots += 1
             self._left = np.concatenate([self._left, fresh])
-        found, self._left = self._left[:count], self._left[count:]
-        return found
+        words = self._left[:count]
+        self._left = self._left[count:]
+        return words
 
 
 def draw_units(stream: Stream, units: int, rate: float) -> Truth:
@@ -104,96 +105,104 @@ def clip_to_grid(
 
 
 def draw_discrete_gaussian(stream: Stream, count: int, bits: int = BITS) -> Whole:
-    """Return independent discrete Gaussians with s = 2^bits, (count,) (Algorithm 3)."""
-    found, scale = np.empty(count, np.int64), 2**bits
-    open_ = np.arange(count)
-    while len(open_):
-        value = _draw_laplace(stream, len(open_), bits)
+    """Draw independent discrete Gaussians with s = 2^bits, (count,) (Algorithm 3)."""
+    numbers = np.empty(count, np.int64)
+    scale = 2**bits
+    missing = np.arange(count)  # places without a number so far
+    while len(missing):
+        value = _draw_laplace(stream, len(missing), bits)
         size = np.abs(value)
-        near = size < FAR * scale
-        away = np.where(near, size - scale, 0)  # with t = s, σ²/t is s
+        is_near = size < FAR * scale
+        away = np.where(is_near, size - scale, 0)  # with t = s, σ²/t is s
         # [canonne alg 3] exp(-(|y| - s)² / 2 s²)
-        kept = near & _draw_exponential(stream, away * away, 2 * bits + 1)
-        found[open_[kept]] = value[kept]
-        open_ = open_[~kept]
-    return found
+        is_accepted = is_near & _draw_exponential(stream, away * away, 2 * bits + 1)
+        numbers[missing[is_accepted]] = value[is_accepted]
+        missing = missing[~is_accepted]
+    return numbers
 
 
 def _draw_laplace(stream: Stream, count: int, bits: int) -> Whole:
     """Draw from P(y) ∝ exp(-|y| / s), (count,): Algorithm 2, t a power of two."""
-    found = np.empty(count, np.int64)
-    open_ = np.arange(count)
-    while len(open_):
+    numbers = np.empty(count, np.int64)
+    missing = np.arange(count)  # places without a number so far
+    while len(missing):
         # uniform, < s
-        part = (stream.draw_words(len(open_)) >> np.uint64(64 - bits)).astype(np.int64)
-        kept = _draw_exponential(stream, part, bits)  # [canonne alg 2] exp(-u / s)
-        places, part = open_[kept], part[kept]
+        words = stream.draw_words(len(missing)) >> np.uint64(64 - bits)
+        part = words.astype(np.int64)
+        # [canonne alg 2] exp(-u / s)
+        has_part = _draw_exponential(stream, part, bits)
+        places = missing[has_part]
+        part = part[has_part]
         whole = _draw_runs(stream, len(places))
         size = part + (whole << bits)  # [canonne alg 2]
-        minus = (stream.draw_words(len(places)) >> np.uint64(63)).astype(bool)
+        is_negative = (stream.draw_words(len(places)) >> np.uint64(63)).astype(bool)
         # Reject negative zero, or zero would be drawn twice as often.
-        kept_too = ~(minus & (size == 0))  # [canonne alg 2]
-        found[places[kept_too]] = np.where(minus, -size, size)[kept_too]
-        again = np.ones(len(open_), bool)
-        again[np.flatnonzero(kept)[kept_too]] = False
-        open_ = open_[again]
-    return found
+        is_accepted = ~(is_negative & (size == 0))  # [canonne alg 2]
+        signed = np.where(is_negative, -size, size)
+        numbers[places[is_accepted]] = signed[is_accepted]
+        is_missing = np.ones(len(missing), bool)
+        is_missing[np.flatnonzero(has_part)[is_accepted]] = False
+        missing = missing[is_missing]
+    return numbers
 
 
 def _draw_runs(stream: Stream, count: int) -> Whole:
     """Draw how often an event of probability exp(-1) precedes a failure, (count,)."""
-    found = np.zeros(count, np.int64)
-    going = np.arange(count)
-    while len(going):
-        going = going[_draw_fraction(stream, np.ones(len(going), np.int64), 0)]
-        found[going] += 1
-    return found
+    runs = np.zeros(count, np.int64)
+    running = np.arange(count)
+    while len(running):
+        running = running[_draw_fraction(stream, np.ones(len(running), np.int64), 0)]
+        runs[running] += 1
+    return runs
 
 
 def _draw_exponential(stream: Stream, above: Whole, bits: int) -> Truth:
-    """Return True with probability exp(-above / 2^bits), for nonnegative integers."""
-    whole, rest = above >> bits, above & ((1 << bits) - 1)
-    held = _draw_fraction(stream, rest, bits)
-    going = np.flatnonzero(held & (whole > 0))
-    left = whole[going]
-    while len(going):  # one factor exp(-1) for each whole unit
-        one = _draw_fraction(stream, np.ones(len(going), np.int64), 0)
-        held[going[~one]] = False
-        going, left = going[one], left[one] - 1
-        going, left = going[left > 0], left[left > 0]
-    return held
+    """Draw True with probability exp(-above / 2^bits), for nonnegative integers."""
+    whole = above >> bits
+    remainder = above & ((1 << bits) - 1)
+    is_true = _draw_fraction(stream, remainder, bits)
+    running = np.flatnonzero(is_true & (whole > 0))
+    units_left = whole[running]
+    while len(running):  # one factor exp(-1) for each whole unit
+        goes_on = _draw_fraction(stream, np.ones(len(running), np.int64), 0)
+        is_true[running[~goes_on]] = False
+        running = running[goes_on]
+        units_left = units_left[goes_on] - 1
+        has_units = units_left > 0
+        running = running[has_units]
+        units_left = units_left[has_units]
+    return is_true
 
 
 def _draw_fraction(stream: Stream, above: Whole, bits: int) -> Truth:
-    """Return True with probability exp(-γ), where γ = above / 2^bits is at most 1.
+    """Draw True with probability exp(-γ), where γ = above / 2^bits is at most 1.
 
     Algorithm 1: k increases as long as an event of probability γ / k occurs. It stops
         at an odd k with probability exp(-γ).
     """
-    odd = np.ones(len(above), bool)
-    going = np.arange(len(above))
+    is_odd = np.ones(len(above), bool)
+    running = np.arange(len(above))
     k = 1
-    while len(going):
-        held = (
-            _draw_one_of(stream, k, len(going)) if k > 1 else np.ones(len(going), bool)
-        )
+    while len(running):
+        goes_on = np.ones(len(running), bool)
+        if k > 1:
+            goes_on = _draw_one_of(stream, k, len(running))
         if bits:  # else γ = 1
-            below = (stream.draw_words(len(going)) >> np.uint64(64 - bits)).astype(
-                np.int64
-            )
+            words = stream.draw_words(len(running)) >> np.uint64(64 - bits)
             # [canonne alg 1] a uniform number is below γ, and it is one of k
-            held &= below < above[going]
-        going = going[held]
+            goes_on &= words.astype(np.int64) < above[running]
+        running = running[goes_on]
         k += 1
-        odd[going] = k % 2 == 1  # [canonne alg 1]
-    return odd
+        is_odd[running] = k % 2 == 1  # [canonne alg 1]
+    return is_odd
 
 
 def _draw_one_of(stream: Stream, k: int, count: int) -> Truth:
-    """Return True with probability exactly 1 / k, (count,)."""
-    most = np.uint64(2**64 // k * k - 1)
+    """Draw True with probability exactly 1 / k, (count,)."""
+    # Words above the largest multiple of k would make some remainders more frequent.
+    largest = np.uint64(2**64 // k * k - 1)
     words = stream.draw_words(count).copy()
-    while len(beyond := np.flatnonzero(words > most)):
+    while len(beyond := np.flatnonzero(words > largest)):
         words[beyond] = stream.draw_words(len(beyond))
-    held: Truth = words % np.uint64(k) == 0
-    return held
+    is_true: Truth = words % np.uint64(k) == 0
+    return is_true

@@ -79,7 +79,6 @@ class EncoderTaggerConfig(ModelConfig):
         encoder: "minilm" or a Hugging Face directory.
         layer: Last layer of the encoder to run; 0 runs all. Default: 5 for "minilm",
             whose sixth layer carries less information about words; otherwise all.
-                words, else all.
         tuning: How the encoder is tuned.
         rank: Rank of low-rank changes: W + alpha / rank · B A.
         alpha: Scale of low-rank changes; see `rank`.
@@ -212,6 +211,7 @@ def _open(
     device_name: str,
     stamp: Stamp,  # noqa: ARG001 - a directory that changed on disk is read anew
 ) -> Backbone:
+    """Load an encoder up to a layer; see `open_backbone`."""
     if not (path / "config.json").is_file():
         raise ModelError(
             f"{path}: contains no Hugging Face encoder (config.json is missing): give "
@@ -283,11 +283,13 @@ def _has_same_state(backbone: Backbone, wanted: Tensor) -> bool:
 
 @lru_cache(maxsize=8)
 def _find_linears(backbone: Backbone) -> list[nn.Linear]:
+    """Return a backbone's linear layers for low-rank changes, once per process."""
     return find_linears(backbone.model, other='use [model] kind = "token-classifier"')
 
 
 @lru_cache(maxsize=8)
 def _find_attentions(backbone: Backbone) -> list[nn.Module]:
+    """Make a backbone accept prompts, once per process; return its self-attentions."""
     return install_prompts(backbone.model)
 
 
@@ -403,7 +405,7 @@ class EncoderTagger(TaggingModel):
     def _run(
         self, ids: Tensor, mask: Tensor, *, all_layers: bool
     ) -> tuple[Tensor, ...]:
-        """Run the frozen encoder with its tuning; see `Backbone.states`."""
+        """Run the frozen encoder with its tuning; see `Backbone.compute_states`."""
         options: dict[str, Any] = {}
         if self.lora is not None:
             options["around"] = self.lora.applying(_find_linears(self.backbone))

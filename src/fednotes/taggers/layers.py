@@ -148,11 +148,13 @@ class _Reorder(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+        """Return x[index]."""
         ctx.save_for_backward(index)
         return x.index_select(0, index)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient of x."""
         (index,) = ctx.saved_tensors
         return grads[0].index_select(0, index), None
 
@@ -165,6 +167,14 @@ class _ShiftedSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, ahead: Tensor, back: Tensor) -> Tensor:
+        """Return the sum, (tokens, filters).
+
+        Args:
+            ctx: Keeps what `backward` needs.
+            y: (tokens, width, filters).
+            ahead: (width, tokens) the row of each neighbour k of a token.
+            back: (width, tokens) the row of the token whose neighbour k each token is.
+        """
         ctx.save_for_backward(back)
         padded = append_zero_row(y)
         out = padded[:, 0].index_select(0, ahead[0])
@@ -174,6 +184,7 @@ class _ShiftedSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient of y."""
         (back,) = ctx.saved_tensors
         padded = append_zero_row(grads[0])
         return torch.stack([padded.index_select(0, b) for b in back], dim=1), None, None
@@ -256,6 +267,7 @@ class _CharMax(torch.autograd.Function):
     def forward(
         ctx: Any, table: Tensor, characters: np.ndarray, lengths: np.ndarray
     ) -> Tensor:
+        """Return the maxima, (words, filters)."""
         pooled = torch.empty(len(characters), table.shape[2])
         ctx.places = np.empty(pooled.shape, np.uint8)
         values = table.detach().contiguous().numpy()
@@ -267,6 +279,7 @@ class _CharMax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient of the table."""
         out = torch.zeros(ctx.shape)
         grad = grads[0].contiguous().numpy()
         _char_scatter(grad, ctx.places, ctx.characters, ctx.lengths, out.numpy())
@@ -437,6 +450,15 @@ class CrfOutput(nn.Module):
 
 @kernel("void(f4[:,:,::1], u1[:,::1], u1[::1], f4[:,::1], u1[:,::1])")
 def _char_max(table, characters, lengths, pooled, best):
+    """Set pooled to the maxima of `_CharMax`, and best to their positions.
+
+    Args:
+        table: (inventory, width, filters).
+        characters: (words, size) ids.
+        lengths: (words,) number of ids.
+        pooled: (words, filters).
+        best: (words, filters) the first position of the maximum in the word.
+    """
     width, filters = table.shape[1], table.shape[2]
     left = (width - 1) // 2
     sums = np.empty(filters, np.float32)
@@ -461,6 +483,10 @@ def _char_max(table, characters, lengths, pooled, best):
 
 @kernel("void(f4[:,::1], u1[:,::1], u1[:,::1], u1[::1], f4[:,:,::1])")
 def _char_scatter(grad, best, characters, lengths, out):
+    """Add the gradients of the maxima, grad (words, filters), to that of the table.
+
+    The gradient of the table is out; the other arguments are those of `_char_max`.
+    """
     width, filters = out.shape[1], out.shape[2]
     left = (width - 1) // 2
     for word in range(characters.shape[0]):
@@ -570,6 +596,7 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """Return the gradients of ahead, back and across."""
         across, act0, act1, cells, tanhs, hidden0, hidden1 = ctx.saved_tensors
         sizes: tuple[int, ...] = ctx.sizes
         tokens, units = hidden0.shape
@@ -614,6 +641,15 @@ def _find_previous_rows(sizes: Sequence[int]) -> Tensor:
 
 @kernel("void(f4[:,::1], f4[:,::1], i8, i8, i8)")
 def _cell(act, cells, start, size, previous_start):
+    """Set the cells of one step in one direction.
+
+    Args:
+        act: (tokens, 4 · units) the gates i, f, g, o after their activations.
+        cells: (tokens, units).
+        start: The row of the step's first sentence.
+        size: Number of sentences still running.
+        previous_start: The row of the previous step's first sentence, or -1.
+    """
     units = cells.shape[1]
     for row in range(size):
         a, c = act[start + row], cells[start + row]
@@ -630,6 +666,21 @@ def _cell(act, cells, start, size, previous_start):
 def _cell_grad(  # noqa: PLR0913 - the arrays of a compiled kernel
     act, cells, tanhs, grad, out, flowing, cell_grad, start, size, previous_start
 ):
+    """Set the gradients of the gates of one step in one direction.
+
+    Args:
+        act: As in `_cell`.
+        cells: As in `_cell`.
+        tanhs: (tokens, units) tanh of the cells.
+        grad: (tokens, units) gradients of the hidden states from above.
+        out: (tokens, 4 · units) gradients of the gates before their activations.
+        flowing: (sentences, units) gradients of the hidden states from the next step.
+        cell_grad: (sentences, units) gradients of the cells, from the next step and
+            afterwards for the previous one.
+        start: As in `_cell`.
+        size: As in `_cell`.
+        previous_start: As in `_cell`.
+    """
     units = cells.shape[1]
     one = np.float32(1.0)
     for row in range(size):

@@ -324,6 +324,7 @@ class Tagger(TaggingModel):
     def _encode(
         self, documents: tuple[Document, ...], options: PrepareOptions
     ) -> TaggerCorpus:
+        """Encode documents with the features of the layers that the tagger has."""
         config = self.config
         encoded = encode_corpus(documents, self.tagset, max_tokens=config.max_tokens)
         forms = encoded.forms
@@ -383,6 +384,7 @@ class Tagger(TaggingModel):
         return losses.mean()  # [fedner eq 1]
 
     def _batch_by_length(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
+        """Group sentences of similar length; see `TaggingModel._batch_by_length`."""
         return batch_by_length(lengths)
 
     def _lay_out(
