@@ -20,7 +20,7 @@ from fednotes.data.encodings import AUTO
 from fednotes.data.formats.gathering import with_unique_ids
 from fednotes.data.formats.problems import OnError, refuses
 from fednotes.data.notes import NoteDatabase, NotePlace, place_of_notes
-from fednotes.jobs.built_in_jobs import built_in_jobs
+from fednotes.jobs.built_in_jobs import list_built_in_jobs
 from fednotes.jobs.card import write_cards
 from fednotes.jobs.checking import Checked, check_against, check_files
 from fednotes.jobs.diagnosis import Diagnosis, diagnose
@@ -44,7 +44,7 @@ from fednotes.jobs.results import RunResult
 from fednotes.jobs.saved_models import EvaluationOptions, SavedModel
 from fednotes.jobs.seeds import SeedsResult, simulate_seeds
 from fednotes.jobs.simulate import simulate as simulate_job
-from fednotes.jobs.tracking import with_trackers
+from fednotes.jobs.tracking import add_trackers
 from fednotes.metrics.calibration import (
     Calibrated,
     Reliability,
@@ -132,7 +132,7 @@ def check(
     """
     places = _list_checked_places(targets)
     names = [str(place) for place in places]
-    known_jobs = built_in_jobs()
+    known_jobs = list_built_in_jobs()
     jobs = [name for name in names if name.endswith(".toml") or name in known_jobs]
     if jobs:
         if len(names) > 1:
@@ -170,7 +170,7 @@ def check(
 
 
 def _list_checked_places(targets: Sequence[NotesLike]) -> list[NotePlace]:
-    """Return what to check as paths and databases.
+    """Return the targets of `check` as paths and databases.
 
     Raises:
         ConfigError: A target is neither, or there is none.
@@ -193,19 +193,21 @@ def doctor(
     Args:
         target: The folder of a run, or of the runs of several seeds; or a job that has
             not run yet, as `job` accepts it, whose data are read.
-        settings: Assignments over a job, such as "training.epochs=3".
+        settings: Assignments over a job's file, such as "training.epochs=3"; only if
+            `target` is the path or name of a job.
 
     Returns:
         The likely causes by importance, each with its evidence and settings to try.
 
     Raises:
         DataError: A file of the run or the job cannot be used.
-        ConfigError: There is no such run or job, or it has a mistake.
+        ConfigError: There is no such run or job, it has a mistake, or `settings` does
+            not apply to it.
     """
     if isinstance(target, Mapping):
-        return diagnose(job(target))
+        return diagnose(job(target), settings)
     if isinstance(target, Job):
-        return diagnose(target)
+        return diagnose(target, settings)
     return diagnose(path_of(target, "the folder of a run, or a job"), settings)
 
 
@@ -333,6 +335,7 @@ def job(source: PathLike | Mapping[str, Any] | None = None, /, **changes: Any) -
 
 
 def _to_json(value: Any) -> str:
+    """Return a path of a job as text; raise TypeError for any other value."""
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"a job cannot hold a value of type {type(value).__name__}")
@@ -413,7 +416,7 @@ def simulate(
     """
     parsed = source if isinstance(source, Job) else job(source)
     folder = path_of(out, "a folder")
-    listener = with_trackers(to_listener(progress), track)
+    listener = add_trackers(to_listener(progress), track)
     if seeds is not None:
         return simulate_seeds(
             parsed,
@@ -548,7 +551,12 @@ def calibrate(
 
 
 def _fit_platt(odds: np.ndarray, right: np.ndarray) -> tuple[float, float]:
-    """Return slope and intercept of Platt scaling."""
+    """Return the slope and the intercept of Platt scaling.
+
+    Args:
+        odds: (predictions,) log-odds of the confidences.
+        right: (predictions,) whether each prediction is right.
+    """
     scores = odds[:, None]
     targets = np.where(right, 1, -1)[:, None]
     fitted = fit_platt(lambda platt: platt_sums(platt, scores, targets), 1)

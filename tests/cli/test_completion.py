@@ -19,7 +19,7 @@ from fednotes.cli.completion import VARIABLE, Shell
 from fednotes.core import plugins
 from fednotes.core.errors import ConfigError
 from fednotes.data.formats import FORMATS, writable_formats
-from fednotes.jobs.built_in_jobs import built_in_jobs
+from fednotes.jobs.built_in_jobs import list_built_in_jobs
 
 Run = Callable[..., tuple[str, str]]
 Complete = Callable[..., set[str]]
@@ -98,7 +98,7 @@ def test_bash_completes_formats(complete: Complete) -> None:
 
 
 def test_bash_completes_jobs(complete: Complete) -> None:
-    assert complete("simulate", "") == {"mine.toml", *built_in_jobs()}
+    assert complete("simulate", "") == {"mine.toml", *list_built_in_jobs()}
     assert complete("job", "show", "de") == {"demo"}
     if has_app("deployment"):
         assert complete("run", "mi") == {"mine.toml"}

@@ -39,8 +39,8 @@ from fednotes.jobs.kinds.mention_causes import find_missed_types
 from fednotes.jobs.parts import Part, Traffic, list_parts
 from fednotes.jobs.progress import LARGE_BYTES
 from fednotes.jobs.remarks import (
-    mark_conditions,
-    remark_on_pooled,
+    explain_incomparable_conditions,
+    find_low_pooled_scores,
 )
 from fednotes.jobs.results import PairedDifference, RunResult
 from fednotes.jobs.simulate import simulate
@@ -279,7 +279,7 @@ def test_a_remark_explains_a_pooled_model_that_is_worse_than_training_alone(
         Part("pooled", sites, None),
     ]
     job = parse_job(TABLE, "tiny", Path(), "tiny.toml")
-    (cause,) = remark_on_pooled(job, mean(0.7, 0.65), rounds, parts, 3)
+    (cause,) = find_low_pooled_scores(job, mean(0.7, 0.65), rounds, parts, 3)
     line = str(cause)
     assert "mean F1 65.0 against 70.0" in line
     assert f"{rounds['pooled']['rounds']} rounds against 20 at a site" in line
@@ -290,7 +290,7 @@ def test_a_remark_explains_a_pooled_model_that_is_worse_than_training_alone(
         if any(remark in each or each in remark for each in expected_remarks)
     ]
     for scores in (mean(0.7, 0.7), {"alone": {}, "pooled": {}}, {}):  # it is not below
-        assert list(remark_on_pooled(job, scores, ROUNDS, [], 3)) == []
+        assert list(find_low_pooled_scores(job, scores, ROUNDS, [], 3)) == []
 
 
 def test_a_remark_names_rare_types_that_a_site_lacks_as_a_cause() -> None:
@@ -303,7 +303,7 @@ def test_a_remark_names_rare_types_that_a_site_lacks_as_a_cause() -> None:
     table = {key: value for key, value in TABLE.items() if key != "synthetic"}
     table["sites"] = {name: {"path": "notes.jsonl"} for name in "ab"}
     job = parse_job(table, "tiny", Path(), "tiny.toml")
-    (cause,) = remark_on_pooled(job, mean(0.7, 0.65), ROUNDS, parts, 2)
+    (cause,) = find_low_pooled_scores(job, mean(0.7, 0.65), ROUNDS, parts, 2)
     assert "some sites lack Height, so pooled is one trunk" in str(cause)
     assert (cause.settings[0].key, cause.settings[0].value) == ("tags.types", ["Drug"])
 
@@ -557,13 +557,13 @@ def parts_with_personal_epochs(epochs: int) -> list[Part]:
 
 
 def test_a_pooled_model_without_personal_epochs_is_marked() -> None:
-    marks = mark_conditions(parts_with_personal_epochs(4))
+    marks = explain_incomparable_conditions(parts_with_personal_epochs(4))
     assert [*marks] == ["pooled"]
     assert "none of the 4 personal epochs that end alone and federated" in str(marks)
 
 
 def test_no_condition_is_marked_if_there_are_no_personal_epochs() -> None:
-    assert mark_conditions(parts_with_personal_epochs(0)) == {}
+    assert explain_incomparable_conditions(parts_with_personal_epochs(0)) == {}
 
 
 @pytest.mark.parametrize(

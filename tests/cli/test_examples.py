@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from fednotes.cli.app import app
 from fednotes.cli.options_page import list_commands
 from fednotes.cli.plain_help import used_old_names
-from fednotes.jobs.built_in_jobs import built_in_jobs
+from fednotes.jobs.built_in_jobs import list_built_in_jobs
 
 LISTED = dict(list_commands(get_group(app)))
 # A word that names something built in, by the words of the command before it.
-BUILT_IN = {"simulate": built_in_jobs, "job show": built_in_jobs}
+BUILT_IN = {"simulate": list_built_in_jobs, "job show": list_built_in_jobs}
 
 
 def examples_of(command: Any) -> list[list[str]]:

@@ -20,7 +20,7 @@ from fednotes.jobs.diagnosis.gain import find_gain_causes
 from fednotes.jobs.diagnosis.next_run import find_command
 from fednotes.jobs.diagnosis.runs import read_run
 from fednotes.jobs.kinds.mention_causes import find_missed_types
-from fednotes.jobs.remarks import remark_on_empty_scores
+from fednotes.jobs.remarks import find_empty_scores
 from fednotes.jobs.results import PairedDifference
 
 DRUGS = ("zebulol", "zebumab", "zebutin", "zebupril")
@@ -387,7 +387,7 @@ def test_a_site_without_scores_is_reported(
     """It is named once, although each of its models lacks a score."""
     job = read_run(good_run).job
     of_site = {"alone": scores, "federated": scores}
-    (cause,) = remark_on_empty_scores(job, {"south": of_site})
+    (cause,) = find_empty_scores(job, {"south": of_site})
     assert (cause.code, cause.where, cause.importance) == (code, "south", "medium")
     assert message in cause.message
     assert cause.evidence[0].file == "summary.json"
@@ -403,7 +403,7 @@ def test_missing_few_test_mentions_is_not_of_high_importance(
             "by_type": {"Drug": {"support": support, "strict": {"f1": 0.0}}},
             "relaxed": {"f1": 0.0},
         }
-        (cause,) = remark_on_empty_scores(job, {"south": {"federated": score}})
+        (cause,) = find_empty_scores(job, {"south": {"federated": score}})
         return cause.importance
 
     assert importance(19) == "medium"
@@ -839,6 +839,14 @@ def test_folders_without_a_run_are_refused(tmp_path: Path, target: str) -> None:
 def test_settings_are_refused_for_a_run(good_run: Path) -> None:
     with pytest.raises(ConfigError, match="a run, whose job does not change"):
         fn.doctor(good_run, settings=["seed=2"])
+
+
+@pytest.mark.parametrize(
+    "source", [{"method": "fedner", "synthetic": {}}, fn.job("demo")]
+)
+def test_settings_are_refused_for_a_job_without_a_file(source: Any) -> None:
+    with pytest.raises(ConfigError, match=r"give the changes to `job` instead"):
+        fn.doctor(source, settings=["seed=2"])
 
 
 def test_a_run_records_counts_and_causes_without_note_text(untrained_run: Path) -> None:

@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from fednotes.cli.app import app
 from fednotes.core.errors import FednotesError
-from fednotes.jobs.built_in_jobs import built_in_jobs
+from fednotes.jobs.built_in_jobs import list_built_in_jobs
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.reference import list_tables
 
@@ -98,7 +98,7 @@ def refused_settings(text: str) -> list[str]:
     """Return why built-in jobs refuse the settings of `simulate` in shell blocks."""
     wrong = []
     for words in shell_commands(text):
-        if words[0] != "simulate" or words[1] not in loadable(built_in_jobs()):
+        if words[0] != "simulate" or words[1] not in loadable(list_built_in_jobs()):
             continue
         places = [at for at, word in enumerate(words) if word == "--set"]
         try:
@@ -254,7 +254,7 @@ def test_every_key_of_a_job_is_used_by_a_page_or_a_built_in_job() -> None:
     """The page of keys alone, docs/job.md, is no use."""
     needs_app("experiments")  # most built-in jobs are there
     texts = [path.read_text("utf-8") for path in PAGES if path.stem != "job"]
-    texts += [path.read_text("utf-8") for path in built_in_jobs().values()]
+    texts += [path.read_text("utf-8") for path in list_built_in_jobs().values()]
     words = set(re.findall(r"\w+", "\n".join(texts)))
     keys = {key.name for table in list_tables() for key in table.keys}
     assert keys - words == set(), "say in a page when a user should set it"

@@ -36,7 +36,7 @@ def test_json_lines_with_a_key_text_keep_their_mentions(tmp_path: Path) -> None:
     inputs = open_inputs(str(path))
     (document,) = inputs
     assert [span.label for span in document.spans] == ["Drug"]
-    assert not inputs.is_held
+    assert not inputs.holds_all_documents
 
 
 def test_json_lines_with_another_key_are_a_table_of_notes(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_table_is_read_note_by_note_with_ids_and_metadata(tmp_path: Path) -> N
     inputs = open_inputs(str(path))
     meta = {"visit": "v", "category": "Nursing"}
     assert [*inputs] == [Document("7", "Fine.", (), "p", meta=meta)]
-    assert not inputs.is_held
+    assert not inputs.holds_all_documents
 
 
 def test_a_folder_of_texts_is_read_as_notes(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_texts_of_a_corpus_without_annotations_are_read_as_notes(
 ) -> None:
     folder = write_damaged_brat(tmp_path / "notes")
     inputs = open_inputs(str(folder), on_error="skip")
-    assert inputs.is_held
+    assert inputs.holds_all_documents
     assert inputs.where == str(folder)
     first = [*inputs]
     assert first[-1].id == "unread"
@@ -137,7 +137,7 @@ def test_a_source_without_usable_notes_is_refused(tmp_path: Path) -> None:
 def test_a_text_is_read_as_one_document() -> None:
     inputs = open_inputs("-", "Took aspirin.")
     assert [*inputs] == [*inputs] == [Document("text", "Took aspirin.")]
-    assert inputs.is_held
+    assert inputs.holds_all_documents
 
 
 def test_stdin_is_read_as_one_document(monkeypatch: pytest.MonkeyPatch) -> None:

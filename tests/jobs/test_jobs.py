@@ -30,12 +30,12 @@ from fednotes.jobs.job import (
 )
 from fednotes.jobs.job_file import (
     TopConfig,
-    built_in_jobs,
+    list_built_in_jobs,
+    list_table_names,
     load_job,
     parse_job,
-    table_names,
 )
-from fednotes.jobs.local_files import site_path_keys
+from fednotes.jobs.local_files import list_site_path_keys
 from fednotes.jobs.reference import list_tables
 from fednotes.jobs.reference_text import format_page, format_tables
 from fednotes.methods import fedner, find_method, list_method_names
@@ -292,8 +292,10 @@ def test_settings_override_the_file(tmp_path: Path) -> None:
 
 
 def test_built_in_jobs_are_listed_without_grids() -> None:
-    assert "demo" in built_in_jobs()
-    assert not [name for name in built_in_jobs() if "table" in name or "fig" in name]
+    assert "demo" in list_built_in_jobs()
+    assert not [
+        name for name in list_built_in_jobs() if "table" in name or "fig" in name
+    ]
 
 
 def test_a_built_in_job_takes_precedence_over_a_folder_of_its_name(
@@ -413,7 +415,7 @@ def test_an_error_about_a_misplaced_key_names_its_table() -> None:
 # ---- built-in jobs -------------------------------------------------------------------
 
 
-BUILT_IN = sorted(loadable(built_in_jobs()))
+BUILT_IN = sorted(loadable(list_built_in_jobs()))
 
 
 @pytest.fixture
@@ -428,7 +430,7 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("corpora")
 def test_a_built_in_job_has_the_values_of_its_file(name: str) -> None:
     parsed = load_job(name)
-    table = tomllib.loads(built_in_jobs()[name].read_text("utf-8"))
+    table = tomllib.loads(list_built_in_jobs()[name].read_text("utf-8"))
     is_private = "privacy" in table
     assert parsed.module is methods.find_method(table["method"]) or is_private
     assert (parsed.title, parsed.seed) == (table["title"], table["seed"])
@@ -444,7 +446,7 @@ def test_a_built_in_job_has_the_values_of_its_file(name: str) -> None:
 def test_settings_of_a_built_in_job_come_from_file_preset_or_method(name: str) -> None:
     """Check [training] and [privacy]: the file comes before the preset."""
     config: Any = load_job(name).config
-    table = tomllib.loads(built_in_jobs()[name].read_text("utf-8"))
+    table = tomllib.loads(list_built_in_jobs()[name].read_text("utf-8"))
     for key, value in table.get("privacy", {}).items():
         assert is_written_as(value, getattr(config.privacy, key)), key
     preset = methods.find_method(table["method"]).presets[table.get("preset", "best")]
@@ -462,7 +464,7 @@ def test_settings_of_a_built_in_job_come_from_file_preset_or_method(name: str) -
 def test_the_model_of_a_built_in_job_comes_from_file_and_preset(name: str) -> None:
     """A job with a model of its own kind takes nothing from the preset's model."""
     model: Any = load_job(name).config.model
-    table = tomllib.loads(built_in_jobs()[name].read_text("utf-8"))
+    table = tomllib.loads(list_built_in_jobs()[name].read_text("utf-8"))
     preset = methods.find_method(table["method"]).presets[table.get("preset", "best")]
     in_file = table.get("model", {})
     expected = dict(preset.get("model", {}))
@@ -517,10 +519,10 @@ def test_a_name_that_is_not_a_file_beside_the_job_is_kept(tmp_path: Path) -> Non
 
 
 def test_a_job_for_real_sites_has_no_path_of_a_site() -> None:
-    assert site_path_keys() <= PLACE_KEYS
-    assert {"path", "paths", "exclude"} <= site_path_keys()
+    assert list_site_path_keys() <= PLACE_KEYS
+    assert {"path", "paths", "exclude"} <= list_site_path_keys()
     if has_app("phenotyping"):
-        assert {"notes", "test_labels"} <= site_path_keys()
+        assert {"notes", "test_labels"} <= list_site_path_keys()
 
 
 def test_the_complete_tag_set_has_the_order_of_the_sites() -> None:
@@ -566,7 +568,7 @@ def test_the_reference_has_every_field_that_a_job_may_set() -> None:
 
 
 def test_the_reference_has_every_table_that_a_job_may_have() -> None:
-    for name in table_names():
+    for name in list_table_names():
         assert f"\n[{name}" in format_tables(), name
 
 
@@ -641,7 +643,7 @@ def tables_of_method(schema: dict[str, Any], name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_the_keys_of_a_built_in_job_are_documented(name: str) -> None:
-    table = read_toml(built_in_jobs()[name])
+    table = read_toml(list_built_in_jobs()[name])
     for site in table.get("sites", {}).values():
         assert set(site) <= documented_keys("sites")
     for key, value in table.items():
@@ -653,7 +655,7 @@ def test_the_keys_of_a_built_in_job_are_documented(name: str) -> None:
 
 def test_the_keys_of_built_in_jobs_are_in_the_schema(schema: dict[str, Any]) -> None:
     for name in BUILT_IN:
-        table = read_toml(built_in_jobs()[name])
+        table = read_toml(list_built_in_jobs()[name])
         assert set(table) <= set(schema["properties"]), name
         known = tables_of_method(schema, table["method"])
         of_site = known["sites"]["additionalProperties"]["properties"]

@@ -22,7 +22,7 @@ from filled_in import FILLED_IN
 from fednotes import methods
 from fednotes.core.settings import read_toml
 from fednotes.jobs import kinds
-from fednotes.jobs.built_in_jobs import built_in_jobs
+from fednotes.jobs.built_in_jobs import list_built_in_jobs
 from fednotes.jobs.field_docs import read_docstring
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import TopConfig, load_job, parse_job
@@ -266,12 +266,12 @@ class BuiltIn:
         return str(self.table.get("preset", "best"))
 
 
-@pytest.fixture(params=loadable(built_in_jobs()))
+@pytest.fixture(params=loadable(list_built_in_jobs()))
 def built_in(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> BuiltIn:
     """Each built-in job; its environment variables name an empty folder."""
-    path = built_in_jobs()[request.param]
+    path = list_built_in_jobs()[request.param]
     for variable in re.findall(r"\$(\w+)", path.read_text("utf-8")):
         monkeypatch.setenv(variable, str(tmp_path))
     return BuiltIn(load_job(request.param), read_toml(path))

@@ -13,7 +13,7 @@ from applications import loadable
 
 import fednotes as fn
 from fednotes.core.errors import ConfigError
-from fednotes.jobs.built_in_jobs import built_in_jobs
+from fednotes.jobs.built_in_jobs import list_built_in_jobs
 from fednotes.jobs.job_file import load_job, parse_job
 from fednotes.jobs.show import ShownJob, ShownSetting, show_job
 
@@ -48,7 +48,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder that all variables of the built-in jobs name."""
-    for path in built_in_jobs().values():
+    for path in list_built_in_jobs().values():
         for variable in re.findall(r"\$(\w+)", path.read_text("utf-8")):
             monkeypatch.setenv(variable, str(tmp_path))
     return tmp_path
@@ -59,7 +59,7 @@ def settings_by_key(job: ShownJob) -> dict[str, ShownSetting]:
     return {f"{each.table}.{each.key}".lstrip("."): each for each in job.settings}
 
 
-@pytest.mark.parametrize("name", loadable(built_in_jobs()))
+@pytest.mark.parametrize("name", loadable(list_built_in_jobs()))
 @pytest.mark.usefixtures("corpora")
 def test_the_shown_text_parses_to_the_same_job(name: str) -> None:
     job = load_job(name)

@@ -19,7 +19,7 @@ from applications import needs_app
 
 from fednotes import methods
 from fednotes.core.settings import read_toml
-from fednotes.jobs.built_in_jobs import built_in_jobs
+from fednotes.jobs.built_in_jobs import list_built_in_jobs
 from fednotes.jobs.job_file import load_job, parse_job
 
 TEXT = (Path(__file__).parents[2] / "docs" / "papers.md").read_text("utf-8")
@@ -173,7 +173,7 @@ def test_each_job_on_the_corpora_of_a_paper_equals_its_table(
         site, key = key.split(".")
         for each in job.sites.values() if site == "*" else [job.sites[site]]:
             assert listed(getattr(each, key)) == value, setting
-    raw = read_toml(built_in_jobs()[name])
+    raw = read_toml(list_built_in_jobs()[name])
     assert raw["preset"] == "paper"
     for setting, value in flat(
         {k: v for k, v in raw.items() if k not in UNDOCUMENTED}
@@ -191,7 +191,7 @@ def test_each_job_on_the_corpora_of_a_paper_equals_its_table(
 
 def test_label_words_name_every_type() -> None:
     needs_app("experiments")
-    raw = read_toml(built_in_jobs()["tagsets/ontonotes"])
+    raw = read_toml(list_built_in_jobs()["tagsets/ontonotes"])
     assert list(raw["model"]["label_words"]) == raw["tags"]["types"]
     assert len(raw["tags"]["types"]) == 18
 

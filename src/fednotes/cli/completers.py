@@ -43,9 +43,9 @@ def complete_one_of(values: str) -> Completer:
 
 def _list_jobs() -> list[str]:
     """Return the job files in the working folder, and the built-in jobs."""
-    from fednotes.jobs.built_in_jobs import built_in_jobs
+    from fednotes.jobs.built_in_jobs import list_built_in_jobs
 
-    return [*sorted(str(path) for path in Path().glob("*.toml")), *built_in_jobs()]
+    return [*sorted(str(path) for path in Path().glob("*.toml")), *list_built_in_jobs()]
 
 
 def _list_formats() -> list[str]:

@@ -42,7 +42,7 @@ from fednotes.jobs.parts import Part, Traffic
 from fednotes.jobs.progress import LARGE_BYTES, LONG_SECONDS, ProgressListener
 from fednotes.jobs.results import BASELINES, CONDITIONS, RunResult
 from fednotes.jobs.score_layouts import SCORES, Column
-from fednotes.jobs.simulate import site_metrics
+from fednotes.jobs.simulate import gather_site_metrics
 from fednotes.metrics.gap import Gap
 from fednotes.metrics.spans import overlap_differs
 
@@ -128,12 +128,12 @@ class RichDisplay(ProgressListener):
         """Record the work of each part, to estimate the time left."""
         self._time.plan(work)
 
-    def begin(self, part: Part, rounds: int, sentences: int) -> None:
+    def begin(self, part: Part, rounds: int, examples: int) -> None:
         """Start the bar of a part."""
         self._close()
         self._part = part
         self._rounds = rounds
-        self._sentences = sentences
+        self._examples = examples
         self._first: RoundResult | None = None
         self._time.begin(part.name, rounds)
         self._scores = ""
@@ -184,7 +184,7 @@ class RichDisplay(ProgressListener):
 
     def _scores_text(self, result: RoundResult) -> str:
         """Return the scores of an evaluation, by site if sites report them."""
-        metrics = site_metrics(result, self._part)
+        metrics = gather_site_metrics(result, self._part)
         if not metrics and "valid_f1" in result.metrics:  # a run between real sites
             return f"F1 {result.metrics['valid_f1']:.3f}"
         for name, key in _LINE_SCORES:
@@ -208,9 +208,9 @@ class RichDisplay(ProgressListener):
         assert self._first is not None
         rounds = result.round - self._first.round
         seconds = result.seconds - self._first.seconds
-        if not self._sentences or rounds == 0 or seconds <= 0:
+        if not self._examples or rounds == 0 or seconds <= 0:
             return ""
-        pace = rounds * self._sentences / seconds
+        pace = rounds * self._examples / seconds
         return f"{pace:.0f} {self._part.unit}/s  "
 
     def _left_text(self, seconds: float) -> str:

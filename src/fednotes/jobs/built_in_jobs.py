@@ -17,7 +17,7 @@ from fednotes.core.settings import read_toml
 
 
 @lru_cache(maxsize=1)
-def built_in_jobs() -> Mapping[str, Path]:
+def list_built_in_jobs() -> Mapping[str, Path]:
     """Return the built-in job files by name, such as "fedner/paper".
 
     `demo` belongs to the core. Applications and other packages add jobs by entry points

@@ -26,7 +26,7 @@ from fednotes.jobs.models import find_model_class, read_description
 from fednotes.jobs.results import CONDITIONS, PROMISED, SUMMARY, RunResult, read_result
 from fednotes.jobs.run_folder import JOB_RECORD
 from fednotes.jobs.score_layouts import SCORES
-from fednotes.jobs.text_templates import text_environment
+from fednotes.jobs.text_templates import make_text_environment
 from fednotes.metrics.gap import Verdict
 
 CARD = "README.md"
@@ -138,11 +138,12 @@ def render_card(
         **_describe_run(origin, model),
         **_describe_scores(origin, model),
     }
-    return _environment().get_template("card.md").render(values)
+    return _make_environment().get_template("card.md").render(values)
 
 
-def _environment() -> Environment:
-    environment = text_environment()
+def _make_environment() -> Environment:
+    """Return the Jinja environment of the card, with filters that quote texts."""
+    environment = make_text_environment()
     environment.filters |= {
         "plain": _to_markdown,
         "quoted": _to_yaml,
@@ -254,11 +255,11 @@ def _describe_scores(origin: _Origin, model: Path) -> dict[str, Any]:
         "is_of_site": bool(site_scores),
         "scores": list(_list_scores(shown)),
         "means": means if site_scores else {},
-        "lead_score": _lead_score(shown),
+        "lead_score": _find_lead_score(shown),
         "interval": result.interval(origin.site, condition),
         "verdict": origin.verdict,
         "mark": result.marks.get(condition, ""),
-        "types": _list_types(shown),
+        "types": _make_type_table(shown),
     }
 
 
@@ -271,7 +272,7 @@ def _list_scores(scores: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
                 yield layout.title, measure, value
 
 
-def _lead_score(scores: Mapping[str, Any]) -> str:
+def _find_lead_score(scores: Mapping[str, Any]) -> str:
     """Return the name of the score for comparing models; "" if there is none."""
     for kind, layout in SCORES.items():
         if kind in scores and layout.is_lead and layout.dots is not None:
@@ -291,7 +292,7 @@ class _TypeTable(NamedTuple):
     rows: list[tuple[str, float | None, float | None]]
 
 
-def _list_types(scores: Mapping[str, Any]) -> _TypeTable | None:
+def _make_type_table(scores: Mapping[str, Any]) -> _TypeTable | None:
     """Return the scores of each entity type or disease; None if there are none."""
     by_type = mapping(scores.get("by_type"))
     if by_type:

@@ -97,6 +97,7 @@ class Checked:
 
 
 def _describe_problem(problem: Problem) -> dict[str, Any]:
+    """Return a problem as JSON values."""
     return {
         **asdict(problem),
         "file": problem.file or None,
@@ -216,7 +217,7 @@ class _PartReader:
     holds_documents: bool
 
     def check(self, name: str, path: NotePlace) -> _CheckedPart:
-        """Check one path; that it cannot be read is a problem."""
+        """Check one path; if it cannot be read, the result says so as a problem."""
         try:
             return self.check_readable(name, path)
         except UnknownFormatError as error:
@@ -233,22 +234,24 @@ class _PartReader:
             DataError: The path cannot be read.
         """
         problems = Problems()
-        corpus = self._read(name, path, problems)
+        corpus = self._read_and_check(name, path, problems)
         refused: tuple[Problem, ...] = ()
         num_refused = 0
         if self.refuses:
             refused = tuple(problems.listed)
             num_refused = problems.number
             problems.counts.clear()  # what is refused is no finding too
-        findings = list(problem_findings(problems, name, _last_name(path)))
+        findings = list(problem_findings(problems, name, _shorten_place(path)))
         # That nothing was read is a finding only if no problem explains it.
         if corpus.num_documents or not problems.listed:
-            findings += _applicable_findings(path, corpus.findings)
+            findings += _keep_applicable_findings(path, corpus.findings)
         return _CheckedPart(
             name, refused, num_refused, tuple(findings), tuple(corpus.documents)
         )
 
-    def _read(self, name: str, path: NotePlace, problems: Problems) -> _ReadCorpus:
+    def _read_and_check(
+        self, name: str, path: NotePlace, problems: Problems
+    ) -> _ReadCorpus:
         """Read a path and check its documents in one pass.
 
         Args:
@@ -262,30 +265,35 @@ class _PartReader:
         documents: list[Document] = []
         num_documents = 0
         with CorpusCheck(name) as check:
-            for document in self._stream(path, problems):
+            for document in self._stream_documents(path, problems):
                 check.add(document)
                 num_documents += 1
                 if self.holds_documents:
                     documents.append(document)
             return _ReadCorpus(documents, num_documents, check.findings())
 
-    def _stream(self, place: NotePlace, problems: Problems) -> Iterable[Document]:
+    def _stream_documents(
+        self, place: NotePlace, problems: Problems
+    ) -> Iterable[Document]:
         """Return the documents of a corpus, or the notes of a database."""
         if isinstance(place, Path):
             return stream(place, problems, self.format, self.encoding)
         return choose_reader(place, self.format, None, self.encoding).read(problems)
 
 
-def _applicable_findings(
+def _keep_applicable_findings(
     place: NotePlace, findings: Iterable[Finding]
 ) -> list[Finding]:
-    """Return findings without those about the mentions that a database cannot hold."""
+    """Return the findings; of a database, leave out those about its mentions.
+
+    A database has no annotations, so it is no finding that it lacks mentions.
+    """
     if isinstance(place, Path):
         return [*findings]
     return [finding for finding in findings if finding.code not in _ABOUT_MENTIONS]
 
 
-def _last_name(place: NotePlace) -> str:
+def _shorten_place(place: NotePlace) -> str:
     """Return the last part of a path, or the address of a database."""
     return place.name if isinstance(place, Path) else str(place)
 

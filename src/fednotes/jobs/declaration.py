@@ -89,7 +89,7 @@ def load_declared(name: str | Path, settings: tuple[str, ...] = ()) -> DeclaredJ
     table, path = load_table(name, settings)
     sites = table.get("sites")
     if isinstance(sites, Mapping):
-        table = {**table, "sites": _change_sites(sites, without_places)}
+        table = {**table, "sites": _change_sites(sites, drop_places)}
         federation = table.get("federation", {})
         if isinstance(federation, Mapping) and len(sites) >= MIN_SECURE_SITES:
             table = {**table, "federation": {"secure_sum": True, **federation}}
@@ -139,7 +139,7 @@ def parse_declared(declared: Mapping[str, Any], folder: Path, where: str) -> Job
     return job
 
 
-def table_to_approve(
+def make_table_to_approve(
     declared: Mapping[str, Any], sites: Sequence[str], min_sites: int
 ) -> dict[str, Any]:
     """Return the table that a site approves: the declaration with this run's sites.
@@ -160,8 +160,8 @@ def lacks_places(table: Mapping[str, Any]) -> bool:
     )
 
 
-def with_places(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a job's tables with placeholders if no site says where its notes are.
+def add_placeholders(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add placeholders to a job's tables if no site says where its notes are.
 
     `parse_job` accepts these tables; the notes of their job cannot be read.
     """
@@ -176,7 +176,7 @@ def with_places(table: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**table, "sites": sites}
 
 
-def without_places(site: Mapping[str, Any]) -> dict[str, Any]:
+def drop_places(site: Mapping[str, Any]) -> dict[str, Any]:
     """Return a site's table without the keys that say where its notes are."""
     return {key: value for key, value in site.items() if key not in PLACE_KEYS}
 

@@ -52,18 +52,18 @@ class Evaluation:
             yield f"left out of the documents: {self.skipped}"
 
 
-def require_mapping(
+def check_label_map(
     label_map: Mapping[str, str] | None,
     labels: Sequence[str],
-    known: Sequence[str],
+    model_types: Sequence[str],
     path: Path | str,
 ) -> Mapping[str, str]:
-    """Check a mapping of labels and return it; {} if there is none.
+    """Return a mapping of labels after checking it; {} if there is none.
 
     Args:
         label_map: New names of labels; "" drops a label.
         labels: The labels of the documents.
-        known: The types of the model.
+        model_types: The types of the model.
         path: The documents, for messages.
 
     Raises:
@@ -84,8 +84,8 @@ def require_mapping(
             message += ", ".join(labels) or "none"
             hint = nearest(old, labels, "")
             raise ParameterError(f"{message}; {hint}" if hint else message)
-        if new and new not in known:
+        if new and new not in model_types:
             raise ParameterError(
-                f"{pair}: the model has no {new!r}; {nearest(new, known)}"
+                f"{pair}: the model has no {new!r}; {nearest(new, model_types)}"
             )
     return label_map

@@ -45,6 +45,7 @@ def read_docstring(cls: type[Any]) -> tuple[str, dict[str, str]]:
 
 
 def _split_paragraphs(cls: type[Any]) -> list[str]:
+    """Return the paragraphs of a class's docstring."""
     return inspect.cleandoc(cls.__doc__ or "").split("\n\n")
 
 
@@ -73,6 +74,7 @@ def _read_entries(paragraph: str, names: Collection[str]) -> dict[str, str]:
 
 
 def _join_lines(text: str) -> str:
+    """Return a text on one line, with single spaces."""
     return " ".join(text.split())
 
 
@@ -106,6 +108,7 @@ def describe_type(hint: Any) -> str:
 
 
 def _describe_bounds(metadata: Sequence[Any]) -> Iterator[str]:
+    """Yield the bounds among the metadata of a type, in words."""
     for each in metadata:
         parts = each if isinstance(each, Interval) else (each,)
         for part in parts:
@@ -114,6 +117,7 @@ def _describe_bounds(metadata: Sequence[Any]) -> Iterator[str]:
 
 
 def _describe_bound(bound: BaseMetadata) -> Iterator[str]:
+    """Yield one bound in words; nothing if it has another form."""
     if isinstance(bound, Ge):
         yield f"at least {bound.ge:g}"
     elif isinstance(bound, Gt):

@@ -18,7 +18,7 @@ from fednotes.data import formats
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import OnError
 from fednotes.data.tags import keep_outermost, relabel, types_of
-from fednotes.jobs.evaluation import require_mapping
+from fednotes.jobs.evaluation import check_label_map
 from fednotes.jobs.input_readers import requiring_annotations
 
 
@@ -85,7 +85,7 @@ def read_annotated(
 
 def prepare_gold(
     annotated: AnnotatedDocuments,
-    known: tuple[str, ...],
+    model_types: tuple[str, ...],
     label_map: Mapping[str, str] | None = None,
     types: Sequence[str] = (),
 ) -> GoldDocuments:
@@ -96,7 +96,7 @@ def prepare_gold(
 
     Args:
         annotated: The documents.
-        known: The types of the model.
+        model_types: The types of the model.
         label_map: New names of the documents' labels. Unknown labels are not scored.
         types: The types to score, annotated or not; by default the types of the model
             that the documents annotate.
@@ -106,18 +106,18 @@ def prepare_gold(
         ConfigError: A label to map or a type does not exist.
     """
     original_labels = types_of(annotated.documents)
-    label_map = require_mapping(label_map, original_labels, known, annotated.name)
+    label_map = check_label_map(label_map, original_labels, model_types, annotated.name)
     documents = relabel(annotated.documents, label_map, None)
     labels = types_of(documents)
-    _require_known(types, known)
+    _require_known_types(types, model_types)
     candidates = types or labels
-    scored = tuple(label for label in known if label in candidates)
+    scored = tuple(label for label in model_types if label in candidates)
     if not scored:
         raise LabelError(
             f"{annotated.name} annotates {', '.join(labels) or 'nothing'}, but the "
-            f"model knows {', '.join(known)}: rename labels with `label_map`"
+            f"model knows {', '.join(model_types)}: rename labels with `label_map`"
         )
-    of_known_types = relabel(documents, {}, known)
+    of_known_types = relabel(documents, {}, model_types)
     gold = tuple(
         replace(document, spans=keep_outermost(document.spans))
         for document in of_known_types
@@ -125,10 +125,10 @@ def prepare_gold(
     return GoldDocuments(gold, scored, labels)
 
 
-def _require_known(types: Sequence[str], known: Sequence[str]) -> None:
+def _require_known_types(types: Sequence[str], model_types: Sequence[str]) -> None:
     """Raise ParameterError unless a model knows all types that are to be scored."""
     for label in types:
-        if label not in known:
+        if label not in model_types:
             raise ParameterError(
-                f"`types`: the model has no {label!r}; {nearest(label, known)}"
+                f"`types`: the model has no {label!r}; {nearest(label, model_types)}"
             )

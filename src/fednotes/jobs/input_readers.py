@@ -53,11 +53,11 @@ class ChosenReader(NamedTuple):
 
     Attributes:
         read: The reader.
-        is_held: Whether the reader holds all documents in memory.
+        holds_all_documents: Whether the reader holds all documents in memory.
     """
 
     read: Reader
-    is_held: bool
+    holds_all_documents: bool
 
 
 def choose_reader(
@@ -83,13 +83,13 @@ def choose_reader(
         DataError: The format is unknown.
     """
     notes = _NotesReader(path, format, column, encoding, id_column)
-    as_table = ChosenReader(notes.read_table, is_held=False)
+    as_table = ChosenReader(notes.read_table, holds_all_documents=False)
     is_only_of_notes = format in NOTE_FORMATS and format not in FORMATS
     has_named_column = column is not None or id_column is not None
     if isinstance(path, NoteDatabase) or has_named_column or is_only_of_notes:
         return as_table
     json_lines = _JsonLinesReader(path, encoding)
-    as_json_lines = ChosenReader(json_lines.read, is_held=False)
+    as_json_lines = ChosenReader(json_lines.read, holds_all_documents=False)
     if format == "jsonl":
         return as_json_lines
 
@@ -101,7 +101,7 @@ def choose_reader(
     if corpus_format == "parquet" and _has_text_column(path):
         return as_table
     corpus = _CorpusReader(path, corpus_format, encoding)
-    return ChosenReader(corpus.read, is_held=True)
+    return ChosenReader(corpus.read, holds_all_documents=True)
 
 
 # ---- readers -------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class _NotesReader:
             problems=problems,
             exact=True,
         )
-        return map(_as_document, notes)
+        return map(_to_document, notes)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class _JsonLinesReader:
         )
 
 
-def _as_document(note: Note) -> Document:
+def _to_document(note: Note) -> Document:
     """Return a note as a document with its own id; visit and category are metadata."""
     meta = {}
     if note.visit is not None:
@@ -307,6 +307,7 @@ def guess_corpus_format(path: Path, encoding: str) -> str | None:
 
 
 def _has_text_name(path: Path) -> bool:
+    """Return whether a file is named as a text, such as note.txt or note.txt.gz."""
     return unpacked_name(path).suffix.lower() in _TEXT_SUFFIXES
 
 

@@ -39,7 +39,7 @@ class Inputs:
     Attributes:
         where: Name of the source in messages; a database's has no password.
         problems: The unusable data of the last iteration.
-        is_held: Whether all documents are in memory at once.
+        holds_all_documents: Whether all documents are in memory at once.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Inputs:
         read: Reader,
         on_error: OnError = "refuse",
         *,
-        is_held: bool = False,
+        holds_all_documents: bool = False,
         database: NoteDatabase | None = None,
         column: str | None = None,
         id_column: str | None = None,
     ) -> None:
         self.where = where
-        self.is_held = is_held
+        self.holds_all_documents = holds_all_documents
         self.problems = Problems()
         self._read = read
         self._refuses = refuses(on_error)
@@ -90,6 +90,7 @@ class Inputs:
         return documents
 
     def _require_usable(self, problems: Problems, *, is_empty: bool) -> None:
+        """Raise DataError if data are unusable and must not be, or all are."""
         if problems.listed and (self._refuses or is_empty):
             raise DataError.of(problems.listed, problems.number)
 
@@ -159,7 +160,7 @@ def open_inputs(
     source = find_source(name, text, encoding)
     if isinstance(source, Document):
         read = partial(_yield_document, source)
-        return Inputs(source.id, read, on_error, is_held=True)
+        return Inputs(source.id, read, on_error, holds_all_documents=True)
     if isinstance(source, NoteDatabase) and format is not None:
         raise ParameterError(f"{source}: `format` is for files: leave it out")
     reader = choose_reader(source, format, column, encoding, id_column)
@@ -167,7 +168,7 @@ def open_inputs(
         str(source),
         reader.read,
         on_error,
-        is_held=reader.is_held,
+        holds_all_documents=reader.holds_all_documents,
         database=source if isinstance(source, NoteDatabase) else None,
         column=column,
         id_column=id_column,
@@ -175,6 +176,7 @@ def open_inputs(
 
 
 def _yield_document(document: Document, _problems: Problems) -> Iterator[Document]:
+    """Yield one document; a `Reader` once the document is bound."""
     yield document
 
 
@@ -213,7 +215,7 @@ def find_source(
     if isinstance(path, NoteDatabase):
         return path
     name = str(name)
-    if not name.strip() or not _exists(path):
+    if not name.strip() or not _is_existing(path):
         short = name if len(name) <= _MAX_LENGTH else f"{name[:_MAX_LENGTH]}…"
         raise ParameterError(
             f"{short}: no such file or folder; for text use `text` or -"
@@ -231,7 +233,8 @@ def name_of_notes(value: object) -> str | NoteDatabase:
     return place if isinstance(place, NoteDatabase) else str(place)
 
 
-def _exists(path: Path) -> bool:
+def _is_existing(path: Path) -> bool:
+    """Return whether there is a file or folder at a path."""
     try:
         return path.exists()
     except (OSError, ValueError):  # the name is too long for a path
@@ -239,6 +242,16 @@ def _exists(path: Path) -> bool:
 
 
 def _decode(source: str, data: bytes, encoding: str) -> str:
+    """Return bytes as text.
+
+    Args:
+        source: What the bytes are, for the message.
+        data: The bytes.
+        encoding: Their encoding, if they are not UTF-8 and have no byte-order mark.
+
+    Raises:
+        DataError: The bytes are not text in this encoding.
+    """
     try:
         return encodings.decode(data, encoding)[0]
     except DataError as error:

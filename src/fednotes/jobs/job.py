@@ -179,6 +179,7 @@ class SiteConfig:
             self._require_share()
 
     def _require_share(self) -> None:
+        """Raise ConfigError unless `share` names a part of the documents of `path`."""
         part, parts = self.part_of_corpus
         if not 1 <= part <= parts:
             raise ConfigError(
@@ -470,6 +471,7 @@ class ComparedSites:
     one_to_one: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
+# Is called with the number of items that are done, and of all items.
 Progress = Callable[[int, int], None]
 
 
@@ -673,16 +675,16 @@ class SiteKind:
             The key, such as "sites.mercy.path", and the path.
         """
         for name, keys in sites.items():
-            yield from _marked_paths(self.site_config, keys, f"sites.{name}")
+            yield from _list_marked_paths(self.site_config, keys, f"sites.{name}")
         for name, table in self.tables.items():
             if isinstance(table, ConfigTable) and name in tables:
-                yield from _marked_paths(table.config, tables[name], name)
+                yield from _list_marked_paths(table.config, tables[name], name)
 
 
-def _marked_paths(
+def _list_marked_paths(
     cls: type[Any], keys: Mapping[str, Any], table: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield the paths of a table, each with its key.
+    """Yield each path of a table after its key, such as "sites.mercy.path".
 
     Args:
         cls: The class that reads the table and marks its paths.

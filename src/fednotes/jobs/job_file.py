@@ -36,7 +36,7 @@ from fednotes.core.settings import (
 )
 from fednotes.core.types import POOLED
 from fednotes.jobs import kinds
-from fednotes.jobs.built_in_jobs import built_in_jobs
+from fednotes.jobs.built_in_jobs import list_built_in_jobs
 from fednotes.jobs.job import (
     FederationConfig,
     Job,
@@ -44,7 +44,7 @@ from fednotes.jobs.job import (
     SiteKind,
 )
 from fednotes.jobs.key_hints import hint_training_key
-from fednotes.jobs.local_files import model_file_keys
+from fednotes.jobs.local_files import list_model_file_keys
 from fednotes.jobs.results import CONDITIONS, OWN_MIX
 from fednotes.jobs.run_folder import JOB_RECORD, read_job_record
 from fednotes.methods.base import Method
@@ -139,7 +139,7 @@ def load_table(
     """
     path = path_of(name, "a job's file, name or table")
     if not path.is_file():
-        known = built_in_jobs()
+        known = list_built_in_jobs()
         if str(name) not in known:
             remedy = "give the path of a job file, or a built-in job such as demo"
             raise ConfigError(
@@ -261,7 +261,7 @@ def _require_drawn_sites(config: Any, federation: FederationConfig, place: str) 
         )
 
 
-def table_names() -> frozenset[str]:
+def list_table_names() -> frozenset[str]:
     """Return the names of all tables that a job file may have."""
     return _COMMON_TABLES.union(*(kind.tables for kind in kinds.all_kinds()))
 
@@ -273,7 +273,7 @@ def _read_top(table: Mapping[str, Any], where: str) -> TopConfig:
         ConfigError: A name or value is invalid, or a value stands in place of a table.
     """
     top_keys = {field.name for field in fields(TopConfig)}
-    tables = table_names()
+    tables = list_table_names()
     for key, value in table.items():
         if key not in top_keys | tables:
             hint = nearest(key, top_keys | tables)
@@ -399,7 +399,7 @@ class _TableReader:
         """
         place = f"{self.where} [training]"
         self._require_training_keys(place)
-        values = training_preset(
+        values = find_training_defaults(
             self.method, self.preset, private=privacy is not None
         ) | dict(self.table.get("training", {}))
         values["seed"] = self.top.seed
@@ -440,12 +440,12 @@ class _TableReader:
         """Read [model] over the preset's settings of the model."""
         table = self.table.get("model", {})
         self._require_variables_of_model(table)
-        settings = _locate_files(table, self.folder, model_file_keys(self.method))
+        settings = _locate_files(table, self.folder, list_model_file_keys(self.method))
         kinds_of_model = self.method.list_models()
         if kinds_of_model is not None and [*kinds_of_model] == [settings.get("kind")]:
             # The method has only this kind of model, so its table has no key `kind`.
             del settings["kind"]
-        settings = over(model_preset(self.preset, settings), settings)
+        settings = over(find_model_defaults(self.preset, settings), settings)
         with within(f"{self.where} [model]", ConfigError):
             return self.method.read_model_config(settings)
 
@@ -543,7 +543,7 @@ def _require_site_name(name: str, earlier: Collection[str], place: str) -> None:
             )
 
 
-def training_preset(
+def find_training_defaults(
     method: Method, preset: Mapping[str, Any], *, private: bool
 ) -> dict[str, Any]:
     """Return the [training] values that apply where a job does not set its own.
@@ -560,7 +560,7 @@ def training_preset(
     return values
 
 
-def model_preset(
+def find_model_defaults(
     preset: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the preset's [model] values that apply to a job's [model] table.

@@ -55,7 +55,7 @@ def find_label_maps(
     """
     spelling_maps = list(_map_spellings(types))
     mapped_names = {(proposal.site, proposal.old) for proposal in spelling_maps}
-    return (*spelling_maps, *_map_broader(types, mapped_names))
+    return (*spelling_maps, *_map_to_broader_names(types, mapped_names))
 
 
 def _map_spellings(types: Mapping[str, Mapping[str, int]]) -> Iterator[LabelMap]:
@@ -63,7 +63,7 @@ def _map_spellings(types: Mapping[str, Mapping[str, int]]) -> Iterator[LabelMap]
     names_by_spelling: defaultdict[str, list[_Name]] = defaultdict(list)
     for site, counts in types.items():
         for label, mentions in counts.items():
-            spelling = "".join(_words(label))
+            spelling = "".join(_split_into_words(label))
             names_by_spelling[spelling].append(_Name(site, label, mentions))
     for spelling, names in names_by_spelling.items():
         has_variants = len({name.label for name in names}) > 1
@@ -73,7 +73,7 @@ def _map_spellings(types: Mapping[str, Mapping[str, int]]) -> Iterator[LabelMap]
 
 def _map_to_most_common(names: list[_Name]) -> Iterator[LabelMap]:
     """Yield proposals to rename variants of a name to the most common one."""
-    common_label = _most_common(names)
+    common_label = _find_most_common_label(names)
     names_per_site = Counter(name.site for name in names)
     for name in names:
         if name.label == common_label:
@@ -87,7 +87,7 @@ def _map_to_most_common(names: list[_Name]) -> Iterator[LabelMap]:
         )
 
 
-def _most_common(names: list[_Name]) -> str:
+def _find_most_common_label(names: list[_Name]) -> str:
     """Return the name that most sites use; ties go to the name with most mentions.
 
     If names are still tied, one that is not in capitals is preferred.
@@ -107,7 +107,7 @@ def _most_common(names: list[_Name]) -> str:
     )
 
 
-def _map_broader(
+def _map_to_broader_names(
     types: Mapping[str, Mapping[str, int]], mapped_names: set[tuple[str, str]]
 ) -> Iterator[LabelMap]:
     """Yield proposals for names that begin or end with all words of another name.
@@ -121,11 +121,11 @@ def _map_broader(
         for other_site, other_counts in types.items():
             if other_site != site:
                 labels_elsewhere.update(other_counts)
-        spellings_here = {"".join(_words(label)) for label in counts}
+        spellings_here = {"".join(_split_into_words(label)) for label in counts}
         candidates = [
             label
             for label in labels_elsewhere
-            if "".join(_words(label)) not in spellings_here
+            if "".join(_split_into_words(label)) not in spellings_here
         ]
         for label in counts:
             if (site, label) in mapped_names or label in labels_elsewhere:
@@ -133,7 +133,7 @@ def _map_broader(
             broader_labels = [
                 candidate
                 for candidate in candidates
-                if _is_part(_words(candidate), _words(label))
+                if _is_part(_split_into_words(candidate), _split_into_words(label))
             ]
             if not broader_labels:
                 continue
@@ -160,13 +160,14 @@ def _is_part(short: tuple[str, ...], long: tuple[str, ...]) -> bool:
     return short in (long[:number], long[-number:])
 
 
-def _words(label: str) -> tuple[str, ...]:
+def _split_into_words(label: str) -> tuple[str, ...]:
     """Return the words of a name in the singular, without case and punctuation."""
     words = re.split(r"[\W_]+", _HUMP.sub(" ", label).casefold())
-    return tuple(_singular(word) for word in words if word)
+    return tuple(_make_singular(word) for word in words if word)
 
 
-def _singular(word: str) -> str:
+def _make_singular(word: str) -> str:
+    """Return an English word in the singular, as far as its ending shows."""
     if len(word) < _MIN_PLURAL or not word.endswith("s"):
         return word
     if word.endswith(_SINGULAR_ENDS):

@@ -21,7 +21,7 @@ from fednotes.methods.base import Method
 from fednotes.taggers import saving
 
 
-def model_classes(method: Method) -> Mapping[str, type[Any]]:
+def list_model_classes(method: Method) -> Mapping[str, type[Any]]:
     """Return the classes that may read [model], by its `kind`.
 
     The kind is "" if the table has no key `kind`.
@@ -32,15 +32,16 @@ def model_classes(method: Method) -> Mapping[str, type[Any]]:
     return {kind: saving.find_config_class(kind) for kind in saving.list_kinds()}
 
 
-def model_file_keys(method: Method) -> frozenset[str]:
+def list_model_file_keys(method: Method) -> frozenset[str]:
     """Return the keys of a method's [model] that name a local file."""
     marked = (
-        marked_fields(cls, Mark.LOCAL_FILE) for cls in model_classes(method).values()
+        marked_fields(cls, Mark.LOCAL_FILE)
+        for cls in list_model_classes(method).values()
     )
     return frozenset().union(*marked)
 
 
-def site_path_keys() -> frozenset[str]:
+def list_site_path_keys() -> frozenset[str]:
     """Return the keys of [sites.NAME] that name a local file, over all kinds."""
     marked = (
         marked_fields(kind.site_config, Mark.LOCAL_FILE) for kind in kinds.all_kinds()
@@ -48,10 +49,10 @@ def site_path_keys() -> frozenset[str]:
     return frozenset().union(*marked)
 
 
-def file_keys_by_table() -> dict[str, frozenset[str]]:
+def list_file_keys_by_table() -> dict[str, frozenset[str]]:
     """Return the keys that name a local file, by table, over all methods and kinds."""
     of_models = (
-        model_file_keys(methods.find_method(name))
+        list_model_file_keys(methods.find_method(name))
         for name in methods.list_method_names()
     )
     by_table = {"model": frozenset[str]().union(*of_models)}
@@ -76,7 +77,7 @@ def digest_model_files(job: Job) -> dict[str, str]:
         ModelError: A file cannot be read.
     """
     digests = {}
-    for key, path in _named_files(job):
+    for key, path in _list_named_files(job):
         with readable(path, ModelError):
             if path.is_file():
                 digests[key] = compute_fingerprint([path])
@@ -85,9 +86,9 @@ def digest_model_files(job: Job) -> dict[str, str]:
     return digests
 
 
-def _named_files(job: Job) -> Iterator[tuple[str, Path]]:
-    """Yield the dotted keys of a job's tables that may name a file, with its path."""
-    for table_name, file_keys in file_keys_by_table().items():
+def _list_named_files(job: Job) -> Iterator[tuple[str, Path]]:
+    """Yield each key that names a file, such as "model.encoder", and the path."""
+    for table_name, file_keys in list_file_keys_by_table().items():
         settings = job.table.get(table_name)
         if not isinstance(settings, Mapping):
             continue

@@ -42,7 +42,7 @@ from fednotes.jobs.saved_models import (
     NoteSource,
     PredictionOutput,
 )
-from fednotes.jobs.texts import Text, document_of
+from fednotes.jobs.texts import Text, to_document
 from fednotes.jobs.workers.dealing import choose_devices
 from fednotes.jobs.workers.predictions import (
     choose_worker_devices,
@@ -115,7 +115,7 @@ class MentionModel:
     @classmethod
     def describe(cls, facts: Mapping[str, Any]) -> ModelDescription:
         """Describe a model by the content of its JSON file, which may be damaged."""
-        labels = _described_labels(facts)
+        labels = _read_labels(facts)
         types = "type" if len(labels) == 1 else "types"
         return ModelDescription(
             task="token-classification",
@@ -163,9 +163,9 @@ class MentionModel:
         """
         if isinstance(text, str | Document):
             _require_threshold(threshold)
-            (predicted,) = self._find([document_of(text, 1)], threshold)
+            (predicted,) = self._find_mentions([to_document(text, 1)], threshold)
             return predicted
-        documents = _list_documents(text, BATCH, threshold)
+        documents = _to_documents(text, BATCH, threshold)
         return list(self.predict_windows(cut_windows(documents, BATCH), threshold))
 
     def stream(
@@ -187,7 +187,7 @@ class MentionModel:
             ConfigError: The batch is below 1, or the threshold not between 0 and 1.
             WorkerError: A worker has ended before its time.
         """
-        documents = _list_documents(texts, batch, threshold)
+        documents = _to_documents(texts, batch, threshold)
         total = len(texts) if isinstance(texts, Sized) else None
         return self._find_in_stream(documents, batch, threshold, total)
 
@@ -312,7 +312,7 @@ class MentionModel:
             documents = Counted(count.each(predicted))
             if output.to == "brat" and output.path is not None:
                 write_brat(documents, output.path)
-            elif output.to == "conll" and inputs.is_held:
+            elif output.to == "conll" and inputs.holds_all_documents:
                 write_conll(tuple(documents), output.path)
             else:
                 write_documents(documents, output.path, output.to, predictor.types)
@@ -386,16 +386,18 @@ class MentionModel:
         One window is in memory at a time.
         """
         for window in windows:
-            yield from self._find(window, threshold)
+            yield from self._find_mentions(window, threshold)
 
-    def _find(self, documents: Window, threshold: float) -> tuple[Document, ...]:
-        """Return documents with the predicted spans that reach a confidence."""
-        with _computing_threads(self.model):
+    def _find_mentions(
+        self, documents: Window, threshold: float
+    ) -> tuple[Document, ...]:
+        """Return documents with the predicted spans of at least this confidence."""
+        with _using_preferred_threads(self.model):
             predicted = self.model.predict(documents, confidence=True)
         if self.calibration is not None:
             predicted = tuple(self.calibration.on(predicted))
         return tuple(
-            replace(document, spans=_list_sure(document.spans, threshold))
+            replace(document, spans=_keep_sure_spans(document.spans, threshold))
             for document in predicted
         )
 
@@ -418,7 +420,7 @@ class MentionModel:
                 output.
         """
         words = span if isinstance(span, Span) else Span(*span, label="")
-        return self.model.alternatives(document_of(document, 1), words)
+        return self.model.alternatives(to_document(document, 1), words)
 
     # ---- scores
 
@@ -430,7 +432,7 @@ class MentionModel:
         """Score the model on annotated documents; see `SavedModel.evaluate`."""
         options = options or EvaluationOptions()
         if isinstance(documents, str | Path | NoteDatabase):
-            documents = _require_files(documents)
+            documents = _require_path(documents)
         if options.labels is not None:
             raise ParameterError(
                 "`labels` applies only to phenotyping models, and "
@@ -471,14 +473,14 @@ class MentionModel:
         return JudgedConfidences(confidences, is_right, owners)
 
 
-def _list_sure(spans: Iterable[Span], threshold: float) -> tuple[Span, ...]:
-    """Return the spans that reach a confidence."""
+def _keep_sure_spans(spans: Iterable[Span], threshold: float) -> tuple[Span, ...]:
+    """Return the spans whose confidence is at least `threshold`."""
     return tuple(span for span in spans if (span.confidence or 0.0) >= threshold)
 
 
 @contextmanager
-def _computing_threads(model: Model) -> Iterator[None]:
-    """Let torch compute with one thread within the context, if the model prefers it.
+def _using_preferred_threads(model: Model) -> Iterator[None]:
+    """Within the context, let torch compute with one thread if the model prefers it.
 
     The last bits of a confidence depend on the number of threads, so it follows from
     the model alone.
@@ -494,10 +496,10 @@ def _computing_threads(model: Model) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _list_documents(
+def _to_documents(
     texts: Iterable[Text], batch: int, threshold: float
 ) -> Iterator[Document]:
-    """Return texts as documents, which are read as needed.
+    """Check the arguments of a stream; return its texts as documents, read as needed.
 
     Raises:
         DataError: There is no iterable of texts.
@@ -512,7 +514,7 @@ def _list_documents(
     if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
         raise DataError(f"expected texts or Documents, not {type(texts).__name__}")
     _require_threshold(threshold)
-    return (document_of(text, number) for number, text in enumerate(texts, 1))
+    return (to_document(text, number) for number, text in enumerate(texts, 1))
 
 
 def _require_threshold(threshold: float) -> None:
@@ -522,7 +524,7 @@ def _require_threshold(threshold: float) -> None:
         raise ConfigError(f"threshold = {threshold!r}: expected 0 to 1")
 
 
-def _require_files(place: str | Path | NoteDatabase) -> str | Path:
+def _require_path(place: str | Path | NoteDatabase) -> str | Path:
     """Return the path of annotated documents.
 
     Raises:
@@ -561,7 +563,7 @@ def _require_possible_output(output: PredictionOutput) -> None:
 
 
 def _open_inputs(source: NoteSource) -> Inputs:
-    """Return the documents of a source after checking it."""
+    """Open the documents of a source, which is read once if it may be damaged."""
     inputs = open_inputs(
         source.path,
         source.text,
@@ -575,7 +577,7 @@ def _open_inputs(source: NoteSource) -> Inputs:
     return inputs
 
 
-def _described_labels(facts: Mapping[str, Any]) -> tuple[str, ...]:
+def _read_labels(facts: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the entity types that a model's JSON file names; none if it is damaged."""
     if "id2label" in facts:
         tags = map(str, mapping(facts["id2label"]).values())

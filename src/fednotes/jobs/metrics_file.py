@@ -139,6 +139,7 @@ def _read_complete_entries(path: Path) -> list[dict[str, Any]]:
 
 
 def _write_entries(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Replace the file by these entries."""
     write_text(path, "".join(json.dumps(entry) + "\n" for entry in entries))
 
 

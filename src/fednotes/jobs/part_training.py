@@ -44,8 +44,11 @@ class PartRun:
         """The folder of the part's checkpoints and models."""
         return self.out / self.part.name
 
-    def model_folders(self) -> list[Path | None]:
-        """Return each site's folder for its model; None if it saves none."""
+    def list_site_folders(self) -> list[Path | None]:
+        """Return the folder of each site; None for a site that saves no model.
+
+        A site saves its model in `model` of its folder.
+        """
         if self.job.module.ends_with_one_model(self.part.config):
             # The first site saves the model of all.
             other_folders = [None] * (len(self.part.sites) - 1)
@@ -134,7 +137,9 @@ class SitesHere:
     ) -> None:
         chosen = [
             (site, folder)
-            for site, folder in zip(run.part.sites, run.model_folders(), strict=True)
+            for site, folder in zip(
+                run.part.sites, run.list_site_folders(), strict=True
+            )
             if only is None or site.id in only
         ]
         self.members = make_method_sites(

@@ -35,7 +35,7 @@ from fednotes.jobs.saved_models import (
     NoteSource,
     PredictionOutput,
 )
-from fednotes.jobs.texts import Text, document_of
+from fednotes.jobs.texts import Text, to_document
 
 Patient = Text | Sequence[Text]  # one note, or all notes of a patient
 Notes = Text | Sequence[Patient] | Mapping[str, Patient]
@@ -227,7 +227,7 @@ class PatientModel(ABC):
             return finding
         if not isinstance(notes, Mapping):
             notes = {str(number): patient for number, patient in enumerate(notes, 1)}
-        texts = {patient: _texts_of(each) for patient, each in notes.items()}
+        texts = {patient: _list_texts(each) for patient, each in notes.items()}
         return self.find(texts)
 
     def find(self, notes: Mapping[str, Sequence[str]]) -> list[PatientFinding]:
@@ -378,12 +378,12 @@ def require_one_process(options: LoadOptions) -> None:
         )
 
 
-def _texts_of(notes: Patient) -> list[str]:
+def _list_texts(notes: Patient) -> list[str]:
     """Return the texts of a patient's notes.
 
     Raises:
         DataError: A note is not a text.
     """
     if isinstance(notes, str) or not isinstance(notes, Iterable):
-        return [document_of(notes, 1).text]
-    return [document_of(note, 1).text for note in notes]
+        return [to_document(notes, 1).text]
+    return [to_document(note, 1).text for note in notes]

@@ -49,7 +49,7 @@ def predict(
     model_class = find_model_class(model)
     # The findings of a model of patients have ids of patients.
     if tell is not None and issubclass(model_class, MentionModel):
-        remark = _explain_ids(source)
+        remark = _explain_line_ids(source)
         if remark:
             tell(remark)
     return model_class.write_predictions(
@@ -57,8 +57,8 @@ def predict(
     )
 
 
-def _explain_ids(source: NoteSource) -> str:
-    """Say that the ids of notes are line numbers; "" if they are not.
+def _explain_line_ids(source: NoteSource) -> str:
+    """Return the remark that the ids of notes are line numbers; "" if they are not.
 
     Files that cannot be read have no remark: their reader raises the error.
     """
@@ -67,12 +67,13 @@ def _explain_ids(source: NoteSource) -> str:
     if source.path == "-" or source.id_column is not None:
         return ""
     path = Path(source.path)
+    # `explain_line_ids` knows formats of notes; with None, it guesses from the content.
     format = source.format if source.format in NOTE_FORMATS else None
     try:
         encoding = encoding_of(source.encoding)
         reader = choose_reader(path, source.format, source.column, encoding)
-        if reader.is_held:
-            return ""
+        if reader.holds_all_documents:
+            return ""  # a corpus, whose documents have ids
         return explain_line_ids(path, format, source.column, encoding)
     except (FednotesError, OSError):
         return ""

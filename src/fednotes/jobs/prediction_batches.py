@@ -45,6 +45,7 @@ Predict = Callable[[Iterable[Document], int], Iterator[Document]]
 
 
 def _require_date(text: str) -> str:
+    """Return a text, or raise ValueError unless it is a date."""
     date.fromisoformat(text)
     return text
 
@@ -55,7 +56,7 @@ _Day = Annotated[str, AfterValidator(_require_date)]
 
 
 @dataclass(frozen=True)
-class Progress:
+class PredictionProgress:
     """The record of the notes that are done.
 
     Attributes:
@@ -76,7 +77,7 @@ class Progress:
     last_note: str = ""
     is_complete: bool = False
 
-    def after(self, document: Document) -> Progress:
+    def add_note(self, document: Document) -> PredictionProgress:
         """Return the record after one more note of the input."""
         return replace(
             self,
@@ -158,20 +159,22 @@ class Sink(ABC):
         progress: The record of the notes that are done.
     """
 
-    def __init__(self, size: int, progress: Progress) -> None:
+    def __init__(self, size: int, progress: PredictionProgress) -> None:
         self.size = size
         self.progress = progress
 
     @abstractmethod
     def write(
-        self, documents: Iterable[Document], done: Callable[[int], Progress]
+        self,
+        documents: Iterable[Document],
+        make_record: Callable[[int], PredictionProgress],
     ) -> None:
         """Store one batch together with the record that it is done.
 
         Args:
             documents: The documents with their predicted mentions.
-            done: Returns the record after the documents have been read, from the
-                number of their mentions.
+            make_record: Returns the record that the batch is done, from the number of
+                its mentions; it is called once the documents have been read.
 
         Raises:
             DataError: The sink cannot represent a document.
@@ -207,7 +210,7 @@ def write_batches(
             batch = _Batch(predicted, sink)
             if batch.is_empty:
                 break
-            sink.write(batch, batch.record)
+            sink.write(batch, batch.make_record)
     sink.complete()
 
 
@@ -222,10 +225,10 @@ class _Batch(Iterator[Document]):
 
     def __next__(self) -> Document:
         document = next(self._notes)
-        self._progress = self._progress.after(document)
+        self._progress = self._progress.add_note(document)
         return document
 
-    def record(self, mentions: int) -> Progress:
+    def make_record(self, mentions: int) -> PredictionProgress:
         """Return the record after the notes that were read.
 
         Args:
@@ -234,7 +237,9 @@ class _Batch(Iterator[Document]):
         return replace(self._progress, mentions=self._progress.mentions + mentions)
 
 
-def _skip_done(notes: Iterator[Document], progress: Progress) -> Iterator[Document]:
+def _skip_done(
+    notes: Iterator[Document], progress: PredictionProgress
+) -> Iterator[Document]:
     """Return the notes that are not yet done.
 
     Raises:
@@ -282,7 +287,7 @@ class _Manifest:
         version: The version of this format.
     """
 
-    progress: Progress
+    progress: PredictionProgress
     shards: tuple[_Shard, ...] = ()
     version: int = _VERSION
 
@@ -318,10 +323,12 @@ class FolderSink(Sink):
         self._format = format
         self._types = types
         # A file of a process that is killed now is then known as one of these.
-        self._store(manifest.progress, manifest.shards)
+        self._replace_manifest(manifest.progress, manifest.shards)
 
     def write(
-        self, documents: Iterable[Document], done: Callable[[int], Progress]
+        self,
+        documents: Iterable[Document],
+        make_record: Callable[[int], PredictionProgress],
     ) -> None:
         """Write a file, and then the manifest."""
         shards = self._manifest.shards
@@ -341,14 +348,18 @@ class FolderSink(Sink):
                 "leave out the note"
             ) from None
         shard = _Shard(name, writer.notes, path.stat().st_size)
-        self._store(done(writer.mentions), (*shards, shard))
+        self._replace_manifest(make_record(writer.mentions), (*shards, shard))
 
     def complete(self) -> None:
         """Write into the manifest that no note is left."""
-        self._store(replace(self.progress, is_complete=True), self._manifest.shards)
+        self._replace_manifest(
+            replace(self.progress, is_complete=True), self._manifest.shards
+        )
 
-    def _store(self, progress: Progress, shards: tuple[_Shard, ...]) -> None:
-        """Replace the manifest."""
+    def _replace_manifest(
+        self, progress: PredictionProgress, shards: tuple[_Shard, ...]
+    ) -> None:
+        """Write a manifest with this record and these files in place of the old one."""
         self._manifest = _Manifest(progress, shards)
         write_json(self._folder / MANIFEST, asdict(self._manifest))
         self.progress = progress
@@ -418,7 +429,7 @@ def open_folder(
         manifest = FolderSink.read_manifest(folder)
         if manifest is None:
             _require_empty(folder)
-            manifest = _Manifest(Progress(settings))
+            manifest = _Manifest(PredictionProgress(settings))
             if resume:
                 warn_of_new_predictions(str(folder))
         elif resume:
@@ -430,7 +441,7 @@ def open_folder(
             )
         else:
             # Earlier predictions ended before their first shard: nothing would be lost.
-            manifest = _Manifest(Progress(settings))
+            manifest = _Manifest(PredictionProgress(settings))
         _remove_incomplete(folder, manifest)
         yield partial(FolderSink, folder, manifest, format=format, size=size)
 
@@ -457,7 +468,7 @@ def _remove_incomplete(folder: Path, manifest: _Manifest) -> None:
 
 
 def describe_settings(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return settings as text, for comparison."""
+    """Return settings as text, so that stored and current ones can be compared."""
     return {
         name: value if isinstance(value, str) else json.dumps(value, default=str)
         for name, value in values.items()

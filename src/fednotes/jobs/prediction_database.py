@@ -23,12 +23,12 @@ from fednotes.core.types import Document
 from fednotes.data.formats.omop import NLP_COLUMNS, list_nlp_rows
 from fednotes.jobs.prediction_batches import (
     MakeSink,
-    Progress,
+    PredictionProgress,
     Sink,
     require_same_settings,
     warn_of_new_predictions,
 )
-from fednotes.jobs.prediction_writers import type_nlp_row
+from fednotes.jobs.prediction_writers import convert_nlp_row
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
@@ -48,7 +48,7 @@ _LENGTHS = {
     "term_modifiers": 2000,
 }
 _MAX_ID = 2**62  # far below the largest number of a database
-_PROGRESS = TypeAdapter(Progress)
+_PROGRESS = TypeAdapter(PredictionProgress)
 _REQUIRED = ("note_nlp_id", "note_id", "lexical_variant", "nlp_date")
 
 
@@ -66,7 +66,7 @@ class _Tables:
     progress: Table
     name: str
 
-    def read_progress(self, connection: Connection) -> Progress | None:
+    def read_progress(self, connection: Connection) -> PredictionProgress | None:
         """Return the record of the table's predictions; None if there is none.
 
         Raises:
@@ -87,7 +87,9 @@ class _Tables:
                 "record of predictions: begin again with another `out_table`"
             ) from None
 
-    def store_progress(self, connection: Connection, progress: Progress) -> None:
+    def store_progress(
+        self, connection: Connection, progress: PredictionProgress
+    ) -> None:
         """Replace the record of the table's predictions."""
         import sqlalchemy as sa
 
@@ -147,7 +149,7 @@ class TableSink(Sink):
         self,
         connection: Connection,
         tables: _Tables,
-        progress: Progress,
+        progress: PredictionProgress,
         size: int,
         *,
         types: Sequence[str],  # noqa: ARG002 - of every sink
@@ -157,14 +159,16 @@ class TableSink(Sink):
         self._tables = tables
 
     def write(
-        self, documents: Iterable[Document], done: Callable[[int], Progress]
+        self,
+        documents: Iterable[Document],
+        make_record: Callable[[int], PredictionProgress],
     ) -> None:
         """Insert the rows of a batch and replace the record, in one transaction."""
         rows: list[dict[str, Any]] = []
         for document in documents:
             nlp_rows = list_nlp_rows(document, len(rows), self.progress.started)
-            rows += map(type_nlp_row, nlp_rows)
-        progress = done(len(rows))
+            rows += map(convert_nlp_row, nlp_rows)
+        progress = make_record(len(rows))
         with self._connection.begin():
             first_id = self._find_free_id()
             for row in rows:
@@ -246,19 +250,27 @@ def open_table(
             tables.progress.metadata.create_all(connection)
             progress = tables.read_progress(connection)
         if progress is not None:
-            progress = _continue_progress(
+            progress = _choose_progress(
                 progress, f"{address}, table {table}", settings, resume=resume
             )
         elif resume:
             warn_of_new_predictions(f"{address}, table {table}")
         yield partial(
-            TableSink, connection, tables, progress or Progress(settings), size
+            TableSink,
+            connection,
+            tables,
+            progress or PredictionProgress(settings),
+            size,
         )
 
 
-def _continue_progress(
-    progress: Progress, where: str, settings: Mapping[str, str], *, resume: bool
-) -> Progress | None:
+def _choose_progress(
+    progress: PredictionProgress,
+    where: str,
+    settings: Mapping[str, str],
+    *,
+    resume: bool,
+) -> PredictionProgress | None:
     """Return the record to continue; None to begin with other notes.
 
     Raises:

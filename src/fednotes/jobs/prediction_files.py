@@ -36,7 +36,7 @@ def write_documents(
         types: The entity types of the model.
     """
     facts = FileFacts(types, date.today().isoformat())
-    with _open_out(out) as file:
+    with _opening_output(out) as file:
         writer = make_writer(format, file, facts)
         for document in documents:
             writer.add(document)
@@ -44,8 +44,8 @@ def write_documents(
 
 
 @contextmanager
-def _open_out(out: Path | None) -> Iterator[IO[bytes]]:
-    """Yield a file that appears when the context ends, or stdout."""
+def _opening_output(out: Path | None) -> Iterator[IO[bytes]]:
+    """Yield a file that appears when the context ends; without `out`, yield stdout."""
     if out is not None:
         with stream_out(out) as file:
             yield file
@@ -88,7 +88,7 @@ def write_brat(documents: Iterable[Document], out: Path) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with locked_folder(stage, mode=0o777):
-            FORMATS["brat"].write(_with_distinct_ids(documents), stage)
+            FORMATS["brat"].write(_make_ids_distinct(documents), stage)
             if out.exists():
                 _move_files(stage, out)
             else:
@@ -101,8 +101,8 @@ def write_brat(documents: Iterable[Document], out: Path) -> None:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _with_distinct_ids(documents: Iterable[Document]) -> Iterator[Document]:
-    """Yield the documents; a repeated id gets a number."""
+def _make_ids_distinct(documents: Iterable[Document]) -> Iterator[Document]:
+    """Yield the documents, and append a number to an id that was used before."""
     occurrences: Counter[str] = Counter()
     for document in documents:
         name = document.id

@@ -179,10 +179,10 @@ class _NlpParquetWriter(_ParquetWriter):
 
     def _list_rows(self, document: Document) -> list[dict[str, Any]]:
         rows = list_nlp_rows(document, self._next_mention, self._facts.nlp_date)
-        return [type_nlp_row(row) for row in rows]
+        return [convert_nlp_row(row) for row in rows]
 
 
-def type_nlp_row(row: dict[str, str]) -> dict[str, Any]:
+def convert_nlp_row(row: dict[str, str]) -> dict[str, Any]:
     """Return a row of NOTE_NLP with numbers and dates, and None for missing values."""
     typed: dict[str, Any] = {name: row.get(name) or None for name in NLP_COLUMNS}
     for name in _WHOLE_NUMBERS:

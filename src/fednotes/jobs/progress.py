@@ -44,13 +44,13 @@ class ProgressListener:
             work: Examples that all rounds of a part read; 0 where it is unknown.
         """
 
-    def begin(self, part: Part, rounds: int, sentences: int) -> None:
+    def begin(self, part: Part, rounds: int, examples: int) -> None:
         """Be notified that a part starts or resumes.
 
         Args:
             part: The part.
             rounds: Largest number of its rounds.
-            sentences: Training examples of all sites in a round; 0 if it is unknown.
+            examples: Training examples of all sites in a round; 0 if it is unknown.
         """
 
     def round(self, result: RoundResult) -> None:
@@ -87,8 +87,8 @@ class _RoundListener(ProgressListener):
         self._part = ""
         self._run = ""
 
-    def begin(self, part: Part, rounds: int, sentences: int) -> None:
-        del rounds, sentences
+    def begin(self, part: Part, rounds: int, examples: int) -> None:
+        del rounds, examples
         self._part = self._run + part.name
 
     def seed(self, seed: int, place: int, total: int) -> None:
@@ -134,10 +134,10 @@ class ListenerGroup(ProgressListener):
         for listener in self._listeners:
             listener.plan(work)
 
-    def begin(self, part: Part, rounds: int, sentences: int) -> None:
+    def begin(self, part: Part, rounds: int, examples: int) -> None:
         """Pass the event on."""
         for listener in self._listeners:
-            listener.begin(part, rounds, sentences)
+            listener.begin(part, rounds, examples)
 
     def round(self, result: RoundResult) -> None:
         """Pass the event on."""
@@ -166,7 +166,7 @@ class ListenerGroup(ProgressListener):
 
 
 @contextmanager
-def reported(listener: ProgressListener, folder: Path) -> Iterator[None]:
+def reporting(listener: ProgressListener, folder: Path) -> Iterator[None]:
     """Notify a listener that a run starts, and that it stops if an error ends it.
 
     Args:

@@ -32,10 +32,10 @@ from fednotes.jobs.job import (
 from fednotes.jobs.job_file import (
     DEFAULT_PRESET,
     TopConfig,
-    model_preset,
-    training_preset,
+    find_model_defaults,
+    find_training_defaults,
 )
-from fednotes.jobs.local_files import model_classes
+from fednotes.jobs.local_files import list_model_classes
 from fednotes.methods.base import Method
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.tagger import PRESETS as TAGGERS
@@ -97,27 +97,28 @@ class Table:
 # ---- defaults ------------------------------------------------------------------------
 
 
-def class_defaults(cls: type[Any]) -> dict[str, Any]:
+def list_class_defaults(cls: type[Any]) -> dict[str, Any]:
     """Return the defaults of a class by field, omitting fields without a default."""
-    defaults = {each.name: _default_of(each) for each in fields(cls)}
+    defaults = {each.name: _find_default(each) for each in fields(cls)}
     return {name: value for name, value in defaults.items() if value is not MISSING}
 
 
-def _default_of(field: Field[Any]) -> Any:
+def _find_default(field: Field[Any]) -> Any:
+    """Return the default of a field; `MISSING` if it has none."""
     if field.default_factory is not MISSING:
         return field.default_factory()
     return field.default
 
 
-def model_values(method: Method, preset: str, kind: str) -> Values:
+def list_model_values(method: Method, preset: str, kind: str) -> Values:
     """Return the [model] values of a preset in a job with this kind of model."""
     models = method.list_models()
     only_kind = models is not None and len(models) == 1
     settings = {} if only_kind else {"kind": kind}
-    return model_preset(method.presets[preset], settings)
+    return find_model_defaults(method.presets[preset], settings)
 
 
-def toml_value(value: Any) -> Any:
+def to_toml_value(value: Any) -> Any:
     """Return a value as TOML represents it: a tuple as a list."""
     return list(value) if isinstance(value, tuple) else value
 
@@ -141,15 +142,15 @@ def is_known_key(method: str, key: str) -> bool:
         return True  # its keys are free names
     if top == "model" and parts == ["kind"]:
         return True
-    return any(_has_key(cls, parts) for cls in _classes_of(top, method, kind))
+    return any(_has_key(cls, parts) for cls in _list_classes(top, method, kind))
 
 
-def _classes_of(table: str, method: str, kind: SiteKind) -> Sequence[type[Any]]:
+def _list_classes(table: str, method: str, kind: SiteKind) -> Sequence[type[Any]]:
     """Return the classes that may read a table of a job; none if it is unknown."""
     if table == "training":
         return [methods.find_method(method).config_class]
     if table == "model":
-        return list(model_classes(methods.find_method(method)).values())
+        return list(list_model_classes(methods.find_method(method)).values())
     if table == "sites":
         return [kind.site_config]
     if table == "synthetic":
@@ -191,6 +192,7 @@ def list_tables() -> tuple[Table, ...]:
 
 
 def _make_tables() -> Iterator[Table]:
+    """Yield every table of a job file, in the order of the page."""
     all_kinds = kinds.all_kinds()
     yield from _TableClass("at the top, before any table", TopConfig).make_tables()
     for kind in all_kinds:
@@ -198,7 +200,7 @@ def _make_tables() -> Iterator[Table]:
         yield from _TableClass(heading, kind.site_config).make_tables()
     yield from _make_synthetic_tables(all_kinds)
     for name, cls in SHARED_TABLES.items():
-        elsewhere = tuple(_shared_elsewhere(name))
+        elsewhere = tuple(_list_shared_elsewhere(name))
         yield from _TableClass(f"[{name}]", cls, elsewhere=elsewhere).make_tables()
     for kind in all_kinds:
         yield from _make_kind_tables(kind)
@@ -247,7 +249,8 @@ class _TableClass:
             yield from self._make_inner(name, hints[name]).make_tables()
 
     def _make_key(self, name: str, hint: Any, meaning: str) -> Key:
-        class_default = class_defaults(self.cls).get(name, MISSING)
+        """Return a key with its default, and its other defaults by case."""
+        class_default = list_class_defaults(self.cls).get(name, MISSING)
         default = self.values.get(name, class_default)
         values = {
             label: other.get(name, class_default) for label, other in self.elsewhere
@@ -255,7 +258,7 @@ class _TableClass:
         elsewhere = {
             label: value
             for label, value in values.items()
-            if toml_value(value) != toml_value(default)
+            if to_toml_value(value) != to_toml_value(default)
         }
         return Key(name, describe_type(hint), default, elsewhere, meaning)
 
@@ -280,8 +283,11 @@ def _make_synthetic_tables(all_kinds: Sequence[SiteKind]) -> Iterator[Table]:
         yield from _TableClass(heading, cls).make_tables()
 
 
-def _shared_elsewhere(table: str) -> Iterator[tuple[str, Values]]:
-    """Yield the case-dependent values of a table that any kind of data may have."""
+def _list_shared_elsewhere(table: str) -> Iterator[tuple[str, Values]]:
+    """Yield the values of a table that presets and real sites have instead of defaults.
+
+    Each value comes after the case in which it applies.
+    """
     for name in methods.list_method_names():
         for preset, tables in methods.find_method(name).presets.items():
             if table in tables:
@@ -294,7 +300,7 @@ def _make_kind_tables(kind: SiteKind) -> Iterator[Table]:
     """Yield the tables that only jobs on one kind of data have."""
     for name, table in kind.tables.items():
         if isinstance(table, ConfigTable):
-            elsewhere = (*_shared_elsewhere(name), *table.elsewhere.items())
+            elsewhere = (*_list_shared_elsewhere(name), *table.elsewhere.items())
             source = _TableClass(table.heading, table.config, elsewhere=elsewhere)
             yield from source.make_tables()
         else:
@@ -309,21 +315,27 @@ def _make_training_tables(name: str) -> Iterator[Table]:
     source = _TableClass(
         f"[training] of {name}",
         method.config_class,
-        values=training_preset(method, best, private=False),
-        elsewhere=tuple(_training_elsewhere(method)),
+        values=find_training_defaults(method, best, private=False),
+        elsewhere=tuple(_list_training_elsewhere(method)),
         hidden=marked_fields(method.config_class, Mark.FILLED_IN),
     )
     yield from source.make_tables()
 
 
-def _training_elsewhere(method: Method) -> Iterator[tuple[str, Values]]:
-    """Yield the [training] values of other presets, and with differential privacy."""
+def _list_training_elsewhere(method: Method) -> Iterator[tuple[str, Values]]:
+    """Yield the [training] values of other presets, and with differential privacy.
+
+    Each value comes after the case in which it applies.
+    """
     for preset, tables in method.presets.items():
         if preset != DEFAULT_PRESET:
-            yield f'preset "{preset}"', training_preset(method, tables, private=False)
+            yield (
+                f'preset "{preset}"',
+                find_training_defaults(method, tables, private=False),
+            )
     if method.dp is not None:
         best = method.presets[DEFAULT_PRESET]
-        yield "with [privacy]", training_preset(method, best, private=True)
+        yield "with [privacy]", find_training_defaults(method, best, private=True)
 
 
 def _make_model_tables() -> Iterator[Table]:
@@ -331,7 +343,7 @@ def _make_model_tables() -> Iterator[Table]:
     methods_by_kind: dict[str, list[str]] = {}
     with_one_model = []
     for name in methods.list_method_names():
-        for kind in model_classes(methods.find_method(name)):
+        for kind in list_model_classes(methods.find_method(name)):
             if kind:
                 methods_by_kind.setdefault(kind, []).append(name)
             else:
@@ -353,21 +365,21 @@ def _make_model_table(heading: str, kind: str, names: Sequence[str]) -> Iterator
         kind: The kind; "" if the table has no such key.
         names: Names of the methods that support it.
     """
-    cls = model_classes(methods.find_method(names[0]))[kind]
+    cls = list_model_classes(methods.find_method(names[0]))[kind]
     of_best = [
-        model_values(methods.find_method(name), DEFAULT_PRESET, kind) for name in names
+        list_model_values(methods.find_method(name), DEFAULT_PRESET, kind) for name in names
     ]
     default = {} if {} in of_best else of_best[0]
     elsewhere = [
         (
             _label_preset(name, preset, only_method=len(names) == 1),
-            model_values(methods.find_method(name), preset, kind),
+            list_model_values(methods.find_method(name), preset, kind),
         )
         for name in names
         for preset in methods.find_method(name).presets
     ]
     if cls is TaggerConfig:
-        elsewhere += _architectures_elsewhere(default)
+        elsewhere += _list_architectures_elsewhere(default)
     source = _TableClass(heading, cls, values=default, elsewhere=elsewhere, kind=kind)
     yield from source.make_tables()
 
@@ -379,7 +391,7 @@ def _label_preset(method: str, preset: str, *, only_method: bool) -> str:
     return f'preset "{preset}"' if only_method else f'{method}, preset "{preset}"'
 
 
-def _architectures_elsewhere(default: Values) -> list[tuple[str, Values]]:
+def _list_architectures_elsewhere(default: Values) -> list[tuple[str, Values]]:
     """Return the values of the light tagger's architectures.
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import MISSING
 from typing import Any
 
 from fednotes.core.errors import ConfigError, nearest
-from fednotes.jobs.reference import Key, Table, list_tables, toml_value
+from fednotes.jobs.reference import Key, Table, list_tables, to_toml_value
 
 _TITLE = "# The keys of a job file"
 _INTRODUCTION = """\
@@ -30,7 +30,7 @@ def format_default(value: Any) -> str:
         return "(required)"
     if value is None:
         return "(none)"
-    return json.dumps(toml_value(value), ensure_ascii=False, default=str)
+    return json.dumps(to_toml_value(value), ensure_ascii=False, default=str)
 
 
 def _format_elsewhere(key: Key) -> list[str]:
@@ -101,6 +101,7 @@ def _find_tables(name: str) -> list[Table]:
 
 
 def _format_table(table: Table) -> str:
+    """Return a table as text: its heading, what it is for, and its keys."""
     lines = [table.heading]
     lines += [f"    {line}".rstrip() for line in table.about.split("\n")]
     for key in table.keys:
@@ -121,6 +122,7 @@ def format_page() -> str:
 
 
 def _format_section(table: Table) -> str:
+    """Return a table as a section of the Markdown page."""
     has_elsewhere = any(key.elsewhere for key in table.keys)
     heads = [head for head in _HEADS if head != "elsewhere" or has_elsewhere]
     lines = [_format_row(heads), _format_row(["---"] * len(heads))]
@@ -143,14 +145,17 @@ def _format_cells(key: Key) -> dict[str, str]:
 
 
 def _format_row(cells: Sequence[str]) -> str:
+    """Return a row of a Markdown table."""
     escaped = [cell.replace("|", r"\|") for cell in cells]
     return f"| {' | '.join(escaped)} |"
 
 
 def _format_code(value: str) -> str:
+    """Return a default as Markdown code; a phrase in brackets stays as it is."""
     return value if value.startswith("(") else f"`{value}`"
 
 
 def _format_code_first(line: str) -> str:
+    """Return a line of `_format_elsewhere` with its value as Markdown code."""
     value, _, labels = line.partition(": ")
     return f"{_format_code(value)}: {labels}"

@@ -18,7 +18,7 @@ from fednotes.jobs.settings_to_try import (
     list_longer_training,
 )
 from fednotes.jobs.unshared_types import (
-    are_rare,
+    are_missing_by_chance,
     describe_pooled,
     find_common_types,
     find_unshared_types,
@@ -28,14 +28,14 @@ from fednotes.jobs.unshared_types import (
 CLEARLY_BELOW = 0.02
 
 
-def mark_conditions(parts: Sequence[Part]) -> dict[str, str]:
-    """Return the conditions whose scores are not comparable with the others'.
+def explain_incomparable_conditions(parts: Sequence[Part]) -> dict[str, str]:
+    """Return why the scores of conditions are not comparable with the others'.
 
     Args:
         parts: Parts of the run.
 
     Returns:
-        The reason, by condition.
+        The reason by condition, for those that are not comparable.
     """
     epochs = {part.condition: part.personal_epochs for part in parts}
     longer = {
@@ -62,12 +62,12 @@ def remark_on_processors(processors: Sequence[str]) -> Iterator[str]:
         )
 
 
-def remark_on_pooled(
+def find_low_pooled_scores(
     job: Job,
     mean: Mapping[str, Any],
     conditions: Mapping[str, Mapping[str, float]],
     parts: Sequence[Part],
-    sites: int,
+    num_sites: int,
 ) -> Iterator[Cause]:
     """Yield a cause if the pooled model scores below the sites' own models.
 
@@ -76,16 +76,16 @@ def remark_on_pooled(
         mean: Mean scores of each condition, as in the result.
         conditions: Rounds and costs of each condition, as in the result.
         parts: Parts of the run.
-        sites: Number of sites.
+        num_sites: Number of sites.
     """
-    alone_f1 = _mean_f1(mean, "alone")
-    pooled_f1 = _mean_f1(mean, "pooled")
+    alone_f1 = _read_mean_f1(mean, "alone")
+    pooled_f1 = _read_mean_f1(mean, "pooled")
     if alone_f1 is None or pooled_f1 is None or pooled_f1 >= alone_f1:
         return
 
     pooled_rounds = conditions["pooled"]["rounds"]
-    alone_rounds = conditions["alone"]["rounds"] / sites  # of one site on average
-    reasons = list(_explain_sharing(parts, sites))
+    alone_rounds = conditions["alone"]["rounds"] / num_sites  # of one site on average
+    reasons = list(_explain_sharing(parts, num_sites))
     if pooled_rounds < alone_rounds:
         reasons.append(f"pooled took fewer rounds: {advise_longer_training(job)}")
     reasons.append("a single seed cannot tell a small difference from chance")
@@ -139,25 +139,25 @@ def _list_common_types(job: Job, parts: Sequence[Part]) -> Iterator[Setting]:
     }
     notes = {site.id: len(site.train) for site in sites}
     is_fixed = job.tags is not None or job.synthetic is not None
-    if unshared and not is_fixed and are_rare(unshared, mentions, notes):
+    if unshared and not is_fixed and are_missing_by_chance(unshared, mentions, notes):
         common = find_common_types(mentions)
         if common:
             yield Setting.of("tags", "types", value=common)
 
 
-def _explain_sharing(parts: Sequence[Part], sites: int) -> Iterator[str]:
+def _explain_sharing(parts: Sequence[Part], num_sites: int) -> Iterator[str]:
     """Yield how the pooled model differs from the sites' own models.
 
     Args:
         parts: Parts of the run.
-        sites: Number of sites.
+        num_sites: Number of sites.
     """
     has_output_layers = any(
         part.condition == "pooled" and len(part.sites) > 1 for part in parts
     )
     if has_output_layers:
         yield describe_pooled(_find_unshared_types(parts))
-    elif sites > 1:
+    elif num_sites > 1:
         yield "one model serves all sites, whose notes may differ in kind"
     epochs = {part.condition: part.personal_epochs for part in parts}
     personal_epochs = epochs.get("alone", 0) - epochs.get("pooled", 0)
@@ -165,7 +165,7 @@ def _explain_sharing(parts: Sequence[Part], sites: int) -> Iterator[str]:
         yield f"alone ends with {personal_epochs} personal epochs, pooled has none"
 
 
-def _mean_f1(mean: Mapping[str, Any], condition: str) -> float | None:
+def _read_mean_f1(mean: Mapping[str, Any], condition: str) -> float | None:
     """Return a condition's mean F1 of mentions, or of phenotypes."""
     for kind in ("strict", "phenotypes"):
         if kind in mean.get("alone", {}):
@@ -173,7 +173,7 @@ def _mean_f1(mean: Mapping[str, Any], condition: str) -> float | None:
     return None
 
 
-def remark_on_empty_scores(
+def find_empty_scores(
     job: Job, scores: Mapping[str, Mapping[str, Scores]]
 ) -> Iterator[Cause]:
     """Yield a cause for each site without test data, mentions or correct predictions.

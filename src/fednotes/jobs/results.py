@@ -233,7 +233,7 @@ class RunResult(BaseModel):
         for site, by_condition in [*self.sites.items(), ("mean", self.mean)]:
             for condition in CONDITIONS:
                 if condition in by_condition:
-                    scores = _list_scores(mapping(by_condition[condition]))
+                    scores = _flatten_scores(mapping(by_condition[condition]))
                     rows.append({"site": site, "condition": condition, **scores})
         return rows
 
@@ -287,7 +287,7 @@ class RunResult(BaseModel):
         write_json(folder / SUMMARY, self.model_dump(exclude_defaults=True))
 
 
-def _list_scores(scores: Scores) -> dict[str, float]:
+def _flatten_scores(scores: Scores) -> dict[str, float]:
     """Return the known numbers of scores under names such as "strict_f1"."""
     flat = {}
     for kind, layout in SCORES.items():
@@ -299,6 +299,7 @@ def _list_scores(scores: Scores) -> dict[str, float]:
 
 
 def _format_cell(value: object) -> str:
+    """Return a value of `RunResult.table` as text, with three digits of a fraction."""
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 

@@ -63,7 +63,9 @@ def require_run_folder(out: Path) -> None:
         )
 
 
-def require_usable(job: Job, out: Path, *, resume: bool, overwrite: bool) -> None:
+def require_usable_folder(
+    job: Job, out: Path, *, resume: bool, overwrite: bool
+) -> None:
     """Raise ParameterError if `out` holds a run that this job may not touch.
 
     Args:
@@ -120,7 +122,7 @@ def has_record(out: Path) -> bool:
     return (out / JOB_RECORD).exists()
 
 
-def nothing_to_resume(out: Path) -> str:
+def describe_nothing_to_resume(out: Path) -> str:
     """Return the warning that a call with `resume` starts a new run.
 
     Such a call is not refused, so that a batch system can repeat one command until the
@@ -141,7 +143,7 @@ def has_begun(out: Path) -> bool:
     return log.exists() and log.stat().st_size > 0
 
 
-def set_aside(out: Path) -> bool:
+def move_aside(out: Path) -> bool:
     """Move an earlier run to `OUT.previous`.
 
     If there is already a previous run, an unfinished run is deleted instead.
@@ -164,7 +166,7 @@ def set_aside(out: Path) -> bool:
     return True
 
 
-def claim(  # noqa: PLR0913 - each is a part of the record
+def record_inputs(  # noqa: PLR0913 - each is a part of the record
     job: Job,
     out: Path,
     sites: Sites,
@@ -176,7 +178,7 @@ def claim(  # noqa: PLR0913 - each is a part of the record
     workers: int = 1,
     processors: Sequence[str] = (),
 ) -> None:
-    """Record in `out` the job, the notes and the model files of its run.
+    """Write the job, and digests of its notes and model files, into a run's folder.
 
     Only the owner can read the folder, because its files derive from notes.
 
@@ -252,8 +254,8 @@ def record_workers(out: Path, workers: int) -> None:
 
 
 @contextmanager
-def recorded_failure(out: Path, part: str) -> Iterator[None]:
-    """Record in a run's folder if training fails within the context.
+def recording_failure(out: Path, part: str) -> Iterator[None]:
+    """Write failure.json if training fails within the context.
 
     Args:
         out: Folder of the run.
@@ -348,7 +350,7 @@ def read_job_record(run: Path) -> dict[str, Any]:
     return record
 
 
-def read_progress(run: Path) -> RunResult:
+def read_result_so_far(run: Path) -> RunResult:
     """Return the result of a run, or for an unfinished run the facts in job.json."""
     if (run / SUMMARY).is_file():
         return read_result(run)

@@ -11,14 +11,14 @@ from fednotes.core.settings import Mark, adapter, marked_fields
 from fednotes.jobs import kinds
 from fednotes.jobs.field_docs import read_docstring
 from fednotes.jobs.job import ConfigTable
-from fednotes.jobs.job_file import DEFAULT_PRESET, TopConfig, training_preset
-from fednotes.jobs.local_files import model_classes
+from fednotes.jobs.job_file import DEFAULT_PRESET, TopConfig, find_training_defaults
+from fednotes.jobs.local_files import list_model_classes
 from fednotes.jobs.reference import (
     SHARED_TABLES,
     Values,
-    class_defaults,
-    model_values,
-    toml_value,
+    list_class_defaults,
+    list_model_values,
+    to_toml_value,
 )
 from fednotes.jobs.reference_text import format_default
 from fednotes.methods.base import Method
@@ -87,8 +87,8 @@ def _make_preset_case(name: str, preset: str) -> Schema:
 def _make_preset_tables(method: Method, preset: str) -> dict[str, Schema]:
     """Return the tables whose defaults depend on the preset."""
     models = [
-        _make_table(cls, model_values(method, preset, kind), kind=kind)
-        for kind, cls in model_classes(method).items()
+        _make_table(cls, list_model_values(method, preset, kind), kind=kind)
+        for kind, cls in list_model_classes(method).items()
     ]
     tables = {
         "training": _make_training_table(method, preset),
@@ -105,7 +105,7 @@ def _make_training_table(method: Method, preset: str) -> Schema:
     """Return the [training] table; its text says what differential privacy fixes."""
     table = _make_table(
         method.config_class,
-        training_preset(method, method.presets[preset], private=False),
+        find_training_defaults(method, method.presets[preset], private=False),
         hidden=marked_fields(method.config_class, Mark.FILLED_IN),
     )
     if method.dp is not None:
@@ -135,7 +135,7 @@ def _make_table(
     values = values or {}
     schema: Schema = adapter(cls).json_schema(ref_template="#/$defs/{model}")
     description, key_descriptions = read_docstring(cls)
-    defaults = class_defaults(cls) | dict(values)
+    defaults = list_class_defaults(cls) | dict(values)
     hints = get_type_hints(cls)
     keys: dict[str, Schema] = {}
     for name, type_schema in schema["properties"].items():
@@ -146,7 +146,7 @@ def _make_table(
             continue
         key = dict(type_schema)
         if name in defaults:
-            key["default"] = toml_value(defaults[name])
+            key["default"] = to_toml_value(defaults[name])
         if key_descriptions.get(name):
             key["description"] = key_descriptions[name]
         keys[name] = key

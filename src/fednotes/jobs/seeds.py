@@ -26,9 +26,9 @@ from fednotes.jobs.results import BASELINES, SUMMARY, RunResult, read_result
 from fednotes.jobs.run_files import VERSION, OptionalNumber, read_versioned
 from fednotes.jobs.run_folder import (
     SEED_PREFIX,
+    describe_nothing_to_resume,
     has_record,
     list_versions,
-    nothing_to_resume,
     require_same_job,
 )
 from fednotes.jobs.simulate import simulate
@@ -114,7 +114,7 @@ class SeedsResult(BaseModel):
         """
         by_site = {**self.sites, "mean": self.mean}
         return [
-            {"site": site, "condition": condition, **_list_statistics(scores)}
+            {"site": site, "condition": condition, **_flatten_statistics(scores)}
             for site, conditions in by_site.items()
             for condition, scores in conditions.items()
         ]
@@ -124,7 +124,7 @@ class SeedsResult(BaseModel):
         write_json(folder / SEEDS_FILE, self.model_dump(exclude_defaults=True))
 
 
-def _list_statistics(
+def _flatten_statistics(
     scores: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, OptionalNumber | str]:
     """Return the statistics of nested scores under flat names, without entity types."""
@@ -137,7 +137,7 @@ def _list_statistics(
             flat[f"{name}_mean"] = value["mean"]
             flat[f"{name}_std"] = value["std"]
         else:
-            flat.update(_list_statistics(value, name))
+            flat.update(_flatten_statistics(value, name))
     return flat
 
 
@@ -200,7 +200,7 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
 # ---- the runs ------------------------------------------------------------------------
 
 
-def with_seed(job: Job, seed: int) -> Job:
+def change_seed(job: Job, seed: int) -> Job:
     """Return the same job with another seed."""
     return parse_job({**job.table, "seed": seed}, job.name, job.folder, job.name)
 
@@ -242,7 +242,7 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
     """
     events = to_listener(listener)
     # Make all jobs before the first run, so that mistakes show immediately.
-    jobs = {seed: with_seed(job, seed) for seed in check_seeds(seeds)}
+    jobs = {seed: change_seed(job, seed) for seed in check_seeds(seeds)}
     _require_seeds_folder(out)
     with ExitStack() as locks:
         locks.enter_context(hold_folder(out))
@@ -251,11 +251,11 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
         if resume:
             _require_same_jobs(out, job)
             if not has_runs:
-                notes.append(nothing_to_resume(out))
+                notes.append(describe_nothing_to_resume(out))
                 events.warn(notes[0])
         elif has_runs:
             _require_overwrite(out, overwrite=overwrite)
-            _set_aside(out)
+            _set_runs_aside(out)
             # The lock was moved with the earlier runs, so lock the new folder too.
             locks.enter_context(hold_folder(out))
 
@@ -326,7 +326,7 @@ def _require_same_jobs(out: Path, job: Job) -> None:
     """
     for seed, folder in list_seed_folders(out).items():
         if has_record(folder):
-            require_same_job(folder, with_seed(job, seed))
+            require_same_job(folder, change_seed(job, seed))
 
 
 def _read_finished(job: Job, folder: Path) -> RunResult | None:
@@ -372,7 +372,7 @@ def list_seed_folders(out: Path) -> dict[int, Path]:
     return dict(sorted(folders.items()))
 
 
-def _set_aside(out: Path) -> None:
+def _set_runs_aside(out: Path) -> None:
     """Move earlier runs of seeds to `OUT.previous`, replacing the runs there.
 
     Raises:
@@ -441,7 +441,7 @@ def _list_differences(results: Sequence[RunResult]) -> Iterator[SeedDifference]:
     """Yield the paired test of each site and of the means, against each baseline."""
     for baseline in BASELINES:
         for site in [*results[0].sites, ""]:
-            of_runs = [_gain(result, site, baseline) for result in results]
+            of_runs = [_measure_gain(result, site, baseline) for result in results]
             gains = [gain for gain in of_runs if gain is not None]
             if len(gains) < FEWEST_TESTED:
                 continue
@@ -457,7 +457,7 @@ def _list_differences(results: Sequence[RunResult]) -> Iterator[SeedDifference]:
             )
 
 
-def _gain(result: RunResult, site: str, baseline: str) -> float | None:
+def _measure_gain(result: RunResult, site: str, baseline: str) -> float | None:
     """Return federated minus a baseline in one run, as in `SeedDifference.mean`.
 
     Args:

@@ -31,18 +31,23 @@ def advise_longer_training(job: Job) -> str:
     return f"train longer ({settings[0].key})" if settings else "train longer"
 
 
-def list_personal(job: Job) -> tuple[Setting, ...]:
+def list_personal_settings(job: Job) -> tuple[Setting, ...]:
     """Return the settings that leave more of the model to each site."""
-    return _list_changes(job, job.module.personal)
+    return _list_changed_settings(job, job.module.personal)
 
 
-def list_keep_best(job: Job) -> tuple[Setting, ...]:
+def list_keep_best_settings(job: Job) -> tuple[Setting, ...]:
     """Return the settings with which the model of the best evaluation is kept."""
-    return _list_changes(job, job.module.keep_best)
+    return _list_changed_settings(job, job.module.keep_best)
 
 
-def _list_changes(job: Job, values: Any) -> tuple[Setting, ...]:
-    """Return the values of [training] that differ from those of a job."""
+def _list_changed_settings(job: Job, values: Any) -> tuple[Setting, ...]:
+    """Return as settings the values that differ from those of a job.
+
+    Args:
+        job: The job.
+        values: Values by key of [training].
+    """
     settings = []
     for key, value in values.items():
         current = getattr(job.config, key, None)

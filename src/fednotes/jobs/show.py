@@ -10,17 +10,17 @@ from typing import Any, Literal
 
 from fednotes import methods
 from fednotes.core.settings import Mark, marked_fields
-from fednotes.jobs.declaration import PLACE_KEYS, lacks_places, with_places
+from fednotes.jobs.declaration import PLACE_KEYS, add_placeholders, lacks_places
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import (
     DEFAULT_PRESET,
     TopConfig,
+    find_model_defaults,
+    find_training_defaults,
     load_table,
-    model_preset,
     parse_job,
-    training_preset,
 )
-from fednotes.jobs.reference import toml_value
+from fednotes.jobs.reference import to_toml_value
 from fednotes.jobs.toml_text import format_key, format_value
 from fednotes.taggers.model import ModelConfig
 from fednotes.taggers.tagger import TaggerConfig
@@ -118,12 +118,12 @@ def show_job(
     if isinstance(source, Job):
         lister = _SettingsLister(source, source.table)
     elif isinstance(source, Mapping):
-        job = parse_job(with_places(source), "job", Path.cwd(), "job")
+        job = parse_job(add_placeholders(source), "job", Path.cwd(), "job")
         lister = _SettingsLister(job, source)
     else:
         table, path = load_table(source, tuple(settings))
         folder = path.resolve().parent
-        job = parse_job(with_places(table), path.stem, folder, str(path))
+        job = parse_job(add_placeholders(table), path.stem, folder, str(path))
         assigned = [setting.partition("=")[0].strip() for setting in settings]
         lister = _SettingsLister(
             job,
@@ -169,6 +169,7 @@ class _SettingsLister:
         yield from self._list_sites()
 
     def _list_top(self) -> Iterator[ShownSetting]:
+        """Yield the keys outside tables."""
         job = self.job
         # A job has defaults for the other keys, or they come from the tables.
         top = TopConfig(
@@ -178,18 +179,19 @@ class _SettingsLister:
             conditions=job.conditions,
             threads=job.threads,
         )
-        yield from self._list_keys((), _field_values(top))
+        yield from self._list_keys((), _read_field_values(top))
 
     def _list_training(self) -> Iterator[ShownSetting]:
+        """Yield the keys of [training]."""
         config: Any = self.job.config
         filled_in = marked_fields(type(config), Mark.FILLED_IN)
         values = {
             key: value
-            for key, value in _field_values(config).items()
+            for key, value in _read_field_values(config).items()
             if key not in filled_in
         }
         method = methods.find_method(self.job.method)
-        preset = training_preset(method, self.preset, private=False)
+        preset = find_training_defaults(method, self.preset, private=False)
         fixed: Mapping[str, Any] = {}
         if self.job.privacy is not None and method.dp is not None:
             fixed = method.dp.required_settings
@@ -200,11 +202,12 @@ class _SettingsLister:
                 yield setting
 
     def _list_model(self) -> Iterator[ShownSetting]:
+        """Yield the keys of [model], and of the tables inside it."""
         config: Any = self.job.config.model
         written = self.written.get("model", {})
-        preset = model_preset(self.preset, written)
-        is_key = any(field.name == "kind" for field in fields(config))
-        if isinstance(config, ModelConfig) and not is_key:
+        preset = find_model_defaults(self.preset, written)
+        has_kind_key = any(field.name == "kind" for field in fields(config))
+        if isinstance(config, ModelConfig) and not has_kind_key:
             yield from self._list_keys(("model",), {"kind": config.kind}, preset)
 
         settings = self._list_config(("model",), config, preset)
@@ -229,11 +232,12 @@ class _SettingsLister:
                 yield from self._list_config((name,), values, self.preset.get(name, {}))
 
     def _list_sites(self) -> Iterator[ShownSetting]:
+        """Yield the keys of each [sites.NAME]."""
         hidden = PLACE_KEYS if lacks_places(self.written) else frozenset()
         for name, site in self.job.sites.items():
             values = {
                 key: value
-                for key, value in _field_values(site).items()
+                for key, value in _read_field_values(site).items()
                 if key not in hidden
             }
             yield from self._list_keys(("sites", name), values)
@@ -242,7 +246,7 @@ class _SettingsLister:
         self, place: Place, config: Any, preset: Mapping[str, Any]
     ) -> Iterator[ShownSetting]:
         """Yield a table's keys, then those of the tables inside it."""
-        values = _field_values(config)
+        values = _read_field_values(config)
         inner = {key: value for key, value in values.items() if is_dataclass(value)}
         keys = {key: value for key, value in values.items() if key not in inner}
         yield from self._list_keys(place, keys, preset)
@@ -271,10 +275,10 @@ class _SettingsLister:
                 yield self._show_written(place, key, written[key])
             elif preset and key in preset:
                 source = f'preset "{self.preset_name}"'
-                yield ShownSetting(table, key, toml_value(value), "preset", source)
+                yield ShownSetting(table, key, to_toml_value(value), "preset", source)
             else:
                 source = self._describe_default(place, key)
-                yield ShownSetting(table, key, toml_value(value), "default", source)
+                yield ShownSetting(table, key, to_toml_value(value), "default", source)
 
     def _show_written(self, place: Place, key: str, value: Any) -> ShownSetting:
         """Return a key that the job's file or an assignment sets."""
@@ -282,12 +286,13 @@ class _SettingsLister:
         where = (*place, key)
         if any(_covers(assigned, where) for assigned in self.assigned):
             source = "set over the job"
-            return ShownSetting(table, key, toml_value(value), "setting", source)
+            return ShownSetting(table, key, to_toml_value(value), "setting", source)
         line = _find_line(self.lines, where)
         source = "job" if line is None else f"job, line {line}"
-        return ShownSetting(table, key, toml_value(value), "job", source, line)
+        return ShownSetting(table, key, to_toml_value(value), "job", source, line)
 
     def _describe_default(self, place: Place, key: str) -> str:
+        """Return the origin of a default, in words."""
         if (place, key) == ((), "title"):
             return "default: the job's name"
         if (place, key) == (("federation",), "secure_sum") and len(self.job.sites) > 2:
@@ -295,7 +300,7 @@ class _SettingsLister:
         return "default"
 
 
-def _field_values(config: Any) -> dict[str, Any]:
+def _read_field_values(config: Any) -> dict[str, Any]:
     """Return the values of a dataclass by field, in the order of its fields."""
     return {each.name: getattr(config, each.name) for each in fields(config)}
 
@@ -310,7 +315,7 @@ def _mark_architecture(
     """
     defaults = {each.name: each.default for each in fields(TaggerConfig)}
     for setting in settings:
-        differs = setting.value != toml_value(defaults.get(setting.key))
+        differs = setting.value != to_toml_value(defaults.get(setting.key))
         if differs and setting.origin == "default":
             yield replace(setting, origin="tagger", source=f'tagger "{tagger}"')
         else:
@@ -318,7 +323,7 @@ def _mark_architecture(
 
 
 def _covers(assigned: Place, where: Place) -> bool:
-    """Return whether an assignment sets this key or a table around it.
+    """Return whether an assignment sets a key, or a table around the key.
 
     Args:
         assigned: The assigned place; "*" stands for any table.
@@ -387,6 +392,7 @@ def _find_line(lines: Mapping[Place, int], where: Place) -> int | None:
 
 
 def _format_line(setting: ShownSetting) -> str:
+    """Return a setting as a line of TOML, with its source as a comment."""
     if setting.value is None:
         text = f"# {setting.key} has no value"
     else:

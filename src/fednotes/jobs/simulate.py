@@ -40,29 +40,29 @@ from fednotes.jobs.parts import Part, estimate_traffic, plan_rounds, prepare
 from fednotes.jobs.progress import (
     AnyListener,
     ProgressListener,
-    reported,
+    reporting,
     to_listener,
 )
 from fednotes.jobs.remarks import (
-    mark_conditions,
-    remark_on_empty_scores,
-    remark_on_pooled,
+    explain_incomparable_conditions,
+    find_empty_scores,
+    find_low_pooled_scores,
     remark_on_processors,
 )
 from fednotes.jobs.results import BASELINES, Outcome, PairedDifference, RunResult
 from fednotes.jobs.run_files import VERSION
 from fednotes.jobs.run_folder import (
     FAILURE,
-    claim,
+    describe_nothing_to_resume,
     has_record,
     list_versions,
-    nothing_to_resume,
+    move_aside,
     read_outcome,
+    record_inputs,
     record_workers,
-    recorded_failure,
+    recording_failure,
     require_run_folder,
-    require_usable,
-    set_aside,
+    require_usable_folder,
 )
 from fednotes.jobs.workers.dealing import Pace, count_useful
 from fednotes.jobs.workers.pool import (
@@ -128,7 +128,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
             )
         require_run_folder(out)
         locks.enter_context(hold_folder(out))
-        require_usable(job, out, resume=resume, overwrite=replaces_run)
+        require_usable_folder(job, out, resume=resume, overwrite=replaces_run)
 
         # The workers read the data at the same time as this process.
         pool.begin_to_open(job, out)
@@ -141,7 +141,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
             *job.module.list_size_warnings(config, sizes),
         )
         if resume and not has_record(out):
-            job_warnings = (nothing_to_resume(out), *job_warnings)
+            job_warnings = (describe_nothing_to_resume(out), *job_warnings)
         for text in (*sites.warnings, *job_warnings):
             events.warn(text)
         sites = replace(sites, remarks=(*sites.remarks, *job_warnings))
@@ -149,14 +149,14 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
         if traffic is not None:
             events.cost(traffic)
 
-        if replaces_run and set_aside(out):
+        if replaces_run and move_aside(out):
             # The lock moved away with the earlier run, so lock the new folder too.
             locks.enter_context(hold_folder(out))
         facts = count_data(job, sites.data)
         files = digest_model_files(job)
         useful = count_useful([len(part.sites) for part in parts])
         pool.open(job, out, sites.data, useful)
-        claim(
+        record_inputs(
             job,
             out,
             sites,
@@ -167,7 +167,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
             workers=pool.count,
             processors=pool.processors,
         )
-        with resumable(f"{command} --resume"), reported(events, out):
+        with resumable(f"{command} --resume"), reporting(events, out):
             run = _Run(job, out, resume, events, pool)
             outcomes = run.train_parts(parts, sites.data)
             result = _make_result(job, sites, facts, parts, outcomes, command)
@@ -259,13 +259,13 @@ class _Run:
             sites: Data of all sites; a pooled model is scored on each of them.
         """
         run = PartRun(self.job, part, self.out, self.resume)
-        with recorded_failure(self.out, part.name):
+        with recording_failure(self.out, part.name):
             part_sites = SitesHere(
                 run, sites, self.workers.device, progress=self.listener.features
             )
             events = _PartEvents(self.out, part, self.listener)
             outcome = train_part(run, part_sites, events)
-        self._finish(part, outcome)
+        self._finish_part(part, outcome)
         return outcome
 
     def _train_in_workers(self, parts: Sequence[Part]) -> dict[str, Outcome]:
@@ -283,13 +283,13 @@ class _Run:
                 continue
             run = PartRun(self.job, part, self.out, self.resume)
             sizes = {site.id: self.job.kind.count_examples(site) for site in part.sites}
-            with recorded_failure(self.out, part.name):
+            with recording_failure(self.out, part.name):
                 part_sites = SitesOfWorkers(
                     run, self.workers, sizes, self.listener.features
                 )
                 events = _PartEvents(self.out, part, self.listener)
                 outcomes[part.name] = train_part(run, part_sites, events)
-            self._finish(part, outcomes[part.name])
+            self._finish_part(part, outcomes[part.name])
         return outcomes
 
     def _train_at_once(self, parts: Sequence[Part]) -> dict[str, Outcome]:
@@ -318,17 +318,17 @@ class _Run:
                 )
             for worker in wait_for_links(list(active)):
                 part = active[worker].part
-                with recorded_failure(self.out, part.name):
+                with recording_failure(self.out, part.name):
                     outcome = active[worker].handle_reply()
                 if outcome is not None:
                     outcomes[part.name] = outcome
-                    self._finish(part, outcome)
+                    self._finish_part(part, outcome)
                     turns.end(part.name)
                     del active[worker]
                     idle.append(worker)
         return outcomes
 
-    def _finish(self, part: Part, outcome: Outcome) -> None:
+    def _finish_part(self, part: Part, outcome: Outcome) -> None:
         """Record a part's outcome, and delete its checkpoints."""
         folder = self.out / part.name
         write_json(folder / "done.json", outcome.model_dump())
@@ -396,13 +396,13 @@ def describe_evaluation(
     details: dict[str, Any] = {}
     if part.site:
         details["site"] = part.site
-    details["sites"] = site_metrics(result, part)
+    details["sites"] = gather_site_metrics(result, part)
     if drawn:
         details["drawn"] = dict(sorted(drawn.items()))
     return make_entry(result, part.name, part.condition, details)
 
 
-def site_metrics(result: RoundResult, part: Part) -> dict[str, dict[str, float]]:
+def gather_site_metrics(result: RoundResult, part: Part) -> dict[str, dict[str, float]]:
     """Return each site's training loss and validation scores in a simulated round."""
     metrics_by_site: dict[str, dict[str, float]] = {}
     if part.method is None:
@@ -468,9 +468,9 @@ def _make_result(
     if federated is not None and federated.described:
         notes.append(f"federated: {federated.described}")
     causes = [
-        *remark_on_empty_scores(job, scores),
+        *find_empty_scores(job, scores),
         *job.kind.find_score_causes(job, scores, facts),
-        *remark_on_pooled(job, mean, costs, parts, len(site_ids)),
+        *find_low_pooled_scores(job, mean, costs, parts, len(site_ids)),
     ]
     notes += map(str, causes)
     return RunResult(
@@ -495,7 +495,7 @@ def _make_result(
         valid=validation,
         privacy=_describe_privacy(job, parts),
         conditions=costs,
-        marks=mark_conditions(parts),
+        marks=explain_incomparable_conditions(parts),
         paired=paired,
         paired_mean=paired_mean,
         config=dict(job.table),
@@ -578,7 +578,7 @@ def _compare_with_baselines(
     for baseline in BASELINES:
         if baseline not in by_condition:
             continue
-        differences = _compare_with(baseline, by_condition)
+        differences = _compare_with_baseline(baseline, by_condition)
         if differences.by_site:
             paired[baseline] = differences.by_site
         if differences.of_means is not None:
@@ -598,7 +598,7 @@ class _Differences(NamedTuple):
     of_means: PairedDifference | None
 
 
-def _compare_with(baseline: str, by_condition: Conditions) -> _Differences:
+def _compare_with_baseline(baseline: str, by_condition: Conditions) -> _Differences:
     """Compare each site's federated model with a baseline by a paired test.
 
     There is no comparison if one of the conditions was not trained or a site has no
@@ -608,8 +608,8 @@ def _compare_with(baseline: str, by_condition: Conditions) -> _Differences:
         baseline: The other condition.
         by_condition: Outcomes of the parts of each condition.
     """
-    federated_counts = _document_counts(by_condition.get("federated", ()))
-    baseline_counts = _document_counts(by_condition.get(baseline, ()))
+    federated_counts = _gather_document_counts(by_condition.get("federated", ()))
+    baseline_counts = _gather_document_counts(by_condition.get(baseline, ()))
     if federated_counts.keys() != baseline_counts.keys():
         return _Differences({}, None)
     tests, mean_test = paired_sites(
@@ -623,7 +623,7 @@ def _compare_with(baseline: str, by_condition: Conditions) -> _Differences:
     return _Differences(by_site, of_means)
 
 
-def _document_counts(outcomes: Iterable[Outcome]) -> dict[str, NDArray[Any]]:
+def _gather_document_counts(outcomes: Iterable[Outcome]) -> dict[str, NDArray[Any]]:
     """Return the counts of test documents by site, (documents, 4) each."""
     return {
         site: np.reshape(rows, (-1, 4))

@@ -1,14 +1,14 @@
-"""Open the templates of this room that are written as plain text."""
+"""Open the templates of this package that are written as plain text."""
 
 from __future__ import annotations
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 
-def text_environment() -> Environment:
+def make_text_environment() -> Environment:
     """Return a new Jinja environment of `templates/`, for files that are not HTML.
 
-    A name that a template uses and nobody gives is an error.
+    A name that a template uses without getting a value for it is an error.
     """
     return Environment(
         loader=PackageLoader("fednotes.jobs"),

@@ -8,7 +8,7 @@ from fednotes.core.types import Document
 Text = str | Document
 
 
-def document_of(text: Text, number: int) -> Document:
+def to_document(text: Text, number: int) -> Document:
     """Return a text as a document whose id is its position in the input.
 
     Args:

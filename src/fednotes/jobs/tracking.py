@@ -36,7 +36,7 @@ class TrackerKind:
     target: str
 
 
-def with_trackers(
+def add_trackers(
     listener: ProgressListener, trackers: Iterable[str]
 ) -> ProgressListener:
     """Return a listener that also passes the events of a run to trackers.
@@ -50,17 +50,18 @@ def with_trackers(
         ConfigError: There is no such tracker, or its target is impossible.
         MissingExtra: A package that the tracker needs is not installed.
     """
-    opened = [_open(text, listener.warn) for text in trackers]
+    opened = [_open_tracker(text, listener.warn) for text in trackers]
     return ListenerGroup((listener, *opened)) if opened else listener
 
 
 def require_trackers(trackers: Iterable[str]) -> None:
-    """Check trackers before a run begins; see `with_trackers`."""
+    """Check trackers before a run begins; see `add_trackers`."""
     for text in trackers:
-        _open(text, lambda _warning: None)
+        _open_tracker(text, lambda _warning: None)
 
 
-def _open(text: str, warn: Callable[[str], None]) -> ProgressListener:
+def _open_tracker(text: str, warn: Callable[[str], None]) -> ProgressListener:
+    """Return the tracker that a text such as "tensorboard=FOLDER" names."""
     name, _, target = text.partition(_SEPARATOR)
     known = plugins.registered("trackers")
     if name not in known:
@@ -70,10 +71,10 @@ def _open(text: str, warn: Callable[[str], None]) -> ProgressListener:
         raise ParameterError(
             f"`track`: {name} needs a target: give {name}{_SEPARATOR}{kind.target}"
         )
-    return _Guarded(name, kind.open(target), warn)
+    return _GuardedTracker(name, kind.open(target), warn)
 
 
-class _Guarded(ProgressListener):
+class _GuardedTracker(ProgressListener):
     """Passes events to a tracker until it fails, and then warns once.
 
     Args:
@@ -98,8 +99,8 @@ class _Guarded(ProgressListener):
     def fail(self) -> None:
         self._pass_on(lambda tracker: tracker.fail())
 
-    def begin(self, part: Part, rounds: int, sentences: int) -> None:
-        self._pass_on(lambda tracker: tracker.begin(part, rounds, sentences))
+    def begin(self, part: Part, rounds: int, examples: int) -> None:
+        self._pass_on(lambda tracker: tracker.begin(part, rounds, examples))
 
     def round(self, result: RoundResult) -> None:
         self._pass_on(lambda tracker: tracker.round(result))
@@ -111,6 +112,7 @@ class _Guarded(ProgressListener):
         self._pass_on(lambda tracker: tracker.seed(seed, place, total))
 
     def _pass_on(self, event: Callable[[ProgressListener], None]) -> None:
+        """Pass an event to the tracker; if it fails, warn and pass no further events."""
         if self._tracker is None:
             return
         try:

@@ -30,44 +30,46 @@ def find_unshared_types(types: Sequence[Collection[str]]) -> list[str]:
     )
 
 
-def find_common_types(types: Mapping[str, Mapping[str, int]]) -> list[str]:
+def find_common_types(mention_counts: Mapping[str, Mapping[str, int]]) -> list[str]:
     """Return the types of which every site has enough mentions to train, sorted.
 
     With these types alone, the pooled model is one model of all notes.
 
     Args:
-        types: Number of mentions by type, for each site.
+        mention_counts: Number of mentions by type, for each site.
     """
-    labels = set.intersection(*(set(counts) for counts in types.values()))
+    labels = set.intersection(*(set(counts) for counts in mention_counts.values()))
     return sorted(
         label
         for label in labels
-        if all(counts[label] >= FEW_MENTIONS for counts in types.values())
+        if all(counts[label] >= FEW_MENTIONS for counts in mention_counts.values())
     )
 
 
-def are_rare(
+def are_missing_by_chance(
     labels: Collection[str],
-    types: Mapping[str, Mapping[str, int]],
-    notes: Mapping[str, int],
+    mention_counts: Mapping[str, Mapping[str, int]],
+    note_counts: Mapping[str, int],
 ) -> bool:
     """Return whether each site may lack these types by chance.
 
     Args:
         labels: The types.
-        types: Number of mentions by type, for each site.
-        notes: Number of notes, for each site.
+        mention_counts: Number of mentions by type, for each site.
+        note_counts: Number of notes, for each site.
     """
     return not any(
-        is_left_out(label, site, types, notes) for site in types for label in labels
+        is_left_out(label, site, mention_counts, note_counts)
+        for site in mention_counts
+        for label in labels
     )
 
 
 def is_left_out(
     label: str,
     site: str,
-    types: Mapping[str, Mapping[str, int]],
-    notes: Mapping[str, int],
+    mention_counts: Mapping[str, Mapping[str, int]],
+    note_counts: Mapping[str, int],
 ) -> bool:
     """Return whether a site lacks a type that is frequent in the other sites' notes.
 
@@ -77,16 +79,18 @@ def is_left_out(
     Args:
         label: The type.
         site: The site.
-        types: Number of mentions by type, for each site.
-        notes: Number of notes, for each site.
+        mention_counts: Number of mentions by type, for each site.
+        note_counts: Number of notes, for each site.
     """
-    if label in types[site]:
+    if label in mention_counts[site]:
         return False
-    others = [other for other in types if other != site]
-    mentions = sum(types[other].get(label, 0) for other in others)
+    others = [other for other in mention_counts if other != site]
+    mentions = sum(mention_counts[other].get(label, 0) for other in others)
     if mentions < RARE_EXPECTED:
         return False
-    expected = notes[site] * mentions / sum(notes[other] for other in others)
+    expected = (
+        note_counts[site] * mentions / sum(note_counts[other] for other in others)
+    )
     return expected >= RARE_EXPECTED
 
 

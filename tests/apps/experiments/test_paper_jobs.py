@@ -12,14 +12,14 @@ import pytest
 from fednotes.core.errors import ConfigError
 from fednotes.core.settings import read_toml
 from fednotes.data.tags import types_of
-from fednotes.jobs.built_in_jobs import built_in_jobs
+from fednotes.jobs.built_in_jobs import list_built_in_jobs
 from fednotes.jobs.job import Sites, load_sites
 from fednotes.jobs.job_file import load_job, parse_job
 
 
 def load_built_in(name: str) -> Sites:
     """Return the sites of a built-in job, whatever its method."""
-    path = built_in_jobs()[name]
+    path = list_built_in_jobs()[name]
     stub = {
         "method": "fedner",
         "preset": "best",
@@ -30,7 +30,7 @@ def load_built_in(name: str) -> Sites:
 
 
 def test_the_jobs_of_the_papers_are_listed() -> None:
-    assert {"fedner/paper", "fedner/real"} <= set(built_in_jobs())
+    assert {"fedner/paper", "fedner/real"} <= set(list_built_in_jobs())
 
 
 def test_an_error_lists_the_variables_of_a_built_in_job(
@@ -67,7 +67,7 @@ def test_the_jobs_on_licensed_corpora_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read invented files in the layout that the first lines of the jobs describe."""
-    types = read_toml(built_in_jobs()["tagsets/ontonotes"])["tags"]["types"]
+    types = read_toml(list_built_in_jobs()["tagsets/ontonotes"])["tags"]["types"]
     genres = ("nw", "tc", "wb", "bn", "bc", "mz")
     for part in ("train", "development", "test"):
         for genre in (*genres, "pt"):
@@ -233,7 +233,7 @@ def test_the_ade_corpus_of_the_paper_has_no_sentence_of_its_negative_file(
     tmp_path: Path,
 ) -> None:
     """Three sentences have relations; one of them is in ADE-NEG.txt too."""
-    paper = read_toml(built_in_jobs()["fedner/paper"])["sites"]["ade"]
+    paper = read_toml(list_built_in_jobs()["fedner/paper"])["sites"]["ade"]
     (tmp_path / "DRUG-AE.rel").write_text(ADE)
     (tmp_path / "ADE-NEG.txt").write_text(NEGATIVE)
     site = {
@@ -282,7 +282,7 @@ def test_sizes_of_the_corpora_equal_the_table_of_the_paper(
 def test_the_built_in_jobs_on_public_notes_load(corpora: Path) -> None:
     """They have 4,909 notes, and none shares a sentence with the annotated corpora."""
     names = ("bert/pretrain", "bert/pretrain-sources")
-    dealt, by_source = (read_toml(built_in_jobs()[name]) for name in names)
+    dealt, by_source = (read_toml(list_built_in_jobs()[name]) for name in names)
     loaded = load_sites(parse_job(dealt, "pretrain", corpora, "pretrain.toml"))
     assert [site.id for site in loaded.data] == [f"silo{i}" for i in range(1, 6)]
     assert sum(site.train_notes + site.valid_notes for site in loaded.data) == 4909

@@ -22,7 +22,7 @@ from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.settings import read_toml
 from fednotes.data.text import Passage
-from fednotes.jobs.built_in_jobs import built_in_jobs
+from fednotes.jobs.built_in_jobs import list_built_in_jobs
 from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_file import load_job, parse_job
 from fednotes.jobs.run_folder import claim, read_job_record
@@ -403,7 +403,7 @@ def test_codiesp_has_the_counted_patients_and_codes(
     monkeypatch.setenv("FEDNOTES_CORPORA", str(corpora))
 
     def built_in(name: str) -> Sites:
-        path = built_in_jobs()[f"phenotype/{name}"]
+        path = list_built_in_jobs()[f"phenotype/{name}"]
         table = {**read_toml(path), "method": "phenotype", "training": {}, "model": {}}
         return load_sites(
             parse_job(table, name, path.parent, str(path)), cache=tmp_path
@@ -455,7 +455,7 @@ def test_jobs_of_the_paper_load(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert load_job("phenotype/obesity").sites["obesity"].judgment == "intuitive"
     sizes = []
     for name in ("mimic", "obesity"):
-        path = built_in_jobs()[f"phenotype/{name}"]
+        path = list_built_in_jobs()[f"phenotype/{name}"]
         table = {**read_toml(path), "method": "phenotype", "training": {}, "model": {}}
         loaded = load_sites(
             parse_job(table, name, path.parent, str(path)), cache=place / "cache"

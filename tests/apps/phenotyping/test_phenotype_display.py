@@ -16,7 +16,7 @@ from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
 from fednotes.apps.phenotyping.data_kind import KIND
 from fednotes.cli.display import count_tables
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.remarks import remark_on_empty_scores
+from fednotes.jobs.remarks import find_empty_scores
 
 JOB = parse_job({"method": "phenotype", "synthetic": {}}, "tiny", Path(), "tiny.toml")
 
@@ -32,7 +32,7 @@ def test_remarks_name_phenotypes_that_are_never_predicted() -> None:
     never, lone = score_notes({"north": {"federated": score}})
     assert never.startswith("north, federated: predicts asthma for no patient:")
     assert "all test patients have the same label for gout" in lone
-    assert list(remark_on_empty_scores(JOB, {"north": {"federated": score}})) == []
+    assert list(find_empty_scores(JOB, {"north": {"federated": score}})) == []
     assert score_notes({"north": {"federated": codes_alone(1)}}) == []
 
 

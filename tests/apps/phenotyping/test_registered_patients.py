@@ -28,9 +28,9 @@ def test_a_job_may_have_only_the_tables_of_registered_kinds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without the package that registers patients, [phenotypes] is no table of a job."""
-    from fednotes.jobs.job_file import table_names
+    from fednotes.jobs.job_file import list_table_names
 
-    assert {"tags", "phenotypes", "silos"} <= table_names()
+    assert {"tags", "phenotypes", "silos"} <= list_table_names()
     monkeypatch.setattr(plugins, "added", lambda group, built_in: {})
-    assert table_names() >= {"tags", "silos"}
-    assert "phenotypes" not in table_names()
+    assert list_table_names() >= {"tags", "silos"}
+    assert "phenotypes" not in list_table_names()

@@ -19,7 +19,7 @@ from fednotes.apps.tracking.facts import points_of
 from fednotes.core.errors import DataError, TrainingError
 from fednotes.jobs.progress import ProgressListener
 from fednotes.jobs.results import RunResult
-from fednotes.jobs.tracking import TrackerKind, with_trackers
+from fednotes.jobs.tracking import TrackerKind, add_trackers
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -187,7 +187,7 @@ def test_the_warning_about_a_failed_tracker_shows_no_password(
 
     kind = TrackerKind(lambda _target: Failing(), target="URI")
     monkeypatch.setattr("fednotes.core.plugins.load", lambda *_: kind)
-    with_trackers(Heard(), ["mlflow=x"]).start(tmp_path)
+    add_trackers(Heard(), ["mlflow=x"]).start(tmp_path)
     (warning,) = warnings
     assert "no route to http://ward:***@tracker/api" in warning
     assert PASSWORD not in warning

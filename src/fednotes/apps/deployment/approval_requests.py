@@ -40,7 +40,7 @@ from fednotes.core.store import private_folder, write_json
 from fednotes.core.tables import table_differences, table_fingerprint
 from fednotes.engines.launch import Setup
 from fednotes.jobs.audit_result import AUDIT, Audit, read_audit
-from fednotes.jobs.declaration import parse_declared, table_to_approve
+from fednotes.jobs.declaration import make_table_to_approve, parse_declared
 
 
 class JobLine(NamedTuple):
@@ -179,7 +179,7 @@ def has_run(kit: Path, job: RequestedJob) -> bool:
     for job_id in processes.status(kit).jobs:
         submission = read_submission(kit, job_id)
         with suppress(LookupError, TypeError, RefusedError):  # it may be incomplete
-            table = table_to_approve(
+            table = make_table_to_approve(
                 submission["job"], submission["sites"], submission["min_sites"]
             )
             if table_fingerprint(table) == job.fingerprint:

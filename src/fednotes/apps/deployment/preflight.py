@@ -51,7 +51,7 @@ from fednotes.core.settings import expand
 from fednotes.data.encodings import AUTO, reading_as
 from fednotes.data.formats import guess_format
 from fednotes.jobs import kinds
-from fednotes.jobs.local_files import site_path_keys
+from fednotes.jobs.local_files import list_site_path_keys
 
 CONNECT_SECONDS = 10.0  # time limit for reaching the server
 # Maximum number of files in a folder whose format is guessed before a start. A job that
@@ -318,7 +318,7 @@ def _list_data_places(
         folder: The folder to which paths are relative.
         prefix: Prefix of the table's keys in messages.
     """
-    path_keys = site_path_keys()
+    path_keys = list_site_path_keys()
     for key, value in data.items():
         full_key = f"{prefix}{key}"
         if isinstance(value, dict):

@@ -52,7 +52,7 @@ from fednotes.core.store import make_private, open_private, private_folder, writ
 from fednotes.core.tables import table_fingerprint
 from fednotes.engines.launch import JOB_FILE
 from fednotes.engines.rounds import RoundResult
-from fednotes.jobs.declaration import MIN_SECURE_SITES, table_to_approve
+from fednotes.jobs.declaration import MIN_SECURE_SITES, make_table_to_approve
 from fednotes.jobs.job import Job
 from fednotes.jobs.metrics_file import METRICS
 from fednotes.jobs.parts import Part
@@ -226,7 +226,7 @@ def prepare_run(
 
     plain_name = re.sub(r"[^A-Za-z0-9_.-]", "-", job.name).lstrip("-._")[:32] or "job"
     timestamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(when))
-    table = table_to_approve(declared, sites, min_sites)
+    table = make_table_to_approve(declared, sites, min_sites)
     run = Run(
         name=f"{plain_name}-{timestamp}",
         kit=kit.resolve(),
@@ -824,7 +824,7 @@ class Follower:
         if path.exists() or not isinstance(declared, dict):
             return
         with suppress(FednotesError, KeyError, TypeError, ValueError):
-            to_approve = table_to_approve(
+            to_approve = make_table_to_approve(
                 declared, self.run.sites, int(table["min_sites"])
             )
             fingerprint = table_fingerprint(to_approve)

@@ -74,7 +74,7 @@ from fednotes.engines.requests import Event, Patience, Transport
 from fednotes.engines.rounds import RoundResult
 from fednotes.engines.sampling import RoundSampling
 from fednotes.engines.secure import SecureSum
-from fednotes.jobs.declaration import parse_declared, table_to_approve
+from fednotes.jobs.declaration import make_table_to_approve, parse_declared
 from fednotes.jobs.job import Job
 from fednotes.jobs.metrics_file import METRICS, append_entry, make_entry, rewind_metrics
 from fednotes.jobs.parts import plan_rounds
@@ -348,7 +348,7 @@ def _make_result(
 def _create_engine(setup: Setup, job: Job, progress: Progress) -> _Engine:
     """Return the federation whose sites answer over `progress`."""
     settings = job.federation
-    table = table_to_approve(setup.job, setup.sites, setup.min_sites)
+    table = make_table_to_approve(setup.job, setup.sites, setup.min_sites)
     fingerprint = table_fingerprint(table)
     summing = None
     if settings.secure_sum:

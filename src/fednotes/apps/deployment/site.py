@@ -76,7 +76,7 @@ from fednotes.engines.host import SiteHost, explain_error
 from fednotes.engines.launch import Setup
 from fednotes.engines.secure import SecureSeal
 from fednotes.jobs.card import SCORES_FILE, OwnRun, write_cards
-from fednotes.jobs.declaration import table_to_approve
+from fednotes.jobs.declaration import make_table_to_approve
 from fednotes.jobs.job import Job
 from fednotes.jobs.results import PROMISED, RunResult
 from fednotes.jobs.run_folder import list_versions
@@ -112,7 +112,7 @@ def site_main(setup: Setup) -> SiteHost:
 def _open_host(setup: Setup) -> SiteHost:
     """Check the job, read the site's notes, and return the host; see `site_main`."""
     file = read_kit_site_file(setup.kit)
-    table = table_to_approve(setup.job, setup.sites, setup.min_sites)
+    table = make_table_to_approve(setup.job, setup.sites, setup.min_sites)
     require_approved(setup.kit, setup.site, table, file.policy)
 
     job = job_of_site(setup.job, setup.site, file)

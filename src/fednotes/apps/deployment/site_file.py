@@ -33,14 +33,14 @@ from fednotes.core.settings import build, checked, expand, read_toml
 from fednotes.core.store import write_text
 from fednotes.jobs import kinds
 from fednotes.jobs.declaration import (
+    drop_places,
     load_declared,
     parse_declared,
     require_unmasked,
-    without_places,
 )
 from fednotes.jobs.job import Job, Progress, Sites, load_sites
 from fednotes.jobs.job_file import load_table, parse_job
-from fednotes.jobs.local_files import file_keys_by_table
+from fednotes.jobs.local_files import list_file_keys_by_table
 
 SITE_FILE = "site.toml"  # in a kit
 _BUILT_IN = ("", "none", "learn", "minilm", "synthetic")  # names that are not files
@@ -110,7 +110,7 @@ def read_site_file(path: Path) -> SiteFile:
     keys = build(_Keys, table, str(path))
     folder = Path(keys.folder) if keys.folder else path.resolve().parent
     _check_data_keys(keys.data, path)
-    file_keys = sorted(frozenset().union(*file_keys_by_table().values()))
+    file_keys = sorted(frozenset().union(*list_file_keys_by_table().values()))
     _require_known(keys.files, file_keys, f"{path} [files]")
 
     files = {
@@ -152,7 +152,7 @@ def _require_headers(table: Mapping[str, Any], path: Path) -> None:
     keys_by_header = {
         "data": data_keys,
         "policy": {key.name for key in fields(Policy)},
-        "files": frozenset().union(*file_keys_by_table().values()),
+        "files": frozenset().union(*list_file_keys_by_table().values()),
     }
     for key in sorted(table.keys() - own_keys):
         for header, keys in keys_by_header.items():
@@ -239,7 +239,7 @@ def with_local_files(file: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]
         table: The table of the job.
     """
     local_table: dict[str, Any] = dict(table)
-    for name, file_keys in file_keys_by_table().items():
+    for name, file_keys in list_file_keys_by_table().items():
         settings = table.get(name)
         if isinstance(settings, Mapping):
             keys_with_path = file_keys & settings.keys() & file.files.keys()
@@ -280,7 +280,7 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
         )
     require_unmasked(data, f"{file.path} [data]")
 
-    site_table = {**without_places(declared["job"]["sites"][site]), **data}
+    site_table = {**drop_places(declared["job"]["sites"][site]), **data}
     table = {
         **with_local_files(file, declared["job"]),
         "conditions": ["federated"],
@@ -371,7 +371,7 @@ def _require_no_places(table: Any, file: SiteFile, where: str) -> None:
     """
     if not isinstance(table, Mapping):
         return
-    for name, file_keys in file_keys_by_table().items():
+    for name, file_keys in list_file_keys_by_table().items():
         settings = table.get(name)
         if not isinstance(settings, Mapping):
             continue

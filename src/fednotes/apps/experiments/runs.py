@@ -10,7 +10,7 @@ from pathlib import Path
 from fednotes.apps.experiments.grids import Jobs, ModelRun, Row, Settings, Size
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import POOLED
-from fednotes.jobs.built_in_jobs import built_in_jobs
+from fednotes.jobs.built_in_jobs import list_built_in_jobs
 from fednotes.jobs.job import Job, SiteConfig
 from fednotes.jobs.job_file import load_job, load_table
 from fednotes.jobs.reference import is_known_key
@@ -248,7 +248,7 @@ class _RunMaker:
         complete = self._complete(settings, seed, self.models)
         job = self._read(complete)
         rehearsed_job = self.read_rehearsed(settings, seed)
-        is_built_in = name in built_in_jobs()
+        is_built_in = name in list_built_in_jobs()
         folder = self.request.out / "runs" / _digest(job, is_built_in=is_built_in)
 
         arguments = ["simulate", name, "--out", str(folder)]
@@ -296,7 +296,7 @@ class _RunMaker:
     def _read(self, settings: Settings) -> Job:
         """Return the row's job with complete settings."""
         name = self.request.jobs.find(self.row.base)
-        return load_job(built_in_jobs().get(name) or name, settings)
+        return load_job(list_built_in_jobs().get(name) or name, settings)
 
 
 def _digest(job: Job, *, is_built_in: bool) -> str:

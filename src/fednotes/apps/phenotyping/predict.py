@@ -35,7 +35,7 @@ from fednotes.core.errors import (
 )
 from fednotes.data.encodings import AUTO, reading_as
 from fednotes.data.notes import NotePlace
-from fednotes.jobs.evaluation import Evaluation, require_mapping
+from fednotes.jobs.evaluation import Evaluation, check_label_map
 from fednotes.jobs.inputs import name_of_notes
 from fednotes.jobs.patient_models import PatientNote
 from fednotes.metrics.classification import ClassCounts, rankings
@@ -350,7 +350,7 @@ def _rename(
         DataError: No label is one of the model's phenotypes.
     """
     original = tuple(dict.fromkeys(name for known in gold.values() for name in known))
-    label_map = require_mapping(label_map, original, phenotypes, place)
+    label_map = check_label_map(label_map, original, phenotypes, place)
     renamed, names, clashes = rename_labels(gold, label_map)
     if clashes:
         print(

@@ -16,11 +16,11 @@ from fednotes.core.errors import DataError, FednotesError
 from fednotes.core.parsing import is_within, mapping, number
 from fednotes.core.store import write_text
 from fednotes.jobs.card import CARD
-from fednotes.jobs.declaration import without_places
+from fednotes.jobs.declaration import drop_places
 from fednotes.jobs.metrics_file import METRICS
 from fednotes.jobs.results import SUMMARY, RunResult, read_result
 from fednotes.jobs.run_files import read_text
-from fednotes.jobs.run_folder import read_progress
+from fednotes.jobs.run_folder import read_result_so_far
 from fednotes.jobs.seeds import list_seed_folders
 from fednotes.jobs.show import show_job
 from fednotes.report.html import write_report
@@ -96,7 +96,7 @@ def read_facts(folder: Path) -> RunFacts:
     Raises:
         FednotesError: The folder is not that of a run.
     """
-    progress = read_progress(folder)
+    progress = read_result_so_far(folder)
     table = _table_of_job(progress.config)
     settings: dict[str, str] = {}
     toml = ""
@@ -130,7 +130,7 @@ def _table_of_job(config: Mapping[str, Any]) -> dict[str, Any]:
         table = config["job"]
     public = {key: _without_folders(value) for key, value in table.items()}
     sites = {
-        name: without_places(mapping(site))
+        name: drop_places(mapping(site))
         for name, site in mapping(public.get("sites")).items()
     }
     if sites:

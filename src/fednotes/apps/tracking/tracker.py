@@ -64,9 +64,9 @@ class Tracker(ProgressListener):
         for entry in read_metrics(folder):
             self._add(entry)
 
-    def begin(self, part: Part, rounds: int, sentences: int) -> None:
+    def begin(self, part: Part, rounds: int, examples: int) -> None:
         """Remember the part whose rounds follow."""
-        del rounds, sentences
+        del rounds, examples
         self._part = part
 
     def round(self, result: RoundResult) -> None:

@@ -30,7 +30,7 @@ from fednotes.jobs.job_file import load_recorded_job
 from fednotes.jobs.mention_models import MentionModel
 from fednotes.jobs.models import find_model_class, load_mention_model
 from fednotes.jobs.patient_models import PatientModel
-from fednotes.jobs.run_folder import is_run, read_progress
+from fednotes.jobs.run_folder import is_run, read_result_so_far
 from fednotes.jobs.site_approvals import ApprovalDesk
 from fednotes.taggers.saving import is_model
 
@@ -367,7 +367,7 @@ def _review_notes(
 
 def _finds_mentions(run: Path) -> bool:
     """Return whether a run's models find mentions, according to its files."""
-    return read_progress(run).holds in ("", "documents")
+    return read_result_so_far(run).holds in ("", "documents")
 
 
 def _has_patients(run: Path) -> bool:

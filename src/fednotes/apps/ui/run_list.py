@@ -18,7 +18,7 @@ from fednotes.jobs.run_folder import (
     JOB_RECORD,
     is_run,
     read_job_record,
-    read_progress,
+    read_result_so_far,
 )
 from fednotes.jobs.score_layouts import CURVES, SCORES
 
@@ -113,7 +113,7 @@ def describe_run(name: str, folder: Path) -> RunRow:
 
 
 def _describe_readable(name: str, folder: Path) -> RunRow:
-    result = read_progress(folder)
+    result = read_result_so_far(folder)
     has_ended = has_finished(folder)
     if has_ended:
         sites = len(result.sites) or None

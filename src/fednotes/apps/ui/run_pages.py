@@ -27,7 +27,7 @@ from fednotes.jobs.compare import Comparison, compare
 from fednotes.jobs.job_file import load_recorded_job
 from fednotes.jobs.metrics_file import read_metrics
 from fednotes.jobs.results import CONDITIONS, RunResult
-from fednotes.jobs.run_folder import read_progress
+from fednotes.jobs.run_folder import read_result_so_far
 from fednotes.report.html import ComparedRun, compare_runs, parts_of_page
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class RunPages:
         name, folder = pick(list(self._content.runs.items()), request, "run")
         lines = read_metrics(folder)
         is_finished = has_finished(folder)
-        parts = parts_of_page(read_progress(folder), lines)
+        parts = parts_of_page(read_result_so_far(folder), lines)
         parts["title"] = parts["result"].title or folder.name
         return self._views.render(
             "run_page.html",
@@ -124,7 +124,8 @@ class RunPages:
             raise ConfigError("name two runs: fednotes ui RUN RUN")
         first, second = _choose_two(request, names)
         results = {
-            name: read_progress(self._content.runs[name]) for name in (first, second)
+            name: read_result_so_far(self._content.runs[name])
+            for name in (first, second)
         }
         first_conditions = _conditions_of(results[first])
         second_conditions = _conditions_of(results[second])

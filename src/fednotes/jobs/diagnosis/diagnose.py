@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.errors import ConfigError, DataError, ParameterError, nearest
 from fednotes.core.wording import format_count, list_names
 from fednotes.engines.launch import describe_place
-from fednotes.jobs.built_in_jobs import built_in_jobs
+from fednotes.jobs.built_in_jobs import list_built_in_jobs
 from fednotes.jobs.causes import IMPORTANCES, Cause, Evidence, Importance, Setting
 from fednotes.jobs.diagnosis.gain import find_gain_causes
 from fednotes.jobs.diagnosis.learning import (
@@ -31,7 +31,7 @@ from fednotes.jobs.diagnosis.vocabulary import find_vocabulary_causes
 from fednotes.jobs.job import Job, count_data
 from fednotes.jobs.job_file import load_job, parse_job
 from fednotes.jobs.parts import prepare
-from fednotes.jobs.remarks import remark_on_empty_scores
+from fednotes.jobs.remarks import find_empty_scores
 from fednotes.jobs.run_folder import is_run, list_runs_near
 from fednotes.jobs.seeds import (
     SEEDS_FILE,
@@ -126,10 +126,16 @@ def diagnose(target: str | Path | Job, settings: Sequence[str] = ()) -> Diagnosi
         settings: Assignments over a job's file, such as "training.epochs=3".
 
     Raises:
-        ConfigError: There is no such run or job, or it has a mistake.
+        ConfigError: There is no such run or job, it has a mistake, or `settings` does
+            not apply to it.
         DataError: A file of the run or the job cannot be used.
     """
     if isinstance(target, Job):
+        if settings:
+            raise ParameterError(
+                "`settings` applies to the file or name of a job: give the changes to "
+                "`job` instead, as in job(source, training={...})"
+            )
         return diagnose_job(target)
     folder = Path(target)
     if folder.is_dir():
@@ -162,7 +168,7 @@ def _require_run(folder: Path) -> None:
 
 def _looks_like_folder(target: str) -> bool:
     """Return whether a target that does not exist was meant to be a run's folder."""
-    is_like_built_in = nearest(target, built_in_jobs(), "") != ""
+    is_like_built_in = nearest(target, list_built_in_jobs(), "") != ""
     return not target.endswith(".toml") and not is_like_built_in
 
 
@@ -196,7 +202,9 @@ def diagnose_job(job: Job) -> Diagnosis:
         *find_step_causes(job, facts, config),
     ]
     causes = _keep_accepted_settings(job, causes)
-    causes = _propose_once(_sort(_merge(_drop_files(causes))))
+    causes = _drop_repeated_settings(
+        _sort_by_importance(_merge_by_code(_drop_files(causes)))
+    )
     checked = ["learning rate", "number of steps", *_DATA_CHECKS.get(job.kind.name, ())]
     if job.privacy is not None:
         checked.append("noise against signal")
@@ -273,9 +281,9 @@ def _diagnose_evidence(run: RunEvidence) -> Diagnosis:
     elif not has_learned:
         causes = _weigh_expectations(causes, "high")
     if "diverged" in codes or ("rate_high" in codes and not has_learned):
-        causes = _blame_rate(causes)
+        causes = _drop_effects_of_rate(causes)
     causes = _keep_accepted_settings(job, causes)
-    causes = _propose_once(_sort(_merge(causes)))
+    causes = _drop_repeated_settings(_sort_by_importance(_merge_by_code(causes)))
     words = find_command(run)
     return Diagnosis(
         str(run.folder),
@@ -292,7 +300,7 @@ def _find_score_causes(run: RunEvidence) -> Iterator[Cause]:
     if run.result.causes:
         yield from run.result.causes
         return
-    yield from remark_on_empty_scores(run.job, _read_disclosed_scores(run))
+    yield from find_empty_scores(run.job, _read_disclosed_scores(run))
     yield from run.job.kind.find_score_causes(run.job, run.scores, run.facts)
 
 
@@ -310,9 +318,9 @@ def _read_disclosed_scores(run: RunEvidence) -> dict[str, Any]:
 
 
 def _weigh_expectations(causes: Iterable[Cause], importance: Importance) -> list[Cause]:
-    """Return causes, with this importance for those that only say what might happen.
+    """Set the importance of the causes that only say what might happen.
 
-    The scores of a run show whether it did.
+    The scores of a run show whether it did. Other causes stay as they are.
     """
     weighed = []
     for cause in causes:
@@ -323,10 +331,11 @@ def _weigh_expectations(causes: Iterable[Cause], importance: Importance) -> list
     return weighed
 
 
-def _blame_rate(causes: Iterable[Cause]) -> list[Cause]:
-    """Return the causes that remain beside a learning rate that is too high.
+def _drop_effects_of_rate(causes: Iterable[Cause]) -> list[Cause]:
+    """Return causes without what a learning rate that is too high explains.
 
-    The rate explains odd losses and missing mentions. Longer training does not help.
+    It makes losses odd, and longer training does not help. If mentions are missing, the
+    advice is to lower the rate first.
     """
     remaining = []
     for cause in causes:
@@ -399,11 +408,8 @@ _MERGED_MESSAGES = {
 }
 
 
-def _merge(causes: Iterable[Cause]) -> list[Cause]:
-    """Return causes, where one cause stands for all of the same kind.
-
-    A cause that many sites and conditions share is then listed once.
-    """
+def _merge_by_code(causes: Iterable[Cause]) -> list[Cause]:
+    """Return one cause for each code, so that shared causes are listed once."""
     groups: dict[str, list[Cause]] = {}
     for cause in causes:
         groups.setdefault(cause.code, []).append(cause)
@@ -445,7 +451,7 @@ def _join_advice(causes: Iterable[Cause]) -> str:
 
 
 def _gather_settings(causes: Iterable[Cause]) -> tuple[Setting, ...]:
-    """Return the settings of several causes; of each key only the first value."""
+    """Return the settings of several causes, with the first value of each key."""
     by_key: dict[str, Setting] = {}
     for cause in causes:
         for setting in cause.settings:
@@ -462,8 +468,8 @@ def _list_places(places: Sequence[str]) -> str:
     return "; ".join(listed)
 
 
-def _propose_once(causes: Iterable[Cause]) -> list[Cause]:
-    """Return causes, of which only the first proposes a value for a key.
+def _drop_repeated_settings(causes: Iterable[Cause]) -> list[Cause]:
+    """Return causes without settings of keys for which an earlier cause has one.
 
     Effects of few steps, for example, do not repeat that training is to be longer.
     """
@@ -476,7 +482,7 @@ def _propose_once(causes: Iterable[Cause]) -> list[Cause]:
     return without_repeats
 
 
-def _sort(causes: Iterable[Cause]) -> list[Cause]:
+def _sort_by_importance(causes: Iterable[Cause]) -> list[Cause]:
     """Return causes by importance; of equal ones, causes come before their effects."""
 
     def rank(cause: Cause) -> tuple[int, bool, bool]:
@@ -504,7 +510,7 @@ def _keep_accepted_settings(job: Job, causes: Iterable[Cause]) -> list[Cause]:
 
 
 def _is_accepted(job: Job, setting: Setting) -> bool:
-    """Return whether a job with this value is valid."""
+    """Return whether a job is valid with the value of a setting."""
     job_table: dict[str, Any] = copy.deepcopy(dict(job.table))
     *tables, key = setting.place
     inner_table = job_table
@@ -547,12 +553,12 @@ def diagnose_seeds(folder: Path) -> Diagnosis:
         causes = [
             cause for cause in causes if cause.code not in ("below_alone", "no_gain")
         ]
-        causes += _find_seeds_gain(tests)
+        causes += _find_missing_gain(tests)
         checked.append(f"the paired test over {len(by_seed)} seeds")
     unchecked = dict.fromkeys(
         text for diagnosis in by_seed.values() for text in diagnosis.unchecked
     )
-    causes = _sort(causes)
+    causes = _sort_by_importance(causes)
     first_seed = next(iter(by_seed))
     words = find_command(read_run(list_seed_folders(folder)[first_seed]))
     return Diagnosis(
@@ -599,8 +605,8 @@ def _read_gain_tests(folder: Path) -> list[SeedDifference]:
     return [each for each in differences if each.against == "alone" and not each.site]
 
 
-def _find_seeds_gain(tests: Sequence[SeedDifference]) -> Iterator[Cause]:
-    """Yield a cause if the test over the seeds shows no gain of the federation."""
+def _find_missing_gain(tests: Sequence[SeedDifference]) -> Iterator[Cause]:
+    """Yield a cause for each test over the seeds that shows a loss, or no gain."""
     for test in tests:
         is_shown = test.p_value < ALPHA
         if is_shown and test.mean > 0:

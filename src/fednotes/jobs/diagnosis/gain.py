@@ -10,7 +10,7 @@ from fednotes.core.parsing import mapping, number
 from fednotes.core.wording import list_names
 from fednotes.jobs.causes import Cause, Evidence, Importance, Setting
 from fednotes.jobs.diagnosis.runs import RunEvidence
-from fednotes.jobs.settings_to_try import list_personal
+from fednotes.jobs.settings_to_try import list_personal_settings
 from fednotes.metrics.gap import WITHIN, Verdict, shown_sign
 
 # Fewer test mentions of a type cannot tell a difference of ten points from chance.
@@ -41,7 +41,7 @@ class _LostType:
     support: int
 
     @property
-    def loss(self) -> float:
+    def drop(self) -> float:
         """By how much F1 is lower with the federated model."""
         return self.alone_f1 - self.federated_f1
 
@@ -51,18 +51,18 @@ def find_gain_causes(run: RunEvidence) -> Iterator[Cause]:
     mean = run.result.verdict()
     if mean is None:
         return
-    losing_sites: dict[str, Verdict] = {}
+    sites_with_loss: dict[str, Verdict] = {}
     for site in run.result.sites:
         verdict = run.result.verdict(site)
-        if verdict is not None and _shown_sign(verdict) < 0:
-            losing_sites[site] = verdict
-    evidence = [_show_verdict(site, each) for site, each in losing_sites.items()]
-    mean_sign = _shown_sign(mean)
+        if verdict is not None and _find_proven_sign(verdict) < 0:
+            sites_with_loss[site] = verdict
+    evidence = [_make_evidence(site, each) for site, each in sites_with_loss.items()]
+    mean_sign = _find_proven_sign(mean)
     if mean_sign < 0:
-        evidence.insert(0, _show_verdict("mean", mean))
+        evidence.insert(0, _make_evidence("mean", mean))
         yield _describe_loss(run, "high", "the mean over the sites", evidence)
-    elif losing_sites:
-        yield _describe_loss(run, "medium", list_names(list(losing_sites)), evidence)
+    elif sites_with_loss:
+        yield _describe_loss(run, "medium", list_names(list(sites_with_loss)), evidence)
     elif mean_sign == 0:
         yield _describe_no_gain(run, mean)
     if mean_sign > 0:
@@ -70,8 +70,8 @@ def find_gain_causes(run: RunEvidence) -> Iterator[Cause]:
     yield from _find_lost_types(run)
 
 
-def _shown_sign(verdict: Verdict) -> int:
-    """Return the sign of a gain; 0 if neither a gain nor a loss is shown."""
+def _find_proven_sign(verdict: Verdict) -> int:
+    """Return 1 if a gain is proven, -1 if a loss is proven, and 0 otherwise."""
     return shown_sign(verdict.low, verdict.high, verdict.p_value)
 
 
@@ -87,13 +87,13 @@ def _describe_loss(
         "the sites' notes or annotation differ: keep more of the model private, "
         "or look for the other causes here first",
         evidence=tuple(evidence),
-        settings=list_personal(run.job),
+        settings=list_personal_settings(run.job),
     )
 
 
 def _describe_no_gain(run: RunEvidence, verdict: Verdict) -> Cause:
     """Return the cause that no gain of the federation is shown."""
-    evidence = [_show_verdict("mean", verdict)]
+    evidence = [_make_evidence("mean", verdict)]
     message = "no gain of the federation over the sites alone is shown"
     advice = "run several seeds, and score more test notes, before you conclude"
     importance: Importance = "medium"
@@ -106,7 +106,7 @@ def _describe_no_gain(run: RunEvidence, verdict: Verdict) -> Cause:
         )
         importance = "low"
         means = {
-            condition: _mean_f1(run.result.mean, condition)
+            condition: _read_mean_f1(run.result.mean, condition)
             for condition in ("alone", "federated", "pooled")
         }
         listed = ", ".join(
@@ -126,8 +126,8 @@ def _describe_no_gain(run: RunEvidence, verdict: Verdict) -> Cause:
     )
 
 
-def _mean_f1(mean: Mapping[str, Any], condition: str) -> float | None:
-    """Return the mean F1 of a condition, of mentions or of phenotypes."""
+def _read_mean_f1(mean: Mapping[str, Any], condition: str) -> float | None:
+    """Return the mean F1 of a condition: of mentions, or else of phenotypes."""
     strict = number(mean, condition, "strict", "f1")
     return number(mean, condition, "phenotypes", "f1") if strict is None else strict
 
@@ -137,7 +137,7 @@ def _find_small_gap(run: RunEvidence, verdict: Verdict) -> Iterator[Cause]:
     gap = verdict.gap
     if gap is None or gap.closed is None or gap.closed >= SMALL_GAP:
         return
-    settings = list_personal(run.job)
+    settings = list_personal_settings(run.job)
     if getattr(run.job.config, "server", "") == "average":
         nesterov = Setting.of("training", "server", value="nesterov", current="average")
         settings = (nesterov, *settings)
@@ -148,13 +148,18 @@ def _find_small_gap(run: RunEvidence, verdict: Verdict) -> Iterator[Cause]:
         f"the federation has {max(0, 100 * gap.closed):.0f} % of the gain that one "
         "model of all notes has",
         "train longer, or change how the server combines updates",
-        evidence=(_show_verdict("mean", verdict),),
+        evidence=(_make_evidence("mean", verdict),),
         settings=settings,
     )
 
 
-def _show_verdict(name: str, verdict: Verdict) -> Evidence:
-    """Return the gain, its interval and its p value as evidence."""
+def _make_evidence(name: str, verdict: Verdict) -> Evidence:
+    """Return the evidence that states a gain, its interval and its p value.
+
+    Args:
+        name: The site, or "mean" for the mean over the sites.
+        verdict: The comparison of federated with alone.
+    """
     test = f"p {verdict.p_value:.4f}" if verdict.p_value is not None else "unpaired"
     return Evidence(
         f"{name}: {100 * verdict.gain:+.1f} points (95 % {100 * verdict.low:+.1f} to "
@@ -171,7 +176,7 @@ def _show_verdict(name: str, verdict: Verdict) -> Evidence:
 
 def _find_lost_types(run: RunEvidence) -> Iterator[Cause]:
     """Yield a cause if sites find types much better alone than federated."""
-    lost = sorted(_list_lost_types(run), key=lambda each: -each.loss)
+    lost = sorted(_list_lost_types(run), key=lambda each: -each.drop)
     if not lost:
         return
     sites = list(dict.fromkeys(each.site for each in lost))
@@ -198,28 +203,28 @@ def _find_lost_types(run: RunEvidence) -> Iterator[Cause]:
         "compare what the sites annotate under these names; use label_map for labels "
         "that differ in meaning, or keep more of the model private",
         evidence=tuple(evidence),
-        settings=list_personal(run.job),
+        settings=list_personal_settings(run.job),
     )
 
 
 def _list_lost_types(run: RunEvidence) -> Iterator[_LostType]:
-    """Yield the types with enough test cases and a loss of at least `TYPE_LOSS`."""
+    """Yield the types with enough test cases whose F1 drops by at least `TYPE_LOSS`."""
     for site, by_condition in run.scores.items():
-        alone = _scores_by_type(mapping(by_condition.get("alone")))
-        federated = _scores_by_type(mapping(by_condition.get("federated")))
+        alone = _read_scores_by_type(mapping(by_condition.get("alone")))
+        federated = _read_scores_by_type(mapping(by_condition.get("federated")))
         for label in sorted(alone.keys() & federated.keys()):
             support = int(number(alone[label], "support") or 0)
-            alone_f1 = _type_f1(alone[label])
-            federated_f1 = _type_f1(federated[label])
+            alone_f1 = _read_type_f1(alone[label])
+            federated_f1 = _read_type_f1(federated[label])
             if alone_f1 is None or federated_f1 is None or support < LEAST_SUPPORT:
                 continue
             candidate = _LostType(site, label, alone_f1, federated_f1, support)
-            if candidate.loss >= TYPE_LOSS:
+            if candidate.drop >= TYPE_LOSS:
                 yield candidate
 
 
-def _scores_by_type(scores: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the scores by entity type, or of the class "present" by phenotype."""
+def _read_scores_by_type(scores: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the scores of each entity type, or of each phenotype's class "present"."""
     if "by_type" in scores:
         return mapping(scores["by_type"])
     return {
@@ -228,7 +233,7 @@ def _scores_by_type(scores: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _type_f1(scores: Mapping[str, Any]) -> float | None:
+def _read_type_f1(scores: Mapping[str, Any]) -> float | None:
     """Return the F1 of an entity type, or of a phenotype's class."""
     strict = number(scores, "strict", "f1")
     return number(scores, "f1") if strict is None else strict

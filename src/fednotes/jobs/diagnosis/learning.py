@@ -11,7 +11,7 @@ from fednotes.jobs.causes import Cause, Evidence, Importance, Setting
 from fednotes.jobs.diagnosis.plan import find_rates, list_lower_rates
 from fednotes.jobs.diagnosis.runs import Curve, RunEvidence
 from fednotes.jobs.job import Job
-from fednotes.jobs.settings_to_try import list_keep_best, list_longer_training
+from fednotes.jobs.settings_to_try import list_keep_best_settings, list_longer_training
 
 # The last quarter of the evaluations: long enough to average out noise, short enough to
 # be about the end of training.
@@ -65,6 +65,7 @@ def find_learning_causes(run: RunEvidence) -> Iterator[Cause]:
 
 
 def _list_federated(curves: Sequence[Curve]) -> list[Curve]:
+    """Return the curves of the federated training."""
     return [curve for curve in curves if curve.condition == "federated"]
 
 
@@ -75,7 +76,7 @@ def _has_diverged(curve: Curve) -> bool:
     """Return whether the loss ended far above its start, or the score collapsed."""
     losses = curve.losses
     if len(losses) >= FEWEST_EVALUATIONS:
-        tail = max(2, _tail_length(losses))
+        tail = max(2, _measure_tail(losses))
         if losses[0] > 0 and fmean(losses[-tail:]) > EXPLODED * losses[0]:
             return True
     scores = curve.scores
@@ -92,7 +93,7 @@ def _has_diverged(curve: Curve) -> bool:
 
 def _describe_divergence(run: RunEvidence, curves: Sequence[Curve]) -> Cause:
     """Return the cause that training diverged."""
-    evidence = [evidence for curve in curves for evidence in _show(curve)]
+    evidence = [evidence for curve in curves for evidence in _make_evidence(curve)]
     places = [curve.part for curve in curves]
     if run.failure.get("diverged"):
         part = str(run.failure.get("part", ""))
@@ -101,7 +102,7 @@ def _describe_divergence(run: RunEvidence, curves: Sequence[Curve]) -> Cause:
         evidence.insert(0, Evidence(f"{part}: {problem}", "failure.json"))
     rates = find_rates(run.job)
     if rates is not None:
-        evidence.append(rates.show(run.job.method))
+        evidence.append(rates.to_evidence(run.job.method))
     return Cause(
         "diverged",
         "high",
@@ -158,7 +159,7 @@ def _split_best(scores: Sequence[float]) -> tuple[float, float]:
     """
     if len(scores) < 2:
         return 0.0, 0.0
-    tail = _tail_length(scores)
+    tail = _measure_tail(scores)
     return max(scores[:-tail]), max(scores[-tail:])
 
 
@@ -166,7 +167,7 @@ def _is_falling(losses: Sequence[float], share: float) -> bool:
     """Return whether a training loss falls by a share of its value in its tail."""
     if len(losses) < 2:
         return False
-    tail = _tail_length(losses)
+    tail = _measure_tail(losses)
     before = min(losses[:-tail])
     return before - fmean(losses[-tail:]) > share * abs(before)
 
@@ -193,7 +194,7 @@ def _describe_undertraining(job: Job, measure: str, curves: Sequence[Curve]) -> 
         list_names([curve.part for curve in curves]),
         "training ended while the model still improved",
         advice,
-        evidence=tuple(each for curve in curves[:3] for each in _show(curve)),
+        evidence=tuple(each for curve in curves[:3] for each in _make_evidence(curve)),
         settings=settings,
     )
 
@@ -244,7 +245,7 @@ def _is_past_its_best(job: Job, curve: Curve) -> bool:
     if curve.measure != "valid_f1" or len(scores) < FEWEST_EVALUATIONS:
         return False
     # A job that keeps the best model already has no setting for it to propose.
-    keeps_last = bool(list_keep_best(job))
+    keeps_last = bool(list_keep_best_settings(job))
     return keeps_last and max(scores) - scores[-1] >= PAST_BEST
 
 
@@ -258,20 +259,24 @@ def _describe_past_best(job: Job, curves: Sequence[Curve]) -> Cause:
         list_names([curve.part for curve in curves]),
         "the last model is kept, but an earlier one was better",
         "keep the model of the best evaluation",
-        evidence=tuple(each for curve in curves[:3] for each in _show(curve)),
-        settings=list_keep_best(job),
+        evidence=tuple(each for curve in curves[:3] for each in _make_evidence(curve)),
+        settings=list_keep_best_settings(job),
     )
 
 
 # ---- evidence ------------------------------------------------------------------------
 
 
-def _tail_length(values: Sequence[float]) -> int:
+def _measure_tail(values: Sequence[float]) -> int:
+    """Return how many of the values are the tail, the end that is judged."""
     return ceil(TAIL * len(values))
 
 
-def _show(curve: Curve) -> list[Evidence]:
-    """Return the last values of a curve's score and training loss."""
+def _make_evidence(curve: Curve) -> list[Evidence]:
+    """Return the evidence that states a curve's last scores and training losses.
+
+    The list has one element, or none if the curve has no values.
+    """
     shown = []
     if curve.measure == "valid_f1":
         points = ", ".join(f"{100 * score:.1f}" for score in curve.scores[-_SHOWN:])

@@ -18,7 +18,7 @@ _FOLDER = "next"  # name of the folder of the next run
 
 
 def suggest_command(
-    words: Sequence[str], causes: Iterable[Cause], beside: Path | None = None
+    words: Sequence[str], causes: Iterable[Cause], run_folder: Path | None = None
 ) -> str:
     """Return the command that tries the first settings of the first cause with some.
 
@@ -26,7 +26,7 @@ def suggest_command(
         words: The command of the run, or of the job that was examined; empty if it is
             not known.
         causes: The causes, the most important first.
-        beside: The folder of the run; None before training.
+        run_folder: The folder of the run; None before training.
 
     Returns:
         The command, quoted for a shell, with the settings that it had and those to try;
@@ -35,10 +35,10 @@ def suggest_command(
     settings = next((cause.first_settings for cause in causes if cause.settings), ())
     if not settings or not words:
         return ""
-    folder = Path("runs") if beside is None else beside.parent
+    folder = Path("runs") if run_folder is None else run_folder.parent
     return shlex.join(
         [
-            *_without_replaced(words, settings),
+            *_drop_replaced_options(words, settings),
             _OUT,
             str(find_free_folder(folder / _FOLDER)),
             *_list_assignments(settings),
@@ -62,7 +62,7 @@ def find_command(run: RunEvidence) -> list[str]:
         return []
     if table != run.job.table:
         return []
-    return ["fednotes", "simulate", _shorten(file)]
+    return ["fednotes", "simulate", _shorten_path(file)]
 
 
 def _split_command(command: str) -> list[str]:
@@ -77,16 +77,16 @@ def _split_command(command: str) -> list[str]:
     return words if words[:2] == ["fednotes", "simulate"] else []
 
 
-def _shorten(file: Path) -> str:
+def _shorten_path(file: Path) -> str:
     """Return a path relative to the current folder, if it is within it."""
     current = Path.cwd()
     return str(file.relative_to(current) if file.is_relative_to(current) else file)
 
 
-def _without_replaced(
+def _drop_replaced_options(
     words: Sequence[str], settings: Sequence[Setting]
 ) -> Iterator[str]:
-    """Yield the words of a command without its folder and the settings to replace."""
+    """Yield a command's words without `--out` and the settings that get new values."""
     replaced = {".".join(setting.place) for setting in settings}
     options = iter(words)
     for word in options:
@@ -102,5 +102,6 @@ def _without_replaced(
 
 
 def _list_assignments(settings: Sequence[Setting]) -> Iterator[str]:
+    """Yield the options of a command that set these values."""
     for setting in settings:
         yield from (_SET, setting.assignment)

@@ -18,7 +18,7 @@ from fednotes.jobs.causes import (
 )
 from fednotes.jobs.diagnosis.runs import RunEvidence
 from fednotes.jobs.job import Job
-from fednotes.jobs.settings_to_try import list_personal
+from fednotes.jobs.settings_to_try import list_personal_settings
 from fednotes.training.server_steps import Aggregation, needs_each_update
 from fednotes.training.site_sampling import count_drawn_sites
 
@@ -107,8 +107,8 @@ def _find_odd_sites(run: RunEvidence) -> Iterator[Cause]:
         for entry in run.entries
         if entry.get("condition") == "federated"
     ][-LAST_EVALUATIONS:]
-    losses = _mean_by_site(evaluations, "loss")
-    scores = _mean_by_site(evaluations, "f1")
+    losses = _average_by_site(evaluations, "loss")
+    scores = _average_by_site(evaluations, "f1")
     if len(losses) < FEWEST_SITES:
         return
     odd = [site for site in losses if _is_odd(site, losses, scores)]
@@ -136,7 +136,7 @@ def _find_odd_sites(run: RunEvidence) -> Iterator[Cause]:
                 {"loss": losses, "f1": scores},
             ),
         ),
-        settings=(*list_personal(run.job), *_list_robust(run.job)),
+        settings=(*list_personal_settings(run.job), *_list_robust(run.job)),
     )
 
 
@@ -167,7 +167,7 @@ def _list_robust(job: Job) -> Iterator[Setting]:
         )
 
 
-def _mean_by_site(
+def _average_by_site(
     evaluations: Sequence[Mapping[str, Any]], measure: str
 ) -> dict[str, float]:
     """Return each site's mean of a measure over evaluations that have it."""

@@ -51,7 +51,7 @@ class Rates(NamedTuple):
         """Whether the rate is far above those of all presets."""
         return self.rate > FAR * self.high
 
-    def show(self, method: str) -> Evidence:
+    def to_evidence(self, method: str) -> Evidence:
         """Return the rates as evidence.
 
         Args:
@@ -79,7 +79,7 @@ def find_rates(job: Job) -> Rates | None:
     Returns:
         The rates; None if the method has no learning rate, or no preset trains alike.
     """
-    rate = _learning_rate(job)
+    rate = _read_learning_rate(job)
     if rate is None or job.privacy is not None:
         return None  # no preset is for noisy gradients
     rates = []
@@ -91,7 +91,7 @@ def find_rates(job: Job) -> Rates | None:
     return Rates(rate, min(rates), max(rates)) if rates else None
 
 
-def _learning_rate(job: Job) -> float | None:
+def _read_learning_rate(job: Job) -> float | None:
     """Return the learning rate; None for a method that has none."""
     return getattr(job.config, "learning_rate", None)
 
@@ -118,7 +118,7 @@ def _is_low_rank(model_config: Any) -> bool:
 
 def list_lower_rates(job: Job) -> tuple[Setting, ...]:
     """Return a learning rate that is less likely to diverge; () without any rate."""
-    rate = _learning_rate(job)
+    rate = _read_learning_rate(job)
     if rate is None:
         return ()
     rates = find_rates(job)
@@ -151,7 +151,7 @@ def find_rate_causes(job: Job) -> Iterator[Cause]:
         f"the learning rate is {distance} those of the presets that train the same "
         "parts of this kind of model",
         advice,
-        evidence=(rates.show(job.method),),
+        evidence=(rates.to_evidence(job.method),),
         settings=(
             Setting.of("training", "learning_rate", value=value, current=rates.rate),
         ),

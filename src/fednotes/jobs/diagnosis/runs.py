@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fednotes.core.parsing import mapping, number, read_json_table
-from fednotes.jobs.declaration import parse_declared, with_places
+from fednotes.jobs.declaration import add_placeholders, parse_declared
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import load_recorded_job, parse_job
 from fednotes.jobs.metrics_file import read_metrics
@@ -48,14 +48,15 @@ class Curve:
     def scores(self) -> list[float]:
         """The values of the measure; larger is better."""
         sign = _MEASURES.get(self.measure, 1)
-        return [sign * value for value in self._values(self.measure)]
+        return [sign * value for value in self._read_values(self.measure)]
 
     @property
     def losses(self) -> list[float]:
         """The training loss of the last round before each evaluation."""
-        return self._values("loss")
+        return self._read_values("loss")
 
-    def _values(self, name: str) -> list[float]:
+    def _read_values(self, name: str) -> list[float]:
+        """Return the numbers that the entries have under a name, in order."""
         values = (number(entry, name) for entry in self.entries)
         return [value for value in values if value is not None]
 
@@ -142,7 +143,7 @@ def _read_job(folder: Path, record: Mapping[str, Any], result: RunResult) -> Job
         return load_recorded_job(folder)
     if record:  # a declaration, as real sites receive it
         return parse_declared(record, folder, str(folder / JOB_RECORD))
-    table = with_places(result.config)
+    table = add_placeholders(result.config)
     return parse_job(table, result.title or "job", folder, str(folder / SUMMARY))
 
 
@@ -159,7 +160,7 @@ def _read_scores(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _split_stages(part: str, entries: Sequence[Entry]) -> Iterator[Curve]:
-    """Yield a curve for each run of entries with the same measure."""
+    """Yield a curve for each group of consecutive entries with the same measure."""
     stage: list[Entry] = []
     measure = ""
     for entry in entries:
@@ -174,5 +175,6 @@ def _split_stages(part: str, entries: Sequence[Entry]) -> Iterator[Curve]:
 
 
 def _make_curve(part: str, measure: str, entries: Sequence[Entry]) -> Curve:
+    """Return the curve of entries that belong to one condition."""
     condition = str(entries[0].get("condition", part))
     return Curve(part, condition, measure, tuple(entries))

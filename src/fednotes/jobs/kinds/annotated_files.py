@@ -86,7 +86,7 @@ class SiteOfJob:
         self.log.remarks.append(f"{self.name}: {text}")
 
 
-def files_by_part(config: SiteConfig) -> dict[str, str]:
+def list_files_by_part(config: SiteConfig) -> dict[str, str]:
     """Return the paths in a site's table by part, without empty ones."""
     paths = {
         _WHOLE: config.path,
@@ -155,7 +155,7 @@ def _read_files(site: SiteOfJob, read_file: _ReadFile) -> Parts:
     raw: Parts = {}
     unusable: list[Problem] = []
     config = site.config
-    for part, text in files_by_part(config).items():
+    for part, text in list_files_by_part(config).items():
         try:
             with within(f"site {site.name!r}", ConfigError):
                 path = site.job.locate(text, f"sites.{site.name}.{part}")
@@ -198,7 +198,7 @@ def _require_types(site: SiteOfJob, labels: Types) -> None:
 
 
 def _choose_documents(site: SiteOfJob, raw: Parts) -> Parts:
-    """Return the documents that `where` and `share` assign to a site."""
+    """Return the documents of a site that its `where` and `share` keep."""
     config = site.config
     chosen = dict(raw)
     if config.where:
@@ -212,7 +212,10 @@ def _choose_documents(site: SiteOfJob, raw: Parts) -> Parts:
 
 
 def _take_share(site: SiteOfJob, documents: Documents) -> Documents:
-    """Return one of several equal shares of a corpus, by the job's seed."""
+    """Return the `share` of a site: one of several equal parts of a corpus.
+
+    The job's seed deals the documents out.
+    """
     share, shares = site.config.part_of_corpus
     proportions = {str(number): 1 / shares for number in range(1, shares + 1)}
     dealt = split(documents, proportions, site.config.split, site.job.seed)
@@ -253,7 +256,7 @@ def _list_metadata_keys(documents: Documents) -> Iterator[str]:
 
 
 def _compare_size(site: SiteOfJob, parts: Mapping[str, Documents]) -> None:
-    """Report a corpus whose number of sentences differs from its publication's."""
+    """Add a finding if the number of sentences differs from `expected_sentences`."""
     expected = site.config.expected_sentences
     if not expected:
         return

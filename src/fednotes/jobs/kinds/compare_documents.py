@@ -28,17 +28,17 @@ def compare_documents(a: Side, b: Side, metric: str, samples: int) -> ComparedSi
     """
     require_same_data(a.run, a.job, a.sites)
     require_same_data(b.run, b.job, b.sites)
-    texts_of_b = {site.id: _test_texts(site) for site in b.sites}
+    texts_of_b = {site.id: _list_test_texts(site) for site in b.sites}
     compared = ComparedSites()
     for site in a.sites:
-        if texts_of_b.get(site.id) != _test_texts(site):
+        if texts_of_b.get(site.id) != _list_test_texts(site):
             raise DataError(
                 f"{a.run} and {b.run} do not have the same test data at site "
                 f"{site.id!r}"
             )
         predicted_a = _predict(a.run, a.condition, site)
         predicted_b = _predict(b.run, b.condition, site)
-        types = _scored_types(a.job, site)
+        types = _list_scored_types(a.job, site)
         compared.tests[site.id] = paired_bootstrap(
             site.test,
             predicted_a,
@@ -59,11 +59,12 @@ def compare_documents(a: Side, b: Side, metric: str, samples: int) -> ComparedSi
     return compared
 
 
-def _test_texts(site: SiteData) -> list[str]:
+def _list_test_texts(site: SiteData) -> list[str]:
+    """Return the texts of a site's test documents, by which sides are matched."""
     return [document.text for document in site.test]
 
 
-def _scored_types(job: Job, site: SiteData) -> tuple[str, ...]:
+def _list_scored_types(job: Job, site: SiteData) -> tuple[str, ...]:
     """Return the types that a run scores on a site's test data."""
     types: tuple[str, ...] = job.module.inner_site_class.list_judged_types(site)
     return types

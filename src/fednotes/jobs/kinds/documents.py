@@ -50,14 +50,14 @@ from fednotes.jobs.kinds.silos import deal_into_silos
 from fednotes.jobs.kinds.site_parts import cut_parts, reduce_parts
 from fednotes.jobs.kinds.tag_sets import (
     choose_types,
-    complete_types,
     describe_tag_sets,
     draw_types,
+    find_complete_types,
+    keep_drawn_types,
     keep_types,
-    named_types,
+    list_named_types,
     read_tags,
     require_learnable,
-    sample_sites,
 )
 from fednotes.privacy.secure_sum.crypto import join_parts
 
@@ -84,10 +84,10 @@ def _generate_sites(job: Job) -> Sites:
     complete = tuple(site.complete for site in generated)
     if job.tags is None:
         return Sites(tuple(site.data for site in generated), complete)
-    types = complete_types(job.tags, [site.tags.types for site in complete])
+    types = find_complete_types(job.tags, [site.tags.types for site in complete])
     documents = [(*site.train, *site.valid, *site.test) for site in complete]
     sets = draw_types(job.tags, job.seed, types, documents)
-    return sample_sites(sets, types, complete)
+    return keep_drawn_types(sets, types, complete)
 
 
 def _read_sites(job: Job) -> Sites:
@@ -118,7 +118,7 @@ def _read_sites(job: Job) -> Sites:
         chain.from_iterable(parts.values()) for parts in parts_by_site.values()
     ]
     tag_sets = draw_types(job.tags, job.seed, chosen.complete, documents_by_site)
-    sampled_sites = sample_sites(tag_sets, chosen.complete, sites)
+    sampled_sites = keep_drawn_types(tag_sets, chosen.complete, sites)
     return replace(
         sampled_sites,
         remarks=(*log.remarks, *sampled_sites.remarks),
@@ -167,17 +167,18 @@ def fingerprint(site: SiteData) -> str:
 
 def _check(job: Job, sites: Sites) -> tuple[Finding, ...]:
     """Return findings about the sites' files and about the data left for training."""
-    chosen = {name for name, site in job.sites.items() if site.split}
-    if job.silos and chosen:
-        chosen = {site.id for site in sites.data}
+    sites_with_split = {name for name, site in job.sites.items() if site.split}
+    if job.silos and sites_with_split:
+        # Each silo has documents of all sites, so it has the chosen unit too.
+        sites_with_split = {site.id for site in sites.data}
     known = {(finding.code, finding.where) for finding in sites.findings}
-    of_data = [
+    new_findings = [
         finding
-        for finding in check_sites(sites.data, chosen=chosen)
+        for finding in check_sites(sites.data, chosen=sites_with_split)
         if (finding.code, finding.where) not in known
         and not (finding.code == "bare_documents" and job.synthetic is None)
     ]
-    return (*sites.findings, *of_data)
+    return (*sites.findings, *new_findings)
 
 
 def _tabulate_no_counts(_sites: Sequence[SiteData]) -> list[CountTable]:
@@ -189,6 +190,7 @@ def _collect_tables(job: Job) -> dict[str, TagsConfig]:
 
 
 def _count_sentences(site: SiteData) -> int:
+    """Return the number of a site's training sentences."""
     return sum(len(split_sentences(document)) for document in site.train)
 
 
@@ -227,7 +229,7 @@ def _spread(documents: Sequence[Document]) -> Iterator[Document]:
 
 def _invent_site(name: str, site: SiteConfig) -> SiteData:
     """Return a one-sentence site in place of one whose files cannot be read."""
-    types = named_types(site) or ("Drug",)
+    types = list_named_types(site) or ("Drug",)
     note = Document("invented", "Took aspirin .", (Span(5, 12, types[0]),))
     return SiteData(name, TagSet(types, site.scheme), (note,), (), ())
 

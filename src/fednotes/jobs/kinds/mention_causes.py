@@ -25,7 +25,7 @@ from fednotes.jobs.causes import (
 )
 from fednotes.jobs.job import Job
 from fednotes.jobs.label_maps import LabelMap, find_label_maps
-from fednotes.jobs.settings_to_try import list_longer_training, list_personal
+from fednotes.jobs.settings_to_try import list_longer_training, list_personal_settings
 from fednotes.jobs.unshared_types import find_common_types
 from fednotes.privacy.units import group_documents
 
@@ -51,8 +51,8 @@ LENGTH_STEP = 64
 # and its scores say little.
 SMALL_SITE = 50
 
-# Number of mentions by entity type, of each site.
-_Types = Mapping[str, Mapping[str, int]]
+# Site → entity type → number of training mentions.
+_MentionCounts = Mapping[str, Mapping[str, int]]
 
 
 # ---- the counts of a site ------------------------------------------------------------
@@ -65,7 +65,7 @@ def count_training(job: Job, site: SiteData) -> dict[str, Any]:
         job: The job.
         site: The site's data.
     """
-    most_words = _max_words(job)
+    most_words = _read_max_words(job)
     lengths: list[int] = []
     for document in site.train:
         bounds = split_sentences(document)
@@ -83,13 +83,14 @@ def count_training(job: Job, site: SiteData) -> dict[str, Any]:
     return counts
 
 
-def _max_words(job: Job) -> int:
+def _read_max_words(job: Job) -> int:
     """Return the number of words at which the job's model cuts; 0 if it does not."""
     # Not all kinds of models have this key.
     return int(getattr(job.config.model, "max_tokens", 0))
 
 
 def _count_mentions(documents: Iterable[Document]) -> Counter[str]:
+    """Return the number of mentions of each entity type."""
     return Counter(span.label for document in documents for span in document.spans)
 
 
@@ -101,8 +102,8 @@ def _count_units(job: Job, site: SiteData, *, sentences: int) -> int:
     return len(group_documents(site.id, site.train, job.privacy.unit))
 
 
-def _mentions_by_site(facts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Return the training mentions by type of each site that has counts."""
+def _read_mention_counts(facts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Return the number of training mentions: site → type → number."""
     return {
         site: dict(mapping(of_site["mentions"]))
         for site, of_site in facts.items()
@@ -110,8 +111,8 @@ def _mentions_by_site(facts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     }
 
 
-def _sum_types(mentions: Iterable[Mapping[str, int]]) -> Counter[str]:
-    """Return the mentions by type of several sites together."""
+def _sum_over_sites(mentions: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Return the number of mentions of each type at several sites together."""
     total: Counter[str] = Counter()
     for of_site in mentions:
         total.update(of_site)
@@ -139,7 +140,7 @@ def find_missed_types(
         facts: The counts of each site's data; empty if they are unknown, as between
             real sites.
     """
-    training = _mentions_by_site(facts)
+    training = _read_mention_counts(facts)
     for site, by_condition in scores.items():
         condition = _find_condition(by_condition)
         if condition is None:
@@ -168,7 +169,7 @@ def find_missed_types(
             f"{len(missed)} of {format_count(len(tested), 'type')} {verb} F1 0: "
             f"{_list_missed(missed, site, training)}",
             "; ".join(_list_remedies(missed, site, training)),
-            evidence=(_show_support(missed),),
+            evidence=(_make_support_evidence(missed),),
             settings=tuple(_list_type_settings(job, missed, training)),
         )
 
@@ -182,7 +183,7 @@ def _find_condition(scores: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _list_missed(missed: Mapping[str, Any], site: str, training: _Types) -> str:
+def _list_missed(missed: Mapping[str, Any], site: str, training: _MentionCounts) -> str:
     """Return the missed types with remarks, those with most test mentions first.
 
     Only the first type has the site's training mentions in words, to keep the list
@@ -193,7 +194,7 @@ def _list_missed(missed: Mapping[str, Any], site: str, training: _Types) -> str:
         site: The site.
         training: Training mentions; without those of the site if they are unknown.
     """
-    total = _sum_types(training.values())
+    total = _sum_over_sites(training.values())
     types: list[str] = []
     for label in _sort_by_support(missed):
         details = []
@@ -208,8 +209,8 @@ def _list_missed(missed: Mapping[str, Any], site: str, training: _Types) -> str:
     return list_names(types)
 
 
-def _show_support(missed: Mapping[str, Any]) -> Evidence:
-    """Return the numbers of test mentions of the missed types."""
+def _make_support_evidence(missed: Mapping[str, Any]) -> Evidence:
+    """Return the evidence that states how often the test data mention missed types."""
     support = {label: missed[label]["support"] for label in _sort_by_support(missed)}
     return Evidence(
         f"test mentions of these types: {_list_counts(support)}",
@@ -224,9 +225,9 @@ def _sort_by_support(missed: Mapping[str, Any]) -> list[str]:
 
 
 def _list_remedies(
-    missed: Mapping[str, Any], site: str, training: _Types
+    missed: Mapping[str, Any], site: str, training: _MentionCounts
 ) -> Iterator[str]:
-    """Yield possible remedies.
+    """Yield what a user can do so that the missed types are found.
 
     Args:
         missed: The missed types, with their scores on the site's test data.
@@ -236,12 +237,14 @@ def _list_remedies(
     if site not in training:
         yield "train longer or give more mentions"
         return
-    total = _sum_types(training.values())
+    total = _sum_over_sites(training.values())
     if any(total[label] == 0 for label in missed):
         yield "name types without training mentions as the training data do (label_map)"
     if any(total[label] > 0 for label in missed):
         yield "train longer or give more mentions"
-    others = _sum_types(counts for other, counts in training.items() if other != site)
+    others = _sum_over_sites(
+        counts for other, counts in training.items() if other != site
+    )
     is_lone = any(total[label] > 0 and others[label] == 0 for label in missed)
     if len(training) > 1 and is_lone:
         yield (
@@ -251,7 +254,7 @@ def _list_remedies(
 
 
 def _list_type_settings(
-    job: Job, missed: Mapping[str, Any], training: _Types
+    job: Job, missed: Mapping[str, Any], training: _MentionCounts
 ) -> Iterator[Setting]:
     """Yield label maps for missed types with similar names, then longer training."""
     maps = [
@@ -260,7 +263,7 @@ def _list_type_settings(
         if each.old in missed or each.new in missed
     ]
     yield from _list_label_maps(job, maps)
-    total = _sum_types(training.values())
+    total = _sum_over_sites(training.values())
     if any(total[label] >= RARE for label in missed):
         yield from list_longer_training(job)
 
@@ -275,46 +278,46 @@ def find_data_causes(job: Job, facts: Mapping[str, Any]) -> Iterator[Cause]:
         job: The job.
         facts: The counts of each site's data; empty if they are unknown.
     """
-    types = _mentions_by_site(facts)
-    if not types:
+    counts = _read_mention_counts(facts)
+    if not counts:
         return
-    yield from _find_alike_names(job, types)
-    yield from _find_unmapped_types(job, types)
-    yield from _find_untrained_types(job, types, facts)
-    yield from _find_rare_types(job, types)
-    yield from _find_densities(job, types, facts)
+    yield from _find_alike_names(job, counts)
+    yield from _find_unmapped_types(job, counts)
+    yield from _find_untrained_types(job, counts, facts)
+    yield from _find_rare_types(job, counts)
+    yield from _find_densities(job, counts, facts)
     yield from _find_long_sentences(job, facts)
-    yield from _find_small_sites(job, types)
+    yield from _find_small_sites(job, counts)
 
 
-def _find_alike_names(job: Job, types: _Types) -> Iterator[Cause]:
+def _find_alike_names(job: Job, counts: _MentionCounts) -> Iterator[Cause]:
     """Yield types whose names at two sites seem to mean the same."""
-    maps = find_label_maps(types)
+    maps = find_label_maps(counts)
     alike = [each for each in maps if each.is_active]
     if alike:
         message = "sites write the same entity type differently"
-        yield _describe_names("names_alike", message, job, types, alike)
+        yield _describe_names("names_alike", message, job, counts, alike)
     related = [each for each in maps if not each.is_active]
     if related:
         message = "types of different sites may be the same"
-        yield _describe_names("names_related", message, job, types, related)
+        yield _describe_names("names_related", message, job, counts, related)
 
 
 def _describe_names(
     code: str,
     message: str,
     job: Job,
-    types: _Types,
+    counts: _MentionCounts,
     maps: Sequence[LabelMap],
 ) -> Cause:
-    """Return the cause that sites have several names for a type.
+    """Return the cause that sites may have several names for a type.
 
     Names do not matter in training while each site has an output layer of its own.
     """
     importance: Importance = "low"
     effect = "which matters once sites share the output layer"
     if job.module.shares_outputs(job.config):
-        mentions = sum(types[each.site][each.old] for each in maps)
+        mentions = sum(counts[each.site][each.old] for each in maps)
         importance = "high" if code == "names_alike" else "medium"
         importance = limit_importance(importance, mentions)
         effect = "so they are learned as different types"
@@ -326,10 +329,10 @@ def _describe_names(
         "rename them by label_map, if they are the same",
         evidence=tuple(
             Evidence(
-                f"{each.site}: {each.old} ({types[each.site][each.old]:,} training "
+                f"{each.site}: {each.old} ({counts[each.site][each.old]:,} training "
                 f"mentions) {each.reason}",
                 "job.json",
-                {"mentions": types[each.site][each.old]},
+                {"mentions": counts[each.site][each.old]},
             )
             for each in maps
         ),
@@ -349,24 +352,26 @@ def _list_label_maps(job: Job, maps: Sequence[LabelMap]) -> Iterator[Setting]:
         current = dict(job.sites[site].label_map)
         merged: dict[str, str | None] = dict(proposed)
         for old, new in current.items():
-            # The notes' own name leads to the proposed one, not to today's.
+            # A label that the job renames to `new` gets the name proposed for `new`.
             merged[old] = proposed.get(new, new)
         value = {old: new for old, new in merged.items() if old != new}
         yield Setting.of("sites", site, "label_map", value=value, current=current)
 
 
-def _find_unmapped_types(job: Job, types: _Types) -> Iterator[Cause]:
+def _find_unmapped_types(job: Job, counts: _MentionCounts) -> Iterator[Cause]:
     """Yield types that only one site has although its label_map renames others."""
-    maps = find_label_maps(types)
+    maps = find_label_maps(counts)
     alike = {(each.site, each.old) for each in maps}
     targets = {each.new for each in maps}
     for site, config in job.sites.items():
-        others = _sum_types(counts for other, counts in types.items() if other != site)
+        others = _sum_over_sites(
+            of_site for other, of_site in counts.items() if other != site
+        )
         if not others or not config.label_map:
             continue
         lone = {
             label: number
-            for label, number in types.get(site, {}).items()
+            for label, number in counts.get(site, {}).items()
             if label not in others
             and label not in targets
             and (site, label) not in alike
@@ -401,10 +406,10 @@ def _find_unmapped_types(job: Job, types: _Types) -> Iterator[Cause]:
 
 
 def _find_untrained_types(
-    job: Job, types: _Types, facts: Mapping[str, Any]
+    job: Job, counts: _MentionCounts, facts: Mapping[str, Any]
 ) -> Iterator[Cause]:
     """Yield types of the test data that no site has in its training data."""
-    everywhere = _sum_types(types.values())
+    everywhere = _sum_over_sites(counts.values())
     for site, of_site in facts.items():
         tested = mapping(of_site.get("test_mentions"))
         unknown = {
@@ -416,10 +421,10 @@ def _find_untrained_types(
         is_large = untrained >= UNTRAINED_SHARE * sum(tested.values())
         verb = "has" if len(unknown) == 1 else "have"
         # The untrained types take part in the search for similar names.
-        at_site = {**types.get(site, {}), **unknown}
+        at_site = {**counts.get(site, {}), **unknown}
         maps = [
             each
-            for each in find_label_maps({**types, site: at_site})
+            for each in find_label_maps({**counts, site: at_site})
             if each.old in unknown
         ]
         yield Cause(
@@ -440,9 +445,9 @@ def _find_untrained_types(
         )
 
 
-def _find_rare_types(job: Job, types: _Types) -> Iterator[Cause]:
+def _find_rare_types(job: Job, counts: _MentionCounts) -> Iterator[Cause]:
     """Yield types with too few training mentions at all sites together."""
-    by_type = _sum_types(types.values())
+    by_type = _sum_over_sites(counts.values())
     total = by_type.total()
     rare = {}
     for label in sorted(by_type, key=by_type.__getitem__):
@@ -453,7 +458,7 @@ def _find_rare_types(job: Job, types: _Types) -> Iterator[Cause]:
     if not rare:
         return
     # A pooled model is one model of all notes only with types that all sites have.
-    candidates = find_common_types(types) if "pooled" in job.conditions else by_type
+    candidates = find_common_types(counts) if "pooled" in job.conditions else by_type
     common = [label for label in candidates if label not in rare]
     settings: tuple[Setting, ...] = ()
     is_sampled = job.tags is not None and job.tags.is_sampled
@@ -480,25 +485,26 @@ def _find_rare_types(job: Job, types: _Types) -> Iterator[Cause]:
 
 
 def _find_densities(
-    job: Job, types: _Types, facts: Mapping[str, Any]
+    job: Job, counts: _MentionCounts, facts: Mapping[str, Any]
 ) -> Iterator[Cause]:
     """Yield types that one site annotates much more often than another."""
-    words = {site: int(facts[site].get("words", 0)) for site in types}
+    words = {site: int(facts[site].get("words", 0)) for site in counts}
     extremes = {}
-    for label in _sum_types(types.values()):
-        densities = _find_extreme_densities(label, types, words)
+    for label in _sum_over_sites(counts.values()):
+        densities = _find_extreme_densities(label, counts, words)
         if densities:
             extremes[label] = densities
     if not extremes:
         return
     most_mentions = max(
-        types[site][label] for label, pair in extremes.items() for site in pair
+        counts[site][label] for label, pair in extremes.items() for site in pair
     )
     evidence = [
         Evidence(
             f"{label} per 1,000 words: "
             + ", ".join(
-                f"{value:.2g} at {site} ({format_count(types[site][label], 'mention')})"
+                f"{value:.2g} at {site} "
+                f"({format_count(counts[site][label], 'mention')})"
                 for site, value in densities.items()
             ),
             "job.json",
@@ -515,18 +521,18 @@ def _find_densities(
         "their notes or their guidelines differ",
         "compare the guidelines; if they differ, leave more of the model to each site",
         evidence=tuple(evidence[:5]),
-        settings=list_personal(job),
+        settings=list_personal_settings(job),
     )
 
 
 def _find_extreme_densities(
-    label: str, types: _Types, words: Mapping[str, int]
+    label: str, counts: _MentionCounts, words: Mapping[str, int]
 ) -> dict[str, float]:
     """Return the highest and the lowest density of a type, by site.
 
     Args:
         label: The type.
-        types: Training mentions.
+        counts: Training mentions.
         words: Each site's number of words.
 
     Returns:
@@ -534,9 +540,9 @@ def _find_extreme_densities(
         the type has too few mentions to compare them.
     """
     densities = {
-        site: 1000 * counts[label] / words[site]
-        for site, counts in types.items()
-        if counts.get(label) and words[site]
+        site: 1000 * of_site[label] / words[site]
+        for site, of_site in counts.items()
+        if of_site.get(label) and words[site]
     }
     if len(densities) < 2:
         return {}
@@ -545,7 +551,7 @@ def _find_extreme_densities(
     large = [
         site for site in densities if densities[highest] * words[site] / 1000 >= RARE
     ]
-    if types[highest][label] < RARE or not large:
+    if counts[highest][label] < RARE or not large:
         return {}
     lowest = min(large, key=densities.__getitem__)
     if densities[highest] < DENSITY_RATIO * densities[lowest]:
@@ -555,7 +561,7 @@ def _find_extreme_densities(
 
 def _find_long_sentences(job: Job, facts: Mapping[str, Any]) -> Iterator[Cause]:
     """Yield the sites with many sentences that the model reads in pieces."""
-    most_words = _max_words(job)
+    most_words = _read_max_words(job)
     if not most_words:
         return
     shares = {
@@ -596,9 +602,9 @@ def _find_long_sentences(job: Job, facts: Mapping[str, Any]) -> Iterator[Cause]:
     )
 
 
-def _find_small_sites(job: Job, types: _Types) -> Iterator[Cause]:
+def _find_small_sites(job: Job, counts: _MentionCounts) -> Iterator[Cause]:
     """Yield the sites with too few training mentions to matter."""
-    mentions = {site: sum(of_site.values()) for site, of_site in types.items()}
+    mentions = {site: sum(of_site.values()) for site, of_site in counts.items()}
     small = {site: number for site, number in mentions.items() if number < SMALL_SITE}
     # A single site has no others to compare with.
     if not small or len(mentions) == 1:

@@ -92,11 +92,12 @@ def _generate_corpora(job: Job) -> Iterator[NoteCorpus]:
     for site in generated:
         name = site.data.id
         documents = (*site.data.train, *site.data.valid)
-        source = partial(_as_notes, name, documents)
+        source = partial(_to_notes, name, documents)
         yield NoteCorpus(name, source, "generated notes")
 
 
-def _as_notes(name: str, documents: tuple[Document, ...]) -> Iterator[Note]:
+def _to_notes(name: str, documents: tuple[Document, ...]) -> Iterator[Note]:
+    """Yield documents as notes, with the name of their site as the source."""
     for document in documents:
         yield Note(document.id, document.text, document.patient, None, name)
 

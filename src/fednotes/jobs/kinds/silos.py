@@ -40,18 +40,18 @@ def deal_into_silos(job: Job, sites: Sites) -> Sites:
     corpora = sites.data
     if job.synthetic and sites.complete:
         corpora = sites.complete
-    _require_alike(corpora)
+    _require_same_annotation(corpora)
     by = job.silos.by or "document"
     unit_name = "patients" if by == "patient" else "documents"
     documents_by_part: dict[str, list[list[Document]]] = {}
     counts = []
     for part in _REMEDIES:
         units = [
-            _Unit(_key_of(site.id, document, by), document)
+            _Unit(_make_key(site.id, document, by), document)
             for site in corpora
-            for document in _documents_of(site, part)
+            for document in _list_documents(site, part)
         ]
-        documents_by_part[part] = _deal(job, part, units, unit_name)
+        documents_by_part[part] = _deal_part(job, part, units, unit_name)
         if units:
             num_units = len({unit.key for unit in units})
             counts.append(f"{part} {num_units:,}")
@@ -78,15 +78,15 @@ def deal_into_silos(job: Job, sites: Sites) -> Sites:
     return Sites(silos, None, (*sites.remarks, remark), sites.findings)
 
 
-def _documents_of(site: SiteData, part: str) -> tuple[Document, ...]:
-    """Return the documents of a part, "train", "valid" or "test"."""
+def _list_documents(site: SiteData, part: str) -> tuple[Document, ...]:
+    """Return a site's documents of a part, which is "train", "valid" or "test"."""
     return {"train": site.train, "valid": site.valid, "test": site.test}[part]
 
 
-def _deal(
+def _deal_part(
     job: Job, part: str, units: Sequence[_Unit], unit_name: str
 ) -> list[list[Document]]:
-    """Return the documents of one part by silo.
+    """Deal the documents of one part out to the silos; return one list for each.
 
     Args:
         job: The job.
@@ -116,7 +116,7 @@ def _deal(
     return silos
 
 
-def _key_of(site: str, document: Document, by: str) -> Key:
+def _make_key(site: str, document: Document, by: str) -> Key:
     """Return the key by which a document is grouped.
 
     It is that of its patient, or of the note that it is or was split from.
@@ -131,7 +131,7 @@ def _key_of(site: str, document: Document, by: str) -> Key:
     return ("document", site, str(document.meta.get("document", document.id)))
 
 
-def _require_alike(sites: Sequence[SiteData]) -> None:
+def _require_same_annotation(sites: Sequence[SiteData]) -> None:
     """Raise ConfigError unless all sites annotate the same types in the same scheme."""
     first, *others = sites
     for site in others:
@@ -151,7 +151,15 @@ def _require_equal(
     values_of_one: Sequence[str],
     values_of_two: Sequence[str],
 ) -> None:
-    """Raise ConfigError if two sites differ in types or schemes."""
+    """Raise ConfigError if two sites do not have the same values, in any order.
+
+    Args:
+        verb: What sites do with the values, such as "annotates", for the message.
+        one: The first site.
+        two: The second site.
+        values_of_one: Types or schemes of the first site.
+        values_of_two: Types or schemes of the second site.
+    """
     if set(values_of_one) != set(values_of_two):
         raise ConfigError(
             f"[silos] silos annotate alike, but site {one.id!r} {verb} "

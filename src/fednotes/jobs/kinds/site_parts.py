@@ -24,7 +24,7 @@ from fednotes.jobs.kinds.annotated_files import (
     Parts,
     SiteOfJob,
     Types,
-    files_by_part,
+    list_files_by_part,
 )
 
 
@@ -61,14 +61,14 @@ def _flatten_mentions(
         spans, changes = flatten(document.spans, rule)
         flat.append(replace(document, spans=spans))
         counts += changes
-    file = Path(files_by_part(site.config)[part]).name
-    for what, number in _list_counts(counts):
+    file = Path(list_files_by_part(site.config)[part]).name
+    for what, number in _list_changes(counts):
         site.remark(f"{number} {what} mentions in {file} ({rule})")
     return tuple(flat)
 
 
-def _list_counts(counts: FlattenCounts) -> Iterator[tuple[str, int]]:
-    """Yield the kinds of mentions that were changed, and how many there were."""
+def _list_changes(counts: FlattenCounts) -> Iterator[tuple[str, int]]:
+    """Yield each kind of mentions that were changed, and their number."""
     numbers = {
         "duplicates": counts.duplicates,
         "nested": counts.nested,
@@ -81,7 +81,7 @@ def _list_counts(counts: FlattenCounts) -> Iterator[tuple[str, int]]:
 
 
 def split_parts(config: SiteConfig, flat: Mapping[str, Documents], seed: int) -> Parts:
-    """Return train, valid and test; parts without files of their own are split off.
+    """Return train, valid and test; split off those that have no files of their own.
 
     Args:
         config: The site's table.
@@ -105,6 +105,7 @@ def split_parts(config: SiteConfig, flat: Mapping[str, Documents], seed: int) ->
 def _split_off_valid(
     config: SiteConfig, train: Documents, fraction: float, seed: int
 ) -> Parts:
+    """Return training documents without a fraction of them, which becomes valid."""
     fractions = {"train": 1 - fraction, "valid": fraction}
     return split(train, fractions, config.split, seed)
 
@@ -136,7 +137,7 @@ def reduce_parts(site: SiteOfJob, parts_by_site: Mapping[str, Parts]) -> SiteDat
     config = site.config
     seed = site.job.seed
     parts = dict(parts_by_site[site.name])
-    types = _require_trainable(site, parts["train"])
+    types = _find_trained_types(site, parts["train"])
     if config.mask_overlap:
         train_of_others = [
             other_parts["train"]
@@ -160,7 +161,7 @@ def reduce_parts(site: SiteOfJob, parts_by_site: Mapping[str, Parts]) -> SiteDat
     return SiteData(site.name, tags, parts["train"], parts["valid"], parts["test"])
 
 
-def _require_trainable(site: SiteOfJob, train: Documents) -> Types:
+def _find_trained_types(site: SiteOfJob, train: Documents) -> Types:
     """Return the types of a site's training data, before mentions are masked.
 
     Raises:

@@ -58,12 +58,14 @@ def read_tags(
     return KindTables(tags=tags)
 
 
-def named_types(site: SiteConfig) -> Types:
+def list_named_types(site: SiteConfig) -> Types:
     """Return the types that a site's table names for training and testing."""
     return tuple(dict.fromkeys(site.types + site.test_types))
 
 
-def complete_types(config: TagsConfig, annotated: Iterable[Sequence[str]]) -> Types:
+def find_complete_types(
+    config: TagsConfig, annotated: Iterable[Sequence[str]]
+) -> Types:
     """Return the complete tag set of a job.
 
     Args:
@@ -112,7 +114,7 @@ def choose_types(
         ConfigError: The types of a site do not match [tags].
     """
     listed_types = {
-        name: named_types(site) if site.types else None
+        name: list_named_types(site) if site.types else None
         for name, site in job.sites.items()
     }
     if job.tags is None:
@@ -120,11 +122,11 @@ def choose_types(
     requested_types = {
         name: types or annotated[name] for name, types in listed_types.items()
     }
-    complete = complete_types(job.tags, requested_types.values())
+    complete = find_complete_types(job.tags, requested_types.values())
     for name, site in job.sites.items():
         _require_fitting_types(name, site, job.tags, complete)
     for name, labels in annotated.items():
-        _leave_out_labels(name, labels, complete, log)
+        _report_left_out_labels(name, labels, complete, log)
     if job.tags.is_sampled:
         return ChosenTypes(dict.fromkeys(job.sites, complete), complete)
     by_site = {
@@ -138,7 +140,7 @@ def _require_fitting_types(
     name: str, site: SiteConfig, config: TagsConfig, complete: Types
 ) -> None:
     """Raise ConfigError if the types that a site's table names do not match [tags]."""
-    site_types = named_types(site)
+    site_types = list_named_types(site)
     if config.is_sampled:
         missing = sorted(set(complete) - set(site_types))
         if site.types and missing:
@@ -156,10 +158,10 @@ def _require_fitting_types(
             )
 
 
-def _leave_out_labels(
+def _report_left_out_labels(
     name: str, labels: Types, complete: Types, log: ReadingLog
 ) -> None:
-    """Report labels of a site's files that the complete tag set lacks.
+    """Add a remark on labels of a site's files that the complete tag set lacks.
 
     Raises:
         ConfigError: No label is left.
@@ -267,7 +269,7 @@ def draw_types(
     )
 
 
-def sample_sites(sets: TagSets, types: Types, full: Sequence[SiteData]) -> Sites:
+def keep_drawn_types(sets: TagSets, types: Types, full: Sequence[SiteData]) -> Sites:
     """Return sites whose training and validation data keep the types drawn for them.
 
     Args:

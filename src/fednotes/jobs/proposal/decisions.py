@@ -164,7 +164,7 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
         encoder = MINILM
     conditions = _CONDITIONS.get(method.value, ALL_CONDITIONS)
     remarks = [*_list_remarks(facts, sites, types)]
-    left_out = _find_left_out(sites, types)
+    left_out = _find_left_out_types(sites, types)
     if left_out:
         remarks.insert(0, _describe_left_out(left_out, types))
     unshared_types = find_unshared_types(list(types.values()))
@@ -188,14 +188,17 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
     )
 
 
-def _find_left_out(
+def _find_left_out_types(
     sites: Sequence[SiteFacts], types: Mapping[str, Counter[str]]
 ) -> dict[str, list[str]]:
-    """Return the types that each site leaves out, the most frequent first, by site."""
+    """Return the types that each site seems to leave out: site → types.
+
+    The types that are most frequent at the other sites come first.
+    """
     notes = {site.name: site.notes for site in sites}
     total = sum(types.values(), Counter[str]())
     left_out = {}
-    for site in _list_judged(sites):
+    for site in _list_informative_sites(sites):
         labels = [
             label
             for label, _ in total.most_common()
@@ -225,7 +228,7 @@ def _describe_left_out(
         mentions = sum(types[name][label] for name in others for label in labels)
         owner = f"{others[0]} has" if len(others) == 1 else "other sites have"
         clauses.append(
-            f"{site} never annotates {_names(labels)}, which {owner} "
+            f"{site} never annotates {_join_names(labels)}, which {owner} "
             f"{format_count(mentions, 'time')}"
         )
     unshown = len(clauses) - _MAX_CLAUSES
@@ -238,18 +241,18 @@ def _describe_left_out(
     )
 
 
-def _find_lacking(
+def _find_lacking_types(
     sites: Sequence[SiteFacts], types: Mapping[str, Counter[str]]
 ) -> list[str]:
     """Return the types that a site lacks although it has notes enough to show them."""
-    judged = [types[site.name] for site in _list_judged(sites)]
+    judged = [types[site.name] for site in _list_informative_sites(sites)]
     all_labels = {label for counts in types.values() for label in counts}
     return sorted(
         label for label in all_labels if any(label not in counts for counts in judged)
     )
 
 
-def _list_judged(sites: Sequence[SiteFacts]) -> list[SiteFacts]:
+def _list_informative_sites(sites: Sequence[SiteFacts]) -> list[SiteFacts]:
     """Return the sites whose notes show which types they annotate.
 
     A few notes lack many types by chance, so sites with few notes do not count unless
@@ -259,6 +262,7 @@ def _list_judged(sites: Sequence[SiteFacts]) -> list[SiteFacts]:
 
 
 def _has_few_notes(site: SiteFacts) -> bool:
+    """Return whether a site has so few notes that it lacks types by chance."""
     return site.notes < _FEW_NOTES
 
 
@@ -295,8 +299,8 @@ def _require_same_labels(sites: Sequence[SiteFacts]) -> None:
         unshared = sorted(first.labels.counts.keys() ^ site.labels.counts.keys())
         if unshared:
             raise DataError(
-                f"{site.labels.path}: {_names(unshared)} are labelled at only one of "
-                f"the sites {first.name} and {site.name}: add an empty column for each "
+                f"{site.labels.path}: {_join_names(unshared)} are labelled at only "
+                f"one of the sites {first.name} and {site.name}: add an empty column for each "
                 "where it is missing"
             )
 
@@ -323,7 +327,7 @@ def _decide_label_maps(
 def rename_types(
     types: Mapping[str, Mapping[str, int]], label_maps: Sequence[LabelMap]
 ) -> dict[str, Counter[str]]:
-    """Return the number of mentions by type for each site, after renaming."""
+    """Return the number of mentions after renaming: site → type → number."""
     new_names = {
         (each.site, each.old): each.new for each in label_maps if each.is_active
     }
@@ -368,18 +372,18 @@ def _choose_method(
             "The notes have no annotations, so sites can pre-train a language model on "
             "them.",
         )
-    if _find_left_out(sites, types):
+    if _find_left_out_types(sites, types):
         return Choice(
             "distill",
             "The sites annotate different entity types, and distillation trains one "
             "model for all of them.",
         )
-    unshared_types = _find_lacking(sites, types)
+    unshared_types = _find_lacking_types(sites, types)
     reason = "The sites annotate the same entity types"
     if len(types) == 1:
         reason = "All notes are annotated with the same entity types"
     elif unshared_types:
-        reason += f", but for rare ones ({_names(unshared_types)})"
+        reason += f", but for rare ones ({_join_names(unshared_types)})"
     if encoder == "none":
         missing = "no pre-trained encoder is installed"
         if choices.encoder == "none":
@@ -478,7 +482,7 @@ def _list_remarks(
     if other_sites:
         missing = _MISSING[sites[0].holds]
         yield (
-            f"{_names(other_sites)}: no {missing}, so this job leaves it out; run "
+            f"{_join_names(other_sites)}: no {missing}, so this job leaves it out; run "
             "`fednotes init` on these notes alone for a job of their own"
         )
     if len(sites) == 2:
@@ -494,10 +498,10 @@ def _list_remarks(
                 'types only, method "personal" trains a model for each'
             )
     for site in sites:
-        yield from _remarks_of_site(site, types[site.name])
+        yield from _list_site_remarks(site, types[site.name])
 
 
-def _remarks_of_site(site: SiteFacts, types: Counter[str]) -> Iterator[str]:
+def _list_site_remarks(site: SiteFacts, types: Counter[str]) -> Iterator[str]:
     """Yield remarks about the notes of one site for the user."""
     if types and _has_few_notes(site):
         yield (
@@ -525,7 +529,7 @@ def _remarks_of_site(site: SiteFacts, types: Counter[str]) -> Iterator[str]:
     if rare_types:
         yield (
             f"{site.name}: fewer than {FEW_MENTIONS} mentions of "
-            f"{_names(rare_types)}, which a model hardly learns from this site"
+            f"{_join_names(rare_types)}, which a model hardly learns from this site"
         )
     if site.split_by:
         yield (
@@ -537,6 +541,6 @@ def _remarks_of_site(site: SiteFacts, types: Counter[str]) -> Iterator[str]:
         yield f"{site.name}: left out because it cannot be used: {counts}"
 
 
-def _names(labels: Sequence[str]) -> str:
-    """Return names from files on one line, sanitised."""
+def _join_names(labels: Sequence[str]) -> str:
+    """Return names from files as one line of text, without control characters."""
     return list_names([one_line(label, NAME) for label in labels], limit=5)

@@ -73,7 +73,7 @@ class Lengths:
 
     @classmethod
     def of(cls, values: Sequence[int]) -> Lengths:
-        """Return the lengths of notes as statistics."""
+        """Return statistics of the lengths of notes."""
         if not values:
             return cls()
         return cls(sum(values), median_low(values), max(values))
@@ -171,7 +171,7 @@ def read_facts(places: Iterable[Place], options: ReadOptions) -> Facts:
 
 
 def _read_site(place: Place, options: ReadOptions) -> SiteFacts:
-    """Return the facts of one site, as an annotated corpus or as plain notes."""
+    """Return the facts of one site, which is an annotated corpus or plain notes."""
     is_table = bool(options.column) or _is_only_of_notes(options.format)
     if is_table or isinstance(place.root, NoteDatabase):
         return _read_notes(place, options)
@@ -181,7 +181,7 @@ def _read_site(place: Place, options: ReadOptions) -> SiteFacts:
     corpus = _read_corpus(place, options)
     if corpus.mentions:
         names = dict.fromkeys(name for name in formats if name)
-        return _facts_of_corpus(place, corpus, ", ".join(names))
+        return _count_corpus(place, corpus, ", ".join(names))
     try:
         return _read_notes(place, options)
     except DataError:
@@ -192,6 +192,7 @@ def _read_site(place: Place, options: ReadOptions) -> SiteFacts:
 
 
 def _is_only_of_notes(format: str) -> bool:
+    """Return whether files of a format never have annotated mentions."""
     return format in NOTE_FORMATS and format not in FORMATS
 
 
@@ -250,8 +251,8 @@ def _read_corpus(place: Place, options: ReadOptions) -> _Corpus:
     return _Corpus(parts, problems.counts, encodings_of_files)
 
 
-def _facts_of_corpus(place: Place, corpus: _Corpus, format: str) -> SiteFacts:
-    """Count the contents of an annotated corpus."""
+def _count_corpus(place: Place, corpus: _Corpus, format: str) -> SiteFacts:
+    """Return the facts of a site whose mentions are annotated."""
     lengths = _LengthCounter()
     labels: Counter[str] = Counter()
     changes = FlattenCounts()
@@ -261,7 +262,7 @@ def _facts_of_corpus(place: Place, corpus: _Corpus, format: str) -> SiteFacts:
         _, counts = flatten(document.spans, _DEFAULTS.flatten)
         changes += counts
     patients = {document.patient for document in corpus} - {None}
-    split = _try_split(place, corpus.parts)
+    split = _choose_split(place, corpus.parts)
     return SiteFacts(
         name=place.name,
         root=place.root,
@@ -295,7 +296,7 @@ class _Split(NamedTuple):
     num_units: dict[str, int]
 
 
-def _try_split(place: Place, parts: Mapping[str, tuple[Document, ...]]) -> _Split:
+def _choose_split(place: Place, parts: Mapping[str, tuple[Document, ...]]) -> _Split:
     """Return a way to split a site's notes that leaves mentions for training.
 
     Raises:
@@ -389,7 +390,7 @@ def _read_notes(place: Place, options: ReadOptions) -> SiteFacts:
         left_out=dict(problems.counts),
         units={"train": len(patient_hashes)},
     )
-    return site if labels is None else _with_labels(site, labels)
+    return site if labels is None else _add_labels(site, labels)
 
 
 def _find_labels(path: Path) -> FoundLabels | None:
@@ -403,8 +404,8 @@ def _find_labels(path: Path) -> FoundLabels | None:
     return None
 
 
-def _with_labels(site: SiteFacts, labels: FoundLabels) -> SiteFacts:
-    """Return a site of files whose patients are labelled."""
+def _add_labels(site: SiteFacts, labels: FoundLabels) -> SiteFacts:
+    """Return the facts of a site with the labels of its patients."""
     number = labels.patients
     units = {"train": number * 7 // 10, "valid": number // 10, "test": number // 5}
     return replace(
@@ -448,8 +449,13 @@ class _LengthCounter:
 # ---- encodings -----------------------------------------------------------------------
 
 
-def _list_encodings(paths: Iterable[Path], named: str) -> tuple[str, ...]:
-    """Return the sorted encodings of those files that are texts."""
+def _list_encodings(paths: Iterable[Path], encoding: str) -> tuple[str, ...]:
+    """Return the sorted encodings of those files that are texts.
+
+    Args:
+        paths: Files and folders.
+        encoding: Encoding of files without a byte-order mark that are not UTF-8.
+    """
     names: set[str] = set()
     for path in paths:
         files = list_files(path, recursive=True) if path.is_dir() else [path]
@@ -458,7 +464,7 @@ def _list_encodings(paths: Iterable[Path], named: str) -> tuple[str, ...]:
                 with open_bytes(file) as stream:
                     head = stream.read(HEAD)
                     codec, mark = encodings.codec_of_stream(
-                        stream, head, encoding_of(named)
+                        stream, head, encoding_of(encoding)
                     )
             except (DataError, OSError):
                 continue  # not a text, such as a Parquet file

@@ -85,9 +85,9 @@ def find_places(
     """
     named_paths: list[_NamedPath] = []
     places: list[Place] = []
-    for name, path in _list_named(paths):
+    for name, path in _list_named_paths(paths):
         if isinstance(path, str) and not is_address(path):
-            named_path = _split_name(path, name)
+            named_path = _parse_named_path(path, name)
             if not os.path.exists(named_path.path):
                 raise DataError(f"{named_path.path}: no such file or folder")
             named_paths.append(named_path)
@@ -99,9 +99,9 @@ def find_places(
     finder = _Finder(encoding)
     is_one_unnamed_path = len(named_paths) == 1 and not named_paths[0].name
     if is_one_unnamed_path and not places:
-        places = finder.expand(named_paths[0].path)
+        places = finder.find_sites_in(named_paths[0].path)
     elif named_paths:
-        places = [*finder.find_each(named_paths), *places]
+        places = [*finder.find_sites_at(named_paths), *places]
     _require_distinct([place.name for place in places])
     return tuple(places)
 
@@ -118,7 +118,7 @@ class _NamedPath(NamedTuple):
     path: Path
 
 
-def _list_named(
+def _list_named_paths(
     paths: Sequence[str | NoteDatabase] | Mapping[str, str | NoteDatabase],
 ) -> Iterator[tuple[str, str | NoteDatabase]]:
     """Yield the name of a site, "" for none, with its path or database.
@@ -136,7 +136,7 @@ def _list_named(
             yield "", path
 
 
-def _split_name(text: str, known_name: str) -> _NamedPath:
+def _parse_named_path(text: str, known_name: str) -> _NamedPath:
     """Return the name and the path of "NAME=PATH", or of a path without a name.
 
     Args:
@@ -178,7 +178,7 @@ class _Finder:
 
     encoding: str
 
-    def find_each(self, named_paths: Sequence[_NamedPath]) -> list[Place]:
+    def find_sites_at(self, named_paths: Sequence[_NamedPath]) -> list[Place]:
         """Return a site for each path, or one site if the paths are its parts."""
         paths = [named_path.path for named_path in named_paths]
         parents = {os.path.dirname(os.path.abspath(path)) for path in paths}
@@ -187,24 +187,26 @@ class _Finder:
             parts = _choose_parts(paths)
             if len(parts) == len(paths):
                 root = paths[0].parent
-                return [Place(_site_name(Path(os.path.abspath(root))), root, parts)]
-        default_names = _distinct_names(
+                return [
+                    Place(_make_site_name(Path(os.path.abspath(root))), root, parts)
+                ]
+        default_names = _make_distinct_names(
             [named_path.path for named_path in named_paths if not named_path.name]
         )
         places = []
         for name, path in named_paths:
             place_name = name or default_names[path]
-            places.append(Place(place_name, path, self._parts_of(path)))
+            places.append(Place(place_name, path, self._find_parts(path)))
         return places
 
-    def expand(self, path: Path) -> list[Place]:
+    def find_sites_in(self, path: Path) -> list[Place]:
         """Return the site at a path, or the sites in its subfolders.
 
         Raises:
             DataError: The folder has nothing that can be read.
         """
-        name = _site_name(Path(os.path.abspath(path)))
-        parts = self._parts_of(path)
+        name = _make_site_name(Path(os.path.abspath(path)))
+        parts = self._find_parts(path)
         if not path.is_dir() or _WHOLE not in parts or self._has_notes(path):
             return [Place(name, path, parts)]
 
@@ -216,23 +218,23 @@ class _Finder:
         if not folders:
             with reading_as(self.encoding):
                 guess_format(path)  # raises an error that says what was expected
-        parts_of_folders = {_part_of(folder) for folder in folders} - {""}
+        parts_of_folders = {_guess_part(folder) for folder in folders} - {""}
         if len(parts_of_folders) > 1:
             return [Place(name, path, parts)]  # parts of one corpus, but not all three
         if len(folders) == 1:
-            return self.expand(folders[0])
-        names = _distinct_names(folders)
+            return self.find_sites_in(folders[0])
+        names = _make_distinct_names(folders)
         return [
-            Place(names[folder], folder, self._parts_of(folder)) for folder in folders
+            Place(names[folder], folder, self._find_parts(folder)) for folder in folders
         ]
 
-    def _parts_of(self, path: Path) -> dict[str, Path]:
+    def _find_parts(self, path: Path) -> dict[str, Path]:
         """Return the train, valid and test data of a folder, or the whole path."""
         if path.is_dir():
             entries = [
                 entry
                 for entry in _list_entries(path)
-                if _part_of(entry) and self._is_readable(entry)
+                if _guess_part(entry) and self._is_readable(entry)
             ]
             parts = _choose_parts(entries)
             if parts:
@@ -243,14 +245,14 @@ class _Finder:
         """Return whether a file or a folder holds notes."""
         if path.is_dir():
             return self._has_notes(path, recursive=True)
-        return self._is_of_notes(path)
+        return self._is_note_file(path)
 
     def _has_notes(self, folder: Path, *, recursive: bool = False) -> bool:
         """Return whether a folder has a file of notes."""
         files = list_files(folder, recursive=recursive)
-        return any(map(self._is_of_notes, files))
+        return any(map(self._is_note_file, files))
 
-    def _is_of_notes(self, file: Path) -> bool:
+    def _is_note_file(self, file: Path) -> bool:
         """Return whether a file has a known format and is not about the notes."""
         if unpacked_name(file).stem.casefold() in _ABOUT:
             return False
@@ -274,7 +276,7 @@ def _list_entries(folder: Path) -> list[Path]:
     ]
 
 
-def _part_of(path: Path) -> str:
+def _guess_part(path: Path) -> str:
     """Return the part that a name such as "train_corpus.txt" means, or ""."""
     words = re.split(r"[^a-z]+", path.name.split(".")[0].lower())
     parts = {_PARTS[word] for word in words if word in _PARTS}
@@ -288,7 +290,7 @@ def _choose_parts(entries: Iterable[Path]) -> dict[str, Path]:
     """
     entries_by_part: dict[str, list[Path]] = {}
     for entry in entries:
-        part = _part_of(entry)
+        part = _guess_part(entry)
         if part:
             entries_by_part.setdefault(part, []).append(entry)
     parts: dict[str, Path] = {}
@@ -309,7 +311,7 @@ def _choose_parts(entries: Iterable[Path]) -> dict[str, Path]:
 # ---- names ---------------------------------------------------------------------------
 
 
-def _site_name(path: Path) -> str:
+def _make_site_name(path: Path) -> str:
     """Return a name that a job allows for the site of a path."""
     name = path.name.split(".")[0] if path.suffix else path.name
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_")[:_MAX_NAME]
@@ -318,7 +320,7 @@ def _site_name(path: Path) -> str:
     return name or "site"
 
 
-def _distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
+def _make_distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
     """Return a name for the site of each path.
 
     The name is the last part in which all paths differ: "siteA/notes" and "siteB/notes"
@@ -332,7 +334,7 @@ def _distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
         raise ConfigError("a path is given twice: give each path once")
     depth = min((len(path.parts) for path in ancestors), default=0)
     for _ in range(depth):
-        names = [_site_name(ancestor) for ancestor in ancestors]
+        names = [_make_site_name(ancestor) for ancestor in ancestors]
         are_distinct = len({name.lower() for name in names}) == len(names)
         if are_distinct:
             return dict(zip(paths, names, strict=True))

@@ -17,7 +17,7 @@ from fednotes.data.notes import DEFAULT_TABLE, NoteDatabase
 from fednotes.jobs.label_maps import LabelMap
 from fednotes.jobs.proposal.decisions import MINILM, Proposal
 from fednotes.jobs.proposal.facts import Facts, SiteFacts
-from fednotes.jobs.text_templates import text_environment
+from fednotes.jobs.text_templates import make_text_environment
 from fednotes.jobs.toml_text import format_key, format_value
 
 _WIDTH = 88  # columns of a comment
@@ -33,13 +33,13 @@ def format_job(proposal: Proposal, folder: Path) -> str:
     Raises:
         ConfigError: A path cannot be written in a job.
     """
-    environment = text_environment()
+    environment = make_text_environment()
     environment.filters |= {"comment": format_comment, "toml": format_value}
     template = environment.get_template("first_job.toml")
     return template.render(
         proposal=proposal,
         method=proposal.method.value,
-        encoder=_encoder_path(proposal.model.value, folder),
+        encoder=_format_encoder(proposal.model.value, folder),
         minilm=MINILM,
         tables=_list_tables(proposal, folder),
         sites=[
@@ -48,7 +48,7 @@ def format_job(proposal: Proposal, folder: Path) -> str:
                 "about": describe_site(site),
                 "keys": list(_list_site_keys(site, proposal.facts, folder)),
                 "label_maps": [
-                    _label_map_lines(each)
+                    _format_label_map(each)
                     for each in proposal.label_maps
                     if each.site == site.name
                 ],
@@ -68,8 +68,8 @@ def _list_tables(proposal: Proposal, folder: Path) -> dict[str, list[str]]:
     for name, keys in labels.tables.items():
         values = dict(keys)
         if name == encoder_table:
-            values[encoder_key] = _encoder_path(proposal.model.value, folder)
-        tables[name] = [_line(key, value) for key, value in values.items()]
+            values[encoder_key] = _format_encoder(proposal.model.value, folder)
+        tables[name] = [_format_line(key, value) for key, value in values.items()]
     return tables
 
 
@@ -112,50 +112,54 @@ def describe_site(site: SiteFacts) -> str:
 
 
 def _list_site_keys(site: SiteFacts, facts: Facts, folder: Path) -> Iterator[str]:
-    """Yield the lines of a site's table."""
+    """Yield the lines of a site's table, except its label_map."""
     options = facts.options
     if isinstance(site.root, NoteDatabase):
         yield from _list_database_keys(site.root, folder)
     for part, path in site.parts.items():
-        yield _line(part, job_path(path, folder))
+        yield _format_line(part, format_job_path(path, folder))
     if options.format:
-        yield _line("format", options.format)
+        yield _format_line("format", options.format)
     if options.column:
-        yield _line("column", options.column)
+        yield _format_line("column", options.column)
     if options.encoding != AUTO:
-        yield _line("encoding", options.encoding)
+        yield _format_line("encoding", options.encoding)
     if site.holds == "mentions":
         if options.on_error != "refuse":
-            yield _line("on_error", options.on_error)
+            yield _format_line("on_error", options.on_error)
         if site.split_by:
-            yield _line("split", site.split_by)
+            yield _format_line("split", site.split_by)
         if site.overlapping or site.discontinuous:
-            yield _line("flatten", "outermost")
+            yield _format_line("flatten", "outermost")
 
 
 def _list_database_keys(database: NoteDatabase, folder: Path) -> Iterator[str]:
-    """Yield the lines of a site whose notes are in a database."""
+    """Yield the lines that locate the notes of a site in a database."""
     address = DatabaseAddress(database.address).relative_to(folder)
-    yield _line("path", address.text)
+    yield _format_line("path", address.text)
     if database.query:
-        yield _line("query", database.query)
+        yield _format_line("query", database.query)
     else:
-        yield _line("omop", database.omop or DEFAULT_TABLE)
+        yield _format_line("omop", database.omop or DEFAULT_TABLE)
 
 
-def _line(key: str, value: object) -> str:
+def _format_line(key: str, value: object) -> str:
+    """Return a key and its value as a line of TOML."""
     return f"{format_key(key)} = {format_value(value)}"
 
 
-def _label_map_lines(label_map: LabelMap) -> str:
-    """Return a comment with the reason, and the line, possibly also as a comment."""
+def _format_label_map(label_map: LabelMap) -> str:
+    """Return the lines that rename a type: a comment with the reason, then the line.
+
+    The line is a comment too if a person has to decide.
+    """
     line = f"{format_value(label_map.old)} = {format_value(label_map.new)}"
     if not label_map.is_active:
         line = f"# {line}"
     return f"{format_comment(label_map.reason)}\n{line}"
 
 
-def job_path(path: Path, folder: Path) -> str:
+def format_job_path(path: Path, folder: Path) -> str:
     """Return a path as written in a job in a folder.
 
     An absolute path stays absolute.
@@ -174,7 +178,8 @@ def job_path(path: Path, folder: Path) -> str:
     return text
 
 
-def _encoder_path(encoder: str, folder: Path) -> str:
+def _format_encoder(encoder: str, folder: Path) -> str:
+    """Return an encoder as written in a job in a folder: a name, or else a path."""
     if encoder in (MINILM, "none"):
         return encoder
-    return job_path(Path(encoder), folder)
+    return format_job_path(Path(encoder), folder)

@@ -21,7 +21,7 @@ from fednotes.core.errors import FednotesError, TrainingError
 from fednotes.core.messages import Frame
 from fednotes.engines.host import SiteHost, explain_error, remove_folders
 from fednotes.engines.launch import Setup
-from fednotes.jobs.declaration import table_to_approve
+from fednotes.jobs.declaration import make_table_to_approve
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import simulate
 
@@ -141,7 +141,7 @@ class Hospitals:
 
     @property
     def table(self) -> dict[str, Any]:
-        return table_to_approve(self.declared, self.names, self.least)
+        return make_table_to_approve(self.declared, self.names, self.least)
 
     def approve(self, name: str, yes: bool = True) -> None:
         settle_job(self.setups[name].kit, self.table, approve=yes, by="tester")

@@ -546,14 +546,14 @@ def _watch(
     )
     from fednotes.cli.display import RichDisplay
     from fednotes.jobs.card import write_cards
-    from fednotes.jobs.progress import reported
-    from fednotes.jobs.tracking import with_trackers
+    from fednotes.jobs.progress import reporting
+    from fednotes.jobs.tracking import add_trackers
     from fednotes.report.html import write_report
 
     kit = open_admin_kit(run.kit)
     output = choose_console(as_json=json_output)
     with RichDisplay(output) as display:
-        listener = with_trackers(display, track or ())
+        listener = add_trackers(display, track or ())
         follower = Follower(
             replace(run, kit=kit.path),
             out,
@@ -561,7 +561,7 @@ def _watch(
             say=partial(say, to=output),
             just_submitted=just_submitted,
         )
-        with reported(listener, out):
+        with reporting(listener, out):
             result = follow_with_reconnects(follower, partial(open_session, kit))
     write_cards(out)
     report = write_report(out)
