@@ -112,7 +112,7 @@ class _GuardedTracker(ProgressListener):
         self._pass_on(lambda tracker: tracker.seed(seed, place, total))
 
     def _pass_on(self, event: Callable[[ProgressListener], None]) -> None:
-        """Pass an event to the tracker; if it fails, warn and pass no further events."""
+        """Pass an event to the tracker; if it fails, warn and pass no more events."""
         if self._tracker is None:
             return
         try:

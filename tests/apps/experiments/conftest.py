@@ -32,7 +32,7 @@ class Tiny:
         self.executed: list[GridRun] = []
         self.summary: Callable[[GridRun], dict[str, Any]] = lambda run: {}
         self.refusal: Callable[[Job], str] = lambda job: ""
-        monkeypatch.setattr(work, "execute", self._execute)
+        monkeypatch.setattr(work, "run_command", self._execute)
         monkeypatch.setattr(
             Rehearsal, "try_job", lambda rehearsal, job: self.refusal(job)
         )
@@ -49,7 +49,7 @@ class Tiny:
         path = self.place / folder / "tiny.toml"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
-        self._patch.setattr(grids, "grid_files", lambda: {self.name: path})
+        self._patch.setattr(grids, "list_grid_files", lambda: {self.name: path})
 
     def table(self, text: str = "", **options: Any) -> dict[str, Any]:
         """Return the table that `reproduce` makes of a grid, or of the one before."""

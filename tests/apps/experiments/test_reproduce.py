@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 from fednotes.apps.experiments import reproduce as module
 from fednotes.apps.experiments.figures import plot_results
-from fednotes.apps.experiments.grid_files import grid_files
+from fednotes.apps.experiments.grid_files import list_grid_files
 from fednotes.apps.experiments.grids import (
     Jobs,
     load_grid,
     select_rows,
 )
 from fednotes.apps.experiments.reproduce import reproduce
-from fednotes.apps.experiments.runs import GridRun, Request, plan_row
+from fednotes.apps.experiments.runs import GridRequest, GridRun, plan_row
 from fednotes.apps.experiments.scores import read_column
 from fednotes.cli.app import app
 from fednotes.core.errors import ConfigError
@@ -31,10 +31,10 @@ NAMES = ("fedner-fig3", "fedner-fig4", "fedner-fig5", "fedner-fig6", "fedner-tab
 BERT = ("bert-table1", "bert-table2", "bert-silos", "bert-sent", "bert-steps")
 
 
-def request_of(name: str, full: bool, out: Path) -> Request:
+def request_of(name: str, full: bool, out: Path) -> GridRequest:
     grid, path = load_grid(name)
     size = grid.full if full else grid.budget
-    return Request(jobs=Jobs(path.parent.name), size=size, full=full, out=out)
+    return GridRequest(jobs=Jobs(path.parent.name), size=size, full=full, out=out)
 
 
 def plan_runs(name: str, full: bool, out: Path) -> list[GridRun]:
@@ -60,10 +60,10 @@ def test_a_misspelt_grid_is_refused_in_one_line(run_cli: Any, tmp_path: Path) ->
 
 
 def test_every_grid_is_listed_and_consistent() -> None:
-    assert {*NAMES, *BERT} <= set(grid_files())
+    assert {*NAMES, *BERT} <= set(list_grid_files())
     with pytest.raises(ConfigError, match="did you mean 'fedner-fig3'"):
         load_grid("fedner-fig33")
-    for name in grid_files():
+    for name in list_grid_files():
         grid, _ = load_grid(name)  # one heading fits every row of the paper's
         assert len({tuple(figures) for figures in grid.paper.values()}) <= 1
         known = {
@@ -99,7 +99,7 @@ def test_each_planned_command_parses_to_its_job(
     for row in rows:
         tried = math.prod(len(values) for values in row.search.values())
         for condition in row.conditions:
-            expected[row.label, condition] += tried * len(request.seeds_for(row))
+            expected[row.label, condition] += tried * len(request.choose_seeds(row))
     assert Counter((r.row.label, r.condition) for r in runs) == expected
     if name == "fedner-table2" and not full:
         assert len({run.folder for run in runs}) == len(runs)
@@ -139,7 +139,7 @@ def test_grids_that_train_models_plan_every_run(
     size = grid.full if full else grid.budget
     # on the first seed every setting is tried, on the others the chosen one
     numbers = [
-        len(row.conditions) * (len(size.seeds) - 1 + len(list(row.choices())))
+        len(row.conditions) * (len(size.seeds) - 1 + len(list(row.list_choices())))
         for row in grid.runs
     ]
     assert len(tiny.executed) == len(grid.before) + sum(numbers)

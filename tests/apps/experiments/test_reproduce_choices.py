@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from fednotes.apps.experiments import reproduce as module
 from fednotes.apps.experiments import work
-from fednotes.apps.experiments.grid_files import grid_files
+from fednotes.apps.experiments.grid_files import list_grid_files
 from fednotes.apps.experiments.grids import (
     Row,
     list_experiments,
@@ -568,7 +568,7 @@ def of_finetuning(run: GridRun) -> dict[str, Any]:
 
 def test_the_command_without_a_name_lists_all_experiments() -> None:
     titles = list_experiments()
-    assert list(titles) == list(grid_files())
+    assert list(titles) == list(list_grid_files())
     assert all(title and "\n" not in title for title in titles.values())
     result = CliRunner().invoke(app, ["reproduce"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
@@ -577,7 +577,7 @@ def test_the_command_without_a_name_lists_all_experiments() -> None:
 
 
 def test_every_f1_has_its_precision_and_recall_beside_it() -> None:
-    for name in grid_files():
+    for name in list_grid_files():
         columns = load_grid(name)[0].columns
         for column in columns:
             if column.endswith(" f1"):
@@ -624,7 +624,7 @@ def test_all_tables_of_a_page_use_the_same_name_for_a_condition(tiny: Any) -> No
     assert conditions == ["federated + local fine-tuning"] * 3
 
 
-execute = work.execute  # the fixture `tiny` replaces it within tests
+run_command = work.run_command  # the fixture `tiny` replaces it within tests
 
 
 def test_a_failed_run_reports_its_first_error(
@@ -648,7 +648,7 @@ def test_a_failed_run_reports_its_first_error(
     outputs = iter(("error: old\n", several, "x\n"))
     for expected in ("old", "f:1: bad", "x"):
         with pytest.raises(FednotesError) as failure:
-            execute(run)
+            run_command(run)
         assert str(failure.value) == f"{expected} (in: fednotes simulate job.toml)"
 
 
@@ -658,7 +658,9 @@ def test_concurrent_runs_use_the_gpus_in_turn(
     """Two runs at a time on three GPUs use two of them; the device of others stays."""
     monkeypatch.setattr(dealing, "count_gpus", lambda: 3)
     devices: list[str] = []
-    monkeypatch.setattr(work, "execute", lambda run: devices.append(run.arguments[-1]))
+    monkeypatch.setattr(
+        work, "run_command", lambda run: devices.append(run.arguments[-1])
+    )
     row = Row("a", ("alone",))
     runs = [
         GridRun(row, "alone", 1, tmp_path / name, ("simulate", "--device", "cuda:*"))
@@ -675,7 +677,7 @@ def test_concurrent_runs_use_the_gpus_in_turn(
     assert set(devices) <= {"cuda:0", "cuda:1"}
     assert len(devices) == 4
     one = replace(runs[0], arguments=("simulate", "--device", "cuda:1"))
-    assert work.on_device(one, "cuda:0") == one
+    assert work.assign_device(one, "cuda:0") == one
 
 
 SEVERAL = """\
@@ -788,13 +790,13 @@ def no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "ONTONOTES",
     ):
         monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setattr(work, "execute", stop)
+    monkeypatch.setattr(work, "run_command", stop)
     monkeypatch.setattr(Rehearsal, "try_job", lambda rehearsal, job: "")
     monkeypatch.setattr(module, "require_notes", lambda *args: None)
 
 
 @pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("name", loadable(grid_files()))
+@pytest.mark.parametrize("name", loadable(list_grid_files()))
 @pytest.mark.usefixtures("no_run")
 def test_every_experiment_plans_on_the_papers_corpora(
     name: str, full: bool, tmp_path: Path
@@ -810,7 +812,7 @@ def test_every_experiment_plans_on_the_papers_corpora(
 
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize(
-    "name", [n for n in grid_files() if not n.startswith("phenotype")]
+    "name", [n for n in list_grid_files() if not n.startswith("phenotype")]
 )
 @pytest.mark.usefixtures("no_run")
 def test_every_experiment_plans_on_other_sites(

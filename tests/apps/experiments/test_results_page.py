@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fednotes.apps.experiments.grid_files import grid_files
+from fednotes.apps.experiments.grid_files import list_grid_files
 from fednotes.apps.experiments.grids import (
     Grid,
     choose_jobs,
@@ -100,7 +100,7 @@ def column_names(grid: Grid, folder: str) -> set[str]:
 def test_the_page_has_the_tables_of_most_experiments() -> None:
     """They would all pass without any."""
     assert len(SHOWN) >= 17
-    assert {command.name for command in COMMANDS} >= set(grid_files()) - {
+    assert {command.name for command in COMMANDS} >= set(list_grid_files()) - {
         "fedner-default"
     }
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from fednotes.apps.experiments.attention_maps import (
+from fednotes.apps.experiments.compute_attention_maps import (
     Batch,
     Traits,
-    attention_maps,
+    compute_attention_maps,
     open_attention_model,
     require_comparable,
 )
@@ -29,7 +29,7 @@ from fednotes.apps.experiments.head_measures import (
     Floats,
     Heads,
     compare_models,
-    measure,
+    measure_heads,
 )
 from fednotes.apps.experiments.passages import draw_passages
 from fednotes.apps.experiments.tables import join_paragraphs
@@ -98,12 +98,12 @@ def run_attention(  # noqa: PLR0913 - the options of a command
         progress: Called while a model reads the passages.
 
     Returns:
-        The facts, as input for `attention_page`.
+        The facts, as input for `format_attention_page`.
 
     Raises:
         FednotesError: As in `parse_models`, `read_notes`, `draw_passages` and
-            `analyse`; or `out` is not writable, which is checked before any model
-            reads.
+            `measure_models`; or `out` is not writable, which is checked before any
+            model reads.
     """
     models = parse_models(model)
     with os_errors_as(FednotesError, out):
@@ -112,17 +112,17 @@ def run_attention(  # noqa: PLR0913 - the options of a command
     if not texts:
         places = ", ".join(map(str, notes)) or "no file"
         raise DataError(f"no note in {places} contains text: give other notes")
-    heads = analyse(models, texts, length=length, progress=progress)
+    heads = measure_models(models, texts, length=length, progress=progress)
     facts = _gather_facts(heads, length=length, seed=seed)
 
-    write_text(out / "attention.json", _in_json(facts), private=False)
+    write_text(out / "attention.json", _to_json(facts), private=False)
     try:
         plot_entropy(heads, out / ENTROPY_PLOT)
     except MissingExtra as missing:
         ending = f"No plot: {missing}."
     else:
         ending = f"Plot: {ENTROPY_PLOT}."
-    page = f"{attention_page(facts)}\n{ending}\n"
+    page = f"{format_attention_page(facts)}\n{ending}\n"
     write_text(out / "attention.md", page, private=False)
     return facts
 
@@ -164,7 +164,7 @@ def _read_texts(
             yield note.text
 
 
-def analyse(
+def measure_models(
     models: Mapping[str, Path | str],
     texts: Sequence[str],
     *,
@@ -200,15 +200,17 @@ def analyse(
 
     heads = {}
     for name, directory in models.items():
-        batches = attention_maps(open_attention_model(directory), texts, length)
-        heads[name] = measure(_with_progress(batches, name, len(texts), progress))
+        batches = compute_attention_maps(open_attention_model(directory), texts, length)
+        heads[name] = measure_heads(
+            _report_progress(batches, name, len(texts), progress)
+        )
     return heads
 
 
-def _with_progress(
+def _report_progress(
     batches: Iterable[Batch], name: str, total: int, progress: ReadingProgress
 ) -> Iterator[Batch]:
-    """Yield batches and report how many texts have been read."""
+    """Yield batches; after each, report how many texts the model has read."""
     done = 0
     for attention, lengths in batches:
         yield attention, lengths
@@ -231,33 +233,33 @@ def _gather_facts(
         "layers": layers,
         "heads": heads_per_layer,
         **compare_models(heads),
-        "trend": {name: each.depth_trend() for name, each in heads.items()},
+        "trend": {name: each.measure_depth_trend() for name, each in heads.items()},
         "entropy_by_depth": {
-            name: each.mean_by_layer() for name, each in heads.items()
+            name: each.average_by_layer() for name, each in heads.items()
         },
         "entropy": {name: each.entropy for name, each in heads.items()},
         "divergence": {name: each.divergence for name, each in heads.items()},
     }
 
 
-def _in_json(facts: Mapping[str, Any]) -> str:
+def _to_json(facts: Mapping[str, Any]) -> str:
     """Return the facts as JSON, with a line for each fact.
 
     With a line for each number, matrices would be very long.
     """
     lines = [
-        f"  {json.dumps(name)}: {json.dumps(_plain(value))}"
+        f"  {json.dumps(name)}: {json.dumps(_to_plain(value))}"
         for name, value in facts.items()
     ]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _plain(value: Any) -> Any:
-    """Return a value for JSON; None for NaN."""
+def _to_plain(value: Any) -> Any:
+    """Return a value without arrays, for JSON; numbers have six digits, NaN is None."""
     if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
+        return {name: _to_plain(inner) for name, inner in value.items()}
     if isinstance(value, np.ndarray):
-        return [_plain(inner) for inner in value]
+        return [_to_plain(inner) for inner in value]
     if isinstance(value, float):
         return round(float(value), 6) if math.isfinite(value) else None
     return value
@@ -266,16 +268,17 @@ def _plain(value: Any) -> Any:
 # ---- the page ------------------------------------------------------------------------
 
 
-def attention_page(facts: Mapping[str, Any]) -> str:
+def format_attention_page(facts: Mapping[str, Any]) -> str:
     """Return the analysis as Markdown.
 
     The page has Table 2 of the paper for these models, the paper's own figures, and the
     mean entropy of each layer.
     """
-    return join_paragraphs(_paragraphs(facts))
+    return join_paragraphs(_list_paragraphs(facts))
 
 
-def _paragraphs(facts: Mapping[str, Any]) -> Iterator[str]:
+def _list_paragraphs(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the paragraphs and tables of the page."""
     yield "### Analysis of attention heads"
     yield (
         f"{facts['texts']} texts, {facts['tokens']} tokens (at most {facts['length']} "
@@ -283,19 +286,19 @@ def _paragraphs(facts: Mapping[str, Any]) -> Iterator[str]:
         "heads. Divergences in nats, the mean over tokens unless summed."
     )
     blocks = [(title, facts[name], form) for title, name, form in _BLOCKS]
-    yield _triangles(facts["models"], blocks)
-    yield from _paper_paragraphs()
+    yield _format_triangles(facts["models"], blocks)
+    yield from _list_paper_paragraphs()
     yield (
         "Mean entropy of a layer's heads, in nats (the paper: it decreases with depth)."
     )
-    yield _layer_table(facts)
+    yield _format_layer_table(facts)
 
 
-def _paper_paragraphs() -> Iterator[str]:
+def _list_paper_paragraphs() -> Iterator[str]:
     """Yield the paper's own figures, and an interpretation of its distance."""
     yield "The paper's own figures (BERT-base, 12 layers of 12 heads; MIMIC-III)."
     title = _BLOCKS[0][0]
-    yield _triangles(
+    yield _format_triangles(
         PAPER_MODELS,
         [
             (title, PAPER_SPEARMAN, ".2f"),
@@ -311,35 +314,39 @@ def _paper_paragraphs() -> Iterator[str]:
     )
 
 
-def _layer_table(facts: Mapping[str, Any]) -> str:
+def _format_layer_table(facts: Mapping[str, Any]) -> str:
     """Return the table of the mean entropy of each layer and model."""
     by_model = facts["entropy_by_depth"].values()
     rows = []
     for layer, means in enumerate(zip(*by_model, strict=True), 1):
         rows.append([str(layer), *(f"{mean:.3f}" for mean in means)])
-    trends = [_cell(trend, ".3f") for trend in facts["trend"].values()]
+    trends = [_format_cell(trend, ".3f") for trend in facts["trend"].values()]
     rows.append(["Spearman correlation of layer and entropy", *trends])
     return markdown_table(("layer", *facts["models"]), rows)
 
 
-def _triangles(
+def _format_triangles(
     names: Sequence[str],
     blocks: Sequence[tuple[str, Sequence[Sequence[float]] | Floats, str]],
 ) -> str:
     """Return a table with the lower triangle of each block.
 
-    names: the models. blocks: title, values (models, models) and format of each.
+    Args:
+        names: The models.
+        blocks: The title of each block, its values (models, models), and the format of
+            a value.
     """
     rows = []
     for title, values, form in blocks:
         rows.append([f"*{title}*", *[""] * len(names)])
         for row, name in enumerate(names):
-            cells = [_cell(values[row][column], form) for column in range(row)]
-            cells.append(_cell(values[row][row], ".0f"))
+            cells = [_format_cell(values[row][column], form) for column in range(row)]
+            cells.append(_format_cell(values[row][row], ".0f"))
             cells += [""] * (len(names) - len(cells))
             rows.append([name, *cells])
     return markdown_table(("", *names), rows)
 
 
-def _cell(value: float, form: str) -> str:
+def _format_cell(value: float, form: str) -> str:
+    """Return a number in a format; "none" if it is not finite."""
     return format(float(value), form) if math.isfinite(value) else "none"

@@ -94,9 +94,15 @@ def open_attention_model(spec: str | Path) -> AttentionModel:
 
 
 def _read_maps(model: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Return (batch, layers, heads, tokens, tokens) float32.
+    """Return the attention of all heads.
 
-    ids: (batch, tokens) int64. mask: (batch, tokens), 1 for tokens and 0 for padding.
+    Args:
+        model: The encoder.
+        ids: (batch, tokens) int64.
+        mask: (batch, tokens), 1 for tokens and 0 for padding.
+
+    Returns:
+        (batch, layers, heads, tokens, tokens) float32.
     """
     with torch.inference_mode():
         result = model(
@@ -110,7 +116,7 @@ def _read_maps(model: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return maps
 
 
-def token_ids(
+def list_token_ids(
     model: AttentionModel, texts: Sequence[str], length: int
 ) -> list[list[int]]:
     """Return each text's token ids with special tokens, truncated to `length`.
@@ -150,7 +156,7 @@ def token_ids(
     return ids
 
 
-def attention_maps(
+def compute_attention_maps(
     model: AttentionModel, texts: Sequence[str], length: int
 ) -> Iterator[Batch]:
     """Yield the attention of all heads, in the order of the texts, 64 MB at a time.
@@ -164,12 +170,12 @@ def attention_maps(
         Attention (float32) and lengths (int64) of a batch of texts.
 
     Raises:
-        FednotesError: As `token_ids`.
+        FednotesError: As `list_token_ids`.
     """
     numbers_per_text = model.layers * model.heads * length * length
     batch_size = max(1, _NUMBERS_AT_ONCE // numbers_per_text)
     pad = model.tokenizer.pad_token_id or 0
-    ids = token_ids(model, texts, length)
+    ids = list_token_ids(model, texts, length)
     for start in range(0, len(ids), batch_size):
         batch = ids[start : start + batch_size]
         lengths = np.array([len(of_text) for of_text in batch], np.int64)
@@ -202,13 +208,13 @@ class Traits(NamedTuple):
         """Return a model's traits on these texts.
 
         Raises:
-            FednotesError: As `token_ids`.
+            FednotesError: As `list_token_ids`.
         """
         return cls(
             layers=model.layers,
             heads=model.heads,
             vocabulary=model.tokenizer.get_vocab(),
-            ids=token_ids(model, texts, length),
+            ids=list_token_ids(model, texts, length),
         )
 
 

@@ -34,9 +34,9 @@ from fednotes.core.stopping import resumable
 
 def _list_names() -> Iterable[str]:
     """Return the names of the experiments."""
-    from fednotes.apps.experiments.grid_files import grid_files
+    from fednotes.apps.experiments.grid_files import list_grid_files
 
-    return grid_files()
+    return list_grid_files()
 
 
 @in_panel(TRAIN)
@@ -91,7 +91,7 @@ def reproduce(
     from fednotes.apps.experiments.figures import plot_results
     from fednotes.apps.experiments.grids import list_experiments
     from fednotes.apps.experiments.reproduce import reproduce as run
-    from fednotes.apps.experiments.tables import results_page
+    from fednotes.apps.experiments.tables import format_results_page
     from fednotes.cli.display import runs_bar
     from fednotes.jobs.seeds import parse_seeds
 
@@ -99,7 +99,7 @@ def reproduce(
         print_json(list_experiments())
         return
     if not name:
-        console.print(_experiments_table(list_experiments()))
+        console.print(_make_experiments_table(list_experiments()))
         return
     out = out or Path("runs") / "reproduce"
     output = choose_console(as_json=json_output)
@@ -124,7 +124,7 @@ def reproduce(
     if json_output:
         print_json(table)
         return
-    console.print(Markdown(results_page(table)))
+    console.print(Markdown(format_results_page(table)))
     if has_plot:
         places.append(str(folder / "figure.png"))
     # A comparison of attention heads has its own plot.
@@ -133,10 +133,11 @@ def reproduce(
     say(f"results: {', '.join(places)}")
 
 
-def _experiments_table(titles: Mapping[str, str]) -> Table:
+def _make_experiments_table(titles: Mapping[str, str]) -> Table:
     """Return a table of the available experiments.
 
-    titles: the title of each experiment by its name.
+    Args:
+        titles: The title of each experiment by its name.
     """
     table = Table("experiment", "what it shows", box=None, pad_edge=False)
     for name, title in titles.items():
@@ -173,7 +174,7 @@ def attention(
     """Write tables comparing the attention heads of several encoders."""
     from rich.markdown import Markdown
 
-    from fednotes.apps.experiments.attention import attention_page, run_attention
+    from fednotes.apps.experiments.attention import format_attention_page, run_attention
     from fednotes.cli.display import runs_bar
 
     with runs_bar(choose_console(as_json=json_output), "attention") as bar:
@@ -190,5 +191,5 @@ def attention(
     if json_output:
         print_json(facts)
         return
-    console.print(Markdown(attention_page(facts)))
+    console.print(Markdown(format_attention_page(facts)))
     say(f"results: {out / 'attention.md'}")

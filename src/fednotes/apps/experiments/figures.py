@@ -56,7 +56,7 @@ def _draw_panel(panel: Any, table: Table, column: str, labels: Sequence[str]) ->
     """Draw one column: each condition with standard deviations."""
     for condition in dict.fromkeys(row["condition"] for row in table["rows"]):
         rows = [row for row in table["rows"] if row["condition"] == condition]
-        means, deviations = _numbers(table, rows, column)
+        means, deviations = _list_numbers(table, rows, column)
         if table["x"]:
             panel.errorbar(
                 [row["x"] for row in rows],
@@ -83,10 +83,13 @@ def _draw_panel(panel: Any, table: Table, column: str, labels: Sequence[str]) ->
     panel.set_yticks([-place for place in range(len(labels))], labels)
 
 
-def _numbers(
+def _list_numbers(
     table: Table, rows: Sequence[TableRow], column: str
 ) -> tuple[list[float], list[float]]:
-    """Return means and standard deviations; NaN and 0 for a missing number."""
+    """Return the means and the standard deviations of a column, by row.
+
+    A missing mean is NaN, and a missing deviation 0. Fractions are in percent.
+    """
     if table["columns"]:
         numbers = [row["columns"][column] for row in rows]
     else:
@@ -150,7 +153,16 @@ def plot_entropy(heads: Mapping[str, Heads], path: Path) -> None:
 def _draw_model(
     panel: Any, x: np.ndarray, heads: Heads, *, name: str, colour: str, marker: str
 ) -> None:
-    """Draw the heads of one model. x: (layers,) x coordinate of each layer."""
+    """Draw the heads of one model, and a line through the means of its layers.
+
+    Args:
+        panel: The panel to draw on.
+        x: (layers,) x coordinate of each layer.
+        heads: The measures of the heads.
+        name: The model.
+        colour: Colour of dots and line.
+        marker: Marker of dots and line.
+    """
     panel.scatter(
         np.repeat(x, heads.entropy.shape[1]),
         heads.entropy.ravel(),
@@ -162,7 +174,7 @@ def _draw_model(
     )
     panel.plot(
         x,
-        heads.mean_by_layer(),
+        heads.average_by_layer(),
         color=colour,
         marker=marker,
         ms=5,

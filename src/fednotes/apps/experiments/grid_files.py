@@ -14,7 +14,7 @@ from fednotes.core.settings import read_toml
 
 
 @lru_cache(maxsize=1)
-def grid_files() -> Mapping[str, Path]:
+def list_grid_files() -> Mapping[str, Path]:
     """Return the grid files by the name of the experiment, such as "fedner-table2"."""
     root = Path(str(resources.files("fednotes") / "apps" / "experiments"))
     files = {}

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Len
 
-from fednotes.apps.experiments.grid_files import grid_files
+from fednotes.apps.experiments.grid_files import list_grid_files
 from fednotes.core.errors import ConfigError, ParameterError, nearest
 from fednotes.core.settings import build, checked, read_toml
 from fednotes.jobs.job_file import load_table
@@ -60,30 +60,30 @@ class Row:
     search: Mapping[str, Any] = field(default_factory=dict)
     gap: Annotated[tuple[str, ...], Len(0, 2)] = ()
 
-    def choices(self) -> Iterator[Settings]:
+    def list_choices(self) -> Iterator[Settings]:
         """Yield each combination to try; an empty one for a row without a search."""
         for values in product(*self.search.values()):
             yield tuple(
-                f"{key}={_in_toml(value)}"
+                f"{key}={_to_toml(value)}"
                 for key, value in zip(self.search, values, strict=True)
             )
 
     def starts_from(self, model: str) -> bool:
         """Return whether the row starts from the model with this name."""
         settings = (*self.set, *self.budget)
-        return any(placeholder(model) in setting for setting in settings)
+        return any(make_placeholder(model) in setting for setting in settings)
 
 
-def _in_toml(value: Any) -> str:
+def _to_toml(value: Any) -> str:
     """Return a value as written in TOML."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_in_toml, value))}]"
+        return f"[{', '.join(map(_to_toml, value))}]"
     if isinstance(value, bool):
         return str(value).lower()
     return repr(value)  # numbers; text in single quotes
 
 
-def placeholder(model: str) -> str:
+def make_placeholder(model: str) -> str:
     """Return the placeholder for a model's folder in a row's settings."""
     return "{" + model + "}"
 
@@ -213,7 +213,7 @@ def load_grid(name: str) -> tuple[Grid, Path]:
     Raises:
         ConfigError: There is no such experiment.
     """
-    files = grid_files()
+    files = list_grid_files()
     if name not in files:
         raise ConfigError(f"no experiment is called {name!r}; {nearest(name, files)}")
     path = files[name]
@@ -222,7 +222,7 @@ def load_grid(name: str) -> tuple[Grid, Path]:
 
 def list_experiments() -> dict[str, str]:
     """Return the title of each experiment by its name."""
-    return {name: load_grid(name)[0].title for name in grid_files()}
+    return {name: load_grid(name)[0].title for name in list_grid_files()}
 
 
 # ---- the jobs and rows of a run of a grid --------------------------------------------
@@ -244,7 +244,7 @@ class Jobs:
         """Return the path of a job file, or the name of a built-in job."""
         return self.replacements.get(name, f"{self.folder}/{name}")
 
-    def short_name(self, name: str) -> str:
+    def shorten_name(self, name: str) -> str:
         """Return the job's name in tables."""
         return Path(self.find(name)).stem
 
@@ -308,6 +308,7 @@ def _split_base(grid: Grid, text: str) -> tuple[str, str]:
 
 
 def _require_same_method(replaced: str, job: str) -> None:
+    """Raise ParameterError unless a job has the method of the job that it replaces."""
     expected = load_table(replaced)[0].get("method")
     method = load_table(job)[0].get("method")
     if method != expected:
@@ -334,7 +335,7 @@ def select_rows(grid: Grid, jobs: Jobs, *, full: bool) -> tuple[list[Row], list[
         if jobs.is_missing(name):
             missing.append(name)
             continue
-        job = jobs.short_name(name)
+        job = jobs.shorten_name(name)
         label = row.label.replace("{job}", job)
         gap = tuple(text.replace("{job}", job) for text in row.gap)
         rows.append(replace(row, base=name, label=label, gap=gap))
@@ -348,5 +349,5 @@ def select_models(grid: Grid, rows: Sequence[Row]) -> tuple[ModelRun, ...]:
         model
         for model in grid.before
         if any(row.starts_from(model.name) for row in rows)
-        or any(placeholder(model.name) in text for text in compared)
+        or any(make_placeholder(model.name) in text for text in compared)
     )

@@ -46,11 +46,11 @@ class Heads:
     positions: int
     texts: int
 
-    def mean_by_layer(self) -> Floats:
+    def average_by_layer(self) -> Floats:
         """Return the (layers,) mean entropy of each layer's heads."""
         return self.entropy.mean(axis=1)
 
-    def depth_trend(self) -> float:
+    def measure_depth_trend(self) -> float:
         """Return the rank correlation between a head's layer and its entropy.
 
         It is negative if entropy falls with depth.
@@ -59,7 +59,7 @@ class Heads:
         return spearman(layers, self.entropy)  # [bert table 2 depth]
 
 
-def measure(batches: Iterable[Batch]) -> Heads:
+def measure_heads(batches: Iterable[Batch]) -> Heads:
     """Return the entropies and divergences of all heads, in one pass over the maps.
 
     Args:
@@ -73,8 +73,8 @@ def measure(batches: Iterable[Batch]) -> Heads:
     positions = 0
     texts = 0
     for attention, lengths in batches:
-        entropies = entropies + entropy_sum(attention, lengths)
-        divergences = divergences + divergence_sum(attention, lengths)
+        entropies = entropies + sum_entropies(attention, lengths)
+        divergences = divergences + sum_divergences(attention, lengths)
         positions += int(np.sum(lengths))
         texts += len(lengths)
     if not positions:
@@ -87,14 +87,14 @@ def measure(batches: Iterable[Batch]) -> Heads:
     )
 
 
-def _unpadded(attention: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
+def _drop_padding(attention: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
     """Yield each text's maps without padding: (layers * heads, tokens, tokens)."""
     for maps, length in zip(attention, lengths, strict=True):
         tokens = maps[:, :, :length, :length]
         yield np.ascontiguousarray(tokens, np.float32).reshape(-1, length, length)
 
 
-def entropy_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
+def sum_entropies(attention: np.ndarray, lengths: np.ndarray) -> Floats:
     """Return the entropies of one batch, summed over its positions.
 
     Args:
@@ -106,7 +106,7 @@ def entropy_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
     """
     layers, heads = attention.shape[1:3]
     total = np.zeros(layers * heads)
-    for maps in _unpadded(attention, lengths):
+    for maps in _drop_padding(attention, lengths):
         logarithms = np.log(maps + _TINY)
         rows = np.einsum("hqk,hqk->hq", maps, logarithms)  # [bert table 2 entropy]
         total -= rows.sum(axis=1, dtype=np.float64)
@@ -114,7 +114,7 @@ def entropy_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
     return np.maximum(total, 0.0).reshape(layers, heads)
 
 
-def divergence_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
+def sum_divergences(attention: np.ndarray, lengths: np.ndarray) -> Floats:
     """Return the Jensen–Shannon divergences of one batch, summed over its positions.
 
     JS(p, q) = H(m) − (H(p) + H(q)) / 2 with m = (p + q) / 2. Each pair of heads
@@ -131,11 +131,11 @@ def divergence_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
     """
     count = attention.shape[1] * attention.shape[2]
     total = np.zeros((count, count))
-    for maps in _unpadded(attention, lengths):
+    for maps in _drop_padding(attention, lengths):
         halves = maps.reshape(count, -1) * np.float32(0.5) + _TINY
         for start in range(0, halves.shape[1], _COLUMNS):
             block = halves[:, start : start + _COLUMNS]
-            total += _pair_sums(np.ascontiguousarray(block))
+            total += _sum_pairs(np.ascontiguousarray(block))
     # On the diagonal, m = p: minus the heads' own entropies, by the same additions.
     diagonal = total.diagonal()
     mean = (diagonal[:, None] + diagonal) / 2
@@ -144,10 +144,14 @@ def divergence_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
     return upper + upper.T
 
 
-def _pair_sums(halves: np.ndarray) -> Floats:
-    """Return Σ m log m for the sum m of each pair of rows, in the upper triangle.
+def _sum_pairs(halves: np.ndarray) -> Floats:
+    """Return Σ m log m for the sum m of each pair of rows.
 
-    halves: (rows, columns) float32. Returns (rows, rows).
+    Args:
+        halves: (rows, columns) float32, half of the attention of each head.
+
+    Returns:
+        (rows, rows), in the upper triangle.
     """
     result = np.zeros((len(halves), len(halves)))
     sums = np.empty_like(halves)
@@ -189,7 +193,7 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
     return float(spearmanr(x, y).statistic)  # [bert table 2 spearman]
 
 
-def matrix_distance(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:
+def measure_distance(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:
     """Return the mean and sum of absolute differences of two divergence matrices.
 
     The paper describes the mean. For mean divergences, it is at most ln 2.
@@ -225,7 +229,7 @@ def compare_models(heads: Mapping[str, Heads]) -> dict[str, Floats]:
     """
     models = list(heads.values())
     pairs = [
-        (spearman(a.entropy, b.entropy), *matrix_distance(a.divergence, b.divergence))
+        (spearman(a.entropy, b.entropy), *measure_distance(a.divergence, b.divergence))
         for a, b in product(models, repeat=2)
     ]
     square = (3, len(models), len(models))

@@ -8,7 +8,7 @@ import numpy as np
 
 from fednotes.core.errors import ParameterError
 from fednotes.core.seeds import rng_of
-from fednotes.data.clinical import sentences
+from fednotes.data import clinical
 from fednotes.data.text import tokenize
 
 
@@ -39,7 +39,7 @@ def draw_passages(
     rng = rng_of(seed, "attention", "stretches")
     queues = []
     for note in drawn:
-        passages = list(_split(sentences(note), length))
+        passages = list(_join_into_passages(clinical.sentences(note), length))
         queues.append([passages[place] for place in rng.permutation(len(passages))])
 
     result: list[str] = []
@@ -63,18 +63,19 @@ def _draw_notes(
     return drawn
 
 
-def _split(lines: Sequence[str], length: int) -> Iterator[str]:
+def _join_into_passages(sentences: Sequence[str], length: int) -> Iterator[str]:
     """Join sentences into passages of at least `length` words.
 
-    The last passage may have only half as many, or fewer if it is the only one. A word
-    is at least one token, so models truncate all full passages to the same length.
+    The last sentences become a passage if they have at least half as many words, or if
+    the note has no other passage; otherwise they are dropped. A word is at least one
+    token, so models truncate all full passages to the same length.
     """
     passage: list[str] = []
     words = 0
     is_first = True
-    for line in lines:
-        passage.append(line)
-        words += len(tokenize(line))
+    for sentence in sentences:
+        passage.append(sentence)
+        words += len(tokenize(sentence))
         if words >= length:
             yield " ".join(passage)
             passage = []

@@ -2,9 +2,9 @@
 
 A run is refused if its settings do not match its job, if a file, a model's weights or a
 package is missing, or if a site or the method refuses to take part. Most of this shows
-    only when the sites and their models are built. The runs are therefore rehearsed
-    before the first one trains: they are built as in `simulate`, but not trained.
-    Refused runs are left out and named, and the others run.
+only when the sites and their models are built. The runs are therefore rehearsed before
+the first one trains: they are built as in `simulate`, but not trained. Refused runs are
+left out and named, and the others run.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from fednotes.apps.experiments.grids import (
     select_models,
 )
 from fednotes.apps.experiments.runs import (
+    GridRequest,
     GridRun,
     Models,
-    Request,
     has_key,
     is_set_by,
-    key_of,
     plan_model,
     plan_row,
+    read_key,
 )
 from fednotes.core.errors import ConfigError, FednotesError, ParameterError
 from fednotes.core.wording import list_names
@@ -86,7 +86,7 @@ class LeftOut:
 
 
 @dataclass
-class Plan:
+class GridPlan:
     """The runs of a grid.
 
     Attributes:
@@ -116,7 +116,7 @@ class Rehearsal:
         self._sites: dict[str, Sites] = {}
         self._reasons: dict[Path, str] = {}
 
-    def reason_against(self, runs: Sequence[GridRun]) -> str:
+    def find_reason_against(self, runs: Sequence[GridRun]) -> str:
         """Return why the runs of one row and condition cannot run; "" if they can.
 
         The first of several runs that differ only in the seed represents all of them.
@@ -180,12 +180,12 @@ class Rehearsal:
 def plan_grid(
     grid: Grid,
     rows: Sequence[Row],
-    request: Request,
+    request: GridRequest,
     rehearsal: Rehearsal,
     *,
     on_plan: PlanProgress = ignore_progress,
     say: Callable[[str], None] = ignore_line,
-) -> Plan:
+) -> GridPlan:
     """Plan the runs of a grid, and leave out those that cannot run.
 
     Args:
@@ -200,12 +200,12 @@ def plan_grid(
     Raises:
         ParameterError: A setting applies to no run, or nothing can run.
     """
-    refuse_settings(rows, grid, request)
+    require_applicable_settings(rows, grid, request)
     models = select_models(grid, rows)
     cells = [(row, condition) for row in rows for condition in row.conditions]
     total = len(models) + len(cells)
 
-    planner = _Planner(grid, request, rehearsal, _all_seeds(rows, request))
+    planner = _Planner(grid, request, rehearsal, _list_seeds(rows, request))
     for done, model in enumerate(models):
         on_plan(model.name, done, total)
         planner.add_model(model)
@@ -216,18 +216,18 @@ def plan_grid(
 
     plan = planner.finish()
     _require_runs(plan, grid)
-    for reason, names in by_reason(plan.left_out):
+    for reason, names in group_by_reason(plan.left_out):
         say(f"left out: {'; '.join(names)}: {reason}")
-    for setting, place in skipped_settings(plan):
+    for setting, place in list_skipped_settings(plan):
         say(f"`settings` {setting} does not reach {place}")
     return plan
 
 
-def _all_seeds(rows: Sequence[Row], request: Request) -> list[int]:
-    """Return the distinct seeds of the size, then further seeds of rows."""
+def _list_seeds(rows: Sequence[Row], request: GridRequest) -> list[int]:
+    """Return all seeds: those of the size first, then the further seeds of rows."""
     seeds = list(request.size.seeds)
     for row in rows:
-        seeds += request.seeds_for(row)
+        seeds += request.choose_seeds(row)
     return list(dict.fromkeys(seeds))
 
 
@@ -242,7 +242,11 @@ class _Planner:
     """
 
     def __init__(
-        self, grid: Grid, request: Request, rehearsal: Rehearsal, seeds: Sequence[int]
+        self,
+        grid: Grid,
+        request: GridRequest,
+        rehearsal: Rehearsal,
+        seeds: Sequence[int],
     ) -> None:
         self._grid = grid
         self._request = request
@@ -262,7 +266,7 @@ class _Planner:
             self._model_runs[model.name] = runs
 
     def _plan_model(self, model: ModelRun) -> tuple[str, list[GridRun]]:
-        """Return why a model cannot be trained, and its runs."""
+        """Return why a model cannot be trained, "" if it can, and its runs."""
         jobs = self._request.jobs
         if jobs.is_missing(model.base):
             job = jobs.find(model.base)
@@ -275,7 +279,7 @@ class _Planner:
             runs = plan_model(model, self._request, self._seeds)
         except ConfigError as error:
             return str(error), []
-        return self._rehearsal.reason_against(runs), runs
+        return self._rehearsal.find_reason_against(runs), runs
 
     def add_row(self, row: Row, condition: str) -> None:
         """Plan the runs of a row and condition, or record why they cannot run."""
@@ -286,7 +290,7 @@ class _Planner:
             self._groups.append(runs)
 
     def _plan_row(self, row: Row, condition: str) -> tuple[str, list[GridRun]]:
-        """Return why a row and condition cannot run, and its runs."""
+        """Return why a row and condition cannot run, "" if it can, and its runs."""
         for name, reason in self._refused_models.items():
             if row.starts_from(name):
                 return (
@@ -299,15 +303,15 @@ class _Planner:
                 row,
                 condition,
                 self._request,
-                models=self._folders_by_seed(),
-                stand_ins=self._stand_ins_by_seed(),
+                models=self._find_folders_by_seed(),
+                stand_ins=self._find_stand_ins_by_seed(),
                 needs_validation=self._grid.score == "validation",
             )
         except ConfigError as error:
             return str(error), []
-        return self._rehearsal.reason_against(runs), runs
+        return self._rehearsal.find_reason_against(runs), runs
 
-    def finish(self) -> Plan:
+    def finish(self) -> GridPlan:
         """Return the plan, without the models that no planned row starts from."""
         planned_rows = [runs[0].row for runs in self._groups]
         first = []
@@ -319,21 +323,23 @@ class _Planner:
         if self._grid.attention is not None:
             for name, reason in self._refused_models.items():
                 left_out.append(LeftOut(name, "", reason))
-        return Plan(first, self._groups, self._folders_by_seed(), left_out)
+        return GridPlan(first, self._groups, self._find_folders_by_seed(), left_out)
 
-    def _folders_by_seed(self) -> dict[int, dict[str, str]]:
+    def _find_folders_by_seed(self) -> dict[int, dict[str, str]]:
         """Return the folders of the models by seed and name."""
-        return {seed: _model_folders(self._model_runs, seed) for seed in self._seeds}
+        return {
+            seed: _find_model_folders(self._model_runs, seed) for seed in self._seeds
+        }
 
-    def _stand_ins_by_seed(self) -> dict[int, dict[str, str]]:
+    def _find_stand_ins_by_seed(self) -> dict[int, dict[str, str]]:
         """Return the stand-ins for the models in a rehearsal, by seed and name."""
         return {seed: _find_stand_ins(self._model_runs, seed) for seed in self._seeds}
 
 
-def _model_folders(
+def _find_model_folders(
     model_runs: Mapping[str, Sequence[GridRun]], seed: int
 ) -> dict[str, str]:
-    """Return the folder of each model for the rows of a seed."""
+    """Return the folder of each model that the rows of a seed start from."""
     return {
         name: str(run.folder / run.condition / "model")
         for name, runs in model_runs.items()
@@ -350,7 +356,7 @@ def _find_stand_ins(
     It is the model itself if it has been trained, otherwise the encoder that its
     training starts from.
     """
-    folders = _model_folders(model_runs, seed)
+    folders = _find_model_folders(model_runs, seed)
     for name, folder in folders.items():
         if Path(folder).is_dir():
             continue
@@ -361,7 +367,7 @@ def _find_stand_ins(
     return folders
 
 
-def _require_runs(plan: Plan, grid: Grid) -> None:
+def _require_runs(plan: GridPlan, grid: Grid) -> None:
     """Raise ParameterError if nothing can run, or if a compared model is missing."""
     if grid.attention is None:
         is_enough = bool(plan.groups)
@@ -369,13 +375,13 @@ def _require_runs(plan: Plan, grid: Grid) -> None:
         is_enough = not plan.left_out
     if is_enough:
         return
-    reasons = [reason for reason, _ in by_reason(plan.left_out)]
+    reasons = [reason for reason, _ in group_by_reason(plan.left_out)]
     if len(reasons) > 1:
         reasons = [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]
     raise ParameterError(f"no run of this experiment is possible: {'; '.join(reasons)}")
 
 
-def by_reason(left_out: Sequence[LeftOut]) -> list[tuple[str, list[str]]]:
+def group_by_reason(left_out: Sequence[LeftOut]) -> list[tuple[str, list[str]]]:
     """Return each reason with the names of the rows and models left out for it."""
     names: dict[str, list[str]] = {}
     for each in left_out:
@@ -386,7 +392,9 @@ def by_reason(left_out: Sequence[LeftOut]) -> list[tuple[str, list[str]]]:
 # ---- the user's settings -------------------------------------------------------------
 
 
-def refuse_settings(rows: Sequence[Row], grid: Grid, request: Request) -> None:
+def require_applicable_settings(
+    rows: Sequence[Row], grid: Grid, request: GridRequest
+) -> None:
     """Raise an error for a user setting that cannot apply to any run of the grid.
 
     Args:
@@ -399,19 +407,32 @@ def refuse_settings(rows: Sequence[Row], grid: Grid, request: Request) -> None:
         ParameterError: The rows set a key themselves.
     """
     # The job of each row and model with the settings that the user may not change.
-    fixed = [(request.jobs.find(row.base), request.fixed_settings(row)) for row in rows]
+    fixed = [
+        (request.jobs.find(row.base), request.list_fixed_settings(row)) for row in rows
+    ]
     fixed += [
         (request.jobs.find(model.base), model.set)
         for model in select_models(grid, rows)
     ]
     for setting in request.settings:
-        _refuse_setting(setting, fixed, request.jobs.find(grid.base))
+        _require_applicable_setting(setting, fixed, request.jobs.find(grid.base))
 
 
-def _refuse_setting(
+def _require_applicable_setting(
     setting: str, fixed: Sequence[tuple[str, Settings]], grid_job: str
 ) -> None:
-    key = key_of(setting)
+    """Raise an error if a setting cannot apply to any run.
+
+    Args:
+        setting: The assignment, such as "training.epochs=3".
+        fixed: The job of each row and model, with the settings that stay as they are.
+        grid_job: The grid's own job.
+
+    Raises:
+        ConfigError: No job of the grid has the key.
+        ParameterError: Seeds and conditions are set otherwise, or the rows set the key.
+    """
+    key = read_key(setting)
     if key == "seed":
         raise ParameterError(
             f"`settings` {setting}: the rows of an experiment set their seeds: give "
@@ -424,9 +445,8 @@ def _refuse_setting(
         )
     with_key = [(job, settings) for job, settings in fixed if has_key(job, key)]
     if not with_key:
-        load_job(
-            grid_job, (setting,)
-        )  # raises ConfigError, which names the nearest key
+        # This raises ConfigError, which names the nearest key, unless the job takes it.
+        load_job(grid_job, (setting,))
         raise ParameterError(
             f"`settings` {setting}: no job of this experiment has the key {key!r}"
         )
@@ -437,8 +457,8 @@ def _refuse_setting(
         )
 
 
-def skipped_settings(plan: Plan) -> list[tuple[str, str]]:
-    """Return (setting, rows and reason) for each user setting that some rows skip."""
+def list_skipped_settings(plan: GridPlan) -> list[tuple[str, str]]:
+    """Return each user setting that some rows skip, with these rows and the reason."""
     labels: dict[tuple[str, str], list[str]] = {}
     one_of_each = [*plan.first, *(runs[0] for runs in plan.groups)]
     for run in one_of_each:

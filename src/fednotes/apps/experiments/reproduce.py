@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fednotes.apps.experiments.attention import attention_page, run_attention
+from fednotes.apps.experiments.attention import format_attention_page, run_attention
 from fednotes.apps.experiments.grids import (
     Attention,
     Grid,
@@ -20,19 +20,19 @@ from fednotes.apps.experiments.grids import (
     select_rows,
 )
 from fednotes.apps.experiments.planning import (
-    Plan,
+    GridPlan,
     PlanProgress,
     Rehearsal,
-    by_reason,
+    group_by_reason,
     ignore_line,
     ignore_progress,
+    list_skipped_settings,
     plan_grid,
-    skipped_settings,
 )
-from fednotes.apps.experiments.runs import Request
-from fednotes.apps.experiments.scores import gather
-from fednotes.apps.experiments.search import Cell, choose_runs, search_runs
-from fednotes.apps.experiments.tables import results_page
+from fednotes.apps.experiments.runs import GridRequest
+from fednotes.apps.experiments.scores import gather_table
+from fednotes.apps.experiments.search import Cell, choose_runs, list_search_runs
+from fednotes.apps.experiments.tables import format_results_page
 from fednotes.apps.experiments.work import RunProgress, Work
 from fednotes.core.errors import DataError
 from fednotes.core.settings import expand
@@ -91,15 +91,16 @@ def reproduce(  # noqa: PLR0913 - the options of a command
     device_of(device)
     grid, path = load_grid(name)
     jobs = choose_jobs(grid, path.parent.name, base)
-    size = _choose_size(grid, jobs, seed, full=full)
+    grid_size = _choose_size(grid, jobs, seed, full=full)
     rows = _choose_rows(grid, jobs, full=full, say=say)
     if seed:
+        # A row's own seeds would take precedence over those of the size.
         rows = [replace(row, seeds=()) for row in rows]
     if grid.attention is not None:
         require_notes(grid.attention, jobs, grid.base)
-    request = Request(
+    request = GridRequest(
         jobs=jobs,
-        size=size,
+        size=grid_size,
         full=full,
         out=out,
         settings=tuple(settings),
@@ -110,30 +111,43 @@ def reproduce(  # noqa: PLR0913 - the options of a command
     work = Work(workers, device=device, on_run=on_run, say=say, confirm=confirm)
     cells = _carry_out(plan, work)
 
-    label = f"{name}-{jobs.short_name(grid.base)}" if jobs.replacements else name
+    label = f"{name}-{jobs.shorten_name(grid.base)}" if jobs.replacements else name
     folder = out / label
     if grid.attention is not None:
-        models = plan.models[size.seeds[0]]
-        table = compare_attention(grid, models, folder, jobs=jobs, seed=size.seeds[0])
+        first_seed = grid_size.seeds[0]
+        models = plan.models[first_seed]
+        table = compare_attention(grid, models, folder, jobs=jobs, seed=first_seed)
     else:
-        job_names = list(dict.fromkeys(jobs.short_name(row.base) for row in rows))
-        table = gather(grid, size, cells, job_names)
+        job_names = list(dict.fromkeys(jobs.shorten_name(row.base) for row in rows))
+        table = gather_table(grid, grid_size, cells, job_names)
     table |= {
         "experiment": name,
         "full": full,
         "settings": list(settings),
-        "skipped_settings": skipped_settings(plan),
-        "left_out": by_reason(plan.left_out),
+        "skipped_settings": list_skipped_settings(plan),
+        "left_out": group_by_reason(plan.left_out),
         "base": dict(jobs.replacements),
         "name": label,
     }
-    write_json(folder / "results.json", table, private=False)
-    write_text(folder / "results.md", results_page(table), private=False)
+    _write_results(table, folder)
     return table
 
 
+def _write_results(table: Mapping[str, Any], folder: Path) -> None:
+    """Write results.json, the table, and results.md, its page, into a folder."""
+    write_json(folder / "results.json", table, private=False)
+    write_text(folder / "results.md", format_results_page(table), private=False)
+
+
 def _choose_size(grid: Grid, jobs: Jobs, seeds: Sequence[int], *, full: bool) -> Size:
-    """Return the size to run, with the user's seeds and the note for the user's job."""
+    """Return the size to run, with the seeds and the note that the user's job needs.
+
+    Args:
+        grid: The grid.
+        jobs: Its jobs, some of which the user may have replaced.
+        seeds: The user's seeds; empty for those of the grid.
+        full: Whether to run the full size.
+    """
     size = grid.full if full else grid.budget
     if seeds:
         size = replace(size, seeds=tuple(seeds))
@@ -155,11 +169,12 @@ def _choose_rows(
     return rows
 
 
-def _carry_out(plan: Plan, work: Work) -> list[Cell]:
-    """Carry out all runs; return those to show in the table."""
+def _carry_out(plan: GridPlan, work: Work) -> list[Cell]:
+    """Carry out all runs of a plan; return those to show in the table."""
     work.announce(plan.first, plan.groups)
+    # Rows start from the models of these runs, and searches choose the rows' settings.
     work.carry_out(plan.first)
-    work.carry_out([run for runs in plan.groups for run in search_runs(runs)])
+    work.carry_out([run for runs in plan.groups for run in list_search_runs(runs)])
     cells = [choose_runs(runs) for runs in plan.groups]
     work.carry_out([run for cell in cells for run in cell.runs])
     return cells
@@ -223,4 +238,4 @@ def compare_attention(
     if jobs.replacements:
         named[0] = f"base={load_job(jobs.find(grid.base)).config.model.encoder}"
     facts = run_attention(named, notes, out, seed=seed, categories=categories)
-    return {"markdown": attention_page(facts)}
+    return {"markdown": format_attention_page(facts)}

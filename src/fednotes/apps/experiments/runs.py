@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fednotes.apps.experiments.grids import Jobs, ModelRun, Row, Settings, Size
+from fednotes.apps.experiments.grids import (
+    Jobs,
+    ModelRun,
+    Row,
+    Settings,
+    Size,
+    make_placeholder,
+)
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import POOLED
 from fednotes.jobs.built_in_jobs import list_built_in_jobs
@@ -66,7 +73,7 @@ class GridRun:
 
 
 @dataclass(frozen=True)
-class Request:
+class GridRequest:
     """The settings common to all runs of a grid.
 
     Attributes:
@@ -85,28 +92,28 @@ class Request:
     settings: Settings = ()
     device: str = "cpu"
 
-    def seeds_for(self, row: Row) -> tuple[int, ...]:
+    def choose_seeds(self, row: Row) -> tuple[int, ...]:
         """Return the seeds of a row."""
         has_own_seeds = bool(row.seeds) and (row.full or not self.full)
         return row.seeds if has_own_seeds else self.size.seeds
 
-    def size_settings(self, row: Row) -> Settings:
+    def list_size_settings(self, row: Row) -> Settings:
         """Return the size's settings for a row, which the user may change."""
         if self.jobs.has_replaced(row.base) and self.size.own is not None:
             return self.size.own
         return self.size.set
 
-    def row_settings(self, row: Row) -> Settings:
+    def list_row_settings(self, row: Row) -> Settings:
         """Return a row's settings, which the user may not change."""
         if self.full:
             return row.set
         return (*row.set, *row.budget)
 
-    def fixed_settings(self, row: Row) -> Settings:
+    def list_fixed_settings(self, row: Row) -> Settings:
         """Return the settings of a row, and an assignment for each key it searches."""
-        return (*self.row_settings(row), *(f"{key}=" for key in row.search))
+        return (*self.list_row_settings(row), *(f"{key}=" for key in row.search))
 
-    def model_size_settings(self, model: ModelRun) -> Settings:
+    def list_model_size_settings(self, model: ModelRun) -> Settings:
         """Return the settings that only make the run of a model small."""
         if self.full:
             return ()
@@ -119,7 +126,7 @@ class Request:
 
 
 def plan_model(
-    model: ModelRun, request: Request, seeds: Sequence[int]
+    model: ModelRun, request: GridRequest, seeds: Sequence[int]
 ) -> list[GridRun]:
     """Return the runs that train a model that rows start from.
 
@@ -141,7 +148,7 @@ def plan_model(
     size = replace(
         request.size,
         seeds=(model.seed,) if model.seed else tuple(seeds),
-        set=request.model_size_settings(model),
+        set=request.list_model_size_settings(model),
         own=None,
     )
     return plan_row(row, model.condition, replace(request, size=size, full=True))
@@ -150,7 +157,7 @@ def plan_model(
 def plan_row(
     row: Row,
     condition: str,
-    request: Request,
+    request: GridRequest,
     *,
     models: Models | None = None,
     stand_ins: Models | None = None,
@@ -175,14 +182,14 @@ def plan_row(
         ConfigError: A setting does not apply to the row's job.
     """
     job = request.jobs.find(row.base)
-    fixed = request.fixed_settings(row)
+    fixed = request.list_fixed_settings(row)
     accepted, skipped = split_settings(job, fixed, request.settings)
     common = (
-        *request.size_settings(row),
+        *request.list_size_settings(row),
         *accepted,
-        *request.row_settings(row),
+        *request.list_row_settings(row),
     )
-    _require_sites(row, job, common)
+    _require_known_sites(row, job, common)
     maker = _RunMaker(
         row=row,
         condition=condition,
@@ -191,26 +198,26 @@ def plan_row(
         models=models or {},
         stand_ins=stand_ins or {},
     )
-    seeds = request.seeds_for(row)
-    choices = list(row.choices())
+    seeds = request.choose_seeds(row)
+    choices = list(row.list_choices())
     is_search = len(choices) > 1
 
     held_out: Settings = ()
     if is_search or needs_validation:
-        first = maker.read_rehearsed((*common, *choices[0]), seeds[0])
-        held_out = _hold_out(row, first)
+        first = maker.read_rehearsed_job((*common, *choices[0]), seeds[0])
+        held_out = _find_hold_out_setting(row, first)
 
     runs = []
     for choice in choices:
         settings = (*common, *choice)
         if is_search and held_out:
-            trial = maker.make(
+            trial = maker.make_run(
                 (*settings, *held_out), seeds[0], choice=choice, is_trial=True
             )
             runs.append(trial)
         if needs_validation:
             settings = (*settings, *held_out)
-        runs += [maker.make(settings, seed, choice=choice) for seed in seeds]
+        runs += [maker.make_run(settings, seed, choice=choice) for seed in seeds]
     return runs
 
 
@@ -220,12 +227,12 @@ class _RunMaker:
 
     row: Row
     condition: str
-    request: Request
+    request: GridRequest
     skipped: Mapping[str, str]
     models: Models
     stand_ins: Models
 
-    def make(
+    def make_run(
         self,
         settings: Settings,
         seed: int,
@@ -245,11 +252,11 @@ class _RunMaker:
             ConfigError: A setting does not apply to the row's job.
         """
         name = self.request.jobs.find(self.row.base)
-        complete = self._complete(settings, seed, self.models)
-        job = self._read(complete)
-        rehearsed_job = self.read_rehearsed(settings, seed)
+        complete = self._complete_settings(settings, seed, self.models)
+        job = self._read_job(complete)
+        rehearsed_job = self.read_rehearsed_job(settings, seed)
         is_built_in = name in list_built_in_jobs()
-        folder = self.request.out / "runs" / _digest(job, is_built_in=is_built_in)
+        folder = self.request.out / "runs" / _digest_job(job, is_built_in=is_built_in)
 
         arguments = ["simulate", name, "--out", str(folder)]
         for setting in complete:
@@ -275,32 +282,34 @@ class _RunMaker:
             skipped=self.skipped,
         )
 
-    def read_rehearsed(self, settings: Settings, seed: int) -> Job:
+    def read_rehearsed_job(self, settings: Settings, seed: int) -> Job:
         """Return the job with these settings, on the stand-ins of models.
 
         Raises:
             ConfigError: A setting does not apply to the row's job.
         """
-        return self._read(self._complete(settings, seed, self.stand_ins))
+        return self._read_job(self._complete_settings(settings, seed, self.stand_ins))
 
-    def _complete(self, settings: Settings, seed: int, models: Models) -> Settings:
+    def _complete_settings(
+        self, settings: Settings, seed: int, models: Models
+    ) -> Settings:
         """Return the settings with seed, condition and the folders of models."""
         complete = (*settings, f"seed={seed}", f"conditions=['{self.condition}']")
         for model, folder in models.get(seed, {}).items():
-            placeholder = "{" + model + "}"
+            placeholder = make_placeholder(model)
             complete = tuple(
                 setting.replace(placeholder, folder) for setting in complete
             )
         return complete
 
-    def _read(self, settings: Settings) -> Job:
+    def _read_job(self, settings: Settings) -> Job:
         """Return the row's job with complete settings."""
         name = self.request.jobs.find(self.row.base)
         return load_job(list_built_in_jobs().get(name) or name, settings)
 
 
-def _digest(job: Job, *, is_built_in: bool) -> str:
-    """Return 16 hexadecimal digits for a job, used in the name of its run's folder."""
+def _digest_job(job: Job, *, is_built_in: bool) -> str:
+    """Return 16 hexadecimal digits that name the folder of a job's run."""
     if is_built_in:
         return job.fingerprint[:16]
     # Paths in a user's own file are relative to its folder.
@@ -308,7 +317,7 @@ def _digest(job: Job, *, is_built_in: bool) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _hold_out(row: Row, job: Job) -> Settings:
+def _find_hold_out_setting(row: Row, job: Job) -> Settings:
     """Return the setting that holds out validation data; none if the job has some.
 
     Raises:
@@ -346,11 +355,11 @@ def split_settings(
         The settings that apply to the row; and the others with the reason, phrased to
         follow the names of rows in a sentence.
     """
-    method = _method_in(fixed)
+    method = _find_method(fixed)
     accepted = []
     skipped = {}
     for setting in settings:
-        key = key_of(setting)
+        key = read_key(setting)
         if is_set_by(fixed, key):
             skipped[setting] = "they set it themselves"
         elif not has_key(job, key, method):
@@ -360,12 +369,12 @@ def split_settings(
     return tuple(accepted), skipped
 
 
-def key_of(setting: str) -> str:
+def read_key(setting: str) -> str:
     """Return the key of an assignment such as "training.epochs=3"."""
     return setting.partition("=")[0].strip()
 
 
-def _method_in(settings: Settings) -> str:
+def _find_method(settings: Settings) -> str:
     """Return the method that these settings choose; "" if they choose none."""
     for setting in settings:
         if setting.startswith("method="):
@@ -381,7 +390,7 @@ def is_set_by(settings: Settings, key: str) -> bool:
     parts = key.split(".")
     for setting in settings:
         # If one key is shorter, it is a table that contains the other.
-        pairs = zip(key_of(setting).split("."), parts, strict=False)
+        pairs = zip(read_key(setting).split("."), parts, strict=False)
         if all(a == b or "*" in (a, b) for a, b in pairs):
             return True
     return False
@@ -400,17 +409,17 @@ def has_key(job: str, key: str, method: str = "") -> bool:
     return is_known_key(method, key)
 
 
-def _require_sites(row: Row, job: str, settings: Settings) -> None:
-    """Refuse a setting for a site that the job does not have.
+def _require_known_sites(row: Row, job: str, settings: Settings) -> None:
+    """Raise ConfigError for a setting of a site that the job does not have.
 
-    It would add the site.
+    Otherwise the setting would add the site.
 
     Raises:
         ConfigError: A setting names an unknown site.
     """
     sites = load_table(job)[0].get("sites", {})
     for setting in settings:
-        parts = key_of(setting).split(".")
+        parts = read_key(setting).split(".")
         if parts[0] != "sites" or len(parts) < 3:
             continue
         if not sites:

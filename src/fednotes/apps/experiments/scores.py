@@ -41,7 +41,7 @@ _GRID_FIELDS = (
 )
 
 
-def gather(
+def gather_table(
     grid: Grid, size: Size, cells: Sequence[Cell], job_names: Sequence[str]
 ) -> dict[str, Any]:
     """Return the table of a grid: means and standard deviations over seeds.
@@ -101,21 +101,21 @@ def _summarise_cell(
         "condition": condition,
         "beyond": first.beyond,
         "seeds": [run.seed for run in cell.runs],
-        "x": _place_on_x(grid, row, summaries),
+        "x": _find_x(grid, row, summaries),
         "set": list(row.set),
         "scores": summarise(
-            [_site_scores(each, condition, grid.score) for each in summaries]
+            [_read_site_scores(each, condition, grid.score) for each in summaries]
         ),
         "columns": dict.fromkeys(grid.columns, MISSING) | summarise(columns),
     }
     if grid.by_output:
-        numbers["by_output"] = _disease_scores(summaries, condition)
+        numbers["by_output"] = _summarise_diseases(summaries, condition)
     numbers["not_annotated"] = summarise(not_annotated)
     numbers["seconds"] = sum(each["seconds"] for each in summaries) / len(summaries)
     sent = sum(each["bytes_up"] + each["bytes_down"] for each in summaries)
     numbers["megabytes"] = sent / len(summaries) / _MEGABYTE
     numbers["within"] = summarise(
-        [_scores_within_cost(run.folder, condition, grid) for run in cell.runs]
+        [_read_scores_within_cost(run.folder, condition, grid) for run in cell.runs]
     )
     numbers["chosen"] = list(first.choice)
     numbers["tried"] = cell.tried
@@ -125,10 +125,13 @@ def _summarise_cell(
 # ---- the scores of one run -----------------------------------------------------------
 
 
-def _site_scores(run: Summary, condition: str, score: str) -> dict[str, Any]:
-    """Return the scores of each site and their mean, by site, kind and rate.
+def _read_site_scores(run: Summary, condition: str, score: str) -> dict[str, Any]:
+    """Return the scores of each site, and their mean: site → kind → rate.
 
-    score: the data to score on, "test" or "validation".
+    Args:
+        run: The run's summary.
+        condition: The condition.
+        score: The data to score on, "test" or "validation".
     """
     if score == "validation":
         valid = run["valid"][condition]
@@ -140,10 +143,10 @@ def _site_scores(run: Summary, condition: str, score: str) -> dict[str, Any]:
         site: by_condition[condition] for site, by_condition in run["sites"].items()
     }
     scores["mean"] = run["mean"][condition]
-    return {site: _rates_by_kind(of_site) for site, of_site in scores.items()}
+    return {site: _choose_rates(of_site) for site, of_site in scores.items()}
 
 
-def _rates_by_kind(scores: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def _choose_rates(scores: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return the scores of a site that tables show, by kind and rate."""
     shown = {}
     for kind in KINDS:
@@ -153,7 +156,7 @@ def _rates_by_kind(scores: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     return shown
 
 
-def _disease_scores(runs: Sequence[Summary], condition: str) -> dict[str, Any]:
+def _summarise_diseases(runs: Sequence[Summary], condition: str) -> dict[str, Any]:
     """Return each disease's scores: means over sites, summarised over seeds.
 
     Raises:
@@ -196,7 +199,7 @@ def read_column(run: Summary, condition: str, name: str) -> float | None:
     return None if value is None else float(value)
 
 
-def _place_on_x(grid: Grid, row: Row, runs: Sequence[Summary]) -> float:
+def _find_x(grid: Grid, row: Row, runs: Sequence[Summary]) -> float:
     """Return a row's position on the x axis."""
     if not grid.x.startswith("η"):
         return row.x
@@ -223,7 +226,9 @@ def _score_not_annotated(run: Summary, condition: str) -> dict[str, float]:
     return {"f1": sum(means) / len(means)}
 
 
-def _scores_within_cost(folder: Path, condition: str, grid: Grid) -> dict[str, float]:
+def _read_scores_within_cost(
+    folder: Path, condition: str, grid: Grid
+) -> dict[str, float]:
     """Return the micro F1 of the last model within the grid's bytes and seconds.
 
     The score is 0 if the limit is reached before the first evaluation.
@@ -262,9 +267,9 @@ def _summarise_gap(
     alone, pooled = ends
     # in the argument order of `gap_by_seed`
     compared = [alone, (row.label, condition), pooled]
-    seeds = _shared_seeds(compared, summaries)
+    seeds = _find_shared_seeds(compared, summaries)
     scores = [
-        [_lead_score(grid, summaries[end][seed], end[1]) for seed in seeds]
+        [_read_lead_score(grid, summaries[end][seed], end[1]) for seed in seeds]
         for end in compared
     ]
     try:
@@ -282,12 +287,12 @@ def _split_end(text: str) -> End:
     return label, condition
 
 
-def _shared_seeds(ends: Sequence[End], summaries: Summaries) -> list[int]:
+def _find_shared_seeds(ends: Sequence[End], summaries: Summaries) -> list[int]:
     """Return the seeds on which all these rows and conditions were run."""
     return sorted(set.intersection(*(set(summaries[end]) for end in ends)))
 
 
-def _lead_score(grid: Grid, run: Summary, condition: str) -> float:
+def _read_lead_score(grid: Grid, run: Summary, condition: str) -> float:
     """Return the score for measuring a gap; NaN if the run has none.
 
     It is the grid's last column of scores, or the mean strict F1. Higher is better.
@@ -296,7 +301,7 @@ def _lead_score(grid: Grid, run: Summary, condition: str) -> float:
         name for name in grid.columns if name != "s" and not name.startswith("MB ")
     ]
     if not columns:
-        scores = _site_scores(run, condition, grid.score)
+        scores = _read_site_scores(run, condition, grid.score)
         return float(scores["mean"]["strict"]["f1"])
     name = columns[-1]
     value = read_column(run, condition, name)
@@ -319,12 +324,14 @@ def _test_pairs(
         return {"pairs": []}
     pairs = []
     for first, second in _list_pairs(grid, summaries, job_names):
-        seeds = _shared_seeds([first, second], summaries)
+        seeds = _find_shared_seeds([first, second], summaries)
         differences = {}
         if len(seeds) >= FEWEST_SEEDS:
-            of_first = [_measures(grid, summaries[first][s], first[1]) for s in seeds]
+            of_first = [
+                _read_measures(grid, summaries[first][s], first[1]) for s in seeds
+            ]
             of_second = [
-                _measures(grid, summaries[second][s], second[1]) for s in seeds
+                _read_measures(grid, summaries[second][s], second[1]) for s in seeds
             ]
             try:
                 differences = _test_differences(of_first, of_second)
@@ -369,7 +376,9 @@ def _test_differences(
 ) -> dict[str, dict[str, Any]]:
     """Return a paired t test of each measure that enough seeds have.
 
-    first, second: the measures of two rows by name, seed by seed.
+    Args:
+        first: The measures of a row by name, for each seed.
+        second: The measures of another row, for the same seeds.
     """
     names = dict.fromkeys(name for measures in first for name in measures)
     tests = {}
@@ -385,10 +394,10 @@ def _test_differences(
     return tests
 
 
-def _measures(grid: Grid, run: Summary, condition: str) -> dict[str, float | None]:
+def _read_measures(grid: Grid, run: Summary, condition: str) -> dict[str, float | None]:
     """Return the fractions of a run that are compared within pairs."""
     if grid.by_output:
-        diseases = _disease_scores([run], condition).values()
+        diseases = _summarise_diseases([run], condition).values()
         return {"average f1": fmean(scores["f1"]["mean"] for scores in diseases)}
     if grid.columns:
         return {
@@ -398,6 +407,6 @@ def _measures(grid: Grid, run: Summary, condition: str) -> dict[str, float | Non
         }
     return {
         site: scores["strict"]["f1"]
-        for site, scores in _site_scores(run, condition, grid.score).items()
+        for site, scores in _read_site_scores(run, condition, grid.score).items()
         if "strict" in scores
     }

@@ -34,7 +34,7 @@ def choose_runs(runs: Sequence[GridRun]) -> Cell:
     Raises:
         ConfigError: A run of the search has no validation score.
     """
-    searching = search_runs(runs)
+    searching = list_search_runs(runs)
     choice = runs[0].choice
     tried: list[dict[str, Any]] = []
     if searching:
@@ -43,7 +43,7 @@ def choose_runs(runs: Sequence[GridRun]) -> Cell:
     return Cell(chosen, tried)
 
 
-def search_runs(runs: Sequence[GridRun]) -> list[GridRun]:
+def list_search_runs(runs: Sequence[GridRun]) -> list[GridRun]:
     """Return the runs for choosing the setting of one row and condition.
 
     They are the trials or, if the job has validation data, the runs on the first seed.

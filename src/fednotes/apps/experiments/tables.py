@@ -27,11 +27,11 @@ _PLAIN_COLUMNS = ("up", "down", "site", "s", "loss", "perplexity", "brier")
 # ---- the page ------------------------------------------------------------------------
 
 
-def results_page(table: Table) -> str:
+def format_results_page(table: Table) -> str:
     """Return a table as Markdown: percent, mean ± standard deviation over seeds."""
     if "markdown" in table:
         return str(table["markdown"])
-    return join_paragraphs(_paragraphs(table))
+    return join_paragraphs(_list_paragraphs(table))
 
 
 def join_paragraphs(paragraphs: Iterable[str]) -> str:
@@ -39,24 +39,25 @@ def join_paragraphs(paragraphs: Iterable[str]) -> str:
     return "\n\n".join(paragraphs) + "\n"
 
 
-def _paragraphs(table: Table) -> Iterator[str]:
+def _list_paragraphs(table: Table) -> Iterator[str]:
+    """Yield the paragraphs and tables of the page."""
     yield f"### {table['title']}"
     if table.get("settings"):
         yield f"Changed settings: {_join_settings(table['settings'])}."
     for setting, place in table.get("skipped_settings", ()):
         yield f"`{setting}` does not reach {place}."
-    yield from _left_out(table)
+    yield from _list_left_out(table)
     if table.get("by_output"):
-        yield from _disease_tables(table)
+        yield from _list_disease_tables(table)
     else:
-        yield from _run_tables(table)
-    yield from _searches(table)
-    yield from _pairs(table)
+        yield from _list_run_tables(table)
+    yield from _list_searches(table)
+    yield from _list_pair_tests(table)
     if table["paper"] and not table.get("by_output"):
-        yield from _paper_table(table)
+        yield from _list_paper_table(table)
 
 
-def _left_out(table: Table) -> Iterator[str]:
+def _list_left_out(table: Table) -> Iterator[str]:
     """Yield the rows that could not run, with the reason."""
     left_out = table.get("left_out", ())
     if left_out:
@@ -64,13 +65,13 @@ def _left_out(table: Table) -> Iterator[str]:
         yield "\n".join(f"- {'; '.join(names)}: {reason}" for reason, names in left_out)
 
 
-def _searches(table: Table) -> Iterator[str]:
+def _list_searches(table: Table) -> Iterator[str]:
     """Yield the settings chosen by validation data, and those that were tried."""
     searching = [row for row in table["rows"] if row["tried"]]
     if not searching:
         return
     yield "Chosen by the mean of the sites' validation scores:"
-    yield "\n".join(_search(row) for row in searching)
+    yield "\n".join(_format_search(row) for row in searching)
     if any(tried["held_out"] for row in searching for tried in row["tried"]):
         yield (
             "The job has no validation data. For the search alone, "
@@ -80,17 +81,17 @@ def _searches(table: Table) -> Iterator[str]:
         )
 
 
-def _search(row: TableRow) -> str:
+def _format_search(row: TableRow) -> str:
     """Return a row's chosen settings, and the score of each that it tried."""
     tried = "; ".join(
-        f"{_join_settings(each['set'])}: {_validation_cell(each['validation'])}"
+        f"{_join_settings(each['set'])}: {_format_validation(each['validation'])}"
         for each in row["tried"]
     )
     chosen = _join_settings(row["chosen"])
     return f"- {row['label']}, {row['condition']}: {chosen} ({tried})"
 
 
-def _validation_cell(score: float) -> str:
+def _format_validation(score: float) -> str:
     """Return a validation score in percent; a negated loss as the plain loss."""
     if score < 0:
         return f"loss {-score:.3f}"
@@ -98,11 +99,12 @@ def _validation_cell(score: float) -> str:
 
 
 def _join_settings(settings: Sequence[str]) -> str:
+    """Return settings as code, separated by commas."""
     return ", ".join(f"`{setting}`" for setting in settings)
 
 
-def _paper_table(table: Table) -> Iterator[str]:
-    """Yield the paper's own figures."""
+def _list_paper_table(table: Table) -> Iterator[str]:
+    """Yield the paper's own figures: a sentence, then the table."""
     heads = list(next(iter(table["paper"].values())))
     yield f"The paper's own figures. {table['paper_note']}"
     rows = []
@@ -121,13 +123,14 @@ def _describe_seeds(table: Table) -> str:
 
 
 def _join_numbers(numbers: Iterable[int]) -> str:
+    """Return numbers separated by commas."""
     return ", ".join(map(str, numbers))
 
 
 # ---- tests over seeds ----------------------------------------------------------------
 
 
-def _pairs(table: Table) -> Iterator[str]:
+def _list_pair_tests(table: Table) -> Iterator[str]:
     """Yield the paired tests over seeds, or a note that there are too few seeds."""
     tested = [pair for pair in table["pairs"] if pair["differences"]]
     if tested:
@@ -135,7 +138,7 @@ def _pairs(table: Table) -> Iterator[str]:
             "Differences in points, with 95 % intervals and p of a paired t test over "
             "seeds (each p is of a single test):"
         )
-        yield _test_table(tested)
+        yield _format_test_table(tested)
 
     numbers = {len(row["seeds"]) for row in table["rows"]}
     too_few = sorted(number for number in numbers if number < FEWEST_SEEDS)
@@ -147,19 +150,21 @@ def _pairs(table: Table) -> Iterator[str]:
         yield f"No test over seeds: {table['untested']}."
 
 
-def _test_table(pairs: Sequence[Mapping[str, Any]]) -> str:
+def _format_test_table(pairs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of paired tests, with a column for each measure."""
     columns = list(
         dict.fromkeys(name for pair in pairs for name in pair["differences"])
     )
     rows = []
     for pair in pairs:
         cells = [f"{pair['first']} − {pair['second']}", str(len(pair["seeds"]))]
-        cells += [_difference(pair["differences"].get(name)) for name in columns]
+        cells += [_format_difference(pair["differences"].get(name)) for name in columns]
         rows.append(cells)
     return markdown_table(("first minus second", "seeds", *columns), rows)
 
 
-def _difference(test: Mapping[str, float] | None) -> str:
+def _format_difference(test: Mapping[str, float] | None) -> str:
+    """Return a mean difference in points with its interval and p; "" without a test."""
     if test is None:
         return ""
     mean = _PERCENT * test["mean"]
@@ -172,7 +177,7 @@ def _difference(test: Mapping[str, float] | None) -> str:
 # ---- a row for each run --------------------------------------------------------------
 
 
-def _run_tables(table: Table) -> Iterator[str]:
+def _list_run_tables(table: Table) -> Iterator[str]:
     """Yield a table with a row for each run, then precision and recall of sites.
 
     The columns are the grid's own, or strict and relaxed F1 of each site.
@@ -180,20 +185,20 @@ def _run_tables(table: Table) -> Iterator[str]:
     seeds = _describe_seeds(table)
     if table["columns"]:
         yield f"Scores in percent; {seeds}. {table['note']}"
-        yield _own_columns_table(table)
+        yield _format_own_columns(table)
         return
     if table["score"] == "test":
         scores = "Test F1 in percent, strict / relaxed"
     else:
         scores = "Validation F1 in percent, strict"
     yield f"{scores}; {seeds}.\n{table['note']}".rstrip()
-    yield _site_table(table)
-    yield from _precision_recall_tables(table)
+    yield _format_site_table(table)
+    yield from _list_precision_recall_tables(table)
 
 
-def _own_columns_table(table: Table) -> str:
+def _format_own_columns(table: Table) -> str:
     """Return the table of a grid that names its columns."""
-    cells = [_own_cells(table, row) for row in table["rows"]]
+    cells = [_list_own_cells(table, row) for row in table["rows"]]
     rows = [
         [row["label"], row["condition"], *of_row.values()]
         for row, of_row in zip(table["rows"], cells, strict=True)
@@ -201,9 +206,9 @@ def _own_columns_table(table: Table) -> str:
     return markdown_table(("run", "condition", *cells[0]), rows, names=2)
 
 
-def _site_table(table: Table) -> str:
+def _format_site_table(table: Table) -> str:
     """Return the table of a grid with a column for each site."""
-    cells = [_site_cells(table, row) for row in table["rows"]]
+    cells = [_list_site_cells(table, row) for row in table["rows"]]
     has_uneven_seeds = len({tuple(row["seeds"]) for row in table["rows"]}) > 1
     heads = ["run", "condition"]
     if has_uneven_seeds:
@@ -224,7 +229,7 @@ def _describe_condition(row: TableRow) -> str:
     return f"{row['condition']} + {row['beyond']}"
 
 
-def _precision_recall_tables(table: Table) -> Iterator[str]:
+def _list_precision_recall_tables(table: Table) -> Iterator[str]:
     """Yield a table for strict mentions and one for relaxed ones."""
     for kind in KINDS:
         sites = [
@@ -237,34 +242,36 @@ def _precision_recall_tables(table: Table) -> Iterator[str]:
         rows = []
         for row in table["rows"]:
             scores = [row["scores"].get(site, {}).get(kind, {}) for site in sites]
-            cells = [_precision_recall(of_site) for of_site in scores]
+            cells = [_format_precision_recall(of_site) for of_site in scores]
             rows.append([row["label"], _describe_condition(row), *cells])
         yield f"Precision / recall in percent, {kind}:"
         yield markdown_table(("run", "condition", *sites), rows, names=2)
 
 
-def _precision_recall(scores: Mapping[str, Number]) -> str:
-    precision = _cell(scores.get("precision", MISSING))
-    recall = _cell(scores.get("recall", MISSING))
+def _format_precision_recall(scores: Mapping[str, Number]) -> str:
+    """Return precision and recall in one cell."""
+    precision = _format_cell(scores.get("precision", MISSING))
+    recall = _format_cell(scores.get("recall", MISSING))
     return f"{precision} / {recall}"
 
 
 # ---- cells by heading ----------------------------------------------------------------
 
 
-def _own_cells(table: Table, row: TableRow) -> dict[str, str]:
-    """Return the cells of a grid that names its columns."""
+def _list_own_cells(table: Table, row: TableRow) -> dict[str, str]:
+    """Return a row's cells by heading, for a grid that names its columns."""
     cells = {
-        name: _column_cell(name, row["columns"][name]) for name in table["columns"]
+        name: _format_column_cell(name, row["columns"][name])
+        for name in table["columns"]
     }
     if table["against"]:
-        cells[f"behind {table['against']}"] = _behind(table, row)
-    cells |= _not_annotated_cell(table, row)
-    cells |= _gap_cell(table, row)
+        cells[f"behind {table['against']}"] = _format_distance(table, row)
+    cells |= _list_not_annotated_cell(table, row)
+    cells |= _list_gap_cell(table, row)
     return cells
 
 
-def _behind(table: Table, row: TableRow) -> str:
+def _format_distance(table: Table, row: TableRow) -> str:
     """Return how far a row is below another row in the last column."""
     best = row
     for other in table["rows"]:
@@ -281,42 +288,48 @@ def _behind(table: Table, row: TableRow) -> str:
     return f"{_PERCENT * (best_mean - mean):.1f}"
 
 
-def _site_cells(table: Table, row: TableRow) -> dict[str, str]:
-    """Return each site's scores, those for unannotated types, and the costs."""
+def _list_site_cells(table: Table, row: TableRow) -> dict[str, str]:
+    """Return a row's cells by heading: the scores of each site, then the costs."""
     cells = {}
     for site, scores in row["scores"].items():
         f1 = [scores[kind]["f1"] for kind in KINDS if scores.get(kind)]
-        cells[site] = " / ".join(map(_cell, f1))
-    cells |= _not_annotated_cell(table, row)
-    cells |= _cost_cells(table, row)
-    cells |= _gap_cell(table, row)
+        cells[site] = " / ".join(map(_format_cell, f1))
+    cells |= _list_not_annotated_cell(table, row)
+    cells |= _list_cost_cells(table, row)
+    cells |= _list_gap_cell(table, row)
     return cells
 
 
-def _cost_cells(table: Table, row: TableRow) -> dict[str, str]:
-    """Return the scores within the grid's costs, and the costs of the complete run."""
+def _list_cost_cells(table: Table, row: TableRow) -> dict[str, str]:
+    """Return the cells of costs: scores within the grid's limits, and the total costs."""
     within = row["within"]
     cells = {}
     for name, unit in (("megabytes", "MB"), ("seconds", "s")):
         if table[name]:
             head = f"micro strict within {table[name]:g} {unit}"
-            cells[head] = _cell(within[name]) if within else ""
+            cells[head] = _format_cell(within[name]) if within else ""
     if cells:
         cells["MB"] = f"{row['megabytes']:.1f}" if within else ""
         cells["s"] = f"{row['seconds']:.0f}"
     return cells
 
 
-def _not_annotated_cell(table: Table, row: TableRow) -> dict[str, str]:
-    """Return F1 on types that a site does not annotate, if any row has it."""
+def _list_not_annotated_cell(table: Table, row: TableRow) -> dict[str, str]:
+    """Return the cell of F1 on types that a site does not annotate.
+
+    {} if no row of the table has such a score.
+    """
     if not any(each["not_annotated"] for each in table["rows"]):
         return {}
     score = row["not_annotated"]
-    return {"types not annotated": _cell(score["f1"]) if score else ""}
+    return {"types not annotated": _format_cell(score["f1"]) if score else ""}
 
 
-def _gap_cell(table: Table, row: TableRow) -> dict[str, str]:
-    """Return the share of pooled - alone that a row closes, if any row has one."""
+def _list_gap_cell(table: Table, row: TableRow) -> dict[str, str]:
+    """Return the cell of the share of pooled - alone that a row closes.
+
+    {} if no row of the table has such a share.
+    """
     if not any(each.get("gap") for each in table["rows"]):
         return {}
     gap = row.get("gap")
@@ -325,21 +338,21 @@ def _gap_cell(table: Table, row: TableRow) -> dict[str, str]:
     elif "why" in gap:
         text = gap["why"]
     else:
-        text = _cell(gap, digits=2, factor=1)
+        text = _format_cell(gap, digits=2, factor=1)
     return {"gap closed": text}
 
 
-def _column_cell(name: str, number: Number) -> str:
+def _format_column_cell(name: str, number: Number) -> str:
     """Return a number of a column: fractions in percent, other numbers unchanged."""
     if not is_plain(name):
-        return _cell(number)
+        return _format_cell(number)
     if name.endswith(("loss", "brier")):
         digits = 3
     elif name == "s":
         digits = 0
     else:
         digits = 2
-    return _cell(number, digits=digits, factor=1)
+    return _format_cell(number, digits=digits, factor=1)
 
 
 def is_plain(column: str) -> bool:
@@ -347,7 +360,7 @@ def is_plain(column: str) -> bool:
     return column.rsplit(" ", 1)[-1] in _PLAIN_COLUMNS
 
 
-def _cell(number: Number, *, digits: int = 1, factor: float = _PERCENT) -> str:
+def _format_cell(number: Number, *, digits: int = 1, factor: float = _PERCENT) -> str:
     """Return mean ± standard deviation."""
     mean = number["mean"]
     std = number["std"]
@@ -362,7 +375,7 @@ def _cell(number: Number, *, digits: int = 1, factor: float = _PERCENT) -> str:
 # ---- a row for each disease ----------------------------------------------------------
 
 
-def _disease_tables(table: Table) -> Iterator[str]:
+def _list_disease_tables(table: Table) -> Iterator[str]:
     """Yield a table with a row for each disease and three columns for each run.
 
     The paper's figures are beside them if the diseases are the same.
@@ -372,14 +385,14 @@ def _disease_tables(table: Table) -> Iterator[str]:
     yield f"Percent; {_describe_seeds(table)}. {table['note']}".rstrip()
     diseases = list(dict.fromkeys(name for row in rows for name in row["by_output"]))
     is_beside = any(name in paper for name in diseases)
-    yield _disease_table(table, diseases, paper=paper if is_beside else {})
+    yield _format_disease_table(table, diseases, paper=paper if is_beside else {})
     if paper and not is_beside:
-        yield from _paper_table(table)
+        yield from _list_paper_table(table)
     elif table["paper_note"]:
         yield table["paper_note"]
 
 
-def _disease_table(
+def _format_disease_table(
     table: Table,
     diseases: Sequence[str],
     *,
@@ -387,12 +400,12 @@ def _disease_table(
 ) -> str:
     """Return the table of all diseases and their average."""
     rows = table["rows"]
-    cells = {name: _disease_cells(rows, name) for name in diseases}
+    cells = {name: _list_disease_cells(rows, name) for name in diseases}
     for name in paper:
         if name != "average" and name not in cells:
-            cells[name] = _disease_cells(rows, name)
+            cells[name] = _list_disease_cells(rows, name)
     cells["average"] = [
-        _average(row, key) for row in rows for key, _ in _DISEASE_COLUMNS
+        _format_average(row, key) for row in rows for key, _ in _DISEASE_COLUMNS
     ]
 
     heads = ["disease"]
@@ -413,16 +426,16 @@ def _disease_table(
     return markdown_table(heads, lines)
 
 
-def _disease_cells(rows: Sequence[TableRow], disease: str) -> list[str]:
+def _list_disease_cells(rows: Sequence[TableRow], disease: str) -> list[str]:
     """Return the scores of a disease, three for each row."""
     cells = []
     for row in rows:
         scores = row["by_output"].get(disease, {})
-        cells += [_cell(scores.get(key, MISSING)) for key, _ in _DISEASE_COLUMNS]
+        cells += [_format_cell(scores.get(key, MISSING)) for key, _ in _DISEASE_COLUMNS]
     return cells
 
 
-def _average(row: TableRow, key: str) -> str:
+def _format_average(row: TableRow, key: str) -> str:
     """Return the mean over diseases of the means over seeds."""
     means = [
         scores[key]["mean"] for scores in row["by_output"].values() if key in scores

@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from fednotes.apps.experiments.runs import GridRun
-from fednotes.apps.experiments.search import search_runs
+from fednotes.apps.experiments.search import list_search_runs
 from fednotes.core.errors import FednotesError
 from fednotes.core.stopping import call
 from fednotes.core.wording import format_duration
@@ -78,7 +78,7 @@ class Work:
         every = [*first]
         for group in groups:
             every += group
-            needed += search_runs(group)
+            needed += list_search_runs(group)
             # The setting that the search chooses, whichever it is, runs on all seeds.
             choice = group[0].choice
             needed += [
@@ -108,21 +108,21 @@ class Work:
         if self._confirm is not None and not self._is_time_announced:
             first = next((run for run in new if not run.is_done()), None)
             if first is not None:
-                self._report(first, self._carry_out(first))
+                self._report_run(first, self._carry_out(first))
                 new.remove(first)
         with ThreadPoolExecutor(max_workers=self._workers) as pool:
             for run, seconds in zip(new, pool.map(self._carry_out, new), strict=True):
-                self._report(run, seconds)
+                self._report_run(run, seconds)
 
     def _carry_out(self, run: GridRun) -> float:
-        """Carry out a run on a device that is free; return its seconds, as `_timed`."""
+        """Carry out a run on a free device; return its seconds, as `_run_timed`."""
         device = self._devices.get()
         try:
-            return _timed(on_device(run, device))
+            return _run_timed(assign_device(run, device))
         finally:
             self._devices.put(device)
 
-    def _report(self, run: GridRun, seconds: float) -> None:
+    def _report_run(self, run: GridRun, seconds: float) -> None:
         """Report on a run that has ended; 0 seconds if it had ended before."""
         self._ended += 1
         self._on_run(run.describe(), self._ended, self._total)
@@ -149,21 +149,21 @@ class Work:
             self._confirm(line)
 
 
-def on_device(run: GridRun, device: str) -> GridRun:
-    """Return a run on one GPU, if it was planned for any of them."""
+def assign_device(run: GridRun, device: str) -> GridRun:
+    """Return a run that uses this GPU, if it was planned for any GPU."""
     arguments = (device if word == EVERY_GPU else word for word in run.arguments)
     return replace(run, arguments=tuple(arguments))
 
 
-def _timed(run: GridRun) -> float:
+def _run_timed(run: GridRun) -> float:
     """Carry out a run; return its seconds, or 0 if it was already done."""
     was_done = run.is_done()
     started = time.monotonic()
-    execute(run)
+    run_command(run)
     return 0.0 if was_done else time.monotonic() - started
 
 
-def execute(run: GridRun) -> None:
+def run_command(run: GridRun) -> None:
     """Run a `fednotes simulate` command, unless it is done.
 
     The output goes into a log beside the run's folder.

@@ -300,8 +300,8 @@ def _require_same_labels(sites: Sequence[SiteFacts]) -> None:
         if unshared:
             raise DataError(
                 f"{site.labels.path}: {_join_names(unshared)} are labelled at only "
-                f"one of the sites {first.name} and {site.name}: add an empty column for each "
-                "where it is missing"
+                f"one of the sites {first.name} and {site.name}: add an empty column "
+                "for each where it is missing"
             )
 
 
