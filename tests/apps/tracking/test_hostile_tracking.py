@@ -15,7 +15,7 @@ from applications import needs_app
 needs_app("tracking")
 
 from fednotes.apps.tracking.export import export_mlflow, export_tensorboard
-from fednotes.apps.tracking.facts import points_of
+from fednotes.apps.tracking.facts import list_points
 from fednotes.core.errors import DataError, TrainingError
 from fednotes.jobs.progress import ProgressListener
 from fednotes.jobs.results import RunResult
@@ -78,7 +78,7 @@ def test_a_link_within_the_run_is_followed(tmp_path: Path) -> None:
     "number", [float("nan"), float("inf"), 1e99, 2**63, -1, "2", [1], None]
 )
 def test_an_impossible_round_number_is_left_out(number: Any, tmp_path: Path) -> None:
-    assert list(points_of({**ENTRY, "round": number})) == []
+    assert list(list_points({**ENTRY, "round": number})) == []
     run = write_run(tmp_path / "run", number, 0)
     assert export_tensorboard(run, tmp_path / "events") == 1
 

@@ -21,7 +21,7 @@ needs_app("tracking")
 import fednotes as fn
 from fednotes.apps.tracking import mlflow as mlflow_tool
 from fednotes.apps.tracking.export import export_mlflow, export_tensorboard
-from fednotes.apps.tracking.facts import Point, RunFacts, points_of, read_facts
+from fednotes.apps.tracking.facts import Point, RunFacts, list_points, read_facts
 from fednotes.apps.tracking.tracker import Tracker
 from fednotes.core.errors import (
     ConfigError,
@@ -108,7 +108,7 @@ def expected_curves(run: Path) -> dict[tuple[str, str, str], dict[int, float]]:
     """Return condition, site and name → round → value, from metrics.jsonl."""
     curves: dict[tuple[str, str, str], dict[int, float]] = {}
     for entry in read_metrics(run):
-        for point in points_of(entry):
+        for point in list_points(entry):
             for name, value in point.values.items():
                 curve = curves.setdefault((point.condition, point.site, name), {})
                 curve[point.round] = value

@@ -138,7 +138,7 @@ def test_a_patient_is_shown_with_all_phenotypes() -> None:
 def test_calibration_compares_probability_and_presence() -> None:
     """A questionable label is not present; what was not learned is left out."""
     review = PatientReview([NORTH, SOUTH], "model")
-    gout = [each for each in review.judgments() if each.phenotype == "gout"]
+    gout = [each for each in review.list_judgments() if each.phenotype == "gout"]
     measured = judge_presence(gout)
     assert measured is not None
     errors = (abs(1 - 0.9), 0.8, 0.3, abs(1 - 0.2))
@@ -222,7 +222,7 @@ def test_the_patients_of_a_saved_model_are_shown(tmp_path: Path) -> None:
     review = content.patients.get(60)
     assert review is not None
     assert [
-        (each.number, each.phenotype, each.is_right) for each in review.judgments()
+        (each.number, each.phenotype, each.is_right) for each in review.list_judgments()
     ] == [(0, "asthma", True), (1, "gout", False)]
     page = browser.get("/patients").text
     assert "Patients in patients.jsonl" in page

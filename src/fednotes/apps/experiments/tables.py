@@ -301,7 +301,7 @@ def _list_site_cells(table: Table, row: TableRow) -> dict[str, str]:
 
 
 def _list_cost_cells(table: Table, row: TableRow) -> dict[str, str]:
-    """Return the cells of costs: scores within the grid's limits, and the total costs."""
+    """Return the cells of costs: scores within the limits, and the total costs."""
     within = row["within"]
     cells = {}
     for name, unit in (("megabytes", "MB"), ("seconds", "s")):

@@ -26,7 +26,7 @@ from fednotes.apps.serving.schemas import (
     Refusal,
     Results,
     Threshold,
-    confident_spans,
+    keep_confident_spans,
 )
 from fednotes.apps.serving.tables import add_table_route
 from fednotes.core.cleaning import NAME, clean
@@ -90,6 +90,7 @@ def create_app(
 
     @asynccontextmanager
     async def run_queue(_app: FastAPI) -> AsyncIterator[None]:
+        """Process the queue of the model while the application runs."""
         worker = asyncio.ensure_future(queue.run())
         yield
         worker.cancel()
@@ -118,7 +119,7 @@ def create_app(
         limits=limits,
         token=token,
         metrics=metrics,
-        retry_seconds=queue.waiting_seconds,
+        retry_seconds=queue.estimate_waiting_seconds,
         takes_tables=batch,
     )
     app.exception_handler(RequestValidationError)(_refuse_invalid)
@@ -134,13 +135,13 @@ async def _refuse_invalid(_request: object, error: RequestValidationError) -> No
     """Raise Refused with the locations of invalid values, without the values."""
     messages = []
     for each in islice(error.errors(), _LISTED_ERRORS):
-        place = ".".join(_public_name(part) for part in each["loc"])
+        place = ".".join(_hide_unknown_name(part) for part in each["loc"])
         messages.append(clean(f"{place}: {each['msg']}", 2 * NAME))
     raise Refused(422, "; ".join(messages))
 
 
-def _public_name(part: str | int) -> str:
-    """Return one part of the path to an invalid value, or "…" for unknown names.
+def _hide_unknown_name(part: str | int) -> str:
+    """Return a part of the path to an invalid value; "…" if its name is unknown.
 
     A name that is not a field of this API may be note text or a patient's name.
     """
@@ -193,7 +194,7 @@ def _add_mention_routes(
         limits.require_texts(texts)
         documents = await queue.predict(texts)
         return fhir.bundle(
-            fhir.with_mentions(note, confident_spans(document.spans, threshold))
+            fhir.with_mentions(note, keep_confident_spans(document.spans, threshold))
             for note, document in zip(resources, documents, strict=True)
         )
 

@@ -147,6 +147,7 @@ class Gate:
                 )
 
     async def _read_body(self, receive: Receive, *, keep: bool = True) -> bytes:
+        """Return the body of a request, of limited size and in limited time."""
         return await read_body(
             receive, self._limits.max_bytes, self._limits.body_seconds, keep=keep
         )
@@ -196,7 +197,7 @@ class Gate:
     async def _require_json(self, body: bytes, headers: Mapping[str, bytes]) -> None:
         """Raise Refused unless a body is JSON by its content type and its content."""
         content_type = headers.get("content-type", b"").decode("latin-1")
-        if media_type(content_type) not in ("application/json", FHIR_JSON):
+        if read_media_type(content_type) not in ("application/json", FHIR_JSON):
             raise Refused(
                 415, "send JSON, with the header: content-type: application/json"
             )
@@ -211,7 +212,7 @@ class Gate:
             ) from None
 
 
-def media_type(content_type: str) -> str:
+def read_media_type(content_type: str) -> str:
     """Return the media type of a header Content-Type, without its parameters."""
     return content_type.partition(";")[0].strip().lower()
 
@@ -278,11 +279,13 @@ async def _answer_unless_gone(
     stalled = asyncio.get_running_loop().create_future()
 
     async def receive_again() -> Message:
+        """Return the body that was already read, then wait until the client leaves."""
         if unread:
             return unread.pop()
         return await asyncio.shield(leaving)
 
     async def send_in_time(message: Message) -> None:
+        """Send a part of the answer; if it takes too long, stop the answer."""
         try:
             async with asyncio.timeout(seconds):
                 await send(message)

@@ -16,7 +16,7 @@ from fednotes.core.types import Document
 BATCH_INPUTS = 32
 BATCH_CHARACTERS = 200_000
 
-# The estimate of `ModelQueue.waiting_seconds` is at most this long.
+# The estimate of `ModelQueue.estimate_waiting_seconds` is at most this long.
 _MAX_WAITING_SECONDS = 60
 # Weight of the latest call in the moving average of the seconds per input.
 _LATEST_WEIGHT = 0.2
@@ -48,7 +48,7 @@ class ModelQueue:
     async def predict(self, inputs: Sequence[Any]) -> list[Any]:
         """Return one result per input; raise the model's exception if one fails."""
         for model_input in inputs:
-            for text in _texts(model_input):
+            for text in _list_texts(model_input):
                 self._metrics.count_text(len(text))
 
         loop = asyncio.get_running_loop()
@@ -64,7 +64,7 @@ class ModelQueue:
             for future in futures:
                 future.cancel()
 
-    def waiting_seconds(self) -> int:
+    def estimate_waiting_seconds(self) -> int:
         """Return the estimated time in seconds until the waiting inputs are done."""
         seconds = math.ceil(self._seconds_per_input * self._waiting.qsize())
         return min(_MAX_WAITING_SECONDS, max(1, seconds))
@@ -93,7 +93,7 @@ class ModelQueue:
         characters = 0
         while len(batch) < BATCH_INPUTS and not self._waiting.empty():
             latest_input, _ = batch[-1]
-            characters += sum(map(len, _texts(latest_input)))
+            characters += sum(map(len, _list_texts(latest_input)))
             if characters >= BATCH_CHARACTERS:
                 break
             batch.append(self._waiting.get_nowait())
@@ -120,7 +120,7 @@ class ModelQueue:
         return results
 
 
-def _texts(model_input: Any) -> Iterator[str]:
+def _list_texts(model_input: Any) -> Iterator[str]:
     """Yield the texts of an input: a text, a document, or a list of texts."""
     if isinstance(model_input, str):
         yield model_input

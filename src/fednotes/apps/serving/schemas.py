@@ -37,9 +37,9 @@ class Question(BaseModel, extra="forbid", strict=True):
 
         Their offsets are in the requested units.
         """
-        spans = confident_spans(document.spans, self.threshold)
+        spans = keep_confident_spans(document.spans, self.threshold)
         if self.offsets == "utf16":
-            spans = _with_utf16_offsets(document.text, spans)
+            spans = _convert_to_utf16_offsets(document.text, spans)
         return Mentions(spans=spans)
 
 
@@ -78,7 +78,7 @@ class Refusal(BaseModel):
     detail: str
 
 
-def confident_spans(spans: Iterable[Span], threshold: float) -> list[Span]:
+def keep_confident_spans(spans: Iterable[Span], threshold: float) -> list[Span]:
     """Return the spans without a confidence, or with at least the threshold's."""
     return [
         span
@@ -87,12 +87,13 @@ def confident_spans(spans: Iterable[Span], threshold: float) -> list[Span]:
     ]
 
 
-def _with_utf16_offsets(text: str, spans: Sequence[Span]) -> list[Span]:
+def _convert_to_utf16_offsets(text: str, spans: Sequence[Span]) -> list[Span]:
     """Return spans with offsets in UTF-16 code units instead of code points."""
     # These characters take two code units.
     wide = [index for index, character in enumerate(text) if character > "\uffff"]
 
     def convert(offset: int) -> int:
+        """Return an offset in code units."""
         return offset + bisect_left(wide, offset)
 
     return [

@@ -10,14 +10,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from fednotes.apps.serving.gate import media_type
+from fednotes.apps.serving.gate import read_media_type
 from fednotes.apps.serving.limits import Limits
 from fednotes.apps.serving.model_queue import (
     BATCH_CHARACTERS,
     BATCH_INPUTS,
     ModelQueue,
 )
-from fednotes.apps.serving.schemas import TableFormat, Threshold, confident_spans
+from fednotes.apps.serving.schemas import TableFormat, Threshold, keep_confident_spans
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.http_server import Refused
@@ -74,8 +74,10 @@ def add_table_route(app: FastAPI, queue: ModelQueue, limits: Limits) -> None:
         The lines have the order of the notes. The table is CSV, TSV, JSON Lines or
         Parquet, optionally compressed with gzip or Zstandard.
         """
-        _require_packing(content_encoding)
-        ending = _format_ending(content_type, format) + _packing_ending(table)
+        _require_known_packing(content_encoding)
+        ending = _choose_format_ending(content_type, format) + _find_packing_ending(
+            table
+        )
         # Only the owner can read a temporary directory.
         folder = TemporaryDirectory(prefix="fednotes-")
         path = Path(folder.name, f"notes{ending}")
@@ -92,12 +94,13 @@ def add_table_route(app: FastAPI, queue: ModelQueue, limits: Limits) -> None:
             raise
 
         async def predict_lines() -> AsyncIterator[str]:
+            """Yield a JSON line for each note, window by window."""
             documents = iter(inputs)
             with folder:
                 while window := await asyncio.to_thread(_read_window, documents):
                     predictions = await queue.predict(window)
                     for note, prediction in zip(window, predictions, strict=True):
-                        spans = confident_spans(prediction.spans, threshold)
+                        spans = keep_confident_spans(prediction.spans, threshold)
                         yield format_json_line(replace(note, spans=tuple(spans)))
 
         return StreamingResponse(predict_lines(), media_type="application/x-ndjson")
@@ -106,7 +109,7 @@ def add_table_route(app: FastAPI, queue: ModelQueue, limits: Limits) -> None:
     add(predict_table)
 
 
-def _require_packing(content_encoding: str) -> None:
+def _require_known_packing(content_encoding: str) -> None:
     """Raise Refused unless the header Content-Encoding names a known compression."""
     if content_encoding.strip().lower() not in _CONTENT_ENCODINGS:
         raise Refused(
@@ -114,7 +117,7 @@ def _require_packing(content_encoding: str) -> None:
         )
 
 
-def _format_ending(content_type: str, format: TableFormat | None) -> str:
+def _choose_format_ending(content_type: str, format: TableFormat | None) -> str:
     """Return the file name extension for a table's format, such as ".csv".
 
     The content type must be that of a table, because a web page of another origin
@@ -127,7 +130,7 @@ def _format_ending(content_type: str, format: TableFormat | None) -> str:
     Raises:
         Refused: The content type is not supported, or the format is missing.
     """
-    kind = media_type(content_type)
+    kind = read_media_type(content_type)
     if kind not in _FORMATS and kind not in _ANY_FORMAT:
         known = ", ".join(_FORMATS)
         raise Refused(
@@ -142,7 +145,7 @@ def _format_ending(content_type: str, format: TableFormat | None) -> str:
     return f".{known_format}"
 
 
-def _packing_ending(table: bytes) -> str:
+def _find_packing_ending(table: bytes) -> str:
     """Return the file name extension for a table's compression; "" if it has none."""
     if table.startswith(_GZIP):
         return ".gz"

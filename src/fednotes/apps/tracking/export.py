@@ -46,6 +46,7 @@ def export_tensorboard(run: str | Path, folder: str | Path) -> int:
 
 
 def _export(tool: Tool, folder: Path) -> int:
+    """Write the runs in a folder with a tool; return how many there are."""
     runs = [folder] if is_run(folder) else list(list_seed_folders(folder).values())
     runs = [run for run in runs if is_run(run)]
     if not runs:

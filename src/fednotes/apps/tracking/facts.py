@@ -97,7 +97,7 @@ def read_facts(folder: Path) -> RunFacts:
         FednotesError: The folder is not that of a run.
     """
     progress = read_result_so_far(folder)
-    table = _table_of_job(progress.config)
+    table = _read_public_table(progress.config)
     settings: dict[str, str] = {}
     toml = ""
     try:
@@ -120,15 +120,15 @@ def read_facts(folder: Path) -> RunFacts:
     return RunFacts(name, title or folder.name, method, settings, toml)
 
 
-def _table_of_job(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tables of a job without paths.
+def _read_public_table(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables of a run's job without paths.
 
     Real sites' runs hold them in a declaration, under "job".
     """
     table = config
     if "method" not in config and isinstance(config.get("job"), Mapping):
         table = config["job"]
-    public = {key: _without_folders(value) for key, value in table.items()}
+    public = {key: _drop_folders(value) for key, value in table.items()}
     sites = {
         name: drop_places(mapping(site))
         for name, site in mapping(public.get("sites")).items()
@@ -138,12 +138,12 @@ def _table_of_job(config: Mapping[str, Any]) -> dict[str, Any]:
     return public
 
 
-def _without_folders(value: Any) -> Any:
+def _drop_folders(value: Any) -> Any:
     """Return a value of a table with only the last part of each path."""
     if isinstance(value, Mapping):
-        return {key: _without_folders(item) for key, item in value.items()}
+        return {key: _drop_folders(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_folders(item) for item in value]
+        return [_drop_folders(item) for item in value]
     if isinstance(value, str) and (
         PurePath(value).is_absolute() or value.startswith(("~", "./", "../"))
     ):
@@ -152,6 +152,7 @@ def _without_folders(value: Any) -> Any:
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the values of nested tables as text, without those of sites."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             if f"{prefix}{key}." != _SITE_TABLE:
@@ -163,7 +164,7 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 # ---- curves and scores ---------------------------------------------------------------
 
 
-def points_of(entry: Mapping[str, Any]) -> Iterator[Point]:
+def list_points(entry: Mapping[str, Any]) -> Iterator[Point]:
     """Yield the points of an evaluation, as metrics.jsonl has it.
 
     An evaluation in a round that no run has, as a damaged file names it, has none.
@@ -174,31 +175,33 @@ def points_of(entry: Mapping[str, Any]) -> Iterator[Point]:
         return
     round_number = int(round_index) + 1
     whole = {key: value for key, value in entry.items() if key not in _NOT_CURVES}
-    by_site = {str(entry.get("site") or ""): _numbers(whole)}
+    by_site = {str(entry.get("site") or ""): _keep_numbers(whole)}
     for site, of_site in mapping(entry.get("sites")).items():
         # A site that trains alone has the values of the whole part, too.
-        by_site.setdefault(str(site), {}).update(_numbers(mapping(of_site)))
+        by_site.setdefault(str(site), {}).update(_keep_numbers(mapping(of_site)))
     for site, values in by_site.items():
         if values:
             yield Point(condition, site, round_number, values)
 
 
-def final_scores(result: RunResult) -> Iterator[FinalScores]:
+def list_final_scores(result: RunResult) -> Iterator[FinalScores]:
     """Yield the scores on test data, the costs and the ε of a run that has ended."""
     for row in result.table():
-        values = _numbers(row)
+        values = _keep_numbers(row)
         if values:
             yield FinalScores(str(row["condition"]), str(row["site"]), values)
     for condition in dict.fromkeys((*result.conditions, *result.privacy)):
         costs = mapping(result.conditions.get(condition))
-        values = _numbers({name: costs.get(name) for name in _COSTS})
+        values = _keep_numbers({name: costs.get(name) for name in _COSTS})
         guarantee = mapping(result.privacy.get(condition))
-        values |= _numbers({name: guarantee.get(name) for name in ("epsilon", "delta")})
+        values |= _keep_numbers(
+            {name: guarantee.get(name) for name in ("epsilon", "delta")}
+        )
         if values:
             yield FinalScores(condition, "", values)
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def _keep_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the values that are finite numbers."""
     numbers = {}
     for key in values:
@@ -233,7 +236,7 @@ def write_artifacts(folder: Path, out: Path) -> list[Path]:
         write_text(out / "job.toml", toml)
     if (folder / SUMMARY).is_file():
         result = read_result(folder)
-        config = _table_of_job(result.config)
+        config = _read_public_table(result.config)
         result.model_copy(update={"config": config, "command": ""}).write(out)
         if (folder / METRICS).is_file():
             write_text(out / METRICS, read_text(folder / METRICS))

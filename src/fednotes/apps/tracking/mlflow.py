@@ -86,10 +86,11 @@ class MLflow:
         self._add_settings(facts)
 
     def _add_settings(self, facts: RunFacts) -> None:
+        """Add the job's settings to the run."""
         from mlflow.entities import Param
 
         settings = [
-            Param(_name(key), value[:_MAX_VALUE])
+            Param(_make_name(key), value[:_MAX_VALUE])
             for key, value in facts.settings.items()
         ]
         for start in range(0, len(settings), _MAX_BATCH):
@@ -101,7 +102,7 @@ class MLflow:
         """Add to the curves of the run."""
         self._add_values(
             [
-                (_name(point.condition, point.site, name), value, point.round)
+                (_make_name(point.condition, point.site, name), value, point.round)
                 for point in points
                 for name, value in point.values.items()
             ]
@@ -111,13 +112,14 @@ class MLflow:
         """Add the scores of the run that has ended."""
         self._add_values(
             [
-                (_name(_TEST, final.condition, final.site, name), value, 0)
+                (_make_name(_TEST, final.condition, final.site, name), value, 0)
                 for final in scores
                 for name, value in final.values.items()
             ]
         )
 
     def _add_values(self, values: Sequence[tuple[str, float, int]]) -> None:
+        """Add values to the curves of the run, given as (name, value, step)."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -177,7 +179,7 @@ def _require_new(path: Path) -> None:
         )
 
 
-def _name(*parts: str) -> str:
+def _make_name(*parts: str) -> str:
     """Return a name that MLflow accepts, with a slash between the parts."""
     safe = (_NOT_IN_NAMES.sub("_", part) for part in parts if part)
     return "/".join(safe)[:_MAX_NAME]

@@ -51,7 +51,7 @@ class TensorBoard:
 
     def open(self, facts: RunFacts) -> None:
         """Begin a run, in a new subfolder."""
-        name = _safe(facts.name)
+        name = _make_safe_name(facts.name)
         self._run = self._folder / name
         number = 2
         while self._run.exists():
@@ -62,12 +62,12 @@ class TensorBoard:
         lines = [f"{facts.title} ({facts.method})", "", "| setting | value |"]
         lines.append("|---|---|")
         lines += [f"| {key} | {value} |" for key, value in facts.settings.items()]
-        self._writer().add_text("settings", "\n".join(lines))
+        self._find_writer().add_text("settings", "\n".join(lines))
 
     def add_points(self, points: Sequence[Point]) -> None:
         """Add to the curves of the run, where they can be seen at once."""
         for point in points:
-            writer = self._writer(point.condition, point.site)
+            writer = self._find_writer(point.condition, point.site)
             for name, value in point.values.items():
                 writer.add_scalar(name, value, point.round)
             writer.flush()
@@ -75,7 +75,7 @@ class TensorBoard:
     def add_scores(self, scores: Sequence[FinalScores]) -> None:
         """Add the scores of the run that has ended."""
         for final in scores:
-            writer = self._writer(final.condition, final.site)
+            writer = self._find_writer(final.condition, final.site)
             for name, value in final.values.items():
                 writer.add_scalar(f"{_TEST}/{name}", value, 0)
                 if final.site in (MEAN, ""):
@@ -89,27 +89,27 @@ class TensorBoard:
                 text = file.read_text("utf-8")
                 if file.suffix == ".toml":
                     text = "\n".join(f"    {line}" for line in text.splitlines())
-                self._writer().add_text(file.stem, text)
+                self._find_writer().add_text(file.stem, text)
 
     def close(self, *, is_finished: bool) -> None:
         """End the run, with its settings and scores for the page HPARAMS."""
         if is_finished and self._facts is not None:
-            self._writer().add_hparams(
+            self._find_writer().add_hparams(
                 dict(self._facts.settings), self._scores, run_name="."
             )
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
 
-    def _writer(self, *names: str) -> Any:
-        """Return the writer of a subfolder of the run."""
-        folder = self._run.joinpath(*(_safe(name) for name in names if name))
+    def _find_writer(self, *names: str) -> Any:
+        """Return the writer of a subfolder of the run, or a new one."""
+        folder = self._run.joinpath(*(_make_safe_name(name) for name in names if name))
         if folder not in self._writers:
             self._writers[folder] = self._writer_class(str(folder))
         return self._writers[folder]
 
 
-def _safe(name: str) -> str:
+def _make_safe_name(name: str) -> str:
     """Return a name as the name of a folder."""
     return _UNSAFE.sub("_", name) or "_"
 

@@ -11,8 +11,8 @@ from fednotes.apps.tracking.facts import (
     FinalScores,
     Point,
     RunFacts,
-    final_scores,
-    points_of,
+    list_final_scores,
+    list_points,
     read_facts,
     write_artifacts,
 )
@@ -62,7 +62,7 @@ class Tracker(ProgressListener):
         self._tool.open(read_facts(folder))
         self._is_open = True
         for entry in read_metrics(folder):
-            self._add(entry)
+            self._add_entry(entry)
 
     def begin(self, part: Part, rounds: int, examples: int) -> None:
         """Remember the part whose rounds follow."""
@@ -72,7 +72,7 @@ class Tracker(ProgressListener):
     def round(self, result: RoundResult) -> None:
         """Add an evaluation to the curves."""
         if self._is_open and self._part is not None and result.evaluated:
-            self._add(describe_evaluation(result, self._part))
+            self._add_entry(describe_evaluation(result, self._part))
 
     def finish(self, folder: Path) -> None:
         """Add scores and files, and end the run."""
@@ -80,7 +80,7 @@ class Tracker(ProgressListener):
             return
         is_finished = (folder / SUMMARY).is_file()
         if is_finished:
-            self._tool.add_scores(list(final_scores(read_result(folder))))
+            self._tool.add_scores(list(list_final_scores(read_result(folder))))
         with TemporaryDirectory() as out:
             self._tool.add_files(write_artifacts(folder, Path(out)))
         self._close(is_finished=is_finished)
@@ -91,11 +91,13 @@ class Tracker(ProgressListener):
             self._close(is_finished=False)
 
     def _close(self, *, is_finished: bool) -> None:
+        """End the tool's run."""
         self._is_open = False
         self._tool.close(is_finished=is_finished)
 
-    def _add(self, entry: Mapping[str, Any]) -> None:
-        points = list(points_of(entry))
+    def _add_entry(self, entry: Mapping[str, Any]) -> None:
+        """Add the points of an evaluation, unless the tool has them already."""
+        points = list(list_points(entry))
         if not points:
             return
         key = (str(entry.get("part")), points[0].round)

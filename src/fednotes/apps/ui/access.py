@@ -88,6 +88,7 @@ class Access:
         )
 
     def _is_token(self, text: str) -> bool:
+        """Return whether a text is the token; compare them in constant time."""
         return secrets.compare_digest(text.encode(), self.token.encode())
 
     def _enter(self, request: Request, cookie_name: str) -> Response:

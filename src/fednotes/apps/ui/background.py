@@ -35,7 +35,7 @@ class BackgroundWork(Generic[T]):
             if self._future is None:
                 self._future = Future()
                 thread = threading.Thread(
-                    target=self._run, args=(self._future,), daemon=True
+                    target=self._run_work, args=(self._future,), daemon=True
                 )
                 thread.start()
             future = self._future
@@ -45,7 +45,8 @@ class BackgroundWork(Generic[T]):
             self._future = None
         return future.result()
 
-    def _run(self, future: Future[T]) -> None:
+    def _run_work(self, future: Future[T]) -> None:
+        """Do the work, and store its result or its exception."""
         try:
             future.set_result(self._work())
         except BaseException as error:  # raised again by `get`

@@ -54,7 +54,7 @@ class Confusion:
     labels: tuple[str, ...]
     counts: Counter[tuple[str | None, str | None]]
 
-    def row(self, annotated: str | None) -> list[Cell]:
+    def list_cells(self, annotated: str | None) -> list[Cell]:
         """Return the cells of a row: each predicted type, then "missed".
 
         The row of None, predictions where nothing is annotated, has no such last cell.
@@ -73,12 +73,12 @@ class Confusion:
             for label in predicted
         ]
 
-    def most_frequent(self) -> list[Cell]:
+    def list_most_frequent(self) -> list[Cell]:
         """Return the most frequent confusions of one type with another."""
         cells = [
             cell
             for label in self.labels
-            for cell in self.row(label)
+            for cell in self.list_cells(label)
             if cell.number and cell.predicted is not None and not cell.is_agreement
         ]
         return sorted(cells, key=lambda cell: -cell.number)[:_MAX_FREQUENT]

@@ -96,7 +96,7 @@ class Content:
         default_factory=lambda: WorkOnRuns(_has_patients, review_patients_of_run)
     )
 
-    def look_for_runs(self) -> None:
+    def add_new_runs(self) -> None:
         """Add the runs that have appeared in the folders of runs."""
         shown = {folder.resolve() for folder in self.runs.values()}
         for folder in self.folders:
@@ -197,11 +197,11 @@ def load_content(  # noqa: PLR0913 - what a person may want to set
         folders=sorted_paths.run_folders,
         kits=name_paths(sorted_paths.kits),
     )
-    content.look_for_runs()
+    content.add_new_runs()
     _add_desks(content)
 
     options = _ReadOptions(format, on_error, encoding, device, backbone, labels)
-    file = corrections or _corrections_beside((notes or runs or paths)[0])
+    file = corrections or _locate_corrections((notes or runs or paths)[0])
     if models and issubclass(find_model_class(models[0]), PatientModel):
         _add_patients(content, models[0], notes, options)
     else:
@@ -228,7 +228,7 @@ def _sort_paths(paths: Sequence[Path]) -> _SortedPaths:
     folders = [path for path in paths if path.is_dir()]
     models = [path for path in folders if _is_saved_model(path)]
     runs = [path for path in folders if path not in models and is_run(path)]
-    kits = [path for path in folders if ledger_reader(path) is not None]
+    kits = [path for path in folders if find_ledger_reader(path) is not None]
     known = (*models, *runs, *kits)
     run_folders = [path for path in folders if path not in known and find_runs(path)]
     notes = [path for path in paths if path not in (*known, *run_folders)]
@@ -325,10 +325,10 @@ def _add_errors_of_run(content: Content, runs: Sequence[Path], file: Path) -> No
 
 def _review_errors(folder: Path) -> Review:
     """Return the errors of a run, with the decisions in the file beside it."""
-    return review_run(folder, _corrections_beside(folder))
+    return review_run(folder, _locate_corrections(folder))
 
 
-def _corrections_beside(path: Path) -> Path:
+def _locate_corrections(path: Path) -> Path:
     """Return the file of decisions about notes or a run."""
     place = path.resolve()
     return place.with_name(f"{place.name}.corrections.json")
@@ -387,7 +387,7 @@ def find_desk(kit: Path) -> ApprovalDesk | None:
     return None
 
 
-def ledger_reader(folder: Path) -> Any:
+def find_ledger_reader(folder: Path) -> Any:
     """Return the registered module that reads the ledger of a site's kit.
 
     Args:

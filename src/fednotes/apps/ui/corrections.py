@@ -113,7 +113,7 @@ class Decision(BaseModel):
         if self.action == "delete":
             return None
         place = self.gold if self.action == "label-gold" else self.predicted
-        return None if place is None else place._replace(label=self.label)
+        return None if place is None else place._replace_decision(label=self.label)
 
 
 class _Content(BaseModel):
@@ -173,7 +173,7 @@ class CorrectionsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._stamp = _stamp(path)
+        self._stamp = _read_stamp(path)
         self._decisions: dict[MentionKey, Decision] = {}
         if self._stamp is not None:
             self._decisions = _read_decisions(path)
@@ -189,7 +189,7 @@ class CorrectionsFile:
         Raises:
             FednotesError: Another program changed the file, or it cannot be written.
         """
-        self._replace(decision.key, decision)
+        self._replace_decision(decision.key, decision)
 
     def remove(self, key: MentionKey) -> None:
         """Remove the decision about a mention, if there is one.
@@ -197,11 +197,12 @@ class CorrectionsFile:
         Raises:
             FednotesError: Another program changed the file, or it cannot be written.
         """
-        self._replace(key, None)
+        self._replace_decision(key, None)
 
-    def _replace(self, key: MentionKey, decision: Decision | None) -> None:
+    def _replace_decision(self, key: MentionKey, decision: Decision | None) -> None:
+        """Write the file with a new decision about a mention, or without one."""
         with self._lock:
-            if _stamp(self.path) != self._stamp:
+            if _read_stamp(self.path) != self._stamp:
                 raise FednotesError(
                     f"{self.path}: another program has changed this file, so the "
                     "decision was not saved; start `fednotes ui` again to load it"
@@ -213,7 +214,7 @@ class CorrectionsFile:
             content = _Content(decisions=list(decisions.values()))
             write_json(self.path, content.model_dump())
             self._decisions = decisions
-            self._stamp = _stamp(self.path)
+            self._stamp = _read_stamp(self.path)
 
 
 def _read_decisions(path: Path) -> dict[MentionKey, Decision]:
@@ -223,13 +224,14 @@ def _read_decisions(path: Path) -> dict[MentionKey, Decision]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise _not_readable(path, f"{where}: {first['msg']}") from error
+        raise _make_unreadable_error(path, f"{where}: {first['msg']}") from error
     except (OSError, JsonError) as error:
-        raise _not_readable(path, str(error)) from error
+        raise _make_unreadable_error(path, str(error)) from error
     return {decision.key: decision for decision in content.decisions}
 
 
-def _not_readable(path: Path, reason: str) -> DataError:
+def _make_unreadable_error(path: Path, reason: str) -> DataError:
+    """Return the error for a file that holds no decisions."""
     return DataError(
         f"{path}: cannot be read as a file of decisions ({reason}); start `fednotes "
         "ui` with another file of corrections"
@@ -248,12 +250,12 @@ def require_writable(file: Path) -> None:
     )
 
 
-def text_digest(text: str) -> str:
+def digest_text(text: str) -> str:
     """Return the digest that ties a decision to the text of its note."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def _read_stamp(path: Path) -> tuple[int, int] | None:
     """Return the time and size of a file, by which changes are noticed."""
     try:
         status = path.stat()

@@ -20,7 +20,13 @@ from fednotes.apps.ui.reliability import (
     measure_types,
 )
 from fednotes.apps.ui.review import UNDO, Filter, Item, Review, parse_filter
-from fednotes.apps.ui.views import Form, NotReady, Views, page_number, pick
+from fednotes.apps.ui.views import (
+    Form,
+    NotReady,
+    Views,
+    find_in_address,
+    parse_page_number,
+)
 from fednotes.core.errors import ConfigError
 from fednotes.data.formats import LossyError
 from fednotes.metrics.calibration import Reliability
@@ -71,14 +77,14 @@ class ErrorPages:
     def show_errors(self, request: Request) -> Response:
         """Show counts by type and kind, and the mentions that a filter selects."""
         filters = parse_filter(request.query_params)
-        review = self._review(filters.run)
+        review = self._find_review(filters.run)
         items = review.select(filters)
         pages = max(1, ceil(len(items) / _ERRORS_PER_PAGE))
-        page = min(pages, page_number(request.query_params.get("page", "")))
+        page = min(pages, parse_page_number(request.query_params.get("page", "")))
         first = (page - 1) * _ERRORS_PER_PAGE
         return self._views.render(
             "errors.html",
-            section=self._section(),
+            section=self._find_section(),
             review=review,
             filters=filters,
             counts=review.count_kinds(),
@@ -94,11 +100,11 @@ class ErrorPages:
     def show_confusion(self, request: Request) -> Response:
         """Show which types the model confuses, as a matrix."""
         filters = parse_filter(request.query_params)
-        review = self._review(filters.run)
+        review = self._find_review(filters.run)
         items = review.select(Filter("all", site=filters.site))
         return self._views.render(
             "confusion.html",
-            section=self._section(),
+            section=self._find_section(),
             review=review,
             filters=filters,
             confusion=count_confusions(items, review.labels),
@@ -107,7 +113,7 @@ class ErrorPages:
     def show_calibration(self, request: Request) -> Response:
         """Show how reliable the model's confidences are."""
         filters = parse_filter(request.query_params)
-        review = self._review(filters.run)
+        review = self._find_review(filters.run)
         sources = [
             source for source in review.sources if filters.site in ("", source.name)
         ]
@@ -126,32 +132,35 @@ class ErrorPages:
             }
         return self._views.render(
             "calibration.html",
-            section=self._section(),
+            section=self._find_section(),
             review=review,
             filters=filters,
             judged=judged,
             **values,
         )
 
-    def _section(self) -> str:
-        """Return the section of these pages; errors of a run in the list are in it."""
+    def _find_section(self) -> str:
+        """Return the address of the section in which the layout shows these pages.
+
+        Errors of a run in the list are in the section of runs.
+        """
         return "/errors" if self._content.review is not None else "/runs"
 
     def show_item(self, request: Request) -> Response:
         """Show one mention in its note with the possible decisions."""
-        review, filters, item = self._item(request)
+        review, filters, item = self._find_item(request)
         source = review.sources[item.source]
-        document = review.document(item)
+        document = review.find_document(item)
         length = len(document.text)
         low, high = 0, length
         if length > 3 * _CONTEXT:
             low = max(0, item.span.start - _CONTEXT)
             high = min(length, item.span.end + _CONTEXT)
         predicted = source.predicted[item.document]
-        before, after = review.neighbours(item, filters)
+        before, after = review.list_neighbours(item, filters)
         return self._views.render(
             "item.html",
-            section=self._section(),
+            section=self._find_section(),
             review=review,
             filters=filters,
             item=item,
@@ -166,9 +175,9 @@ class ErrorPages:
 
     def decide(self, request: Request, form: Form) -> Response:
         """Save a decision and redirect to the next mention."""
-        review, filters, item = self._item(request)
+        review, filters, item = self._find_item(request)
         # The decision may remove the item from the list.
-        _, after = review.neighbours(item, filters)
+        _, after = review.list_neighbours(item, filters)
         action = form.get("action", "")
         review.decide(item, action, form.get("label", "").strip())
         stays = action == UNDO or not after
@@ -186,7 +195,7 @@ class ErrorPages:
             raise ConfigError(f"unknown format {format!r}; known: {known}")
         allow_loss = bool(request.query_params.get("anyway"))
         try:
-            file = self._export_file(filters.run, format, allow_loss=allow_loss)
+            file = self._find_export(filters.run, format, allow_loss=allow_loss)
         except LossyError as error:
             return self._show_loss(filters.run, format, error)
         if file is None:
@@ -195,7 +204,7 @@ class ErrorPages:
         headers = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(data, media_type="application/octet-stream", headers=headers)
 
-    def _export_file(
+    def _find_export(
         self, run: str, format: str, *, allow_loss: bool
     ) -> tuple[str, bytes] | None:
         """Return the name and content of an export; None while it is written.
@@ -204,7 +213,7 @@ class ErrorPages:
             LossyError: The format cannot represent everything.
         """
         key = (run, format, allow_loss)
-        review = self._review(run)
+        review = self._find_review(run)
         decisions = review.decisions
         export = self._exports.get(key)
         if export is None or export.decisions != decisions:
@@ -224,8 +233,13 @@ class ErrorPages:
             anyway=self._views.link(f"/export/{format}", Filter(run=run), anyway=1),
         )
 
-    def _review(self, run: str) -> Review:
-        """Return the errors of a run, or those of the pages if it has no name."""
+    def _find_review(self, run: str) -> Review:
+        """Return the errors of a run, or those of the pages if `run` is "".
+
+        Raises:
+            ConfigError: There are no notes to show.
+            NotReady: The model is still reading the notes.
+        """
         work = self._content.find_review(run)
         if work is None:
             raise ConfigError("there are no notes here: fednotes ui MODEL NOTES")
@@ -234,9 +248,9 @@ class ErrorPages:
             raise NotReady("The model is reading the notes")
         return review
 
-    def _item(self, request: Request) -> tuple[Review, Filter, Item]:
-        """Return the review, filter and mention that an address names."""
+    def _find_item(self, request: Request) -> tuple[Review, Filter, Item]:
+        """Return the review, the filter and the mention that an address names."""
         filters = parse_filter(request.query_params)
-        review = self._review(filters.run)
-        item = pick(review.items, request, "mention")
+        review = self._find_review(filters.run)
+        item = find_in_address(review.items, request, "mention")
         return review, filters, item

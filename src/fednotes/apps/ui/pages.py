@@ -87,6 +87,7 @@ def open_ui(  # noqa: PLR0913 - what a person may want to set
     access = Access()
 
     def tell_address(address: str) -> None:
+        """Tell the address of the pages, once the server listens."""
         tell(
             f"open {address}{access.root}/?token={access.token} in a browser on this "
             "computer; Ctrl-C ends the page"
@@ -120,12 +121,16 @@ def create_app(content: Content, access: Access) -> Callable[..., Any]:
     trial = TrialPages(content, views)
 
     def page(path: str, show: Callable[[Request], Response]) -> Route:
+        """Return the route of a page, which is rendered in a thread."""
+
         async def answer(request: Request) -> Response:
             return await run_in_threadpool(show, request)
 
         return Route(path, answer, methods=["GET"])
 
     def form(path: str, handle: Callable[[Request, Form], Response]) -> Route:
+        """Return the route of a form, which is handled in a thread."""
+
         async def answer(request: Request) -> Response:
             fields = await _read_form(request)
             return await run_in_threadpool(handle, request, fields)
@@ -138,7 +143,7 @@ def create_app(content: Content, access: Access) -> Callable[..., Any]:
         Mount("/static", StaticFiles(packages=static)),
         page("/runs", runs.show_runs),
         page("/runs/{number}", runs.show_run),
-        page("/compare", runs.compare_runs),
+        page("/compare", runs.show_comparison),
         page("/ledger", sites.show_ledgers),
         page("/approvals", sites.show_approvals),
         form("/approvals/{number}", sites.decide),

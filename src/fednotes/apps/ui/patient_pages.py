@@ -16,7 +16,7 @@ from fednotes.apps.ui.patient_review import (
     parse_patient_filter,
 )
 from fednotes.apps.ui.reliability import draw_patient_bins, list_bins
-from fednotes.apps.ui.views import NotReady, Views, page_number, pick
+from fednotes.apps.ui.views import NotReady, Views, find_in_address, parse_page_number
 from fednotes.core.errors import ConfigError
 from fednotes.jobs.patient_reviews import FeatureWeight
 
@@ -42,20 +42,20 @@ class PatientPages:
     def show_patients(self, request: Request) -> Response:
         """Show errors by phenotype, and the patients that a filter selects."""
         filters = parse_patient_filter(request.query_params)
-        review = self._review(filters.run)
+        review = self._find_review(filters.run)
         rows = review.count_errors(filters.site)
         selected = review.select(filters)
         pages = max(1, ceil(len(selected) / _PATIENTS_PER_PAGE))
-        page = min(pages, page_number(request.query_params.get("page", "")))
+        page = min(pages, parse_page_number(request.query_params.get("page", "")))
         first = (page - 1) * _PATIENTS_PER_PAGE
         return self._views.render(
             "patients.html",
-            section=self._section(),
+            section=self._find_section(),
             review=review,
             filters=filters,
-            address=self._address,
+            address=self._link,
             rows=rows,
-            pairs=review.labels_of(rows),
+            pairs=review.list_label_pairs(rows),
             judgments=selected[first : first + _PATIENTS_PER_PAGE],
             total=len(selected),
             first=first,
@@ -66,14 +66,14 @@ class PatientPages:
     def show_patient(self, request: Request) -> Response:
         """Show what the model predicts for one patient."""
         filters = parse_patient_filter(request.query_params)
-        review = self._review(filters.run)
-        each = pick(review.patients, request, "patient")
+        review = self._find_review(filters.run)
+        each = find_in_address(review.patients, request, "patient")
         return self._views.render(
             "patient.html",
-            section=self._section(),
+            section=self._find_section(),
             review=review,
             filters=filters,
-            address=self._address,
+            address=self._link,
             each=each,
             source=next(s for s in review.sources if s.name == each.site),
         )
@@ -81,31 +81,34 @@ class PatientPages:
     def show_phenotype(self, request: Request) -> Response:
         """Show the calibration of one phenotype or of all, and concepts that count."""
         filters = parse_patient_filter(request.query_params)
-        review = self._review(filters.run)
+        review = self._find_review(filters.run)
         judgments = [
             judgment
-            for judgment in review.judgments(filters.site)
+            for judgment in review.list_judgments(filters.site)
             if filters.phenotype in ("", judgment.phenotype)
         ]
         reliability = judge_presence(judgments)
         bins = [] if reliability is None else list_bins(reliability)
         return self._views.render(
             "phenotype.html",
-            section=self._section(),
+            section=self._find_section(),
             review=review,
             filters=filters,
-            address=self._address,
+            address=self._link,
             reliability=reliability,
             bins=bins,
             diagram=draw_patient_bins(bins) if bins else None,
-            weights=_weights_of(review, filters),
+            weights=_list_weights(review, filters),
         )
 
-    def _section(self) -> str:
-        """Return the section; patients of a run in the list are in that of runs."""
+    def _find_section(self) -> str:
+        """Return the address of the section in which the layout shows these pages.
+
+        Patients of a run in the list are in the section of runs.
+        """
         return "/patients" if self._content.patients is not None else "/runs"
 
-    def _address(self, path: str, filters: PatientFilter, **changes: str | int) -> str:
+    def _link(self, path: str, filters: PatientFilter, **changes: str | int) -> str:
         """Return an address with the non-default values of a filter.
 
         Args:
@@ -123,8 +126,13 @@ class PatientPages:
         address = self._views.link(path)
         return f"{address}?{urlencode(query)}" if query else address
 
-    def _review(self, run: str) -> PatientReview:
-        """Return the patients of a run, or those of the pages if it has no name."""
+    def _find_review(self, run: str) -> PatientReview:
+        """Return the patients of a run, or those of the pages if `run` is "".
+
+        Raises:
+            ConfigError: There are no labelled patients to show.
+            NotReady: The model is still reading their notes.
+        """
         work = self._content.find_patients(run)
         if work is None:
             raise ConfigError(
@@ -136,10 +144,13 @@ class PatientPages:
         return review
 
 
-def _weights_of(
+def _list_weights(
     review: PatientReview, filters: PatientFilter
 ) -> list[tuple[str, Sequence[FeatureWeight]]]:
-    """Return the weights of a phenotype at each site, or once if all have the same."""
+    """Return the weights of the features of a phenotype, by site.
+
+    If all sites have the same weights, they are returned once, for the site "".
+    """
     weights = [
         (source.name, source.weights[filters.phenotype])
         for source in review.sources

@@ -157,7 +157,7 @@ class PatientReview:
             dict.fromkeys(name for source in sources for name in source.phenotypes)
         )
 
-    def judgments(self, site: str = "") -> list[Judgment]:
+    def list_judgments(self, site: str = "") -> list[Judgment]:
         """Return all predictions of labelled phenotypes, of one site or of all."""
         return [
             judgment
@@ -166,12 +166,12 @@ class PatientReview:
             for judgment in self.judge(each)
         ]
 
-    def judge(self, each: SitePatient) -> list[Judgment]:
+    def judge(self, site_patient: SitePatient) -> list[Judgment]:
         """Return the predictions of a patient's labelled phenotypes."""
-        patient = each.patient
+        patient = site_patient.patient
         return [
             Judgment(
-                each.number,
+                site_patient.number,
                 phenotype,
                 gold=label,
                 predicted=patient.predicted.get(phenotype),
@@ -184,7 +184,7 @@ class PatientReview:
         """Return the predictions that a filter accepts, the most surprising first."""
         selected = [
             judgment
-            for judgment in self.judgments(filters.site)
+            for judgment in self.list_judgments(filters.site)
             if filters.accepts(judgment, self.patients[judgment.number].site)
         ]
         return sorted(selected, key=lambda judgment: -judgment.surprise)
@@ -194,7 +194,7 @@ class PatientReview:
         pairs: dict[str, Counter[tuple[str, str]]] = {
             phenotype: Counter() for phenotype in self.phenotypes
         }
-        for judgment in self.judgments(site):
+        for judgment in self.list_judgments(site):
             key = (judgment.gold, judgment.predicted or "")
             pairs[judgment.phenotype][key] += 1
         return [
@@ -212,7 +212,7 @@ class PatientReview:
             if counts
         ]
 
-    def labels_of(self, rows: Sequence[PhenotypeRow]) -> list[tuple[str, str]]:
+    def list_label_pairs(self, rows: Sequence[PhenotypeRow]) -> list[tuple[str, str]]:
         """Return the pairs of label and predicted label that occur, errors first."""
         pairs = {pair for row in rows for pair in row.pairs}
         return sorted(pairs, key=lambda pair: (pair[0] == pair[1], pair))
@@ -282,5 +282,6 @@ def load_patient_review(
 def _review_files(
     model: PatientModel, files: Sequence[Path], labels: Path | None, encoding: str
 ) -> PatientReview:
+    """Return a model's errors in the labelled patients of some files."""
     sources = [model.review_file(path, labels, encoding) for path in files]
     return PatientReview(sources, ", ".join(path.name for path in files))

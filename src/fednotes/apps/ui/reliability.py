@@ -21,7 +21,7 @@ _WIDTH, _HEIGHT = 460, 430
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 436, 28, 384
 
 
-class JudgedConfidences(NamedTuple):
+class JudgedMentions(NamedTuple):
     """Confidences and whether the predictions were right, (mentions,) each."""
 
     confidences: np.ndarray
@@ -68,7 +68,7 @@ class TypeRow(NamedTuple):
 
 def judge_confidences(
     sources: Sequence[ReviewedNotes], labels: Collection[str]
-) -> JudgedConfidences | None:
+) -> JudgedMentions | None:
     """Return the confidences of predicted mentions, as `fednotes calibrate` does.
 
     Args:
@@ -86,7 +86,7 @@ def judge_confidences(
         confidences, is_right, _ = judge_spans(gold, predicted, labels)
     except DataError:  # nothing is predicted
         return None
-    return JudgedConfidences(confidences, is_right)
+    return JudgedMentions(confidences, is_right)
 
 
 def measure_types(
@@ -125,13 +125,13 @@ def list_bins(reliability: Reliability) -> list[BinRow]:
     ]
 
 
-def describe_confidence(judged: JudgedConfidences) -> str:
+def describe_confidence(judged: JudgedMentions) -> str:
     """Return in words whether a model is too confident."""
     confidence = float(judged.confidences.mean())
     right = float(judged.is_right.mean())
     facts = (
-        f"The mean confidence is {_percent(confidence)}, and {_percent(right)} of the "
-        "predictions are correct"
+        f"The mean confidence is {_format_percent(confidence)}, and "
+        f"{_format_percent(right)} of the predictions are correct"
     )
     difference = confidence - right
     if abs(difference) < _ACCURATE:
@@ -141,7 +141,8 @@ def describe_confidence(judged: JudgedConfidences) -> str:
     return f"{facts}: the model is not confident enough."
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
+    """Return a fraction as text, in percent."""
     return f"{100 * share:.0f} %"
 
 
@@ -220,17 +221,19 @@ def _draw_bins(
     """
     most = max(each.mentions for each in bins)
     texts = [
-        f"{each.mentions:,} {things}: {x_label} {_percent(each.confidence)}, "
-        f"{_percent(each.right)} {y_label}"
+        f"{each.mentions:,} {things}: {x_label} {_format_percent(each.confidence)}, "
+        f"{_format_percent(each.right)} {y_label}"
         for each in bins
     ]
-    marks = [_mark(each, most, text) for each, text in zip(bins, texts, strict=True)]
+    marks = [
+        _make_mark(each, most, text) for each, text in zip(bins, texts, strict=True)
+    ]
     shares = [step / 5 for step in range(6)]
-    ticks = [(_to_x(share), _to_y(share), _percent(share)) for share in shares]
+    ticks = [(_to_x(share), _to_y(share), _format_percent(share)) for share in shares]
     return Diagram(marks, ticks, things, x_label, y_label, "; ".join(texts))
 
 
-def _mark(row: BinRow, most: int, text: str) -> Mark:
+def _make_mark(row: BinRow, most: int, text: str) -> Mark:
     """Return the mark of a bin.
 
     Args:
@@ -250,8 +253,10 @@ def _mark(row: BinRow, most: int, text: str) -> Mark:
 
 
 def _to_x(share: float) -> float:
+    """Return the horizontal coordinate of a fraction."""
     return round(_LEFT + share * (_RIGHT - _LEFT), 1)
 
 
 def _to_y(share: float) -> float:
+    """Return the vertical coordinate of a fraction."""
     return round(_BOTTOM - share * (_BOTTOM - _TOP), 1)

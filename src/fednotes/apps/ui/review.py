@@ -18,8 +18,8 @@ from fednotes.apps.ui.corrections import (
     Decision,
     MentionKey,
     Place,
+    digest_text,
     make_decision,
-    text_digest,
 )
 from fednotes.apps.ui.filters import parse_query
 from fednotes.core.errors import DataError, FednotesError
@@ -83,7 +83,7 @@ def predict_notes(
     annotated = set(types_of(documents))
     compared = [label for label in types if label in annotated] or list(types)
     gold = [
-        replace(document, spans=_outermost(document.spans))
+        replace(document, spans=_keep_outermost(document.spans))
         for document in relabel(documents, {}, compared)
     ]
     predicted = [
@@ -102,8 +102,8 @@ def predict_notes(
     )
 
 
-def _outermost(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Return the spans to compare, discontinuous ones with their pieces."""
+def _keep_outermost(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """Return the spans that are in no other one; discontinuous ones keep their pieces."""
     annotated = {
         (span.start, span.end, span.label): span for span in sorted(spans, reverse=True)
     }
@@ -210,17 +210,19 @@ class Filter:
         )
 
     def _accepts_kind(self, kind: str) -> bool:
+        """Return whether the list shows items of a kind."""
         if self.kind == "errors":
             return kind != "correct"
         return self.kind in ("all", kind)
 
     def _accepts_confidence(self, confidence: float | None) -> bool:
+        """Return whether a confidence is within the bounds of the list."""
         if confidence is None:
             # Shown unless a bound is set.
             return self.min_confidence <= 0 and self.max_confidence >= 100
         return self.min_confidence <= 100 * confidence <= self.max_confidence
 
-    def sort_key(self, item: Item) -> tuple[float, int]:
+    def make_sort_key(self, item: Item) -> tuple[float, int]:
         """Return the sort key of an item; items without a confidence are last.
 
         No two items have the same key.
@@ -291,11 +293,11 @@ class Review:
         """Return how many decisions match no mention of these notes and this model."""
         return len(self.decisions.keys() - {item.key for item in self.items})
 
-    def document(self, item: Item) -> Document:
+    def find_document(self, item: Item) -> Document:
         """Return the note of an item, with the annotations that are compared."""
         return self.sources[item.source].gold[item.document]
 
-    def decision(self, item: Item) -> Decision | None:
+    def find_decision(self, item: Item) -> Decision | None:
         """Return the decision about an item, if there is one."""
         return self.decisions.get(item.key)
 
@@ -312,14 +314,16 @@ class Review:
     def select(self, filters: Filter) -> list[Item]:
         """Return the items that a filter accepts, in its order."""
         items = [item for item in self.items if self.accepts(item, filters)]
-        return sorted(items, key=filters.sort_key)
+        return sorted(items, key=filters.make_sort_key)
 
-    def neighbours(self, item: Item, filters: Filter) -> tuple[list[Item], list[Item]]:
+    def list_neighbours(
+        self, item: Item, filters: Filter
+    ) -> tuple[list[Item], list[Item]]:
         """Return the selected items that come before an item, and those after it."""
         items = self.select(filters)
-        key = filters.sort_key(item)
-        before = [each for each in items if filters.sort_key(each) < key]
-        after = [each for each in items if filters.sort_key(each) > key]
+        key = filters.make_sort_key(item)
+        before = [each for each in items if filters.make_sort_key(each) < key]
+        after = [each for each in items if filters.make_sort_key(each) > key]
         return before, after
 
     def count_kinds(self) -> dict[str, Counter[str]]:
@@ -332,7 +336,7 @@ class Review:
             counts[item.labels[0]][item.kind] += 1
         return {label: kinds for label, kinds in counts.items() if kinds}
 
-    def likely_types(self, item: Item) -> list[tuple[str, float]]:
+    def list_likely_types(self, item: Item) -> list[tuple[str, float]]:
         """Return the types that the model finds most probable for an item's words.
 
         Returns:
@@ -345,7 +349,9 @@ class Review:
         probabilities: Mapping[str, float] = {}
         # The model may have no whole word at these offsets.
         with suppress(FednotesError):
-            probabilities = explain(self.document(item), item.predicted or item.span)
+            probabilities = explain(
+                self.find_document(item), item.predicted or item.span
+            )
         ranked = sorted(probabilities.items(), key=lambda entry: -entry[1])
         return ranked[:_MAX_LIKELY_TYPES]
 
@@ -375,7 +381,7 @@ class Review:
         """
         changes: dict[tuple[int, int], list[Decision]] = {}
         for item in self.items:
-            decision = self.decision(item)
+            decision = self.find_decision(item)
             if decision is not None and decision.action != "gold":
                 changes.setdefault((item.source, item.document), []).append(decision)
 
@@ -457,11 +463,12 @@ def review_run(run: Path, file: Path) -> Review:
 
 
 def _list_items(sources: Sequence[ReviewedNotes]) -> list[Item]:
+    """Return all mentions of some notes, each judged against the annotation."""
     items: list[Item] = []
     for source_index, source in enumerate(sources):
         pairs = zip(source.gold, source.predicted, strict=True)
         for index, (gold, predicted) in enumerate(pairs):
-            digest = text_digest(gold.text)
+            digest = digest_text(gold.text)
             for mention in judge_mentions(gold.spans, predicted.spans):
                 key = MentionKey(
                     site=source.name,
@@ -486,7 +493,7 @@ def _list_items(sources: Sequence[ReviewedNotes]) -> list[Item]:
 def _apply_decisions(
     spans: Iterable[Span], decisions: Sequence[Decision]
 ) -> tuple[Span, ...]:
-    """Return the spans of a note with decisions applied."""
+    """Return the spans of a note after the decisions about its mentions."""
     if not decisions:
         return tuple(spans)
     replaced = {decision.gold for decision in decisions}

@@ -108,28 +108,29 @@ def describe_run(name: str, folder: Path) -> RunRow:
         return _describe_readable(name, folder)
     except FednotesError as error:
         return RunRow(
-            name, folder, _last_change(folder), UNREADABLE, problem=str(error)
+            name, folder, _find_last_change(folder), UNREADABLE, problem=str(error)
         )
 
 
 def _describe_readable(name: str, folder: Path) -> RunRow:
+    """Return the row of a run; raise FednotesError if the run is damaged."""
     result = read_result_so_far(folder)
     has_ended = has_finished(folder)
     if has_ended:
         sites = len(result.sites) or None
-        score = _final_score(result)
+        score = _find_final_score(result)
         seconds = result.seconds
     else:
         lines = read_metrics(folder)
         sites = _count_sites(folder, lines)
-        score = _latest_score(lines)
-        seconds = _time_so_far(lines)
+        score = _find_latest_score(lines)
+        seconds = _sum_time(lines)
     verdict = result.verdict()
     return RunRow(
         name,
         folder,
-        _last_change(folder),
-        state_of(folder),
+        _find_last_change(folder),
+        find_state(folder),
         title=result.title,
         method=result.method,
         sites=sites,
@@ -144,14 +145,14 @@ def has_finished(folder: Path) -> bool:
     return (folder / SUMMARY).is_file()
 
 
-def state_of(folder: Path) -> str:
+def find_state(folder: Path) -> str:
     """Return the state of a run in words."""
     if has_finished(folder):
         return FINISHED
     return IN_PROGRESS if is_held(folder) else NOT_FINISHED
 
 
-def _last_change(folder: Path) -> datetime | None:
+def _find_last_change(folder: Path) -> datetime | None:
     """Return when a run's newest result file was written, in local time."""
     for name in (SUMMARY, METRICS, JOB_RECORD):
         path = folder / name
@@ -160,7 +161,7 @@ def _last_change(folder: Path) -> datetime | None:
     return None
 
 
-def _final_score(result: RunResult) -> RunScore | None:
+def _find_final_score(result: RunResult) -> RunScore | None:
     """Return the mean over the sites of the first score that a result has."""
     for kind, layout in SCORES.items():
         if layout.dots is None or not layout.dots.tile:
@@ -172,7 +173,7 @@ def _final_score(result: RunResult) -> RunScore | None:
     return None
 
 
-def _latest_score(lines: Sequence[Mapping[str, Any]]) -> RunScore | None:
+def _find_latest_score(lines: Sequence[Mapping[str, Any]]) -> RunScore | None:
     """Return the newest validation score of an unfinished run."""
     for line in reversed(lines):
         for key, curve in CURVES.items():
@@ -192,8 +193,8 @@ def _count_sites(folder: Path, lines: Sequence[Mapping[str, Any]]) -> int | None
     return len(names - {_POOLED}) or None
 
 
-def _time_so_far(lines: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the time that the parts of an unfinished run have taken."""
+def _sum_time(lines: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the seconds that the parts of an unfinished run have taken so far."""
     newest = {str(line.get("part", "")): number(line, "seconds") for line in lines}
     known = [seconds for seconds in newest.values() if seconds is not None]
     return sum(known) if known else None

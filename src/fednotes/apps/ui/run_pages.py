@@ -17,10 +17,10 @@ from fednotes.apps.ui.run_list import (
     UNREADABLE,
     RunRow,
     describe_run,
+    find_state,
     has_finished,
-    state_of,
 )
-from fednotes.apps.ui.views import Views, pick
+from fednotes.apps.ui.views import Views, find_in_address
 from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.core.wording import format_duration
 from fednotes.jobs.compare import Comparison, compare
@@ -57,11 +57,12 @@ class RunPages:
     def show_runs(self, _request: Request) -> Response:
         """List all runs, newest first; redirect to the run if there is only one."""
         content = self._content
-        content.look_for_runs()
+        content.add_new_runs()
         if len(content.runs) == 1 and not content.folders:
             return self._views.redirect("/runs/0")
         rows = [
-            (position, self._row(name)) for position, name in enumerate(content.runs)
+            (position, self._find_row(name))
+            for position, name in enumerate(content.runs)
         ]
         rows.sort(key=lambda entry: entry[1].sort_key, reverse=True)
         is_live = any(row.state == IN_PROGRESS for _, row in rows)
@@ -75,8 +76,8 @@ class RunPages:
             refresh=_REFRESH_RUN if is_live or content.folders else 0,
         )
 
-    def _row(self, name: str) -> RunRow:
-        """Return the row of a run."""
+    def _find_row(self, name: str) -> RunRow:
+        """Return the row of a run in the list; rows of finished runs are kept."""
         row = self._finished.get(name)
         if row is None or not has_finished(row.folder):
             row = describe_run(name, self._content.runs[name])
@@ -86,7 +87,7 @@ class RunPages:
 
     def show_run(self, request: Request) -> Response:
         """Show the report of a run; the page of an unfinished run refreshes itself."""
-        name, folder = pick(list(self._content.runs.items()), request, "run")
+        name, folder = find_in_address(list(self._content.runs.items()), request, "run")
         lines = read_metrics(folder)
         is_finished = has_finished(folder)
         parts = parts_of_page(read_result_so_far(folder), lines)
@@ -97,28 +98,28 @@ class RunPages:
             refresh=0 if is_finished else _REFRESH_RUN,
             refresh_seconds=_REFRESH_RUN,
             ended=is_finished,
-            is_running=state_of(folder) == IN_PROGRESS,
+            is_running=find_state(folder) == IN_PROGRESS,
             last=lines[-1] if lines else {},
-            errors=self._errors_address(name) if is_finished else "",
-            patients=self._patients_address(name) if is_finished else "",
+            errors=self._link_errors(name) if is_finished else "",
+            patients=self._link_patients(name) if is_finished else "",
             **parts,
         )
 
-    def _errors_address(self, name: str) -> str:
+    def _link_errors(self, name: str) -> str:
         """Return the address of the errors of a run; "" if it finds no mentions."""
         if self._content.find_review(name) is None:
             return ""
         return self._views.link("/errors", Filter(run=name))
 
-    def _patients_address(self, name: str) -> str:
+    def _link_patients(self, name: str) -> str:
         """Return the address of the patients of a run; "" if it has none."""
         if self._content.find_patients(name) is None:
             return ""
         return self._views.link("/patients", run=name)
 
-    def compare_runs(self, request: Request) -> Response:
+    def show_comparison(self, request: Request) -> Response:
         """Show two runs side by side and, on demand, a test of their difference."""
-        self._content.look_for_runs()
+        self._content.add_new_runs()
         names = list(self._content.runs)
         if len(names) < 2:
             raise ConfigError("name two runs: fednotes ui RUN RUN")
@@ -127,8 +128,8 @@ class RunPages:
             name: read_result_so_far(self._content.runs[name])
             for name in (first, second)
         }
-        first_conditions = _conditions_of(results[first])
-        second_conditions = _conditions_of(results[second])
+        first_conditions = _list_conditions(results[first])
+        second_conditions = _list_conditions(results[second])
         condition = _choose_condition(request, "condition", first_conditions)
         against = _choose_condition(request, "against", second_conditions)
         labels = _name_sides((first, condition), (second, against))
@@ -145,7 +146,9 @@ class RunPages:
         comparison = None
         refresh = 0
         if request.query_params.get("test"):
-            comparison = self._compare(first, condition, second, against, metric)
+            comparison = self._find_comparison(
+                first, condition, second, against, metric
+            )
             if comparison is None:
                 refresh = _REFRESH_WORK
         return self._views.render(
@@ -161,15 +164,15 @@ class RunPages:
             second_conditions=second_conditions,
             labels=labels,
             metric=metric,
-            metrics=_metrics_of(self._content.runs[first]),
+            metrics=_list_metrics(self._content.runs[first]),
             comparison=comparison,
             **compare_runs(sides),
         )
 
-    def _compare(
+    def _find_comparison(
         self, first: str, condition: str, second: str, against: str, metric: str
     ) -> Comparison | None:
-        """Return the test of the difference; None while it is computed."""
+        """Return the test of the difference of two runs; None while it is computed."""
         key = (first, condition, second, against, metric)
         if key not in self._comparisons:
             self._comparisons[key] = BackgroundWork(
@@ -185,14 +188,14 @@ class RunPages:
         return self._comparisons[key].get()
 
 
-def _metrics_of(run: Path) -> Mapping[str, str]:
+def _list_metrics(run: Path) -> Mapping[str, str]:
     """Return the display names of the metrics by which a run can be compared."""
     with suppress(FednotesError):  # the test says what is wrong with the run
         return load_recorded_job(run).kind.metrics
     return {}
 
 
-def _conditions_of(result: RunResult) -> list[str]:
+def _list_conditions(result: RunResult) -> list[str]:
     """Return the conditions that have scores at a site, in their usual order."""
     scored = {
         condition for conditions in result.sites.values() for condition in conditions
@@ -211,7 +214,17 @@ def _choose_condition(request: Request, key: str, conditions: list[str]) -> str:
 
 
 def _name_sides(first: tuple[str, str], second: tuple[str, str]) -> tuple[str, str]:
-    """Return the names of two runs, with their conditions where these differ."""
+    """Return the names of two sides of a comparison.
+
+    Each name is that of the run, with its condition where the conditions differ.
+
+    Args:
+        first: Run and condition of the first side.
+        second: Run and condition of the second side.
+
+    Raises:
+        ConfigError: Both sides are the same.
+    """
     if first[1] == second[1] and first[0] != second[0]:
         return first[0], second[0]
     labels = f"{first[0]}, {first[1]}", f"{second[0]}, {second[1]}"

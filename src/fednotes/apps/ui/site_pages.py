@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fednotes.apps.ui.content import Content, ledger_reader
-from fednotes.apps.ui.views import Form, Views, pick
+from fednotes.apps.ui.content import Content, find_ledger_reader
+from fednotes.apps.ui.views import Form, Views, find_in_address
 from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.core.wording import format_size
 from fednotes.jobs.site_approvals import (
@@ -69,7 +69,7 @@ class SitePages:
         """Show what left each site according to its ledger."""
         ledgers = []
         for name, kit in self._content.kits.items():
-            report, lines = ledger_reader(kit).read_ledger(kit)
+            report, lines = find_ledger_reader(kit).read_ledger(kit)
             by_task: dict[tuple[str, str], list[Any]] = {}
             for line in lines:
                 by_task.setdefault((line["run"], line["task"]), []).append(line)
@@ -98,7 +98,7 @@ class SitePages:
             effect: What a decision has just changed; "" for nothing.
         """
         sites = [
-            self._describe(number, name)
+            self._describe_site(number, name)
             for number, name in enumerate(self._content.desks)
         ]
         is_waiting = any(site.request is not None for site in sites)
@@ -111,7 +111,7 @@ class SitePages:
             refresh=0 if is_waiting or effect else _REFRESH_WAITING,
         )
 
-    def _describe(self, number: int, name: str) -> SiteApprovals:
+    def _describe_site(self, number: int, name: str) -> SiteApprovals:
         """Return what the page shows of a site."""
         desk = self._content.desks[name]
         kit = self._content.kits[name]
@@ -138,7 +138,7 @@ class SitePages:
         Raises:
             ConfigError: The form is incomplete, or the job has changed since.
         """
-        name, desk = pick(list(self._content.desks.items()), request, "site")
+        name, desk = find_in_address(list(self._content.desks.items()), request, "site")
         kit = self._content.kits[name]
         waiting = self._require_shown(desk, kit, form.get("token", ""))
         decision = _parse_decision(form)

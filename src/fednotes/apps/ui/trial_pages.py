@@ -32,12 +32,12 @@ class TrialPages:
 
     def show_trial(self, _request: Request) -> Response:
         """Show a form for a text to try the model on."""
-        self._model()
+        self._require_model()
         return self._render_trial("", None)
 
     def try_text(self, _request: Request, form: Form) -> Response:
         """Show the mentions that the model finds in a text."""
-        model = self._model()
+        model = self._require_model()
         text = form.get("text", "").replace("\r\n", "\n")
         if len(text) > _MAX_TEXT:
             raise ConfigError(
@@ -48,12 +48,14 @@ class TrialPages:
         (result,) = model([Document("text", text)])
         return self._render_trial(text, result)
 
-    def _model(self) -> Predict:
+    def _require_model(self) -> Predict:
+        """Return the model of the pages; raise ConfigError if they have none."""
         if self._content.model is None:
             raise ConfigError("there is no model here: fednotes ui MODEL")
         return self._content.model
 
     def _render_trial(self, text: str, result: Document | None) -> Response:
+        """Return the page with a text and, if there is one, the result of the model."""
         spans = () if result is None else result.spans
         return self._views.render(
             "try.html",

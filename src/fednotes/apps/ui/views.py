@@ -120,13 +120,13 @@ class Views:
         return self.render("message.html", status=400, message=str(error))
 
     def show_progress(self, request: Request, error: Exception) -> Response:
-        """Show a page that waits for work in progress."""
+        """Show a page that says what it waits for, and reloads itself."""
         if request.method == "POST":
             return self.show_error(request, error)
         return self.render("wait.html", refresh=_REFRESH_WORK, message=str(error))
 
 
-def pick(items: Sequence[T], request: Request, name: str) -> T:
+def find_in_address(items: Sequence[T], request: Request, name: str) -> T:
     """Return the item whose number is in the address, or raise ConfigError.
 
     Args:
@@ -143,7 +143,7 @@ def pick(items: Sequence[T], request: Request, name: str) -> T:
     return items[int(text)]
 
 
-def page_number(text: str) -> int:
+def parse_page_number(text: str) -> int:
     """Return the number of a page; 1 if the text is not the number of a page."""
     if not re.fullmatch("[0-9]{1,6}", text):
         return 1

@@ -70,8 +70,12 @@ def _write_export(classifier: TokenClassifier, source: Path, folder: Path) -> No
 
     config_file = folder / "config.json"
     config = read_json(config_file, strict=False)
-    config["id2label"] = {row: _bio_tag(tag) for row, tag in config["id2label"].items()}
-    config["label2id"] = {_bio_tag(tag): row for tag, row in config["label2id"].items()}
+    config["id2label"] = {
+        row: _to_bio_tag(tag) for row, tag in config["id2label"].items()
+    }
+    config["label2id"] = {
+        _to_bio_tag(tag): row for tag, row in config["label2id"].items()
+    }
     write_json(config_file, config, private=False)
 
     settings_file = folder / "tokenizer_config.json"
@@ -82,7 +86,7 @@ def _write_export(classifier: TokenClassifier, source: Path, folder: Path) -> No
     write_json(settings_file, settings, private=False)
 
 
-def _bio_tag(tag: str) -> str:
+def _to_bio_tag(tag: str) -> str:
     """Return the BIO equivalent of a BIOES tag."""
     prefix, dash, name = tag.partition("-")
     return f"{_BIO_PREFIXES.get(prefix, prefix)}{dash}{name}"

@@ -178,7 +178,7 @@ def _build_tagger_graph(model: Tagger) -> Any:
     config = model.config
     widths = model.cnn.widths if config.cnn_filters else ()
     layers = config.lstm_layers if config.lstm_units else 0
-    features = _token_features(model)
+    features = _list_token_features(model)
 
     weights = {
         "project_weight": model.crf.project.weight,
@@ -187,13 +187,13 @@ def _build_tagger_graph(model: Tagger) -> Any:
     for feature_weights in features.values():
         weights |= feature_weights
     for width in widths:
-        weights |= _convolution(
+        weights |= _arrange_convolution(
             f"cnn_{width}",
             model.cnn.get_parameter(f"weight_{width}"),
             model.cnn.get_parameter(f"bias_{width}"),
         )
     for layer in range(layers):
-        weights |= _lstm_layer(model.lstm, layer)
+        weights |= _arrange_lstm_layer(model.lstm, layer)
 
     template = environment("fednotes.apps.serving").get_template("tagger.onnx.txt")
     text = template.render(
@@ -213,7 +213,7 @@ def _build_tagger_graph(model: Tagger) -> Any:
     return graph
 
 
-def _token_features(model: Tagger) -> dict[str, dict[str, Tensor]]:
+def _list_token_features(model: Tagger) -> dict[str, dict[str, Tensor]]:
     """Return the weights behind each feature of a token, by the feature's name.
 
     The names are those of `templates/tagger.onnx.txt`: "known" (word vectors), "bucket"
@@ -231,14 +231,14 @@ def _token_features(model: Tagger) -> dict[str, dict[str, Tensor]]:
     if config.characters:
         letters = model.characters.embedding.detach().clone()
         letters[0] = 0.0  # row 0 pads the characters of a word
-        convolution = _convolution(
+        convolution = _arrange_convolution(
             "letters", model.characters.weight, model.characters.bias
         )
         features["spelt"] = {"letters_table": letters, **convolution}
     return features
 
 
-def _convolution(name: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
+def _arrange_convolution(name: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
     """Return the weight and bias of a convolution in ONNX's layout.
 
     Args:
@@ -249,10 +249,11 @@ def _convolution(name: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
     return {f"{name}_weight": weight.permute(1, 2, 0), f"{name}_bias": bias}
 
 
-def _lstm_layer(lstm: nn.Module, layer: int) -> dict[str, Tensor]:
+def _arrange_lstm_layer(lstm: nn.Module, layer: int) -> dict[str, Tensor]:
     """Return the weights of a BiLSTM's layer with the gates in ONNX's order."""
 
     def reorder(name: str) -> Tensor:
+        """Return a parameter of the layer with the gates in ONNX's order."""
         weight = lstm.get_parameter(f"{name}_l{layer}").detach()
         # (directions, gates, units, …)
         gates: Tensor = weight.unflatten(1, (4, -1))
@@ -322,7 +323,7 @@ def _trace_classifier(model: TokenClassifier, path: Path, ids: Tensor) -> None:
     """
     free_dimensions = {0: "sentences", 1: "length"}
     try:
-        with _silent():
+        with _silencing_output():
             torch.onnx.export(
                 model.library.eval(),
                 f=path,
@@ -341,8 +342,8 @@ def _trace_classifier(model: TokenClassifier, path: Path, ids: Tensor) -> None:
         # The exporter raises many types of exceptions for an encoder it cannot trace.
         raise ModelError(
             f"{model.config.encoder}: this encoder cannot be exported as an ONNX graph "
-            f"({_root_message(error)}); use the model from Python or over HTTP, or "
-            "train on another encoder, such as BERT or RoBERTa"
+            f"({_find_root_message(error)}); use the model from Python or over HTTP, "
+            "or train on another encoder, such as BERT or RoBERTa"
         ) from error
 
 
@@ -350,7 +351,7 @@ def _trace_classifier(model: TokenClassifier, path: Path, ids: Tensor) -> None:
 _STYLES = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def _root_message(error: BaseException) -> str:
+def _find_root_message(error: BaseException) -> str:
     """Return the first line of an error's root cause, without terminal colours."""
     while error.__cause__ is not None:
         error = error.__cause__
@@ -365,7 +366,10 @@ def _quantise(graph_file: Path) -> None:
     """Replace a graph file by its int8 version."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with tempfile.TemporaryDirectory(dir=graph_file.parent) as folder, _silent():
+    with (
+        tempfile.TemporaryDirectory(dir=graph_file.parent) as folder,
+        _silencing_output(),
+    ):
         full_size = graph_file.rename(Path(folder) / graph_file.name)
         quantize_dynamic(
             full_size,
@@ -377,7 +381,7 @@ def _quantise(graph_file: Path) -> None:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def _silencing_output() -> Iterator[None]:
     """Hide the output of torch and onnxruntime during an export.
 
     Failures are still visible, because both raise exceptions.
