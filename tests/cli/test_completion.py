@@ -110,7 +110,7 @@ def test_files_whose_names_a_shell_would_run_are_not_completed(
     """Zsh ran the command in the first name as soon as Tab was pressed."""
     for name in (r"\$(touch run)", "$(touch run)", "`touch run`", "a b", "=run", "a;b"):
         (tmp_path / "work" / f"{name}.toml").touch()
-    assert complete("simulate", "") == {"mine.toml", *built_in_jobs()}
+    assert complete("simulate", "") == {"mine.toml", *list_built_in_jobs()}
 
 
 def test_bash_completes_experiments(complete: Complete) -> None:

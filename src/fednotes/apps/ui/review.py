@@ -103,7 +103,7 @@ def predict_notes(
 
 
 def _keep_outermost(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Return the spans that are in no other one, with their pieces if they have some."""
+    """Return the spans that lie in no other one, each with its pieces."""
     annotated = {
         (span.start, span.end, span.label): span for span in sorted(spans, reverse=True)
     }
