@@ -406,7 +406,7 @@ def test_docstrings_describe_every_field_of_a_class() -> None:
     classes += [
         methods.find_method(name).config_class for name in methods.list_method_names()
     ]
-    classes += [kind.site_config for kind in kinds.all_kinds()]
+    classes += [kind.site_config for kind in kinds.list_kinds()]
     for cls in classes:
         names = {field.name for field in fields(cls)}
         about, meanings = read_docstring(cls)

@@ -17,7 +17,7 @@ from fednotes.jobs.patient_models import PatientModel
 
 
 def test_the_built_in_kinds_come_before_the_registered_ones() -> None:
-    names = [kind.name for kind in kinds.all_kinds()]
+    names = [kind.name for kind in kinds.list_kinds()]
     assert names[:2] == ["documents", "notes"]
     assert set(names[2:]) == set(plugins.registered("site_kinds"))
     for name in names:

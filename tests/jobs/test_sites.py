@@ -16,7 +16,7 @@ from fednotes.data.tags import types_of
 from fednotes.data.text import split_sentences
 from fednotes.jobs.job import Sites, load_sites
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.kinds.documents import fingerprint
+from fednotes.jobs.kinds.documents import digest_site
 
 DRUGS = "aspirin metformin ibuprofen warfarin insulin statin codeine heparin".split()
 FINDINGS = "rash nausea cough fever pain ulcer cramps vertigo".split()
@@ -436,7 +436,7 @@ def test_the_fingerprint_of_a_site_covers_its_test_types(tmp_path: Path) -> None
     (first,) = load(tmp_path, a=site).data
     (second,) = load(tmp_path, a=site).data
     changed = replace(second, test_types=("Drug",))
-    assert fingerprint(first) == fingerprint(second) != fingerprint(changed)
+    assert digest_site(first) == digest_site(second) != digest_site(changed)
 
 
 @pytest.mark.parametrize(

@@ -491,44 +491,54 @@ class KindTables:
 def _read_no_tables(
     _tables: Mapping[str, Any], _preset: Mapping[str, Any], _where: str
 ) -> KindTables:
+    """Return no tables: the default of `SiteKind.read_tables`."""
     return KindTables()
 
 
 def _collect_no_tables(_job: Job) -> Mapping[str, Any]:
+    """Return no tables: the default of `SiteKind.collect_tables`."""
     return {}
 
 
 def _count_one_example(_site: Any) -> int:
+    """Return 1: the default of `SiteKind.count_examples`."""
     return 1
 
 
 def _rename_site(site: Any, name: str, _examples: int) -> Any:
+    """Return a copy of a site with another name."""
     return replace(site, id=name)
 
 
 def _find_no_score_causes(
     _job: Job, _scores: Mapping[str, Any], _facts: Mapping[str, Any]
 ) -> Iterator[Cause]:
+    """Yield nothing: the default of `SiteKind.find_score_causes`."""
     return iter(())
 
 
 def _find_no_data_causes(_job: Job, _facts: Mapping[str, Any]) -> Iterator[Cause]:
+    """Yield nothing: the default of `SiteKind.find_data_causes`."""
     return iter(())
 
 
 def _check_nothing(_job: Job, _sites: Sites) -> tuple[Finding, ...]:
+    """Return no findings: the default of `SiteKind.check`."""
     return ()
 
 
 def _encode_no_examples(_site: Any) -> Mapping[str, Iterator[bytes]]:
+    """Return no views: the default of `SiteKind.encode_examples`."""
     return {}
 
 
 def _iterate_no_notes(_site: Any) -> Iterator[str]:
+    """Yield nothing: the default of `SiteKind.iterate_notes`."""
     return iter(())
 
 
 def _describe_nothing(_job: Job, _site: Any) -> Mapping[str, Any]:
+    """Return no facts: the default of `SiteKind.describe` and `count_training`."""
     return {}
 
 
@@ -558,6 +568,7 @@ class FoundLabels:
 
 
 def _find_no_labels(_folder: Path) -> FoundLabels | None:
+    """Return None: the default of `SiteKind.find_labels`."""
     return None
 
 

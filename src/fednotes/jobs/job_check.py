@@ -52,19 +52,19 @@ def check_job(
     except ConfigError as error:
         if isinstance(error, ParameterError) or not Path(name).is_file():
             raise
-        problems = _problems_of(error)
+        problems = _list_problems(error)
         return Checked(problems, len(problems))
     try:
         sites, _, parts = prepare(job)
     except FednotesError as error:
-        problems = _problems_of(error)
+        problems = _list_problems(error)
         problems += tuple(each for each in _try_model(job) if each not in problems)
         return Checked(problems, len(problems), job=job)
     problems = ()
     try:
         rehearse(job, parts)
     except FednotesError as error:
-        problems = _problems_of(error)
+        problems = _list_problems(error)
     texts = {site.id: job.kind.iterate_notes(site) for site in sites.data}
     findings = (*job.kind.check(job, sites), *notes_of_several_sites(texts))
     seconds = {}
@@ -75,7 +75,7 @@ def check_job(
     )
 
 
-def _problems_of(error: FednotesError) -> tuple[Problem, ...]:
+def _list_problems(error: FednotesError) -> tuple[Problem, ...]:
     """Return the problems because of which a simulation would refuse a job."""
     if isinstance(error, DataError) and error.problems:
         return error.problems
@@ -129,5 +129,5 @@ def _try_model(job: Job) -> tuple[Problem, ...]:
         federated = [part for part in parts if part.condition == "federated"]
         rehearse(job, federated or parts[:1])
     except FednotesError as error:
-        return _problems_of(error)
+        return _list_problems(error)
     return ()

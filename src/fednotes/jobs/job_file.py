@@ -263,7 +263,7 @@ def _require_drawn_sites(config: Any, federation: FederationConfig, place: str) 
 
 def list_table_names() -> frozenset[str]:
     """Return the names of all tables that a job file may have."""
-    return _COMMON_TABLES.union(*(kind.tables for kind in kinds.all_kinds()))
+    return _COMMON_TABLES.union(*(kind.tables for kind in kinds.list_kinds()))
 
 
 def _read_top(table: Mapping[str, Any], where: str) -> TopConfig:
@@ -301,7 +301,7 @@ def _require_tables_of_kind(
     table: Mapping[str, Any], kind: SiteKind, method: str, where: str
 ) -> None:
     """Raise ConfigError if a job has a table of another kind of data."""
-    for other in kinds.all_kinds():
+    for other in kinds.list_kinds():
         foreign = (other.tables.keys() - kind.tables.keys()) & table.keys()
         if foreign:
             raise ConfigError(

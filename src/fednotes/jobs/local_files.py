@@ -44,7 +44,7 @@ def list_model_file_keys(method: Method) -> frozenset[str]:
 def list_site_path_keys() -> frozenset[str]:
     """Return the keys of [sites.NAME] that name a local file, over all kinds."""
     marked = (
-        marked_fields(kind.site_config, Mark.LOCAL_FILE) for kind in kinds.all_kinds()
+        marked_fields(kind.site_config, Mark.LOCAL_FILE) for kind in kinds.list_kinds()
     )
     return frozenset().union(*marked)
 
@@ -56,7 +56,7 @@ def list_file_keys_by_table() -> dict[str, frozenset[str]]:
         for name in methods.list_method_names()
     )
     by_table = {"model": frozenset[str]().union(*of_models)}
-    for kind in kinds.all_kinds():
+    for kind in kinds.list_kinds():
         for name, table in kind.tables.items():
             if isinstance(table, ConfigTable):
                 keys = marked_fields(table.config, Mark.LOCAL_FILE)

@@ -97,6 +97,7 @@ class DocumentWriter(ABC):
 
     @property
     def _next_mention(self) -> int:
+        """The number of the next mention, counted from 1 over all files."""
         return self._facts.first_mention + self.mentions
 
 
@@ -128,6 +129,7 @@ class _NlpCsvWriter(DocumentWriter):
             self._write_row([row.get(name, "") for name in NLP_COLUMNS])
 
     def _write_row(self, cells: Sequence[str]) -> None:
+        """Write one row of CSV."""
         buffer = io.StringIO(newline="")
         csv.writer(buffer, quoting=csv.QUOTE_ALL, lineterminator="\n").writerow(cells)
         self._file.write(buffer.getvalue().encode("utf-8"))
@@ -144,6 +146,7 @@ class _ParquetWriter(DocumentWriter):
         self._table = self._arrow.parquet.ParquetWriter(file, self._schema)
 
     def _make_schema(self) -> Any:
+        """Return the schema of the file's columns."""
         return parquet.make_schema(self._arrow, TagSet(tuple(self._facts.types)))
 
     def _write(self, document: Document) -> None:
@@ -152,9 +155,11 @@ class _ParquetWriter(DocumentWriter):
             self._write_group()
 
     def _list_rows(self, document: Document) -> list[dict[str, Any]]:
+        """Return the rows of one document."""
         return [parquet.to_row(document, TagSet(tuple(self._facts.types)))]
 
     def _write_group(self) -> None:
+        """Write the rows that are in memory as a group of rows."""
         table = self._arrow.Table.from_pylist(self._rows, schema=self._schema)
         self._table.write_table(table)
         self._rows = []

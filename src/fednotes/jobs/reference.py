@@ -193,7 +193,7 @@ def list_tables() -> tuple[Table, ...]:
 
 def _make_tables() -> Iterator[Table]:
     """Yield every table of a job file, in the order of the page."""
-    all_kinds = kinds.all_kinds()
+    all_kinds = kinds.list_kinds()
     yield from _TableClass("at the top, before any table", TopConfig).make_tables()
     for kind in all_kinds:
         heading = f"[sites.NAME] of methods that read {kind.name}"

@@ -55,7 +55,7 @@ def make_schema() -> Schema:
 def _make_shared_tables() -> dict[str, Schema]:
     """Return the tables that do not depend on the method."""
     tables = {name: _make_table(cls) for name, cls in SHARED_TABLES.items()}
-    for kind in kinds.all_kinds():
+    for kind in kinds.list_kinds():
         for name, table in kind.tables.items():
             if isinstance(table, ConfigTable):
                 tables[name] = _make_table(table.config)

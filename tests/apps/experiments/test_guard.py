@@ -106,7 +106,7 @@ def test_every_experiment_runs_to_its_table(
     jobs = PAPERS[path.parent.name]
     base = [
         f"{job}={jobs[job]}"
-        for job in grid.job_names()
+        for job in grid.list_job_names()
         if grid.base in jobs and job in jobs
     ]
     lines: list[str] = []

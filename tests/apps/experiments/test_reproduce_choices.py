@@ -804,7 +804,7 @@ def test_every_experiment_plans_on_the_papers_corpora(
     grid, path = load_grid(name)
     jobs = PAPERS[path.parent.name]
     # experiments of no paper are run as they are
-    replaced = grid.job_names() if grid.base in jobs else ()
+    replaced = grid.list_job_names() if grid.base in jobs else ()
     base = [f"{job}={jobs[job]}" for job in replaced if job in jobs]
     with pytest.raises(Planned):
         reproduce(name, tmp_path / "out", full=full, seed=(1,), base=base)
@@ -821,7 +821,7 @@ def test_every_experiment_plans_on_other_sites(
     """The settings of all rows fit a job of the same method."""
     grid, path = load_grid(name)
     base = []
-    for job in grid.job_names():
+    for job in grid.list_job_names():
         method = load_job(f"{path.parent.name}/{job}").method
         job_file = own_job(tmp_path / job, method, CORPORA[method])
         base.append(f"{job}={job_file}")

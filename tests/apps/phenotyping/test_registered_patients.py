@@ -16,7 +16,7 @@ from fednotes.jobs.models import find_model_class
 
 def test_the_kind_of_sites_is_registered_under_its_name() -> None:
     assert kinds.find("patients") is KIND
-    assert KIND in kinds.all_kinds()
+    assert KIND in kinds.list_kinds()
 
 
 def test_a_saved_model_is_recognised(tmp_path: Path) -> None:

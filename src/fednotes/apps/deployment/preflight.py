@@ -259,7 +259,7 @@ def warn_of_notes(file: SiteFile) -> Iterator[str]:
     """
     source_keys: set[str] = set()
     has_source = False
-    for kind in kinds.all_kinds():
+    for kind in kinds.list_kinds():
         table = data_of_kind(file, kind.name)
         source_keys.update(kind.source_keys)
         has_source = has_source or any(table.get(key) for key in kind.source_keys)

@@ -95,7 +95,7 @@ def _keys_by_kind() -> dict[str, list[str]]:
     """Return the keys of [sites.NAME] for each kind of data."""
     return {
         kind.name: [key.name for key in fields(kind.site_config)]
-        for kind in kinds.all_kinds()
+        for kind in kinds.list_kinds()
     }
 
 
@@ -291,7 +291,7 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
 
 def data_of_kind(file: SiteFile, kind: str) -> Mapping[str, Any]:
     """Return the table [data.KIND]; without it, the keys directly in [data]."""
-    kind_names = {each.name for each in kinds.all_kinds()}
+    kind_names = {each.name for each in kinds.list_kinds()}
     tables = {
         key: value
         for key, value in file.data.items()

@@ -196,7 +196,7 @@ class Grid:
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     paper_note: str = ""
 
-    def job_names(self) -> tuple[str, ...]:
+    def list_job_names(self) -> tuple[str, ...]:
         """Return the names of all its jobs, the grid's own first."""
         names = [self.base]
         names += [row.base for row in self.runs]
@@ -276,10 +276,10 @@ def choose_jobs(grid: Grid, folder: str, base: Sequence[str]) -> Jobs:
     replacements: dict[str, str] = {}
     for text in base:
         name, job = _split_base(grid, text)
-        if name not in grid.job_names():
+        if name not in grid.list_job_names():
             raise ParameterError(
                 f"`base` {text}: this experiment has no job {name!r}; "
-                f"{nearest(name, grid.job_names())}"
+                f"{nearest(name, grid.list_job_names())}"
             )
         if name in replacements:
             raise ParameterError(
@@ -301,7 +301,7 @@ def _split_base(grid: Grid, text: str) -> tuple[str, str]:
     """Return the name of the job that is replaced, and the job that replaces it."""
     name, sign, job = text.partition("=")
     # The name of a file may contain "=".
-    is_path = name not in grid.job_names() and Path(text).is_file()
+    is_path = name not in grid.list_job_names() and Path(text).is_file()
     if not sign or is_path:
         return grid.base, text
     return name, job

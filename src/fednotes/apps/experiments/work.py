@@ -188,11 +188,11 @@ def run_command(run: GridRun) -> None:
     if code:
         output = log.read_bytes()[start:].decode("utf-8", "replace")
         raise FednotesError(
-            f"{_first_error(output)} (in: fednotes {shlex.join(run.arguments)})"
+            f"{_find_first_error(output)} (in: fednotes {shlex.join(run.arguments)})"
         )
 
 
-def _first_error(output: str) -> str:
+def _find_first_error(output: str) -> str:
     """Return the first error in a command's output, or its last line."""
     lines = output.strip().splitlines() or ["no output"]
     for line in lines:

@@ -87,6 +87,7 @@ class Gate:
         status = _DISCONNECTED
 
         async def send_and_note_status(message: Message) -> None:
+            """Send a part of the answer, and remember its status for the metrics."""
             nonlocal status
             status = message.get("status", status)
             await send(message)

@@ -75,7 +75,7 @@ class ModelQueue:
         thread = ThreadPoolExecutor(1, "model")
         try:
             while True:
-                batch = await self._next_batch()
+                batch = await self._take_batch()
                 inputs = [model_input for model_input, _ in batch]
                 start = time.perf_counter()
                 results = await loop.run_in_executor(thread, self._call_model, inputs)
@@ -87,7 +87,7 @@ class ModelQueue:
         finally:
             thread.shutdown(wait=False)
 
-    async def _next_batch(self) -> list[_Waiting]:
+    async def _take_batch(self) -> list[_Waiting]:
         """Wait for inputs and return the next batch, without cancelled ones."""
         batch = [await self._waiting.get()]
         characters = 0

@@ -120,7 +120,7 @@ def create_app(content: Content, access: Access) -> Callable[..., Any]:
     patients = PatientPages(content, views)
     trial = TrialPages(content, views)
 
-    def page(path: str, show: Callable[[Request], Response]) -> Route:
+    def make_page(path: str, show: Callable[[Request], Response]) -> Route:
         """Return the route of a page, which is rendered in a thread."""
 
         async def answer(request: Request) -> Response:
@@ -128,7 +128,7 @@ def create_app(content: Content, access: Access) -> Callable[..., Any]:
 
         return Route(path, answer, methods=["GET"])
 
-    def form(path: str, handle: Callable[[Request, Form], Response]) -> Route:
+    def make_form(path: str, handle: Callable[[Request, Form], Response]) -> Route:
         """Return the route of a form, which is handled in a thread."""
 
         async def answer(request: Request) -> Response:
@@ -139,25 +139,25 @@ def create_app(content: Content, access: Access) -> Callable[..., Any]:
 
     static: Any = [("fednotes.apps.ui", "static"), ("fednotes.report", "templates")]
     routes = [
-        page("/", views.show_start),
+        make_page("/", views.show_start),
         Mount("/static", StaticFiles(packages=static)),
-        page("/runs", runs.show_runs),
-        page("/runs/{number}", runs.show_run),
-        page("/compare", runs.show_comparison),
-        page("/ledger", sites.show_ledgers),
-        page("/approvals", sites.show_approvals),
-        form("/approvals/{number}", sites.decide),
-        page("/errors", errors.show_errors),
-        page("/errors/{number}", errors.show_item),
-        page("/confusion", errors.show_confusion),
-        page("/calibration", errors.show_calibration),
-        form("/errors/{number}", errors.decide),
-        page("/export/{format}", errors.export),
-        page("/patients", patients.show_patients),
-        page("/patients/{number}", patients.show_patient),
-        page("/phenotype", patients.show_phenotype),
-        page("/try", trial.show_trial),
-        form("/try", trial.try_text),
+        make_page("/runs", runs.show_runs),
+        make_page("/runs/{number}", runs.show_run),
+        make_page("/compare", runs.show_comparison),
+        make_page("/ledger", sites.show_ledgers),
+        make_page("/approvals", sites.show_approvals),
+        make_form("/approvals/{number}", sites.decide),
+        make_page("/errors", errors.show_errors),
+        make_page("/errors/{number}", errors.show_item),
+        make_page("/confusion", errors.show_confusion),
+        make_page("/calibration", errors.show_calibration),
+        make_form("/errors/{number}", errors.decide),
+        make_page("/export/{format}", errors.export),
+        make_page("/patients", patients.show_patients),
+        make_page("/patients/{number}", patients.show_patient),
+        make_page("/phenotype", patients.show_phenotype),
+        make_page("/try", trial.show_trial),
+        make_form("/try", trial.try_text),
     ]
     handlers: Any = {
         HTTPException: views.show_http_error,

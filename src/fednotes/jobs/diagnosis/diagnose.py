@@ -485,14 +485,15 @@ def _drop_repeated_settings(causes: Iterable[Cause]) -> list[Cause]:
 def _sort_by_importance(causes: Iterable[Cause]) -> list[Cause]:
     """Return causes by importance; of equal ones, causes come before their effects."""
 
-    def rank(cause: Cause) -> tuple[int, bool, bool]:
+    def make_rank(cause: Cause) -> tuple[int, bool, bool]:
+        """Return the sort key of a cause; the smallest comes first."""
         return (
             IMPORTANCES.index(cause.importance),
             cause.code in _EFFECTS,
             cause.code not in _ROOTS,
         )
 
-    return sorted(causes, key=rank)
+    return sorted(causes, key=make_rank)
 
 
 def _keep_accepted_settings(job: Job, causes: Iterable[Cause]) -> list[Cause]:

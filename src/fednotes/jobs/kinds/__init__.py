@@ -32,7 +32,7 @@ def find(name: str) -> SiteKind:
     return kind
 
 
-def all_kinds() -> tuple[SiteKind, ...]:
+def list_kinds() -> tuple[SiteKind, ...]:
     """Return the built-in kinds, then those that packages register, by name."""
     added = sorted(plugins.added("site_kinds", _BUILT_IN))
     return (*_BUILT_IN.values(), *(find(name) for name in added))

@@ -109,6 +109,7 @@ def read_annotated_files(job: Job, log: ReadingLog) -> dict[str, Parts]:
     # Cached, because sites may share a file.
     @cache
     def read_file(path: Path, format: str, encoding: str) -> tuple[Documents, Problems]:
+        """Return the documents of a file, and the problems with its unusable data."""
         return examine(path, format or None, encoding)
 
     problems: list[Problem] = []

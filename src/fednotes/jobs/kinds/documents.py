@@ -150,7 +150,7 @@ def _keep_listed_types(job: Job, sites: Sequence[SiteData], log: ReadingLog) -> 
 # ---- what a job needs of this kind of site -------------------------------------------
 
 
-def fingerprint(site: SiteData) -> str:
+def digest_site(site: SiteData) -> str:
     """Return the SHA-256 of a site's texts, mentions and parts, as hexadecimal digits.
 
     Two runs on the same notes have the same digest.
@@ -182,10 +182,12 @@ def _check(job: Job, sites: Sites) -> tuple[Finding, ...]:
 
 
 def _tabulate_no_counts(_sites: Sequence[SiteData]) -> list[CountTable]:
+    """Return no tables: `check` shows findings about documents instead."""
     return []
 
 
 def _collect_tables(job: Job) -> dict[str, TagsConfig]:
+    """Return the [tags] table, if the job has one."""
     return {} if job.tags is None else {"tags": job.tags}
 
 
@@ -287,7 +289,7 @@ KIND = SiteKind(
     site_config=SiteConfig,
     synthetic_config=SyntheticConfig,
     load=load_documents,
-    fingerprint=fingerprint,
+    fingerprint=digest_site,
     tabulate_counts=_tabulate_no_counts,
     source_keys=("path", "train"),
     source_placeholder={"path": "notes"},

@@ -54,6 +54,7 @@ def _open_corpora(job: Job) -> Iterator[NoteCorpus]:
     # Cached, because sites may exclude the same corpora.
     @cache
     def index_corpora(paths: tuple[str, ...]) -> TextIndex | None:
+        """Return an index of the texts of corpora; None if there are none."""
         if not paths:
             return None
         documents = (read(job.locate(path, "exclude")) for path in paths)
@@ -120,10 +121,12 @@ def _tabulate_counts(sites: Sequence[SiteNotes]) -> list[CountTable]:
 
 
 def _count_notes(site: SiteNotes) -> int:
+    """Return the number of a site's training notes."""
     return site.train_notes
 
 
 def _iterate_notes(site: SiteNotes) -> Iterator[str]:
+    """Yield the texts of the training and validation notes."""
     return (note.text for note in chain(site.train(), site.valid()))
 
 

@@ -397,7 +397,7 @@ def _find_labels(path: Path) -> FoundLabels | None:
     """Return the labels of patients that lie beside notes."""
     if not path.is_dir():
         return None
-    for kind in kinds.all_kinds():
+    for kind in kinds.list_kinds():
         labels = kind.find_labels(path)
         if labels is not None:
             return labels
