@@ -135,11 +135,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
         torch.set_num_threads(job.threads)
         torch.use_deterministic_algorithms(pool.device == "cpu")
         sites, config, parts = prepare(job, events.features)
-        sizes = [job.kind.count_examples(site) for site in sites.data]
-        job_warnings = (
-            *job.module.list_warnings(config),
-            *job.module.list_size_warnings(config, sizes),
-        )
+        job_warnings = _list_warnings(job, config, sites)
         if resume and not has_record(out):
             job_warnings = (describe_nothing_to_resume(out), *job_warnings)
         for text in (*sites.warnings, *job_warnings):
@@ -179,6 +175,21 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
             result = result.model_copy(update=update)
             result.write(out)
     return result
+
+
+def _list_warnings(job: Job, config: Any, sites: Sites) -> tuple[str, ...]:
+    """Return what a method warns about before training.
+
+    Args:
+        job: The job.
+        config: The method's config, completed with the facts of all sites.
+        sites: Data of the job's sites.
+    """
+    sizes = [job.kind.count_examples(site) for site in sites.data]
+    return (
+        *job.module.list_warnings(config),
+        *job.module.list_size_warnings(config, sizes),
+    )
 
 
 @dataclass(frozen=True)

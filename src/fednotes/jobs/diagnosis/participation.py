@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
@@ -50,12 +50,8 @@ def _find_absent_sites(run: RunEvidence) -> Iterator[Cause]:
     num_sites = count_drawn_sites(run.job.config) or len(run.job.sites)
     counts = [int(entry["took_part"]) for entry in evaluated]
     incomplete = sum(count < num_sites for count in counts)
-    # An entry counts the absences of each site since the evaluation before.
     rounds = int(number(evaluated[-1], "round") or 0) + 1
-    absences: Counter[str] = Counter()
-    for entry in evaluated:
-        for site in mapping(entry.get("absent")):
-            absences[str(site)] += int(number(entry, "absent", str(site)) or 0)
+    absences = _count_absences(evaluated)
     most_missed = max(absences.values(), default=0)
     share = max(incomplete / len(evaluated), most_missed / rounds)
     if share < ABSENT_SHARE:
@@ -89,6 +85,20 @@ def _find_absent_sites(run: RunEvidence) -> Iterator[Cause]:
         evidence=tuple(evidence),
         settings=tuple(_list_longer_waits(run.job)),
     )
+
+
+def _count_absences(evaluated: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """Return the number of rounds that each site missed.
+
+    Args:
+        evaluated: The entries of metrics.jsonl; each counts the rounds that sites
+            missed since the entry before.
+    """
+    absences: Counter[str] = Counter()
+    for entry in evaluated:
+        for site in mapping(entry.get("absent")):
+            absences[str(site)] += int(number(entry, "absent", str(site)) or 0)
+    return absences
 
 
 def _list_longer_waits(job: Job) -> Iterator[Setting]:

@@ -170,6 +170,7 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
     unshared_types = find_unshared_types(list(types.values()))
     common_types: tuple[str, ...] = ()
     if "pooled" in conditions and unshared_types:
+        # With these types alone, the pooled model is one model of all notes.
         common_types = tuple(find_common_types(types))
         advice = ""
         if common_types:

@@ -407,6 +407,7 @@ def _find_labels(path: Path) -> FoundLabels | None:
 def _add_labels(site: SiteFacts, labels: FoundLabels) -> SiteFacts:
     """Return the facts of a site with the labels of its patients."""
     number = labels.patients
+    # The job holds out a tenth of the patients for validation, and a fifth for testing.
     units = {"train": number * 7 // 10, "valid": number // 10, "test": number // 5}
     return replace(
         site,
