@@ -18,24 +18,24 @@ import numpy as np
 import pytest
 import rounding
 import torch
-from fednotes.apps.experiments.compute_attention_maps import (
+from scipy.spatial.distance import cdist, jensenshannon
+from scipy.stats import entropy as scipy_entropy
+from scipy.stats import spearmanr
+from tiny_models import WORDS, save_bert
+
+from fednotes.apps.experiments import attention_maps as maps_module
+from fednotes.apps.experiments.attention import (
+    measure_models,
+    parse_models,
+    run_attention,
+)
+from fednotes.apps.experiments.attention_maps import (
     AttentionModel,
     Traits,
     compute_attention_maps,
     list_token_ids,
     open_attention_model,
     require_comparable,
-)
-from scipy.spatial.distance import cdist, jensenshannon
-from scipy.stats import entropy as scipy_entropy
-from scipy.stats import spearmanr
-from tiny_models import WORDS, save_bert
-
-from fednotes.apps.experiments import compute_attention_maps as maps_module
-from fednotes.apps.experiments.attention import (
-    measure_models,
-    parse_models,
-    run_attention,
 )
 from fednotes.apps.experiments.head_measures import (
     compare_models,

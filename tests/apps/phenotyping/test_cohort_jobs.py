@@ -25,7 +25,7 @@ from fednotes.data.text import Passage
 from fednotes.jobs.built_in_jobs import list_built_in_jobs
 from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_file import load_job, parse_job
-from fednotes.jobs.run_folder import claim, read_job_record
+from fednotes.jobs.run_folder import read_job_record, record_inputs
 
 TERMS = ("asthma", "gout", "cough", "fever")  # concepts C0000000 …, in this order
 CONCEPTS = {"dictionary": "terms.tsv"}
@@ -257,13 +257,15 @@ def test_generated_patients_need_no_file(tmp_path: Path) -> None:
 def test_a_run_on_other_patients_is_not_resumed(place: Path) -> None:
     first_job, out = job(place, sites={"a": SITE}, concepts=CONCEPTS), place / "out"
     sites = load_sites(first_job, cache=place / "cache")
-    claim(first_job, out, sites, resume=False)
+    record_inputs(first_job, out, sites, resume=False)
     assert read_job_record(out)["notes"] == {"a": fingerprint(sites.data[0])}
     (out / "metrics.jsonl").write_text("{}\n")
-    claim(first_job, out, load_sites(first_job, cache=None), resume=True)
+    record_inputs(first_job, out, load_sites(first_job, cache=None), resume=True)
     (place / "CPTEVENTS.csv").write_text("ROW_ID,SUBJECT_ID,CPT_CD\n1,8,99254\n")
     with pytest.raises(ConfigError, match="the notes of site 'a' have changed"):
-        claim(first_job, out, load_sites(first_job, cache=place / "cache"), resume=True)
+        record_inputs(
+            first_job, out, load_sites(first_job, cache=place / "cache"), resume=True
+        )
 
 
 @pytest.mark.parametrize(

@@ -467,6 +467,6 @@ def test_a_job_is_not_submitted_if_its_tracker_is_invalid(
 
 
 def test_names_that_mlflow_refuses_are_replaced() -> None:
-    assert mlflow_tool._name("test", "St. Mary's (north)", "f1") == (
+    assert mlflow_tool._make_name("test", "St. Mary's (north)", "f1") == (
         "test/St. Mary_s _north_/f1"
     )

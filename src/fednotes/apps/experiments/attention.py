@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fednotes.apps.experiments.compute_attention_maps import (
+from fednotes.apps.experiments.attention_maps import (
     Batch,
     Traits,
     compute_attention_maps,
