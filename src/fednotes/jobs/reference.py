@@ -367,7 +367,8 @@ def _make_model_table(heading: str, kind: str, names: Sequence[str]) -> Iterator
     """
     cls = list_model_classes(methods.find_method(names[0]))[kind]
     of_best = [
-        list_model_values(methods.find_method(name), DEFAULT_PRESET, kind) for name in names
+        list_model_values(methods.find_method(name), DEFAULT_PRESET, kind)
+        for name in names
     ]
     default = {} if {} in of_best else of_best[0]
     elsewhere = [
