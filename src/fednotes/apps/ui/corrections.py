@@ -113,7 +113,7 @@ class Decision(BaseModel):
         if self.action == "delete":
             return None
         place = self.gold if self.action == "label-gold" else self.predicted
-        return None if place is None else place._replace_decision(label=self.label)
+        return None if place is None else place._replace(label=self.label)
 
 
 class _Content(BaseModel):
