@@ -72,7 +72,7 @@ def metrics() -> list[dict[str, Any]]:
     return [
         {
             "condition": condition,
-            "round": 10 * n,
+            "round": 10 * n - 1,  # from 0
             "loss": 5 / n,
             "valid_f1": 0.1 * n,
             "sites": {s: {"loss": 4 / n, "f1": 0.11 * n} for s in ("psytar", "ncbi")},
@@ -204,14 +204,14 @@ def test_curves_are_also_shown_as_tables(tmp_path: Path) -> None:
     of_federated = [line for line in metrics() if line["condition"] == "federated"]
     for line in of_federated:
         value = f"{line['valid_f1']:.4g}"
-        assert any(row[0] == str(line["round"]) and value in row for row in rows)
-    lines = [{"round": n, "loss": 1 / (n + 1)} for n in range(1000)]
+        assert any(row[0] == str(line["round"] + 1) and value in row for row in rows)
+    lines = [{"round": n, "loss": 1 / (n + 1)} for n in range(999)]
     rows = Tree(report(tmp_path, summary(), lines)).rows
     start = rows.index(["Round", "federated"])
     table = [row for row in rows[start + 1 :] if len(row) == 2 and row[0].isdigit()]
     assert len(table) <= 61
-    assert table[0] == ["0", "1"]
-    assert table[-1] == ["999", "0.001"]
+    assert table[0] == ["1", "1"]
+    assert table[-1] == ["999", "0.001001"]
 
 
 def test_the_traffic_chart_is_cumulative(tmp_path: Path) -> None:

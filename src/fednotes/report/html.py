@@ -715,7 +715,8 @@ class _Page:
     def _series(self, lines: Sequence[Line], *path: str) -> list[Series]:
         """Return a curve for each condition that has points.
 
-        If there are several lines for one round, the last one counts.
+        The page counts rounds from 1, as progress lines do; metrics.jsonl counts from
+        0. If there are several lines for one round, the last one counts.
         """
         curves: list[Series] = []
         for style, condition in enumerate(self.conditions):
@@ -723,7 +724,7 @@ class _Page:
             for line in lines:
                 value = number(line, *path)
                 if _condition(line) == condition and value is not None:
-                    points[float(line["round"])] = value
+                    points[float(line["round"]) + 1] = value
             if points:
                 curves.append((condition, style, sorted(points.items())))
         return curves

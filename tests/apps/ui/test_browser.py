@@ -194,7 +194,7 @@ def test_a_live_page_keeps_opened_sections_open(
     line = '{"part": "federated", "condition": "federated", "round": 4321, "loss": 1}'
     with (live / "metrics.jsonl").open("a") as file:
         file.write(f"{line}\n")
-    browser.until("return document.querySelector('main').innerText.includes('4321')")
+    browser.until("return document.querySelector('main').innerText.includes('4322')")
     assert browser.run(f"return {opened}")
     assert browser.run("return document.activeElement.tagName") == "SUMMARY"
 

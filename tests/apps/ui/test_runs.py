@@ -100,7 +100,7 @@ def test_the_page_of_an_unfinished_run_refreshes_itself(runs: Path) -> None:
     text = browse(load_content([runs / "live"])).get("/runs").text
     assert 'data-poll="5"' in text
     assert (
-        f"has not finished. Its latest evaluation is of round {newest['round']}."
+        f"has not finished. Its latest evaluation is of round {newest['round'] + 1}."
         in text
     )
     assert "<h1>Two sites</h1>" in text
@@ -264,7 +264,7 @@ def test_curves_are_also_tables(runs: Path) -> None:
     federated = [line for line in lines if line["condition"] == "federated"]
     assert federated
     for line in federated:
-        assert [str(line["round"]), f"{line['valid_f1']:.4g}"] in rows
+        assert [str(line["round"] + 1), f"{line['valid_f1']:.4g}"] in rows
 
 
 def test_two_runs_are_compared_and_their_difference_is_tested(runs: Path) -> None:
