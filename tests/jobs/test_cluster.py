@@ -120,7 +120,7 @@ def test_ray_and_not_the_user_chooses_the_gpus_of_a_cluster() -> None:
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget afterwards what `connect` sets for Ray."""
-    for name in ("RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"):
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
@@ -142,6 +142,15 @@ def test_an_address_is_a_host_with_a_port_or_auto(environment: None) -> None:
     for address in ("head", "ray://head:10001", "local", "head:port", ""):
         with pytest.raises(ParameterError, match="expected HOST:PORT of the cluster"):
             connect_to(address)
+
+
+def test_auto_starts_no_cluster_whatever_the_environment_says(
+    environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray would start one, with a dashboard."""
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    with pytest.raises(ParameterError, match="`cluster` = 'local': expected HOST:PORT"):
+        connect_to("auto")
 
 
 def test_without_ray_the_error_names_the_extra(

@@ -45,12 +45,15 @@ def connect(address: str) -> Iterator[Any]:
     """Yield the module `ray`, which is connected to a cluster within the context.
 
     Args:
-        address: The cluster, "HOST:PORT"; "auto" finds the one of this machine.
+        address: The cluster, "HOST:PORT"; "auto" is the one that the variable
+            RAY_ADDRESS names, or else the one of this machine.
 
     Raises:
         ConfigError: There is no such cluster, or it refuses this process.
         MissingExtra: Ray is not installed.
     """
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or address  # as Ray does
     _require_address(address)
     # Ray reads these when it is imported.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -99,7 +102,7 @@ def _require_open_port(address: str) -> None:
 def _no_cluster(address: str, error: Exception) -> ConfigError:
     return ConfigError(
         f"cannot connect to the Ray cluster {address!r} ({_first_line(error)}): start "
-        f"it, and run this command on one of its nodes ({_PAGE})"
+        f"it, and run this command on one of its nodes with its token ({_PAGE})"
     )
 
 
