@@ -46,7 +46,7 @@ def ask(trail: Trail, request: Request, tensors: Tensors, update: Update) -> Tra
 
 
 def test_the_question_covers_each_part_that_an_answer_depends_on() -> None:
-    trail = Trail(state=b"s", told=b"t")
+    trail = Trail(state=b"s", newest_tensors=b"t")
 
     def question(before: Trail, tensors: Tensors, **changes: Any) -> bytes:
         return before.add_request(
@@ -56,7 +56,7 @@ def test_the_question_covers_each_part_that_an_answer_depends_on() -> None:
     different = [
         question(trail, {}),
         question(replace(trail, state=b"another"), {}),
-        question(replace(trail, told=b"others"), {}),
+        question(replace(trail, newest_tensors=b"others"), {}),
         question(trail, {}, told=0),
         question(trail, X),
         question(trail, Y),

@@ -440,8 +440,8 @@ class QuestionHistory:
         prepared: Digest of all tasks before the first round, in order.
         history: Digest of all tasks in the site's state, in order.
         trained: Whether `history` includes a task of a round.
-        told: Digest of the tensors received last.
-        given: Digest of the tensors that the tasks of this round compute with.
+        newest_tensors: Digest of the tensors received last.
+        round_tensors: Digest of the tensors that the tasks of this round compute with.
         question: Digest of the newest task, its options and round, and all of the
             above.
     """
@@ -449,8 +449,8 @@ class QuestionHistory:
     prepared: bytes = b""
     history: bytes = b""
     trained: bool = False
-    told: bytes = b""
-    given: bytes = b""
+    newest_tensors: bytes = b""
+    round_tensors: bytes = b""
     question: bytes = b""
 
     def add_request(
@@ -470,11 +470,11 @@ class QuestionHistory:
                 back, or run a task that the others did not, gets no further sum with
                 that site.
         """
-        newest_tensors = received or self.told
+        newest_tensors = received or self.newest_tensors
         if received:
             round_tensors = newest_tensors
         elif not request.first:
-            round_tensors = self.given
+            round_tensors = self.round_tensors
         else:
             round_tensors = newest_tensors if request.told else b""
         question = hash_parts(
@@ -493,8 +493,8 @@ class QuestionHistory:
             prepared=prepared,
             history=compute_history(question),
             trained=self.trained or not request.preparing,
-            told=newest_tensors,
-            given=round_tensors,
+            newest_tensors=newest_tensors,
+            round_tensors=round_tensors,
             question=question,
         )
 
@@ -541,7 +541,7 @@ class Trail:
     Attributes:
         state: Digest of the tasks that led to the site's state; b"" for a new site.
         settings: Task to a digest of its last request, for tasks that answer nothing.
-        told: Digest of the tensors that came last; b"" if they are not known.
+        newest_tensors: Digest of the tensors that came last; b"" if they are not known.
         task: The newest task.
         contents: Digest of the newest task, its options and its tensors.
         question: Digest of these and of `state` before the task.
@@ -549,7 +549,7 @@ class Trail:
 
     state: bytes = b""
     settings: Mapping[str, bytes] = field(default_factory=dict)
-    told: bytes = b""
+    newest_tensors: bytes = b""
     task: str = ""
     contents: bytes = b""
     question: bytes = b""
@@ -563,12 +563,12 @@ class Trail:
                 the journal; b"" for none.
         """
         means_earlier = request.first and bool(request.told)
-        tensors = received or (self.told if means_earlier else b"")
+        tensors = received or (self.newest_tensors if means_earlier else b"")
         options = json.dumps(dict(request.options), sort_keys=True)
         contents = hash_parts("task", request.task, options, tensors)
         return replace(
             self,
-            told=received or self.told,
+            newest_tensors=received or self.newest_tensors,
             task=request.task,
             contents=contents,
             question=hash_parts("question of a site", self.state, contents),

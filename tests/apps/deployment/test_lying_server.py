@@ -385,7 +385,7 @@ def test_questions_are_equal_only_if_every_part_is_equal() -> None:
     request = Request(
         JOB, 1, 1, "train", round=3, first=True, told=7, options={"round": 3}
     )
-    history = QuestionHistory(prepared=b"p", history=b"h", told=b"t")
+    history = QuestionHistory(prepared=b"p", history=b"h", newest_tensors=b"t")
 
     def received(tensors: Any) -> bytes:
         return tensor_fingerprint(tensors) if tensors else b""
@@ -396,9 +396,9 @@ def test_questions_are_equal_only_if_every_part_is_equal() -> None:
 
     different = [
         question(history),
-        question(QuestionHistory(prepared=b"q", history=b"h", told=b"t")),
-        question(QuestionHistory(prepared=b"p", history=b"i", told=b"t")),
-        question(QuestionHistory(prepared=b"p", history=b"h", told=b"u")),
+        question(QuestionHistory(prepared=b"q", history=b"h", newest_tensors=b"t")),
+        question(QuestionHistory(prepared=b"p", history=b"i", newest_tensors=b"t")),
+        question(QuestionHistory(prepared=b"p", history=b"h", newest_tensors=b"u")),
         question(history, X),
         question(history, {"y": X["x"]}),
         question(history, {"x": X["x"].double()}),
@@ -419,18 +419,23 @@ def test_questions_are_equal_only_if_every_part_is_equal() -> None:
     assert len(set(same)) == 1
     loose = {
         now.add_request(request, b"", strict=False).question
-        for now in (history, QuestionHistory(prepared=b"p", history=b"i", told=b"t"))
+        for now in (
+            history,
+            QuestionHistory(prepared=b"p", history=b"i", newest_tensors=b"t"),
+        )
     }
     assert len(loose) == 1  # where sums leave sites out, histories differ
     first_question = history.add_request(request, received(X), strict=True)
     goes_on = replace(request, first=False, told=0)
     assert (
-        first_question.add_request(goes_on, b"", strict=True).given
-        == first_question.given
+        first_question.add_request(goes_on, b"", strict=True).round_tensors
+        == first_question.round_tensors
         != b""
     )
     assert (
-        first_question.add_request(replace(goes_on, first=True), b"", strict=True).given
+        first_question.add_request(
+            replace(goes_on, first=True), b"", strict=True
+        ).round_tensors
         == b""
     )
     assert question(history, preparing=True, round=0) == question(
