@@ -201,7 +201,7 @@ def test_pulled_gradients_equal_autograd() -> None:
     prompts = Prompts(3, (2, 4, 1), 8, count=4, hidden=5).double()
     parts = [part for pair in prompts() for part in pair]
     pulls = [torch.randn(6, *part.shape, dtype=torch.float64) for part in parts]
-    pulled = prompts.pull(pulls)
+    pulled = prompts.pull_back(pulls)
     assert pulled.shape == (6, 4, 8)
     for row in range(6):
         weights = [part[row] for part in pulls]

@@ -232,7 +232,7 @@ def test_the_noise_of_the_fewest_honest_sites_suffices(
     privacy = {"noise": 2.0, "where": place, "colluding": colluding}
     promise = Promise.of(Privacy(**privacy), 10, sites, least)
     assert promise.shares == shares
-    assert promise.share**2 * shares == pytest.approx(2.0**2)
+    assert promise.site_noise**2 * shares == pytest.approx(2.0**2)
 
 
 def test_grid_steps_are_fractions_of_the_noise() -> None:

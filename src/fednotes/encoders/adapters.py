@@ -107,7 +107,7 @@ class Prompts(nn.Module):
         return pairs
 
     @torch.no_grad()
-    def pull(self, gradients: Sequence[Tensor]) -> Tensor:
+    def pull_back(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return gradients of q from gradients of its keys and values.
 
         It handles many losses at once.

@@ -259,7 +259,7 @@ class Journal:
         self,
         number: int,
         state: State,
-        told: int,
+        last_with_tensors: int,
         asked: QuestionHistory | None = None,
         trail: Trail | None = None,
     ) -> None:
@@ -268,14 +268,14 @@ class Journal:
         Args:
             number: The request's number.
             state: The state.
-            told: Number of the last request with tensors.
+            last_with_tensors: Number of the last request with tensors.
             asked: The history that led to this state, for the secure sum.
             trail: The history that led to this state, for the site's policy.
         """
         facts = {
             "new": False,
             "round": state.round,
-            "told": told,
+            "told": last_with_tensors,
             "facts": dict(state.facts),
             "asked": asked.to_json() if asked else {},
             "trail": (trail or Trail()).to_json(),
@@ -301,7 +301,7 @@ class Journal:
                 asked = QuestionHistory.from_json(facts["asked"])
             return SavedState(
                 State(facts["round"], tensors, facts["facts"]),
-                told=int(facts["told"]),
+                last_with_tensors=int(facts["told"]),
                 asked=asked,
                 trail=trail,
             )
@@ -617,13 +617,13 @@ class SavedState:
 
     Attributes:
         state: The state; None if the site was new.
-        told: Number of the last request with tensors.
+        last_with_tensors: Number of the last request with tensors.
         asked: What led to the state, for the secure sum.
         trail: What led to the state, for the site's policy.
     """
 
     state: State | None = None
-    told: int = 0
+    last_with_tensors: int = 0
     asked: QuestionHistory = QuestionHistory()
     trail: Trail = field(default_factory=Trail)
 

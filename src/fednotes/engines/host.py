@@ -180,7 +180,7 @@ class SiteHost:
         self._worked = False
         # Digest of the question whose task has begun, until it is answered.
         self._open_question = b""
-        self._told = 0  # number of the last request with tensors
+        self._last_with_tensors = 0  # number of the last request with tensors
         self._remembers = False  # whether `_site` has received these tensors
         self._asked = QuestionHistory()
         self._trail = Trail()
@@ -452,15 +452,15 @@ class SiteHost:
         tensors: Tensors = request.tensors
         check_received(tensors, self._name, request.task)
         if tensors:
-            self._told = request.number
+            self._last_with_tensors = request.number
             self._remembers = True
             return tensors
         refers_to_earlier = request.first and bool(request.told)
-        if refers_to_earlier and request.told != self._told:
+        if refers_to_earlier and request.told != self._last_with_tensors:
             raise RefusedError(
                 f"site {self._name!r}: the request refers to the tensors of "
                 f"request {request.told}, but the last ones received are those "
-                f"of request {self._told}"
+                f"of request {self._last_with_tensors}"
             )
         if refers_to_earlier and not self._remembers:
             tensors = self._journal.read_request(request.told).tensors
@@ -506,7 +506,7 @@ class SiteHost:
             ModelError: The state or a request is damaged.
         """
         saved = self._journal.load(path.start)
-        self._told = saved.told
+        self._last_with_tensors = saved.last_with_tensors
         self._remembers = False
         self._asked = saved.asked
         self._trail = saved.trail
@@ -542,7 +542,9 @@ class SiteHost:
         """Save the state after the last request."""
         state = site.state()
         self._require_room(_count_state_bytes(state))
-        self._journal.save(self._journal.last, state, self._told, asked, self._trail)
+        self._journal.save(
+            self._journal.last, state, self._last_with_tensors, asked, self._trail
+        )
 
     def _forget(self, request: Request) -> None:
         """Delete states and requests that no later restart can need.

@@ -604,7 +604,7 @@ def _group_documents_by_unit(site: Site, unit: Unit) -> list[list[int]]:
 
 
 def _join_plans(plans: Sequence[SequencePlan]) -> SequencePlan:
-    """Return one plan with the sequences of several plans without pairs."""
+    """Join plans without pairs into one plan with all their sequences."""
     stretches = np.concatenate([plan.stretches for plan in plans])
     bounds = []
     first_stretch = 0
@@ -621,18 +621,33 @@ def _join_plans(plans: Sequence[SequencePlan]) -> SequencePlan:
 def _pack_apart(
     tokens: Tokens, documents: list[int], length: int, draws: Draws
 ) -> SequencePlan:
-    """Pack some documents separately, as stretches of the corpus."""
+    """Plan sequences of some documents only, as stretches of the corpus.
+
+    Args:
+        tokens: The corpus.
+        documents: The documents' indices.
+        length: Maximum number of tokens in a sequence.
+        draws: Source of the order of the documents.
+    """
     first = tokens.documents
-    lines = [tokens.sentences[first[d] : first[d + 1] + 1] for d in documents]
-    sizes = np.concatenate([np.diff(bounds) for bounds in lines])
-    ends = np.cumsum([0, *(len(bounds) - 1 for bounds in lines)])
-    bounds = np.cumsum([0, *sizes])
-    plan = plan_full(Tokens(tokens.ids, bounds, ends), length, draws.seed, 0)
+    # The bounds of each document's sentences in the corpus.
+    bounds_by_document = [
+        tokens.sentences[first[d] : first[d + 1] + 1] for d in documents
+    ]
+
+    # A corpus of these documents alone, whose positions count from 0.
+    sizes = np.concatenate([np.diff(bounds) for bounds in bounds_by_document])
+    sentence_bounds = np.cumsum([0, *sizes])
+    document_bounds = np.cumsum(
+        [0, *(len(bounds) - 1 for bounds in bounds_by_document)]
+    )
+    alone = Tokens(tokens.ids, sentence_bounds, document_bounds)
+    plan = plan_full(alone, length, draws.seed, 0)
 
     # Convert positions within these documents to positions in the corpus.
-    starts = bounds[ends[:-1]]
+    starts = sentence_bounds[document_bounds[:-1]]
     document = np.searchsorted(starts, plan.stretches[:, 0], side="right") - 1
-    offsets = np.array([line[0] for line in lines]) - starts
+    offsets = np.array([bounds[0] for bounds in bounds_by_document]) - starts
     return replace(plan, stretches=plan.stretches + offsets[document, None])
 
 

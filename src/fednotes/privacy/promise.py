@@ -178,7 +178,7 @@ class Promise:
         return cls(privacy, noise, rounds, shares)
 
     @property
-    def share(self) -> float:
+    def site_noise(self) -> float:
         """σ of one site's noise, as a multiple of the clip."""
         return self.noise / math.sqrt(self.shares)  # [kairouz shares]
 
@@ -186,7 +186,7 @@ class Promise:
     def grids(self) -> Grids:
         """The grid spacings for a site's share of the noise and for the full noise."""
         return Grids(
-            shared=self.share * self.privacy.clip / SCALE,  # [abadi noise]
+            shared=self.site_noise * self.privacy.clip / SCALE,  # [abadi noise]
             private=self.noise * self.privacy.clip / SCALE,  # [abadi noise]
         )
 

@@ -8,8 +8,9 @@ many sites (Kairouz, Liu, Steinke 2021, "The distributed discrete Gaussian mecha
     g_u     the gradient of a unit's mean loss, over shared and private layers, as one
             vector
     C       `Privacy.clip`: g_u · min(1, C / |g_u|), then rounded to the grid towards 0
-    σ       `Promise.noise`, of a sum. A site adds `Promise.share` to shared layers. To
-            its private layers, which no other noise hides, it adds the full σ.
+    σ       `Promise.noise`, of a sum. A site adds `Promise.site_noise` to shared
+            layers. To its private layers, which no other noise hides, it adds the full
+            σ.
     N       `Config.batch_size`, a constant: no number of units leaves a site or is used
             as a divisor
 

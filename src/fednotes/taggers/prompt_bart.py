@@ -645,11 +645,11 @@ class PromptBart(Model):
         of_source = torch.autograd.grad(
             losses.source.sum(), leaves, retain_graph=has_target
         )
-        source = self.prompts.pull(of_source).flatten(1)
+        source = self.prompts.pull_back(of_source).flatten(1)
         if not has_target:
             return source, torch.zeros_like(source[0])
         of_target = torch.autograd.grad(losses.target.sum(), leaves)
-        total = self.prompts.pull([p.sum(dim=0, keepdim=True) for p in of_target])
+        total = self.prompts.pull_back([p.sum(dim=0, keepdim=True) for p in of_target])
         return source, total.flatten()
 
     def _predict(

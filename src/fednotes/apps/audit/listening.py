@@ -324,7 +324,7 @@ def _note_batch(record: TrainingRecord, model: Any, first: Any, second: Any) -> 
     else:
         labels = second.labels
         record.add_rows("masked", labels[labels >= 0], model.vocabulary)
-    if hasattr(model, "word_rows"):
+    if hasattr(model, "find_word_rows"):
         for table, ids in model.find_word_rows(first, second).items():
             record.add_rows(table, ids, len(model.get_parameter(table)))
 
