@@ -25,9 +25,10 @@ from fednotes.jobs.proposal import (
     first_job,
     format_job,
     propose,
+    read_facts,
 )
 from fednotes.jobs.proposal.decisions import Silos
-from fednotes.jobs.proposal.facts import Lengths
+from fednotes.jobs.proposal.facts import Lengths, ReadOptions
 from fednotes.jobs.proposal.writing import describe_site
 
 ENCODINGS = "auto"
@@ -102,7 +103,116 @@ def test_sites_are_recognised_in_paths(
         else:
             note(Path(file))
     places = find_places(paths, ENCODINGS)
-    assert {place.name: [*place.parts] for place in places} == expected
+    assert {place.name: [*place.parts] for place in places.sites} == expected
+    assert not places.remarks
+
+
+TABLE = "note_no,patient,note\nN1,P1,She took aspirin.\n"
+LABELS = "patient,Asthma\nP1,Y\nP2,N\n"
+
+
+def fill(folder: Path, files: Mapping[str, str]) -> None:
+    """Write files by name; a file ending in .conll has annotated notes."""
+    for name, text in files.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".conll"):
+            note(file)
+        elif name.endswith(".ann"):
+            file.write_text("T1\tDrug 0 7\taspirin\n", encoding="utf-8")
+            file.with_suffix(".txt").write_text("aspirin\n", encoding="utf-8")
+        else:
+            file.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("folders", [("b", "c"), ("b",)])
+def test_a_file_without_annotations_beside_the_folders_of_sites_is_left_out(
+    tmp_path: Path, folders: tuple[str, ...]
+) -> None:
+    fill(tmp_path / "all", {f"{name}/x.ann": "" for name in folders})
+    fill(tmp_path / "all", {"clinic.csv": TABLE, "scores.csv": "a,b\n1,2\n"})
+    fill(tmp_path / "all", {"README.md": "About.", ".hidden.csv": TABLE})
+    places = find_places([str(tmp_path / "all")], ENCODINGS)
+    assert tuple(place.name for place in places.sites) == folders
+    assert places.remarks == (
+        f"{tmp_path / 'all'}: clinic.csv has no annotations and was left out",
+        f"{tmp_path / 'all'}: scores.csv was left out, because a site's files must be "
+        "in its folder",
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        ({"b/x.conll": "", "c/x.conll": "", "y.conll": ""}, "y.conll"),
+        ({"b/x.ann": "", "c/x.ann": "", "y.ann": ""}, "y.ann, y.txt"),
+        ({"b/x.txt": "One.", "c/x.txt": "Two.", "clinic.csv": TABLE}, "clinic.csv"),
+    ],
+)
+def test_files_that_may_be_a_site_beside_folders_are_refused_with_a_command(
+    tmp_path: Path, files: Mapping[str, str], named: str
+) -> None:
+    fill(tmp_path, files)
+    with pytest.raises(DataError) as caught:
+        find_places([str(tmp_path)], ENCODINGS)
+    assert f"in its folders (b, c) and beside them ({named})" in str(caught.value)
+    command = f"`fednotes init {tmp_path / 'b'} {tmp_path / 'c'}`"
+    assert command in str(caught.value)
+
+
+def test_a_folder_without_notes_beside_folders_of_sites_is_named(
+    tmp_path: Path,
+) -> None:
+    fill(tmp_path, {"b/x.conll": "", "figures/plot.svg": "<svg/>"})
+    (tmp_path / "c").mkdir()
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / "d").symlink_to(tmp_path / "b")
+    places = find_places([str(tmp_path)], ENCODINGS)
+    assert [place.name for place in places.sites] == ["b"]
+    empty, links = places.remarks
+    assert empty.endswith(
+        "c, figures have no notes that fednotes can read, so they were left out, and b "
+        "is the only site"
+    )
+    assert ": d was left out, because links to folders are not followed" in links
+
+
+def test_folders_named_by_years_are_one_site(tmp_path: Path) -> None:
+    folder = tmp_path / "mercy"
+    fill(folder, {"2019/x.conll": "", "2020-01/x.conll": "", "clinic.csv": TABLE})
+    places = find_places([str(folder)], ENCODINGS)
+    assert [(place.name, place.root) for place in places.sites] == [("mercy", folder)]
+    years, table = places.remarks
+    assert "one site, because its folders are years (2019, 2020-01)" in years
+    assert f"`fednotes init {folder / '2019'} {folder / '2020-01'}`" in years
+    assert "clinic.csv has no annotations" in table
+    facts = read_facts(places, ReadOptions())
+    assert facts.sites[0].mentions
+    proposal = propose(facts, Choices(encoder="none"), has_minilm=False)
+    assert proposal.remarks[:2] == places.remarks
+
+
+def test_a_table_of_labels_beside_folders_of_notes_makes_them_one_site(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "patients"
+    fill(folder, {"notes/P1.txt": "Asthma.", "labels.csv": LABELS})
+    places = find_places([str(folder)], ENCODINGS)
+    assert [place.root for place in places.sites] == [folder]
+    assert not places.remarks
+    fill(folder, {"more/P2.txt": "No asthma."})
+    (remark,) = find_places([str(folder)], ENCODINGS).remarks
+    assert "is for the patients of all its folders (more, notes)" in remark
+
+
+def test_folders_without_annotations_beside_annotated_files_are_named(
+    tmp_path: Path,
+) -> None:
+    fill(tmp_path, {"x.conll": "", "raw/x.txt": "Raw."})
+    places = find_places([str(tmp_path)], ENCODINGS)
+    assert [place.root for place in places.sites] == [tmp_path]
+    (remark,) = places.remarks
+    assert remark.endswith("and raw was left out: no annotations")
 
 
 def test_sites_with_equal_names_are_refused_with_a_remedy(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Propose a first job for the notes of sites: `fednotes init`.
 
 places        which of the paths are sites, and which files are their parts
+folder_content  what lies beside the sites in a folder
 facts         what the notes of each site hold: counts, never text
 decisions     a method, a model and the sites' tables: a function of the facts
 writing       the job's file, with a reason for each choice
@@ -16,7 +17,7 @@ from fednotes.jobs.proposal.first_job import (
     make_first_job,
     require_output,
 )
-from fednotes.jobs.proposal.places import Place, find_places
+from fednotes.jobs.proposal.places import Place, Places, find_places
 from fednotes.jobs.proposal.writing import format_job
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "FirstJob",
     "LabelMap",
     "Place",
+    "Places",
     "Proposal",
     "ReadOptions",
     "SiteFacts",

@@ -185,7 +185,7 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
         common_types=common_types,
         silos=_choose_silos(sites, choices.silos),
         conditions=conditions,
-        remarks=tuple(remarks),
+        remarks=(*facts.remarks, *remarks),
     )
 
 

@@ -29,7 +29,7 @@ from fednotes.jobs.input_readers import find_note_format, guess_corpus_format
 from fednotes.jobs.job import FoundLabels, SiteConfig
 from fednotes.jobs.kinds.annotated_files import PARTS
 from fednotes.jobs.kinds.site_parts import split_parts
-from fednotes.jobs.proposal.places import Place
+from fednotes.jobs.proposal.places import Place, Places
 
 Holds = Literal["mentions", "patients", "notes"]
 
@@ -149,13 +149,15 @@ class Facts:
     Attributes:
         sites: The facts of each site.
         options: How the files were read.
+        remarks: Remarks about the search for the sites, as in `Places`.
     """
 
     sites: tuple[SiteFacts, ...]
     options: ReadOptions
+    remarks: tuple[str, ...] = ()
 
 
-def read_facts(places: Iterable[Place], options: ReadOptions) -> Facts:
+def read_facts(places: Places, options: ReadOptions) -> Facts:
     """Read the notes of sites and count their contents.
 
     Args:
@@ -167,7 +169,8 @@ def read_facts(places: Iterable[Place], options: ReadOptions) -> Facts:
         ConfigError: There is no such format or encoding.
     """
     encoding_of(options.encoding)
-    return Facts(tuple(_read_site(place, options) for place in places), options)
+    sites = tuple(_read_site(place, options) for place in places.sites)
+    return Facts(sites, options, places.remarks)
 
 
 def _read_site(place: Place, options: ReadOptions) -> SiteFacts:

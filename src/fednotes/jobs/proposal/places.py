@@ -5,8 +5,12 @@ a folder with files train, valid and test     a site with these parts
 a folder with files of notes                  a site
 a folder with folders such as train and dev   a site
 one folder with folders of notes              a site for each of these folders
+one folder with folders named by years        a site
 a database                                    a site
 NAME=PATH                                     a site with this name
+
+Files beside the folders of sites are left out if they have no annotations, and a remark
+names them. If they have annotations, too, an error asks which of them are sites.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +26,7 @@ from fednotes.core.databases import is_address
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import POOLED
 from fednotes.data.encodings import reading_as
-from fednotes.data.formats import guess_format
+from fednotes.data.formats import examine, guess_format
 from fednotes.data.formats.files import unpacked_name
 from fednotes.data.formats.folders import list_files
 from fednotes.data.notes import (
@@ -31,7 +35,10 @@ from fednotes.data.notes import (
     place_of_notes,
     require_database,
 )
+from fednotes.jobs import kinds
 from fednotes.jobs.input_readers import find_note_format
+from fednotes.jobs.proposal import folder_content
+from fednotes.jobs.proposal.folder_content import FolderContent
 
 _PART_WORDS = {
     "train": ("train", "training"),
@@ -63,13 +70,26 @@ class Place:
     parts: Mapping[str, Path]
 
 
+@dataclass(frozen=True)
+class Places:
+    """The locations of all sites' notes.
+
+    Attributes:
+        sites: The location of each site's notes.
+        remarks: What was left out, and other choices that a user may want to change.
+    """
+
+    sites: tuple[Place, ...]
+    remarks: tuple[str, ...] = ()
+
+
 def find_places(
     paths: Sequence[str | NoteDatabase] | Mapping[str, str | NoteDatabase],
     encoding: str,
     *,
     query: str = "",
     omop: str = "",
-) -> tuple[Place, ...]:
+) -> Places:
     """Return the sites in files, folders and databases.
 
     Args:
@@ -80,7 +100,8 @@ def find_places(
         omop: As in `NoteDatabase`, for each address.
 
     Raises:
-        DataError: A path does not exist, or a folder has nothing that can be read.
+        DataError: A path does not exist, a folder has nothing that can be read, or it
+            is not clear which of its files and folders are sites.
         ConfigError: A name of a site is invalid or given twice.
     """
     named_paths: list[_NamedPath] = []
@@ -103,7 +124,7 @@ def find_places(
     elif named_paths:
         places = [*finder.find_sites_at(named_paths), *places]
     _require_distinct([place.name for place in places])
-    return tuple(places)
+    return Places(tuple(places), tuple(finder.remarks))
 
 
 class _NamedPath(NamedTuple):
@@ -174,9 +195,11 @@ class _Finder:
 
     Attributes:
         encoding: As in `find_places`.
+        remarks: As in `Places`, for all paths so far.
     """
 
     encoding: str
+    remarks: list[str] = field(default_factory=list)
 
     def find_sites_at(self, named_paths: Sequence[_NamedPath]) -> list[Place]:
         """Return a site for each path, or one site if the paths are its parts."""
@@ -203,30 +226,90 @@ class _Finder:
         """Return the site at a path, or the sites in its subfolders.
 
         Raises:
-            DataError: The folder has nothing that can be read.
+            DataError: The folder has nothing that can be read, or it is not clear
+                which of its files and folders are sites.
         """
         name = _make_site_name(Path(os.path.abspath(path)))
-        parts = self._find_parts(path)
-        if not path.is_dir() or _WHOLE not in parts or self._has_notes(path):
-            return [Place(name, path, parts)]
-
-        folders = [
-            folder
-            for folder in _list_entries(path)
-            if folder.is_dir() and self._has_notes(folder, recursive=True)
-        ]
-        if not folders:
-            with reading_as(self.encoding):
-                guess_format(path)  # raises an error that says what was expected
-        parts_of_folders = {_guess_part(folder) for folder in folders} - {""}
+        site = Place(name, path, self._find_parts(path))
+        if not path.is_dir() or _WHOLE not in site.parts:
+            return [site]
+        content = self._list_content(path)
+        if not content.folders:
+            if not self._has_notes(path):
+                with reading_as(self.encoding):
+                    guess_format(path)  # raises an error that says what was expected
+            return [site]
+        parts_of_folders = {_guess_part(folder) for folder in content.folders} - {""}
         if len(parts_of_folders) > 1:
-            return [Place(name, path, parts)]  # parts of one corpus, but not all three
-        if len(folders) == 1:
-            return self.find_sites_in(folders[0])
-        names = _make_distinct_names(folders)
+            return [site]  # parts of one corpus, but not all three
+        if self._is_one_site(content):
+            return [site]
+
+        self.remarks.extend(folder_content.describe_folders_left_out(content))
+        self.remarks.extend(folder_content.describe_files_left_out(content))
+        if len(content.folders) == 1:
+            return self.find_sites_in(content.folders[0])
+        names = _make_distinct_names(content.folders)
         return [
-            Place(names[folder], folder, self._find_parts(folder)) for folder in folders
+            Place(names[folder], folder, self._find_parts(folder))
+            for folder in content.folders
         ]
+
+    def _list_content(self, path: Path) -> FolderContent:
+        """Return what a folder holds; its files only if it has folders of notes."""
+        entries = _list_entries(path)
+        has_notes = {
+            folder: self._has_notes(folder, recursive=True)
+            for folder in entries
+            if folder.is_dir() and not folder.name.startswith("__")
+        }
+        # A folder of notes alone may have a great many files.
+        files = list_files(path) if any(has_notes.values()) else []
+        is_of_notes = {file: self._is_note_file(file) for file in files}
+        return FolderContent(
+            path=path,
+            folders=tuple(folder for folder in has_notes if has_notes[folder]),
+            empty_folders=tuple(
+                folder for folder in has_notes if not has_notes[folder]
+            ),
+            links=_list_links(path),
+            notes=tuple(file for file in files if is_of_notes[file]),
+            other_files=tuple(
+                file
+                for file in files
+                if not is_of_notes[file] and not _is_about_notes(file)
+            ),
+        )
+
+    def _is_one_site(self, content: FolderContent) -> bool:
+        """Return whether a folder with folders of notes is one site.
+
+        Raises:
+            DataError: Its files and its folders may both be sites.
+        """
+        has_annotated_folders = any(map(self._is_corpus_folder, content.folders))
+        annotated_files = [file for file in content.notes if self._is_corpus_file(file)]
+        is_by_years = content.has_folders_of_years
+        if has_annotated_folders and annotated_files:
+            if is_by_years or any(map(self._has_mentions, annotated_files)):
+                raise folder_content.unclear_sites(content, annotated_files)
+        elif annotated_files:
+            self.remarks.append(folder_content.describe_unused_folders(content))
+            return True
+        if is_by_years:
+            self.remarks.append(folder_content.describe_years(content))
+            if has_annotated_folders:
+                self.remarks.extend(folder_content.describe_files_left_out(content))
+            return True
+        if has_annotated_folders:
+            return False
+        if _has_labels(content.path):
+            if len(content.folders) > 1:
+                self.remarks.append(folder_content.describe_shared_labels(content))
+            return True
+        if content.notes and len(content.folders) > 1:
+            raise folder_content.unclear_sites(content, content.notes)
+        return bool(content.notes)
 
     def _find_parts(self, path: Path) -> dict[str, Path]:
         """Return the train, valid and test data of a folder, or the whole path."""
@@ -254,17 +337,37 @@ class _Finder:
 
     def _is_note_file(self, file: Path) -> bool:
         """Return whether a file has a known format and is not about the notes."""
-        if unpacked_name(file).stem.casefold() in _ABOUT:
+        if _is_about_notes(file):
             return False
+        if self._is_corpus_file(file):
+            return True
+        try:
+            find_note_format(file, None, None, self.encoding)
+        except DataError:
+            return False
+        return True
+
+    def _is_corpus_folder(self, folder: Path) -> bool:
+        """Return whether a folder has a file in a format of annotated corpora."""
+        files = list_files(folder, recursive=True)
+        return any(map(self._is_corpus_file, files))
+
+    def _is_corpus_file(self, file: Path) -> bool:
+        """Return whether a file has a format of annotated corpora."""
         try:
             with reading_as(self.encoding):
                 guess_format(file)
         except DataError:
-            try:
-                find_note_format(file, None, None, self.encoding)
-            except DataError:
-                return False
+            return False
         return True
+
+    def _has_mentions(self, file: Path) -> bool:
+        """Return whether a file has mentions, or cannot be read."""
+        try:
+            documents, _ = examine(file, None, self.encoding)
+        except DataError:
+            return True
+        return any(document.spans for document in documents)
 
 
 def _list_entries(folder: Path) -> list[Path]:
@@ -274,6 +377,25 @@ def _list_entries(folder: Path) -> list[Path]:
         for entry in sorted(folder.iterdir())
         if not entry.name.startswith(".") and not entry.is_symlink()
     ]
+
+
+def _list_links(folder: Path) -> tuple[Path, ...]:
+    """Return the links in a folder that lead to folders."""
+    return tuple(
+        entry
+        for entry in sorted(folder.iterdir())
+        if entry.is_symlink() and entry.is_dir() and not entry.name.startswith(".")
+    )
+
+
+def _is_about_notes(file: Path) -> bool:
+    """Return whether a file is a text about the notes, such as a licence."""
+    return unpacked_name(file).stem.casefold() in _ABOUT
+
+
+def _has_labels(folder: Path) -> bool:
+    """Return whether a folder has a table of its patients' labels."""
+    return any(kind.find_labels(folder) is not None for kind in kinds.list_kinds())
 
 
 def _guess_part(path: Path) -> str:
