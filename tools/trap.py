@@ -447,7 +447,7 @@ def require_permitted(site: Any, total: Total) -> None:
         TRAIN,
         round=1,
         tensors=total.tensors,
-        covered=site.covered(TRAIN),
+        covered=site.count_covered(TRAIN),
         size=0,
         secure=True,
         scores=False,

@@ -418,7 +418,11 @@ def test_only_the_parameters_of_the_method_are_sent(
     shapes = {name: tuple(w.shape) for name, w in members[0].discriminators.items()}
     assert shapes == dict.fromkeys(names, (3, 10))
     numbers = 30 * len(names)
-    assert members[0].described().endswith(f"{numbers:,} of them in discriminators")
+    assert (
+        members[0]
+        .describe_parameters()
+        .endswith(f"{numbers:,} of them in discriminators")
+    )
     assert engine.bytes_up - reference[0].bytes_up == 3 * 2 * 4 * numbers
     assert engine.bytes_down - reference[0].bytes_down == 3 * (2 * 2 + 1) * 4 * numbers
 

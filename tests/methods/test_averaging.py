@@ -271,7 +271,7 @@ def test_shared_batches_take_as_many_steps_as_training_in_one_place() -> None:
     trained(sites, config)
     assert [site.share for site in sites] == [2, 3, 8]  # 1.5 is rounded up
     assert [site.trainer.steps_taken for site in sites] == [12, 16, 16]
-    assert [site.covered("train")["batch"] for site in sites] == [2, 3, 8]
+    assert [site.count_covered("train")["batch"] for site in sites] == [2, 3, 8]
 
 
 def test_a_server_that_tries_one_sum_after_another_learns_nothing() -> None:
@@ -295,15 +295,15 @@ def test_many_sites_take_as_many_steps_as_training_in_one_place() -> None:
     trained(sites, config)
     assert [site.share for site in sites] == [1, 1, 1, 1]
     assert [site.trainer.steps_taken for site in sites] == [8, 24, 24, 24]
-    assert [site.covered("train")["steps"] for site in sites] == [4, 12, 12, 12]
+    assert [site.count_covered("train")["steps"] for site in sites] == [4, 12, 12, 12]
     assert count_examples(config, sizes) == 48
     # no sum that a server tells makes more of them
     site = Fit(1, config, sizes[1])
     site.take_share({}, examples=10**9)
-    assert site.covered("train")["steps"] == 12
+    assert site.count_covered("train")["steps"] == 12
     again = Fit(1, config, 6)
     again.restore(sites[1].state())
-    assert again.covered("train")["steps"] == 12
+    assert again.count_covered("train")["steps"] == 12
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
@@ -396,7 +396,7 @@ def test_partial_epochs_continue_through_the_data(local: int) -> None:
     plain_adamw(dict(model.named_parameters()), config, batches[: cycles * local])
     assert_same(result, values(dict(model.named_parameters())))
     assert site.trainer.steps_taken == cycles * local
-    assert site.covered("train")["steps"] == local
+    assert site.count_covered("train")["steps"] == local
 
 
 def test_a_site_without_examples_takes_no_step() -> None:
@@ -414,7 +414,7 @@ def test_an_update_of_few_steps_covers_the_shortest_examples() -> None:
     for steps, tokens in ((1, 10), (3, 78), (5, 78)):
         config = replace(CONFIG, local_epochs=steps / 3)
         site = Fit(1, config, lengths=range(12, 0, -1))
-        assert site.covered("train")["tokens"] == tokens
+        assert site.count_covered("train")["tokens"] == tokens
 
 
 def test_two_steps_may_cover_the_same_examples_in_two_epochs() -> None:
@@ -423,7 +423,7 @@ def test_two_steps_may_cover_the_same_examples_in_two_epochs() -> None:
     step may have that one alone, the shortest."""
     config = replace(CONFIG, batch_size=4, local_epochs=2 / 3)
     site = Fit(1, config, size=9, lengths=range(1, 10))
-    assert site.covered("train") == {"steps": 2, "batch": 4, "tokens": 1}
+    assert site.count_covered("train") == {"steps": 2, "batch": 4, "tokens": 1}
 
 
 @pytest.mark.parametrize("local", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12])
@@ -436,14 +436,14 @@ def test_an_update_never_covers_fewer_tokens_than_promised(
     config = replace(CONFIG, batch_size=3, cycles=8, local_epochs=local / in_epoch)
     lengths = np.random.default_rng(size).integers(1, 30, size)
     site = Fit(1, config, size, lengths=lengths.tolist())
-    promised = site.covered("train")
+    promised = site.count_covered("train")
     tensors = snapshot(site.shared)
     for cycle in range(config.cycles):
         before = len(site.read)
         site.train(tensors, cycle=cycle)
         batches = site.read[before:]
         read = int(lengths[np.unique(np.concatenate(batches))].sum())
-        covered = site.covered("train")
+        covered = site.count_covered("train")
         assert promised["tokens"] <= covered["tokens"] <= read
         assert promised["steps"] == covered["steps"] == len(batches) == local
         assert covered["batch"] <= max(map(len, batches))

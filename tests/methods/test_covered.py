@@ -47,7 +47,7 @@ def test_more_epochs_are_more_steps_over_the_same_words(
     data = corpus(tmp_path / "notes")
     words = len(words_of(data))
     single_epoch, five_epochs = (
-        member(job, epochs, data).covered("train") for epochs in (1, 5)
+        member(job, epochs, data).count_covered("train") for epochs in (1, 5)
     )
     assert single_epoch["tokens"] == five_epochs["tokens"] == words
     assert five_epochs["steps"] == 5 * single_epoch["steps"] > 0
@@ -58,7 +58,7 @@ def test_a_fine_tuned_encoder_covers_sub_words(bert: Path, tmp_path: Path) -> No
     data = corpus(tmp_path / "notes")
     job = f'method = "finetune"\n[training]\nbatch_size = 8\n[model]\nencoder = "{bert}"\n{SITES}'
     single_epoch, five_epochs = (
-        member(job, epochs, data).covered("train") for epochs in (1, 5)
+        member(job, epochs, data).count_covered("train") for epochs in (1, 5)
     )
     assert single_epoch["tokens"] == five_epochs["tokens"]
     assert five_epochs["steps"] == 5 * single_epoch["steps"] > 0
@@ -92,4 +92,4 @@ def test_a_fine_tuned_encoder_covers_at_least_its_shortest_sentences(
     assert site.num_examples == len(lengths)
     fewest = len(lengths) - 7 * (batches - 1)
     expected = sum(sorted(lengths)[:fewest])
-    assert site.covered("train")["tokens"] == expected < sum(lengths) / batches
+    assert site.count_covered("train")["tokens"] == expected < sum(lengths) / batches

@@ -385,7 +385,7 @@ def test_a_site_with_one_sentence_has_a_target_gradient_under_secret_draws(
     member = distill.Site(sites[0], config(sites), draws=Draws.of_secret(bytes(32)))
     assert member.num_examples == 45
     assert (
-        member.covered("begin")["batch"]
+        member.count_covered("begin")["batch"]
         == member._draw_counted_sentences(0).sum()
         == 23
     )
@@ -422,7 +422,7 @@ def test_a_partial_epoch_has_the_matching_number_of_batches(
     assert all(
         np.array_equal(a, b) for a, b in zip(batches_drawn, expected, strict=True)
     )
-    covered = member.covered("train")
+    covered = member.count_covered("train")
     assert covered["steps"] == batches
     least = np.sort(lengths)[: 45 - 8 * max(0, 6 - batches)].sum()
     assert (

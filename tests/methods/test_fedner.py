@@ -526,7 +526,7 @@ def test_no_sum_from_the_server_makes_a_batch_of_one_sentence(
     member = SizeOnly("a", 100, config)
     assert member.take_share({}, examples=2**50).metrics == {"share": share}
     behind = 100 % share if 100 % share >= (least or 1 + 5 * (sites > 0)) else share
-    assert member.covered("gradients") == {"steps": 1, "batch": behind}
+    assert member.count_covered("gradients") == {"steps": 1, "batch": behind}
     few = SizeOnly("b", 2, config)
     assert few.take_share({}, examples=2**50).metrics == {"share": min(share, 2)}
 
@@ -555,7 +555,7 @@ def test_no_sum_from_the_server_makes_a_batch_of_one_at_the_end_of_an_epoch(
         assert sorted(np.concatenate(batches).tolist()) == list(range(size))
         assert min(map(len, batches)) >= min(6, size)
         assert len(batches) == member._plan_epoch()[0]
-        assert member.covered("gradients") == {
+        assert member.count_covered("gradients") == {
             "steps": 1,
             "batch": min(map(len, batches)),
         }

@@ -384,7 +384,7 @@ def test_the_saved_model_has_the_reported_scores(encoder: Path, tmp_path: Path) 
                 data.valid, again.predict(data.valid), types=data.tags.types
             )
             assert judged.strict_f1 == member.valid_score
-            assert member.scores_on(data) == {
+            assert member.score_on(data) == {
                 k: v for k, v in member.scores.items() if k != "parts"
             }
             parts = member.scores["parts"]

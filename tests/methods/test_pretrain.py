@@ -373,7 +373,7 @@ def test_scores_of_a_model_do_not_depend_on_the_site_that_trained_it(
         site_notes("pooled", notes(3, 8, 8)), config(bert), cache=tmp_path
     )
     pooled_site.load(trained_values)
-    assert pooled_site.scores_on(site) == sites[0].scores
+    assert pooled_site.score_on(site) == sites[0].scores
 
 
 # what an update tells
@@ -411,13 +411,13 @@ def test_a_partial_epoch_covers_at_least_the_shortest_sequences(
             read.extend(place for start, end in bounds for place in range(start, end))
         return gathered(tokens, plan, rows, specials)
 
-    promised = site.covered("train")["tokens"]
+    promised = site.count_covered("train")["tokens"]
     tensors = snapshot(site.shared)
     with mock.patch.object(pretrain, "gather_sequences", gather):
         for cycle in range(settings.cycles):
             read.clear()
             site.train(tensors, cycle=cycle)
-            covered = site.covered("train")["tokens"]
+            covered = site.count_covered("train")["tokens"]
             assert 0 < promised <= len(set(read))
             assert 0 < covered <= len(set(read))
 
@@ -434,7 +434,7 @@ def test_longer_sequences_need_fewer_steps(bert: Path, tmp_path: Path) -> None:
         before = site.trainer.steps_taken
         site.train(tensors, cycle=cycle)
         steps.append(site.trainer.steps_taken - before)
-        assert site.covered("train")["steps"] == steps[-1]
+        assert site.count_covered("train")["steps"] == steps[-1]
     few, many = steps[1], steps[0]
     assert few < many
     Site(data, replace(settings, min_steps=few), cache=tmp_path)

@@ -115,7 +115,7 @@ def test_averaging_accepts_the_sum_of_rounded_numbers(bert: Path) -> None:
     assert member.count({}).metrics == {"examples": 20}
     assert member.weight == 20
     member.take_share({}, examples=20)
-    assert member.covered("train")["steps"] == 6  # 24 sentences in batches of 4
+    assert member.count_covered("train")["steps"] == 6  # 24 sentences in batches of 4
 
 
 # ---- what stays exact, and what has noise --------------------------------------------

@@ -182,7 +182,7 @@ def test_scores_do_not_reveal_which_forms_were_trained_on(tmp_path: Path) -> Non
     site = make_private_site(directory=tmp_path)
     site.finish(theta(site))
     saved = json.loads((tmp_path / "scores.json").read_text())
-    for scores in (site.scores, site.scores_on(site.site.data), saved):
+    for scores in (site.scores, site.score_on(site.site.data), saved):
         assert "strict" in scores
         assert "unseen" not in scores
         assert scores["counts"]["unseen_gold"] == scores["counts"]["gold"] > 0

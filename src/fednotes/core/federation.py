@@ -172,20 +172,20 @@ class MethodSite(SiteTasks, Protocol):
     num_examples: int
     scores: Mapping[str, Any]
 
-    def described(self) -> str:
+    def describe_parameters(self) -> str:
         """Describe for users what is shared and what stays at the site."""
 
-    def scores_on(self, site: Any) -> dict[str, Any]:
+    def score_on(self, site: Any) -> dict[str, Any]:
         """Return the finished model's scores on another site's test data."""
 
-    def covered(self, task: str) -> dict[str, int]:  # noqa: ARG002 - subclasses use it
+    def count_covered(self, task: str) -> dict[str, int]:  # noqa: ARG002 - subclasses use it
         """Return an update's coverage: steps, tokens, patients, smallest batch.
 
         A site's policy checks these numbers, because they limit what an update reveals.
         """
         return {}
 
-    def subject(self, task: str) -> str:  # noqa: ARG002 - subclasses use it
+    def find_subject(self, task: str) -> str:  # noqa: ARG002 - subclasses use it
         """Return a digest of the model to which this task's latest update refers.
 
         If a task asks several questions about one model, a site's policy counts
@@ -204,7 +204,7 @@ class MethodSite(SiteTasks, Protocol):
         """
         return {}
 
-    def document_counts(
+    def find_document_counts(
         self,
         site: str,  # noqa: ARG002 - subclasses use it
     ) -> NDArray[np.int64] | None:

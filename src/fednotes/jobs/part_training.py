@@ -167,18 +167,18 @@ def report_site(site: MethodSite, data: Sequence[Any]) -> SiteReport:
         data: Data of all sites of the job.
     """
     if site.id == POOLED:
-        scores = {each.id: site.scores_on(each) for each in data}
+        scores = {each.id: site.score_on(each) for each in data}
     else:
         scores = {site.id: dict(site.scores)}
     documents = {}
     for name in scores:
-        counts = site.document_counts(name)
+        counts = site.find_document_counts(name)
         if counts is not None:
             documents[name] = counts.tolist()
     return SiteReport(
         id=site.id,
         examples=site.num_examples,
-        described=site.described(),
+        described=site.describe_parameters(),
         eta=site.eta,
         valid=site.valid_score,
         reading=dict(site.measure_reading()),

@@ -317,7 +317,7 @@ class Outcome(BaseModel):
         eta: Fraction of the model that is trained and sent.
         valid: Site → validation score of its model; None without validation data.
         documents: Site → counts of each of its test documents
-            (`MethodSite.document_counts`), from which two conditions are compared.
+            (`MethodSite.find_document_counts`), from which two conditions are compared.
         reading: Site → counts of how its model reads the training data
             (`MethodSite.measure_reading`), for a diagnosis.
     """

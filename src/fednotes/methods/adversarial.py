@@ -198,10 +198,10 @@ class Site(distill.Site):
         self.parameters |= self.discriminators
         self.label = config.platforms.index(data.id) if self.discriminators else 0
 
-    def described(self) -> str:
+    def describe_parameters(self) -> str:
         """Describe how many parameters are trained and sent, and in discriminators."""
         numbers = sum(value.numel() for value in self.discriminators.values())
-        return f"{super().described()}, {numbers:,} of them in discriminators"
+        return f"{super().describe_parameters()}, {numbers:,} of them in discriminators"
 
     def _compute_objective(
         self,

@@ -757,7 +757,7 @@ class AveragingSite(SiteTasks):
         """
         return None
 
-    def covered(self, task: str) -> dict[str, int]:
+    def count_covered(self, task: str) -> dict[str, int]:
         """Return the steps, mini-batch and tokens behind an update of this task.
 
         They are lower bounds for the newest cycle or, before the first cycle, for every
@@ -806,7 +806,7 @@ class AveragingSite(SiteTasks):
             ConfigError: There are fewer than the settings require.
         """
         config = self._averaging
-        coverage = self.covered(TRAIN)
+        coverage = self.count_covered(TRAIN)
         tokens, steps = coverage["tokens"], coverage["steps"]
         if tokens < config.min_tokens or steps < config.min_steps:
             raise ConfigError(

@@ -371,14 +371,14 @@ class Site(MentionSite):
         """Return the number of parameters that are trained and sent."""
         return sum(value.numel() for value in self.parameters.values())
 
-    def described(self) -> str:
+    def describe_parameters(self) -> str:
         """Describe what is trained and sent."""
         return (
             f"{self._count_sent():,} parameters are trained and sent each way per "
             f"round (η = {100 * self.eta:.2f} % of the model)"
         )
 
-    def covered(self, task: str) -> dict[str, int]:
+    def count_covered(self, task: str) -> dict[str, int]:
         """Return the steps, tokens and sentences behind an update of this task."""
         if task == "begin":
             sentences = self.num_examples

@@ -349,7 +349,7 @@ class Site(MentionSite):
         # The (epoch, share) that `_batches` were drawn for.
         self._batches_of: tuple[int, int] | None = None
 
-    def covered(self, task: str) -> dict[str, int]:
+    def count_covered(self, task: str) -> dict[str, int]:
         """Return the steps, tokens and smallest mini-batch behind an update."""
         batches, smallest = self._plan_epoch()
         if task in ("mark", GRADIENTS):

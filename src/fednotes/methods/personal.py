@@ -487,13 +487,13 @@ class Site(finetune.Site):
             scores[name] = {kind: by_kind[kind] for kind in ("strict", "relaxed")}
         return scores
 
-    def document_counts(self, site: str) -> NDArray[np.int64] | None:
+    def find_document_counts(self, site: str) -> NDArray[np.int64] | None:
         """Return the counts of the saved model; see `MethodSite`."""
-        return self.own.document_counts(site)
+        return self.own.find_document_counts(site)
 
-    def scores_on(self, site: SiteData) -> dict[str, Any]:
+    def score_on(self, site: SiteData) -> dict[str, Any]:
         """Return the saved model's scores on another site's test data."""
-        return self.own.scores_on(site)
+        return self.own.score_on(site)
 
     @property
     def valid_score(self) -> float | None:

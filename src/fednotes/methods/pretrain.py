@@ -329,7 +329,7 @@ class Site(AveragingSite, MethodSite):
                 self._plan(self._last_epoch)
                 self.require_covered()
 
-    def described(self) -> str:
+    def describe_parameters(self) -> str:
         """Describe how many parameters are trained and shared."""
         trained = sum(p.numel() for p in self.shared.values())
         total = sum(p.numel() for p in self.model.parameters())
@@ -481,7 +481,7 @@ class Site(AveragingSite, MethodSite):
             counts["pairs_right"] += result.pair_right
         return counts
 
-    def scores_on(self, site: SiteNotes) -> dict[str, Any]:
+    def score_on(self, site: SiteNotes) -> dict[str, Any]:
         """Return this model's scores on another site's held-out notes."""
         held_out = self._tokenize(site.valid) if site.valid_patients else None
         return compute_scores(self._judge(held_out, site.id))

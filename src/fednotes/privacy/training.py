@@ -646,21 +646,21 @@ class DPSite(MethodSite):
         """The site's name in the job."""
         return str(self.site.id)
 
-    def described(self) -> str:
+    def describe_parameters(self) -> str:
         """Describe shared and private parameters, and the promise."""
-        return f"{self.site.described()}; {self.promise}"
+        return f"{self.site.describe_parameters()}; {self.promise}"
 
-    def scores_on(self, site: SiteData) -> dict[str, Any]:
+    def score_on(self, site: SiteData) -> dict[str, Any]:
         """Return the finished model's scores on another site's test data."""
-        scores: dict[str, Any] = self.site.scores_on(site)
+        scores: dict[str, Any] = self.site.score_on(site)
         return scores
 
-    def document_counts(self, site: str) -> NDArray[np.int64] | None:
+    def find_document_counts(self, site: str) -> NDArray[np.int64] | None:
         """Return the counts of the finished model; see `MethodSite`."""
-        counts: NDArray[np.int64] | None = self.site.document_counts(site)
+        counts: NDArray[np.int64] | None = self.site.find_document_counts(site)
         return counts
 
-    def covered(self, task: str) -> dict[str, int]:
+    def count_covered(self, task: str) -> dict[str, int]:
         """Return the single step and the expected number of examples of an update."""
         expected = int(self.promise.privacy.rate * self.num_examples)
         examples = {NOISY: expected, COUNTS: len(self._counted_units)}

@@ -462,7 +462,7 @@ class MentionSite(MethodSite):
         """The site's name in the job."""
         return self.data.id
 
-    def described(self) -> str:
+    def describe_parameters(self) -> str:
         """Describe how many parameters are shared and private."""
         shared = sum(parameter.numel() for parameter in self.shared.values())
         private = sum(parameter.numel() for parameter in self.private.values())
@@ -510,7 +510,7 @@ class MentionSite(MethodSite):
         """Return counts of mentions, rounded as they leave the site."""
         return Update(metrics=round_counts(counts.to_metrics(), self.count_step))
 
-    def scores_on(self, site: SiteData) -> dict[str, Any]:
+    def score_on(self, site: SiteData) -> dict[str, Any]:
         """Return this model's scores on another site's test data, for its types."""
         counts = self._evaluate_on_test_data(site, site.test)
         return self._compute_scores(counts)
@@ -522,7 +522,7 @@ class MentionSite(MethodSite):
             return {}
         return {"words": int(corpus.words.sum()), "pieces": len(corpus.pieces.ids)}
 
-    def document_counts(self, site: str) -> NDArray[np.int64] | None:
+    def find_document_counts(self, site: str) -> NDArray[np.int64] | None:
         """Return the counts of a site's test documents; see `MethodSite`."""
         return self._by_document.get(site)
 
@@ -531,7 +531,7 @@ class MentionSite(MethodSite):
     ) -> SpanCounts:
         """Return the current model's counts on a site's test data.
 
-        The counts of each document are stored, for `document_counts`.
+        The counts of each document are stored, for `find_document_counts`.
 
         Args:
             site: The site.

@@ -242,9 +242,9 @@ def test_a_calibration_covers_only_labelled_held_out_patients() -> None:
     site = replace(site, valid=replace(site.valid, labels=labels))
     _, (member,) = trained((site,), without_stage_1(classifier_cycles=1))
     # the sums of each classifier leave by themselves, so the rarest label counts
-    assert member.covered("calibrate") == {"patients": 2}
-    assert Site(site, member.config).covered("calibrate") == {"patients": 2}
-    assert member.covered("prepare")["patients"] > 50
+    assert member.count_covered("calibrate") == {"patients": 2}
+    assert Site(site, member.config).count_covered("calibrate") == {"patients": 2}
+    assert member.count_covered("prepare")["patients"] > 50
 
 
 def test_an_update_of_classifiers_covers_the_patients_of_the_rarest_label() -> None:
@@ -256,7 +256,7 @@ def test_an_update_of_classifiers_covers_the_patients_of_the_rarest_label() -> N
     labels[9, 2] = ABSENT
     site = replace(site, train=replace(site.train, labels=labels))
     _, (member,) = trained((site,), without_stage_1(classifier_cycles=1))
-    assert member.covered("train") == {"patients": 2}
+    assert member.count_covered("train") == {"patients": 2}
 
 
 def test_the_coverage_of_a_calibration_is_known_before_training() -> None:

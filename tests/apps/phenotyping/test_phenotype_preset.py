@@ -415,7 +415,7 @@ def test_patients_without_an_output_are_not_counted_for_the_minimum() -> None:
         ConfigError, match=f"its {patients_left} .* min_patients = {patients_left + 1}"
     ):
         trained((site,), replace(config, min_patients=patients_left + 1))
-    assert Site(site, config).covered("count_codes")["patients"] == coded
+    assert Site(site, config).count_covered("count_codes")["patients"] == coded
 
 
 def test_an_error_says_if_no_concept_is_frequent_enough() -> None:

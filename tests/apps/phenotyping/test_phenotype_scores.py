@@ -206,7 +206,7 @@ def test_patients_are_ranked_by_raw_scores(slope: float) -> None:
     scores = disease_scores(state, site.test)
     expected = np.mean(areas(site.test.labels, scores))
     assert abs(expected - 0.5) > 0.05
-    assert member.scores_on(site)["ranking"]["auroc"] == pytest.approx(
+    assert member.score_on(site)["ranking"]["auroc"] == pytest.approx(
         expected, rel=1e-9
     )
 
@@ -292,7 +292,7 @@ def test_a_disease_with_one_class_is_left_out_of_the_mean() -> None:
         "asthma",
         "gout",
     }
-    scores = member.scores_on(relabelled(site, PRESENT, part="test"))
+    scores = member.score_on(relabelled(site, PRESENT, part="test"))
     assert "phenotypes" not in scores
     assert "present" not in scores
     assert scores["ranking"]["auroc"] is None
@@ -303,5 +303,5 @@ def test_a_site_without_labelled_test_patients_has_no_score() -> None:
     (site,) = sites_of(1)
     _, (member,) = trained((site,), config_of(classifier_cycles=1))
     silent = relabelled(site, -1, part="test")
-    assert member.scores_on(silent).keys() == {"codes"}
-    assert member.scores_on(replace(silent, codes={})) == {}
+    assert member.score_on(silent).keys() == {"codes"}
+    assert member.score_on(replace(silent, codes={})) == {}

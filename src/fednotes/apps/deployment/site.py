@@ -186,8 +186,8 @@ def _create_host(
             results=participation.results,
             write_card=participation.write_card,
         )
-        guard.covered = agreed_site.covered
-        guard.subject = agreed_site.subject
+        guard.covered = agreed_site.count_covered
+        guard.subject = agreed_site.find_subject
         return agreed_site
 
     pace = None
@@ -580,18 +580,18 @@ class AgreedSite:
         self._write_card()
         return update
 
-    def covered(self, task: str) -> Mapping[str, int]:
+    def count_covered(self, task: str) -> Mapping[str, int]:
         """Return the numbers of tokens, steps and patients behind a task's update.
 
         Unknown numbers are absent.
         """
-        return {} if self.site is None else self.site.covered(task)
+        return {} if self.site is None else self.site.count_covered(task)
 
-    def subject(self, task: str) -> str:
+    def find_subject(self, task: str) -> str:
         """Return a digest of the model that a task's update is about, or ""."""
         if self.site is None:
             return ""
-        subject: str = self.site.subject(task)
+        subject: str = self.site.find_subject(task)
         return subject
 
     def state(self) -> State:

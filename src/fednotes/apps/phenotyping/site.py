@@ -155,7 +155,7 @@ class Site(MethodSite):
         """The site's name in the job."""
         return self.data.id
 
-    def described(self) -> str:
+    def describe_parameters(self) -> str:
         """Describe how many numbers the site shares."""
         of_network = sum(value.numel() for value in self._network.values())
         of_classifiers = 0
@@ -166,7 +166,7 @@ class Site(MethodSite):
             "the classifiers"
         )
 
-    def covered(self, task: str) -> dict[str, int]:
+    def count_covered(self, task: str) -> dict[str, int]:
         """Return the number of patients behind an update, and of its training steps.
 
         A site's policy compares them with its limits. Platt scaling sums over held-out
@@ -182,7 +182,7 @@ class Site(MethodSite):
             return {"patients": len(self._labelled)}
         if self.code_learner is None:
             return {"patients": len(self._coded)}
-        amounts = self.code_learner.covered(task)
+        amounts = self.code_learner.count_covered(task)
         return {**amounts, "patients": self.code_learner.patients}
 
     def _require_covered(self, coded: int) -> None:
@@ -407,16 +407,16 @@ class Site(MethodSite):
             )
         if self.directory is not None:
             model.save(self.directory / "model")
-        self.scores = self.scores_on(self.data)
+        self.scores = self.score_on(self.data)
         return Update()
 
-    def scores_on(self, site: SitePatients) -> dict[str, Any]:
+    def score_on(self, site: SitePatients) -> dict[str, Any]:
         """Return the finished model's scores on the test patients of a site."""
         scores: dict[str, Any] = {}
         if self.code_learner is not None:
-            scores |= self.code_learner.scores_on(site)
+            scores |= self.code_learner.score_on(site)
         if self.classifiers is not None:
-            scores |= self.classifiers.scores_on(site)
+            scores |= self.classifiers.score_on(site)
         return scores
 
     # Stage 2.
@@ -544,7 +544,7 @@ class Site(MethodSite):
         self._calibrations += 1
         return update
 
-    def subject(self, task: str) -> str:
+    def find_subject(self, task: str) -> str:
         """Return a digest of the model that was calibrated; "" for all other tasks."""
         return self._calibrated if task == "calibrate" else ""
 

@@ -295,7 +295,7 @@ class CodeLearner(AveragingSite):
         self.load_kept(tensors)
         return Update()
 
-    def scores_on(self, site: SitePatients) -> dict[str, Any]:
+    def score_on(self, site: SitePatients) -> dict[str, Any]:
         """Return the loss and AUROC of codes for a site's test patients.
 
         Returns:
@@ -589,7 +589,7 @@ class Classifiers:
         self.machines.load(tensors)
         self.model.platt = self._read_platt(tensors) if "platt" in tensors else None
 
-    def scores_on(self, site: SitePatients) -> dict[str, Any]:
+    def score_on(self, site: SitePatients) -> dict[str, Any]:
         """Return scores on a site's test patients.
 
         Patients are ranked by the machines' own scores, because probabilities are only

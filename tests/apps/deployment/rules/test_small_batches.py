@@ -64,7 +64,7 @@ def test_a_site_with_fewer_examples_than_min_batch_sends_no_update(
     """Its only mini-batch is all that it has, whatever size the job names."""
     member = make(bert, site_of(examples), epochs)
     assert member.num_examples == examples
-    covered = member.covered("train")
+    covered = member.count_covered("train")
     assert covered["batch"] == min(examples, BATCH)
     refusal = refusal_of(tmp_path, covered)
     assert refusal.startswith("refused by min_batch") == (examples < BATCH)
@@ -76,7 +76,7 @@ def test_an_incomplete_mini_batch_counts_for_min_batch(
     make: Any, bert: Path, tmp_path: Path
 ) -> None:
     """A half of an epoch of 8 + 1 examples is one mini-batch, the first or the last."""
-    covered = make(bert, site_of(BATCH + 1), 0.5).covered("train")
+    covered = make(bert, site_of(BATCH + 1), 0.5).count_covered("train")
     assert (covered["steps"], covered["batch"]) == (1, 1)
     assert refusal_of(tmp_path, covered).startswith("refused by min_batch")
 
