@@ -18,8 +18,12 @@ import time
 import numpy as np
 
 from fednotes.apps.phenotyping.concepts import Matcher
-from fednotes.apps.phenotyping.dictionary import Dictionary, dictionary_of
-from fednotes.apps.phenotyping.words import reason_not_matched, singular, words_of
+from fednotes.apps.phenotyping.dictionary import Dictionary, build_dictionary
+from fednotes.apps.phenotyping.words import (
+    explain_no_match,
+    make_singular,
+    split_into_words,
+)
 
 LONGEST = 6
 
@@ -50,7 +54,7 @@ def dictionary(terms: int, words: list[str], rng: np.random.Generator) -> Dictio
         for row, size in enumerate(sizes):
             phrases[" ".join(pool[row * LONGEST : row * LONGEST + size])] = None
     chosen = list(phrases)[:terms]
-    return dictionary_of((f"C{at // 4:07}", term) for at, term in enumerate(chosen))
+    return build_dictionary((f"C{at // 4:07}", term) for at, term in enumerate(chosen))
 
 
 def texts(characters: int, words: list[str], rng: np.random.Generator) -> list[str]:
@@ -78,15 +82,15 @@ class Plain:
     def __init__(self, terms_given: Dictionary) -> None:
         self.terms: dict[str, set[int]] = {}
         for at, term in enumerate(terms_given.terms):
-            key = " ".join(map(singular, words_of(term)))
-            if reason_not_matched(words_of(term)):
+            key = " ".join(map(make_singular, split_into_words(term)))
+            if explain_no_match(split_into_words(term)):
                 continue
-            self.terms.setdefault(key, set()).update(terms_given.of(at))
+            self.terms.setdefault(key, set()).update(terms_given.get_concepts(at))
 
     def bag(self, notes: list[str]) -> list[int]:
         bag: list[int] = []
         for text in notes:
-            words, at = list(map(singular, words_of(text))), 0
+            words, at = list(map(make_singular, split_into_words(text))), 0
             while at < len(words):
                 for size in range(min(LONGEST, len(words) - at), 0, -1):
                     concepts = self.terms.get(" ".join(words[at : at + size]))
@@ -127,7 +131,7 @@ def main() -> None:
         seconds = []
         for _ in range(3):
             begin = time.perf_counter()
-            bag = matcher.bag(notes)
+            bag = matcher.make_bag(notes)
             seconds.append(time.perf_counter() - begin)
         rates[context] = characters / min(seconds)
         share = 1e3 * len(bag) / characters
@@ -138,11 +142,11 @@ def main() -> None:
         print(f"{len(bag):,} concepts ({share:.1f} in 1,000 characters)", flush=True)
     plain = Plain(known_terms)
     begin = time.perf_counter()
-    expected = plain.bag(notes)
+    expected = plain.make_bag(notes)
     rate = characters / (time.perf_counter() - begin)
     print(f"plain loop: {rate / 1e6:.2f} million characters a second")
     matcher.context = "off"
-    if matcher.bag(notes).tolist() != expected:
+    if matcher.make_bag(notes).tolist() != expected:
         raise SystemExit("the plain loop found other concepts")
     print(f"concepts ratio={rates['off'] / rate:.1f} against a plain loop over n-grams")
 

@@ -51,7 +51,7 @@ import torch
 from fednotes.apps.deployment.nvflare import kit as kit_files
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.authority import ProjectConfig, provision
-from fednotes.apps.deployment.nvflare.processes import UNWATCHED
+from fednotes.apps.deployment.nvflare.processes import NO_WATCH_VARIABLE
 from fednotes.core.federation import Federation, State
 from fednotes.core.messages import Frame
 from fednotes.core.update import Tensors, Update
@@ -202,7 +202,7 @@ def start(kit: Path) -> None:
     variables = {
         launch.SERVER_MAIN: f"{script.stem}:server_main",
         launch.SITE_MAIN: f"{script.stem}:site_main",
-        UNWATCHED: "1",
+        NO_WATCH_VARIABLE: "1",
         "PYTHONPATH": os.pathsep.join([str(script.parent), *filter(None, sys.path)]),
     }
     processes.start(kit, variables)
@@ -230,12 +230,12 @@ import sys, time
 from pathlib import Path
 from fednotes.apps.deployment.nvflare.server import connect
 with connect(Path(sys.argv[1]), sys.argv[2], 30) as server:
-    while set(server.sites(within=15)) != set(sys.argv[4:]):
+    while set(server.list_sites(within=15)) != set(sys.argv[4:]):
         time.sleep(0.3)
     job = server.submit(Path(sys.argv[3]))
-    while not server.status(job).startswith("FINISHED"):
+    while not server.read_status(job).startswith("FINISHED"):
         time.sleep(0.3)
-    print(server.status(job))
+    print(server.read_status(job))
 """
 
 
@@ -248,7 +248,7 @@ def run(
     folder = kit_files.write_job_folder(
         base / "jobs", case, run=name, sites=SITES, min_sites=len(SITES)
     )
-    pids = {who: processes.status(kits[who]).pid for who in ("server", "h2")}
+    pids = {who: processes.read_status(kits[who]).pid for who in ("server", "h2")}
     before = {}
     for who, pid in pids.items():
         before[who], _ = memory(pid or "self")

@@ -145,11 +145,11 @@ def match_concepts(terms: int) -> Iterator[Callable[[], float]]:
     words = vocabulary(200_000, rng)
     known_terms = dictionary(terms, words, rng)
     notes = texts(1_000_000, words, rng)
-    Matcher(dictionary(100, words, rng), "drop").bag(notes[:10])
+    Matcher(dictionary(100, words, rng), "drop").make_bag(notes[:10])
 
     def match() -> float:
         matcher = Matcher(known_terms, "drop")
-        return _median_seconds(lambda: matcher.bag(notes), repeats=3)
+        return _median_seconds(lambda: matcher.make_bag(notes), repeats=3)
 
     yield match
 

@@ -45,7 +45,7 @@ _RUN = "a file of a run that this process writes"
 _CHECKED = "the same file was opened with `open_regular` just before"
 OWN_FILES = {
     "apps/deployment/commands/site.py:site_rules": _CHECKED,
-    "apps/deployment/nvflare/gate.py:socket_address": _KIT,
+    "apps/deployment/nvflare/gate.py:shortening_socket_path": _KIT,
     "apps/deployment/nvflare/presence.py:hash_kit_location": _KIT,
     "apps/deployment/nvflare/processes.py:_rotate": _KIT,
     "apps/deployment/nvflare/renewal.py:install_renewal": _KIT,
@@ -54,11 +54,11 @@ OWN_FILES = {
     "apps/deployment/server.py:_agree": _KIT,
     "apps/deployment/server.py:_run": _RUN,
     "apps/deployment/run_secrets.py:load_or_create_secret": _KIT,
-    "apps/deployment/site_file.py:install": _CHECKED,
+    "apps/deployment/site_file.py:install_site_file": _CHECKED,
     "apps/deployment/status.py:_read_tail": _KIT,
-    "apps/experiments/work.py:execute": _RUN,
+    "apps/experiments/work.py:run_command": _RUN,
     "apps/phenotyping/config.py:": _SHIPPED,
-    "apps/phenotyping/context.py:phrases": _SHIPPED,
+    "apps/phenotyping/context.py:read_phrases": _SHIPPED,
     "apps/phenotyping/dictionary.py:": _SHIPPED,
     "apps/phenotyping/synthetic.py:": _SHIPPED,
     "apps/phenotyping/words.py:": _SHIPPED,

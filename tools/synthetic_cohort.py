@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fednotes.apps.phenotyping.cohort import Bags, Cohort, offsets_of
+from fednotes.apps.phenotyping.cohort import Bags, Cohort, compute_offsets
 from fednotes.core.seeds import rng_of
 
 LIMIT = 10_000  # concepts of a patient
@@ -110,7 +110,7 @@ def _bags(
     sizes = (
         np.rint(rng.lognormal(centre, SPREAD, patients)).clip(1, LIMIT).astype(np.int64)
     )
-    offsets = offsets_of(sizes)
+    offsets = compute_offsets(sizes)
     concepts = np.empty(offsets[-1], dtype=np.int32)
     for start in range(0, patients, CHUNK):
         stop = min(start + CHUNK, patients)

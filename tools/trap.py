@@ -313,14 +313,14 @@ def draw_concept(sites: Sequence[Any], rng: np.random.Generator) -> int:
         sites: The bags of the sites' patients.
         rng: Draws it.
     """
-    concepts = [bags.counts()[1] for bags in sites]
+    concepts = [bags.count_concepts()[1] for bags in sites]
     often = np.bincount(np.concatenate(concepts))
     return int(rng.choice(concepts[0][often[concepts[0]] == 1]))
 
 
 def concepts_of_owner(bags: Any, chosen: int) -> set[int]:
     """Return all concepts of the patient who has the chosen one."""
-    row, concepts, _ = bags.counts()
+    row, concepts, _ = bags.count_concepts()
     (owner,) = row[concepts == chosen]
     return set(concepts[row == owner].tolist())
 
@@ -333,7 +333,7 @@ def patients_read(setting: Setting, seed: int, *, secure: bool, honest: bool) ->
         generated = {"sites": SITES, "patients": PATIENTS}
         method, config, data = opened(setting, seed, generated)
         sites = [method.make_site(each, config) for each in data]
-        cohorts = [each.coded(each.train).bags for each in data]
+        cohorts = [each.select_coded(each.train).bags for each in data]
         chosen = draw_concept(cohorts, rng)
         trap = (lambda tensors: tensors) if honest else patients_trap([chosen])
         server = LyingServer(sites, trap, setting.task, secure=secure)
@@ -423,7 +423,7 @@ def classifiers_read(
         generated = {"sites": SITES, "patients": PATIENTS}
         method, config, data = opened(setting, seed, generated)
         sites = [method.make_site(each, config) for each in data]
-        cohorts = [each.train.labelled().bags for each in data]
+        cohorts = [each.train.select_labelled().bags for each in data]
         chosen = draw_concept(cohorts, rng)
         concepts = config.space.width
         trap = (

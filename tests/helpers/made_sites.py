@@ -25,7 +25,7 @@ def made_notes(seed: int, count: int) -> list[Note]:
     ]
 
 
-def notes_of(name: str, notes: Sequence[Note]) -> SiteNotes:
+def read_patient_notes(name: str, notes: Sequence[Note]) -> SiteNotes:
     n = len(notes)
     return SiteNotes(
         name, lambda: iter(notes), lambda: iter(notes[:2]), n, 2, n, 2, 1, 1, 1

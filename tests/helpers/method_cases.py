@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from made_sites import made_notes, mentions, notes_of
+from made_sites import made_notes, mentions, read_patient_notes
 from method_runs import Case, MakeCase
 from tiny_models import save_bert
 
@@ -130,7 +130,10 @@ def pretrain_case(bert: Path, objective: str, **changes: Any) -> Case:
         model=model, cycles=2, batch_size=4, length=24, learning_rate=1e-3, warmup=0.0, seed=5,
         head_cycles=0,
     )  # fmt: skip
-    sites = [notes_of(name, made_notes(seed, 12)) for seed, name in enumerate(NAMES)]
+    sites = [
+        read_patient_notes(name, made_notes(seed, 12))
+        for seed, name in enumerate(NAMES)
+    ]
     settings = settings_of(pretrain, replace(base, **changes))
     return Case(pretrain.METHOD, settings, sites, "train", True, BY_BERT)
 

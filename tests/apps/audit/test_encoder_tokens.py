@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from audit_jobs import PRIVATE, assert_hidden, encoder_job, run_attack
 
-from fednotes.apps.audit.attacks.encoder_tokens import place_scores
+from fednotes.apps.audit.attacks.encoder_tokens import score_places
 
 
 def test_tokens_lie_in_the_span_of_the_lowest_layers(bert: Path) -> None:
@@ -75,7 +75,7 @@ def test_one_step_reveals_positions_and_an_epoch_hides_them(bert: Path) -> None:
 def test_a_position_scores_higher_the_nearer_its_row_is_to_the_span() -> None:
     """Compare with the definition, computed number by number."""
     distances, times = [[0.1, 0.4], [0.2, 0.3], [0.9, 0.5]], [[3, 0], [1, 1], [0, 2]]
-    scores = place_scores(np.array(distances), np.array(times))
+    scores = score_places(np.array(distances), np.array(times))
     for word, word_distances in enumerate(distances):
         for place in range(2):
             less = sum(math.log(d) for d in word_distances) / 2 - math.log(

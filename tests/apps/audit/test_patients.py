@@ -14,7 +14,7 @@ from applications import needs_app
 
 from fednotes.apps.audit import Scene, all_attacks, open_target
 from fednotes.apps.audit.attacks import membership, patient_counts, patient_updates
-from fednotes.apps.audit.attacks.membership import members
+from fednotes.apps.audit.attacks.membership import identify_members
 from fednotes.apps.audit.shadow import models
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError
@@ -118,7 +118,7 @@ def test_the_shared_row_of_rare_concepts_is_not_attacked() -> None:
     known = {"least_occurrences": 5}
     leak = attack_patients("concepts' vectors", training=known)
     scene = _scene(json.dumps({"training": known}))
-    names = scene.audited_site().code_learner.known["known"].numpy()
+    names = scene.get_audited_site().code_learner.known["known"].numpy()
     site = at_site(training=known)
     coded = [p in site.codes for p in site.train.patients]
     rare_concepts = np.intersect1d(names, site.train.take(coded).bags.concepts)
@@ -178,13 +178,13 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train fewer models, so that a test takes seconds."""
     monkeypatch.setattr(models, "MODELS", 2)
     monkeypatch.setitem(shadow.CONTROL_SETTINGS, "cycles", 3)
-    models.shadow_scores.cache_clear()
+    models.train_shadow_models.cache_clear()
 
 
 def test_models_without_noise_remember_patients(few: None) -> None:
     """Only the control, with four models, to save time."""
     for part in ("codes", "labels"):
-        trial = members(_scene("{}").control(), part)
+        trial = identify_members(_scene("{}").get_control(), part)
         assert trial.details["auc"] > 0.75
         assert trial.low > trial.chance
 
@@ -296,7 +296,7 @@ def test_noise_hides_concepts_in_both_stages() -> None:
     """The last rounds, which belong to the second stage, are observed, too."""
     plain = _scene("{}")
     assert plain.observe()
-    outputs = [*plain.audited_site().code_learner.outputs[:8]]
+    outputs = [*plain.get_audited_site().code_learner.outputs[:8]]
     tables = {"training": {"outputs": outputs}, "privacy": PRIVATE["privacy"]}
     leaked_concepts = attack_patients("concepts' vectors", **tables)
     assert leaked_concepts.control == 1.0

@@ -15,15 +15,15 @@ from tiny_models import save_bert
 
 from fednotes.apps.audit import Scene, Trial
 from fednotes.apps.audit.attacks import membership, memorisation
-from fednotes.apps.audit.attacks.membership import likelihood_ratios
+from fednotes.apps.audit.attacks.membership import compute_likelihood_ratios
 from fednotes.apps.audit.attacks.memorisation import rank_trial
 from fednotes.apps.audit.shadow import models, secrets
 from fednotes.apps.audit.shadow.mentions import AnnotatedNotes
 from fednotes.apps.audit.shadow.notes import (
     MaskedText,
     PlainNotes,
-    masked_losses,
-    token_ids,
+    measure_masked_losses,
+    tokenize_beginning,
 )
 from fednotes.apps.audit.shadow.secrets import Secret
 from fednotes.apps.audit.shadow.subject import log_odds
@@ -78,7 +78,7 @@ def test_membership_is_the_ratio_of_two_normal_densities() -> None:
     rng = np.random.default_rng(1)
     inside = rng.random((9, 6)).argsort(1) < 3
     logits = rng.normal(size=(9, 6)) + 2 * inside
-    scores = likelihood_ratios(logits, inside)
+    scores = compute_likelihood_ratios(logits, inside)
     for model in range(6):
         other_models = [candidate for candidate in range(6) if candidate != model]
         density = []
@@ -110,7 +110,7 @@ def test_models_that_remember_nothing_reveal_no_member() -> None:
     """Neither the number of models with a unit nor its level reveals anything."""
     rng = np.random.default_rng(2)
     inside = rng.random((8000, 4)) < 0.5
-    scores = likelihood_ratios(
+    scores = compute_likelihood_ratios(
         rng.normal(size=(8000, 4)) + rng.normal(0, 9, (8000, 1)), inside
     )
     trial = Trial.from_scores(scores[inside], scores[~inside])
@@ -150,8 +150,11 @@ def test_a_planted_name_replaces_a_mention() -> None:
     annotated = AnnotatedNotes(data, np.random.default_rng(1), 8, "document")
     inside = np.arange(8) % 2 == 0
     secret = Secret("name", ("Zélie 😀 Brandor", "x"), 1, (3,))
-    data_with_secret = annotated.training_data(
-        inside, [(secret, at := annotated.carriers - 1)], 1
+    data_with_secret = annotated.make_training_data(
+        inside,
+        [(secret, at := annotated.carriers - 1)],
+        copies=1,
+        with_others=True,
     )
     kept_notes = {
         id(u[0])
@@ -178,7 +181,9 @@ def test_each_planted_note_has_its_own_patient() -> None:
     sown = [(Secret("name", ("A B", "C D"), 10, (0,)), 0)] * 2
     patients = [
         note.patient
-        for note in plain.training_data(np.array([True] * 3), sown, 1).train()
+        for note in plain.make_training_data(
+            np.array([True] * 3), sown, copies=1, with_others=True
+        ).train()
     ]
     assert len({*patients} - {None}) == 5
     with pytest.raises(DataError, match="training diverged"):
@@ -193,11 +198,12 @@ def test_losses_of_masked_words_equal_transformers(tmp_path: Path) -> None:
     model = build_language_model(LanguageModelConfig(folder), 1)
     reference = AutoModelForMaskedLM.from_pretrained(folder).eval()
     texts = [
-        token_ids(model, text) for text in ("pain in the left knee", "aspirin daily")
+        tokenize_beginning(model, text)
+        for text in ("pain in the left knee", "aspirin daily")
     ]
     masked = [np.eye(len(ids), dtype=bool)[: 3 - at] for at, ids in enumerate(texts)]
     with torch.no_grad():
-        losses = masked_losses(
+        losses = measure_masked_losses(
             model, [MaskedText(*text) for text in zip(texts, masked, strict=True)]
         )
         for ids, rows, loss in zip(texts, masked, losses, strict=True):
@@ -221,7 +227,7 @@ def test_models_without_noise_remember_their_notes(few: None) -> None:
     """Only the control, with four models, to save time."""
     audited = scene()
     trials = {
-        attack.name: attack.trial(audited.control())
+        attack.name: attack.trial(audited.get_control())
         for attack in (*membership.NOTE_ATTACKS, *NAMES)
     }
     assert [name.partition(",")[0] for name in trials] == [
@@ -294,6 +300,6 @@ def test_a_language_model_reveals_numbers_without_noise(
     audited = Scene(job, load_sites(job))
     for attack in CANARIES:
         assert attack.name.startswith("canaries")
-        assert attack.trial(audited.control()).details["exposure"] > 5  # of 6.6
+        assert attack.trial(audited.get_control()).details["exposure"] > 5  # of 6.6
     for attack in CANARIES:
         assert attack.trial(audited).low < 0.01

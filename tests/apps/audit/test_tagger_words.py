@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from audit_jobs import PRIVATE, attack_tagger
 
-from fednotes.apps.audit.attacks.word_order import order_scores
+from fednotes.apps.audit.attacks.word_order import score_order
 
 WIDE = {
     "hashed_words": 0,
@@ -41,7 +41,7 @@ def test_the_order_of_words_follows_from_the_gradients_of_a_convolution() -> Non
                         gradients[k] += np.outer(projections, rows[text[at + k - 1]])
         often = np.bincount(np.concatenate(texts)).astype(float)
         tensors = [torch.from_numpy(x) for x in (gradients, rows, often)]
-        scores = order_scores([tensors[0]], *tensors[1:], rate).numpy()
+        scores = score_order([tensors[0]], *tensors[1:], rate).numpy()
         if not rate:
             pairs = [(a, b) for text in texts for a, b in pairwise(text)]
             assert sorted(pairs) == sorted(zip(*np.nonzero(scores > 1.5), strict=True))

@@ -48,8 +48,8 @@ def kits(shared_kits: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
     """Return a copy of the folder of `shared_kits`, for a test that changes kits."""
     from intruders import PROJECT, copy_kit
 
-    from fednotes.apps.deployment.nvflare.authority import kit_folders
+    from fednotes.apps.deployment.nvflare.authority import list_kit_folders
 
-    return kit_folders(
+    return list_kit_folders(
         PROJECT, copy_kit(shared_kits["server"].parent, tmp_path / "kits")
     )

@@ -21,7 +21,7 @@ from places import Place
 from fednotes.apps.deployment import preflight
 from fednotes.apps.deployment.nvflare import server
 from fednotes.apps.deployment.preflight import Check
-from fednotes.apps.deployment.runs import Run, run_facts
+from fednotes.apps.deployment.runs import Run, build_run_facts
 from fednotes.core.errors import TrainingError
 
 JOB = 'method = "fedner"\n[sites.a]\n[sites.b]\n[sites.c]\n'
@@ -51,7 +51,7 @@ def words_of(action: str, folder: Path, kit: Path) -> list[object]:
         return ["run", option, "job-1", "--on", kit, "--out", folder / "out"]
     (folder / "out").mkdir()
     run = Run("job-1", kit, "a job", ("a", "b", "c"), "f" * 64)
-    (folder / "out" / "run.json").write_text(json.dumps(run_facts(run)))
+    (folder / "out" / "run.json").write_text(json.dumps(build_run_facts(run)))
     return ["run", f"--{action}", "--out", folder / "out"]
 
 

@@ -15,7 +15,7 @@ from kits import run_site_command, site_kit
 from rich.cells import cell_len
 from rich.console import Console
 
-from fednotes.apps.deployment.approval_requests import account
+from fednotes.apps.deployment.approval_requests import describe_account
 from fednotes.apps.deployment.commands import site as kit_cli
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.rules.guard import (
@@ -122,7 +122,7 @@ def test_waiting_can_be_for_one_job(kit: Path) -> None:
         "approve", kit, key[:12], "--yes", "--wait", "--timeout", "0.1", code=2
     )
     assert f"no job whose fingerprint begins with {key[:12]!r} has asked" in message
-    assert not open_approvals(kit).decisions()
+    assert not open_approvals(kit).read_decisions()
     short = table_fingerprint(JOB)[:12]
     assert "approved: ner" in run_site_command(
         "approve", kit, short, "--yes", "--wait", "--timeout", "0.1"
@@ -173,7 +173,7 @@ def test_words_of_a_job_cannot_imitate_another_job(
     kit_cli._show_job(
         kit,
         RequestedJob(table_fingerprint(forged), dict(forged)),
-        read_policy(kit).quorum("h1"),
+        read_policy(kit).make_quorum("h1"),
     )
     rows = screen.getvalue().split("\n")
     assert rows[0] == f"fingerprint {table_fingerprint(forged)}"
@@ -247,7 +247,7 @@ def test_an_approval_reports_whether_a_run_waits_for_it(
     assert "waits for a decision, but no run asks for it now" in run_site_command(
         "status", kit
     )
-    monkeypatch.setattr(processes, "status", lambda kit: running)
+    monkeypatch.setattr(processes, "read_status", lambda kit: running)
     assert "ner (" in run_site_command("status", kit)
     assert "but no run asks" not in run_site_command("status", kit)
     assert "this site joins within seconds" in run_site_command("approve", kit, "--yes")
@@ -258,7 +258,7 @@ def test_an_input_without_an_answer_is_no_decision(kit: Path) -> None:
     message = run_site_command("approve", kit, code=2)
     assert "the input ended without an answer, so nothing was decided" in message
     assert "(--yes)" in message
-    assert not open_approvals(kit).decisions()
+    assert not open_approvals(kit).read_decisions()
     message = run_site_command(
         "key", "alice", "--out", kit / "alice.key", "--protect", code=2
     )
@@ -278,7 +278,7 @@ def test_the_decision_is_recorded_under_the_system_account(
     monkeypatch.delenv("SUDO_UID", raising=False)
     request_approval(kit, JOB)
     run_site_command(word, kit, *["--yes"] * (word == "approve"))
-    (decision,) = open_approvals(kit).decisions()
+    (decision,) = open_approvals(kit).read_decisions()
     assert decision.by == f"{pwd.getpwuid(os.getuid()).pw_name} (uid {os.getuid()})"
     assert "dr_no" not in run_site_command("status", kit)
 
@@ -289,11 +289,16 @@ def test_sudo_and_unnamed_accounts_are_described(
     monkeypatch.setattr(os, "getuid", lambda: 4_000_123)
     monkeypatch.setenv("SUDO_UID", "0")
     root = pwd.getpwuid(0).pw_name
-    assert account() == f"no name (uid 4000123); SUDO_UID belongs to {root} (uid 0)"
+    assert (
+        describe_account()
+        == f"no name (uid 4000123); SUDO_UID belongs to {root} (uid 0)"
+    )
     monkeypatch.setenv("SUDO_UID", "99999999999999999999")
-    assert account().endswith("SUDO_UID belongs to no name (uid 99999999999999999999)")
+    assert describe_account().endswith(
+        "SUDO_UID belongs to no name (uid 99999999999999999999)"
+    )
     monkeypatch.setenv("SUDO_UID", "root")
-    assert account() == "no name (uid 4000123)"
+    assert describe_account() == "no name (uid 4000123)"
 
 
 # two people
@@ -322,14 +327,14 @@ def test_two_people_approve_by_their_keys(kit: Path, tmp_path: Path) -> None:
         "approve", kit, "--yes", "--key", tmp_path / "carol", code=2
     )
     assert "not among the approvers of this site's rules (alice, bob)" in outputs
-    assert open_approvals(kit).decisions() == ()
+    assert open_approvals(kit).read_decisions() == ()
     output = run_site_command("approve", kit, "--yes", "--key", tmp_path / "alice")
     assert "approved by alice; 1 more of bob must" in output
     assert "joins" not in output
     assert "(1 of 2 people have)" in request_approval(kit, JOB, policy)
     output = run_site_command("approve", kit, "--yes", "--key", tmp_path / "alice")
     assert "alice has approved this job before" in output
-    assert len(open_approvals(kit).decisions()) == 1
+    assert len(open_approvals(kit).read_decisions()) == 1
     assert read_pending_job(kit) is not None
     assert (
         "but no run asks for it now: approved by alice; 1 more of bob must"
@@ -405,7 +410,7 @@ def test_a_rule_can_require_an_audit(kit: Path, tmp_path: Path) -> None:
         assert "not every attack could be tried" in message
     message = approve(right.model_copy(update={"attacks": [fine, *others, worse]}), 2)
     assert "may succeed 0.110 above chance; this site allows 0.1 at most" in message
-    assert open_approvals(kit).decisions() == ()
+    assert open_approvals(kit).read_decisions() == ()
     assert "the best attack, words, may be 0.090 above chance" in approve(right)
     assert "approved: ner" in run_site_command(
         "approve", kit, table_fingerprint(table), "--yes"

@@ -21,7 +21,7 @@ from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.authority import open_authority
 from fednotes.apps.deployment.nvflare.certificates import check_kit
 from fednotes.apps.deployment.nvflare.trust import Trust
-from fednotes.apps.deployment.preflight import preflight
+from fednotes.apps.deployment.preflight import run_checks
 from fednotes.cli.shared import with_options
 
 
@@ -70,7 +70,7 @@ def test_an_offline_site_installs_the_list_from_a_file(base: Path) -> None:
     run_words("kit", "trust", kits / "sites/h2", kits / "trust.pem")
     assert "this kit no longer works" in run_words("site", "status", kits / "sites/h2")
     assert any(
-        "was revoked on" in check.message for check in preflight(kits / "sites/h2")
+        "was revoked on" in check.message for check in run_checks(kits / "sites/h2")
     )
 
 
@@ -97,14 +97,14 @@ def test_a_kit_is_renewed_by_exchanging_two_files(
     assert "h1.request.pem: contains no secret" in output
     output = provisioned(base, "--sign", "h1.request.pem")
     assert "next: give h1.request.signed.pem to the kit's owner" in output
-    real = processes.status
+    real = processes.read_status
     with monkeypatch.context() as patch:
         running = processes.Status("h1", "site", 7, (), h1 / "log")
-        patch.setattr(processes, "status", lambda kit: running)
+        patch.setattr(processes, "read_status", lambda kit: running)
         assert "is already running" in run_words(
             "kit", "renew", h1, "--take", "h1.request.signed.pem"
         )
-    assert processes.status is real
+    assert processes.read_status is real
     assert "nothing was signed" in provisioned(base, "--sign", base / "project.toml")
     assert "the kit is unchanged" in run_words(
         "kit", "renew", h1, "--take", base / "project.toml"
@@ -130,7 +130,9 @@ def test_an_expiring_certificate_causes_a_warning_sixty_days_before(
         assert (
             "the certificate expires on" in run_words(role, "status", kit)
         ) is warned
-        (check,) = [check for check in preflight(kit) if check.subject == "certificate"]
+        (check,) = [
+            check for check in run_checks(kit) if check.subject == "certificate"
+        ]
         assert check.ok is (None if warned else True)
     provisioned(base, "--new-root", "--overlap", days)
     h2 = kits / "sites/h2"
@@ -198,7 +200,7 @@ def test_the_key_of_the_authority_can_have_a_passphrase(
         "a new passphrase for the authority's key",
     ]
     assert "BEGIN PRIVATE KEY" not in state.read_text()
-    assert open_authority(PROJECT, kits).valid_roots()
+    assert open_authority(PROJECT, kits).list_valid_roots()
 
 
 def test_a_kit_of_an_earlier_version_is_not_reported_as_revoked(

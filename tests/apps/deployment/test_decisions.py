@@ -26,7 +26,7 @@ from fednotes.apps.deployment.rules.guard import (
 )
 from fednotes.apps.deployment.rules.policy import Policy
 from fednotes.apps.deployment.server import PROBLEM, server_main
-from fednotes.apps.deployment.site import outward_message, redact_errors
+from fednotes.apps.deployment.site import redact_error, redacting_errors
 from fednotes.core.errors import (
     ConfigError,
     DataError,
@@ -144,12 +144,12 @@ def test_decisions_apply_to_the_job_with_their_fingerprint(
     )
     output = run_site_command("reject", kit, key[:8])
     assert f"({key[:12]}), its approval is withdrawn" in output
-    assert open_approvals(kit).last_approved() is None
+    assert open_approvals(kit).find_last_approval() is None
     assert f"approved: job ({key[:12]})" in run_site_command(
         "approve", kit, key[:6].upper(), "--yes"
     )
-    assert open_approvals(kit).status(first.table) == "approved"
-    assert open_approvals(kit).status(other_job) == "rejected"
+    assert open_approvals(kit).read_status(first.table) == "approved"
+    assert open_approvals(kit).read_status(other_job) == "rejected"
     output = run_site_command("approve", kit, "0123", code=2)
     assert "no fingerprint begins with '0123'" in output
     assert key[:12] in output
@@ -187,7 +187,7 @@ NAME = "SMITH_JANE_MRN0042"
 def test_an_error_sent_to_the_server_names_no_file(
     error: Exception, words: str
 ) -> None:
-    message = outward_message(error, "posts")
+    message = redact_error(error, "posts")
     assert message.startswith(f"site 'posts': {words}")
     assert NAME not in message
 
@@ -195,7 +195,7 @@ def test_an_error_sent_to_the_server_names_no_file(
 def test_an_error_about_a_loss_sent_to_the_server_has_no_position() -> None:
     """A server could choose parameters that make one word fail."""
     error = LossError("posts", float("nan"), "at mini-batch 3", "lower learning_rate")
-    message = outward_message(error, "posts")
+    message = redact_error(error, "posts")
     assert message == "site 'posts': the loss is not finite: lower learning_rate"
 
 
@@ -206,7 +206,7 @@ def test_an_error_about_a_full_disk_is_sent_without_paths(
     whole."""
     full = DataError(f"{NAME}: cannot be written")
     full.__cause__ = OSError(28, "No space left on device", NAME)
-    with pytest.raises(DataError) as refusal, redact_errors("posts"):
+    with pytest.raises(DataError) as refusal, redacting_errors("posts"):
         raise full
     assert str(refusal.value) == (
         "site 'posts': its notes cannot be read (No space left on device; see the site's log)"
@@ -216,7 +216,7 @@ def test_an_error_about_a_full_disk_is_sent_without_paths(
 
 def test_refusals_by_rules_are_reported_unchanged() -> None:
     error = RefusedError("site 'posts' does not take part in secure sums")
-    with pytest.raises(RefusedError) as refusal, redact_errors("posts"):
+    with pytest.raises(RefusedError) as refusal, redacting_errors("posts"):
         raise error
     assert refusal.value is error
 

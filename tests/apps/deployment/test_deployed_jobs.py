@@ -11,9 +11,9 @@ import pytest
 from applications import has_app
 
 from fednotes.apps.deployment.site_file import (
-    job_of_site,
+    insert_local_paths,
+    parse_site_job,
     read_site_file,
-    with_local_files,
 )
 from fednotes.core.errors import ConfigError
 from fednotes.jobs.declaration import load_declared
@@ -63,7 +63,7 @@ def test_a_job_opens_no_file_of_a_site(
     with pytest.raises(
         ConfigError, match=r"names a file, word_vectors: say where"
     ) as refusal:
-        job_of_site({"name": "j", "job": table}, "a", site_file(tmp_path))
+        parse_site_job({"name": "j", "job": table}, "a", site_file(tmp_path))
     assert not {"hunter2", "jane", "passwd", place} & set(str(refusal.value).split())
 
 
@@ -89,11 +89,13 @@ def test_a_job_may_name_no_file_of_a_site_in_any_table(
     """Refused, unless the site's own file says where this machine keeps it."""
     job = {"name": "j", "job": {**_table(NER), table: {key: "/etc/passwd"}}}
     with pytest.raises(ConfigError, match=rf"\[{table}\]: names a file, {key}: say"):
-        job_of_site(job, "a", site_file(tmp_path))
+        parse_site_job(job, "a", site_file(tmp_path))
 
     (tmp_path / "own.txt").write_text("")
     file = site_file(tmp_path, f'[files]\n{key} = "own.txt"\n')
-    assert with_local_files(file, job["job"])[table] == {key: str(tmp_path / "own.txt")}
+    assert insert_local_paths(file, job["job"])[table] == {
+        key: str(tmp_path / "own.txt")
+    }
 
 
 def test_other_values_of_a_job_are_used_literally(
@@ -104,7 +106,7 @@ def test_other_values_of_a_job_are_used_literally(
     with pytest.raises(
         ConfigError, match=r"\[model\] tagger: a job may not name an environment"
     ) as refusal:
-        job_of_site({"name": "j", "job": table}, "a", site_file(tmp_path))
+        parse_site_job({"name": "j", "job": table}, "a", site_file(tmp_path))
     assert "cnn" not in str(refusal.value)
 
 
@@ -116,9 +118,9 @@ def test_a_file_of_the_site_replaces_that_of_the_job(tmp_path: Path) -> None:
         "model": {"tagger": "cnn-clstm-crf", "word_vectors": "/x/glove.txt"},
     }
     file = site_file(tmp_path, '[files]\nword_vectors = "vectors.txt"\n')
-    job = job_of_site({"name": "j", "job": table}, "a", file)
+    job = parse_site_job({"name": "j", "job": table}, "a", file)
     assert job.config.model.word_vectors == str(tmp_path / "vectors.txt")
-    plain = job_of_site({"name": "j", "job": _table(NER)}, "a", file)
+    plain = parse_site_job({"name": "j", "job": _table(NER)}, "a", file)
     assert plain.config.model.word_vectors == ""
 
 

@@ -187,8 +187,8 @@ def test_a_method_that_sends_exact_counts_cannot_be_approved(
         output = run_site_command("approve", kit, "--yes", code=2)
         assert "sites of the method 'fedner' send exact weights and counts" in output
         assert "multiples of 10 (another method, or count_step = 1)" in output
-    assert not open_approvals(kit).decisions()
+    assert not open_approvals(kit).read_decisions()
 
     output = run_site_command("approve", kit, "--yes")
     assert "weights and counts of this site leave in multiples of 10" in output
-    assert open_approvals(kit).decisions()
+    assert open_approvals(kit).read_decisions()

@@ -141,7 +141,7 @@ def test_the_commands_of_the_deployment_page_work_from_kits_to_predictions(
         path for path in (base / "kits/server/state").iterdir() if path.is_dir()
     )
     until(lambda: list((state / "server").glob("round-*")))
-    killed = processes.status(base / "kits/sites/posts")
+    killed = processes.read_status(base / "kits/sites/posts")
     for pid, _ in processes.list_processes((base / "kits/sites/posts").resolve()):
         os.kill(pid, signal.SIGKILL)
     assert killed.is_running

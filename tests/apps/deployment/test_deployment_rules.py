@@ -37,10 +37,10 @@ from tiny_models import save_bert
 
 from fednotes.apps.deployment.agreement import (
     Description,
-    agreement_fingerprint,
-    describe,
-    descriptions_to_text,
-    mismatch,
+    compute_agreement_fingerprint,
+    describe_site,
+    encode_descriptions,
+    explain_mismatch,
 )
 from fednotes.apps.deployment.problems import (
     LastProblem,
@@ -483,7 +483,7 @@ SERVER, MANY = (
         # sentence.
         (
             MANY,
-            lambda j, f: agreement_fingerprint(j, {**f, **MANY}),
+            lambda j, f: compute_agreement_fingerprint(j, {**f, **MANY}),
             "the server lists 53 sites that agree, but the",
         ),
     ],
@@ -495,10 +495,10 @@ def test_a_server_that_adds_sites_is_refused(
     """Or of the true sites with the fingerprint of another agreement."""
     with (
         mock.patch(
-            f"{SERVER}.descriptions_to_text",
-            lambda descriptions: descriptions_to_text({**descriptions, **more}),
+            f"{SERVER}.encode_descriptions",
+            lambda descriptions: encode_descriptions({**descriptions, **more}),
         ),
-        mock.patch(f"{SERVER}.agreement_fingerprint", agreed),
+        mock.patch(f"{SERVER}.compute_agreement_fingerprint", agreed),
         pytest.raises(ConfigError, match=match),
     ):
         Hospitals(tmp_path, SHORT, site_notes).run()
@@ -537,13 +537,13 @@ def test_an_error_names_a_different_fednotes_version(
     site_notes: Any, tmp_path: Path
 ) -> None:
     def older(job: Any, data: Any) -> Any:
-        description = describe(job, data)
+        description = describe_site(job, data)
         return (
             replace(description, version="0.0.1") if data.id == "posts" else description
         )
 
     with (
-        mock.patch("fednotes.apps.deployment.site.describe", older),
+        mock.patch("fednotes.apps.deployment.site.describe_site", older),
         pytest.raises(ConfigError, match=r"posts 0\.0\.1.*install the same version"),
     ):
         Hospitals(tmp_path, SHORT, site_notes).run()
@@ -619,7 +619,7 @@ def test_an_error_shows_how_the_labels_of_job_and_site_differ(
 ) -> None:
     job_labels = Description(types=("Drug", "ADR"), label_map={"AE": "ADR"})
     assert (
-        mismatch(
+        explain_mismatch(
             "a",
             job_labels,
             replace(job_labels, **site_labels),

@@ -53,8 +53,8 @@ def test_a_server_and_a_site_run_in_the_foreground(place: Place) -> None:
     log = h1 / "fednotes.log"
     until(lambda: log.exists() and "connected to the server" in log.read_text(), 60)
     assert read_last_problem(h1) is None
-    assert processes.status(server).pid == running.pid
-    assert processes.status(h1).pid == site.pid
+    assert processes.read_status(server).pid == running.pid
+    assert processes.read_status(h1).pid == site.pid
     again = place.give("site", "run", "kits/sites/h1", code=2)
     assert f"h1 is already running (process {site.pid})" in again
     copy_kit(h1, place.folder / "copy")

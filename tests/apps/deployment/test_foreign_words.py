@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fednotes.apps.deployment.agreement import Description, agreed_config
+from fednotes.apps.deployment.agreement import Description, derive_config
 from fednotes.apps.deployment.nvflare.processes import KIT_VARIABLE, KitLog, RateLimit
 from fednotes.apps.deployment.problems import read_last_problem
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_job
@@ -44,7 +44,7 @@ def test_a_command_prints_foreign_words_on_one_line(
 def test_a_foreign_version_is_cleaned_in_an_error() -> None:
     described = {"h1": Description(version=EVIL + "9" * 10_000)}
     with pytest.raises(ConfigError, match="different versions") as refusal:
-        agreed_config(None, described)  # type: ignore[arg-type]
+        derive_config(None, described)  # type: ignore[arg-type]
     assert not any(character in str(refusal.value) for character in HIDDEN)
     assert len(str(refusal.value)) < 400
 

@@ -58,7 +58,7 @@ def kit(kit_after_a_run: Path, tmp_path: Path) -> Path:
 
 
 def test_forget_deletes_states_and_keeps_rules(kit: Path, tmp_path: Path) -> None:
-    before, lines = files_of(kit), Ledger.in_kit(kit).head().lines
+    before, lines = files_of(kit), Ledger.in_kit(kit).read_head().lines
     run_folders = [kit / "state" / "run1", kit / "results" / "run1", kit / JOB_ID]
     assert {"tagger.safetensors", "scores.json"} <= {
         p.name for p in files_of(run_folders[1])
@@ -84,7 +84,7 @@ def test_forget_deletes_states_and_keeps_rules(kit: Path, tmp_path: Path) -> Non
     assert Path("rules/ledger.jsonl") in stays
     assert lines > 0
     assert verify(Ledger.in_kit(kit).path).ok
-    assert len(open_approvals(kit).decisions()) == 1
+    assert len(open_approvals(kit).read_decisions()) == 1
     assert list((tmp_path / "cache" / "features").iterdir()) == [
         tmp_path / "cache" / "features" / "mine.txt"
     ]
@@ -111,7 +111,7 @@ def test_forgetting_a_run_in_progress_is_refused(
             "forget", kit, "run1", code=2
         )
     running = processes.Status("posts", "site", 7, (JOB_ID,), kit / "log")
-    monkeypatch.setattr(processes, "status", lambda kit: running)
+    monkeypatch.setattr(processes, "read_status", lambda kit: running)
     assert "run run1 is in progress, and nothing was deleted" in run_site_command(
         "forget", kit, "run1", code=2
     )

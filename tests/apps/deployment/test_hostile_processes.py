@@ -37,7 +37,7 @@ def run_with(net: Network, hostile: str, folder: Path) -> str:
     net.start(h3, FEDNOTES_SITE_MAIN=f"refusal_mains:{hostile}")
     try:
         # A site that was stopped counts as connected for a minute.
-        present = f"set({SITES}) <= set(server.sites(within=8))"
+        present = f"set({SITES}) <= set(server.list_sites(within=8))"
         code = f"while not {present}:\n    time.sleep(0.3)\n"
         output = net.admin(code + SUBMIT + UNTIL_FINISHED.strip(), folder)
         status, _ = json.loads(output)

@@ -20,13 +20,13 @@ from fednotes.apps.deployment import agreement
 from fednotes.apps.deployment import server as module
 from fednotes.apps.deployment.agreement import (
     Description,
-    agreed_config,
-    description_from_tensors,
+    derive_config,
     pack_json,
+    read_description,
 )
 from fednotes.apps.deployment.nvflare import server as flare
-from fednotes.apps.deployment.server import Progress, _fetch_shared_scores
-from fednotes.apps.deployment.site_file import job_of_site, read_site_file
+from fednotes.apps.deployment.server import RunProgress, _fetch_shared_scores
+from fednotes.apps.deployment.site_file import parse_site_job, read_site_file
 from fednotes.core import bounds
 from fednotes.core.cleaning import LINE
 from fednotes.core.errors import ConfigError, TrainingError
@@ -108,7 +108,7 @@ def document_job(folder: Path, more: str = "") -> Any:
     (folder / "notes.conll").write_text("Took\tO\naspirin\tB-Drug\n\n")
     site = folder / "site.toml"
     site.write_text('[data]\ntrain = "notes.conll"\ntest = "notes.conll"\n')
-    return job_of_site(load_declared(path)[1], "a", read_site_file(site))
+    return parse_site_job(load_declared(path)[1], "a", read_site_file(site))
 
 
 def described(number: int) -> dict[str, Description]:
@@ -122,22 +122,22 @@ def test_entity_types_of_one_site_are_bounded(tmp_path: Path) -> None:
     """A model has a number for each pair of types: 20,000 would take 1.6 GB and more."""
     job = document_job(tmp_path)
     assert (
-        len(agreed_config(job, described(agreement.MAX_TYPES - 1)).tags.types) == 1000
+        len(derive_config(job, described(agreement.MAX_TYPES - 1)).tags.types) == 1000
     )
     with pytest.raises(ConfigError, match='"c" annotates 1,001 entity types'):
-        agreed_config(job, described(agreement.MAX_TYPES))
+        derive_config(job, described(agreement.MAX_TYPES))
 
 
 def test_a_job_may_name_any_number_of_types(tmp_path: Path) -> None:
     names = json.dumps(["Drug", *(f"t{place}" for place in range(1200))])
     job = document_job(tmp_path, f"[tags]\ntypes = {names}\n")
-    assert len(agreed_config(job, described(1200)).tags.types) == 1201
+    assert len(derive_config(job, described(1200)).tags.types) == 1201
 
 
 def test_an_entity_type_that_cannot_be_saved_is_refused() -> None:
     table = {**asdict(Description(types=("Drug",))), "types": ["\ud800"]}
     with pytest.raises(ConfigError, match="the description that site 'c' sent"):
-        description_from_tensors("c", {"description": pack_json(table)})
+        read_description("c", {"description": pack_json(table)})
 
 
 # numbers of patients
@@ -205,7 +205,7 @@ def test_a_reason_without_a_reply_is_shown_in_one_short_line() -> None:
         assert reason.isprintable()
 
 
-def progress(folder: Path) -> tuple[Progress, list[Any]]:
+def progress(folder: Path) -> tuple[RunProgress, list[Any]]:
     lines: list[Any] = []
     pipe: Any = SimpleNamespace(publish=lines.append)
     sites = ("a", "b", "c")
@@ -213,7 +213,7 @@ def progress(folder: Path) -> tuple[Progress, list[Any]]:
     job: Any = SimpleNamespace(
         federation=SimpleNamespace(secure_sum=False), config=fedner.Config()
     )
-    return Progress(setup, pipe, job), lines
+    return RunProgress(setup, pipe, job), lines
 
 
 def test_a_site_with_ever_new_messages_does_not_fill_the_memory(
@@ -223,8 +223,8 @@ def test_a_site_with_ever_new_messages_does_not_fill_the_memory(
     reporter, lines = progress(tmp_path)
     with mock.patch.object(module, "MAX_EVENTS", 50):
         for number in range(500):
-            reporter.event(Event("refused", number, f"reason {number}", "a"))
+            reporter.record_event(Event("refused", number, f"reason {number}", "a"))
         assert len(lines) == 50
         assert len(reporter.refusals) == module.MAX_REFUSALS
-        reporter.event(Event("refused", 500, "reason", "b"))
+        reporter.record_event(Event("refused", 500, "reason", "b"))
     assert lines[-1]["site"] == "b"

@@ -107,7 +107,7 @@ def test_openssl_verifies_a_signature(
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("no openssl here")
-    signed = CertificateIdentity.of_kit(shared_kits["a"]).sign(TEXT)
+    signed = CertificateIdentity.read(shared_kits["a"]).sign(TEXT)
     end = 4 + int.from_bytes(signed[:4], "big")
     certificate = x509.load_der_x509_certificate(signed[4:end])
     assert certificate == read_certificate(shared_kits["a"] / "startup/client")
@@ -138,7 +138,7 @@ def test_openssl_verifies_a_signature(
 def test_sites_trust_only_keys_of_the_authority(
     shared_kits: dict[str, Path],
 ) -> None:
-    a, b = (CertificateIdentity.of_kit(shared_kits[site]) for site in ("a", "b"))
+    a, b = (CertificateIdentity.read(shared_kits[site]) for site in ("a", "b"))
     signed = a.sign(TEXT)
     assert b.verify("a", TEXT, signed)
     assert not b.verify("b", TEXT, signed)  # another's name
@@ -157,15 +157,15 @@ def test_signatures_by_a_false_certificate_are_refused(
     outsider = provision(intruders.project(18002, "b"), tmp_path / "other")["b"]
     intruders.self_sign(kits["b"])
     for kit in (outsider, kits["b"]):
-        signed = CertificateIdentity.of_kit(kit).sign(TEXT)
-        assert not CertificateIdentity.of_kit(kits["a"]).verify("b", TEXT, signed)
+        signed = CertificateIdentity.read(kit).sign(TEXT)
+        assert not CertificateIdentity.read(kits["a"]).verify("b", TEXT, signed)
 
 
 def test_certificates_of_server_and_admin_cannot_sign_for_a_site(
     shared_kits: dict[str, Path],
 ) -> None:
     """The server's certificate, and the admin's, are of other names than any site's."""
-    honest = CertificateIdentity.of_kit(shared_kits["a"])
+    honest = CertificateIdentity.read(shared_kits["a"])
     for stem in (
         shared_kits["server"] / "startup/server",
         shared_kits["admin"] / "startup/client",
@@ -182,7 +182,7 @@ def test_a_server_that_replaces_keys_opens_no_sum(
     """With each site's kit the sum is shared_kits; where b's keys are the server's, no site
     masks."""
     updates = random_updates(2)
-    identities = {site: CertificateIdentity.of_kit(shared_kits[site]) for site in SITES}
+    identities = {site: CertificateIdentity.read(shared_kits[site]) for site in SITES}
     _, engine, _, _ = network(tmp_path / "1", updates, identities=identities)
     total = engine.sum("give")
     plain = sum(
@@ -223,9 +223,9 @@ def test_the_process_of_a_site_has_the_identity_of_its_kit(
         get_job_id=lambda: "id",
         get_identity_name=lambda: "a",
     )
-    nvflare_site.FednotesExecutor()._start(context)
+    nvflare_site.FednotesExecutor()._start_host(context)
     (setup,) = setups
     assert setup.identity is not None
-    assert CertificateIdentity.of_kit(kits["b"]).verify(
+    assert CertificateIdentity.read(kits["b"]).verify(
         "a", TEXT, setup.identity.sign(TEXT)
     )

@@ -108,7 +108,7 @@ def test_another_user_cannot_connect_to_a_site_or_server(open_folder: Path) -> N
             for folder in (kits[name], *kits[name].parents[: 1 + (name != "server")]):
                 folder.chmod(0o755)
         net.start(*(kits[name] for name in names))
-        waiting = "while len(server.sites()) < 2:\n    time.sleep(0.3)\n"
+        waiting = "while len(server.list_sites()) < 2:\n    time.sleep(0.3)\n"
         folder = ward_job(open_folder, "r", rounds=ROUNDS)
         job = net.admin(waiting + SUBMIT + "print(job)", folder)
         frames = kits["server"] / "state/r/frames"
@@ -177,7 +177,7 @@ def test_the_socket_is_fresh_and_private_whatever_the_depth_of_the_kit(
         assert stat.S_IMODE((kit / INSIDE).stat().st_mode) == 0o700
         with (
             socket.socket(socket.AF_UNIX) as door,
-            gate.socket_address(kit / INSIDE) as address,
+            gate.shortening_socket_path(kit / INSIDE) as address,
         ):
             door.connect(address)
             accepted, _ = listener.get_request()

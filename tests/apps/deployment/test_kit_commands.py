@@ -63,14 +63,14 @@ def process_options(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return SimpleNamespace(poll=lambda: 0)
 
     idle = processes.Status("x", "site", None, (), Path("log"))
-    monkeypatch.setattr(processes, "status", lambda kit: idle)
+    monkeypatch.setattr(processes, "read_status", lambda kit: idle)
     monkeypatch.setattr(subprocess, "Popen", begin)
     return options
 
 
 def runs(monkeypatch: pytest.MonkeyPatch, pid: int = 7) -> None:
     """Make `status` report that a kit's process runs."""
-    real = processes.status
+    real = processes.read_status
 
     def status(kit: Path) -> processes.Status:
         status_found = real(kit)
@@ -78,7 +78,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, pid: int = 7) -> None:
             status_found.name, status_found.role, pid, (), status_found.log
         )
 
-    monkeypatch.setattr(processes, "status", status)
+    monkeypatch.setattr(processes, "read_status", status)
 
 
 def site_file(folder: Path, extra: str = "", train: str = "train.conll") -> Path:
@@ -326,7 +326,7 @@ def test_preflight_prints_the_checks_of_a_kit_as_json(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     checks = [Check("kit", True, "sound"), Check("server", None, "look at it")]
-    monkeypatch.setattr(kit_preflight, "preflight", lambda kit: checks)
+    monkeypatch.setattr(kit_preflight, "run_checks", lambda kit: checks)
     printed = json.loads(run_command("preflight", kits["admin"], "--json"))
     assert printed == [
         {"subject": "kit", "ok": True, "message": "sound"},
@@ -408,7 +408,7 @@ def test_site_status_says_whether_the_server_answers(
     output = run_command("site", "status", kit)
     assert "it has not answered yet" in output
     assert f"next: fednotes preflight {kit}" in output
-    monkeypatch.setattr("fednotes.apps.deployment.preflight.preflight", lambda kit: [])
+    monkeypatch.setattr("fednotes.apps.deployment.preflight.run_checks", lambda kit: [])
     output = run_command("preflight", kit)  # which does not send back to `status`
     assert "it has revoked this kit" in output
     assert f"fednotes kit trust {kit} trust.pem" in output

@@ -56,7 +56,7 @@ def test_a_fifo_or_device_in_place_of_a_ledger_is_refused_without_waiting(
 
 def test_the_printed_end_can_be_passed_back_to_verify(kit: Path) -> None:
     output = run_ledger("verify", str(kit))
-    end = f"3:{Ledger.in_kit(kit).head().hash}"
+    end = f"3:{Ledger.in_kit(kit).read_head().hash}"
     assert "3 lines, unbroken" in output
     assert output.splitlines()[-1] == (
         f"next: note {end} elsewhere; later: fednotes ledger verify {kit} --noted {end}"
@@ -64,12 +64,12 @@ def test_the_printed_end_can_be_passed_back_to_verify(kit: Path) -> None:
     Ledger.in_kit(kit).append(MESSAGE)
     later = run_ledger("verify", str(kit), "--noted", end)
     assert "the ledger contains the hash that was noted" in later
-    assert f"next: note 4:{Ledger.in_kit(kit).head().hash} elsewhere" in later
+    assert f"next: note 4:{Ledger.in_kit(kit).read_head().hash} elsewhere" in later
 
 
 def test_a_rewritten_history_is_detected(kit: Path) -> None:
     """Or taken away, with its head: without the noted end both look well."""
-    end, path = f"3:{Ledger.in_kit(kit).head().hash}", Ledger.in_kit(kit).path
+    end, path = f"3:{Ledger.in_kit(kit).read_head().hash}", Ledger.in_kit(kit).path
     for file in (path, head_path(path)):
         file.unlink()
     with pytest.raises(
@@ -95,7 +95,7 @@ def test_the_last_lines_are_shown_and_all_of_them_as_json(kit: Path) -> None:
     raw = run_ledger("show", str(kit), "--tail", "0", "--json")
     assert json.loads(raw) == lines
     verified = json.loads(run_ledger("verify", str(kit), "--json"))
-    end = Ledger.in_kit(kit).head().hash
+    end = Ledger.in_kit(kit).read_head().hash
     assert verified == {"lines": 4, "hash": end, "notes": []}
     output = run_ledger("show", str(kit), "--tail", "2")
     assert output.index("run run-1") < output.index("run run-2")

@@ -14,7 +14,7 @@ from places import opened
 
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.authority import provision
-from fednotes.apps.deployment.preflight import problems_before_start
+from fednotes.apps.deployment.preflight import list_problems_before_start
 from fednotes.apps.deployment.runs import open_admin_kit
 from fednotes.core.errors import ConfigError
 
@@ -42,7 +42,7 @@ def test_a_kit_whose_key_others_can_read_is_not_started(
     key.chmod(0o604)
     problems = [
         check.message
-        for check in problems_before_start(kits[who])
+        for check in list_problems_before_start(kits[who])
         if check.subject == "key"
     ]
     assert problems == [f"{key}: other users can read this file; run: chmod 600 {key}"]

@@ -22,7 +22,7 @@ from fault_toy import JOB, SITES, Toy
 from tiny_taggers import MODEL, generated
 
 from fednotes.apps.deployment.rules.guard import SiteGuard, settle_job
-from fednotes.apps.deployment.rules.ledger import Ledger, show
+from fednotes.apps.deployment.rules.ledger import Ledger, read_ledger_lines
 from fednotes.apps.deployment.rules.policy import Policy as Rules
 from fednotes.core.errors import FednotesError, TrainingError
 from fednotes.core.federation import State
@@ -211,7 +211,9 @@ def test_different_questions_to_sites_give_no_sum(lie: Lie, case: Case) -> None:
         assert any(
             "received different requests" in line for line in case.messages[site]
         ), site
-        ledger = list(show(Ledger.in_kit(case.folder / "kits" / site).path))
+        ledger = list(
+            read_ledger_lines(Ledger.in_kit(case.folder / "kits" / site).path)
+        )
         assert "asked-otherwise" in {
             line["reason"] for line in ledger if line["refusal"]
         }, site

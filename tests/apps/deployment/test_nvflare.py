@@ -59,7 +59,7 @@ from fednotes.apps.deployment.nvflare import site as nvflare_site
 from fednotes.apps.deployment.nvflare.authority import ProjectConfig, provision
 from fednotes.apps.deployment.nvflare.certificates import check_kit
 from fednotes.apps.deployment.rules.guard import NoRoom
-from fednotes.apps.deployment.rules.ledger import Ledger, show
+from fednotes.apps.deployment.rules.ledger import Ledger, read_ledger_lines
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_job
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
 from fednotes.engines import launch
@@ -426,12 +426,16 @@ def test_a_job_that_ends_does_not_block_the_server() -> None:
         JobNotRunning("gone"),
     ]
     admin = flare.Admin(session)
-    assert admin.tell("j") == admin.tell("j") == {"lines": [], "sites": []}
-    assert admin.tell("j") is None
+    assert (
+        admin.read_progress("j")
+        == admin.read_progress("j")
+        == {"lines": [], "sites": []}
+    )
+    assert admin.read_progress("j") is None
     assert waits == [flare.TELL_SECONDS, flare.COMMAND_SECONDS] * 3
     answers.append(ValueError("x"))
     with pytest.raises(TrainingError):
-        admin.tell("j")
+        admin.read_progress("j")
 
 
 @pytest.mark.parametrize(
@@ -466,9 +470,9 @@ def test_an_exchange_does_not_wait_for_a_lost_site(tmp_path: Path) -> None:
     )
     assert [site for site, _ in replies] == ["a"]
     assert time.monotonic() - start < 2
-    assert sent.present_sites() == ("a",)
+    assert sent.list_present_sites() == ("a",)
     controller._contacts.pop("a")
-    assert sent.present_sites() == ()
+    assert sent.list_present_sites() == ()
 
 
 def test_stopping_a_job_ends_its_exchange(tmp_path: Path) -> None:
@@ -529,7 +533,7 @@ def test_a_refusal_of_the_executor_is_recorded_in_the_ledger(
         assert reason is not None
         assert reason.startswith("refused by min_sites of this site's policy")
         assert "7" not in reason
-        lines = list(show(Ledger.in_kit(tmp_path).path))
+        lines = list(read_ledger_lines(Ledger.in_kit(tmp_path).path))
         assert len(lines) == number
         entry = (
             lines[-1]["run"],
@@ -569,7 +573,7 @@ def test_a_server_that_repeats_a_request_cannot_fill_the_ledger(tmp_path: Path) 
 
     ledger = Ledger.in_kit(tmp_path)
     assert {answer("closed today") for _ in range(50)} == {"closed today"}
-    assert ledger.head().lines == nvflare_site.SAME_REASON_LINES
+    assert ledger.read_head().lines == nvflare_site.SAME_REASON_LINES
     good = ledger.path.read_bytes()
     ledger.path.write_bytes(good[:-9])
     assert answer("closed today") is None
@@ -579,9 +583,9 @@ def test_a_server_that_repeats_a_request_cannot_fill_the_ledger(tmp_path: Path) 
         assert (
             reasons == [f"closed on day {number}" for number in range(10)] + [None] * 40
         )
-        assert ledger.head().lines == 30
+        assert ledger.read_head().lines == 30
         assert answer("closed on day 3") == "closed on day 3"
-        assert ledger.head().lines == 30
+        assert ledger.read_head().lines == 30
 
 
 def test_a_site_without_room_for_a_refusal_sends_no_reply(
@@ -663,7 +667,7 @@ def test_a_member_can_send_only_messages_of_a_run_in_its_own_name(
     message.set_header(cells.MessageHeaderKey.MSG_TYPE, cells.MessageType.REQ)
     message.set_header(cells.MessageHeaderKey.DESTINATION, "server.job-id")
     message.set_prop(cells.MessagePropKey.COMMON_NAME, certified)
-    assert (gate.ServerGate().judge(message) is None) == passes
+    assert (gate.ServerGate().refuse_unneeded(message) is None) == passes
 
 
 @pytest.mark.parametrize(
@@ -685,7 +689,7 @@ def test_a_member_can_send_requests_only_to_the_server(
     headers |= {keys.MSG_TYPE: kind, keys.DESTINATION: receiver}
     message = Message(headers, None)
     message.set_prop(cells.MessagePropKey.COMMON_NAME, "h1")
-    assert (gate.ServerGate().judge(message) is None) == passes
+    assert (gate.ServerGate().refuse_unneeded(message) is None) == passes
 
 
 @pytest.mark.parametrize("code", [1, 101, 102, 103, 104, 9, 0])
@@ -883,7 +887,7 @@ class LyingServer:
 
     def fetch(self) -> dict[str, Any]:
         gate.limit_transfers()
-        with gate.permit_download():
+        with gate.permitting_download():
             return self.pull()
 
     def pull(self) -> dict[str, Any]:
@@ -942,7 +946,7 @@ def test_the_admin_signs_only_the_submitted_folder(
     def push(folder: Path) -> Any:
         return server.module.push_folder(["status", str(folder)], server.context())
 
-    with gate.permit_upload(str(tmp_path / "handed in")):
+    with gate.permitting_upload(str(tmp_path / "handed in")):
         refused = push(tmp_path / "of the server")
         assert not list((tmp_path / "of the server").rglob(".__nvfl*"))
         assert not sent
@@ -1003,7 +1007,7 @@ def test_temporary_files_of_the_admin_are_private(
 ) -> None:
     """NVFlare writes it to the folder of temporary files, readable by everyone."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with flare.private_temporary_files():
+    with flare.using_private_temporary_files():
         (folder,) = tmp_path.iterdir()
         assert folder.stat().st_mode & 0o777 == 0o700
         assert tempfile.gettempdir() == str(folder)

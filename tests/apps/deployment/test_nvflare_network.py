@@ -17,14 +17,14 @@ from intruders import SUBMIT, UNTIL_FINISHED, Network, ward_job
 from places import alive
 
 from fednotes.apps.deployment.nvflare import processes
-from fednotes.apps.deployment.nvflare.processes import UNWATCHED
+from fednotes.apps.deployment.nvflare.processes import NO_WATCH_VARIABLE
 from fednotes.core.errors import ConfigError
 
 pytestmark = pytest.mark.network
 SITES = ("h1", "h2", "h3")
 NEWEST = """
 job = server.submit(Path(sys.argv[1]))
-newest = lambda: [j for j in server.jobs() if j["name"] == "ward-1"][-1]
+newest = lambda: [j for j in server.list_jobs() if j["name"] == "ward-1"][-1]
 while newest()["status"] != "FINISHED:COMPLETED":
     time.sleep(0.5)
 last = newest()["job_id"]
@@ -91,8 +91,8 @@ def test_a_run_continues_after_a_kill(net: Network, tmp_path: Path) -> None:
     the numbers are those of plain arithmetic, and 5 MB frames travel fast."""
     kits = [net.server, *(net.kits[site] for site in SITES)]
     net.stop(*kits)
-    net.start(*kits, **{UNWATCHED: ""})
-    assert all(processes.status(kit).is_running for kit in kits)
+    net.start(*kits, **{NO_WATCH_VARIABLE: ""})
+    assert all(processes.read_status(kit).is_running for kit in kits)
     with pytest.raises(ConfigError, match="h1 is already running"):
         processes.start(net.kits["h1"])
     folder = ward_job(

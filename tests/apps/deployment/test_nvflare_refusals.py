@@ -45,12 +45,12 @@ from fednotes.engines.requests import Event, Participants, Patience, RunState
 pytestmark = [pytest.mark.slow, pytest.mark.network]  # some two minutes: real processes
 
 FIRST_JOB = f"""
-while not {{"h1", "h2", "h4"}} <= set(server.sites()):
+while not {{"h1", "h2", "h4"}} <= set(server.list_sites()):
     time.sleep(0.3)
-sites = server.sites()
+sites = server.list_sites()
 {intruders.SUBMIT.strip()}
 {intruders.UNTIL_FINISHED.strip()}
-print(json.dumps([found["status"], sites + server.sites()]))
+print(json.dumps([found["status"], sites + server.list_sites()]))
 """
 
 
@@ -293,9 +293,9 @@ def test_the_server_rejects_a_copy_of_a_connected_kit(
         intruders.copy_kit(ward.net.kits["h4"], tmp_path / "h4"),
         ward.net.kits["h4"],
     )
-    first_pid = processes.status(first).pid
+    first_pid = processes.read_status(first).pid
     ward.net.start(copy)
-    assert until(lambda: not processes.status(copy).is_running, 40)
+    assert until(lambda: not processes.read_status(copy).is_running, 40)
     assert "the server refuses this site: another process of this site" in log_of(copy)
     assert "a second process of site 'h4' was refused" in log_of(ward.net.server)
     assert list(json.loads((ward.net.server / SECOND_FILE).read_text())) == ["h4"]

@@ -26,7 +26,7 @@ from fednotes.apps.deployment.nvflare.processes import (
     LastContact,
     is_connected,
     read_contact,
-    status,
+    read_status,
 )
 from fednotes.apps.deployment.nvflare.renewal import install_renewal, request_renewal
 from fednotes.apps.deployment.nvflare.trust import Trust, install_trust
@@ -128,11 +128,11 @@ def test_strangers_at_the_port_cannot_fill_a_file(net: Network) -> None:
 
 
 def hears(kit: Path) -> bool:
-    return is_connected(read_contact(kit, status(kit).pid), time.time())
+    return is_connected(read_contact(kit, read_status(kit).pid), time.time())
 
 
 def last(kit: Path) -> float:
-    return (read_contact(kit, status(kit).pid) or LastContact()).last
+    return (read_contact(kit, read_status(kit).pid) or LastContact()).last
 
 
 def test_a_revoked_site_is_excluded_and_all_kits_get_the_list(net: Network) -> None:
@@ -141,7 +141,7 @@ def test_a_revoked_site_is_excluded_and_all_kits_get_the_list(net: Network) -> N
     h1, h2, server = net.kits["h1"], net.kits["h2"], net.server
     net.start(server, h1, h2)
     assert until(lambda: hears(h1) and hears(h2), 60)
-    assert net.admin("print(sorted(server.sites()))") == "['h1', 'h2']"
+    assert net.admin("print(sorted(server.list_sites()))") == "['h1', 'h2']"
     assert install_trust(
         h1, intruders.revoke(net.kits, "h2", "admin", project_of_kits=net.project)
     )
@@ -152,7 +152,7 @@ def test_a_revoked_site_is_excluded_and_all_kits_get_the_list(net: Network) -> N
     assert "installed a newer trust list, which h1 sent" in log_of(server)
     assert until(lambda: last(h1) > refused + 6, 30)
     assert last(h2) < refused + 6
-    output = net.admin("print(sorted(server.sites()))")
+    output = net.admin("print(sorted(server.list_sites()))")
     assert "['h1" not in output
     assert "does not answer" in output or "does not know this certificate" in output
 
@@ -164,7 +164,7 @@ def test_a_root_is_replaced_while_sites_are_connected(net: Network) -> None:
     authority = open_authority(net.project, server.parent)
     authority.replace_root(30)
     install_renewal(
-        server, authority.sign_requests(request_renewal(server), net.project.kit_of)
+        server, authority.sign_requests(request_renewal(server), net.project.find_kit)
     )
     authority.save()
     assert len(Trust.read(server / "startup").roots) == 2
@@ -174,8 +174,10 @@ def test_a_root_is_replaced_while_sites_are_connected(net: Network) -> None:
     assert until(lambda: len(Trust.read(h1 / "startup").roots) == 2, 20)
     net.stop(h1)
     install_renewal(
-        h1, authority.sign_requests(request_renewal(h1), net.project.kit_of)
+        h1, authority.sign_requests(request_renewal(h1), net.project.find_kit)
     )
     net.start(h1)
     assert until(lambda: hears(h1), 60)
-    assert net.admin("print(sorted(server.sites()))") == "['h1']"  # of the old root
+    assert (
+        net.admin("print(sorted(server.list_sites()))") == "['h1']"
+    )  # of the old root

@@ -30,14 +30,14 @@ from fednotes.apps.deployment.preflight import (
     check_port,
     explain_other_listener,
     find_port_use,
-    preflight,
-    proxy_of,
+    find_proxy,
+    run_checks,
 )
-from fednotes.apps.deployment.site_file import SITE_FILE, install
+from fednotes.apps.deployment.site_file import SITE_FILE, install_site_file
 
 
 def checks(kit: Path, subject: str) -> list[Check]:
-    return [check for check in preflight(kit) if check.subject == subject]
+    return [check for check in run_checks(kit) if check.subject == subject]
 
 
 def test_a_good_kit_shows_how_long_it_is_valid(kits: dict[str, Path]) -> None:
@@ -261,12 +261,12 @@ def test_the_reported_proxy_is_the_one_that_grpc_uses() -> None:
     """As gRPC documents it: grpc_proxy, https_proxy, http_proxy; no_grpc_proxy before
     no_proxy."""
     https = {"https_proxy": "http://p.org:3128"}
-    assert proxy_of("s.org", https) == ("p.org", 3128)
-    assert proxy_of("s.org", {**https, "grpc_proxy": "q.org:99"}) == ("q.org", 99)
-    assert proxy_of("s.org", {"http_proxy": "p.org:3128"}) == ("p.org", 3128)
-    assert proxy_of("s.org", {"HTTPS_PROXY": "http://p.org:3128"}) is None
-    assert proxy_of("s.org", {**https, "no_proxy": "a.net,.org"}) is None
-    assert proxy_of("s.org", {**https, "no_proxy": ".org", "no_grpc_proxy": ".net"})
+    assert find_proxy("s.org", https) == ("p.org", 3128)
+    assert find_proxy("s.org", {**https, "grpc_proxy": "q.org:99"}) == ("q.org", 99)
+    assert find_proxy("s.org", {"http_proxy": "p.org:3128"}) == ("p.org", 3128)
+    assert find_proxy("s.org", {"HTTPS_PROXY": "http://p.org:3128"}) is None
+    assert find_proxy("s.org", {**https, "no_proxy": "a.net,.org"}) is None
+    assert find_proxy("s.org", {**https, "no_proxy": ".org", "no_grpc_proxy": ".net"})
 
 
 @pytest.mark.parametrize(
@@ -288,14 +288,14 @@ def test_notes_that_no_job_could_read_cause_a_warning(
     (tmp_path / "drugs.conll").write_text("Aspirin\tB-Drug\nhelped\tO\n\n")
     path = tmp_path / "h1.toml"
     path.write_text(f"[data]\n{data}\n" if data else "")
-    install(path, kits["h1"])
+    install_site_file(path, kits["h1"])
     exists, *warnings = checks(kits["h1"], "data")
     assert exists.ok
     assert [check.ok for check in warnings] == [None]
     assert message.format(folder=tmp_path) in warnings[0].message
 
     path.write_text("[data]\ntrain = 'drugs.conll'\ntest = 'drugs.conll'\n")
-    install(path, kits["h1"])
+    install_site_file(path, kits["h1"])
     assert [check.ok for check in checks(kits["h1"], "data")] == [True]
 
 
@@ -305,7 +305,7 @@ def test_the_format_in_the_site_file_is_used(
     (tmp_path / "letter.txt").write_text("The patient was seen today. She is well.\n")
     path = tmp_path / "h1.toml"
     path.write_text("[data]\npath = 'letter.txt'\nformat = 'conll'\n")
-    install(path, kits["h1"])
+    install_site_file(path, kits["h1"])
     assert [check.ok for check in checks(kits["h1"], "data")] == [True]
 
 

@@ -37,7 +37,7 @@ from fednotes.core.errors import ConfigError, RefusedError
 
 def signed(kits: dict[str, Path], requests: bytes) -> bytes:
     authority = open_authority(PROJECT, kits["server"].parent)
-    answer = authority.sign_requests(requests, PROJECT.kit_of)
+    answer = authority.sign_requests(requests, PROJECT.find_kit)
     authority.save()
     return answer
 
@@ -98,13 +98,13 @@ def test_a_run_continues_with_a_renewed_kit(
     """Its sums equal those of a run without the renewal, bit for bit."""
     sums = []
     for renewed in (False, True):
-        identities = {site: CertificateIdentity.of_kit(kits[site]) for site in SITES}
+        identities = {site: CertificateIdentity.read(kits[site]) for site in SITES}
         folder = tmp_path / f"net{renewed}"
         net, engine, _, _ = network(folder, random_updates(2), identities=identities)
         engine.sum("give")
         if renewed:
             install_renewal(kits["a"], signed(kits, request_renewal(kits["a"])))
-            identities["a"] = CertificateIdentity.of_kit(kits["a"])
+            identities["a"] = CertificateIdentity.read(kits["a"])
             net.hosts.pop("a")  # its process is started again
         total = engine.sum("give")
         assert total.sites == len(SITES)
@@ -131,11 +131,11 @@ def test_a_job_submitted_before_a_renewal_still_runs_after_it(
 def test_revoking_a_renewed_kit_revokes_both_of_its_certificates(
     kits: dict[str, Path],
 ) -> None:
-    old_identity = CertificateIdentity.of_kit(kits["a"])
+    old_identity = CertificateIdentity.read(kits["a"])
     install_renewal(kits["a"], signed(kits, request_renewal(kits["a"])))
     new_identity, b = (
-        CertificateIdentity.of_kit(kits["a"]),
-        CertificateIdentity.of_kit(kits["b"]),
+        CertificateIdentity.read(kits["a"]),
+        CertificateIdentity.read(kits["b"]),
     )
     assert b.verify("a", b"x", old_identity.sign(b"x"))
     assert b.verify("a", b"x", new_identity.sign(b"x"))

@@ -16,7 +16,7 @@ from kits import site_kit
 
 from fednotes.apps.deployment.approval_requests import find_refusal
 from fednotes.apps.deployment.rules.guard import Budget, RequestedJob, SiteGuard
-from fednotes.apps.deployment.rules.ledger import Ledger, show
+from fednotes.apps.deployment.rules.ledger import Ledger, read_ledger_lines
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
 from fednotes.apps.deployment.server import SAMPLING_KEY_FILE
 from fednotes.core.errors import ConfigError
@@ -66,7 +66,7 @@ def trained_by_round(hospitals: Hospitals) -> dict[int, set[str]]:
     """Return the sites that answered a training task, by round."""
     rounds: dict[int, set[str]] = {}
     for name in hospitals.names:
-        for line in show(Ledger.in_kit(hospitals.setups[name].kit).path):
+        for line in read_ledger_lines(Ledger.in_kit(hospitals.setups[name].kit).path):
             if line["task"] in ("gradients", "noisy_gradients") and not line["refusal"]:
                 rounds.setdefault(line["round"], set()).add(name)
     return rounds
@@ -263,9 +263,9 @@ def test_a_site_budgets_for_every_round_and_spends_only_for_answered_ones(
     budget = Budget(kit / "rules" / "privacy.json", "job", PROMISE)
     worst = PROMISE.compute_epsilon()
     with pytest.raises(PolicyRefusal, match="ε of all jobs"):
-        budget.require(Policy(max_epsilon=0.99 * worst))
+        budget.require_enough(Policy(max_epsilon=0.99 * worst))
     policy = Policy(max_epsilon=worst)
-    budget.require(policy)
+    budget.require_enough(policy)
     for number in range(3):
         spent = budget.spend(f"answer {number}", policy)
         assert spent is not None
@@ -274,8 +274,8 @@ def test_a_site_budgets_for_every_round_and_spends_only_for_answered_ones(
     # The rest is left for another job, once this one is over.
     other = Budget(kit / "rules" / "privacy.json", "other", PROMISE)
     with pytest.raises(PolicyRefusal):
-        other.require(policy)
-    other.require(Policy(max_epsilon=worst + PROMISE.compute_epsilon(3)))
+        other.require_enough(policy)
+    other.require_enough(Policy(max_epsilon=worst + PROMISE.compute_epsilon(3)))
 
 
 def test_a_private_run_records_the_rounds_of_each_site(tmp_path: Path) -> None:

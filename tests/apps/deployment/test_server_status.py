@@ -42,15 +42,15 @@ class Server:
         self.status, self.lines = status, lines
         self.connected, self.named = SITES, SITES
 
-    def jobs(self) -> list[dict[str, Any]]:
+    def list_jobs(self) -> list[dict[str, Any]]:
         deployed = {"app": ["server", *self.named]}
         job = {"name": "run-1", "job_id": "j", "status": self.status}
         return [job | {"deploy_map": deployed}]
 
-    def sites(self, within: float) -> tuple[str, ...]:
+    def list_sites(self, within: float) -> tuple[str, ...]:
         return self.connected
 
-    def tell(self, job_id: str) -> dict[str, Any]:
+    def read_progress(self, job_id: str) -> dict[str, Any]:
         present = [site for site in self.named if site in self.connected]
         return {"lines": list(self.lines), "sites": present}
 
@@ -65,7 +65,7 @@ def show_status(
         yield server
 
     running = processes.Status("server", "server", 7, (), kit / "fednotes.log")
-    monkeypatch.setattr(processes, "status", lambda kit: running)
+    monkeypatch.setattr(processes, "read_status", lambda kit: running)
     monkeypatch.setattr(carrier, "connect", connect)
     return run_command("server", "status", kit, *words)
 

@@ -24,12 +24,12 @@ from fednotes.apps.deployment.runs import (
     Run,
     abort_run,
     adopt_folder,
+    build_run_facts,
     claim_folder,
     find_run,
     prepare_run,
     read_run,
     release_folder,
-    run_facts,
     submit_run,
 )
 from fednotes.core.errors import (
@@ -64,7 +64,7 @@ class Server:
         self.watch: Callable[[], None] = lambda: None
         self.refuses: Exception | None = None
 
-    def jobs(self) -> list[Table]:
+    def list_jobs(self) -> list[Table]:
         self.looks += 1
         for job_id, status in self.statuses.items():
             if status == "ENDS":
@@ -250,7 +250,7 @@ def test_a_run_selected_by_name_gets_a_folder(tmp_path: Path) -> None:
     assert read_run(new) == named_run
     assert "submitting" not in json.loads((new / "run.json").read_text())
     (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "run.json").write_text(json.dumps(run_facts(RUN)))
+    (tmp_path / "old" / "run.json").write_text(json.dumps(build_run_facts(RUN)))
     assert adopt_folder(named_run, tmp_path / "old") == RUN
     other_run = replace(named_run, name="job-2")
     with pytest.raises(ConfigError, match="already holds run job-1"):
@@ -371,14 +371,14 @@ class Script:
     ) -> None:
         self.looks, self.at, self.alive = looks, -1, alive
 
-    def jobs(self) -> list[Table]:
+    def list_jobs(self) -> list[Table]:
         self.at += 1
         return self.looks[self.at][0]
 
-    def sites(self, within: float = 0.0) -> tuple[str, ...]:
+    def list_sites(self, within: float = 0.0) -> tuple[str, ...]:
         return ("h1", "h2")
 
-    def tell(self, job_id: str, topic: str = "", since: int = 0) -> Table | None:
+    def read_progress(self, job_id: str, since: int = 0) -> Table | None:
         return {"lines": self.looks[self.at][1][since:]} if self.alive else None
 
 
@@ -418,7 +418,7 @@ def test_absent_sites_are_reported_with_the_minutes(
     clock, lines = Clock(), list[str]()
     waiting = ([job("job-1", "a", "SUBMITTED")], [])
     server = Script(*[waiting] * 330, OVER)
-    server.sites = lambda within=0.0: ("h1", "h20")  # type: ignore[method-assign]
+    server.list_sites = lambda within=0.0: ("h1", "h20")  # type: ignore[method-assign]
     follower = Follower(
         RUN, tmp_path, mock.Mock(), lines.append, now=clock, sleep=clock.sleep
     )
@@ -485,10 +485,14 @@ def test_a_watcher_that_attaches_later_sees_all_rounds(tmp_path: Path) -> None:
 
 
 def test_a_run_counts_as_submitted_once_the_server_has_it(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps(run_facts(RUN, submitting=True)))
+    (tmp_path / "run.json").write_text(
+        json.dumps(build_run_facts(RUN, submitting=True))
+    )
     followed(Script(OVER), tmp_path)
     assert "submitting" not in json.loads((tmp_path / "run.json").read_text())
-    (tmp_path / "run.json").write_text(json.dumps(run_facts(RUN, submitting=True)))
+    (tmp_path / "run.json").write_text(
+        json.dumps(build_run_facts(RUN, submitting=True))
+    )
     follower = Follower(RUN, tmp_path, mock.Mock(), print)
     with pytest.raises(ConfigError, match="before it reached the server"):
         follower.follow(Script(([job("other", "x", "RUNNING")], [])))  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from fault_toy import JOB
 
-from fednotes.apps.deployment.agreement import sum_threshold
+from fednotes.apps.deployment.agreement import compute_sum_threshold
 from fednotes.engines.secure import SecureSeal, SecureSum
 
 
@@ -22,7 +22,7 @@ def test_no_deployed_sum_has_fewer_sites_than_the_threshold(sites: int) -> None:
         job: Any = SimpleNamespace(
             federation=SimpleNamespace(secure_sum=True, min_sites=least)
         )
-        threshold = sum_threshold(
+        threshold = compute_sum_threshold(
             job, cast("Any", SimpleNamespace(sites=names, min_sites=1))
         )
         terms: dict[str, Any] = {"job": JOB, "threshold": threshold}

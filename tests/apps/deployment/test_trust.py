@@ -61,11 +61,11 @@ def believes(
     one: a kit, or the identity that a running job holds.
     """
     verifier = (
-        CertificateIdentity.of_kit(verifying)
+        CertificateIdentity.read(verifying)
         if isinstance(verifying, Path)
         else verifying
     )
-    return verifier.verify(name, TEXT, CertificateIdentity.of_kit(signing).sign(TEXT))
+    return verifier.verify(name, TEXT, CertificateIdentity.read(signing).sign(TEXT))
 
 
 def days_later(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
@@ -108,7 +108,7 @@ def test_openssl_verifies_the_list_of_revoked_kits(kits: Kits, tmp_path: Path) -
 
 def test_signatures_of_a_revoked_site_are_refused_at_once(kits: Kits) -> None:
     """The identity that a running job holds knows it with the next signature."""
-    h1 = CertificateIdentity.of_kit(kits["h1"])
+    h1 = CertificateIdentity.read(kits["h1"])
     assert believes(h1, kits["h2"])
     assert install_trust(kits["h1"], revoke(kits, "h2"))
     assert not believes(h1, kits["h2"])
@@ -253,7 +253,7 @@ def test_two_roots_overlap_and_the_old_one_ends(
     h3 = provision(intruders.project(PROJECT.port, *PROJECT.sites, "h3"), out)["h3"]
     assert not believes(h1, h3, "h3")  # before it knows the new root
     assert install_trust(h1, new_root)
-    of_old, of_new = CertificateIdentity.of_kit(h1), CertificateIdentity.of_kit(h3)
+    of_old, of_new = CertificateIdentity.read(h1), CertificateIdentity.read(h3)
     assert believes(of_old, h3, "h3")
     assert believes(of_old, h2)
     assert believes(of_new, h2)
@@ -288,7 +288,7 @@ def test_only_the_old_root_can_introduce_a_new_one(kits: Kits, tmp_path: Path) -
     for _ in range(9):  # its number is newer
         revoke(strange, "h2")
     false = open_authority(PROJECT, tmp_path / "other")
-    (root,) = false.valid_roots()
+    (root,) = false.list_valid_roots()
     site = read_key(kits["h2"] / "startup/client")
     bridge = loaded(intruders.reissue(root, site, root, false.load_key(), (-1, 30)))
     old_authority = {

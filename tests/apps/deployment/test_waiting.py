@@ -8,7 +8,7 @@ from fednotes.apps.deployment.status import describe_progress
 from fednotes.apps.deployment.waiting import (
     APPROVALS_FILE,
     PendingApprovals,
-    waiting_text,
+    describe_waiting,
 )
 
 
@@ -53,22 +53,22 @@ def test_the_list_is_published_when_it_changes_and_every_five_minutes(
 ) -> None:
     clock = Times()
     pending = PendingApprovals(tmp_path / APPROVALS_FILE, ["a", "b"], clock)
-    assert pending.news() is None
+    assert pending.take_news() is None
     pending.add("b")
-    line = pending.news()
+    line = pending.take_news()
     assert line is not None
     assert line["since"] == {"b": 1_000_000.0}
     clock.now += 299
-    assert pending.news() is None
+    assert pending.take_news() is None
     clock.now += 1
-    line = pending.news()
+    line = pending.take_news()
     assert line is not None
     assert line["text"] == "waiting for the approval of: b (5 min)"
     pending.remove("b")
-    line = pending.news()
+    line = pending.take_news()
     assert line is not None
     assert (line["since"], line["text"]) == ({}, "all approvals have arrived")
-    assert pending.news() is None
+    assert pending.take_news() is None
 
 
 def test_the_status_of_a_server_counts_minutes_up_to_now() -> None:
@@ -90,6 +90,6 @@ def test_the_status_of_a_server_counts_minutes_up_to_now() -> None:
 
 
 def test_short_waiting_times_are_shown_as_less_than_a_minute() -> None:
-    assert waiting_text({"a": 10.0, "b": 0.0}, 69.0) == (
+    assert describe_waiting({"a": 10.0, "b": 0.0}, 69.0) == (
         "waiting for the approval of: a (less than 1 min), b (1 min)"
     )

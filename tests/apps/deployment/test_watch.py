@@ -72,7 +72,7 @@ def test_the_next_step_follows_from_the_state_of_a_run(
     status: str, alive: bool, outcome: dict[str, Any], back: str, step: str
 ) -> None:
     returned = frozenset(filter(None, [back]))
-    assert choose_step(status, outcome, alive=alive, returned_sites=returned) == step
+    assert choose_step(status, outcome, is_alive=alive, returned_sites=returned) == step
 
 
 class Server:
@@ -84,7 +84,7 @@ class Server:
         self.others: list[tuple[str, str]] = []  # other runs, and how they stand
         self.paused_for: tuple[str, ...] = ()
 
-    def jobs(self) -> list[dict[str, Any]]:
+    def list_jobs(self) -> list[dict[str, Any]]:
         deploy = {"app": ["server", *sorted(ALL)]}
         first_job = {"name": "r", "job_id": "j0", "status": "RUNNING", "submit_time": 0}
         latest_job = {
@@ -98,16 +98,15 @@ class Server:
         ]
         return [{"name": "r", "deploy_map": deploy, **latest_job}, first_job, *others]
 
-    def sites(self) -> frozenset[str]:
+    def list_sites(self) -> frozenset[str]:
         return frozenset(self.connected)
 
-    def tell(
-        self, job_id: str, topic: str = "", sites: Iterable[str] = ()
-    ) -> dict[str, Any] | None:
-        self.paused_for = tuple(sites) or self.paused_for
-        if topic:
-            self.orders.append((topic, job_id))
+    def read_progress(self, job_id: str) -> dict[str, Any] | None:
         return {"sites": list(self.present)}
+
+    def pause_job(self, job_id: str, sites: Iterable[str]) -> None:
+        self.paused_for = tuple(sites) or self.paused_for
+        self.orders.append(("pause", job_id))
 
     def abort(self, job: dict[str, Any]) -> None:
         self.orders.append(("abort", job["job_id"]))
@@ -204,7 +203,7 @@ def test_a_site_that_is_back_joins_after_a_pause(
     assert server.orders == []
     server.present = ("h1",)
     looks.look(4)
-    assert server.orders == [("fednotes.pause", "j1")]  # once: it may take a while
+    assert server.orders == [("pause", "j1")]  # once: it may take a while
     assert server.paused_for == ("h2",)
     assert "r: 'h2' is back: the run pauses when the other sites have" in caplog.text
     write_json(
@@ -268,8 +267,8 @@ def test_an_aborted_run_is_never_resubmitted(tmp_path: Path) -> None:
     assert outcome(tmp_path)["status"] == "aborted"
 
     class Later(Server):
-        def jobs(self) -> list[dict[str, Any]]:
-            latest, first = super().jobs()
+        def list_jobs(self) -> list[dict[str, Any]]:
+            latest, first = super().list_jobs()
             return [latest, {**first, "status": "FINISHED:ABORTED"}]
 
     for status, orders in (
@@ -391,7 +390,7 @@ def test_a_resubmitted_job_has_the_signature_and_name_of_its_first_submitter() -
         ],
     )
     jobs = ServerJobs(engine)
-    (job,) = jobs.jobs()
+    (job,) = jobs.list_jobs()
     jobs.resubmit(job)
     assert cloned == [
         {
@@ -404,15 +403,15 @@ def test_a_resubmitted_job_has_the_signature_and_name_of_its_first_submitter() -
             **{key: meta[key] for key in meta if key.startswith("submitter")},
         }
     ]
-    assert jobs.sites() == {"h1"}
-    assert jobs.tell("j1") is None
+    assert jobs.list_sites() == {"h1"}
+    assert jobs.read_progress("j1") is None
     engine.run_processes["j1"] = object()
     for reply, expected in (
         (None, {}),
         ({"data": {"sites": ["h1"]}}, {"sites": ["h1"]}),
     ):
         engine.send_app_command = lambda *_, reply=reply: reply
-        assert jobs.tell("j1") == expected
+        assert jobs.read_progress("j1") == expected
 
 
 # who hears of whom

@@ -28,15 +28,15 @@ from fednotes.apps.phenotyping import two_stage as phenotype
 from fednotes.apps.phenotyping.classifiers import (
     C_CHOICES,
     Features,
-    LabelledPatients,
+    LabelledFeatures,
     LinearSVMs,
     SvmConfig,
     agree_on_classes,
-    document_frequencies,
-    fit,
-    inverse_document_frequencies,
-    measure_loss,
-    tfidf,
+    compute_idf,
+    compute_tfidf,
+    count_document_frequencies,
+    measure_logistic_loss,
+    train_to_convergence,
 )
 from fednotes.apps.phenotyping.cohort import Bags
 from fednotes.core.errors import ConfigError, DataError, MissingExtra
@@ -54,7 +54,7 @@ def random_features(seed: int = 0) -> np.ndarray:
 
 def epoch(svms: LinearSVMs, x: np.ndarray, labels: np.ndarray) -> tuple[float, int]:
     """In the patients' own order."""
-    return svms.train_epoch(Features.of(x), labels, np.arange(len(x)))
+    return svms.train_epoch(Features.from_dense(x), labels, np.arange(len(x)))
 
 
 def random_labels(seed: int = 1) -> np.ndarray:
@@ -114,7 +114,7 @@ def test_every_classifier_equals_scikit_learn(
     config = build(SvmConfig, table | {"eta0": 0.3, "power_t": 0.25}, "test")
     x, labels = random_features(), random_labels()
     orders = [np.random.default_rng(epoch).permutation(PATIENTS) for epoch in range(3)]
-    ours = Features.of(x)
+    ours = Features.from_dense(x)
     if kind == "sparse":
         features = sparse.csr_matrix(x)
         entries = (
@@ -125,7 +125,9 @@ def test_every_classifier_equals_scikit_learn(
         ours = Features(*entries, WIDTH)
     svms = LinearSVMs(CLASSES, WIDTH, config)
     counts = np.stack([(labels == c).sum(0) for c in range(3)], axis=1)
-    weights = svms.balance_classes(counts) if class_weights == "balanced" else None
+    weights = (
+        svms.compute_class_weights(counts) if class_weights == "balanced" else None
+    )
     for order in orders:
         svms.train_epoch(ours, labels, order, weights)
     for disease, classes in enumerate(CLASSES):
@@ -138,7 +140,7 @@ def test_every_classifier_equals_scikit_learn(
         np.testing.assert_allclose(
             svms.intercept[own_machines], model.intercept_, rtol=1e-10, atol=1e-10
         )
-        decision = svms.class_scores(ours)[:, disease]
+        decision = svms.score_classes(ours)[:, disease]
         expected = model.decision_function(features)
         actual = decision[:, classes] if len(classes) == 3 else decision[:, classes[1]]
         np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
@@ -146,7 +148,7 @@ def test_every_classifier_equals_scikit_learn(
             svms.predict(ours)[:, disease], model.predict(features)
         )
         if loss == "log":
-            chances = svms.probabilities(ours)[:, disease][:, classes]
+            chances = svms.predict_probabilities(ours)[:, disease][:, classes]
             np.testing.assert_allclose(
                 chances, model.predict_proba(features), atol=1e-9
             )
@@ -186,10 +188,13 @@ def test_diseases_with_fewer_than_two_classes_need_no_classifier() -> None:
     assert (loss, pairs) == (0.0, 0)
     assert svms.machines == ((2, 1), (3, 0), (3, 1), (3, 2))
     assert not svms.weight.any()
-    assert np.unique(svms.predict(Features.of(x)), axis=0).tolist() == [[1, -1, 0, 0]]
+    assert np.unique(svms.predict(Features.from_dense(x)), axis=0).tolist() == [
+        [1, -1, 0, 0]
+    ]
     expected = [[0, 1, 0], [0, 0, 0], [0.5, 0.5, 0], [1 / 3, 1 / 3, 1 / 3]]
     np.testing.assert_allclose(
-        svms.probabilities(Features.of(x)), np.tile(expected, (PATIENTS, 1, 1))
+        svms.predict_probabilities(Features.from_dense(x)),
+        np.tile(expected, (PATIENTS, 1, 1)),
     )
 
 
@@ -201,7 +206,7 @@ def test_a_site_with_one_class_of_a_disease_trains_like_scikit_learn() -> None:
     epoch(svms, x, labels)
     model = scikit_learn(svms.config, x, labels, 0, [np.arange(PATIENTS)])
     np.testing.assert_allclose(svms.weight[:, :1].T, model.coef_, rtol=1e-10)
-    assert (svms.predict(Features.of(x))[:, 0] == 1).all()
+    assert (svms.predict(Features.from_dense(x))[:, 0] == 1).all()
 
 
 def test_no_classifiers_and_no_patients_are_accepted() -> None:
@@ -209,13 +214,13 @@ def test_no_classifiers_and_no_patients_are_accepted() -> None:
     svms = LinearSVMs(((1,),), WIDTH)
     assert epoch(svms, random_features(), np.ones((PATIENTS, 1), np.int8)) == (0.0, 0)
     empty = np.zeros((0, WIDTH))
-    assert svms.predict(Features.of(empty)).shape == (0, 1)
+    assert svms.predict(Features.from_dense(empty)).shape == (0, 1)
     assert epoch(LinearSVMs(CLASSES, WIDTH), empty, np.zeros((0, 4), np.int8)) == (
         0.0,
         0,
     )
-    assert LinearSVMs((), WIDTH).probabilities(
-        Features.of(random_features())
+    assert LinearSVMs((), WIDTH).predict_probabilities(
+        Features.from_dense(random_features())
     ).shape == (
         PATIENTS,
         0,
@@ -297,10 +302,10 @@ def test_calibrated_probabilities_equal_the_sigmoid_and_are_finite() -> None:
     x, labels = random_features() * 1e4, random_labels()
     svms = LinearSVMs(CLASSES, WIDTH)
     epoch(svms, x, labels)
-    assert np.isfinite(svms.probabilities(Features.of(x))).all()
+    assert np.isfinite(svms.predict_probabilities(Features.from_dense(x))).all()
     platt = np.random.default_rng(0).uniform(1e-8, 1e-7, (len(svms.machines), 2))
-    p = special.expit(platt[:, 0] * svms.scores(Features.of(x)) + platt[:, 1])
-    probabilities = svms.probabilities(Features.of(x), platt)
+    p = special.expit(platt[:, 0] * svms.score(Features.from_dense(x)) + platt[:, 1])
+    probabilities = svms.predict_probabilities(Features.from_dense(x), platt)
     np.testing.assert_allclose(
         probabilities[:, 0], np.c_[1 - p[:, 0], p[:, 0], 0 * p[:, 0]]
     )
@@ -312,7 +317,7 @@ def test_calibrated_probabilities_equal_the_sigmoid_and_are_finite() -> None:
 
 def test_errors_name_their_cause() -> None:
     """Oracle: the messages."""
-    svms, two = LinearSVMs(CLASSES, WIDTH), Features.of(np.zeros((2, WIDTH)))
+    svms, two = LinearSVMs(CLASSES, WIDTH), Features.from_dense(np.zeros((2, WIDTH)))
     labels = np.zeros((3, 4), np.int8)
     for error, message, wrong in (
         (
@@ -333,7 +338,7 @@ def test_errors_name_their_cause() -> None:
         (
             DataError,
             "matrix of finite numbers",
-            lambda: Features.of(np.full((2, 3), np.nan)),
+            lambda: Features.from_dense(np.full((2, 3), np.nan)),
         ),
         (ConfigError, "each once", lambda: LinearSVMs(((0, 3),), WIDTH)),
         (
@@ -348,17 +353,29 @@ def test_errors_name_their_cause() -> None:
         (
             DataError,
             "dictionary of 25 concepts, but the model was trained with one of 24",
-            lambda: tfidf(bags(1), np.ones(24)),
+            lambda: compute_tfidf(bags(1), np.ones(24)),
         ),
-        (DataError, "not a finite number", lambda: tfidf(bags(1), np.full(25, np.nan))),
-        (DataError, "not a finite number", lambda: tfidf(bags(1), np.full(25, np.inf))),
-        (DataError, "not a finite number", lambda: tfidf(bags(1), np.zeros(25))),
+        (
+            DataError,
+            "not a finite number",
+            lambda: compute_tfidf(bags(1), np.full(25, np.nan)),
+        ),
+        (
+            DataError,
+            "not a finite number",
+            lambda: compute_tfidf(bags(1), np.full(25, np.inf)),
+        ),
+        (
+            DataError,
+            "not a finite number",
+            lambda: compute_tfidf(bags(1), np.zeros(25)),
+        ),
     ):
         with pytest.raises(error, match=message):
             wrong()
 
 
-NARROW = Features.of(np.zeros((2, 12)))
+NARROW = Features.from_dense(np.zeros((2, 12)))
 
 
 # ---- fitted to the end ---------------------------------------------------------------
@@ -390,9 +407,9 @@ def solved(
     weights: np.ndarray | None,
     C: float,
 ) -> tuple[float, int]:
-    patients = LabelledPatients(Features.of(x), labels)
-    nobody = LabelledPatients(Features.of(x[:0]), labels[:0])
-    return fit(machines, patients, nobody, weights=weights, C=C)
+    patients = LabelledFeatures(Features.from_dense(x), labels)
+    nobody = LabelledFeatures(Features.from_dense(x[:0]), labels[:0])
+    return train_to_convergence(machines, patients, nobody, weights=weights, C=C)
 
 
 def minimum(x: np.ndarray, y: np.ndarray, s: np.ndarray, C: float) -> np.ndarray:
@@ -467,16 +484,18 @@ def test_held_out_patients_choose_the_penalty() -> None:
             minimum(x[rows], y, np.ones(len(y)), C), [6]
         )
         losses.append(
-            measure_loss(
-                candidate, LabelledPatients(Features.of(held_out_features), known), None
+            measure_logistic_loss(
+                candidate,
+                LabelledFeatures(Features.from_dense(held_out_features), known),
+                None,
             )[0]
         )
     best = C_CHOICES[int(np.argmin(losses))]
     assert best not in (1.0, C_CHOICES[0], C_CHOICES[-1])
     chosen, expected, without = (LinearSVMs(((0, 1),), 6, CONVERGED) for _ in range(3))
-    train = LabelledPatients(Features.of(x), labels)
-    held_out = LabelledPatients(Features.of(held_out_features), known)
-    fit(chosen, train, held_out, weights=None, C=0.0)
+    train = LabelledFeatures(Features.from_dense(x), labels)
+    held_out = LabelledFeatures(Features.from_dense(held_out_features), known)
+    train_to_convergence(chosen, train, held_out, weights=None, C=0.0)
     solved(expected, x, labels, None, best)
     assert np.array_equal(chosen.weight, expected.weight)
     solved(without, x, labels, None, 0.0)
@@ -514,7 +533,7 @@ def test_a_run_uses_its_penalty(C: float) -> None:
     expected = LinearSVMs(
         learner.machines.classes, len(learner.machines.weight), CONVERGED
     )
-    fit(
+    train_to_convergence(
         expected,
         learner.train_data,
         learner.held_out_data,
@@ -538,7 +557,7 @@ def test_an_error_about_a_missing_package_names_the_extra(
 
 def bags(seed: int, patients: int = 40, vocabulary: int = 25) -> Bags:
     rng = np.random.default_rng(seed)
-    return Bags.of(
+    return Bags.from_lists(
         [
             rng.integers(vocabulary - 3, size=rng.integers(0, 12))
             for _ in range(patients)
@@ -552,10 +571,10 @@ def test_features_equal_scikit_learn() -> None:
     included."""
     train, unseen = bags(1), bags(2)
     fitted = TfidfTransformer().fit(counted(train))
-    idf = inverse_document_frequencies(document_frequencies(train), len(train))
+    idf = compute_idf(count_document_frequencies(train), len(train))
     assert np.array_equal(idf, fitted.idf_)
     for documents in (train, unseen):
-        features = tfidf(documents, idf)
+        features = compute_tfidf(documents, idf)
         shape = (len(features), features.width)
         ours = sparse.csr_matrix(
             (features.values, features.columns, features.offsets), shape
@@ -563,11 +582,15 @@ def test_features_equal_scikit_learn() -> None:
         assert np.allclose(
             ours.toarray(), fitted.transform(counted(documents)).toarray()
         )
-    assert (np.diff(tfidf(train, idf).offsets) == 0).any()  # somebody without concepts
+    assert (
+        np.diff(compute_tfidf(train, idf).offsets) == 0
+    ).any()  # somebody without concepts
 
 
 def test_document_frequencies_add_up_over_sites() -> None:
     """Counted by hand over the patients of both."""
     a, b = bags(3), bags(4)
     expected = (counted(a) > 0).sum(0) + (counted(b) > 0).sum(0)
-    assert np.array_equal(document_frequencies(a) + document_frequencies(b), expected)
+    assert np.array_equal(
+        count_document_frequencies(a) + count_document_frequencies(b), expected
+    )

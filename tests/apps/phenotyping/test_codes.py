@@ -12,16 +12,16 @@ import pytest
 from fednotes.apps.phenotyping.code_tables import read_codiesp, read_mimic
 from fednotes.apps.phenotyping.codes import (
     SYSTEMS,
-    categories_of_job,
-    category,
-    category_counts,
     choose,
-    code_of,
+    count_categories,
+    find_category,
     hold_out,
-    output_matrix,
+    list_job_categories,
+    list_public_categories,
+    make_output_labels,
+    make_phenotype_labels,
+    normalise_code,
     parse,
-    phenotype_labels,
-    public_categories,
 )
 from fednotes.core.errors import ConfigError, DataError
 
@@ -69,7 +69,7 @@ WRITTEN = {  # system → text in a table → the code
 @pytest.mark.parametrize("system", WRITTEN)
 def test_written_codes_are_normalised_per_system(system: str) -> None:
     for text, code in WRITTEN[system].items():
-        assert code_of(system, text) == (code and f"{system}:{code}"), text
+        assert normalise_code(system, text) == (code and f"{system}:{code}"), text
 
 
 def test_codes_are_grouped_by_the_rule_of_their_system() -> None:
@@ -87,8 +87,8 @@ def test_codes_are_grouped_by_the_rule_of_their_system() -> None:
         ("icd10pcs:BW03ZZZ", "icd10pcs:BW0", None),
         ("condition:320128", "condition:320128", None),
     ):
-        assert category(code) == category(category(code)) == expected
-        assert category(code, whole_causes=True) == (whole_category or expected)
+        assert find_category(code) == find_category(find_category(code)) == expected
+        assert find_category(code, whole_causes=True) == (whole_category or expected)
 
 
 def test_a_job_may_name_any_prefix_of_a_code() -> None:
@@ -130,7 +130,7 @@ def test_code_names_of_a_job_are_normalised() -> None:
     }.items():
         assert parse(name) == expected
     for name in ("4019", "icd9:", "icd11:4019", ":401"):
-        for use in (category, lambda name: hold_out({}, [name])):
+        for use in (find_category, lambda name: hold_out({}, [name])):
             with pytest.raises(ConfigError):
                 use(name)
 
@@ -144,13 +144,13 @@ def test_impossible_code_prefixes_are_refused(name: str) -> None:
     """They are refused, and the message has a code in the right form."""
     system = name.partition(":")[0]
     example = f"{system}:{SYSTEMS[system].example}"
-    assert code_of(*example.split(":")) == ":".join(parse(example))
+    assert normalise_code(*example.split(":")) == ":".join(parse(example))
     with pytest.raises(
         ConfigError, match=f"codes of {system} do not begin like this: .* {example}$"
     ):
         hold_out({}, [name])
     with pytest.raises(ConfigError, match="do not begin like this"):
-        phenotype_labels([], {}, {"x": [name]})
+        make_phenotype_labels([], {}, {"x": [name]})
 
 
 def test_outputs_named_by_a_job_are_accepted() -> None:
@@ -162,7 +162,7 @@ def test_outputs_named_by_a_job_are_accepted() -> None:
         "cpt:99254",
         "icd9:E88",
     ]
-    assert categories_of_job(names) == (
+    assert list_job_categories(names) == (
         *(
             "icd9:401",
             "icd9:V45",
@@ -172,10 +172,12 @@ def test_outputs_named_by_a_job_are_accepted() -> None:
             "icd9:E88",
         ),
     )
-    every = public_categories(("icd9", "icd9proc", "icd10"))
-    assert categories_of_job(every) == every
-    with_whole_causes = public_categories(("icd9",), whole_causes=True)
-    assert categories_of_job(with_whole_causes, whole_causes=True) == with_whole_causes
+    every = list_public_categories(("icd9", "icd9proc", "icd10"))
+    assert list_job_categories(every) == every
+    with_whole_causes = list_public_categories(("icd9",), whole_causes=True)
+    assert (
+        list_job_categories(with_whole_causes, whole_causes=True) == with_whole_causes
+    )
     for name, message in (
         ("icd9:4019", "within the category icd9:401"),
         ("icd9:E880", "within the category icd9:E88"),
@@ -185,9 +187,9 @@ def test_outputs_named_by_a_job_are_accepted() -> None:
         ("icd9:zz", "do not begin like this"),
     ):
         with pytest.raises(ConfigError, match=message):
-            categories_of_job(["icd9:401", name])
+            list_job_categories(["icd9:401", name])
     with pytest.raises(ConfigError, match="covers several categories"):
-        categories_of_job(["icd9:E88"], whole_causes=True)
+        list_job_categories(["icd9:E88"], whole_causes=True)
 
 
 def test_counts_cover_patients_and_add_up_over_sites() -> None:
@@ -195,11 +197,11 @@ def test_counts_cover_patients_and_add_up_over_sites() -> None:
     patients = _patients(200, 0)
     expected: dict[str, int] = {}
     for codes in patients.values():
-        for name in {category(code) for code in codes}:
+        for name in {find_category(code) for code in codes}:
             expected[name] = expected.get(name, 0) + 1
-    names = public_categories()
+    names = list_public_categories()
     parts = [dict(list(patients.items())[site::3]) for site in range(3)]
-    vectors = [category_counts(part, names) for part in parts]
+    vectors = [count_categories(part, names) for part in parts]
     assert {
         n: int(c) for n, c in zip(names, sum(vectors), strict=True) if c
     } == expected
@@ -226,36 +228,38 @@ def test_the_public_lists_hold_each_category_once() -> None:
         (("icd10",), False, 8_840),
         (("icd10pcs",), False, 34**3),
     ):
-        names = public_categories(systems, whole_causes=whole_causes)
+        names = list_public_categories(systems, whole_causes=whole_causes)
         assert len(names) == len(set(names)) == count
         for name in random.Random(0).sample(names, 50):
             zero = "0" * (":E" in name and systems == ("icd9",) and not whole_causes)
-            assert code_of(systems[0], name.partition(":")[2] + zero)
-    assert "icd9:E880" in public_categories(("icd9",), whole_causes=True)
+            assert normalise_code(systems[0], name.partition(":")[2] + zero)
+    assert "icd9:E880" in list_public_categories(("icd9",), whole_causes=True)
     with pytest.raises(ConfigError, match="no list of all categories of 'condition'"):
-        public_categories(("condition",))
+        list_public_categories(("condition",))
 
 
 def test_the_output_matrix_equals_a_loop() -> None:
     """The expected matrix comes from a loop over patients, codes and outputs."""
     coded = _patients(150, 1)
     patients = [*coded, "uncoded"]
-    outputs = sorted({category(code) for codes in coded.values() for code in codes})[2:]
-    labels = output_matrix(patients, coded, outputs)
+    outputs = sorted(
+        {find_category(code) for codes in coded.values() for code in codes}
+    )[2:]
+    labels = make_output_labels(patients, coded, outputs)
     assert labels.dtype == np.int8
     for row, patient in zip(labels.tolist(), patients, strict=True):
         known = coded.get(patient)
         expected = [
-            -1 if known is None else any(category(c) == o for c in known)
+            -1 if known is None else any(find_category(c) == o for c in known)
             for o in outputs
         ]
         assert row == expected
     # A site without a disease at all: its column is all absent, not missing.
-    matrix_of_two = output_matrix(
+    matrix_of_two = make_output_labels(
         ["a", "b"], {"a": {"icd9:4019"}, "b": {"icd9:0389"}}, ["icd9:401", "icd9:571"]
     )
     assert matrix_of_two.tolist() == [[1, 0], [0, 0]]
-    assert output_matrix([], {}, ["icd9:401", "icd9:571"]).shape == (0, 2)
+    assert make_output_labels([], {}, ["icd9:401", "icd9:571"]).shape == (0, 2)
 
 
 def test_held_out_codes_are_removed_and_their_patients_kept() -> None:
@@ -280,7 +284,7 @@ def test_a_concept_id_matches_only_itself(system: str) -> None:
     remaining, counts = hold_out(codes, [f"{system}:3", "cpt:99254"])
     assert remaining == {"a": {f"{system}:316866"}, "b": {"cpt:99255"}}
     assert counts == {f"{system}:3": 1, "cpt:99254": 1}
-    labels = phenotype_labels(
+    labels = make_phenotype_labels(
         ["a", "b"],
         codes,
         {"x": [f"{system}:3"], "y": [f"{system}:316866"], "z": ["cpt:9925"]},
@@ -292,7 +296,7 @@ def test_phenotypes_are_derived_from_codes() -> None:
     """A phenotype that nobody has gets a column with one class."""
     codes = {"a": {"icd10:E119"}, "b": {"icd10:I10"}, "c": {"icd10:N448"}}
     phenotypes = {"diabetes": ["icd10:E10", "icd10:E11"], "tobacco": ["icd10:F17"]}
-    labels = phenotype_labels(["a", "b", "c", "x"], codes, phenotypes)
+    labels = make_phenotype_labels(["a", "b", "c", "x"], codes, phenotypes)
     assert labels.dtype == np.int8
     assert labels.tolist() == [[1, 0], [0, 0], [0, 0], [-1, -1]]
 
@@ -301,15 +305,15 @@ def test_phenotypes_are_derived_from_codes() -> None:
 def test_outputs_of_the_demo_patients_equal_a_loop(corpora: Path) -> None:
     """A loop over rows gives the counts; parts of a hospital agree on its outputs."""
     codes = read_mimic(corpora / "mimic_iii_demo").codes
-    names = public_categories()
-    totals = dict(zip(names, category_counts(codes, names).tolist(), strict=True))
+    names = list_public_categories()
+    totals = dict(zip(names, count_categories(codes, names).tolist(), strict=True))
     outputs = choose(totals, 30)
-    assert output_matrix(list(codes), codes, outputs).sum(0).min() >= 30
+    assert make_output_labels(list(codes), codes, outputs).sum(0).min() >= 30
     assert ("icd9:401" in outputs) == (
         sum(any(c.startswith("icd9:401") for c in g) for g in codes.values()) >= 30
     )
     halves = [dict(list(codes.items())[i::2]) for i in range(2)]
-    counted = sum(category_counts(half, names) for half in halves)
+    counted = sum(count_categories(half, names) for half in halves)
     assert dict(zip(names, counted.tolist(), strict=True)) == totals
 
 
@@ -322,14 +326,14 @@ def test_held_out_phenotypes_of_codiesp_have_the_expected_counts(corpora: Path) 
         "diabetes": ["icd10:E11"],
         "tobacco": ["icd10:F17"],
     }
-    labels = phenotype_labels(list(codes), codes, held_out)
+    labels = make_phenotype_labels(list(codes), codes, held_out)
     remaining, counts = hold_out(
         codes, [name for names in held_out.values() for name in names]
     )
     assert labels.sum(0).tolist() == list(counts.values())
     assert min(counts.values()) > 20
-    names = public_categories(("icd10",))
-    counted = dict(zip(names, category_counts(remaining, names).tolist(), strict=True))
+    names = list_public_categories(("icd10",))
+    counted = dict(zip(names, count_categories(remaining, names).tolist(), strict=True))
     outputs = choose(counted, 20)
     assert not set(outputs) & {name for names in held_out.values() for name in names}
     assert len(remaining) == len(codes)

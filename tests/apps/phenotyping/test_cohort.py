@@ -16,12 +16,12 @@ from fednotes.apps.phenotyping.cohort import (
     FeatureSpace,
     SitePatients,
     Vectors,
-    deal,
-    fingerprint,
+    compute_fingerprint,
+    deal_cohort,
     pool_cohorts,
     pool_sites,
     require_alike,
-    split,
+    split_cohort,
 )
 from fednotes.core.errors import ConfigError, DataError
 
@@ -45,7 +45,7 @@ def _cohort(
     return Cohort(
         id,
         tuple(f"{id}{n:03d}" for n in rng.permutation(patients)),
-        Bags.of(_lists(patients, 20, seed), 20),
+        Bags.from_lists(_lists(patients, 20, seed), 20),
         rng.integers(-1, 3, (patients, outputs)),
         tuple(f"d{n}" for n in range(outputs)),
     )
@@ -63,7 +63,7 @@ def _rows(cohort: Cohort) -> dict[str, tuple[list[int], list[int]]]:
 
 def test_bags_hold_the_concepts_of_the_lists() -> None:
     lists = _lists(50, 11, 1)
-    bags = Bags.of(lists, 11)
+    bags = Bags.from_lists(lists, 11)
     assert len(bags) == 50
     assert (bags.concepts.dtype, bags.offsets.dtype) == (np.int32, np.int64)
     assert _as_lists(bags) == lists
@@ -74,7 +74,7 @@ def test_bags_hold_the_concepts_of_the_lists() -> None:
 def test_take_selects_the_given_patients(rows: Sequence[int]) -> None:
     """Rows may be indices or a mask."""
     lists = _lists(50, 11, 2)
-    bags = Bags.of(lists, 11)
+    bags = Bags.from_lists(lists, 11)
     assert _as_lists(bags.take(rows)) == [lists[r] for r in rows]
     mask = np.isin(np.arange(50), rows)
     assert _as_lists(bags.take(mask)) == [lists[r] for r in sorted(set(rows))]
@@ -83,7 +83,12 @@ def test_take_selects_the_given_patients(rows: Sequence[int]) -> None:
 def test_counts_equal_those_of_a_counter() -> None:
     """The expected counts are those of `collections.Counter`."""
     lists = _lists(60, 7, 4)
-    counts = list(zip(*(a.tolist() for a in Bags.of(lists, 7).counts()), strict=True))
+    counts = list(
+        zip(
+            *(a.tolist() for a in Bags.from_lists(lists, 7).count_concepts()),
+            strict=True,
+        )
+    )
     expected = [
         (r, c, n)
         for r, bag in enumerate(lists)
@@ -94,9 +99,9 @@ def test_counts_equal_those_of_a_counter() -> None:
 
 def test_bags_without_patients_or_concepts_are_accepted() -> None:
     for lists in ([], [[], []]):
-        bags = Bags.of(lists, 5)
+        bags = Bags.from_lists(lists, 5)
         assert len(bags) == len(lists)
-        assert [a.tolist() for a in bags.counts()] == [[], [], []]
+        assert [a.tolist() for a in bags.count_concepts()] == [[], [], []]
         assert _as_lists(bags.take([-1] if lists else [])) == lists[1:]
 
 
@@ -120,7 +125,7 @@ def test_impossible_bags_are_refused(
     with pytest.raises(DataError, match=message):
         Bags(np.array(concepts), np.array(offsets), 5)
     with pytest.raises(DataError, match="outside the range of int32"):
-        Bags.of([[1 << 33]], 5)
+        Bags.from_lists([[1 << 33]], 5)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +141,7 @@ def test_impossible_cohorts_are_refused(
     change: dict[str, object], message: str
 ) -> None:
     cohort = Cohort(
-        "h", ("a", "b"), Bags.of([[1], []], 3), np.array([[1], [0]]), ("x",)
+        "h", ("a", "b"), Bags.from_lists([[1], []], 3), np.array([[1], [0]]), ("x",)
     )
     with pytest.raises(DataError, match=message):
         replace(cohort, **change)  # type: ignore[arg-type]
@@ -145,7 +150,7 @@ def test_impossible_cohorts_are_refused(
 @pytest.mark.parametrize("sites", [1, 3, 10, 37])
 def test_dealing_loses_and_repeats_no_patient(sites: int) -> None:
     cohort = _cohort()
-    dealt = deal(cohort, sites, seed=5)
+    dealt = deal_cohort(cohort, sites, seed=5)
     assert [part.id for part in dealt] == [f"h-{n}" for n in range(1, sites + 1)]
     sizes = [len(part) for part in dealt]
     assert sum(sizes) == 37
@@ -162,7 +167,7 @@ def test_dealing_depends_on_patients_and_seed_but_not_on_order() -> None:
     turned = cohort.take(np.arange(36, -1, -1))
 
     def silos(cohort_to_deal: Cohort, seed: int) -> list[set[str]]:
-        return [set(part.patients) for part in deal(cohort_to_deal, 4, seed)]
+        return [set(part.patients) for part in deal_cohort(cohort_to_deal, 4, seed)]
 
     assert silos(cohort, 0) == silos(turned, 0)
     assert silos(cohort, 0) != silos(cohort, 1)
@@ -172,14 +177,15 @@ def test_dealing_selects_random_patients() -> None:
     """The mean of 200 deals is the hypergeometric mean within 5 σ."""
     cohort = _cohort(12)
     hits = sum(
-        cohort.patients[0] in deal(cohort, 3, seed)[0].patients for seed in range(200)
+        cohort.patients[0] in deal_cohort(cohort, 3, seed)[0].patients
+        for seed in range(200)
     )
     assert abs(hits - 200 / 3) < 5 * np.sqrt(200 * (1 / 3) * (2 / 3))
 
 
 def test_a_split_has_the_requested_shares() -> None:
     cohort = _cohort(40)
-    parts = split(
+    parts = split_cohort(
         cohort, {"train": 0.6, "valid": 0.1, "test": 0.3, "none": 0.0}, seed=2
     )
     assert {n: len(p) for n, p in parts.items()} == {
@@ -196,16 +202,16 @@ def test_a_split_has_the_requested_shares() -> None:
 def test_impossible_dealing_and_splits_are_refused() -> None:
     cohort = _cohort(3)
     with pytest.raises(DataError, match="3 patients of cohort h cannot fill 4 sites"):
-        deal(cohort, 4)
+        deal_cohort(cohort, 4)
     with pytest.raises(ConfigError, match=r"sum to 1, not: train = 0.5"):
-        split(cohort, {"train": 0.5})
+        split_cohort(cohort, {"train": 0.5})
     with pytest.raises(DataError, match=r"'valid' .* has no patient"):
-        split(cohort, {"train": 0.9, "valid": 0.1})
+        split_cohort(cohort, {"train": 0.9, "valid": 0.1})
 
 
 def test_pooling_inverts_dealing() -> None:
     cohort = _cohort()
-    together = pool_cohorts(deal(cohort, 5, 1))
+    together = pool_cohorts(deal_cohort(cohort, 5, 1))
     assert _rows(together) == _rows(cohort)
     assert together.id == "pooled"
     assert pool_cohorts([cohort]).bags.offsets.tolist() == cohort.bags.offsets.tolist()
@@ -233,7 +239,7 @@ def test_label_counts_add_up_and_a_site_may_lack_a_disease() -> None:
     labels[:, 0] = np.where(labels[:, 0] == 1, 0, labels[:, 0])
     labels[:, 1] = -1
     cohort = Cohort("h", cohort.patients, cohort.bags, labels, cohort.outputs)
-    counts = {name: n.tolist() for name, n in cohort.label_counts().items()}
+    counts = {name: n.tolist() for name, n in cohort.count_labels().items()}
     for column in range(3):
         expected = Counter(labels[:, column].tolist())
         names = {"present": 1, "absent": 0, "questionable": 2, "unlabelled": -1}
@@ -243,7 +249,7 @@ def test_label_counts_add_up_and_a_site_may_lack_a_disease() -> None:
     assert counts["present"][0] == 0
     assert counts["unlabelled"][1] == 30
     assert (
-        sum(p.label_counts()["absent"] for p in deal(cohort, 4)).tolist()
+        sum(p.count_labels()["absent"] for p in deal_cohort(cohort, 4)).tolist()
         == counts["absent"]
     )
 
@@ -252,8 +258,8 @@ def test_the_fingerprint_changes_with_everything_but_the_name() -> None:
     cohort = _cohort(6, seed=3)
     bags, labels = cohort.bags, cohort.labels.copy()
     assert (
-        replace(cohort, id="other", labels=labels.copy()).fingerprint()
-        == cohort.fingerprint()
+        replace(cohort, id="other", labels=labels.copy()).compute_fingerprint()
+        == cohort.compute_fingerprint()
     )
     labels[0, 0] = 1 if labels[0, 0] != 1 else 0
     concepts, offsets = bags.concepts.copy(), bags.offsets.copy()
@@ -267,7 +273,7 @@ def test_the_fingerprint_changes_with_everything_but_the_name() -> None:
         replace(cohort, patients=("x" + cohort.patients[0][1:], *cohort.patients[1:])),
         replace(cohort, outputs=("d0", "d", "1d2")),
     ]
-    assert len({c.fingerprint() for c in (cohort, *others)}) == 1 + len(others)
+    assert len({c.compute_fingerprint() for c in (cohort, *others)}) == 1 + len(others)
 
 
 def test_vectors_stay_with_their_patients() -> None:
@@ -278,9 +284,9 @@ def test_vectors_stay_with_their_patients() -> None:
     )
     dense = replace(plain, bags=Vectors(values))
     vector_of = dict(zip(dense.patients, values.tolist(), strict=True))
-    halves = split(dense, {"a": 0.5, "b": 0.5}, 2)
+    halves = split_cohort(dense, {"a": 0.5, "b": 0.5}, 2)
     for part in (
-        pool_cohorts(deal(dense, 3, 1)),
+        pool_cohorts(deal_cohort(dense, 3, 1)),
         dense.take([5, 2, 2][:2]),
         *halves.values(),
     ):
@@ -289,8 +295,11 @@ def test_vectors_stay_with_their_patients() -> None:
         pairs = zip(part.patients, part.bags.values.tolist(), strict=True)
         assert all(vector == vector_of[patient] for patient, vector in pairs)
     assert sum(map(len, halves.values())) == len(dense)
-    assert dense.fingerprint() != plain.fingerprint()
-    assert dense.fingerprint() != replace(dense, bags=Vectors(values + 1)).fingerprint()
+    assert dense.compute_fingerprint() != plain.compute_fingerprint()
+    assert (
+        dense.compute_fingerprint()
+        != replace(dense, bags=Vectors(values + 1)).compute_fingerprint()
+    )
     with pytest.raises(DataError, match="give both one dictionary"):
         pool_cohorts([dense, _cohort(id="other")])
 
@@ -307,7 +316,7 @@ SPACE = FeatureSpace(5, False, {"kind": "concepts", "fingerprint": "f"})
 
 
 def named(*patients: str, outputs: tuple[str, ...] = ("a", "b")) -> Cohort:
-    bags = Bags.of([[len(p) % 5, 1] for p in patients], 5)
+    bags = Bags.from_lists([[len(p) % 5, 1] for p in patients], 5)
     return Cohort("c", patients, bags, np.zeros((len(patients), len(outputs))), outputs)
 
 
@@ -376,16 +385,24 @@ def test_a_fingerprint_changes_with_the_content_of_a_site() -> None:
             original, train=replace(original.train, bags=Vectors(np.zeros((1, 5))))
         ),
     ]
-    assert len({fingerprint(s) for s in (original, *changed)}) == 1 + len(changed)
-    assert fingerprint(replace(original, id="b")) == fingerprint(original)
+    assert len({compute_fingerprint(s) for s in (original, *changed)}) == 1 + len(
+        changed
+    )
+    assert compute_fingerprint(replace(original, id="b")) == compute_fingerprint(
+        original
+    )
     turned = replace(original, codes=dict(reversed(original.codes.items())))
-    assert fingerprint(turned) == fingerprint(original)
+    assert compute_fingerprint(turned) == compute_fingerprint(original)
 
 
 def test_the_repr_of_a_site_and_its_cohorts_shows_no_patient() -> None:
     """In a log, a traceback's locals or a notebook."""
     cohort = Cohort(
-        "mercy", ("Erika",), Bags.of([[0]], 1), np.zeros((1, 1)), ("depression",)
+        "mercy",
+        ("Erika",),
+        Bags.from_lists([[0]], 1),
+        np.zeros((1, 1)),
+        ("depression",),
     )
     patients = SitePatients(
         "mercy", SPACE, cohort, cohort, cohort, {"Erika": frozenset({"F32"})}

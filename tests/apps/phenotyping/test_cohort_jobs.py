@@ -17,7 +17,12 @@ import pytest
 from applications import needs_app
 from patient_files import SECRET, everyone, job, load, parts, write, write_terms
 
-from fednotes.apps.phenotyping.cohort import Bags, Vectors, fingerprint, pool_sites
+from fednotes.apps.phenotyping.cohort import (
+    Bags,
+    Vectors,
+    compute_fingerprint,
+    pool_sites,
+)
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.settings import read_toml
@@ -247,7 +252,9 @@ def test_generated_patients_need_no_file(tmp_path: Path) -> None:
     sizes = [len(everyone(s)) for s in loaded.data]
     assert [t for t in calls if t[0] == t[1]] == [(n, n) for n in sizes]
     again = load(tmp_path, synthetic={"sites": 2, "patients": 40})
-    assert [fingerprint(s) for s in loaded.data] == [fingerprint(s) for s in again.data]
+    assert [compute_fingerprint(s) for s in loaded.data] == [
+        compute_fingerprint(s) for s in again.data
+    ]
     dealt = load(tmp_path, synthetic={"sites": 2, "patients": 40}, silos={"number": 3})
     assert sorted(everyone(pool_sites(dealt.data))) == sorted(
         p for s in loaded.data for p in everyone(s)
@@ -258,7 +265,7 @@ def test_a_run_on_other_patients_is_not_resumed(place: Path) -> None:
     first_job, out = job(place, sites={"a": SITE}, concepts=CONCEPTS), place / "out"
     sites = load_sites(first_job, cache=place / "cache")
     record_inputs(first_job, out, sites, resume=False)
-    assert read_job_record(out)["notes"] == {"a": fingerprint(sites.data[0])}
+    assert read_job_record(out)["notes"] == {"a": compute_fingerprint(sites.data[0])}
     (out / "metrics.jsonl").write_text("{}\n")
     record_inputs(first_job, out, load_sites(first_job, cache=None), resume=True)
     (place / "CPTEVENTS.csv").write_text("ROW_ID,SUBJECT_ID,CPT_CD\n1,8,99254\n")
@@ -523,22 +530,26 @@ def test_vectors_of_concepts_reach_every_silo(place: Path) -> None:
 def test_real_sites_must_have_equal_vectors(place: Path) -> None:
     """Sites compare digests before round 1."""
     needs_app("deployment")
-    from fednotes.apps.deployment.agreement import Description, agreed_config, describe
+    from fednotes.apps.deployment.agreement import (
+        Description,
+        derive_config,
+        describe_site,
+    )
 
     vectors_job, loaded = of_vectors(place, LINES)
-    description = describe(vectors_job, loaded.data[0])
+    description = describe_site(vectors_job, loaded.data[0])
     assert description.vectors == loaded.data[0].vectors.digest
     assert len(description.vectors) == 64
-    assert agreed_config(vectors_job, {"a": description, "b": description}).vectors
+    assert derive_config(vectors_job, {"a": description, "b": description}).vectors
     _, others = of_vectors(place, [*LINES[:2], "C0000003 5 5"])
-    other_description = describe(vectors_job, others.data[0])
+    other_description = describe_site(vectors_job, others.data[0])
     assert other_description.vectors != description.vectors
     for theirs in (
         other_description,
         Description(**{**vars(description), "vectors": ""}),
     ):
         with pytest.raises(DataError, match=r"different \[concepts\] vectors"):
-            agreed_config(vectors_job, {"a": description, "b": theirs})
+            derive_config(vectors_job, {"a": description, "b": theirs})
 
 
 def test_vectors_of_concepts_can_come_from_an_encoder(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from patient_files import job, load, parts, write, write_terms
 
-from fednotes.apps.phenotyping.cohort import Cohort, SitePatients, deal
+from fednotes.apps.phenotyping.cohort import Cohort, SitePatients, deal_cohort
 from fednotes.core.errors import FednotesError
 from fednotes.jobs.simulate import simulate
 
@@ -106,7 +106,9 @@ def test_held_out_patients_are_dealt_by_the_seed(place: Path) -> None:
         silos = sites_of(place, seed, sites={"a": site}, silos={"number": 3})
         for part in ("train", "valid"):
             dealt = [getattr(silo, part).patients for silo in silos]
-            expected, others = (deal(getattr(undealt, part), 3, s) for s in (seed, 0))
+            expected, others = (
+                deal_cohort(getattr(undealt, part), 3, s) for s in (seed, 0)
+            )
             assert dealt == [each.patients for each in expected]
             assert dealt != [each.patients for each in others]
 

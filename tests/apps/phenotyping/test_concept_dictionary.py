@@ -12,8 +12,8 @@ import pytest
 from fednotes.apps.phenotyping.dictionary import (
     TYPES,
     Dictionary,
+    build_dictionary,
     clean_term,
-    dictionary_of,
     read_dictionary,
 )
 from fednotes.core.errors import ConfigError, DataError
@@ -54,7 +54,7 @@ def conso(
 def terms(dictionary: Dictionary) -> dict[str, list[str]]:
     """Return the ids of each term."""
     return {
-        term: [dictionary.concepts[c] for c in dictionary.of(at)]
+        term: [dictionary.concepts[c] for c in dictionary.get_concepts(at)]
         for at, term in enumerate(dictionary.terms)
     }
 
@@ -297,10 +297,10 @@ def test_tags_and_affixes_are_removed_from_terms() -> None:
 
 
 def test_a_dictionary_is_built_from_pairs() -> None:
-    dictionary = dictionary_of([("B", "x"), ("A", "y"), ("A", "x"), ("A", "x")])
+    dictionary = build_dictionary([("B", "x"), ("A", "y"), ("A", "x"), ("A", "x")])
     assert dictionary.concepts == ("A", "B")
     assert terms(dictionary) == {"x": ["A", "B"], "y": ["A"]}
-    assert len(dictionary_of([])) == 0
+    assert len(build_dictionary([])) == 0
 
 
 @pytest.mark.corpora

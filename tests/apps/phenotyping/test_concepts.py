@@ -18,24 +18,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fednotes.apps.phenotyping.concepts import Matcher, bags, by_patient
+from fednotes.apps.phenotyping.concepts import Matcher, group_by_patient, make_bags
 from fednotes.apps.phenotyping.context import (
     KINDS,
-    contexts,
-    fingerprint_of_rules,
-    phrases,
+    compute_rules_fingerprint,
+    find_contexts,
+    read_phrases,
 )
-from fednotes.apps.phenotyping.ctakes import Mention, bags_of_mentions, read_ctakes
+from fednotes.apps.phenotyping.ctakes import Mention, make_bags_of_mentions, read_ctakes
 from fednotes.apps.phenotyping.dictionary import (
     Dictionary,
-    dictionary_of,
+    build_dictionary,
     read_dictionary,
 )
 from fednotes.apps.phenotyping.words import (
-    plurals_of,
-    reason_not_matched,
-    singular,
-    words_of,
+    explain_no_match,
+    list_plurals,
+    make_singular,
+    split_into_words,
 )
 from fednotes.core.errors import DataError, MissingExtra
 from fednotes.data.notes import Note
@@ -54,12 +54,12 @@ TERMS = [
 
 
 def matcher(terms: list[tuple[str, str]] = TERMS, **options: object) -> Matcher:
-    return Matcher(dictionary_of(terms), **({"context": "off"} | options))  # type: ignore[arg-type]
+    return Matcher(build_dictionary(terms), **({"context": "off"} | options))  # type: ignore[arg-type]
 
 
 def mentions(text: str, finder: Matcher) -> list[tuple[int, int, tuple[int, ...]]]:
     return [
-        (a, b, tuple(finder.concepts_of([term])[0].tolist()))
+        (a, b, tuple(finder.find_concepts([term])[0].tolist()))
         for a, b, term in finder.find(text)
     ]
 
@@ -98,15 +98,15 @@ def brute_words(text: str) -> list[tuple[str, int, int]]:
 def brute(text: str, dictionary: Dictionary) -> list[tuple[int, int, tuple[int, ...]]]:
     terms: dict[tuple[str, ...], set[int]] = {}
     for at, term in enumerate(dictionary.terms):
-        words = tuple(singular(word) for word, _, _ in brute_words(term))
-        if reason_not_matched(words):
+        words = tuple(make_singular(word) for word, _, _ in brute_words(term))
+        if explain_no_match(words):
             continue
-        terms.setdefault(words, set()).update(dictionary.of(at))
+        terms.setdefault(words, set()).update(dictionary.get_concepts(at))
     words = brute_words(text)
     result, at = [], 0
     while at < len(words):
         for size in range(6, 0, -1):
-            key = tuple(singular(word) for word, _, _ in words[at : at + size])
+            key = tuple(make_singular(word) for word, _, _ in words[at : at + size])
             if len(key) == size and key in terms:
                 last = words[at + size - 1]
                 result.append((words[at][1], last[2], tuple(sorted(terms[key]))))
@@ -119,14 +119,14 @@ def brute(text: str, dictionary: Dictionary) -> list[tuple[int, int, tuple[int, 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_mentions_equal_those_of_brute_force(seed: int) -> None:
-    """`brute` is an independent program that shares only `singular` with the matcher."""
+    """`brute` is an independent program that shares only `make_singular` with the matcher."""
     rng = random.Random(seed)
     words = "renal cysts cyst Straße strasse café cafe\u0301 ﬁbroma fibromas β12 İ Crohn abcd".split()
     terms = [
         (f"C{rng.randrange(20):07}", " ".join(rng.choices(words, k=rng.randint(1, 4))))
         for _ in range(rng.randint(1, 25))
     ]
-    finder = Matcher(dictionary_of(terms), context="off")
+    finder = Matcher(build_dictionary(terms), context="off")
     parts = [
         *words,
         *words,
@@ -147,7 +147,7 @@ def test_mentions_equal_those_of_brute_force(seed: int) -> None:
     )
     actual = mentions(text, finder)
     assert actual == brute(text, finder.dictionary)
-    assert finder.bag(text).tolist() == [
+    assert finder.make_bag(text).tolist() == [
         c for _, _, concepts in actual for c in concepts
     ]
 
@@ -160,7 +160,7 @@ def test_terms_with_equal_beginnings_and_ends_are_matched() -> None:
             ("C1", " ".join(rng.choices(["aaa", "bbb", "ccc"], k=rng.randint(1, 5))))
             for _ in range(6)
         ]
-        dictionary = dictionary_of(terms)
+        dictionary = build_dictionary(terms)
         text = " ".join(rng.choices(["aaa", "bbb", "ccc", "ddd"], k=25))
         assert mentions(text, Matcher(dictionary, "off")) == brute(text, dictionary)
 
@@ -195,9 +195,9 @@ def test_offsets_refer_to_the_original_text(text: str, form: str) -> None:
 def test_a_mention_may_have_several_concepts() -> None:
     finder = matcher()
     assert mentions("FEVERS", finder) == [(0, 6, (5, 6))]
-    assert finder.bag(["fever", "heart failure"]).tolist() == [5, 6, 0]
-    assert finder.bag("").dtype == np.int32
-    assert finder.bag([]).tolist() == []
+    assert finder.make_bag(["fever", "heart failure"]).tolist() == [5, 6, 0]
+    assert finder.make_bag("").dtype == np.int32
+    assert finder.make_bag([]).tolist() == []
 
 
 def test_plurals_become_singulars() -> None:
@@ -207,8 +207,8 @@ def test_plurals_become_singulars() -> None:
         **{"headaches": "headache", "diseases": "disease", "sepsis": "sepsis"},
         **{"virus": "virus", "aids": "aids", "lens": "lens"},
     }.items():
-        assert singular(plural) == singular(singular_form) == singular_form
-        assert plural in plurals_of(singular_form)
+        assert make_singular(plural) == make_singular(singular_form) == singular_form
+        assert plural in list_plurals(singular_form)
 
 
 def test_ambiguous_and_useless_terms_are_dropped() -> None:
@@ -227,11 +227,11 @@ def test_ambiguous_and_useless_terms_are_dropped() -> None:
 
 def test_context_drops_or_marks_concepts_in_bags() -> None:
     text = "No fever. Mother had heart failure. Diabetes mellitus."
-    assert matcher().bag(text).tolist() == [5, 6, 0, 7]
-    assert matcher(context="drop").bag(text).tolist() == [7]
+    assert matcher().make_bag(text).tolist() == [5, 6, 0, 7]
+    assert matcher(context="drop").make_bag(text).tolist() == [7]
     marking = matcher(context="mark")
     assert marking.vocabulary == 16
-    assert marking.bag(text).tolist() == [13, 14, 8, 7]
+    assert marking.make_bag(text).tolist() == [13, 14, 8, 7]
 
 
 def test_an_error_about_a_missing_package_names_its_extra(
@@ -253,7 +253,7 @@ NOTES = {
 
 def test_bags_are_built_per_patient() -> None:
     progress_calls: list[tuple[int, int]] = []
-    inputs = bags(
+    inputs = make_bags(
         NOTES,
         matcher(),
         progress=lambda n, m: progress_calls.append((n, m)),
@@ -270,10 +270,10 @@ def test_bags_are_built_per_patient() -> None:
     }
     assert progress_calls == [(n, 5) for n in range(1, 6)]
     for limit in (59, 60):  # exactly the limit stays
-        assert ("p3" in bags(NOTES, matcher(), max_concepts=limit).patients) == (
+        assert ("p3" in make_bags(NOTES, matcher(), max_concepts=limit).patients) == (
             limit == 60
         )
-    nobody = bags({}, matcher(), processes=2)
+    nobody = make_bags({}, matcher(), processes=2)
     assert (nobody.patients, len(nobody.values)) == ((), 0)
 
 
@@ -282,8 +282,8 @@ def test_parallel_extraction_equals_serial_extraction() -> None:
         f"{name}-{n}": texts * n for n in range(1, 6) for name, texts in NOTES.items()
     }
     serial, parallel = (
-        bags(many, matcher(context="drop")),
-        bags(many, matcher(context="drop"), processes=2),
+        make_bags(many, matcher(context="drop")),
+        make_bags(many, matcher(context="drop"), processes=2),
     )
     assert parallel.patients == serial.patients
     assert parallel.counts == serial.counts
@@ -297,8 +297,8 @@ def test_a_spawned_process_builds_the_same_matcher() -> None:
     copied = copy.copy(finder)
     assert copied.fingerprint == finder.fingerprint
     assert (
-        copied.bag("No fever. Fevers.").tolist()
-        == finder.bag("No fever. Fevers.").tolist()
+        copied.make_bag("No fever. Fevers.").tolist()
+        == finder.make_bag("No fever. Fevers.").tolist()
     )
 
 
@@ -309,10 +309,10 @@ class Unused(Matcher):
 
 def test_the_cache_is_reused(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    first = bags(NOTES, matcher(), cache=folder, max_concepts=20)
-    again = bags(
+    first = make_bags(NOTES, matcher(), cache=folder, max_concepts=20)
+    again = make_bags(
         NOTES,
-        Unused(dictionary_of(TERMS), context="off"),
+        Unused(build_dictionary(TERMS), context="off"),
         cache=folder,
         max_concepts=20,
     )
@@ -332,10 +332,10 @@ def test_the_cache_is_reused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "facts.json", "manifest.json"])
 def test_a_damaged_cache_entry_is_computed_again(name: str, tmp_path: Path) -> None:
-    first = bags(NOTES, matcher(), cache=tmp_path)
+    first = make_bags(NOTES, matcher(), cache=tmp_path)
     (entry,) = tmp_path.iterdir()
     (entry / name).write_bytes(b"{")
-    again = bags(NOTES, matcher(), cache=tmp_path)
+    again = make_bags(NOTES, matcher(), cache=tmp_path)
     assert again.counts == first.counts
     np.testing.assert_array_equal(again.values.concepts, first.values.concepts)
     assert (entry / name).stat().st_size > 1
@@ -344,22 +344,22 @@ def test_a_damaged_cache_entry_is_computed_again(name: str, tmp_path: Path) -> N
 def test_the_cache_key_depends_on_texts_and_rules(tmp_path: Path) -> None:
     options: list[dict[str, object]] = [{}, {"context": "drop"}, {"context": "mark"}]
     for count, settings in enumerate(options, 1):
-        bags(NOTES, matcher(**settings), cache=tmp_path)
+        make_bags(NOTES, matcher(**settings), cache=tmp_path)
         assert len(list(tmp_path.iterdir())) == count
     moved = NOTES | {"p1": ["Fever and heart failure.Crohn disease, no fever."]}
-    bags(moved, matcher(), cache=tmp_path)
-    bags(NOTES, matcher([*TERMS, ("C0000009", "cough")]), cache=tmp_path)
+    make_bags(moved, matcher(), cache=tmp_path)
+    make_bags(NOTES, matcher([*TERMS, ("C0000009", "cough")]), cache=tmp_path)
     assert len(list(tmp_path.iterdir())) == 5
 
 
 def test_notes_are_grouped_by_patient() -> None:
     notes = [Note("1", "a", "p", None, "f"), Note("2", "b", None, None, "f")]
     notes += [Note("3", "c", "p", None, "f")]
-    assert by_patient(notes) == {"p": ["a", "c"], "2": ["b"]}
+    assert group_by_patient(notes) == {"p": ["a", "c"], "2": ["b"]}
 
 
 def test_texts_are_divided_into_words() -> None:
-    assert words_of("Crohn’s B12-deficiency, 5.5mg a_b O'Neill's") == (
+    assert split_into_words("Crohn’s B12-deficiency, 5.5mg a_b O'Neill's") == (
         "crohn b12 deficiency 5 5mg a b o neill".split()
     )
 
@@ -492,28 +492,28 @@ def test_contexts_follow_their_definitions(sentence: str, expected: str) -> None
     """The last cases test how many words may stand between a trigger and a mention."""
     text, spans = parsed(sentence)
     assert spans
-    assert [kinds(context) for context in contexts(text, spans)] == [expected] * len(
-        spans
-    )
+    assert [kinds(context) for context in find_contexts(text, spans)] == [
+        expected
+    ] * len(spans)
 
 
 def test_each_mention_of_a_text_has_its_own_context() -> None:
     marked = "No [fever] but [cough]. Father: [gout]. [Asthma]. [Rash] absent; return if [pain]."
     text, spans = parsed(marked)
     expected = ["negated", "", "family", "", "negated", "hypothetical"]
-    assert [kinds(context) for context in contexts(text, spans)] == expected
-    assert contexts(text, []) == []
+    assert [kinds(context) for context in find_contexts(text, spans)] == expected
+    assert find_contexts(text, []) == []
 
 
 def test_the_fingerprint_of_the_context_rules_is_unchanged() -> None:
     """Models and caches name the digest of all phrases, which their order changes."""
-    assert fingerprint_of_rules() == (
+    assert compute_rules_fingerprint() == (
         "23a6b445deae2405f8c1d3e92719342bb733e6126cad9fc889cfeee698387cb3"
     )
 
 
 def test_tables_hold_only_lower_case_words() -> None:
-    for table in phrases().values():
+    for table in read_phrases().values():
         for phrase in (
             phrase for phrases_of_kind in table.values() for phrase in phrases_of_kind
         ):
@@ -670,7 +670,9 @@ def test_a_folder_of_cui_files_is_read(file: File) -> None:
 def test_bags_are_built_from_ctakes_mentions() -> None:
     mentions = {"p1": EXPECTED, "p2": [], "p3": [Mention(("C0018099",))] * 9}
     vocabulary = ("C0015967", "C0018099")
-    patients, values, counts = bags_of_mentions(mentions, vocabulary, max_concepts=8)
+    patients, values, counts = make_bags_of_mentions(
+        mentions, vocabulary, max_concepts=8
+    )
     assert patients == ("p1", "p2")
     assert values.concepts.tolist() == []
     assert counts == {
@@ -680,12 +682,14 @@ def test_bags_are_built_from_ctakes_mentions() -> None:
         "left_out": 1,
         "without_features": 2,
     }
-    patients, values, counts = bags_of_mentions(mentions, vocabulary, context="mark")
+    patients, values, counts = make_bags_of_mentions(
+        mentions, vocabulary, context="mark"
+    )
     assert values.vocabulary == 4
     assert values.take([0]).concepts.tolist() == [2, 3, 3]
     assert values.take([2]).concepts.tolist() == [1] * 9
     assert counts["unknown"] == 2
-    _, values, _ = bags_of_mentions(mentions, vocabulary, context="off")
+    _, values, _ = make_bags_of_mentions(mentions, vocabulary, context="off")
     assert values.take([0]).concepts.tolist() == [0, 1, 1]
 
 
@@ -704,8 +708,10 @@ def test_codiesp_cases_have_the_expected_concepts_of_the_disease_ontology(
     finder = Matcher(dictionary, context="off")
     for name in sorted(texts)[:2]:
         assert mentions(texts[name][0], finder) == brute(texts[name][0], dictionary)
-    inputs = bags(texts, Matcher(dictionary, context="off"))
-    distinct = np.bincount(inputs.values.counts()[0], minlength=len(inputs.values))
+    inputs = make_bags(texts, Matcher(dictionary, context="off"))
+    distinct = np.bincount(
+        inputs.values.count_concepts()[0], minlength=len(inputs.values)
+    )
     assert inputs.counts["patients"] == 750
     assert distinct.mean() == pytest.approx(2.99, abs=0.01)
     assert inputs.counts["without_features"] == 86

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fednotes.apps.phenotyping.cohort import Bags
-from fednotes.apps.phenotyping.dan import Dan, DanConfig, Mixtures, pool
+from fednotes.apps.phenotyping.dan import Dan, DanConfig, Mixtures, pool_vectors
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.tensors import load_into, snapshot
 from fednotes.training.row_adam import RowAdam
@@ -92,14 +92,14 @@ def numpy_gradients(
 def test_outputs_equal_those_of_the_numpy_program(is_read: bool) -> None:
     """The reference is `numpy_dan`."""
     dan, lists = network(), random_lists()
-    bags = Bags.of(lists, VOCABULARY)
+    bags = Bags.from_lists(lists, VOCABULARY)
     patients = dan.read(bags) if is_read else bags
     mean, hidden, logits = numpy_dan(arrays(dan), lists)
     np.testing.assert_allclose(dan.average_vectors(patients).detach(), mean, atol=1e-7)
-    np.testing.assert_allclose(dan.representation(patients), hidden, atol=1e-7)
+    np.testing.assert_allclose(dan.represent(patients), hidden, atol=1e-7)
     np.testing.assert_allclose(dan(patients).detach(), logits, atol=1e-6)
     np.testing.assert_allclose(
-        dan.probabilities(patients), 1 / (1 + np.exp(-logits)), atol=1e-6
+        dan.predict_probabilities(patients), 1 / (1 + np.exp(-logits)), atol=1e-6
     )
 
 
@@ -107,7 +107,7 @@ def test_outputs_equal_those_of_the_numpy_program(is_read: bool) -> None:
 def test_loss_and_gradients_equal_those_of_the_numpy_program(updates: str) -> None:
     """The reference is `numpy_gradients`."""
     dan, lists, labels = network(updates=updates), random_lists(), random_labels()
-    loss = dan.loss(Bags.of(lists, VOCABULARY), labels)
+    loss = dan.loss(Bags.from_lists(lists, VOCABULARY), labels)
     loss.backward()
     expected, gradients = numpy_gradients(arrays(dan), lists, labels)
     assert float(loss.detach()) == pytest.approx(expected, abs=1e-6)
@@ -125,7 +125,9 @@ def test_the_mean_can_be_over_distinct_concepts() -> None:
     dan, lists = network(mean="concepts"), random_lists()
     mean, _, _ = numpy_dan(arrays(dan), [sorted(set(each)) for each in lists])
     np.testing.assert_allclose(
-        dan.average_vectors(Bags.of(lists, VOCABULARY)).detach(), mean, atol=1e-7
+        dan.average_vectors(Bags.from_lists(lists, VOCABULARY)).detach(),
+        mean,
+        atol=1e-7,
     )
 
 
@@ -134,23 +136,23 @@ def test_pooling_equals_embedding_bag() -> None:
 
     Float64 takes the path of other devices.
     """
-    bags = Bags.of(random_lists(50, 3), VOCABULARY)
+    bags = Bags.from_lists(random_lists(50, 3), VOCABULARY)
     table = torch.randn(VOCABULARY, 9, generator=torch.Generator().manual_seed(0))
     expected = torch.nn.functional.embedding_bag(
         torch.from_numpy(bags.concepts).long(),
         table,
         torch.from_numpy(bags.offsets[:-1]),
     )
-    mixtures = Mixtures.of(bags)
-    torch.testing.assert_close(pool(table, mixtures), expected)
-    torch.testing.assert_close(pool(table.double(), mixtures).float(), expected)
+    mixtures = Mixtures.from_bags(bags)
+    torch.testing.assert_close(pool_vectors(table, mixtures), expected)
+    torch.testing.assert_close(pool_vectors(table.double(), mixtures).float(), expected)
 
 
 def test_take_selects_the_given_patients() -> None:
     """The reference reads the same patients from their lists."""
     lists, rows = random_lists(), [4, 2, 2, 0]
-    selected = Mixtures.of(Bags.of(lists, VOCABULARY)).take(rows)
-    expected = Mixtures.of(Bags.of([lists[r] for r in rows], VOCABULARY))
+    selected = Mixtures.from_bags(Bags.from_lists(lists, VOCABULARY)).take(rows)
+    expected = Mixtures.from_bags(Bags.from_lists([lists[r] for r in rows], VOCABULARY))
     for name in ("concepts", "shares", "offsets"):
         np.testing.assert_array_equal(getattr(selected, name), getattr(expected, name))
     assert len(selected) == 4
@@ -164,8 +166,8 @@ def test_a_patient_without_concepts_has_the_zero_vector() -> None:
     dan = network()
     with torch.no_grad():
         dan.hidden_bias.copy_(torch.arange(6.0) - 2)
-    bags = Bags.of([[], []], VOCABULARY)
-    np.testing.assert_array_equal(dan.representation(bags), [[0, 0, 0, 1, 2, 3]] * 2)
+    bags = Bags.from_lists([[], []], VOCABULARY)
+    np.testing.assert_array_equal(dan.represent(bags), [[0, 0, 0, 1, 2, 3]] * 2)
     dan.loss(bags, np.ones((2, OUTPUTS), np.int8)).backward()
     assert not dan.trainable()["embedding"].grad.to_dense().any()  # type: ignore[union-attr]
 
@@ -175,7 +177,9 @@ def test_a_batch_without_labels_changes_nothing() -> None:
     dan = network()
     before = snapshot(dan.trainable())
     adam = RowAdam(dan.trainable(), 0.1)
-    loss = dan.loss(Bags.of([[1], [2]], VOCABULARY), np.full((2, OUTPUTS), -1, np.int8))
+    loss = dan.loss(
+        Bags.from_lists([[1], [2]], VOCABULARY), np.full((2, OUTPUTS), -1, np.int8)
+    )
     assert float(loss.detach()) == 0.0
     loss.backward()
     adam.step()
@@ -185,7 +189,7 @@ def test_a_batch_without_labels_changes_nothing() -> None:
 def test_the_loss_of_one_labelled_pair_is_that_of_the_pair() -> None:
     """The loss is the negative log-sigmoid of the one labelled output."""
     dan, labels = network().eval(), np.full((2, OUTPUTS), -1, np.int8)
-    bags = Bags.of([[1], [2]], VOCABULARY)
+    bags = Bags.from_lists([[1], [2]], VOCABULARY)
     labels[1, 3] = 1
     logit = float(dan(bags)[1, 3].detach())
     assert float(dan.loss(bags, labels).detach()) == pytest.approx(
@@ -199,7 +203,7 @@ def test_unlabelled_pairs_do_not_count() -> None:
     2 (questionable) counts as unlabelled.
     """
     dan, labels = network(), random_labels()
-    bags = Bags.of(random_lists(), VOCABULARY)
+    bags = Bags.from_lists(random_lists(), VOCABULARY)
     labels[:, 1], labels[:, 3] = -1, 2
     labelled = [0, 2, 4]
     smaller = Dan(CONFIG, VOCABULARY, 3)
@@ -219,7 +223,7 @@ def test_a_network_can_read_features_in_place_of_bags() -> None:
     w = arrays(dan)
     assert "embedding" not in w
     hidden = np.maximum(x @ w["hidden_weight"].T + w["hidden_bias"], 0)
-    np.testing.assert_allclose(dan.representation(x), hidden, atol=1e-5)
+    np.testing.assert_allclose(dan.represent(x), hidden, atol=1e-5)
     logits = hidden @ w["output_weight"].T + w["output_bias"]
     np.testing.assert_allclose(dan(x).detach(), logits, atol=1e-5)
 
@@ -261,7 +265,7 @@ def test_clipping_equals_torch(clip: float) -> None:
     lists, labels = random_lists(), random_labels()
     ours, theirs = network(updates="rows"), network(updates="dense")
     for dan in (ours, theirs):
-        (dan.loss(Bags.of(lists, VOCABULARY), labels) * 30).backward()
+        (dan.loss(Bags.from_lists(lists, VOCABULARY), labels) * 30).backward()
     torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip)
     # A learning rate that shows the gradient's size: Adam's own step hardly depends on
     # it.
@@ -282,10 +286,12 @@ def test_gradients_of_parts_of_a_batch_add_up() -> None:
     """
     lists, labels = random_lists(), np.abs(random_labels())
     undivided, parts = network(), network()
-    undivided.loss(Bags.of(lists, VOCABULARY), labels).backward()
+    undivided.loss(Bags.from_lists(lists, VOCABULARY), labels).backward()
     for rows in (slice(0, 4), slice(4, 9)):
         share = len(lists[rows]) / 9
-        (parts.loss(Bags.of(lists[rows], VOCABULARY), labels[rows]) * share).backward()
+        (
+            parts.loss(Bags.from_lists(lists[rows], VOCABULARY), labels[rows]) * share
+        ).backward()
     for dan in (undivided, parts):
         RowAdam(dan.trainable(), 0.01).step()
     for name, parameter in undivided.trainable().items():
@@ -332,7 +338,10 @@ def test_initial_values_have_the_distribution_of_keras() -> None:
 
 def test_dropout_applies_only_in_training() -> None:
     """The mean over many draws is the value without dropout."""
-    dan, bags = network(dropout=0.5, hidden=400), Bags.of(random_lists(), VOCABULARY)
+    dan, bags = (
+        network(dropout=0.5, hidden=400),
+        Bags.from_lists(random_lists(), VOCABULARY),
+    )
     dan.eval()
     calm = dan(bags)
     assert torch.equal(calm, dan(bags))
@@ -351,7 +360,7 @@ def test_an_error_names_wrong_inputs() -> None:
         (
             DataError,
             "dictionary of 41 concepts, but the network was trained with one of 40",
-            lambda: dan(Bags.of([[1]], 41)),
+            lambda: dan(Bags.from_lists([[1]], 41)),
         ),
         (
             DataError,
@@ -366,7 +375,7 @@ def test_an_error_names_wrong_inputs() -> None:
         (
             DataError,
             "reads 11 features, but received bags",
-            lambda: dense(Bags.of([[1]], 11)),
+            lambda: dense(Bags.from_lists([[1]], 11)),
         ),
         (ConfigError, "hidden = 0", lambda: network(hidden=0)),
         (ConfigError, "dropout = 1", lambda: DanConfig(dropout=1.0)),

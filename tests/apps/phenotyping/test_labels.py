@@ -52,13 +52,13 @@ def test_long_and_wide_tables_give_the_same_labels(tmp_path: Path) -> None:
     for path in (wide, long):
         labels = read_labels(path)
         assert labels.phenotypes == ("CAD", "asthma", "gout")
-        assert labels.matrix(patients).tolist() == label_matrix[:, order].tolist()
-        assert labels.matrix(["p3", "?"]).tolist() == [
+        assert labels.to_matrix(patients).tolist() == label_matrix[:, order].tolist()
+        assert labels.to_matrix(["p3", "?"]).tolist() == [
             label_matrix[3, order].tolist(),
             [-1, -1, -1],
         ]
     assert read_labels(wide).tables[0].empty == (label_matrix == -1).sum()
-    assert read_labels(long).messages() == ()
+    assert read_labels(long).list_messages() == ()
 
 
 def test_every_spelling_of_a_label_is_read(file: File) -> None:
@@ -73,14 +73,14 @@ def test_every_spelling_of_a_label_is_read(file: File) -> None:
     table = "\n".join(["patient,gout", *rows])
     labels = read_labels(file(gzip.compress(table.encode()), "l.csv.gz"))
     patients = [str(n) for n in range(len(pairs))]
-    assert labels.matrix(patients)[:, 0].tolist() == [value for _, value in pairs]
-    stated = labels.matrix(patients, "absent")[:, 0].tolist()
+    assert labels.to_matrix(patients)[:, 0].tolist() == [value for _, value in pairs]
+    stated = labels.to_matrix(patients, "absent")[:, 0].tolist()
     assert stated == [
         0 if word in ("U", "unmentioned") else value for word, value in pairs
     ]
-    assert labels.of("0") == {"gout": 1}
-    assert labels.of("11") == {}
-    assert labels.of("11", "absent") == {"gout": 0}
+    assert labels.get_labels("0") == {"gout": 1}
+    assert labels.get_labels("11") == {}
+    assert labels.get_labels("11", "absent") == {"gout": 0}
 
 
 def test_a_pair_labelled_twice_and_differently_has_no_label(file: File) -> None:
@@ -99,16 +99,16 @@ def test_a_pair_labelled_twice_and_differently_has_no_label(file: File) -> None:
     ]
     first = file("\n".join(["patient,phenotype,label", *rows]), "a.csv")
     labels = read_labels(first)
-    assert labels.matrix(["1", "2", "3"])[:, 0].tolist() == [1, -1, 2]
+    assert labels.to_matrix(["1", "2", "3"])[:, 0].tolist() == [1, -1, 2]
     assert len(labels.conflicts) == 1
-    assert labels.messages() == (
+    assert labels.list_messages() == (
         f"{first}: 1 pairs of patient and phenotype without a label",
         f"{first}:5: the same pair has another label at {first}:3: neither is used",
     )
     second = file("patient,asthma,gout\n1,1,0\n4,0,0\n", "b.csv")
     joined = read_labels(first, second)
     assert joined.phenotypes == ("asthma", "gout")
-    assert joined.matrix(["1", "2", "3", "4"]).tolist() == [
+    assert joined.to_matrix(["1", "2", "3", "4"]).tolist() == [
         [1, -1],
         [-1, -1],
         [-1, 2],
@@ -119,7 +119,7 @@ def test_a_pair_labelled_twice_and_differently_has_no_label(file: File) -> None:
     crowd = read_labels(
         file("\n".join(["patient,phenotype,label", "x,gout,Y", *many]), "c.csv")
     )
-    assert crowd.messages()[-1] == "5 more pairs labelled twice and differently"
+    assert crowd.list_messages()[-1] == "5 more pairs labelled twice and differently"
     assert crowd.values == {"x": {"gout": 1}}
 
 
@@ -140,7 +140,7 @@ def test_damaged_rows_are_left_out_and_reported(file: File) -> None:
     reason = (
         "the label is not one of present, absent, questionable; Y, N, Q, U; 1, 0, 2"
     )
-    assert labels.messages() == (
+    assert labels.list_messages() == (
         f"{path}:2: 2 columns instead of 3",
         f"{path}:3: {reason}",
         f"{path}:4: no patient",
@@ -150,7 +150,7 @@ def test_damaged_rows_are_left_out_and_reported(file: File) -> None:
     )
     wide = file("patient,gout,CAD\n1,Y,N\n2,?,Y\n3,N,N\n4,1\n,1,1\n", "w.csv")
     damaged = read_labels(wide)
-    assert damaged.matrix(["1", "2", "3"]).tolist() == [[0, 1], [1, -1], [0, 0]]
+    assert damaged.to_matrix(["1", "2", "3"]).tolist() == [[0, 1], [1, -1], [0, 0]]
     (table,) = damaged.tables
     assert (table.rows, table.kept, table.empty, table.damaged) == (8, 5, 0, 3)
     assert [d.line for d in table.examples] == [3, 5, 6]
@@ -175,7 +175,7 @@ def test_the_column_of_patients_can_be_given(file: File) -> None:
     assert read_labels(
         file("patient,gout\n1,Y\n"), patient_column="mrn"
     ).phenotypes == ("gout",)
-    assert PatientLabels((), {}).matrix(["1"]).shape == (1, 0)
+    assert PatientLabels((), {}).to_matrix(["1"]).shape == (1, 0)
     for folder, message in (
         (path.with_name("x"), "no such file"),
         (path.parent, "the table of labels"),
@@ -283,7 +283,7 @@ def _labels(
 ) -> Any:
     """Return the (notes, diseases) labels of all notes."""
     notes, labels = obesity
-    return labels.matrix([n.id for n in notes], unmentioned)  # type: ignore[arg-type]
+    return labels.to_matrix([n.id for n in notes], unmentioned)  # type: ignore[arg-type]
 
 
 def _judgments(tmp_path: Path, *files: str) -> PatientLabels:
@@ -314,8 +314,8 @@ def test_summaries_and_labels_of_the_obesity_challenge_are_read(
     expected = [[row.get(disease, -1) for disease in DISEASES] for row in rows]
     assert _labels(obesity).tolist() == expected
     assert [n.id for n in notes if "test" in n.source] == ["4"]
-    assert labels.of("99") == {"CAD": 1}  # judged without a text
-    (line,) = labels.messages()
+    assert labels.get_labels("99") == {"CAD": 1}  # judged without a text
+    (line,) = labels.list_messages()
     name = f"{challenge}/obesity_standoff_annotations_training"
     assert line == (
         f"{name}_addendum.xml:8: the same pair has another label at {name}.xml:8: "
@@ -340,7 +340,7 @@ def test_contradicting_judgments_give_no_label(tmp_path: Path) -> None:
     ]
     # A later file settles it.
     settled = _judgments(tmp_path, content, _judged(intuitive={"Gout": {"1": "N"}}))
-    assert settled.of("1") == {"Gout": 0}
+    assert settled.get_labels("1") == {"Gout": 0}
 
 
 def test_unmentioned_gives_no_label_unless_requested(challenge: Path) -> None:
@@ -381,8 +381,8 @@ def test_random_annotations_equal_those_read_by_elementtree(
         expected_matrix = [
             [expected.get((p, d), -1) for d in DISEASES] for p in patients
         ]
-        assert labels.matrix(patients).tolist() == expected_matrix
-        assert labels.messages() == ()
+        assert labels.to_matrix(patients).tolist() == expected_matrix
+        assert labels.list_messages() == ()
 
 
 def test_damaged_judgments_are_left_out_and_reported(tmp_path: Path) -> None:
@@ -394,7 +394,7 @@ def test_damaged_judgments_are_left_out_and_reported(tmp_path: Path) -> None:
     labels = _judgments(tmp_path, _judged(intuitive=judged))
     assert labels.values == {"1": {"Gout": 1}, "3": {"Asthma": 0}}
     path = tmp_path / "judged" / "annotations0.xml"
-    assert labels.messages() == (
+    assert labels.list_messages() == (
         f"{path}:5: the judgment is not Y, N, Q or U",
         f"{path}:6: the judgment does not name a document",
         f"{path}:9: the disease is not one of the challenge's: did you mean 'Gout'?",

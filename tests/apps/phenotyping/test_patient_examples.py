@@ -28,7 +28,7 @@ def patients(
     labels: Any = ((1,), (0,)),
     codes: Any = None,
 ) -> SitePatients:
-    features = bags if isinstance(bags, Vectors) else Bags.of(bags, 3)
+    features = bags if isinstance(bags, Vectors) else Bags.from_lists(bags, 3)
     train = Cohort("a", tuple(names), features, np.array(labels, np.int8), ("asthma",))
     none = train.take([])
     space: Any = None

@@ -19,17 +19,17 @@ import pytest
 from patient_files import save_model
 
 from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace, Vectors
-from fednotes.apps.phenotyping.concepts import Matcher, by_patient
+from fednotes.apps.phenotyping.concepts import Matcher, group_by_patient
 from fednotes.apps.phenotyping.context import Option
 from fednotes.apps.phenotyping.features import (
     ConceptFeatures,
     ConceptsConfig,
     TextFeatures,
-    features_for,
+    build_features,
 )
 from fednotes.apps.phenotyping.model import PhenotypeModel
-from fednotes.apps.phenotyping.patient_notes import notes_of
-from fednotes.apps.phenotyping.synthetic import dictionary
+from fednotes.apps.phenotyping.patient_notes import read_patient_notes
+from fednotes.apps.phenotyping.synthetic import build_synthetic_dictionary
 from fednotes.core.errors import DataError
 from fednotes.data.notes import read_notes
 from fednotes.data.text import Passage
@@ -81,11 +81,13 @@ def texts_by_patient(notes: Sequence[PatientNote]) -> dict[str, list[str]]:
 def test_bags_of_a_stream_equal_those_of_all_texts_of_a_patient(
     context: Option, max_concepts: int
 ) -> None:
-    matcher = Matcher(dictionary(), context)
+    matcher = Matcher(build_synthetic_dictionary(), context)
     space = FeatureSpace(matcher.vocabulary, dense=False, recipe={})
     features = ConceptFeatures(matcher, space, max_concepts)
     texts = {"no notes": [], **texts_by_patient(NOTES)}
-    bags = {patient: matcher.bag(own_texts) for patient, own_texts in texts.items()}
+    bags = {
+        patient: matcher.make_bag(own_texts) for patient, own_texts in texts.items()
+    }
     expected = {
         patient: bag.tolist()
         for patient, bag in bags.items()
@@ -171,10 +173,10 @@ def test_predictions_of_a_stream_equal_those_of_notes_in_memory(
 ) -> None:
     rows = [[note.patient, note.text] for note in NOTES]
     path = write_csv(tmp_path / "notes.csv", [*rows, ["", "Known gout."]])
-    inputs = model.reader.features.make(by_patient(read_notes(path)))
-    expected = list(model.reader.rows(inputs))
+    inputs = model.reader.features.make(group_by_patient(read_notes(path)))
+    expected = list(model.reader.predict_rows(inputs))
 
-    formatted = model.format_findings(notes_of(str(path)), "jsonl")
+    formatted = model.format_findings(read_patient_notes(str(path)), "jsonl")
 
     assert [json.loads(line) for line in formatted.splitlines()] == expected
     assert [row["patient"] for row in expected[:3]] == ["b", "a", "c"]
@@ -203,7 +205,7 @@ def test_a_patient_with_too_many_concepts_has_an_empty_finding(
     place = save_model(tmp_path / "model", "synthetic", Path(), *TERMS)
     model = PhenotypeModel.load(place, LoadOptions())
     config = ConceptsConfig(dictionary="synthetic", most=1)
-    features = features_for(config, Path())
+    features = build_features(config, Path())
     reader = type(model.reader)(model.reader.model, features)
     findings = PhenotypeModel(reader).find(
         {"a": ["Known gout.", "Known asthma."], "b": ["Known gout."]}
@@ -228,7 +230,7 @@ def test_a_damaged_file_is_refused_before_the_model_is_loaded(tmp_path: Path) ->
 
 def test_notes_are_read_again_at_each_iteration(tmp_path: Path) -> None:
     rows = [[note.patient, note.text] for note in NOTES]
-    notes = notes_of(str(write_csv(tmp_path / "notes.csv", rows)))
+    notes = read_patient_notes(str(write_csv(tmp_path / "notes.csv", rows)))
     assert notes.patients == ("b", "a", "c")
     assert list(notes) == list(notes) == NOTES
 
@@ -236,12 +238,12 @@ def test_notes_are_read_again_at_each_iteration(tmp_path: Path) -> None:
 def test_a_file_without_any_text_is_refused(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "notes.csv", [["a", " "]])
     with pytest.raises(DataError, match="contains no notes with text"):
-        notes_of(str(path))
+        read_patient_notes(str(path))
 
 
 def test_the_repr_of_a_note_shows_no_text(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "notes.csv", [["Zebulon", "Known gout."]])
-    notes = notes_of(str(path))
+    notes = read_patient_notes(str(path))
     for text in (repr(notes), repr(list(notes))):
         assert "Zebulon" not in text
         assert "gout" not in text
@@ -262,7 +264,7 @@ def predict_file(model: PhenotypeModel, notes: Path, labels: Path) -> object:
 
 
 def write_predictions(model: PhenotypeModel, notes: Path, labels: Path) -> object:
-    return model.format_findings(notes_of(str(notes)), "jsonl")
+    return model.format_findings(read_patient_notes(str(notes)), "jsonl")
 
 
 def evaluate_with_table(model: PhenotypeModel, notes: Path, labels: Path) -> object:

@@ -48,8 +48,8 @@ def test_the_patients_of_a_run_have_labels_and_predictions(tmp_path: Path) -> No
             site.test.patients[row] for row in rows
         ]
         bags = site.test.bags.take(rows)
-        classes = model.classes(bags)
-        chances = model.probabilities(bags)[:, :, PRESENT]
+        classes = model.predict_classes(bags)
+        chances = model.predict_probabilities(bags)[:, :, PRESENT]
         for place, (row, each) in enumerate(zip(rows, shown.patients, strict=True)):
             labels = site.test.labels[row]
             assert each.gold == {

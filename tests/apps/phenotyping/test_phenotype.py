@@ -44,11 +44,11 @@ from fednotes.apps.phenotyping import two_stage as phenotype
 from fednotes.apps.phenotyping.classifiers import (
     LinearSVMs,
     SvmConfig,
-    document_frequencies,
-    inverse_document_frequencies,
-    tfidf,
+    compute_idf,
+    compute_tfidf,
+    count_document_frequencies,
 )
-from fednotes.apps.phenotyping.codes import category
+from fednotes.apps.phenotyping.codes import find_category
 from fednotes.apps.phenotyping.cohort import (
     ABSENT,
     PRESENT,
@@ -123,7 +123,9 @@ def test_outputs_are_the_categories_with_enough_patients_over_all_sites() -> Non
     counted: Counter[str] = Counter()
     for site in sites:
         for patient in site.train.patients:
-            counted.update({category(code) for code in site.codes.get(patient, ())})
+            counted.update(
+                {find_category(code) for code in site.codes.get(patient, ())}
+            )
     minimum = sorted(counted.values())[len(counted) // 2]
     state, _ = trained(sites, config_of(minimum=minimum, cycles=1))
     expected = sorted(name for name, n in counted.items() if n >= minimum)
@@ -156,8 +158,8 @@ def test_classifiers_of_one_site_equal_central_training_bit_for_bit() -> None:
     config = without_stage_1(classifier_cycles=4, classifier_epochs=2)
     state, _ = trained((site,), config)
     cohort = labelled(site.train)
-    idf = inverse_document_frequencies(document_frequencies(cohort.bags), len(cohort))
-    features = tfidf(cohort.bags, idf)
+    idf = compute_idf(count_document_frequencies(cohort.bags), len(cohort))
+    features = compute_tfidf(cohort.bags, idf)
     machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
     for epoch in range(8):
         order = order_of(config, site, epoch, len(cohort))
@@ -179,14 +181,14 @@ def test_classifiers_are_weighted_by_labelled_patients_per_disease() -> None:
     state, _ = trained(sites, config)
     total = []
     pooled_patients = labelled(pool_sites(sites).train)
-    idf = inverse_document_frequencies(
-        document_frequencies(pooled_patients.bags), len(pooled_patients)
+    idf = compute_idf(
+        count_document_frequencies(pooled_patients.bags), len(pooled_patients)
     )
     for site in sites:
         cohort = labelled(site.train)
         machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
         order = order_of(config, site, 0, len(cohort))
-        machines.train_epoch(tfidf(cohort.bags, idf), cohort.labels, order)
+        machines.train_epoch(compute_tfidf(cohort.bags, idf), cohort.labels, order)
         total.append((machines.weight.astype(np.float32), (cohort.labels >= 0).sum(0)))
     (a, n), (b, m) = total
     expected = (a.astype(np.float64) * n + b.astype(np.float64) * m) / (n + m)
@@ -225,7 +227,7 @@ def test_calibration_equals_that_of_pooled_patients() -> None:
     scores, targets = [], []
     for site in sites:
         cohort = labelled(site.valid)
-        scores.append(model.machines.scores(model.model.features(cohort.bags)))
+        scores.append(model.machines.score(model.model.compute_features(cohort.bags)))
         targets.append(model.machines.make_targets(cohort.labels))
     together = np.concatenate(scores), np.concatenate(targets)
     expected = fit_platt(lambda ab: platt_sums(ab, *together), len(DISEASES))
@@ -438,7 +440,7 @@ def test_a_restart_does_not_change_the_result(tmp_path: Path) -> None:
     config = config_of(cycles=2, classifier_cycles=2, calibrate=True)
     uninterrupted, members = trained(sites, config, tmp_path / "whole")
     bags = sites[0].test.bags
-    codes = load_phenotyper(tmp_path / "whole/model").code_probabilities(bags)
+    codes = load_phenotyper(tmp_path / "whole/model").predict_code_probabilities(bags)
 
     for last in range(4):
         resumed_folder = tmp_path / str(last)
@@ -453,7 +455,7 @@ def test_a_restart_does_not_change_the_result(tmp_path: Path) -> None:
         assert again.facts["outputs"] == uninterrupted.facts["outputs"]
         model = load_phenotyper(resumed_folder / "model/model")
         assert list(model.code_names) == uninterrupted.facts["outputs"]
-        assert np.array_equal(model.code_probabilities(bags), codes)
+        assert np.array_equal(model.predict_code_probabilities(bags), codes)
         for name, value in uninterrupted.tensors.items():
             assert torch.equal(again.tensors[name], value), (last, name)
         assert [m.scores for m in later] == [m.scores for m in members]
@@ -473,7 +475,9 @@ def test_patients_without_concepts_and_single_classes_are_trained_on() -> None:
         for site in sites_of(2)
     ]
     _, members = trained(changed, without_stage_1(classifier_cycles=2))
-    predicted_classes = classifiers_of(members[0]).model.classes(changed[0].test.bags)
+    predicted_classes = classifiers_of(members[0]).model.predict_classes(
+        changed[0].test.bags
+    )
     assert (predicted_classes[:, 0] == PRESENT).all()
     assert (predicted_classes[:, 1] == -1).all()
     assert len(set(predicted_classes[:, 2].tolist())) == 1  # the intercept's word
@@ -841,7 +845,7 @@ def without_concepts(site: SitePatients, share: int) -> SitePatients:
         [] if row % share == 0 else site.train.bags.take([row]).concepts.tolist()
         for row in range(len(site.train))
     ]
-    changed_bags = type(site.train.bags).of(bags, VOCABULARY)
+    changed_bags = type(site.train.bags).from_lists(bags, VOCABULARY)
     return replace(site, train=replace(site.train, bags=changed_bags))
 
 

@@ -65,10 +65,12 @@ def test_patients_are_counted_by_part() -> None:
 def test_labels_of_test_patients_are_counted_in_a_table() -> None:
     """By hand; a site without labels is left out, and no table is made without any."""
     labels = np.array([[1, 0, 2], [1, 1, -1], [0, -1, -1]], np.int8)
-    bags = Bags.of([[0], [1], []], VOCABULARY)
+    bags = Bags.from_lists([[0], [1], []], VOCABULARY)
     cohort = Cohort("a", ("x", "y", "z"), bags, labels, DISEASES)
     empty = cohort.take([])
-    bare = Cohort("b", ("u",), Bags.of([[]], VOCABULARY), np.full((1, 3), -1), DISEASES)
+    bare = Cohort(
+        "b", ("u",), Bags.from_lists([[]], VOCABULARY), np.full((1, 3), -1), DISEASES
+    )
     sites = (
         SitePatients("a", SPACE, empty, empty, cohort, {}),
         SitePatients("b", SPACE, empty, empty, bare, {}),

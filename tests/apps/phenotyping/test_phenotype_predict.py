@@ -22,7 +22,7 @@ from fednotes.api import evaluate
 from fednotes.apps.phenotyping.classifiers import LinearSVMs
 from fednotes.apps.phenotyping.cohort import FeatureSpace, Vectors
 from fednotes.apps.phenotyping.concepts import PatientInputs
-from fednotes.apps.phenotyping.features import ConceptsConfig, features_for
+from fednotes.apps.phenotyping.features import ConceptsConfig, build_features
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.cli import app
 from fednotes.core.errors import DataError
@@ -189,7 +189,7 @@ def test_phenotypes_that_were_never_learnt_are_null(
     tmp_path: Path, model: Path, capsys: Any
 ) -> None:
     """A disease without classes; and stage 1 alone, which gives codes."""
-    space = features_for(ConceptsConfig(dictionary="synthetic"), Path()).space
+    space = build_features(ConceptsConfig(dictionary="synthetic"), Path()).space
     idf = np.ones(space.width)
     machines = LinearSVMs([(), (0,)], space.width)
     never = Phenotyper(space, idf=idf, phenotypes=("a", "b"), machines=machines)

@@ -38,7 +38,7 @@ from fednotes.apps.phenotyping.cohort import (
 )
 from fednotes.apps.phenotyping.dan import Dan, DanConfig, Mixtures
 from fednotes.apps.phenotyping.features import ConceptsConfig
-from fednotes.apps.phenotyping.job_tables import tables_of
+from fednotes.apps.phenotyping.job_tables import get_tables
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
 from fednotes.apps.phenotyping.two_stage import PRESETS, Config, Site
 from fednotes.core.errors import (
@@ -95,7 +95,7 @@ def test_jobs_of_the_paper_use_every_value_of_the_preset() -> None:
         places = {
             "training": job.config,
             "model": job.config.model,
-            "concepts": tables_of(job).features,
+            "concepts": get_tables(job).features,
         }
         for setting, value in documented_values().items():
             actual: Any = places[setting.split(".")[0]]
@@ -115,13 +115,13 @@ def test_a_job_can_change_one_value_of_a_table_of_the_preset(tmp_path: Path) -> 
     assert job.config.model.network == DanConfig(
         300, 7, mean="concepts", length=1387, layer="linear", updates="dense"
     )
-    concepts = tables_of(job).features
+    concepts = get_tables(job).features
     assert isinstance(concepts, ConceptsConfig)
     assert concepts.context == "off"
     dropped = parse_job(
         table | {"concepts": {"context": "drop"}}, "job", tmp_path, "job.toml"
     )
-    changed = tables_of(dropped).features
+    changed = get_tables(dropped).features
     assert isinstance(changed, ConceptsConfig)
     assert changed.context == "drop"
 
@@ -181,12 +181,14 @@ def test_the_mean_is_padded_with_unknown_concepts(mean: Any, length: int) -> Non
         ids = [rows.get(c, 0) for c in concepts_read]
         ids = [0] * (length - len(ids)) + ids
         expected = table[ids].mean(axis=0) if ids else np.zeros(3)
-        averages = dan.average_vectors(Bags.of(lists, 9)).detach().numpy()[patient]
+        averages = (
+            dan.average_vectors(Bags.from_lists(lists, 9)).detach().numpy()[patient]
+        )
         np.testing.assert_allclose(averages, expected, atol=1e-7)
 
 
 def test_the_linear_layer_can_represent_a_patient() -> None:
-    bags = Bags.of([[0, 1], [2], []], 4)
+    bags = Bags.from_lists([[0, 1], [2], []], 4)
     nets = {
         layer: Dan(DanConfig(5, 6, layer=layer), 4, 2)
         for layer in ("linear", "rectified")
@@ -195,22 +197,26 @@ def test_the_linear_layer_can_represent_a_patient() -> None:
     w = {n: v.detach().numpy() for n, v in nets["linear"].trainable().items()}
     expected = mean @ w["hidden_weight"].T + w["hidden_bias"]
     assert (expected < 0).any()
-    np.testing.assert_allclose(nets["linear"].representation(bags), expected, atol=1e-7)
-    rectified = nets["rectified"].representation(bags)
+    np.testing.assert_allclose(nets["linear"].represent(bags), expected, atol=1e-7)
+    rectified = nets["rectified"].represent(bags)
     np.testing.assert_allclose(rectified, np.maximum(expected, 0), atol=1e-7)
-    np.testing.assert_array_equal(*(net.probabilities(bags) for net in nets.values()))
+    np.testing.assert_array_equal(
+        *(net.predict_probabilities(bags) for net in nets.values())
+    )
 
 
 def test_missing_vectors_are_the_mean_of_the_known_ones() -> None:
     values = np.array([[1.0, 2.0], [3.0, 6.0], [100.0, 100.0]], np.float32)
-    vectors = ConceptVectors.of(np.array([2, 7, 9]), values)
-    table = vectors.start(np.array([0, 2, 7]))
+    vectors = ConceptVectors.from_arrays(np.array([2, 7, 9]), values)
+    table = vectors.make_table(np.array([0, 2, 7]))
     assert table.tolist() == [[2, 4], [2, 4], [1, 2], [3, 6]]
-    assert not vectors.start(np.array([1, 3])).any()
+    assert not vectors.make_table(np.array([1, 3])).any()
     assert table.dtype == np.float32
-    large = ConceptVectors.of(np.arange(3), np.array([[2**24], [1], [1]], np.float32))
+    large = ConceptVectors.from_arrays(
+        np.arange(3), np.array([[2**24], [1], [1]], np.float32)
+    )
     # float32 would lose both ones
-    assert large.start(np.arange(3))[0].item() == (2**24 + 2) / 3
+    assert large.make_table(np.arange(3))[0].item() == (2**24 + 2) / 3
 
 
 # ---- the whole
@@ -237,7 +243,7 @@ def paper_config(**settings: Any) -> Config:
 
 def with_vectors(sites: tuple[SitePatients, ...]) -> tuple[SitePatients, ...]:
     values = np.random.default_rng(8).normal(size=(30, 4)).astype(np.float32)
-    vectors = ConceptVectors.of(np.arange(0, 60, 2), values)
+    vectors = ConceptVectors.from_arrays(np.arange(0, 60, 2), values)
     return tuple(replace(site, vectors=vectors) for site in sites)
 
 
@@ -346,11 +352,15 @@ def test_a_saved_model_keeps_its_concepts_for_a_later_run(
     model = load_phenotyper(tmp_path / "model")
     bags = sites[0].test.bags
     trained_model = classifiers_of(members[0]).model
-    for kind in ("probabilities", "code_probabilities", "classes"):
+    for kind in (
+        "predict_probabilities",
+        "predict_code_probabilities",
+        "predict_classes",
+    ):
         assert np.array_equal(
             getattr(model, kind)(bags), getattr(trained_model, kind)(bags)
         )
-    assert np.allclose(model.probabilities(bags).sum(2), 1)
+    assert np.allclose(model.predict_probabilities(bags).sum(2), 1)
     known = model.network.known  # type: ignore[union-attr]
     assert known.tolist() == state.tensors["network.known"].tolist()  # type: ignore[union-attr]
     later_model = PhenotypeConfig(
@@ -430,7 +440,9 @@ def test_sites_with_different_vectors_are_refused() -> None:
     assert two.vectors is not None
     values = two.vectors.values.copy()
     values[3, 1] += 1
-    changed = replace(two, vectors=ConceptVectors.of(two.vectors.concepts, values))
+    changed = replace(
+        two, vectors=ConceptVectors.from_arrays(two.vectors.concepts, values)
+    )
     for sites in ((first, changed), (first, replace(two, vectors=None))):
         with pytest.raises(DataError, match=r"have different \[concepts\] vectors"):
             phenotype.METHOD.configure(paper_config(), sites)
@@ -492,7 +504,7 @@ def test_a_damaged_list_of_known_concepts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="use the dictionary"):
         derive_network_shape(good | {"known": torch.tensor([1, 60])}, NETWORK, SPACE)
     assert (
-        Mixtures.of(Bags.of([[1]], 2))
+        Mixtures.from_bags(Bags.from_lists([[1]], 2))
         .map_to_known(np.array([1]), np.array([1]), 0)
         .vocabulary
         == 2

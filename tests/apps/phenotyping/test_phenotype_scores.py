@@ -145,15 +145,15 @@ def test_no_dropout_applies_in_evaluation() -> None:
     assert rounds[1].metrics["valid_loss"] == pytest.approx(expected, rel=1e-5)
     learner = member.code_learner
     assert learner is not None
-    sent = {n: v.clone() for n, v in learner.received_tensors().items()}
+    sent = {n: v.clone() for n, v in learner.get_received_tensors().items()}
     before = learner.evaluate(sent, cycle=1).metrics
     learner.train(sent, cycle=2)  # leaves the network as training does
     assert learner.evaluate(sent, cycle=1).metrics == before
     network_scores = disease_scores(state, site.train)
     classifiers = classifiers_of(member)
-    features = classifiers.model.features(site.train.bags)
+    features = classifiers.model.compute_features(site.train.bags)
     assert np.allclose(
-        classifiers.machines.scores(features), network_scores, rtol=1e-4, atol=1e-5
+        classifiers.machines.score(features), network_scores, rtol=1e-4, atol=1e-5
     )
 
 

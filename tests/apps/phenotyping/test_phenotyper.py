@@ -24,7 +24,7 @@ from fednotes.apps.phenotyping.dan import Dan, DanConfig
 from fednotes.apps.phenotyping.features import (
     ConceptsConfig,
     TextConfig,
-    features_for,
+    build_features,
     load_features,
 )
 from fednotes.apps.phenotyping.phenotyper import (
@@ -38,7 +38,7 @@ from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.data.text import Passage
 
 SPACE = FeatureSpace(9, recipe={"fingerprint": "nine", "dictionary": "nine.tsv"})
-BAGS = Bags.of([[0, 0, 4], [], [8, 1, 2, 3]], 9)
+BAGS = Bags.from_lists([[0, 0, 4], [], [8, 1, 2, 3]], 9)
 
 
 def machines(width: int) -> LinearSVMs:
@@ -80,7 +80,7 @@ def test_features_equal_the_dense_layer(scale: str) -> None:
     if scale == "l2":
         length = np.linalg.norm(expected, axis=1, keepdims=True)
         expected = expected / np.where(length > 0, length, 1)
-    features = phenotyper.features(BAGS)
+    features = phenotyper.compute_features(BAGS)
     dense = np.zeros((3, 6))
     dense[np.repeat(np.arange(3), np.diff(features.offsets)), features.columns] = (
         features.values
@@ -96,10 +96,15 @@ def test_a_saved_model_is_loaded_unchanged(tmp_path: Path) -> None:
     ):  # fmt: skip
         phenotyper.save(tmp_path / "m")  # the second one replaces the first
         again = load_phenotyper(tmp_path / "m")
-        assert np.array_equal(again.probabilities(BAGS), phenotyper.probabilities(BAGS))
-        assert np.array_equal(again.classes(BAGS), phenotyper.classes(BAGS))
         assert np.array_equal(
-            again.code_probabilities(BAGS), phenotyper.code_probabilities(BAGS)
+            again.predict_probabilities(BAGS), phenotyper.predict_probabilities(BAGS)
+        )
+        assert np.array_equal(
+            again.predict_classes(BAGS), phenotyper.predict_classes(BAGS)
+        )
+        assert np.array_equal(
+            again.predict_code_probabilities(BAGS),
+            phenotyper.predict_code_probabilities(BAGS),
         )
         assert again.space == phenotyper.space
         assert again.phenotypes == phenotyper.phenotypes
@@ -129,22 +134,22 @@ def test_vectors_can_be_the_input_of_a_model(tmp_path: Path) -> None:
                         machines=machines(6), code_names=("x", "y"))  # fmt: skip
     learnt.save(tmp_path / "m")
     again = load_phenotyper(tmp_path / "m")
-    expected = learnt.probabilities(Vectors(values))
-    assert np.array_equal(again.probabilities(Vectors(values)), expected)
-    plain = Phenotyper(space).features(Vectors(values))
+    expected = learnt.predict_probabilities(Vectors(values))
+    assert np.array_equal(again.predict_probabilities(Vectors(values)), expected)
+    plain = Phenotyper(space).compute_features(Vectors(values))
     assert np.allclose(plain.values.reshape(4, 3), values)
 
 
 def test_inputs_and_folders_that_do_not_match_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a model of text reads vectors"):
-        Phenotyper(SPACE, idf=np.ones(9)).features(
+        Phenotyper(SPACE, idf=np.ones(9)).compute_features(
             Vectors(np.zeros((1, 9), np.float32))
         )
     with pytest.raises(ConfigError, match="representation"):
         PhenotypeConfig(representation="")
     stage_1 = Phenotyper(SPACE, model().network, code_names=("a",) * 5)
     with pytest.raises(ModelError, match="no classifiers"):
-        stage_1.classes(BAGS)
+        stage_1.predict_classes(BAGS)
     parameters = {n: v.detach() for n, v in Dan(DanConfig(), 7, 2).trainable().items()}
     with pytest.raises(ModelError, match="reads 7 concepts, but the input has 9"):
         derive_network_shape(parameters, DanConfig(), SPACE)
@@ -325,7 +330,7 @@ def table(tmp_path: Path) -> Path:
 def test_a_recipe_gives_the_same_bags(table: Path, context: str) -> None:
     """The recipe passes through JSON; the expected bags are read off the texts."""
     config = ConceptsConfig("terms.tsv", context=context, most=5)  # type: ignore[arg-type]
-    features = features_for(config, table.parent)
+    features = build_features(config, table.parent)
     recipe = json.loads(json.dumps(dict(features.space.recipe)))
     assert recipe == {**features.space.recipe, "dictionary": str(table), "names": 2}
     patients, bags = features_of(recipe, NOTES)
@@ -341,7 +346,7 @@ def test_a_recipe_gives_the_same_bags(table: Path, context: str) -> None:
 def test_a_missing_or_different_dictionary_is_refused(
     table: Path, tmp_path: Path
 ) -> None:
-    recipe = features_for(ConceptsConfig(str(table)), tmp_path).space.recipe
+    recipe = build_features(ConceptsConfig(str(table)), tmp_path).space.recipe
     moved = table.rename(tmp_path / "moved.tsv")
     with pytest.raises(ModelError, match=r"terms\.tsv cannot be read .*`dictionary`"):
         features_of(recipe, NOTES)
@@ -359,18 +364,20 @@ def test_environment_variables_are_saved_unexpanded(
     table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERMS_HERE", str(table.parent))
-    recipe = features_for(ConceptsConfig("$TERMS_HERE/terms.tsv"), Path()).space.recipe
+    recipe = build_features(
+        ConceptsConfig("$TERMS_HERE/terms.tsv"), Path()
+    ).space.recipe
     assert recipe["dictionary"] == "$TERMS_HERE/terms.tsv"
     assert len(features_of(recipe, NOTES)[0]) == 3
     monkeypatch.delenv("TERMS_HERE")
     with pytest.raises(ModelError, match=r"TERMS_HERE is not set.*`dictionary`"):
         features_of(recipe, NOTES)
     with pytest.raises(ConfigError, match="TERMS_HERE is not set"):
-        features_for(ConceptsConfig("$TERMS_HERE/terms.tsv"), Path())
+        build_features(ConceptsConfig("$TERMS_HERE/terms.tsv"), Path())
 
 
 def test_the_generated_dictionary_is_saved_by_name(tmp_path: Path) -> None:
-    features = features_for(ConceptsConfig("synthetic"), tmp_path)
+    features = build_features(ConceptsConfig("synthetic"), tmp_path)
     patients, bags = features_of(
         features.space.recipe, {"x": ["History of gout.", "Denies gout."]}
     )
@@ -400,7 +407,7 @@ def test_vectors_are_cached_under_their_encoder(
     monkeypatch.setattr(
         "fednotes.apps.phenotyping.features.load_encoder", lambda spec: encoder
     )
-    features = features_for(TextConfig("x"), tmp_path)
+    features = build_features(TextConfig("x"), tmp_path)
     progress: list[tuple[int, int]] = []
     inputs = features.make(
         {**NOTES, "e": [" "]}, lambda *n: progress.append(n), tmp_path / "cache"
@@ -459,7 +466,7 @@ def test_vectors_are_cached_under_their_encoder(
 def test_impossible_recipes_are_refused(
     table: Path, changes: dict[str, object], message: str
 ) -> None:
-    recipe = features_for(ConceptsConfig(str(table)), Path()).space.recipe
+    recipe = build_features(ConceptsConfig(str(table)), Path()).space.recipe
     with pytest.raises(ModelError, match=message):
         features_of({**recipe, **changes}, NOTES)
 

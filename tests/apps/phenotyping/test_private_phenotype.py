@@ -68,7 +68,7 @@ def test_a_patient_changes_an_update_by_its_clipped_gradient(
 ) -> None:
     """The gradient by hand, by NumPy: of the mean over the patient's labels, of
     concepts' counts scaled to length 1; with a patient and without it."""
-    cohort = SITES[0].train.labelled()
+    cohort = SITES[0].train.select_labelled()
     counts = counted(cohort.bags).astype(float)
     x = np.hstack(
         [

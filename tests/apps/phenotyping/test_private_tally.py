@@ -20,7 +20,7 @@ from tiny_taggers import assert_same, resumed
 
 from fednotes.apps.phenotyping.classifiers import SvmConfig
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT
-from fednotes.apps.phenotyping.counting import count_patient, sizes_of_counts
+from fednotes.apps.phenotyping.counting import compute_count_sizes, count_patient
 from fednotes.apps.phenotyping.dan import KNOWN, DanConfig
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
 from fednotes.apps.phenotyping.two_stage import METHOD as PHENOTYPE
@@ -140,11 +140,11 @@ def test_several_rows_of_a_patient_count_once() -> None:
     places_of_patient, ones = count_patient(data, config, np.array([0, 1]), places)
     assert (ones == 1).all()
     assert len(set(places_of_patient.tolist())) == len(places_of_patient)
-    counts = np.zeros(sum(sizes_of_counts(config).values()))
+    counts = np.zeros(sum(compute_count_sizes(config).values()))
     counts[places_of_patient] = 1
-    starts = np.cumsum([0, *sizes_of_counts(config).values()])
+    starts = np.cumsum([0, *compute_count_sizes(config).values()])
     parts = dict(
-        zip(sizes_of_counts(config), np.split(counts, starts[1:-1]), strict=True)
+        zip(compute_count_sizes(config), np.split(counts, starts[1:-1]), strict=True)
     )
     concepts = (table_of(data.train.bags)[:2] > 0).any(0)
     assert np.array_equal(parts["concepts"], concepts)

@@ -15,7 +15,7 @@ from applications import needs_app
 from fednotes.apps.phenotyping.classifiers import LinearSVMs
 from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace
 from fednotes.apps.phenotyping.dan import Dan, DanConfig
-from fednotes.apps.phenotyping.features import ConceptsConfig, features_for
+from fednotes.apps.phenotyping.features import ConceptsConfig, build_features
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.core.errors import FednotesError
 
@@ -30,7 +30,7 @@ NAMES = tuple(f"disease {n}" for n in range(len(CLASSES)))
 
 
 def space() -> FeatureSpace:
-    return features_for(
+    return build_features(
         ConceptsConfig(dictionary="synthetic", context="off"), Path()
     ).space
 
@@ -46,11 +46,13 @@ def machines(width: int) -> LinearSVMs:
 def patients(width: int) -> Bags:
     """Twenty; the last has no concept."""
     rng = np.random.default_rng(2)
-    return Bags.of([*(rng.integers(width, size=n) for n in range(1, 20)), []], width)
+    return Bags.from_lists(
+        [*(rng.integers(width, size=n) for n in range(1, 20)), []], width
+    )
 
 
 def counted(bags: Bags) -> Any:
-    row, column, count = bags.counts()
+    row, column, count = bags.count_concepts()
     return sparse.csr_matrix((count, (row, column)), shape=(len(bags), bags.width))
 
 
@@ -103,7 +105,7 @@ def test_the_pipeline_gives_the_probabilities_of_the_model(
     facts = json.loads((tmp_path / "out" / "fednotes.json").read_text())
     assert facts["phenotypes"] == [NAMES[n] for n in (0, 1, 2, 4)]
     assert len(facts["columns"]) == model.space.width
-    of_model = model.probabilities(bags)
+    of_model = model.predict_probabilities(bags)
     for counts in (counted(bags), counted(bags).toarray()):
         probabilities = pipeline.predict_proba(counts)
         for disease, each in zip((0, 1, 2, 4), probabilities, strict=True):

@@ -16,7 +16,7 @@ from fednotes.apps.phenotyping.code_tables import (
     read_mimic,
     read_omop,
 )
-from fednotes.apps.phenotyping.tables import EXAMPLES, Damaged, Table
+from fednotes.apps.phenotyping.tables import EXAMPLES, Damaged, HeaderTable
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.data.encodings import reading_as
 
@@ -253,15 +253,15 @@ def test_tables_are_read_in_the_encoding_that_they_have(
     text = 'patient,größe\r\n7,"a,ü"\r\n8,b\r\n'
     path.write_bytes(text.encode(encoding))
     with reading_as("cp1252"):
-        table = Table(path)
+        table = HeaderTable(path)
         assert table.titles == ("patient", "größe")
-        assert list(table.rows()) == [(2, ["7", "a,ü"]), (3, ["8", "b"])]
+        assert list(table.read_rows()) == [(2, ["7", "a,ü"]), (3, ["8", "b"])]
 
 
 def test_a_line_in_another_encoding_does_not_affect_others(tmp_path: Path) -> None:
     path = tmp_path / "codes.csv"
     path.write_bytes(b"patient,name\n7,\xfc\n8,b\n")
-    damaged, sound = Table(path).rows()
+    damaged, sound = HeaderTable(path).read_rows()
     reason = "a byte is not valid in the file's encoding, or the row is too long"
     assert damaged == Damaged(2, reason)
     assert sound == (3, ["8", "b"])
@@ -313,7 +313,7 @@ def test_damaged_rows_are_left_out_and_reported(hospital: Path, file: File) -> N
     assert result.codes == known
     (report,) = result.tables
     assert (report.rows, report.kept, report.empty, report.damaged) == (16, 8, 1, 7)
-    assert report.messages() == (
+    assert report.list_messages() == (
         f"{path}:6: 4 columns instead of 5",
         f"{path}:7: 6 columns instead of 5",
         f"{path}:8: no patient",
@@ -333,7 +333,7 @@ def test_only_the_first_damaged_rows_are_listed(file: File, tmp_path: Path) -> N
     (report,) = result.tables
     assert (report.damaged, report.examples[0].line) == (30, 6)
     assert len(report.examples) == EXAMPLES
-    assert report.messages()[-1].endswith("20 more damaged rows")
+    assert report.list_messages()[-1].endswith("20 more damaged rows")
     assert result.codes["9"] == {"icd9:4019"}
 
 

@@ -147,7 +147,7 @@ def test_an_approval_is_recorded_like_one_by_the_command(
         del each["decisions"][0]["when"]
     assert written == expected
     (row,) = (row for row in Tree(answer.text).rows if "ner" in row)
-    assert row[1:4] == ["ner", "approved", open_approvals(kit).decisions()[0].by]
+    assert row[1:4] == ["ner", "approved", open_approvals(kit).read_decisions()[0].by]
     assert "data-poll" in browser.get("/approvals").text  # it waits for the next job
 
 
@@ -157,7 +157,7 @@ def test_a_rejection_needs_no_confirmation(kit: Path) -> None:
     page = browser.get("/approvals").text
     fields = approval(page, decision="reject", read="")
     assert "Rejected: ner (" in browser.post("/approvals/0", data=fields).text
-    (decision,) = open_approvals(kit).decisions()
+    (decision,) = open_approvals(kit).read_decisions()
     assert decision.decision == "rejected"
     with pytest.raises(NotApproved, match="has rejected this job"):
         require_approved(kit, "north", JOB, Policy())
@@ -183,7 +183,7 @@ def test_an_incomplete_decision_changes_nothing(
     answer = browser.post("/approvals/0", data=approval(page, **changes))
     assert answer.status_code == 400
     assert message in html.unescape(answer.text)
-    assert open_approvals(kit).decisions() == ()
+    assert open_approvals(kit).read_decisions() == ()
     assert read_pending_job(kit) is not None
 
 
@@ -199,7 +199,7 @@ def test_another_page_cannot_approve(kit: Path) -> None:
     assert browser.post("/approvals/0", data=fields).status_code == 403
     # The token of another process is none of this one.
     assert browse(kit).post("/approvals/0", data=fields).status_code == 400
-    assert open_approvals(kit).decisions() == ()
+    assert open_approvals(kit).read_decisions() == ()
 
 
 def test_an_approval_applies_only_to_what_was_shown(kit: Path) -> None:
@@ -215,9 +215,9 @@ def test_an_approval_applies_only_to_what_was_shown(kit: Path) -> None:
 
     request_approval(kit, JOB)
     fields = approval(browser.get("/approvals").text)
-    run_site_command("reject", kit, open_approvals(kit).decisions()[0].fingerprint)
+    run_site_command("reject", kit, open_approvals(kit).read_decisions()[0].fingerprint)
     assert browser.post("/approvals/0", data=fields).status_code == 400
-    assert [each.decision for each in open_approvals(kit).decisions()] == [
+    assert [each.decision for each in open_approvals(kit).read_decisions()] == [
         "approved",
         "rejected",
     ]
@@ -235,7 +235,7 @@ def test_a_job_that_the_policy_forbids_cannot_be_approved(kit: Path) -> None:
     answer = browser.post("/approvals/0", data=approval(page))
     assert answer.status_code == 400
     assert "there is no audit of this job" in answer.text
-    assert open_approvals(kit).decisions() == ()
+    assert open_approvals(kit).read_decisions() == ()
 
 
 def test_a_job_that_needs_keys_is_approved_by_the_command(
@@ -253,7 +253,7 @@ def test_a_job_that_needs_keys_is_approved_by_the_command(
     answer = browser.post("/approvals/0", data=approval(page))
     assert answer.status_code == 400
     assert "nothing was decided" in answer.text
-    assert open_approvals(kit).decisions() == ()
+    assert open_approvals(kit).read_decisions() == ()
 
 
 def test_a_job_cannot_imitate_the_page(kit: Path) -> None:

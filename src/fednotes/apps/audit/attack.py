@@ -88,8 +88,8 @@ class Trial:
                 "lower learning_rate"
             )
 
-        true_positives = _rates_above(targets, thresholds)
-        false_positives = _rates_above(decoys, thresholds)
+        true_positives = _compute_rates_above(targets, thresholds)
+        false_positives = _compute_rates_above(decoys, thresholds)
         # The last threshold with a permitted rate; another always follows, with rate 1.
         last = int(np.searchsorted(false_positives, FALSE_POSITIVE_RATE, side="right"))
         last -= 1
@@ -146,12 +146,12 @@ class Trial:
         low, high = wilson(success, count)
         return cls(success, chance, low, high, details)
 
-    def without_interval(self) -> Self:
+    def drop_interval(self) -> Self:
         """Return this trial for targets that are the whole population, not a sample."""
         return replace(self, low=self.success, high=self.success)
 
 
-def _rates_above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+def _compute_rates_above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
     """Return the (1 + thresholds,) fractions of scores at or above thresholds, 0 first.
 
     thresholds: descending.
@@ -188,13 +188,13 @@ class Attack:
             self._require_data(scene)
             trial = self.trial(scene)
         except NotApplicable as reason:
-            return self._leak(applies=False, why=str(reason))
+            return self._make_result_without_numbers(applies=False, why=str(reason))
         except FednotesError as error:
-            return self._leak(why=f"could not be tried: {error}")
+            return self._make_result_without_numbers(why=f"could not be tried: {error}")
         try:
-            control = self.trial(scene.control())
+            control = self.trial(scene.get_control())
         except FednotesError as error:
-            return self._leak(why=f"could not be tried: {error}")
+            return self._make_result_without_numbers(why=f"could not be tried: {error}")
 
         return Leak(
             attack=self.name,
@@ -215,7 +215,7 @@ class Attack:
         if self.data not in ("any", kind):
             raise NotApplicable(f"it applies to models of {self.data}, not of {kind}")
 
-    def _leak(self, *, why: str, applies: bool = True) -> Leak:
+    def _make_result_without_numbers(self, *, why: str, applies: bool = True) -> Leak:
         """Return a result without numbers."""
         return Leak(
             attack=self.name,

@@ -1,7 +1,7 @@
 """Records of a server's observations while a job trains, and of the ground truth.
 
 `ObservingEngine` is the in-process engine; it keeps what each sum reveals to a server
-that follows the protocol, as `Observation`s. `record_batches` listens to the sites'
+that follows the protocol, as `Observation`s. `recording_batches` listens to the sites'
 models and records what they were trained on, as `TrainingRecord`s.
 """
 
@@ -56,7 +56,7 @@ class TrainingRecord:
         self.row_counts[table] = counts + self.row_counts.get(table, 0)
 
 
-def present_and_absent(
+def find_present_and_absent(
     table: str, records: Sequence[TrainingRecord]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (rows,) whether the first site read each row, and whether no site did."""
@@ -93,8 +93,8 @@ class Observation:
     total: Total
     records: Sequence[TrainingRecord]
 
-    def descent(self, name: str) -> Tensor | None:
-        """Return the direction in which training moves a tensor, in float64.
+    def compute_descent(self, name: str) -> Tensor | None:
+        """Return the direction in which training moves a tensor, as float64.
 
         This is the change of a returned parameter, or the negative gradient. It is None
         if the tensor was not sent in a readable form.
@@ -190,9 +190,11 @@ class ObservingEngine(InProcess):
             yield from super().rounds(max(start + FULL_SUMS, stop - FULL_SUMS), stop)
 
     def _keeps_tensors(self) -> bool:
+        """Return whether the tensors of the next sum are kept, not only its counts."""
         return len(self.observations) < self._full_sums
 
     def _has_observed_enough(self) -> bool:
+        """Return whether two rounds have trained, and one was evaluated if any is."""
         # Under differential privacy, a round may train on nothing by chance, so count
         # the others.
         trained = sum(not seen.records[0].is_empty() for seen in self.observations)
@@ -220,13 +222,13 @@ class ObservingEngine(InProcess):
         total = reply if isinstance(reply, Total) else Total.of(reply.values())
         if not keeps_tensors:
             total = replace(total, tensors={})
-        observation = self._observation(task, total)
+        observation = self._make_observation(task, total)
         if task == "send" and sent:  # the second half of a compressed update
             observation = self._decompress(observation, sent, int(options["sites"]))
         self.observations.append(observation)
         return reply
 
-    def _observation(self, task: str, total: Total) -> Observation:
+    def _make_observation(self, task: str, total: Total) -> Observation:
         """Return what the server sees of the sum of `_updates`, and clear them."""
         audited_update, audited_record = self._updates.pop(self._audited)
         others = list(self._updates.values())
@@ -267,7 +269,7 @@ class ObservingEngine(InProcess):
 
 
 @contextmanager
-def record_batches(
+def recording_batches(
     models: Iterable[Any],
     current_record: Callable[[], TrainingRecord],
     *,
@@ -301,7 +303,7 @@ def record_batches(
                     "because they do not announce their mini-batches "
                     "(core/listeners.py)"
                 )
-            word_table = _largest_embedding(model)
+            word_table = _find_largest_embedding(model)
             if word_table is not None:
                 handle = word_table.register_forward_pre_hook(note_tokens)
                 stack.callback(handle.remove)
@@ -336,7 +338,7 @@ def _note_tokens(record: TrainingRecord, table: nn.Embedding, ids: Tensor) -> No
     record.add_rows("", words, table.num_embeddings)
 
 
-def _largest_embedding(model: nn.Module) -> nn.Embedding | None:
+def _find_largest_embedding(model: nn.Module) -> nn.Embedding | None:
     """Return the embedding with the most rows, which is the words', if there is one."""
     tables = [part for part in model.modules() if isinstance(part, nn.Embedding)]
     return max(tables, key=lambda table: table.num_embeddings, default=None)

@@ -14,7 +14,7 @@ from fednotes.apps.audit.listening import (
     EnoughObserved,
     Observation,
     ObservingEngine,
-    record_batches,
+    recording_batches,
 )
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.jobs.job import Job, Sites
@@ -63,7 +63,7 @@ class Scene:
         """Whether the job is on patients, and not on notes."""
         return self.job.data == "patients"
 
-    def undefended(
+    def make_undefended(
         self, model: Mapping[str, Any] | None = None, **settings: Any
     ) -> Scene:
         """Return the same notes in a job without secure sum, noise and compression.
@@ -96,29 +96,29 @@ class Scene:
         )
         return Scene(job, self.sites, self.site, is_control=True)
 
-    def of_one_step(self) -> Scene:
+    def make_one_step(self) -> Scene:
         """Return the same notes in a job whose sites send the result of one step."""
         if isinstance(self.job.config, Averaging):
             # Any fraction of an epoch is at least one step.
-            return self.undefended(local_epochs=sys.float_info.min)
-        return self.undefended(exchange="gradients")
+            return self.make_undefended(local_epochs=sys.float_info.min)
+        return self.make_undefended(exchange="gradients")
 
-    def control(self) -> Scene:
-        """Return the job without defences; always the same scene, which trains once."""
+    def get_control(self) -> Scene:
+        """Return the job without defences: the same scene each time; it trains once."""
         if self._control is None:
-            self._control = self.undefended()
+            self._control = self.make_undefended()
         return self._control
 
-    def method_sites(self) -> list[Any]:
+    def get_method_sites(self) -> list[Any]:
         """Return the method's sites, built at the first call; they write no files."""
         if self._method_sites is None:
             folders = [None] * len(self.training.sites)
             self._method_sites = make_method_sites(self.job, self.training, folders)
         return self._method_sites
 
-    def audited_site(self) -> Any:
+    def get_audited_site(self) -> Any:
         """Return the audited site, without the layer that adds noise."""
-        return without_noise(self._audited_method_site())
+        return remove_noise_layer(self._get_audited_method_site())
 
     def observe(self) -> list[Observation]:
         """Train the first rounds once; return the server's observations in order.
@@ -130,7 +130,7 @@ class Scene:
             self._observations = self._train()
         return self._observations
 
-    def observed_trainings(self) -> list[Observation]:
+    def list_observed_trainings(self) -> list[Observation]:
         """Return the observations in which the audited site sent an update.
 
         Updates for which it trained on nothing do not count.
@@ -142,13 +142,13 @@ class Scene:
         ]
 
     @torch.no_grad()
-    def site_as_observed(self, seen: Observation) -> Any:
-        """Return the audited site with the parameters that it computed with.
+    def restore_observed_site(self, seen: Observation) -> Any:
+        """Give the audited site the parameters that it computed with, and return it.
 
         The server sends either a whole tensor, or some rows of a table. The numbers of
         the rows are then a tensor too, whose name ends in `IDS`.
         """
-        site = self.audited_site()
+        site = self.get_audited_site()
         received = seen.sent_to_site
         for name, parameter in site.model.trainable().items():
             value = received.get(name)
@@ -157,12 +157,14 @@ class Scene:
                 parameter[rows] = value
         return site
 
-    def _audited_method_site(self) -> Any:
-        return next(site for site in self.method_sites() if site.id == self.site)
+    def _get_audited_method_site(self) -> Any:
+        """Return the audited site, with the layer that adds noise, if there is one."""
+        return next(site for site in self.get_method_sites() if site.id == self.site)
 
     def _train(self) -> list[Observation]:
+        """Train the first rounds, and return what the server observes."""
         engine = ObservingEngine(
-            self.method_sites(),
+            self.get_method_sites(),
             audited=self.site,
             secure=self.job.federation.secure_sum,
             has_patients=self.has_patients,
@@ -171,18 +173,18 @@ class Scene:
         if (
             not self.has_patients
         ):  # for patients, the sites themselves know the training data
-            for site in self.method_sites():
-                model = without_noise(site).model
+            for site in self.get_method_sites():
+                model = remove_noise_layer(site).model
                 models[id(model)] = model
-        listening = record_batches(models.values(), lambda: engine.record)
+        listening = recording_batches(models.values(), lambda: engine.record)
         with listening, suppress(EnoughObserved):
             self.job.module.train(engine, self.training.config)
-        require_gradients(self._audited_method_site())
+        require_gradients(self._get_audited_method_site())
         return engine.observations
 
 
-def without_noise(site: Any) -> Any:
-    """Return the site that computes; a site that adds noise wraps it."""
+def remove_noise_layer(site: Any) -> Any:
+    """Return the site that computes, without a wrapper that adds noise."""
     return site.site if isinstance(site, DPSite) else site
 
 

@@ -68,13 +68,13 @@ def open_target(
                 f"{target} is a run, whose settings cannot be changed: audit its job "
                 "instead"
             )
-        job, table = _job_of_run(place)
+        job, table = _read_run_job(place)
         out = out or place
     elif site_file is not None:
-        job = _job_at_home(target, settings, site, site_file, total)
-        job, table = _as_deployed(job, target, settings)
+        job = _load_home_job(target, settings, site, site_file, total)
+        job, table = _build_deployed_job(job, target, settings)
     else:
-        job, table = _as_deployed(load_job(target, settings), target, settings)
+        job, table = _build_deployed_job(load_job(target, settings), target, settings)
 
     if out is None:
         raise ParameterError(
@@ -85,7 +85,7 @@ def open_target(
     return Target(job, key, out)
 
 
-def _job_at_home(
+def _load_home_job(
     target: str, settings: tuple[str, ...], site: str, site_file: Path, total: int
 ) -> Job:
     """Return the job with the notes that a real site's own file names.
@@ -105,7 +105,7 @@ def _job_at_home(
     return job
 
 
-def _job_of_run(folder: Path) -> tuple[Job, Mapping[str, Any]]:
+def _read_run_job(folder: Path) -> tuple[Job, Mapping[str, Any]]:
     """Return a run's job and its table."""
     record = read_job_record(folder)
     table = mapping(record.get("table"))
@@ -113,7 +113,7 @@ def _job_of_run(folder: Path) -> tuple[Job, Mapping[str, Any]]:
     return job, table
 
 
-def _as_deployed(
+def _build_deployed_job(
     job: Job, target: str, settings: tuple[str, ...]
 ) -> tuple[Job, Mapping[str, Any]]:
     """Return a job and its table as real sites would run it, if possible."""

@@ -87,8 +87,8 @@ class Description:
 Descriptions = Mapping[str, Description]
 
 
-def sum_threshold(job: Job, setup: Setup, num_sites: int | None = None) -> int:
-    """Return the minimum number of sites with which a sum is opened.
+def compute_sum_threshold(job: Job, setup: Setup, num_sites: int | None = None) -> int:
+    """Return the minimum number of sites with which a sum may be opened.
 
     For a secure sum, the number is more than half of the sites.
 
@@ -106,8 +106,8 @@ def sum_threshold(job: Job, setup: Setup, num_sites: int | None = None) -> int:
     return max(min_sites, num_sites // 2 + 1)
 
 
-def threshold_of_drawn(job: Job, setup: Setup) -> Callable[[int], int] | None:
-    """Return how the threshold of a sum follows from the number of its sites.
+def make_threshold_function(job: Job, setup: Setup) -> Callable[[int], int] | None:
+    """Return a function from the number of a sum's sites to the sum's threshold.
 
     Returns:
         The function; None if all sites take part in each round, so that every sum has
@@ -115,7 +115,7 @@ def threshold_of_drawn(job: Job, setup: Setup) -> Callable[[int], int] | None:
     """
     if count_drawn_sites(job.config) is None:
         return None
-    return partial(sum_threshold, job, setup)
+    return partial(compute_sum_threshold, job, setup)
 
 
 def count_round_sites(job: Job, setup: Setup) -> int:
@@ -123,7 +123,7 @@ def count_round_sites(job: Job, setup: Setup) -> int:
     return count_drawn_sites(job.config) or len(setup.sites)
 
 
-def summed_job(fingerprint: str, run: str) -> str:
+def name_key_exchange(fingerprint: str, run: str) -> str:
     """Return the job name under which the sites of one submission exchange keys.
 
     An approved job can be submitted more than once. If sites of two submissions could
@@ -137,7 +137,7 @@ def summed_job(fingerprint: str, run: str) -> str:
     return f"{fingerprint} {run}"
 
 
-def planned_rounds(job: Job, config: Any) -> int | None:
+def count_planned_rounds(job: Job, config: Any) -> int | None:
     """Return the number of rounds of a job; None if it depends on the sites' notes."""
     rounds_of_one_note, _ = job.module.plan_rounds(config, [1])
     rounds_of_many_notes, _ = job.module.plan_rounds(config, [1_000_000])
@@ -151,7 +151,7 @@ def can_round_counts(job: Job) -> bool:
     return bool(getattr(job.module.site_class, "rounds_counts", False))
 
 
-def describe(job: Job, data: Any) -> Description:
+def describe_site(job: Job, data: Any) -> Description:
     """Return the description of this site.
 
     Args:
@@ -160,11 +160,11 @@ def describe(job: Job, data: Any) -> Description:
     """
     facts = dict(job.kind.describe(job, data))
     if job.kind.make_stub is None:
-        facts["encoder"] = encoder_of(job)
+        facts["encoder"] = digest_encoder(job)
     return Description(**facts)
 
 
-def encoder_of(job: Job) -> str:
+def digest_encoder(job: Job) -> str:
     """Return a digest of the encoder that a job's models start from; "" for none.
 
     Raises:
@@ -207,14 +207,14 @@ def unpack_json(tensor: torch.Tensor, **bounds: Any) -> Any:
     return parse_json(tensor.numpy().tobytes(), **bounds)
 
 
-def descriptions_to_text(descriptions: Descriptions) -> str:
+def encode_descriptions(descriptions: Descriptions) -> str:
     """Return all descriptions, in the sites' order, as one line of ASCII."""
     tables = {site: asdict(facts) for site, facts in descriptions.items()}
     return json.dumps(tables, separators=(",", ":"))
 
 
-def descriptions_from_text(text: str) -> dict[str, Description]:
-    """Return the descriptions that `descriptions_to_text` wrote.
+def decode_descriptions(text: str) -> dict[str, Description]:
+    """Return the descriptions that `encode_descriptions` wrote.
 
     Raises:
         ConfigError: The text is not in this format.
@@ -229,7 +229,7 @@ def descriptions_from_text(text: str) -> dict[str, Description]:
     return {site: build(Description, table, f"site {site!r}") for site, table in tables}
 
 
-def description_from_tensors(site: str, tensors: Tensors) -> Description:
+def read_description(site: str, tensors: Tensors) -> Description:
     """Return the description that a site sent.
 
     Raises:
@@ -251,8 +251,8 @@ def description_from_tensors(site: str, tensors: Tensors) -> Description:
         ) from error
 
 
-def agreement_fingerprint(job: Job, descriptions: Descriptions) -> str:
-    """Return the fingerprint that must be equal at the server and all sites.
+def compute_agreement_fingerprint(job: Job, descriptions: Descriptions) -> str:
+    """Return a digest of the agreement, which must be equal at the server and sites.
 
     It depends on the order of the sites.
     """
@@ -263,8 +263,8 @@ def agreement_fingerprint(job: Job, descriptions: Descriptions) -> str:
 # ---- the agreement -------------------------------------------------------------------
 
 
-def agreed_config(job: Job, descriptions: Descriptions) -> Any:
-    """Return the method's configuration for these sites.
+def derive_config(job: Job, descriptions: Descriptions) -> Any:
+    """Return the method's configuration for the sites with these descriptions.
 
     Raises:
         ConfigError: The sites have different versions, encoders or entity types.
@@ -273,13 +273,13 @@ def agreed_config(job: Job, descriptions: Descriptions) -> Any:
     """
     _require_same_version(descriptions)
     if job.kind.make_stub is None:
-        _require_encoder(descriptions, encoder_of(job))
+        _require_encoder(descriptions, digest_encoder(job))
     else:
         _require_encoder(descriptions, "")
     if job.tags is not None:
         _require_annotated(job.tags.types, descriptions)
     _require_few_types(job, descriptions)
-    stubs = tuple(_stub(job, site, facts) for site, facts in descriptions.items())
+    stubs = tuple(_make_stub(job, site, facts) for site, facts in descriptions.items())
     return job.module.configure(job.config, stubs)
 
 
@@ -349,7 +349,7 @@ def _require_few_types(job: Job, descriptions: Descriptions) -> None:
             )
 
 
-def _stub(job: Job, site: str, facts: Description) -> Any:
+def _make_stub(job: Job, site: str, facts: Description) -> Any:
     """Return a site without notes, from which a method derives its configuration."""
     if job.kind.make_stub is not None:
         return job.kind.make_stub(site, facts)
@@ -373,14 +373,14 @@ def require_as_declared(job: Job, descriptions: Descriptions) -> None:
             scheme=table.scheme,
             label_map=table.label_map or facts.label_map,
         )
-        problem = mismatch(site, declared, facts, names=("the job", "the site"))
+        problem = explain_mismatch(site, declared, facts, names=("the job", "the site"))
         if problem:
             problems.append(problem)
     if problems:
         raise ConfigError("; ".join(problems))
 
 
-def mismatch(
+def explain_mismatch(
     site: str, left: Description, right: Description, *, names: tuple[str, str]
 ) -> str:
     """Explain how two descriptions of a site's labels differ.
@@ -396,8 +396,8 @@ def mismatch(
     """
     left_name, right_name = names
     both_types = (
-        f"site {_quote(site)}: {left_name} has {{{_list(left.types)}}}, {right_name} "
-        f"has {{{_list(right.types)}}}"
+        f"site {_quote(site)}: {left_name} has {{{_format_types(left.types)}}}, "
+        f"{right_name} has {{{_format_types(right.types)}}}"
     )
     type_differences = _compare_types(left, right, names)
     if type_differences:
@@ -433,9 +433,9 @@ def _compare_types(
     only_right = [label for label in right.types if label not in left.types]
     differences = []
     if only_left:
-        differences.append(f"only {left_name}: {_list(only_left)}")
+        differences.append(f"only {left_name}: {_format_types(only_left)}")
     if only_right:
-        differences.append(f"only {right_name}: {_list(only_right)}")
+        differences.append(f"only {right_name}: {_format_types(only_right)}")
     return "; ".join(differences)
 
 
@@ -446,14 +446,14 @@ def _compare_label_maps(
     left_name, right_name = names
     labels = sorted(left.label_map.keys() | right.label_map.keys())
     return "; ".join(
-        f"{_quote(label)} → {_target(left, label)} at {left_name}, "
-        f"{_target(right, label)} at {right_name}"
+        f"{_quote(label)} → {_describe_target(left, label)} at {left_name}, "
+        f"{_describe_target(right, label)} at {right_name}"
         for label in labels
         if left.label_map.get(label) != right.label_map.get(label)
     )
 
 
-def _target(facts: Description, label: str) -> str:
+def _describe_target(facts: Description, label: str) -> str:
     """Return the entity type to which a label is mapped, in words."""
     target = facts.label_map.get(label)
     if target is None:
@@ -461,7 +461,7 @@ def _target(facts: Description, label: str) -> str:
     return _quote(target) if target else "dropped"
 
 
-def _list(types: Iterable[str]) -> str:
+def _format_types(types: Iterable[str]) -> str:
     """Return entity types from outside, sanitised and separated by commas."""
     return ", ".join(clean(label, NAME) for label in types)
 

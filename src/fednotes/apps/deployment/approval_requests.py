@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 from fednotes.apps.deployment.agreement import can_round_counts
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.kit import read_kit, read_submission
-from fednotes.apps.deployment.rules.approval import Quorum, compare
+from fednotes.apps.deployment.rules.approval import Quorum, compare_notes
 from fednotes.apps.deployment.rules.guard import (
     RULES,
-    SHOWN,
+    SHOWN_DIGITS,
     RequestedJob,
-    job_name,
+    clean_job_name,
     open_approvals,
 )
-from fednotes.apps.deployment.rules.policy import check_audit, check_counts
+from fednotes.apps.deployment.rules.policy import check_audit, check_count_step
 from fednotes.apps.deployment.site import create_guard
 from fednotes.apps.deployment.site_file import (
     SITE_FILE,
@@ -58,7 +58,7 @@ class JobLine(NamedTuple):
 
 def read_quorum(kit: Path) -> Quorum:
     """Return who must approve jobs at a site."""
-    return read_policy(kit).quorum(read_kit(kit).name)
+    return read_policy(kit).make_quorum(read_kit(kit).name)
 
 
 # ---- what the person sees ------------------------------------------------------------
@@ -66,7 +66,7 @@ def read_quorum(kit: Path) -> Quorum:
 
 def label_job(table: Mapping[str, Any], fingerprint: str) -> str:
     """Return a job's name and the beginning of its fingerprint."""
-    return f"{job_name(table)} ({fingerprint[:SHOWN]})"
+    return f"{clean_job_name(table)} ({fingerprint[:SHOWN_DIGITS]})"
 
 
 def describe_job(kit: Path, job: RequestedJob, quorum: Quorum) -> Iterator[JobLine]:
@@ -80,10 +80,10 @@ def describe_job(kit: Path, job: RequestedJob, quorum: Quorum) -> Iterator[JobLi
         quorum: The people who must approve jobs at this site.
     """
     approvals = open_approvals(kit, quorum)
-    last_of_name = approvals.last_approved(str(job.table.get("name")))
-    last = last_of_name or approvals.last_approved()
+    last_of_name = approvals.find_last_approval(str(job.table.get("name")))
+    last = last_of_name or approvals.find_last_approval()
     yield JobLine(f"fingerprint {job.fingerprint}")
-    yield JobLine(f'job "{job_name(job.table)}"', is_from_job=True)
+    yield JobLine(f'job "{clean_job_name(job.table)}"', is_from_job=True)
     for difference in table_differences({}, job.table):
         setting = difference[2:]  # without the sign of an addition
         yield JobLine(f"  {setting}", is_from_job=True)
@@ -123,10 +123,10 @@ def _describe_earlier_jobs(
 ) -> Iterator[JobLine]:
     """Yield how a job differs in sites and notes from each job approved before."""
     min_sites = read_policy(kit).min_sites
-    for earlier in open_approvals(kit, quorum).approved():
+    for earlier in open_approvals(kit, quorum).list_ever_approved():
         if earlier.fingerprint == job.fingerprint:
             continue
-        difference = compare(earlier.table, job.table, quorum.site)
+        difference = compare_notes(earlier.table, job.table, quorum.site)
         sites = "the same sites"
         if difference.sites:
             sites = f"other sites ({', '.join(map(clean, difference.sites))})"
@@ -138,7 +138,7 @@ def _describe_earlier_jobs(
         )
         for note in difference.notes:
             yield JobLine(f"  {note}", is_from_job=True)
-        for warning in difference.warnings(min_sites):
+        for warning in difference.list_warnings(min_sites):
             yield JobLine(f"  warning: {warning}", is_from_job=True)
 
 
@@ -176,7 +176,7 @@ def has_run(kit: Path, job: RequestedJob) -> bool:
     Such a run asks for the approval every few seconds. A run that has ended no longer
     has a process.
     """
-    for job_id in processes.status(kit).jobs:
+    for job_id in processes.read_status(kit).jobs:
         submission = read_submission(kit, job_id)
         with suppress(LookupError, TypeError, RefusedError):  # it may be incomplete
             table = make_table_to_approve(
@@ -249,7 +249,7 @@ def describe_rounding(kit: Path, table: dict[str, Any]) -> str:
         job = parse_declared(table, kit, "job")
     except FednotesError:
         return ""  # an invalid job is refused when it begins
-    check_counts(policy, job.method, rounds_counts=can_round_counts(job))
+    check_count_step(policy, job.method, rounds_counts=can_round_counts(job))
     return (
         f"weights and counts of this site leave in multiples of {policy.count_step:,}"
     )
@@ -290,10 +290,10 @@ def require_audit(kit: Path, report: Audit | None) -> None:
         kit: The site's kit.
         report: The job's audit, if there is one.
     """
-    worst = None
+    best_gain = None
     if report is not None and _has_tried_every_attack(report):
-        worst = report.worst
-    check_audit(read_policy(kit), worst)
+        best_gain = report.worst
+    check_audit(read_policy(kit), best_gain)
 
 
 def _has_tried_every_attack(report: Audit) -> bool:
@@ -318,11 +318,11 @@ def _require_same_job(
     site_name = read_kit(kit).name
     job_fingerprint = table_fingerprint(table.get("job", {}))
     if (report.fingerprint, report.site) != (job_fingerprint, site_name):
-        audited_job = clean(report.fingerprint)[:SHOWN]
+        audited_job = clean(report.fingerprint)[:SHOWN_DIGITS]
         raise ConfigError(
             f"{folder} is an audit of site {clean(report.site)!r} and job table "
             f"{audited_job!r}, but site {site_name!r} and job table "
-            f"{job_fingerprint[:SHOWN]!r} are needed: run fednotes audit "
+            f"{job_fingerprint[:SHOWN_DIGITS]!r} are needed: run fednotes audit "
             f"JOB --site {site_name} with the submitted job file"
         )
     audited_sites = {*mapping(mapping(table.get("job")).get("sites"))}
@@ -336,20 +336,20 @@ def _require_same_job(
 # ---- who decides ---------------------------------------------------------------------
 
 
-def account() -> str:
+def describe_account() -> str:
     """Return the system account that runs this process, to record who decided.
 
     No environment variable can change the account. The user who called sudo, which sets
     a variable, is appended.
     """
-    name = _user_name(os.getuid())
+    name = _describe_user(os.getuid())
     sudo = os.environ.get("SUDO_UID", "")
     if sudo.isdecimal():
-        return f"{name}; SUDO_UID belongs to {_user_name(int(sudo))}"
+        return f"{name}; SUDO_UID belongs to {_describe_user(int(sudo))}"
     return name
 
 
-def _user_name(number: int) -> str:
+def _describe_user(number: int) -> str:
     """Return the name and the number of an account."""
     import pwd  # missing on Windows, where no kit runs
 

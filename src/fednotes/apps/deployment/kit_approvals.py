@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fednotes.apps.deployment.approval_requests import (
-    account,
+    describe_account,
     describe_effect,
     describe_job,
     describe_partial_approval,
@@ -23,9 +23,9 @@ from fednotes.apps.deployment.approval_requests import (
 from fednotes.apps.deployment.nvflare.kit import read_kit
 from fednotes.apps.deployment.rules.approval import Quorum
 from fednotes.apps.deployment.rules.guard import (
-    SHOWN,
+    SHOWN_DIGITS,
     RequestedJob,
-    job_name,
+    clean_job_name,
     open_approvals,
     read_pending_job,
     settle_job,
@@ -64,17 +64,18 @@ def read_request(kit: Path) -> ApprovalRequest | None:
         lines += _check_job(kit, job)
     except FednotesError as error:
         problem = problem or str(error)
-    people = open_approvals(kit, quorum).standing(job.table).people
+    people = open_approvals(kit, quorum).read_standing(job.table).people
     if people:
         lines.append(describe_partial_approval(quorum, people))
+    prefix = job.fingerprint[:SHOWN_DIGITS]
     key_option = " --key FILE" if quorum.people else ""
     return ApprovalRequest(
         fingerprint=job.fingerprint,
-        name=job_name(job.table),
+        name=clean_job_name(job.table),
         when=str(waiting.get("when", "")),
         lines=tuple(clean(line, None) for line in lines),
         problem=problem,
-        command=f"fednotes site approve {kit} {job.fingerprint[:SHOWN]}{key_option}",
+        command=f"fednotes site approve {kit} {prefix}{key_option}",
     )
 
 
@@ -113,14 +114,14 @@ def _check_job(kit: Path, job: RequestedJob) -> list[str]:
 def read_decisions(kit: Path) -> list[PastDecision]:
     """Return the decisions at a site, oldest first."""
     decisions = []
-    for each in open_approvals(kit).decisions():
+    for each in open_approvals(kit).read_decisions():
         person = clean(each.by)
         if each.person:
             person = f"{person}, with the key of {each.person}"
         decisions.append(
             PastDecision(
                 each.when,
-                job_name(each.table),
+                clean_job_name(each.table),
                 each.fingerprint,
                 decision=each.decision,
                 by=person,
@@ -146,14 +147,14 @@ def decide(kit: Path, fingerprint: str, decision: Decision) -> str:
     quorum = read_quorum(kit)
     label = label_job(job.table, fingerprint)
     if decision == "reject":
-        settle_job(kit, job.table, approve=False, by=account(), quorum=quorum)
+        settle_job(kit, job.table, approve=False, by=describe_account(), quorum=quorum)
         return f"rejected: {label}; this site refuses all its requests"
 
     problem = _describe_required_keys(quorum)
     if problem:
         raise ConfigError(f"{problem}; nothing was decided")
     _check_job(kit, job)
-    settle_job(kit, job.table, approve=True, by=account(), quorum=quorum)
+    settle_job(kit, job.table, approve=True, by=describe_account(), quorum=quorum)
     return f"approved: {label}; {describe_effect(kit, job)}"
 
 

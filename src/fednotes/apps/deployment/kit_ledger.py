@@ -14,7 +14,7 @@ from fednotes.apps.deployment.rules.ledger import (
     Ledger,
     LedgerReport,
     head_path,
-    show,
+    read_ledger_lines,
     verify,
 )
 from fednotes.core.errors import DataError
@@ -40,7 +40,7 @@ def read_ledger(kit: Path) -> tuple[LedgerReport, list[dict[str, Any]]]:
     report = verify(path)
     lines: list[dict[str, Any]] = []
     try:
-        lines.extend(show(path))  # keeps those before an error
+        lines.extend(read_ledger_lines(path))  # keeps those before an error
     except DataError:
         if report.ok:
             raise

@@ -37,9 +37,9 @@ from fednotes.apps.deployment.rules.guard import open_approvals
 from fednotes.apps.deployment.site_file import (
     SITE_FILE,
     SiteFile,
-    data_of_kind,
     read_kit_site_file,
     read_site_file,
+    select_data,
 )
 from fednotes.core.databases import DatabaseAddress, is_address
 from fednotes.core.errors import (
@@ -96,8 +96,8 @@ class Address(NamedTuple):
         return f"{self.host}:{self.port}"
 
 
-def preflight(kit: Path) -> list[Check]:
-    """Return all checks of a kit.
+def run_checks(kit: Path) -> list[Check]:
+    """Make all checks of a kit and return their results.
 
     Raises:
         ConfigError: The folder is not a kit.
@@ -122,8 +122,8 @@ def preflight(kit: Path) -> list[Check]:
     return checks
 
 
-def problems_before_start(kit: Path, source: Path | None = None) -> list[Check]:
-    """Return the problems of a kit itself, before its process is started.
+def list_problems_before_start(kit: Path, source: Path | None = None) -> list[Check]:
+    """Return the failed checks of a kit itself, before its process is started.
 
     Args:
         kit: The kit.
@@ -223,10 +223,10 @@ def check_site(kit: Path, source: Path | None = None) -> Iterator[Check]:
     check = _check_data(file)
     yield check
     if check.ok:
-        for warning in warn_of_notes(file):
+        for warning in list_note_warnings(file):
             yield Check("data", ok=None, message=warning)
     try:
-        open_approvals(kit).decisions()
+        open_approvals(kit).read_decisions()
     except FednotesError as error:
         yield Check("approvals", ok=False, message=str(error))
 
@@ -249,8 +249,8 @@ def _check_data(file: SiteFile) -> Check:
     return Check("data", ok=True, message="all files that it names exist")
 
 
-def warn_of_notes(file: SiteFile) -> Iterator[str]:
-    """Yield what a person should know about the notes that a site's file names.
+def list_note_warnings(file: SiteFile) -> Iterator[str]:
+    """Yield warnings about the notes that a site's file names.
 
     A site may start without notes, but no job can begin there.
 
@@ -260,7 +260,7 @@ def warn_of_notes(file: SiteFile) -> Iterator[str]:
     source_keys: set[str] = set()
     has_source = False
     for kind in kinds.list_kinds():
-        table = data_of_kind(file, kind.name)
+        table = select_data(file, kind.name)
         source_keys.update(kind.source_keys)
         has_source = has_source or any(table.get(key) for key in kind.source_keys)
     if not has_source:
@@ -276,12 +276,12 @@ def warn_of_notes(file: SiteFile) -> Iterator[str]:
                 f"{key} = {place}: the folder is empty, so no job can begin at this "
                 "site: put the notes there, or name another folder"
             )
-    yield from _warn_of_annotations(file)
+    yield from _list_annotation_warnings(file)
 
 
-def _warn_of_annotations(file: SiteFile) -> Iterator[str]:
-    """Yield which annotated documents of a site's file have no known format."""
-    table = data_of_kind(file, "documents")
+def _list_annotation_warnings(file: SiteFile) -> Iterator[str]:
+    """Yield warnings about annotated documents whose format cannot be guessed."""
+    table = select_data(file, "documents")
     has_documents = bool(table.get("path") or table.get("train"))
     if not has_documents or table.get("format"):
         return
@@ -304,7 +304,7 @@ def _warn_of_annotations(file: SiteFile) -> Iterator[str]:
 
 
 def _count_files(folder: Path) -> int:
-    """Return the number of entries in a folder, up to one more than the limit."""
+    """Return the number of entries in a folder, at most MAX_FILES_TO_GUESS + 1."""
     return sum(1 for _ in islice(folder.rglob("*"), MAX_FILES_TO_GUESS + 1))
 
 
@@ -456,7 +456,7 @@ def check_server(kit: Path) -> Check:
     """Check that the server answers a kit of a site or the admin."""
     facts = read_kit(kit)
     server = Address(facts.server, facts.port)
-    proxy = proxy_of(server.host, os.environ)
+    proxy = find_proxy(server.host, os.environ)
     try:
         certificate = _fetch_certificate(
             kit / "startup", server, name=server.host, proxy=proxy
@@ -492,7 +492,7 @@ def _explain_failure(
     explanations = {
         "name": (
             f"this machine cannot resolve the host name {first_host!r}, so it cannot "
-            f"reach {where}: {_name_remedy(is_proxy=proxy is not None)}"
+            f"reach {where}: {_suggest_name_remedy(is_proxy=proxy is not None)}"
         ),
         "issuer": (
             f"{where} is not the server of this kit's project, {project!r}: another "
@@ -517,7 +517,7 @@ def _explain_failure(
     return explanations[failure.kind]
 
 
-def _name_remedy(*, is_proxy: bool) -> str:
+def _suggest_name_remedy(*, is_proxy: bool) -> str:
     """Return what to do about a host name that a machine cannot resolve."""
     if is_proxy:
         return "check the proxy in the environment (https_proxy), or set no_proxy"
@@ -532,7 +532,7 @@ def _describe_proxy(proxy: Address | None) -> str:
     return "" if proxy is None else f" through the proxy {proxy.text}"
 
 
-def proxy_of(host: str, environment: Mapping[str, str]) -> Address | None:
+def find_proxy(host: str, environment: Mapping[str, str]) -> Address | None:
     """Return the proxy through which gRPC reaches a host; None if it uses none.
 
     gRPC reads these variables in this order and only in lower case. It uses no proxy if
@@ -622,7 +622,9 @@ async def _is_known_name(host: str) -> bool:
 async def _shake_hands(
     startup: Path, server: Address, name: str, proxy: Address | None
 ) -> bytes:
-    """Connect with TLS and return the server's certificate; see `_fetch_certificate`.
+    """Connect with TLS, return the certificate that the server shows, and disconnect.
+
+    The arguments are those of `_fetch_certificate`.
 
     Raises:
         ConnectionRefusedError: The server or the proxy refuses the connection.

@@ -281,7 +281,7 @@ def _reserve_folder(run: Run, out: Path, *, submitting: bool) -> None:
     out.chmod(0o700)
     try:
         with open(out / "run.json", "x", encoding="utf-8", opener=open_private) as file:
-            json.dump(run_facts(run, submitting=submitting), file)
+            json.dump(build_run_facts(run, submitting=submitting), file)
             file.flush()
             os.fsync(file.fileno())
     except FileExistsError as error:
@@ -347,10 +347,10 @@ def submit_run(
                 f"{error}; it is unknown whether the server received run "
                 f"{run.name}; to find out: fednotes run --attach --out {out}"
             ) from error
-    write_json(out / "run.json", run_facts(run))
+    write_json(out / "run.json", build_run_facts(run))
 
 
-def run_facts(run: Run, *, submitting: bool = False) -> dict[str, Any]:
+def build_run_facts(run: Run, *, submitting: bool = False) -> dict[str, Any]:
     """Return the contents of run.json.
 
     Args:
@@ -405,7 +405,7 @@ def find_run(server: Admin, kit: Path, name: str) -> Run:
     """
     submissions = {
         str(submission["name"]): submission
-        for submission in order_submissions(server.jobs())
+        for submission in order_submissions(server.list_jobs())
     }
     if name not in submissions:
         raise ConfigError(
@@ -442,7 +442,7 @@ def _raise_unknown(run: Run, out: Path | None) -> NoReturn:
     )
 
 
-def attach_command(run: Run, out: Path | None) -> str:
+def format_attach_command(run: Run, out: Path | None) -> str:
     """Return the command that watches a run again.
 
     Args:
@@ -487,7 +487,7 @@ def abort_run(
     while now() < deadline:
         submissions = [
             submission
-            for submission in order_submissions(server.jobs())
+            for submission in order_submissions(server.list_jobs())
             if submission.get("name") == run.name
         ]
         if not submissions:
@@ -518,7 +518,7 @@ def abort_run(
         sleep(POLL_SECONDS)
     raise TrainingError(
         f"run {run.name} has been told to end and has not ended yet: look "
-        f"again with `{attach_command(run, out)}`"
+        f"again with `{format_attach_command(run, out)}`"
     )
 
 
@@ -541,7 +541,7 @@ def _require_unfinished(
     if is_done:
         raise ConfigError(
             f"run {run.name} is done, so there is nothing to abort; to fetch its "
-            f"results: {attach_command(run, out)}"
+            f"results: {format_attach_command(run, out)}"
         )
 
 
@@ -603,14 +603,14 @@ class Follower:
         while True:
             newest_submissions = {
                 str(submission["name"]): submission
-                for submission in order_submissions(server.jobs())
+                for submission in order_submissions(server.list_jobs())
             }
             submission = newest_submissions.pop(self.run.name, None)
             if submission is None:
                 _raise_unknown(self.run, self.out)
             if read_json_table(self.out / "run.json").get("submitting"):
                 # The server has received the run.
-                write_json(self.out / "run.json", run_facts(self.run))
+                write_json(self.out / "run.json", build_run_facts(self.run))
 
             status = str(submission["status"])
             self._update_status(str(submission["job_id"]), status)
@@ -653,7 +653,7 @@ class Follower:
                 return
             # A job that does not answer was killed. The watch resubmits it later, so
             # for now it blocks no other run.
-            is_alive = server.tell(str(submission["job_id"])) is not None
+            is_alive = server.read_progress(str(submission["job_id"])) is not None
             if is_alive:
                 self._run_ahead = name
                 self.say(
@@ -668,7 +668,7 @@ class Follower:
         if now - self._sites_time < SITES_SECONDS:
             return
         self._sites_time = now
-        connected = server.sites()
+        connected = server.list_sites()
         if not self._absent_sites.update(self.run.sites, connected, now):
             return
         since = self._absent_sites.since
@@ -686,14 +686,18 @@ class Follower:
         self.say(text)
 
     def _show_progress(self, server: Admin) -> None:
-        """Show new lines of progress; right after submission, how a site approves."""
+        """Show the newest submission's lines that were not shown yet.
+
+        Right after submission, first say how a site approves the job.
+        """
         if self.just_submitted:
             self.just_submitted = False
             self.say(
                 "a site that has not approved the job must do so first; run there: "
                 "fednotes site approve KIT"
             )
-        reply = server.tell(self._job_id, since=self._num_lines) or {}
+        # The reply is None while the server has no process of the job.
+        reply = server.read_progress(self._job_id, since=self._num_lines) or {}
         for line in reply.get("lines", ()):
             self._num_lines += 1
             self._show(line)

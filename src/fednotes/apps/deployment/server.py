@@ -34,22 +34,22 @@ from fednotes.apps.deployment.agreement import (
     AGREE,
     DESCRIBE,
     SCORES,
-    agreed_config,
-    agreement_fingerprint,
-    description_from_tensors,
-    descriptions_from_text,
-    descriptions_to_text,
-    encoder_of,
-    planned_rounds,
+    compute_agreement_fingerprint,
+    compute_sum_threshold,
+    count_planned_rounds,
+    decode_descriptions,
+    derive_config,
+    digest_encoder,
+    encode_descriptions,
+    make_threshold_function,
+    name_key_exchange,
+    read_description,
     require_as_declared,
-    sum_threshold,
-    summed_job,
-    threshold_of_drawn,
     unpack_json,
 )
 from fednotes.apps.deployment.rules.guard import REJECTED, UNAPPROVED
 from fednotes.apps.deployment.run_secrets import load_or_create_secret
-from fednotes.apps.deployment.site_file import read_site_file, with_local_files
+from fednotes.apps.deployment.site_file import insert_local_paths, read_site_file
 from fednotes.apps.deployment.waiting import APPROVALS_FILE, PendingApprovals
 from fednotes.core import bounds
 from fednotes.core.errors import (
@@ -130,12 +130,12 @@ def server_main(setup: Setup, transport: Pipe) -> None:
         TrainingError: The run failed, and another submission may help.
         FednotesError: The run failed, and no submission will help.
     """
-    progress: Progress | None = None
+    progress: RunProgress | None = None
     try:
-        job = job_of_server(setup)
+        job = parse_server_job(setup)
         torch.set_num_threads(job.threads)
         torch.use_deterministic_algorithms(mode=True)
-        progress = Progress(setup, transport, job)
+        progress = RunProgress(setup, transport, job)
         _run(setup, job, progress)
     except Paused:
         logger.info("paused; the run resumes from its last checkpoint")
@@ -155,7 +155,7 @@ def server_main(setup: Setup, transport: Pipe) -> None:
         raise error from original_error.__cause__
 
 
-def job_of_server(setup: Setup) -> Job:
+def parse_server_job(setup: Setup) -> Job:
     """Return the job, with this machine's paths for the files that the job names.
 
     Raises:
@@ -165,7 +165,7 @@ def job_of_server(setup: Setup) -> Job:
     path = setup.kit / SERVER_FILE
     declared: Mapping[str, Any] = setup.job
     if path.exists():
-        table = with_local_files(read_site_file(path), declared["job"])
+        table = insert_local_paths(read_site_file(path), declared["job"])
         declared = {**declared, "job": table}
     job = parse_declared(declared, setup.kit, f"job {declared.get('name')}")
     if tuple(job.sites) != setup.sites:
@@ -174,7 +174,7 @@ def job_of_server(setup: Setup) -> Job:
             f"{', '.join(setup.sites)}"
         )
     try:
-        encoder_of(job)
+        digest_encoder(job)
         _require_files(job.config.model)
     except ModelError as error:
         raise ModelError(
@@ -229,7 +229,7 @@ class _Engine(Deployed):
         progress: Publishes the progress of the run.
     """
 
-    progress: Progress
+    progress: RunProgress
 
     def sum(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
@@ -237,13 +237,13 @@ class _Engine(Deployed):
         """Return the total of all sites, as the federation does."""
         total = super().sum(task, tensors, **options)
         if task == "count":
-            self.progress.plan([int(total.metric("examples"))])
+            self.progress.publish_plan([int(total.metric("examples"))])
         return total
 
 
-def _run(setup: Setup, job: Job, progress: Progress) -> None:
+def _run(setup: Setup, job: Job, progress: RunProgress) -> None:
     """Train, and write the run's model, results and metrics."""
-    _record_start(setup.state)
+    _find_start_time(setup.state)  # records the time of the first start
     engine = _create_engine(setup, job, progress)
     config = _agree(setup, job, engine, progress)
 
@@ -251,7 +251,7 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
     unknown_sizes = [1] * len(setup.sites)
     warnings = job.module.list_size_warnings(config, unknown_sizes)
     for warning in warnings:
-        progress.warn(warning)
+        progress.publish_warning(warning)
     progress.begin(config, engine.resume())
     final_state = job.module.train(engine, config)
     progress.is_trained = True
@@ -272,10 +272,10 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
     progress.pipe.publish({"kind": "end", "rounds": progress.rounds})
 
 
-def _record_start(state: Path) -> float:
+def _find_start_time(state: Path) -> float:
     """Return when a run first started, in seconds since the epoch.
 
-    The first call records the time. It survives restarts of the server.
+    The first call records the current time, which survives restarts of the server.
 
     Args:
         state: The folder of the run's state.
@@ -333,7 +333,7 @@ def _make_result(
         conditions={
             "federated": {
                 "seconds": engine.seconds,
-                "elapsed": time.time() - _record_start(setup.state),
+                "elapsed": time.time() - _find_start_time(setup.state),
                 "bytes_up": engine.bytes_up,
                 "bytes_down": engine.bytes_down,
                 "rounds": rounds,
@@ -345,7 +345,7 @@ def _make_result(
     )
 
 
-def _create_engine(setup: Setup, job: Job, progress: Progress) -> _Engine:
+def _create_engine(setup: Setup, job: Job, progress: RunProgress) -> _Engine:
     """Return the federation whose sites answer over `progress`."""
     settings = job.federation
     table = make_table_to_approve(setup.job, setup.sites, setup.min_sites)
@@ -354,9 +354,9 @@ def _create_engine(setup: Setup, job: Job, progress: Progress) -> _Engine:
     if settings.secure_sum:
         summing = SecureSum(
             setup.sites,
-            job=summed_job(fingerprint, setup.run),
-            threshold=sum_threshold(job, setup),
-            threshold_of_drawn=threshold_of_drawn(job, setup),
+            job=name_key_exchange(fingerprint, setup.run),
+            threshold=compute_sum_threshold(job, setup),
+            threshold_of_drawn=make_threshold_function(job, setup),
             record=setup.state / OPENED,
         )
     engine = _Engine(
@@ -375,8 +375,8 @@ def _create_engine(setup: Setup, job: Job, progress: Progress) -> _Engine:
         ),
         summing=summing,
         sampling=_load_sampling(setup, job),
-        observer=progress.round,
-        notify=progress.event,
+        observer=progress.record_round,
+        notify=progress.record_event,
         max_norm=settings.max_norm,
         counting=job.module.site_class.counting,
         stop=progress.pipe.pause.is_set,
@@ -398,7 +398,7 @@ def _load_sampling(setup: Setup, job: Job) -> RoundSampling | None:
     return RoundSampling(drawn, draws, job.module.site_class.for_all_sites)
 
 
-def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:
+def _agree(setup: Setup, job: Job, engine: Deployed, progress: RunProgress) -> Any:
     """Return the method's configuration that all sites agreed on.
 
     Raises:
@@ -408,16 +408,16 @@ def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:
     if engine.resume() is not None:
         with readable(path, ConfigError):
             saved_text = path.read_text(encoding="utf-8")
-            return agreed_config(job, descriptions_from_text(saved_text))
+            return derive_config(job, decode_descriptions(saved_text))
 
     descriptions = {
-        site: description_from_tensors(site, tensors)
+        site: read_description(site, tensors)
         for site, tensors in engine.collect_public_facts(DESCRIBE).items()
     }
     require_as_declared(job, descriptions)
-    config = agreed_config(job, descriptions)
-    fingerprint = agreement_fingerprint(job, descriptions)
-    text = descriptions_to_text(descriptions)
+    config = derive_config(job, descriptions)
+    fingerprint = compute_agreement_fingerprint(job, descriptions)
+    text = encode_descriptions(descriptions)
     write_text(path, text)
 
     progress.refusals.clear()
@@ -438,11 +438,11 @@ def _count_willing_sites(job: Job, setup: Setup) -> int:
     If the sites of a round are drawn, all that are not willing may be drawn together.
     """
     num_sites = len(setup.sites)
-    for_all = max(sum_threshold(job, setup), setup.min_sites)
+    for_all = max(compute_sum_threshold(job, setup), setup.min_sites)
     drawn = count_drawn_sites(job.config)
     if drawn is None:
         return for_all
-    num_spared = drawn - sum_threshold(job, setup, drawn)
+    num_spared = drawn - compute_sum_threshold(job, setup, drawn)
     return max(for_all, num_sites - num_spared)
 
 
@@ -484,7 +484,7 @@ def _read_scores(tensors: Tensors, sites: int) -> dict[str, Any]:
     return scores
 
 
-class Progress:
+class RunProgress:
     """Publishes the progress of a run, and serves as the transport of its engine.
 
     The engine sees only replies. This class wraps the pipe, and also records why sites
@@ -581,16 +581,16 @@ class Progress:
         self.rounds = state.round if state else 0
         earlier_rounds = rewind_metrics(self.path, _PART, self.rounds)
         examples = state.facts.get("examples", 0) if state else 0
-        self.plan([examples] if examples else [])
+        self.publish_plan([examples] if examples else [])
         for entry in earlier_rounds:
             self.pipe.publish({"kind": "round", "evaluated": True, **entry})
 
-    def warn(self, text: str) -> None:
+    def publish_warning(self, text: str) -> None:
         """Publish a warning that a person should read before training."""
         logger.warning("%s", text)
         self.pipe.publish({"kind": "event", "text": f"warning: {text}", "site": ""})
 
-    def plan(self, sizes: list[int]) -> None:
+    def publish_plan(self, sizes: list[int]) -> None:
         """Publish the number of the run's rounds, and of examples in each.
 
         Args:
@@ -602,7 +602,7 @@ class Progress:
                 self._job.module, self._config, sizes, self._num_sites
             )
         else:
-            rounds = planned_rounds(self._job, self._config) or 0
+            rounds = count_planned_rounds(self._job, self._config) or 0
             examples = 0
         self.pipe.publish(
             {
@@ -614,7 +614,7 @@ class Progress:
             }
         )
 
-    def round(self, result: RoundResult) -> None:
+    def record_round(self, result: RoundResult) -> None:
         """Publish a committed round, and write its metrics if it was evaluated."""
         self.rounds = result.round + 1
         self.metrics = dict(result.metrics)
@@ -633,7 +633,7 @@ class Progress:
             self._drawn_rounds.clear()
         self.pipe.publish({"kind": "round", "evaluated": result.evaluated, **entry})
 
-    def event(self, event: Event) -> None:
+    def record_event(self, event: Event) -> None:
         """Record an event of the engine, and publish it if it may interest a person."""
         text = event.text
         # A site's own message may omit its name.
@@ -671,7 +671,7 @@ class Progress:
 
     def _publish_approvals(self) -> None:
         """Log and publish which approvals are missing, if this has changed."""
-        line = self._approvals.news()
+        line = self._approvals.take_news()  # None if nothing has changed
         if line is not None:
             logger.info("%s", line["text"])
             self.pipe.publish(line)

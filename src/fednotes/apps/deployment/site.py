@@ -26,18 +26,18 @@ from fednotes.apps.deployment.agreement import (
     DESCRIBE,
     SCORES,
     Description,
-    agreed_config,
-    agreement_fingerprint,
     can_round_counts,
+    compute_agreement_fingerprint,
+    compute_sum_threshold,
+    count_planned_rounds,
     count_round_sites,
-    describe,
-    descriptions_from_text,
-    mismatch,
+    decode_descriptions,
+    derive_config,
+    describe_site,
+    explain_mismatch,
+    make_threshold_function,
+    name_key_exchange,
     pack_json,
-    planned_rounds,
-    sum_threshold,
-    summed_job,
-    threshold_of_drawn,
 )
 from fednotes.apps.deployment.problems import LineKind, mark_line
 from fednotes.apps.deployment.rules.guard import (
@@ -45,13 +45,17 @@ from fednotes.apps.deployment.rules.guard import (
     SiteGuard,
     require_approved,
 )
-from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_counts
+from fednotes.apps.deployment.rules.policy import (
+    Policy,
+    PolicyRefusal,
+    check_count_step,
+)
 from fednotes.apps.deployment.run_secrets import load_or_create_secret
 from fednotes.apps.deployment.site_file import (
     SITE_FILE,
     SiteFile,
-    job_of_site,
     load_site_data,
+    parse_site_job,
     read_kit_site_file,
 )
 from fednotes.core.errors import (
@@ -105,7 +109,7 @@ def site_main(setup: Setup) -> SiteHost:
         PolicyRefusal: The site's policy does not permit the job.
         FednotesError: The notes cannot be read; the message may leave the site.
     """
-    with redact_errors(setup.site):
+    with redacting_errors(setup.site):
         return _open_host(setup)
 
 
@@ -115,7 +119,7 @@ def _open_host(setup: Setup) -> SiteHost:
     table = make_table_to_approve(setup.job, setup.sites, setup.min_sites)
     require_approved(setup.kit, setup.site, table, file.policy)
 
-    job = job_of_site(setup.job, setup.site, file)
+    job = parse_site_job(setup.job, setup.site, file)
     guard = create_guard(setup, file, table, job)
 
     data = _load_notes(job, file)
@@ -126,7 +130,7 @@ def _open_host(setup: Setup) -> SiteHost:
         job=job,
         table=table,
         data=data,
-        description=describe(job, data),
+        description=describe_site(job, data),
         draws=load_draws(job, file.policy, setup.state),
     )
     sealer = None
@@ -134,9 +138,9 @@ def _open_host(setup: Setup) -> SiteHost:
         sealer = SecureSeal(
             setup.site,
             setup.sites,
-            job=summed_job(participation.fingerprint, setup.run),
-            threshold=sum_threshold(job, setup),
-            threshold_of_drawn=threshold_of_drawn(job, setup),
+            job=name_key_exchange(participation.fingerprint, setup.run),
+            threshold=compute_sum_threshold(job, setup),
+            threshold_of_drawn=make_threshold_function(job, setup),
             identity=setup.identity,
             record=setup.state / "site" / OPENED,
         )
@@ -180,7 +184,7 @@ def _create_host(
             job,
             setup.sites,
             description=participation.description,
-            make=lambda config: participation.make_method_site(
+            make_site=lambda config: participation.make_method_site(
                 config, lambda: host.question
             ),
             results=participation.results,
@@ -209,7 +213,7 @@ def _create_host(
         pace=pace,
         tell=lambda line: logger.info("%s", line),
         tell_refusal=_log_refusal,
-        outward=outward_message,
+        outward=redact_error,
     )
     return host
 
@@ -257,17 +261,17 @@ def create_guard(
         table,
         lambda: _read_policy_during_run(setup.kit, file.policy.count_step),
         secure=job.federation.secure_sum,
-        threshold=sum_threshold(job, setup, num_sites),
+        threshold=compute_sum_threshold(job, setup, num_sites),
         drawn=count_drawn_sites(job.config),
         promise=job.module.make_promise(config),
         folders=(setup.state, setup.kit / RESULTS / setup.run),
     )
-    check_counts(file.policy, job.method, rounds_counts=can_round_counts(job))
+    check_count_step(file.policy, job.method, rounds_counts=can_round_counts(job))
     guard.check_job(
         job.method,
         num_sites,
-        planned_rounds(job, job.config),
-        each=job.module.needs_each_update(job.config),
+        count_planned_rounds(job, job.config),
+        inspects_each=job.module.needs_each_update(job.config),
     )
     return guard
 
@@ -461,7 +465,7 @@ class AgreedSite:
         job: The job as this site reads it.
         sites: The names of all sites of the job, in its order.
         description: The description of this site.
-        make: Returns the method's site, given the configuration on which all sites
+        make_site: Returns the method's site, given the configuration on which all sites
             agreed.
         results: The folder to which this site's own scores are written.
         write_card: Writes a model card beside the site's model.
@@ -479,7 +483,7 @@ class AgreedSite:
         sites: tuple[str, ...],
         *,
         description: Description,
-        make: Callable[[Any], MethodSite],
+        make_site: Callable[[Any], MethodSite],
         results: Path,
         write_card: Callable[[], None],
     ) -> None:
@@ -489,7 +493,7 @@ class AgreedSite:
         self._job = job
         self._sites = sites
         self._description = description
-        self._make = make
+        self._make_site = make_site
         self._results = results
         self._write_card = write_card
         self._descriptions_text = ""  # of all sites, as the server sent them
@@ -511,7 +515,7 @@ class AgreedSite:
 
     def _join(self, descriptions_text: str, server_fingerprint: str) -> None:
         """Check an agreement, and create the method's site; see `agree`."""
-        descriptions = descriptions_from_text(descriptions_text)
+        descriptions = decode_descriptions(descriptions_text)
         # The number of sites determines a site's share of a mini-batch.
         if tuple(descriptions) != self._sites:
             raise RefusedError(
@@ -520,20 +524,20 @@ class AgreedSite:
                 "order"
             )
         self._require_described(descriptions[self.id])
-        if agreement_fingerprint(self._job, descriptions) != server_fingerprint:
+        if compute_agreement_fingerprint(self._job, descriptions) != server_fingerprint:
             raise RefusedError(
                 f"site {self.id!r} builds a different configuration of this job "
                 "than the server does: start both from the same job and the same "
                 "version of fednotes"
             )
-        self.site = self._make(agreed_config(self._job, descriptions))
+        self.site = self._make_site(derive_config(self._job, descriptions))
         self._descriptions_text = descriptions_text
 
     def _require_described(self, server_description: Description) -> None:
         """Raise RefusedError unless the server describes this site correctly."""
         if server_description == self._description:
             return
-        problem = mismatch(
+        problem = explain_mismatch(
             self.id,
             self._description,
             server_description,
@@ -604,7 +608,9 @@ class AgreedSite:
         """Return to a saved state, which may be one from before the agreement."""
         text = state.facts["descriptions"]
         if text:
-            fingerprint = agreement_fingerprint(self._job, descriptions_from_text(text))
+            fingerprint = compute_agreement_fingerprint(
+                self._job, decode_descriptions(text)
+            )
             self._join(text, fingerprint)
             self.site.restore(State(state.round, state.tensors, state.facts["own"]))
 
@@ -612,8 +618,8 @@ class AgreedSite:
 # ---- messages that may leave the site ------------------------------------------------
 
 
-def outward_message(error: Exception, site: str) -> str:
-    """Return one line about an error; this line may leave the site."""
+def redact_error(error: Exception, site: str) -> str:
+    """Return a line about an error that reveals nothing of the site's files."""
     if isinstance(error, _MAY_LEAVE) or not isinstance(error, FednotesError):
         return explain_error(error, site)
     # The last class of _SUMMARIES is FednotesError, so there is always a summary.
@@ -626,8 +632,8 @@ def outward_message(error: Exception, site: str) -> str:
 
 
 @contextmanager
-def redact_errors(site: str) -> Iterator[None]:
-    """Replace an error's message by `outward_message`, and log the full message.
+def redacting_errors(site: str) -> Iterator[None]:
+    """Raise an error again with the message of `redact_error`; log its full message.
 
     The class of the error stays the same; a subclass of RefusedError becomes
     RefusedError.
@@ -635,7 +641,7 @@ def redact_errors(site: str) -> Iterator[None]:
     try:
         yield
     except FednotesError as error:
-        message = outward_message(error, site)
+        message = redact_error(error, site)
         if message == str(error):
             raise
         logger.error("%s", error)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fednotes.apps.deployment.rules.policy import Policy, policy_from
+from fednotes.apps.deployment.rules.policy import Policy, build_policy
 from fednotes.core.errors import ConfigError, ParameterError, nearest
 from fednotes.core.numbers import NonNegativeInt
 from fednotes.core.settings import build, checked, expand, read_toml
@@ -91,7 +91,7 @@ class SiteFile:
     cache: Path | None
 
 
-def _keys_by_kind() -> dict[str, list[str]]:
+def _list_keys_by_kind() -> dict[str, list[str]]:
     """Return the keys of [sites.NAME] for each kind of data."""
     return {
         kind.name: [key.name for key in fields(kind.site_config)]
@@ -114,14 +114,14 @@ def read_site_file(path: Path) -> SiteFile:
     _require_known(keys.files, file_keys, f"{path} [files]")
 
     files = {
-        key: _existing_path(value, folder, f"[files] {key}")
+        key: _resolve_path(value, folder, f"[files] {key}")
         for key, value in keys.files.items()
     }
     cache = folder / expand(keys.cache, "cache") if keys.cache else None
     return SiteFile(
         path=path,
         folder=folder,
-        policy=policy_from(keys.policy, f"[policy] of {path}"),
+        policy=build_policy(keys.policy, f"[policy] of {path}"),
         data=keys.data,
         files=files,
         device=keys.device,
@@ -130,8 +130,8 @@ def read_site_file(path: Path) -> SiteFile:
     )
 
 
-def _existing_path(text: str, folder: Path, where: str) -> str:
-    """Return the absolute path of an existing file or folder; keep other names.
+def _resolve_path(text: str, folder: Path, where: str) -> str:
+    """Return the absolute path of a file or folder; return other names as they are.
 
     Other names, such as `"minilm#layer=5"`, are those of built-in encoders.
 
@@ -148,7 +148,7 @@ def _existing_path(text: str, folder: Path, where: str) -> str:
 def _require_headers(table: Mapping[str, Any], path: Path) -> None:
     """Raise ConfigError if a key of [data], [files] or [policy] stands outside it."""
     own_keys = {key.name for key in fields(_Keys)}
-    data_keys = {key for keys in _keys_by_kind().values() for key in keys}
+    data_keys = {key for keys in _list_keys_by_kind().values() for key in keys}
     keys_by_header = {
         "data": data_keys,
         "policy": {key.name for key in fields(Policy)},
@@ -165,7 +165,7 @@ def _require_headers(table: Mapping[str, Any], path: Path) -> None:
 
 def _check_data_keys(data: Mapping[str, Any], path: Path) -> None:
     """Raise ConfigError if [data] of a site's file has an unknown key."""
-    keys_by_kind = _keys_by_kind()
+    keys_by_kind = _list_keys_by_kind()
     all_keys = sorted({key for keys in keys_by_kind.values() for key in keys})
     for key, value in data.items():
         if key in keys_by_kind and isinstance(value, Mapping):
@@ -182,7 +182,7 @@ def _require_known(keys: Iterable[str], valid_keys: Sequence[str], where: str) -
             raise ConfigError(f"{where}: unknown key {key!r}; {suggestion}")
 
 
-def install(source: Path, kit: Path, name: str = SITE_FILE) -> SiteFile:
+def install_site_file(source: Path, kit: Path, name: str = SITE_FILE) -> SiteFile:
     """Check a site's file and copy it into its kit.
 
     The paths in the copy stay relative to the folder of the original.
@@ -231,7 +231,7 @@ def read_policy(kit: Path) -> Policy:
     return read_kit_site_file(kit).policy
 
 
-def with_local_files(file: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]:
+def insert_local_paths(file: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a job's table with this machine's paths for the files that it names.
 
     Args:
@@ -251,8 +251,8 @@ def with_local_files(file: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]
 # ---- a job as one site reads it -----------------------------------------------------
 
 
-def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
-    """Return the job of one site, with the site's notes and without other sites.
+def parse_site_job(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
+    """Parse a job as one site runs it: with its own notes and without other sites.
 
     Args:
         declared: The job's declaration.
@@ -271,7 +271,7 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
             f"{where}: its sites are {', '.join(job.sites)}, not {site!r}"
         )
 
-    data = data_of_kind(file, job.data)
+    data = select_data(file, job.data)
     names_notes = any(data.get(key) for key in job.kind.source_keys)
     if not names_notes:
         raise ConfigError(
@@ -282,15 +282,20 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
 
     site_table = {**drop_places(declared["job"]["sites"][site]), **data}
     table = {
-        **with_local_files(file, declared["job"]),
+        **insert_local_paths(file, declared["job"]),
         "conditions": ["federated"],
         "sites": {site: site_table},
     }
     return parse_job(table, job.name, file.folder, f"{where}, with {file.path}")
 
 
-def data_of_kind(file: SiteFile, kind: str) -> Mapping[str, Any]:
-    """Return the table [data.KIND]; without it, the keys directly in [data]."""
+def select_data(file: SiteFile, kind: str) -> Mapping[str, Any]:
+    """Return the table [data.KIND] of a file; without it, the keys directly in [data].
+
+    Args:
+        file: The site's own file.
+        kind: The kind of data of a job.
+    """
     kind_names = {each.name for each in kinds.list_kinds()}
     tables = {
         key: value
@@ -331,7 +336,7 @@ def job_at_home(
             f"site {site!r}: {path} has no [sites.{site}] with notes of its own"
         )
     declaration = load_declared(name, settings).declaration
-    job = job_of_site(declaration, site, read_site_file(site_file))
+    job = parse_site_job(declaration, site, read_site_file(site_file))
     kind = job.kind
     other_names = [other for other in sites if other != site]
 
@@ -397,7 +402,7 @@ def load_site_data(job: Job, cache: Path | None = None) -> Sites:
     """Load the data of a single-site job as a simulation of all sites would.
 
     Args:
-        job: The job of one site (`job_of_site`).
+        job: The job of one site (`parse_site_job`).
         cache: Folder of computed features; None for the user's default.
 
     Raises:

@@ -36,7 +36,7 @@ from fednotes.apps.deployment.nvflare.processes import (
 from fednotes.apps.deployment.rules.ledger import Ledger, parse_line
 from fednotes.apps.deployment.site import RESULTS
 from fednotes.apps.deployment.site_file import SITE_FILE, read_kit_site_file
-from fednotes.apps.deployment.waiting import list_with_times, waiting_text
+from fednotes.apps.deployment.waiting import describe_waiting, list_with_times
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError
 from fednotes.core.parsing import mapping, read_json, read_json_table
 from fednotes.core.store import LOCK
@@ -238,11 +238,11 @@ def ask_server(kit: Path) -> Network:
     from fednotes.apps.deployment.nvflare.server import connect
 
     with connect(kit / WATCH, read_kit(kit).person) as server:
-        sites = server.sites(within=SEEN_SECONDS)
+        sites = server.list_sites(within=SEEN_SECONDS)
         # Each run is shown by its newest submission.
         submissions = {
             str(submission["name"]): submission
-            for submission in order_submissions(server.jobs())
+            for submission in order_submissions(server.list_jobs())
         }
         outcomes = {
             run: read_outcome(kit / STATE / run, str(submission["job_id"]))
@@ -261,9 +261,9 @@ def ask_server(kit: Path) -> Network:
                 continue
             progress = _Progress()
             if submission["status"] == "RUNNING":
-                reply = server.tell(str(submission["job_id"])) or {}
+                reply = server.read_progress(str(submission["job_id"])) or {}
                 state = describe_progress(reply)
-                progress = _read_progress(reply)
+                progress = _collect_progress(reply)
             elif run in finished_runs:
                 state = _describe_end(submission, outcomes[run])
             else:
@@ -279,7 +279,7 @@ def ask_server(kit: Path) -> Network:
 
 
 def _is_over(submission: Mapping[str, Any], outcome: Mapping[str, Any]) -> bool:
-    """Return whether the watch resubmits a run no more.
+    """Return whether a run is over, so that the watch does not resubmit it.
 
     Args:
         submission: What NVFlare says about the run's newest submission.
@@ -290,7 +290,7 @@ def _is_over(submission: Mapping[str, Any], outcome: Mapping[str, Any]) -> bool:
     status = str(submission["status"])
     if not status.startswith("FINISHED"):
         return False
-    step = choose_step(status, outcome, alive=False, returned_sites=frozenset())
+    step = choose_step(status, outcome, is_alive=False, returned_sites=frozenset())
     return step != "resubmit" or bool(outcome.get("is_given_up"))
 
 
@@ -453,8 +453,8 @@ class _Progress:
         return f"round {self.num_done:,}/{self.num_rounds:,}"
 
 
-def _read_progress(reply: Mapping[str, Any]) -> _Progress:
-    """Return the progress of a run by its lines."""
+def _collect_progress(reply: Mapping[str, Any]) -> _Progress:
+    """Return how far a run is, from the lines in its answer."""
     progress = _Progress()
     for line in reply.get("lines", ()):
         progress.add(line)
@@ -470,11 +470,11 @@ def describe_progress(reply: Mapping[str, Any]) -> str:
     Args:
         reply: The lines of progress and the names of the sites, as the run sends them.
     """
-    progress = _read_progress(reply)
+    progress = _collect_progress(reply)
     sites = ", ".join(reply.get("sites", ())) or "no site yet"
     parts = (
         f"{progress.describe_rounds()}, with {sites}",
-        waiting_text(progress.waiting_since, time.time()),
+        describe_waiting(progress.waiting_since, time.time()),
         progress.event,
     )
     return "; ".join(part for part in parts if part)
@@ -542,7 +542,7 @@ def forget_run(kit: Path, run: str) -> dict[Path, int]:
         f"{kit}: run {run} is in progress, and nothing was deleted: its admin can end "
         f"it (fednotes run --abort), or stop this site (fednotes site stop {kit})"
     )
-    served_runs = [read_run_name(kit, job) for job in processes.status(kit).jobs]
+    served_runs = [read_run_name(kit, job) for job in processes.read_status(kit).jobs]
     if run in served_runs:
         raise in_progress_error
     try:
@@ -568,7 +568,7 @@ def _find_folders_by_run(kit: Path) -> dict[str, list[Path]]:
         for folder in sorted(parent.iterdir()):
             if folder.is_dir() and not folder.is_symlink():
                 folders.setdefault(folder.name, []).append(folder)
-    for folder in processes.job_folders(kit):
+    for folder in processes.list_job_folders(kit):
         folders.setdefault(read_run_name(kit, folder.name), []).append(folder)
     return folders
 

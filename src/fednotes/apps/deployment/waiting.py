@@ -54,10 +54,11 @@ class PendingApprovals:
         if self.since.pop(site, None) is not None:
             write_json(self._path, self.since)
 
-    def news(self) -> dict[str, Any] | None:
-        """Return a line of progress if the list changed or was last published long ago.
+    def take_news(self) -> dict[str, Any] | None:
+        """Return a line of progress that is due, and count it as published.
 
-        An unchanged list is published again after `REPEAT_SECONDS`.
+        A line is due if the list has changed, or after `REPEAT_SECONDS`. Otherwise,
+        return None.
         """
         missing_sites = tuple(site for site in self._sites if site in self.since)
         now = self._clock()
@@ -67,7 +68,7 @@ class PendingApprovals:
             return None
         self._published = missing_sites
         self._published_at = now
-        text = waiting_text(self.since, now) or "all approvals have arrived"
+        text = describe_waiting(self.since, now) or "all approvals have arrived"
         return {
             "kind": "approvals",
             "since": {site: self.since[site] for site in missing_sites},
@@ -77,10 +78,10 @@ class PendingApprovals:
     @property
     def text(self) -> str:
         """The list as a sentence; empty if no approval is missing."""
-        return waiting_text(self.since, self._clock())
+        return describe_waiting(self.since, self._clock())
 
 
-def waiting_text(since: Mapping[str, float], now: float) -> str:
+def describe_waiting(since: Mapping[str, float], now: float) -> str:
     """Return a sentence naming the sites whose approval is missing, and since when.
 
     Args:

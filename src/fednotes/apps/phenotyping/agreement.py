@@ -23,7 +23,7 @@ from fednotes.jobs.job import Job
 from fednotes.privacy.secure_sum.crypto import join_parts
 
 
-def described(
+def describe_patients(
     job: Job,  # noqa: ARG001 - part of the interface of SiteKind
     data: SitePatients,
 ) -> dict[str, Any]:
@@ -38,12 +38,13 @@ def described(
     }
 
 
-def stub(site: str, description: Any) -> SitePatients:
+def make_patient_stub(site: str, description: Any) -> SitePatients:
     """Return a site without patients that matches a description.
 
     Args:
         site: Name of the site.
-        description: An object with the facts that `described` returns as attributes.
+        description: An object with the facts that `describe_patients` returns, as
+            attributes.
     """
     no_vectors = Vectors(np.zeros((0, description.width), np.float32))
     labels = np.zeros((0, len(description.phenotypes)), np.int8)
@@ -71,7 +72,7 @@ def stub(site: str, description: Any) -> SitePatients:
     )
 
 
-def training_examples(data: SitePatients) -> dict[str, Iterator[bytes]]:
+def encode_training_examples(data: SitePatients) -> dict[str, Iterator[bytes]]:
     """Return the training patients of a site as bytes, in several views.
 
     Returns:

@@ -29,7 +29,7 @@ def count_training(job: Job, site: SitePatients) -> dict[str, Any]:
     """
     counts: dict[str, Any] = {
         "patients": len(site.train),
-        "coded": len(site.coded(site.train)),
+        "coded": len(site.select_coded(site.train)),
         "labels": {
             phenotype: {
                 "present": int((labels == 1).sum()),
@@ -75,10 +75,12 @@ def _find_missed_diseases(
         where: The site and the condition.
         by_disease: The scores of each disease on the site's test patients.
     """
-    missed = _never_predicted(by_disease)
+    missed = _find_never_predicted(by_disease)
     if not missed:
         return
-    support = {disease: _support(by_disease[disease], "present") for disease in missed}
+    support = {
+        disease: _count_support(by_disease[disease], "present") for disease in missed
+    }
     numbers = [f"{disease} {number:,}" for disease, number in support.items()]
     importance: Importance = "medium"
     if 2 * len(missed) >= len(by_disease):
@@ -96,7 +98,7 @@ def _find_missed_diseases(
                 {"test_patients": support},
             ),
         ),
-        settings=(*_weight_settings(job), *list_longer_training(job)),
+        settings=(*_choose_weight_setting(job), *list_longer_training(job)),
     )
 
 
@@ -107,7 +109,7 @@ def _find_single_classes(where: str, by_disease: Mapping[str, Any]) -> Iterator[
         where: The site and the condition.
         by_disease: The scores of each disease on the site's test patients.
     """
-    alike = _without_both_classes(by_disease)
+    alike = _find_without_both_classes(by_disease)
     if not alike:
         return
     yield Cause(
@@ -126,7 +128,7 @@ def _find_single_classes(where: str, by_disease: Mapping[str, Any]) -> Iterator[
     )
 
 
-def _weight_settings(job: Job) -> tuple[Setting, ...]:
+def _choose_weight_setting(job: Job) -> tuple[Setting, ...]:
     """Return the setting that weights rare classes, if the job has no weights."""
     current = job.config.model.classifier.class_weights
     if current == "balanced":
@@ -190,7 +192,7 @@ def _find_rare_phenotypes(
                 {"present": rare, "labelled": {each: labelled[each] for each in rare}},
             ),
         ),
-        settings=_weight_settings(job),
+        settings=_choose_weight_setting(job),
     )
 
 
@@ -220,25 +222,25 @@ def _find_unlabelled_sites(facts: Mapping[str, Any]) -> Iterator[Cause]:
     )
 
 
-def _never_predicted(by_disease: Mapping[str, Any]) -> list[str]:
-    """Return the diseases of test patients that the model never predicts."""
+def _find_never_predicted(by_disease: Mapping[str, Any]) -> list[str]:
+    """Return the diseases that some test patients have and the model never predicts."""
     return [
         disease
         for disease, score in by_disease.items()
-        if _support(score, "present") and not score["present"].get("predicted", 1)
+        if _count_support(score, "present") and not score["present"].get("predicted", 1)
     ]
 
 
-def _without_both_classes(by_disease: Mapping[str, Any]) -> list[str]:
-    """Return the diseases that all test patients have, or none."""
+def _find_without_both_classes(by_disease: Mapping[str, Any]) -> list[str]:
+    """Return the diseases that all test patients have, or that no test patient has."""
     return [
         disease
         for disease, score in by_disease.items()
-        if not (_support(score, "present") and _support(score, "absent"))
+        if not (_count_support(score, "present") and _count_support(score, "absent"))
     ]
 
 
-def _support(score: Mapping[str, Any], label: str) -> int:
+def _count_support(score: Mapping[str, Any], label: str) -> int:
     """Return the number of test patients with a label."""
     number: int = score.get(label, {}).get("support", 0)
     return number

@@ -35,7 +35,7 @@ from fednotes.apps.phenotyping.cohort import (
     QUESTIONABLE,
     UNLABELLED,
     Bags,
-    offsets_of,
+    compute_offsets,
 )
 from fednotes.core.errors import ConfigError, DataError, needs
 from fednotes.core.kernels import kernel
@@ -74,7 +74,7 @@ class SvmConfig:
             (number of classes · n of the class), which favours rare classes.
         solver: Training of the classifiers: "sgd" takes a step per patient and epoch,
             as the paper does; "converged" trains logistic regression with a penalty to
-            convergence (`fit`).
+            convergence (`train_to_convergence`).
         C: Weight of the patients' loss relative to the penalty with solver =
             "converged"; 0 chooses the weight on held-out patients.
     """
@@ -118,7 +118,7 @@ class Features:
     sparse: bool = True
 
     @classmethod
-    def of(cls, dense: np.ndarray) -> Features:
+    def from_dense(cls, dense: np.ndarray) -> Features:
         """Return the features in a matrix; about half of a ReLU layer's are zero.
 
         Args:
@@ -137,7 +137,7 @@ class Features:
         return cls(
             values=matrix[rows, columns],
             columns=np.ascontiguousarray(columns),
-            offsets=offsets_of(sizes),
+            offsets=compute_offsets(sizes),
             width=matrix.shape[1],
             sparse=False,
         )
@@ -147,16 +147,16 @@ class Features:
         return len(self.offsets) - 1
 
 
-def document_frequencies(bags: Bags) -> Ints:
+def count_document_frequencies(bags: Bags) -> Ints:
     """Return (vocabulary,) int64: how many patients have each concept.
 
     Frequencies of several sites add up.
     """
-    _, columns, _ = bags.counts()
+    _, columns, _ = bags.count_concepts()
     return np.bincount(columns, minlength=bags.vocabulary).astype(np.int64)
 
 
-def inverse_document_frequencies(frequencies: np.ndarray, patients: int) -> Floats:
+def compute_idf(frequencies: np.ndarray, patients: int) -> Floats:
     """Return (vocabulary,) ln((1 + patients) / (1 + df)) + 1, as scikit-learn has it.
 
     Args:
@@ -168,7 +168,7 @@ def inverse_document_frequencies(frequencies: np.ndarray, patients: int) -> Floa
     return np.asarray(np.log((1 + patients) / (1 + frequencies.astype(np.float64))) + 1)
 
 
-def tfidf(bags: Bags, idf: np.ndarray) -> Features:
+def compute_tfidf(bags: Bags, idf: np.ndarray) -> Features:
     """Return each concept's count times its idf, scaled to length 1 per patient.
 
     The definitions are those of scikit-learn's TfidfTransformer. A patient without
@@ -176,7 +176,7 @@ def tfidf(bags: Bags, idf: np.ndarray) -> Features:
 
     Args:
         bags: The patients' concepts.
-        idf: (vocabulary,) `inverse_document_frequencies`.
+        idf: (vocabulary,) `compute_idf`.
 
     Raises:
         DataError: The bags have a different vocabulary, or a weight is not finite.
@@ -187,7 +187,7 @@ def tfidf(bags: Bags, idf: np.ndarray) -> Features:
             f"concepts, but the model was trained with one of {len(idf)}: use that "
             "dictionary"
         )
-    rows, columns, counts = bags.counts()
+    rows, columns, counts = bags.count_concepts()
     weighted = counts * idf[columns]  # [phenotype tf-idf]
     lengths = np.sqrt(np.bincount(rows, weighted**2))  # [phenotype tf-idf]
     with np.errstate(invalid="ignore"):
@@ -198,7 +198,7 @@ def tfidf(bags: Bags, idf: np.ndarray) -> Features:
             "concept is finite"
         )
 
-    offsets = offsets_of(np.bincount(rows, minlength=len(bags)))
+    offsets = compute_offsets(np.bincount(rows, minlength=len(bags)))
     return Features(values, columns, offsets=offsets, width=bags.vocabulary)
 
 
@@ -321,7 +321,7 @@ class LinearSVMs:
             targets[:, machine] = np.where(is_labelled, signs, 0)
         return targets
 
-    def balance_classes(self, counts: np.ndarray) -> Floats:
+    def compute_class_weights(self, counts: np.ndarray) -> Floats:
         """Return (machines, 2) weights of negative and of positive patients.
 
         The weight of a class is N / (K · n): N labelled patients in all, K classes, and
@@ -357,7 +357,7 @@ class LinearSVMs:
             features: The patients' features.
             labels: (patients, diseases).
             order: (steps,) rows of the patients, in the order of the steps.
-            weights: (machines, 2), see `balance_classes`; 1 if None.
+            weights: (machines, 2), see `compute_class_weights`; 1 if None.
 
         Returns:
             The sum of the losses before each step, and its number of pairs of patient
@@ -396,8 +396,8 @@ class LinearSVMs:
         )
         return float(loss), int(np.count_nonzero(targets[rows]))
 
-    def scores(self, features: Features) -> Floats:
-        """Return (patients, machines) w·x + b.
+    def score(self, features: Features) -> Floats:
+        """Return the (patients, machines) scores w·x + b.
 
         Raises:
             DataError: The number of features is wrong.
@@ -414,20 +414,20 @@ class LinearSVMs:
         )
         return scores
 
-    def class_scores(self, features: Features) -> Floats:
+    def score_classes(self, features: Features) -> Floats:
         """Return (patients, diseases, 3) scores of CLASSES.
 
         The score is -inf for a class that the disease lacks.
         """
-        scores = self.scores(features)
+        scores = self.score(features)
         return self._expand(scores, -scores, only_class=0.0, no_class=-np.inf)
 
-    def ranking(self, features: Features) -> Floats:
+    def score_for_ranking(self, features: Features) -> Floats:
         """Return (patients, diseases) scores of "present", useful only for ranking.
 
         The score is 0 if "present" is not a class of the disease.
         """
-        scores = self.class_scores(features)[:, :, PRESENT]
+        scores = self.score_classes(features)[:, :, PRESENT]
         return np.where(np.isfinite(scores), scores, 0.0)
 
     def predict(self, features: Features) -> NDArray[np.int8]:
@@ -435,12 +435,12 @@ class LinearSVMs:
 
         It is -1 for a disease without classes.
         """
-        scores = self.class_scores(features)
+        scores = self.score_classes(features)
         best = scores.argmax(axis=2)
         has_class = np.isfinite(scores.max(axis=2, initial=-np.inf))
         return np.where(has_class, best, UNLABELLED).astype(np.int8)
 
-    def probabilities(
+    def predict_probabilities(
         self, features: Features, platt: np.ndarray | None = None
     ) -> Floats:
         """Return (patients, diseases, 3) probabilities of CLASSES.
@@ -459,14 +459,14 @@ class LinearSVMs:
         slopes, shifts = platt.T
         # exp overflows for a large negative score, whose sigmoid is zero.
         with np.errstate(over="ignore"):
-            sigmoids = 1 / (1 + np.exp(-(slopes * self.scores(features) + shifts)))
+            sigmoids = 1 / (1 + np.exp(-(slopes * self.score(features) + shifts)))
         chances = self._expand(sigmoids, 1 - sigmoids, only_class=1.0, no_class=0.0)
         totals = chances.sum(axis=2, keepdims=True)
         scaled = chances / np.where(totals > 0, totals, 1)
         # If all sigmoids of a disease underflow to zero, no class is preferred.
-        return np.where(totals > 0, scaled, self._even_probabilities())
+        return np.where(totals > 0, scaled, self._make_even_probabilities())
 
-    def _even_probabilities(self) -> Floats:
+    def _make_even_probabilities(self) -> Floats:
         """Return (diseases, 3) equal probabilities of the classes of each disease."""
         even = np.zeros((len(self.classes), len(CLASSES)))
         for disease, classes in enumerate(self.classes):
@@ -577,7 +577,11 @@ def _score_patients(
 
 
 @kernel("UniTuple(f8, 2)(b1, f8, f8)", fused=False)
-def _loss_and_slope(is_log: bool, y: float, score: float) -> tuple[float, float]:  # noqa: FBT001 - kernels take no keywords
+def _compute_loss_and_slope(
+    is_log: bool,  # noqa: FBT001 - kernels take no keywords
+    y: float,
+    score: float,
+) -> tuple[float, float]:
     """Return the loss of a score for the target y, and minus its derivative by y·score.
 
     The target is 1 or -1.
@@ -594,7 +598,7 @@ def _loss_and_slope(is_log: bool, y: float, score: float) -> tuple[float, float]
 
 
 @kernel("f8(i8, i8, f8, f8, f8)", fused=False)
-def _learning_rate(
+def _compute_learning_rate(
     schedule: int, step: int, eta0: float, power: float, alpha: float
 ) -> float:
     """Return the learning rate of a machine's step, counted from 1.
@@ -647,10 +651,10 @@ def _train_epoch(  # noqa: PLR0913 - a kernel has no objects
             if y == 0.0:
                 continue
             steps[k] += 1
-            loss, slope = _loss_and_slope(is_log, y, scores[k])
+            loss, slope = _compute_loss_and_slope(is_log, y, scores[k])
             of_class = class_weights[k, 1] if y > 0.0 else class_weights[k, 0]
             total += of_class * loss
-            rate = _learning_rate(schedule, steps[k], eta0, power, alpha)
+            rate = _compute_learning_rate(schedule, steps[k], eta0, power, alpha)
             update[k] = rate * (y * slope) * of_class  # [phenotype svm]
             moves |= update[k] != 0.0
 
@@ -680,7 +684,7 @@ def _train_epoch(  # noqa: PLR0913 - a kernel has no objects
 C_CHOICES: Final = tuple(10.0**power for power in range(-2, 5))
 
 
-class LabelledPatients(NamedTuple):
+class LabelledFeatures(NamedTuple):
     """The data for training classifiers.
 
     Attributes:
@@ -692,10 +696,10 @@ class LabelledPatients(NamedTuple):
     labels: np.ndarray
 
 
-def fit(
+def train_to_convergence(
     machines: LinearSVMs,
-    train: LabelledPatients,
-    held_out: LabelledPatients,
+    train: LabelledFeatures,
+    held_out: LabelledFeatures,
     *,
     weights: np.ndarray | None,
     C: float,
@@ -708,7 +712,7 @@ def fit(
         machines: The classifiers, which are changed.
         train: The patients to train on.
         held_out: The patients who choose C.
-        weights: (machines, 2), see `LinearSVMs.balance_classes`; 1 if None.
+        weights: (machines, 2), see `LinearSVMs.compute_class_weights`; 1 if None.
         C: Weight of the patients against the penalty. If it is 0, the value of
             C_CHOICES with the smallest loss on held-out patients is used (the smaller
             value in a tie), and 1 if nobody is held out.
@@ -722,32 +726,35 @@ def fit(
     if not C and len(held_out.features):
         C = _choose_c(machines, train, held_out, weights)
     _solve(machines, train, weights, C=C or 1.0)
-    return measure_loss(machines, train, weights)
+    return measure_logistic_loss(machines, train, weights)
 
 
 def _choose_c(
     machines: LinearSVMs,
-    train: LabelledPatients,
-    held_out: LabelledPatients,
+    train: LabelledFeatures,
+    held_out: LabelledFeatures,
     weights: np.ndarray | None,
 ) -> float:
     """Return the value of C_CHOICES with the smallest held-out loss."""
     losses: list[float] = []
     for choice in C_CHOICES:
         _solve(machines, train, weights, C=choice)
-        loss, _ = measure_loss(machines, held_out, weights)
+        loss, _ = measure_logistic_loss(machines, held_out, weights)
         losses.append(loss)
     return C_CHOICES[int(np.argmin(losses))]
 
 
 def _solve(
     machines: LinearSVMs,
-    train: LabelledPatients,
+    train: LabelledFeatures,
     weights: np.ndarray | None,
     *,
     C: float,
 ) -> None:
-    """Set every machine to its solution, or to zero if a class has no patient."""
+    """Set each machine to the solution of its logistic regression.
+
+    A machine is set to zero if it lacks positive or negative patients.
+    """
     with needs("scikit-learn", "phenotype"):
         from scipy.sparse import csr_matrix
         from sklearn.linear_model import LogisticRegression
@@ -772,21 +779,21 @@ def _solve(
         machines.intercept[k] = solver.intercept_[0]
 
 
-def measure_loss(
-    machines: LinearSVMs, patients: LabelledPatients, weights: np.ndarray | None
+def measure_logistic_loss(
+    machines: LinearSVMs, patients: LabelledFeatures, weights: np.ndarray | None
 ) -> tuple[float, int]:
-    """Return the weighted logistic loss of classifiers.
+    """Return the weighted logistic loss of classifiers on some patients.
 
     Args:
         machines: The classifiers.
         patients: The patients to predict.
-        weights: (machines, 2), see `LinearSVMs.balance_classes`; 1 if None.
+        weights: (machines, 2), see `LinearSVMs.compute_class_weights`; 1 if None.
 
     Returns:
         The sum of the losses, and its number of pairs of patient and machine.
     """
     targets = machines.make_targets(patients.labels)
-    scores = machines.scores(patients.features)
+    scores = machines.score(patients.features)
     losses = np.logaddexp(0.0, -targets * scores) * _weigh_pairs(targets, weights)
     return float(losses.sum()), int(np.count_nonzero(targets))
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from sys import intern
 from typing import Final, NamedTuple
 
-from fednotes.apps.phenotyping.codes import SYSTEMS, code_of, system_of
+from fednotes.apps.phenotyping.codes import SYSTEMS, get_system, normalise_code
 from fednotes.apps.phenotyping.tables import (
     PATIENT_COLUMNS,
     Damaged,
+    HeaderTable,
     Row,
-    Table,
     TableReport,
     read_lines,
     split_lines,
@@ -70,11 +70,11 @@ class PatientCodes:
         """
         report = TableReport(path)
         self.tables.append(report)
-        for line, cells in report.sound(rows):
+        for line, cells in report.select_sound(rows):
             patient = cells[columns.patient].strip()
             text = cells[columns.code].strip()
-            system = columns.system.of(cells)
-            code = None if system is None else code_of(system, text)
+            system = columns.system.read(cells)
+            code = None if system is None else normalise_code(system, text)
             is_unmapped = text == "0" and system in _OMOP_CONCEPTS
             if not patient and system is not None:
                 report.add_damaged(Damaged(line, "no patient"))
@@ -117,12 +117,12 @@ class _RowSystem:
     version_column: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, cells: Sequence[str]) -> str | None:
+    def read(self, cells: Sequence[str]) -> str | None:
         """Return the coding system of a row; None if it names an unknown one."""
         if self.column is not None:
             name = cells[self.column].strip()
             if name:
-                return _system_by_name(name)
+                return _find_system(name)
         if self.version_column is not None:
             version = cells[self.version_column].strip()
             if version:
@@ -130,7 +130,7 @@ class _RowSystem:
         return self.default
 
 
-def _table_in(folder: Path, name: str) -> Path | None:
+def _find_table(folder: Path, name: str) -> Path | None:
     """Return the table of this name in a folder, in any case, compressed or not."""
     endings = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
     names = {f"{name.lower()}{ending}" for ending in endings}
@@ -147,7 +147,7 @@ def _require_table(folder: Path, name: str) -> Path:
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder of tables")
-    path = _table_in(folder, name)
+    path = _find_table(folder, name)
     if path is None:
         raise DataError(
             f"{folder}: there is no {name}.csv (nor .csv.gz): add the table or leave "
@@ -178,9 +178,11 @@ def _add_table(
     Raises:
         DataError: A column is missing, or most rows are damaged.
     """
-    table = Table(path)
-    columns = _Columns(table.column(patient), table.column(code), _RowSystem(system))
-    result.add_rows(path, table.rows(), columns, known=known)
+    table = HeaderTable(path)
+    columns = _Columns(
+        table.find_column(patient), table.find_column(code), _RowSystem(system)
+    )
+    result.add_rows(path, table.read_rows(), columns, known=known)
 
 
 # ---- MIMIC-III -----------------------------------------------------------------------
@@ -233,7 +235,7 @@ def read_mimic(folder: Path, tables: Collection[str] = ()) -> PatientCodes:
     paths = [_require_table(folder, table.name) for table in selected_tables]
     result = PatientCodes()
     for path, facts in zip(paths, selected_tables, strict=True):
-        known = _codes_of_dictionary(folder, facts)
+        known = _read_dictionary_codes(folder, facts)
         _add_table(
             result,
             path,
@@ -245,18 +247,18 @@ def read_mimic(folder: Path, tables: Collection[str] = ()) -> PatientCodes:
     return result
 
 
-def _codes_of_dictionary(
+def _read_dictionary_codes(
     folder: Path, facts: _MimicTable
 ) -> Collection[str | None] | None:
     """Return all codes in the dictionary beside a table; None if there is none."""
-    path = _table_in(folder, facts.dictionary) if facts.dictionary else None
+    path = _find_table(folder, facts.dictionary) if facts.dictionary else None
     if path is None:
         return None
-    table = Table(path)
-    column = table.column(facts.column)
+    table = HeaderTable(path)
+    column = table.find_column(facts.column)
     return {
-        code_of(facts.system, row.cells[column])
-        for row in table.rows()
+        normalise_code(facts.system, row.cells[column])
+        for row in table.read_rows()
         if not isinstance(row, Damaged)
     }
 
@@ -284,7 +286,7 @@ def read_omop(
     systems = {"condition": conditions, "procedure": procedures}
     selected_systems = {kind: system for kind, system in systems.items() if system}
     for system in selected_systems.values():
-        system_of(system)
+        get_system(system)
     paths = {
         kind: _require_table(folder, f"{kind}_occurrence") for kind in selected_systems
     }
@@ -387,18 +389,18 @@ def read_codes(
         DataError: A file or column is missing, nothing names a coding system, or most
             rows are damaged.
     """
-    table = Table(path)
+    table = HeaderTable(path)
     columns = _Columns(
-        table.column(patient_column, PATIENT_COLUMNS, parameter="patient_column"),
-        table.column(code_column, _CODE_COLUMNS, parameter="code_column"),
-        _row_system(table, system),
+        table.find_column(patient_column, PATIENT_COLUMNS, parameter="patient_column"),
+        table.find_column(code_column, _CODE_COLUMNS, parameter="code_column"),
+        _choose_row_system(table, system),
     )
     result = PatientCodes()
-    result.add_rows(path, table.rows(), columns)
+    result.add_rows(path, table.read_rows(), columns)
     return result
 
 
-def _row_system(table: Table, system: str) -> _RowSystem:
+def _choose_row_system(table: HeaderTable, system: str) -> _RowSystem:
     """Return how the coding system of a table's rows is recognised.
 
     A column that names it takes precedence, then a column of ICD versions, then
@@ -408,13 +410,13 @@ def _row_system(table: Table, system: str) -> _RowSystem:
         DataError: Neither a column nor `system` gives the coding system.
     """
     names = [name for name in _SYSTEM_COLUMNS if name in table.names]
-    column = table.column("", names) if names else None
+    column = table.find_column("", names) if names else None
     can_have_version = not system or system.startswith("icd")
     version_column = None
     if can_have_version and table.has(_VERSION_COLUMN):
         version_column = table.names.index(_VERSION_COLUMN)
     if column is None and version_column is None and not system:
-        raise table.error(
+        raise table.make_error(
             'the coding system of the codes is unknown: set system = "icd10" '
             f"(or another of {', '.join(SYSTEMS)}), or add a column `system`"
         )
@@ -427,7 +429,7 @@ def _row_system(table: Table, system: str) -> _RowSystem:
     )
 
 
-def _is_of_procedures(table: Table, system: str) -> bool:
+def _is_of_procedures(table: HeaderTable, system: str) -> bool:
     """Return whether ICD versions mean codes of procedures; see `read_codes`."""
     if system:
         return system in ("icd9proc", "icd10pcs")
@@ -435,7 +437,7 @@ def _is_of_procedures(table: Table, system: str) -> bool:
 
 
 @lru_cache(maxsize=1000)
-def _system_by_name(text: str) -> str | None:
+def _find_system(text: str) -> str | None:
     """Return the coding system that a cell names; None if it is unknown.
 
     The cell may be a URL as in FHIR, whose last part is the name: …/sid/icd-10-cm.

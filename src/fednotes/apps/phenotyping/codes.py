@@ -25,9 +25,9 @@ A code in a job stands for every code that begins with it: icd10:E11 includes
     icd10:E119. A CPT code is complete with its five characters, and an OMOP concept
     stands only for itself, because 3 is unrelated to 316866.
 
-Sites agree on the outputs without revealing any site's own list: `public_categories`
-lists every possible category, each site counts its patients in each of them, and only
-the sum of these counts goes into `choose`.
+Sites agree on the outputs without revealing any site's own list:
+`list_public_categories` lists every possible category, each site counts its patients in
+each of them, and only the sum of these counts goes into `choose`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ SYSTEMS: Final[dict[str, System]] = {
 }
 
 
-def system_of(name: str) -> System:
+def get_system(name: str) -> System:
     """Return the coding system of this name.
 
     Raises:
@@ -115,7 +115,7 @@ def system_of(name: str) -> System:
 
 
 @lru_cache(maxsize=1 << 17)
-def code_of(system: str, text: str) -> str | None:
+def normalise_code(system: str, text: str) -> str | None:
     """Return the code `<system>:<code>` for a text in a table.
 
     A dot must be where the system has it: "4019.0", as a spreadsheet writes 4019, is
@@ -147,7 +147,7 @@ def parse(name: str) -> tuple[str, str]:
         raise ConfigError(
             f"{name!r} is not a code: write <system>:<code>, such as icd10:I10"
         )
-    facts = system_of(system)
+    facts = get_system(system)
     if not _can_begin_code(facts, code):
         raise ConfigError(
             f"{name!r}: codes of {system} do not begin like this: write one such "
@@ -166,7 +166,7 @@ def _can_begin_code(system: System, text: str) -> bool:
     )
 
 
-def _code_test(name: str) -> Callable[[str], bool]:
+def _make_code_test(name: str) -> Callable[[str], bool]:
     """Return a function that tests whether a name in a job includes a code."""
     system, code = parse(name)
     prefix = f"{system}:{code}"
@@ -179,7 +179,7 @@ def _code_test(name: str) -> Callable[[str], bool]:
 
 
 @lru_cache(maxsize=1 << 17)
-def category(code: str, *, whole_causes: bool = False) -> str:
+def find_category(code: str, *, whole_causes: bool = False) -> str:
     """Return the category of a code.
 
     Args:
@@ -187,24 +187,26 @@ def category(code: str, *, whole_causes: bool = False) -> str:
         whole_causes: Whether ICD-9 external causes keep 4 characters instead of 3.
     """
     system, characters = parse(code)
-    length = _category_length(system, characters, whole_causes=whole_causes)
+    length = _choose_category_length(system, characters, whole_causes=whole_causes)
     return intern(f"{system}:{characters[:length]}")
 
 
-def _category_length(system: str, code: str, *, whole_causes: bool) -> int | None:
+def _choose_category_length(
+    system: str, code: str, *, whole_causes: bool
+) -> int | None:
     """Return the number of characters of a code's category; None for all of them."""
     is_cause = system == "icd9" and code.startswith("E")
     return 4 if whole_causes and is_cause else SYSTEMS[system].length
 
 
-def categories_of_job(
+def list_job_categories(
     names: Iterable[str], *, whole_causes: bool = False
 ) -> tuple[str, ...]:
     """Return the categories that a job names as outputs, in the job's order.
 
     Args:
         names: The names as `<system>:<code>`.
-        whole_causes: As in `category`.
+        whole_causes: As in `find_category`.
 
     Raises:
         ConfigError: A name is repeated, is not a code, or is longer or shorter than a
@@ -213,15 +215,15 @@ def categories_of_job(
     categories: dict[str, None] = {}
     for name in names:
         system, code = parse(name)
-        own_category = category(name, whole_causes=whole_causes)
+        own_category = find_category(name, whole_causes=whole_causes)
         if own_category != f"{system}:{code}":
             raise ConfigError(
                 f"{name!r} is within the category {own_category}, but outputs are "
                 "categories: list the category"
             )
-        length = _category_length(system, code, whole_causes=whole_causes)
+        length = _choose_category_length(system, code, whole_causes=whole_causes)
         if length is not None and len(code) < length:
-            example = category(f"{system}:{SYSTEMS[system].example}")
+            example = find_category(f"{system}:{SYSTEMS[system].example}")
             raise ConfigError(
                 f"{name!r} covers several categories: list each of them, such as "
                 f"{example}"
@@ -232,23 +234,25 @@ def categories_of_job(
     return tuple(categories)
 
 
-def category_counts(
+def count_categories(
     codes: Codes, names: Sequence[str], *, whole_causes: bool = False
 ) -> np.ndarray:
     """Return the number of patients in each category.
 
     Args:
         codes: The codes of each patient. A patient counts once in a category.
-        names: The categories. They must be a public list, such as `public_categories`,
-            so that a sum over sites may be revealed.
-        whole_causes: As in `category`.
+        names: The categories. They must be a public list, such as
+            `list_public_categories`, so that a sum over sites may be revealed.
+        whole_causes: As in `find_category`.
 
     Returns:
         (names,) int64.
     """
     counts: Counter[str] = Counter()
     for billed in codes.values():
-        counts.update({category(code, whole_causes=whole_causes) for code in billed})
+        counts.update(
+            {find_category(code, whole_causes=whole_causes) for code in billed}
+        )
     return np.fromiter((counts[name] for name in names), np.int64, len(names))
 
 
@@ -274,7 +278,7 @@ def choose(total_counts: Mapping[str, int], minimum: int) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=16)
-def public_categories(
+def list_public_categories(
     systems: tuple[str, ...] = ("icd9", "icd9proc", "cpt"),
     *,
     whole_causes: bool = False,
@@ -286,14 +290,14 @@ def public_categories(
 
     Args:
         systems: Names of coding systems.
-        whole_causes: As in `category`.
+        whole_causes: As in `find_category`.
 
     Raises:
         ConfigError: A system belongs to OMOP, whose concepts have no such list.
     """
     categories: list[str] = []
     for name in systems:
-        system = system_of(name)
+        system = get_system(name)
         if system.length is None:
             raise ConfigError(
                 f"there is no list of all categories of {name!r}: list the concepts to "
@@ -309,7 +313,7 @@ def public_categories(
 # ---- labels --------------------------------------------------------------------------
 
 
-def output_matrix(
+def make_output_labels(
     patients: Sequence[str],
     codes: Codes,
     outputs: Sequence[str],
@@ -322,7 +326,7 @@ def output_matrix(
         patients: The patients.
         codes: The codes of each patient who was coded.
         outputs: Categories of codes.
-        whole_causes: As in `category`.
+        whole_causes: As in `find_category`.
 
     Returns:
         (patients, outputs) int8: 1 if the patient has a code of the category, 0 if the
@@ -336,7 +340,7 @@ def output_matrix(
             continue
         labels[row] = ABSENT
         for code in codes[patient]:
-            column = columns.get(category(code, whole_causes=whole_causes))
+            column = columns.get(find_category(code, whole_causes=whole_causes))
             if column is not None:
                 labels[row, column] = PRESENT
     return labels
@@ -360,7 +364,7 @@ def hold_out(
     Raises:
         ConfigError: A name is not a code.
     """
-    tests = {name: _code_test(name) for name in names}
+    tests = {name: _make_code_test(name) for name in names}
     counts = dict.fromkeys(tests, 0)
     remaining: dict[str, frozenset[str]] = {}
     for patient, billed in codes.items():
@@ -373,7 +377,7 @@ def hold_out(
     return remaining, counts
 
 
-def phenotype_labels(
+def make_phenotype_labels(
     patients: Sequence[str], codes: Codes, phenotypes: Mapping[str, Sequence[str]]
 ) -> np.ndarray:
     """Return the labels of stage 2 for phenotypes that are defined by codes.
@@ -387,7 +391,7 @@ def phenotype_labels(
         (patients, phenotypes) int8: 1 if the patient has any code of the phenotype,
         otherwise 0. A patient who is missing in `codes` is -1, unlabelled.
     """
-    tests = [[_code_test(name) for name in names] for names in phenotypes.values()]
+    tests = [[_make_code_test(name) for name in names] for names in phenotypes.values()]
     labels = np.full((len(patients), len(tests)), UNLABELLED, dtype=np.int8)
     for row, patient in enumerate(patients):
         if patient not in codes:

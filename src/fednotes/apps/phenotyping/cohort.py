@@ -4,8 +4,8 @@
     Vectors        one vector per patient, instead of bags
     Cohort         patients, their bags or vectors, and a label per patient and output
     SitePatients   the three cohorts of a site, its billed codes, and its feature space
-    deal           divide a cohort among sites at random, patient by patient
-    split          divide a cohort into parts (train, valid, test), patient by patient
+    deal_cohort    divide a cohort among sites at random, patient by patient
+    split_cohort   divide a cohort into parts (train, valid, test), patient by patient
 
 A vocabulary is public: it contains the concepts of a dictionary, whether or not they
 occur at a site.
@@ -38,14 +38,14 @@ _NAMES_SHOWN = 5  # maximum number of names in a message
 # ---- features of patients ------------------------------------------------------------
 
 
-def offsets_of(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
+def compute_offsets(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return the (rows + 1,) int64 bounds of consecutive rows of these sizes."""
     offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=offsets[1:])
     return offsets
 
 
-def entries_of_rows(bounds: np.ndarray, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+def find_entries(bounds: np.ndarray, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions of the entries of selected rows.
 
     Args:
@@ -63,7 +63,7 @@ def entries_of_rows(bounds: np.ndarray, rows: Rows) -> tuple[np.ndarray, np.ndar
         selected = selected.astype(np.int64)
 
     sizes = np.diff(bounds)[selected]
-    offsets = offsets_of(sizes)
+    offsets = compute_offsets(sizes)
     shifts = bounds[:-1][selected] - offsets[:-1]
     positions = np.repeat(shifts, sizes) + np.arange(offsets[-1])
     return positions, offsets
@@ -89,8 +89,8 @@ class Bags:
     vocabulary: int
 
     def __post_init__(self) -> None:
-        concepts = _flat_integers(self.concepts, np.int32, "concepts")
-        offsets = _flat_integers(self.offsets, np.int64, "offsets")
+        concepts = _make_flat_integers(self.concepts, np.int32, "concepts")
+        offsets = _make_flat_integers(self.offsets, np.int64, "offsets")
         object.__setattr__(self, "concepts", concepts)
         object.__setattr__(self, "offsets", offsets)
 
@@ -116,11 +116,13 @@ class Bags:
         return len(self.offsets) - 1
 
     @classmethod
-    def of(cls, lists: Iterable[Iterable[int] | np.ndarray], vocabulary: int) -> Bags:
+    def from_lists(
+        cls, lists: Iterable[Iterable[int] | np.ndarray], vocabulary: int
+    ) -> Bags:
         """Return bags made of each patient's concept indices."""
         arrays = [np.asarray(tuple(each), dtype=np.int64) for each in lists]
         flat = np.concatenate([np.zeros(0, np.int64), *arrays])
-        return cls(flat, offsets_of([len(each) for each in arrays]), vocabulary)
+        return cls(flat, compute_offsets([len(each) for each in arrays]), vocabulary)
 
     @property
     def width(self) -> int:
@@ -134,10 +136,10 @@ class Bags:
 
     def take(self, rows: Rows) -> Bags:
         """Return the bags of these patients, in the order of `rows`."""
-        positions, offsets = entries_of_rows(self.offsets, rows)
+        positions, offsets = find_entries(self.offsets, rows)
         return Bags(self.concepts[positions], offsets, self.vocabulary)
 
-    def counts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def count_concepts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return how often each concept occurs in each patient, as a sparse matrix.
 
         Returns:
@@ -185,10 +187,10 @@ class Vectors:
         return Vectors(self.values[np.asarray(rows) if len(rows) else []])
 
 
-def _flat_integers(
+def _make_flat_integers(
     values: np.ndarray, kind: type[np.signedinteger], name: str
 ) -> np.ndarray:
-    """Return a flat array of an integer type.
+    """Return values as a flat array of an integer type.
 
     Raises:
         DataError: The type cannot hold the values.
@@ -272,7 +274,7 @@ class Cohort:
             outputs=self.outputs,
         )
 
-    def labelled(self) -> Cohort:
+    def select_labelled(self) -> Cohort:
         """Return the patients who have a label for at least one output."""
         return self.take(np.asarray((self.labels >= 0).any(axis=1)))
 
@@ -282,7 +284,7 @@ class Cohort:
         numbers = (self.labels >= 0).sum(axis=0)
         return min((int(number) for number in numbers if number), default=0)
 
-    def label_counts(self) -> dict[str, np.ndarray]:
+    def count_labels(self) -> dict[str, np.ndarray]:
         """Return the number of patients with each label.
 
         Returns:
@@ -291,11 +293,11 @@ class Cohort:
         values = {**LABELS, "unlabelled": UNLABELLED}
         return {name: (self.labels == value).sum(0) for name, value in values.items()}
 
-    def fingerprint(self) -> str:
+    def compute_fingerprint(self) -> str:
         """Return a SHA-256 digest of everything in the cohort but its name.
 
         The digest is as private as the patients themselves: anyone who guesses a cohort
-            can confirm the guess.
+        can confirm the guess.
         """
         state = hashlib.sha256()
         for names in (self.patients, self.outputs):
@@ -374,10 +376,10 @@ def _pool_bags(parts: Sequence[Bags | Vectors]) -> Bags | Vectors:
         return Vectors(np.concatenate(vectors))
     sizes = np.concatenate([part.sizes for part in bags])
     concepts = np.concatenate([part.concepts for part in bags])
-    return Bags(concepts, offsets_of(sizes), bags[0].vocabulary)
+    return Bags(concepts, compute_offsets(sizes), bags[0].vocabulary)
 
 
-def deal(cohort: Cohort, sites: int, seed: int = 0) -> tuple[Cohort, ...]:
+def deal_cohort(cohort: Cohort, sites: int, seed: int = 0) -> tuple[Cohort, ...]:
     """Divide a cohort among sites at random, patient by patient.
 
     The paper divides the patients of MIMIC-III among 10 sites (stage 1) and the
@@ -398,7 +400,7 @@ def deal(cohort: Cohort, sites: int, seed: int = 0) -> tuple[Cohort, ...]:
             f"sites: ask for at most {max(len(cohort), 1)}"
         )
     site_of_row = np.empty(len(cohort), dtype=np.int64)
-    site_of_row[_shuffled_rows(cohort, seed, "cohort sites")] = (
+    site_of_row[_shuffle_rows(cohort, seed, "cohort sites")] = (
         np.arange(len(cohort)) % sites
     )
     return tuple(
@@ -407,7 +409,7 @@ def deal(cohort: Cohort, sites: int, seed: int = 0) -> tuple[Cohort, ...]:
     )
 
 
-def split(
+def split_cohort(
     cohort: Cohort, fractions: Mapping[str, float], seed: int = 0
 ) -> dict[str, Cohort]:
     """Divide a cohort into parts at random, patient by patient.
@@ -433,7 +435,7 @@ def split(
             f"{shown or 'no fraction'}"
         )
     bounds = np.rint(np.cumsum([0, *values]) * len(cohort)).astype(np.int64)
-    order = _shuffled_rows(cohort, seed, "cohort parts")
+    order = _shuffle_rows(cohort, seed, "cohort parts")
     parts = {}
     for number, (name, fraction) in enumerate(fractions.items()):
         rows = order[bounds[number] : bounds[number + 1]]
@@ -446,7 +448,7 @@ def split(
     return parts
 
 
-def _shuffled_rows(cohort: Cohort, seed: int, name: str) -> np.ndarray:
+def _shuffle_rows(cohort: Cohort, seed: int, name: str) -> np.ndarray:
     """Return the rows in a random order that depends only on the set of patients."""
     by_patient = sorted(range(len(cohort)), key=cohort.patients.__getitem__)
     order = rng_of(seed, name).permutation(len(cohort))
@@ -493,14 +495,19 @@ class ConceptVectors:
     digest: str
 
     @classmethod
-    def of(cls, concepts: np.ndarray, values: np.ndarray) -> ConceptVectors:
-        """Return vectors with their digest."""
+    def from_arrays(cls, concepts: np.ndarray, values: np.ndarray) -> ConceptVectors:
+        """Return vectors, for which the digest is computed.
+
+        Args:
+            concepts: (concepts with a vector,) indices into the dictionary, rising.
+            values: (concepts with a vector, width) the vectors.
+        """
         indices = np.ascontiguousarray(concepts, "<i8")
         numbers = np.ascontiguousarray(values, "<f4")
         digest = hashlib.sha256(indices.tobytes() + numbers.tobytes()).hexdigest()
         return cls(indices, numbers, digest)
 
-    def start(self, known: np.ndarray) -> np.ndarray:
+    def make_table(self, known: np.ndarray) -> np.ndarray:
         """Return the initial table of concept vectors.
 
         A known concept without a vector, and row 0, get the mean of the known concepts'
@@ -552,7 +559,7 @@ class SitePatients:
         """Names of the phenotypes, the same at all sites; empty with stage 1 alone."""
         return self.train.outputs
 
-    def coded(self, cohort: Cohort) -> Cohort:
+    def select_coded(self, cohort: Cohort) -> Cohort:
         """Return the patients of a cohort of this site whose codes are known."""
         has_codes = [patient in self.codes for patient in cohort.patients]
         return cohort.take(np.array(has_codes, bool))
@@ -580,13 +587,13 @@ def require_alike(sites: Sequence[SitePatients]) -> None:
                 f"{pair} read notes with different dictionaries or encoders: "
                 "give both the same files"
             )
-        if _digest_of_vectors(site) != _digest_of_vectors(first):
+        if _get_vectors_digest(site) != _get_vectors_digest(first):
             raise DataError(
                 f"{pair} have different [concepts] vectors: give both the same file"
             )
 
 
-def _digest_of_vectors(site: SitePatients) -> str | None:
+def _get_vectors_digest(site: SitePatients) -> str | None:
     """Return the digest of a site's concept vectors; None if it has none."""
     return None if site.vectors is None else site.vectors.digest
 
@@ -619,14 +626,14 @@ def pool_sites(sites: Sequence[SitePatients]) -> SitePatients:
     )
 
 
-def fingerprint(site: SitePatients) -> str:
+def compute_fingerprint(site: SitePatients) -> str:
     """Return a SHA-256 digest of a site's patients and parts.
 
     The digest is as private as the patients themselves.
     """
     digest = hashlib.sha256(site.space.fingerprint.encode())
     for cohort in (site.train, site.valid, site.test):
-        digest.update(cohort.fingerprint().encode())
+        digest.update(cohort.compute_fingerprint().encode())
     codes = {patient: sorted(billed) for patient, billed in sorted(site.codes.items())}
     digest.update(json.dumps(codes).encode())
     return digest.hexdigest()

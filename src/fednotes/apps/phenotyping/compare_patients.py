@@ -54,7 +54,7 @@ class _Predictions(NamedTuple):
     folders: tuple[Path, Path]
 
 
-def compare_runs(a: Side, b: Side, metric: str, samples: int) -> ComparedSites:
+def compare_patient_runs(a: Side, b: Side, metric: str, samples: int) -> ComparedSites:
     """Compare the predictions of two sides for the same test patients of each site.
 
     Args:
@@ -112,7 +112,7 @@ def compare_patients(
         )
 
     tests = {
-        name: _patient_test(of_site, samples, metric)
+        name: _test_difference(of_site, samples, metric)
         for name, of_site in predictions.items()
     }
     sites = list(predictions.values())
@@ -123,7 +123,10 @@ def compare_patients(
     if has_one_model_per_side:
         # The same models predicted for the same patients, so all tests are equal.
         return {ALL_SITES: next(iter(tests.values()))}
-    return {**tests, ALL_SITES: _patient_test(_side_by_side(sites), samples, metric)}
+    return {
+        **tests,
+        ALL_SITES: _test_difference(_join_predictions(sites), samples, metric),
+    }
 
 
 def _have_same_test(a: SitePatients, b: SitePatients) -> bool:
@@ -154,9 +157,11 @@ def _predict(
     for side, side_site in ((a, site), (b, other)):
         folder = find_model_folder(side.run, side.condition, side_site.id)
         model = load_phenotyper(folder)
-        known.append(known_classes(model, side_site, folder))
+        known.append(read_known_classes(model, side_site, folder))
         bags = side_site.test.bags.take(rows)
-        outputs.append(model.rank(bags) if metric == "auroc" else model.classes(bags))
+        outputs.append(
+            model.rank(bags) if metric == "auroc" else model.predict_classes(bags)
+        )
         folders.append(folder)
     classes = [sorted({*first, *second}) for first, second in zip(*known, strict=True)]
     return _Predictions(
@@ -169,7 +174,7 @@ def _predict(
     )
 
 
-def _side_by_side(sites: Sequence[_Predictions]) -> _Predictions:
+def _join_predictions(sites: Sequence[_Predictions]) -> _Predictions:
     """Return the predictions of all sites for their common test patients.
 
     The diseases of all sites are side by side, so that a drawn patient is drawn for
@@ -185,7 +190,9 @@ def _side_by_side(sites: Sequence[_Predictions]) -> _Predictions:
     )
 
 
-def _patient_test(predictions: _Predictions, samples: int, metric: str) -> PatientTest:
+def _test_difference(
+    predictions: _Predictions, samples: int, metric: str
+) -> PatientTest:
     """Test the difference between two models' predictions."""
     labels, classes = predictions.labels, predictions.classes
     test = paired_patients(
@@ -203,7 +210,7 @@ def _patient_test(predictions: _Predictions, samples: int, metric: str) -> Patie
     return PatientTest(test, (first, second))
 
 
-def known_classes(
+def read_known_classes(
     model: Phenotyper, site: SitePatients, folder: Path
 ) -> Sequence[Sequence[int]]:
     """Return the classes of each disease that a model knows.

@@ -5,10 +5,10 @@
     bag      all notes of a patient become one bag of concepts
 
 Terms and texts are divided into the same words. A possessive 's is left out ("Crohn's"
-= "Crohn"). English plurals of more than four letters count as singulars (`singular`).
-Some terms are not matched: those without a letter, with more than 20 words, or with a
-single word that is ambiguous (`AMBIGUOUS`) or has fewer than three characters. A
-mention may run across the end of a line.
+= "Crohn"). English plurals of more than four letters count as singulars
+(`make_singular`). Some terms are not matched: those without a letter, with more than 20
+words, or with a single word that is ambiguous (`AMBIGUOUS`) or has fewer than three
+characters. A mention may run across the end of a line.
 
 An Aho-Corasick automaton (pyahocorasick) reads words, each written as three characters.
 It needs a third of the nodes that letters would need, and every word that is in no term
@@ -38,17 +38,26 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 import numpy as np
 import torch
 
-from fednotes.apps.phenotyping.cohort import Bags, Vectors, entries_of_rows, offsets_of
-from fednotes.apps.phenotyping.context import Option, contexts, fingerprint_of_rules
+from fednotes.apps.phenotyping.cohort import (
+    Bags,
+    Vectors,
+    compute_offsets,
+    find_entries,
+)
+from fednotes.apps.phenotyping.context import (
+    Option,
+    compute_rules_fingerprint,
+    find_contexts,
+)
 from fednotes.apps.phenotyping.dictionary import Dictionary
 from fednotes.apps.phenotyping.words import (
     AMBIGUOUS,
-    origin_of,
-    plain_text,
-    plurals_of,
-    reason_not_matched,
-    singular,
-    words_of,
+    explain_no_match,
+    list_plurals,
+    make_origin_finder,
+    make_plain_text,
+    make_singular,
+    split_into_words,
 )
 from fednotes.core.errors import DataError, ModelError, needs
 from fednotes.core.tensors import load_state, save_state
@@ -108,7 +117,7 @@ class Matcher:
         self.vocabulary = len(dictionary) * (2 if context == "mark" else 1)
         self.dropped: Counter[str] = Counter()
         self._codes: dict[str, str] = {}  # the code of each word
-        self._build()
+        self._build_automaton()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Make a spawned process build its own matcher."""
@@ -121,13 +130,13 @@ class Matcher:
             RECIPE,
             self.dictionary.fingerprint,
             self.context,
-            fingerprint_of_rules(),
+            compute_rules_fingerprint(),
             "True",  # plurals count as singulars
             *sorted(AMBIGUOUS),
         ]
         return hashlib.sha256("\x1f".join(parts).encode()).hexdigest()
 
-    def _build(self) -> None:
+    def _build_automaton(self) -> None:
         """Build the automaton, and the length and the concepts of each matched term.
 
         A matched term is a sequence of singular words. Several terms of the dictionary
@@ -142,8 +151,8 @@ class Matcher:
         # and the term's row in the dictionary.
         rows = array("i")
         for row, term in enumerate(self.dictionary.terms):
-            words = words_of(term)
-            reason = reason_not_matched(words)
+            words = split_into_words(term)
+            reason = explain_no_match(words)
             if reason is not None:
                 self.dropped[reason] += 1
                 continue
@@ -157,12 +166,12 @@ class Matcher:
             )
         self._automaton.make_automaton()
         for word, code in list(self._codes.items()):
-            self._codes.update(dict.fromkeys(plurals_of(word), code))
+            self._codes.update(dict.fromkeys(list_plurals(word), code))
         self._set_concepts(np.asarray(numbers, np.int64), np.asarray(rows, np.int64))
 
     def _add_term(self, words: Sequence[str]) -> int:
         """Add a term to the automaton unless it is there; return its number."""
-        key = "".join(self._code_of(singular(word)) for word in words)
+        key = "".join(self._get_code(make_singular(word)) for word in words)
         number: int = self._automaton.get(key, -1)
         if number < 0:
             number = len(self._lengths)
@@ -178,7 +187,7 @@ class Matcher:
             rows: (terms,) the row of each such term in the dictionary.
         """
         concepts = len(self.dictionary)
-        entries, offsets = entries_of_rows(self.dictionary.bounds, rows)
+        entries, offsets = find_entries(self.dictionary.bounds, rows)
         number_of_entry = np.repeat(numbers, np.diff(offsets))
         pairs = np.unique(number_of_entry * concepts + self.dictionary.members[entries])
         self._bounds = np.searchsorted(
@@ -186,8 +195,8 @@ class Matcher:
         )
         self._concepts = (pairs % concepts).astype(np.int32)
 
-    def _code_of(self, word: str) -> str:
-        """Return the three characters for a word, which may be new.
+    def _get_code(self, word: str) -> str:
+        """Return the three characters for a word; assign them to a new word.
 
         They come from disjoint ranges, so a match can begin only where a word begins.
         """
@@ -199,7 +208,7 @@ class Matcher:
             self._codes[word] = code
         return code
 
-    def _matches(self, words: Sequence[str]) -> tuple[list[str], list[Match]]:
+    def _match_words(self, words: Sequence[str]) -> tuple[list[str], list[Match]]:
         """Find the leftmost longest terms in a sequence of words.
 
         Returns:
@@ -223,14 +232,14 @@ class Matcher:
 
     def find(self, text: str) -> Iterator[Match]:
         """Yield the mentions in a text, in characters, without overlap."""
-        plain = plain_text(text)
-        codes, matches = self._matches(plain.split())
+        plain = make_plain_text(text)
+        codes, matches = self._match_words(plain.split())
         if not matches:
             return
         code_ends = accumulate(map(len, codes))
         word_of_end = {end: word for word, end in enumerate(code_ends)}
         spans = [match.span() for match in _VISIBLE.finditer(plain)]
-        origin = origin_of(text)
+        origin = make_origin_finder(text)
         for match in matches:
             last_word = word_of_end[match.end]
             first_word = last_word + 1 - self._lengths[match.term]
@@ -240,7 +249,7 @@ class Matcher:
                 start, end = origin(start, end)
             yield Match(start, end, match.term)
 
-    def concepts_of(self, terms: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def find_concepts(self, terms: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the concepts of matched terms.
 
         Args:
@@ -250,11 +259,11 @@ class Matcher:
             The (entries,) concepts, term after term, and the (terms + 1,) bounds of the
             terms among them.
         """
-        entries, bounds = entries_of_rows(self._bounds, terms)
+        entries, bounds = find_entries(self._bounds, terms)
         return self._concepts[entries], bounds
 
-    def bag(self, texts: str | Iterable[str]) -> np.ndarray:
-        """Return the concepts in texts.
+    def make_bag(self, texts: str | Iterable[str]) -> np.ndarray:
+        """Return the concepts that are mentioned in texts, as one bag.
 
         Returns:
             (entries,) int32 indices in the order of the texts; a concept is repeated
@@ -266,17 +275,19 @@ class Matcher:
         marks = array("b")  # 1 for a mention that does not hold for the patient now
         for text in texts:
             if self.context == "off":
-                _, matches = self._matches(words_of(text))
+                _, matches = self._match_words(split_into_words(text))
                 terms.extend(match.term for match in matches)
                 continue
             mentions = list(self.find(text))
             places = [(mention.start, mention.end) for mention in mentions]
-            for mention, context in zip(mentions, contexts(text, places), strict=True):
+            for mention, context in zip(
+                mentions, find_contexts(text, places), strict=True
+            ):
                 if not context or self.context == "mark":
                     terms.append(mention.term)
                     marks.append(bool(context))
 
-        concepts, bounds = self.concepts_of(terms)
+        concepts, bounds = self.find_concepts(terms)
         if self.context == "mark":
             shifts = np.asarray(marks, dtype=np.int32) * len(self.dictionary)
             concepts = concepts + np.repeat(shifts, np.diff(bounds))
@@ -303,18 +314,18 @@ class PatientInputs(NamedTuple):
     counts: Mapping[str, int]
 
     @classmethod
-    def of(
+    def from_arrays(
         cls,
         patients: Sequence[str],
         arrays: Mapping[str, np.ndarray],
         vocabulary: int,
         counts: Mapping[str, int],
     ) -> Self:
-        """Return the bags of the remaining patients.
+        """Return the inputs of the remaining patients, whose bags are given as arrays.
 
         Args:
             patients: All patients.
-            arrays: The result of `gather_bags`.
+            arrays: The result of `join_bags`.
             vocabulary: Size of the vocabulary.
             counts: As above.
         """
@@ -323,18 +334,18 @@ class PatientInputs(NamedTuple):
         return cls(remaining, bags, dict(counts))
 
 
-def by_patient(notes: Iterable[Note]) -> dict[str, list[str]]:
-    """Return the texts of each patient, in order.
+def group_by_patient(notes: Iterable[Note]) -> dict[str, list[str]]:
+    """Return the texts of each patient, in the order of the notes.
 
     A note without a patient is the only note of a patient named by the note's id.
     """
     texts: dict[str, list[str]] = {}
     for note in notes:
-        texts.setdefault(patient_name(note), []).append(note.text)
+        texts.setdefault(get_patient_name(note), []).append(note.text)
     return texts
 
 
-def patient_name(note: Note) -> str:
+def get_patient_name(note: Note) -> str:
     """Return the name of a note's patient; of a note without one, the note's id."""
     return note.id if note.patient is None else note.patient
 
@@ -360,7 +371,7 @@ _COUNTED: Final = (
 )
 
 
-def bags(
+def make_bags(
     notes: Notes,
     matcher: Matcher,
     processes: int = 1,
@@ -385,21 +396,21 @@ def bags(
         for texts in notes.values():
             counts["notes"] += len(texts)
             counts["characters"] += sum(map(len, texts))
-        with _pool(matcher, min(processes, max(len(notes), 1))) as run:
+        with _starting_pool(matcher, min(processes, max(len(notes), 1))) as run:
             found_bags = report_progress(run(notes.values()), len(notes), progress)
-            arrays = gather_bags(found_bags, counts, max_concepts)
+            arrays = join_bags(found_bags, counts, max_concepts)
         numbers = [counts[name] for name in _COUNTED]
         return {**arrays, "counts": np.array(numbers, np.int64)}
 
     recipe = f"{matcher.fingerprint} {max_concepts}"
-    arrays = cached_arrays(cache, notes, recipe, make=read_all)
+    arrays = compute_with_cache(cache, notes, recipe, make=read_all)
     if progress is not None:
         progress(len(notes), len(notes))
     counts = dict(zip(_COUNTED, arrays["counts"].tolist(), strict=True))
-    return PatientInputs.of(tuple(notes), arrays, matcher.vocabulary, counts)
+    return PatientInputs.from_arrays(tuple(notes), arrays, matcher.vocabulary, counts)
 
 
-def gather_bags(
+def join_bags(
     bags: Iterable[np.ndarray], counts: Counter[str], max_concepts: int
 ) -> dict[str, np.ndarray]:
     """Join the bags of all patients who do not have too many concepts.
@@ -426,7 +437,7 @@ def gather_bags(
             arrays.append(bag)
     return {
         "concepts": np.concatenate(arrays),
-        "offsets": offsets_of([len(bag) for bag in arrays[1:]]),
+        "offsets": compute_offsets([len(bag) for bag in arrays[1:]]),
         "kept": np.array(rows, dtype=np.int64),
     }
 
@@ -435,32 +446,35 @@ _Run = Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]
 
 
 @contextmanager
-def _pool(matcher: Matcher, processes: int) -> Iterator[_Run]:
-    """Yield a function that makes bags, in this process or in a pool of processes.
+def _starting_pool(matcher: Matcher, processes: int) -> Iterator[_Run]:
+    """Yield a function that makes a bag of each patient's texts, in several processes.
+
+    With one process, it works in this process.
+
 
     Forked processes share the memory of the automaton. If the system cannot fork, each
     process builds its own.
     """
     if processes == 1:
-        yield lambda patients: map(matcher.bag, patients)
+        yield lambda patients: map(matcher.make_bag, patients)
         return
     can_fork = "fork" in multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("fork" if can_fork else "spawn")
     with context.Pool(
         processes, initializer=_matchers.append, initargs=(matcher,)
     ) as pool:
-        yield lambda patients: pool.imap(_bag_in_process, patients, chunksize=4)
+        yield lambda patients: pool.imap(_make_bag_in_process, patients, chunksize=4)
 
 
 _matchers: list[Matcher] = []  # the matcher of a process in a pool
 
 
-def _bag_in_process(texts: Sequence[str]) -> np.ndarray:
+def _make_bag_in_process(texts: Sequence[str]) -> np.ndarray:
     """Return the bag of one patient, in a process of a pool."""
-    return _matchers[0].bag(texts)
+    return _matchers[0].make_bag(texts)
 
 
-def cached_arrays(
+def compute_with_cache(
     cache: Path | None,
     notes: Notes,
     recipe: str,
@@ -478,7 +492,7 @@ def cached_arrays(
     """
     if cache is None:
         return make()
-    path = cache / _cache_key(notes, recipe)
+    path = cache / _make_cache_key(notes, recipe)
     try:
         tensors, _ = load_state(path)
     except ModelError:
@@ -489,7 +503,7 @@ def cached_arrays(
     return {name: values.numpy() for name, values in tensors.items()}
 
 
-def _cache_key(notes: Notes, recipe: str) -> str:
+def _make_cache_key(notes: Notes, recipe: str) -> str:
     """Return the name of a cache entry: a digest of all texts and the recipe."""
     state = hashlib.sha256(recipe.encode())
     for texts in notes.values():

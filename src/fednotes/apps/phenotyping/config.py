@@ -7,7 +7,7 @@ from dataclasses import field
 from importlib.resources import files
 from typing import Any, Final, Literal
 
-from fednotes.apps.phenotyping.codes import categories_of_job, public_categories
+from fednotes.apps.phenotyping.codes import list_job_categories, list_public_categories
 from fednotes.apps.phenotyping.cohort import FeatureSpace
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig
 from fednotes.core.errors import ConfigError
@@ -194,5 +194,5 @@ class Config(Averaging):
             ConfigError: A code or a coding system is unknown.
         """
         if self.outputs:
-            return categories_of_job(self.outputs, whole_causes=self.whole_causes)
-        return public_categories(self.systems, whole_causes=self.whole_causes)
+            return list_job_categories(self.outputs, whole_causes=self.whole_causes)
+        return list_public_categories(self.systems, whole_causes=self.whole_causes)

@@ -53,7 +53,7 @@ _NEGATIVE_ANSWER = re.compile(
 
 
 @lru_cache(maxsize=1)
-def phrases() -> dict[str, dict[str, tuple[str, ...]]]:
+def read_phrases() -> dict[str, dict[str, tuple[str, ...]]]:
     """Return the phrases of `context.toml`, with the words in braces filled in.
 
     Returns:
@@ -86,9 +86,9 @@ def _fill_in(form: str, words: dict[str, Sequence[str]]) -> list[str]:
 
 
 @lru_cache(maxsize=1)
-def fingerprint_of_rules() -> str:
+def compute_rules_fingerprint() -> str:
     """Return a digest of all rules, for caches and saved models."""
-    tables = phrases()
+    tables = read_phrases()
     rules = (
         (
             KINDS,
@@ -125,9 +125,9 @@ class _Rules(NamedTuple):
 
 
 @lru_cache(maxsize=2)
-def _rules(side: Literal["before", "after"]) -> _Rules:
+def _select_rules(side: Literal["before", "after"]) -> _Rules:
     """Return the phrases that matter before, or after, a mention."""
-    tables = phrases()
+    tables = read_phrases()
     effects = {tuple(phrase.split()): _Effect() for phrase in tables["pseudo"]["all"]}
     for bit, kind in enumerate(KINDS):
         for phrase in tables[side][kind]:
@@ -148,7 +148,7 @@ def _rules(side: Literal["before", "after"]) -> _Rules:
 # ---- mentions ------------------------------------------------------------------------
 
 
-def contexts(text: str, mentions: Sequence[tuple[int, int]]) -> list[int]:
+def find_contexts(text: str, mentions: Sequence[tuple[int, int]]) -> list[int]:
     """Return the context of each mention of a text.
 
     Args:
@@ -171,7 +171,7 @@ def contexts(text: str, mentions: Sequence[tuple[int, int]]) -> list[int]:
         number = bisect_right(bounds, start) - 1
         if number not in sentences:
             sentences[number] = _Sentence(plain, bounds[number], bounds[number + 1])
-        result.append(sentences[number].context(start, end))
+        result.append(sentences[number].find_context(start, end))
     return result
 
 
@@ -200,24 +200,26 @@ class _Sentence:
         self._plain = plain
         self._word_starts = [match.start() for match in matches]
         self._word_ends = [match.end() for match in matches]
-        self._hits_before = _find_phrases(words, _rules("before"))
-        self._hits_after = _find_phrases(words, _rules("after"))
+        self._hits_before = _find_phrases(words, _select_rules("before"))
+        self._hits_after = _find_phrases(words, _select_rules("after"))
 
-    def context(self, start: int, end: int) -> int:
+    def find_context(self, start: int, end: int) -> int:
         """Return the kinds of context of a mention, as bits of KINDS."""
         first_word = bisect_right(self._word_ends, start)
         next_word = bisect_left(self._word_starts, end)
-        context = self._kinds_before(first_word) | self._kinds_after(next_word)
+        context = self._find_kinds_before(first_word) | self._find_kinds_after(
+            next_word
+        )
         if _NEGATIVE_ANSWER.match(self._plain, end):
             context |= _NEGATED
         return context
 
-    def _kinds_before(self, first_word: int) -> int:
+    def _find_kinds_before(self, first_word: int) -> int:
         """Return the kinds whose triggers reach a mention from before it."""
         hits = self._hits_before
         window = first_word - WINDOW
         kinds = 0
-        for at in range(_first_hit_from(hits, window - _LONGEST_PHRASE), len(hits)):
+        for at in range(_find_first_hit(hits, window - _LONGEST_PHRASE), len(hits)):
             hit = hits[at]
             if hit.stop > first_word:
                 break
@@ -226,12 +228,12 @@ class _Sentence:
                 kinds |= hit.effect.sets
         return kinds
 
-    def _kinds_after(self, next_word: int) -> int:
+    def _find_kinds_after(self, next_word: int) -> int:
         """Return the kinds whose triggers reach a mention from after it."""
         hits = self._hits_after
         kinds = 0
         ended = 0
-        for at in range(_first_hit_from(hits, next_word), len(hits)):
+        for at in range(_find_first_hit(hits, next_word), len(hits)):
             hit = hits[at]
             if hit.start >= next_word + WINDOW_AFTER:
                 break
@@ -242,7 +244,7 @@ class _Sentence:
         return kinds
 
 
-def _first_hit_from(hits: Sequence[_Hit], word: int) -> int:
+def _find_first_hit(hits: Sequence[_Hit], word: int) -> int:
     """Return the index of the first hit that does not begin before a word."""
     return bisect_left(hits, word, key=lambda hit: hit.start)
 

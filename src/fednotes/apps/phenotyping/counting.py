@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fednotes.apps.phenotyping.classifiers import (
     LinearSVMs,
-    inverse_document_frequencies,
+    compute_idf,
 )
-from fednotes.apps.phenotyping.codes import category, choose
+from fednotes.apps.phenotyping.codes import choose, find_category
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, Bags, SitePatients
 from fednotes.apps.phenotyping.config import Config
 from fednotes.apps.phenotyping.dan import CHOSEN, KNOWN
@@ -76,7 +76,7 @@ def choose_known_concepts(counts: Tensor, least: int) -> Tensor:
 # ---- noisy counts --------------------------------------------------------------------
 
 
-def sizes_of_counts(config: Config) -> dict[str, int]:
+def compute_count_sizes(config: Config) -> dict[str, int]:
     """Return how many counts there are of each kind.
 
     The counts are "codes" (patients of each candidate), "concepts" (patients who have
@@ -117,7 +117,7 @@ def count_patient(
         (items,) positions among all counts, and (items,) ones.
     """
     codes = {
-        category(code, whole_causes=config.whole_causes)
+        find_category(code, whole_causes=config.whole_causes)
         for row in rows
         for code in data.codes.get(data.train.patients[row], ())
     }
@@ -135,7 +135,7 @@ def count_patient(
     }
     positions: list[np.ndarray] = []
     first = 0
-    for name, size in sizes_of_counts(config).items():
+    for name, size in compute_count_sizes(config).items():
         positions.append(first + numbers[name].astype(np.int64))
         first += size
     flat = np.concatenate(positions)
@@ -158,7 +158,7 @@ def agree_from_counts(config: Config, counts: np.ndarray, deviation: float) -> T
         DataError: No code is frequent enough.
         TrainingError: No concept is frequent enough.
     """
-    sizes = sizes_of_counts(config)
+    sizes = compute_count_sizes(config)
     parts = np.split(counts, np.cumsum([*sizes.values()])[:-1])
     count_of = dict(zip(sizes, parts, strict=True))
     agreed: dict[str, Tensor] = {}
@@ -172,7 +172,7 @@ def agree_from_counts(config: Config, counts: np.ndarray, deviation: float) -> T
     elif "concepts" in count_of:
         patients = max(1, round(float(count_of["patients"][0])))
         frequencies = count_of["concepts"].clip(0, patients)
-        idf = inverse_document_frequencies(frequencies, patients)
+        idf = compute_idf(frequencies, patients)
         agreed["idf"] = torch.from_numpy(idf)
     if "present" in count_of:
         absent, present = count_of["absent"], count_of["present"]
@@ -192,7 +192,7 @@ def _weigh_classes(
     table = np.stack([absent, present, np.zeros_like(absent)], axis=1)
     classes = [(ABSENT, PRESENT)] * len(config.phenotypes)
     machines = LinearSVMs(classes, 1, config.model.classifier)
-    return machines.balance_classes(table.clip(max(1.0, deviation)))
+    return machines.compute_class_weights(table.clip(max(1.0, deviation)))
 
 
 def require_agreement(config: Config, tensors: Tensors, site: str) -> None:
@@ -204,7 +204,7 @@ def require_agreement(config: Config, tensors: Tensors, site: str) -> None:
         site: The site that checks it.
     """
     shapes = {"idf": (config.space.width,), "weights": (len(config.phenotypes), 2)}
-    fits = tensors.keys() == _names_of_agreement(config) and all(
+    fits = tensors.keys() == _list_agreement_names(config) and all(
         _are_weights(tensors[name], shape)
         for name, shape in shapes.items()
         if name in tensors
@@ -217,9 +217,9 @@ def require_agreement(config: Config, tensors: Tensors, site: str) -> None:
         )
 
 
-def _names_of_agreement(config: Config) -> set[str]:
+def _list_agreement_names(config: Config) -> set[str]:
     """Return the names of the tensors that `agree_from_counts` returns."""
-    sizes = sizes_of_counts(config)
+    sizes = compute_count_sizes(config)
     names: set[str] = set()
     if "codes" in sizes:
         names.add(CHOSEN)

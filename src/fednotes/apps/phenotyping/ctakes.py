@@ -22,7 +22,7 @@ import numpy as np
 from fednotes.apps.phenotyping.concepts import (
     MAX_CONCEPTS,
     PatientInputs,
-    gather_bags,
+    join_bags,
 )
 from fednotes.apps.phenotyping.context import Option
 from fednotes.apps.phenotyping.tables import Damaged, TableReport, read_lines
@@ -77,7 +77,7 @@ def read_ctakes(path: Path) -> tuple[Mentions, TableReport]:
             else:
                 _read_flat(file, mentions, report)
     if not mentions or 2 * report.damaged > report.rows:
-        raise _not_ctakes(path, report)
+        raise _make_not_ctakes_error(path, report)
     return mentions, report
 
 
@@ -91,7 +91,7 @@ def _is_ctakes_file(path: Path) -> bool:
     return _is_xmi(path) or path.suffix.lower() == ".txt"
 
 
-def _not_ctakes(path: Path, report: TableReport) -> DataError:
+def _make_not_ctakes_error(path: Path, report: TableReport) -> DataError:
     """Return the error for a file or folder that is not cTAKES output."""
     expected = "an id and CUIs"
     line = report.examples[0].line if report.examples else 0
@@ -127,7 +127,14 @@ def _read_xmi_files(files: Sequence[Path]) -> Mentions:
 
 
 class _XmiMention(NamedTuple):
-    """A mention of an XMI file: its position in the text, and ids of its concepts."""
+    """A mention of an XMI file.
+
+    Attributes:
+        begin: Its start in the text.
+        end: Its end in the text.
+        references: Ids of its concepts, or of lists of its concepts.
+        holds: Whether it is about the patient, and neither negated nor conditional.
+    """
 
     begin: int
     end: int
@@ -136,7 +143,7 @@ class _XmiMention(NamedTuple):
 
 
 def _read_xmi(path: Path) -> list[Mention]:
-    """Return the mentions with a CUI, by their position in the text.
+    """Read an XMI file; return its mentions with a CUI, in the order of the text.
 
     Raises:
         DataError: The file is not XMI of cTAKES, is truncated, or has a DOCTYPE.
@@ -158,15 +165,15 @@ def _read_xmi(path: Path) -> list[Mention]:
         elif name in ("FSArray", "NonEmptyFSList") and "elements" in attributes:
             lists[attributes.get("xmi:id", "")] = attributes["elements"].split()
         elif prefix == "textsem" and attributes.get("ontologyConceptArr", "").split():
-            mentions.append(_xmi_mention(path, line, attributes))
+            mentions.append(_parse_xmi_mention(path, line, attributes))
     if not has_root:
         raise DataError(
             f"{path}: not an XMI file of cTAKES (it has no element xmi:XMI)"
         )
-    return _mentions_with_cuis(path, mentions, cuis, lists)
+    return _select_mentions_with_cuis(path, mentions, cuis, lists)
 
 
-def _mentions_with_cuis(
+def _select_mentions_with_cuis(
     path: Path,
     mentions: Sequence[_XmiMention],
     cuis: Mapping[str, str],
@@ -209,7 +216,9 @@ def _mentions_with_cuis(
     return result
 
 
-def _xmi_mention(path: Path, line: int, attributes: Mapping[str, str]) -> _XmiMention:
+def _parse_xmi_mention(
+    path: Path, line: int, attributes: Mapping[str, str]
+) -> _XmiMention:
     """Return the mention in an element of an XMI file.
 
     Raises:
@@ -243,7 +252,9 @@ def _read_cuis(path: Path, mentions: Mentions, report: TableReport) -> None:
         if line is not None and not line.strip():
             continue
         report.rows += 1
-        items = None if line is None else _mentions_of(_SEPARATORS.split(line.strip()))
+        items = (
+            None if line is None else _parse_mentions(_SEPARATORS.split(line.strip()))
+        )
         if items is None:
             report.add_damaged(Damaged(number, "no CUIs"))
         else:
@@ -264,14 +275,14 @@ def _read_flat(path: Path, mentions: Mentions, report: TableReport) -> None:
         if number == 1 and texts and not has_cui:
             continue  # a header
         report.rows += 1
-        items = _mentions_of([text for text in texts if text])
+        items = _parse_mentions([text for text in texts if text])
         if not name or _FLAT_ITEM.fullmatch(name) or items is None:
             report.add_damaged(Damaged(number, "no CUIs"))
         else:
             mentions.setdefault(name, []).extend(items)
 
 
-def _mentions_of(texts: Sequence[str]) -> list[Mention] | None:
+def _parse_mentions(texts: Sequence[str]) -> list[Mention] | None:
     """Return the mentions of a flat file's CUIs; None if one is not a CUI."""
     mentions = []
     for text in texts:
@@ -285,7 +296,7 @@ def _mentions_of(texts: Sequence[str]) -> list[Mention] | None:
 # ---- bags ----------------------------------------------------------------------------
 
 
-def bags_of_mentions(
+def make_bags_of_mentions(
     mentions: Mapping[str, Iterable[Mention]],
     concepts: Sequence[str],
     context: Option = "drop",
@@ -305,7 +316,7 @@ def bags_of_mentions(
         patients=len(mentions), mentions=0, unknown=0, left_out=0, without_features=0
     )
 
-    def bag(patient_mentions: Iterable[Mention]) -> np.ndarray:
+    def make_bag(patient_mentions: Iterable[Mention]) -> np.ndarray:
         entries: list[int] = []
         for mention in patient_mentions:
             if not mention.holds and context == "drop":
@@ -317,6 +328,6 @@ def bags_of_mentions(
             entries += known
         return np.array(entries, dtype=np.int32)
 
-    arrays = gather_bags(map(bag, mentions.values()), counts, max_concepts)
+    arrays = join_bags(map(make_bag, mentions.values()), counts, max_concepts)
     vocabulary = len(concepts) * (2 if context == "mark" else 1)
-    return PatientInputs.of(tuple(mentions), arrays, vocabulary, counts)
+    return PatientInputs.from_arrays(tuple(mentions), arrays, vocabulary, counts)

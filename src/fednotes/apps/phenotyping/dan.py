@@ -38,8 +38,8 @@ from fednotes.apps.phenotyping.cohort import (
     Bags,
     Rows,
     Vectors,
-    entries_of_rows,
-    offsets_of,
+    compute_offsets,
+    find_entries,
 )
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.kernels import dropout, kernel
@@ -112,15 +112,15 @@ class Mixtures:
     vocabulary: int
 
     @classmethod
-    def of(cls, bags: Bags, mean: str = "occurrences") -> Mixtures:
+    def from_bags(cls, bags: Bags, mean: str = "occurrences") -> Mixtures:
         """Count each patient's concepts, once per corpus rather than per batch.
 
         Args:
             bags: The patients' concepts.
             mean: As in `DanConfig`.
         """
-        rows, concepts, counts = bags.counts()
-        offsets = offsets_of(np.bincount(rows, minlength=len(bags)))
+        rows, concepts, counts = bags.count_concepts()
+        offsets = compute_offsets(np.bincount(rows, minlength=len(bags)))
         if mean == "concepts":
             shares = 1 / np.diff(offsets)[rows]
         else:
@@ -170,7 +170,7 @@ class Mixtures:
 
     def take(self, rows: Rows) -> Mixtures:
         """Return these patients, in the order of `rows`."""
-        positions, offsets = entries_of_rows(self.offsets, rows)
+        positions, offsets = find_entries(self.offsets, rows)
         return Mixtures(
             self.concepts[positions],
             self.shares[positions],
@@ -293,7 +293,7 @@ class Dan(nn.Module):
             self._require_vocabulary(patients.vocabulary, self.table_rows)
             return patients
         self._require_vocabulary(patients.vocabulary, self.inputs)
-        mixtures = Mixtures.of(patients, self.config.mean)
+        mixtures = Mixtures.from_bags(patients, self.config.mean)
         if self.known is None:
             return mixtures
         sizes = patients.sizes
@@ -335,7 +335,7 @@ class Dan(nn.Module):
         if isinstance(mixtures, np.ndarray):
             return torch.from_numpy(mixtures).to(self.device)
         is_sparse = self.config.updates == "rows"
-        return pool(cast(Tensor, self.embedding), mixtures, sparse=is_sparse)
+        return pool_vectors(cast(Tensor, self.embedding), mixtures, sparse=is_sparse)
 
     def run_hidden(self, patients: Inputs, layer: str = "rectified") -> Tensor:
         """Return (patients, hidden) values of the dense layer, before dropout.
@@ -376,14 +376,14 @@ class Dan(nn.Module):
         return total / labelled.sum().clamp(min=1.0)  # [phenotype cross-entropy]
 
     @torch.no_grad()
-    def representation(self, patients: Inputs) -> Singles:
+    def represent(self, patients: Inputs) -> Singles:
         """Return (patients, hidden) float32 values of the dense layer."""
         # [phenotype representation]
         run = partial(self.run_hidden, layer=self.config.layer)
         return self._run_in_batches(patients, run, self.config.hidden)
 
     @torch.no_grad()
-    def probabilities(self, patients: Inputs) -> Singles:
+    def predict_probabilities(self, patients: Inputs) -> Singles:
         """Return (patients, outputs) float32 probabilities, without dropout."""
 
         def run(batch: Inputs) -> Tensor:
@@ -432,7 +432,7 @@ def _make_layer(
 # ---- the mean of vectors -------------------------------------------------------------
 
 
-def pool(table: Tensor, patients: Mixtures, *, sparse: bool = False) -> Tensor:
+def pool_vectors(table: Tensor, patients: Mixtures, *, sparse: bool = False) -> Tensor:
     """Return (patients, width) means of vectors, Σ share · table[concept].
 
     Args:
@@ -458,7 +458,7 @@ def pool(table: Tensor, patients: Mixtures, *, sparse: bool = False) -> Tensor:
 
 
 class _Pool(torch.autograd.Function):
-    """`pool` and its derivative, computed by compiled kernels."""
+    """`pool_vectors` and its derivative, computed by compiled kernels."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, patients: Mixtures, sparse: bool) -> Tensor:  # noqa: FBT001 - `apply` takes no keywords
@@ -467,7 +467,7 @@ class _Pool(torch.autograd.Function):
         ctx.sparse = sparse
         means = torch.empty(len(patients), table.shape[1])
         vectors = table.detach().contiguous().numpy()
-        _average(
+        _average_vectors(
             vectors,
             patients.concepts,
             patients.shares,
@@ -480,10 +480,10 @@ class _Pool(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         grad = grads[0].float().contiguous().numpy()
         if ctx.sparse:
-            return _sparse_gradient(grad, ctx.patients, ctx.shape), None, None
+            return _make_sparse_gradient(grad, ctx.patients, ctx.shape), None, None
         gradient = torch.zeros(ctx.shape)
         patients: Mixtures = ctx.patients
-        _spread(
+        _spread_gradients(
             grad,
             patients.concepts,
             patients.shares,
@@ -493,7 +493,9 @@ class _Pool(torch.autograd.Function):
         return gradient, None, None
 
 
-def _sparse_gradient(grad: Singles, patients: Mixtures, shape: torch.Size) -> Tensor:
+def _make_sparse_gradient(
+    grad: Singles, patients: Mixtures, shape: torch.Size
+) -> Tensor:
     """Return the gradient of a table as a sparse tensor of the rows that occur.
 
     Args:
@@ -506,7 +508,7 @@ def _sparse_gradient(grad: Singles, patients: Mixtures, shape: torch.Size) -> Te
     occurring = np.flatnonzero(place_of)
     place_of[occurring] = np.arange(len(occurring), dtype=np.int32)
     gradient = torch.zeros(len(occurring), shape[1])
-    _spread(
+    _spread_gradients(
         grad,
         place_of[patients.concepts],
         patients.shares,
@@ -523,7 +525,7 @@ def _sparse_gradient(grad: Singles, patients: Mixtures, shape: torch.Size) -> Te
 
 
 @kernel("void(f4[:,::1], i4[::1], f4[::1], i8[::1], f4[:,::1])")
-def _average(
+def _average_vectors(
     table: Singles,
     concepts: SmallInts,
     shares: Singles,
@@ -543,7 +545,7 @@ def _average(
 
 
 @kernel("void(f4[:,::1], i4[::1], f4[::1], i8[::1], f4[:,::1])")
-def _spread(
+def _spread_gradients(
     grad: Singles,
     rows: SmallInts,
     shares: Singles,

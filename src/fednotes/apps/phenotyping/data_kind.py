@@ -19,45 +19,49 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fednotes.apps.phenotyping.agreement import described, stub, training_examples
+from fednotes.apps.phenotyping.agreement import (
+    describe_patients,
+    encode_training_examples,
+    make_patient_stub,
+)
 from fednotes.apps.phenotyping.causes import (
     count_training,
     find_data_causes,
     find_score_causes,
 )
-from fednotes.apps.phenotyping.codes import hold_out, phenotype_labels
+from fednotes.apps.phenotyping.codes import hold_out, make_phenotype_labels
 from fednotes.apps.phenotyping.cohort import (
     UNLABELLED,
     Cohort,
     ConceptVectors,
     SitePatients,
-    deal,
-    fingerprint,
+    compute_fingerprint,
+    deal_cohort,
     pool_sites,
     require_alike,
-    split,
+    split_cohort,
 )
-from fednotes.apps.phenotyping.compare_patients import METRICS, compare_runs
+from fednotes.apps.phenotyping.compare_patients import METRICS, compare_patient_runs
 from fednotes.apps.phenotyping.concepts import PatientInputs, Progress
 from fednotes.apps.phenotyping.features import (
     ConceptFeatures,
     ConceptsConfig,
     Features,
-    features_for,
+    build_features,
 )
 from fednotes.apps.phenotyping.job_tables import (
     TABLES,
     PatientsConfig,
     PatientTables,
     SyntheticPatientsConfig,
-    patient_tables,
-    shown,
-    tables_of,
+    collect_tables,
+    get_tables,
+    read_patient_tables,
 )
 from fednotes.apps.phenotyping.labels import PatientLabels, read_labels
 from fednotes.apps.phenotyping.review import review_run
-from fednotes.apps.phenotyping.shadow import audit_subject
-from fednotes.apps.phenotyping.site_counts import count_tables, label_lines
+from fednotes.apps.phenotyping.shadow import make_audit_subject
+from fednotes.apps.phenotyping.site_counts import describe_labels, make_count_tables
 from fednotes.apps.phenotyping.site_files import SiteFiles, generate_site, read_site
 from fednotes.core.errors import ConfigError, DataError, FednotesError, within
 from fednotes.core.seeds import rng_of, seed_of
@@ -89,11 +93,11 @@ def load_patient_sites(
         ModelError: The encoder cannot be loaded.
     """
     cache = find_default_cache() / "concepts" if cache is None else cache
-    features = features_for(tables_of(job).features, job.folder)
+    features = build_features(get_tables(job).features, job.folder)
     ids = _IdsOfSites()
     sites: list[SitePatients] = []
     messages: list[str] = []
-    for name, config in _site_configs(job):
+    for name, config in _list_site_configs(job):
         # A separate function, so that only one site's texts are in memory at a time.
         site, site_messages = _load_site(
             job,
@@ -108,7 +112,7 @@ def load_patient_sites(
         messages += site_messages
     require_alike(sites)
 
-    vectors = _concept_vectors(job, features)
+    vectors = _load_concept_vectors(job, features)
     if vectors is not None:
         sites = [replace(site, vectors=vectors) for site in sites]
         messages.append(
@@ -117,11 +121,11 @@ def load_patient_sites(
         )
     if job.silos:
         sites = _deal_into_silos(job, sites)
-        messages.append(_silos_message(sites))
-    return Sites(tuple(sites), None, (*messages, *label_lines(sites)))
+        messages.append(_describe_silos(sites))
+    return Sites(tuple(sites), None, (*messages, *describe_labels(sites)))
 
 
-def _site_configs(job: Job) -> Iterator[tuple[str, PatientsConfig]]:
+def _list_site_configs(job: Job) -> Iterator[tuple[str, PatientsConfig]]:
     """Yield the name and the table of each site."""
     if job.synthetic is None:
         yield from job.sites.items()
@@ -162,7 +166,7 @@ def _load_site(
             files = read_site(job, name, config)
         prefixed = ids.add_site(name, config, files)
         messages = list(files.messages)
-        inputs = prefixed.files.records.inputs(features, progress, cache)
+        inputs = prefixed.files.records.make_inputs(features, progress, cache)
         site, part_messages = _split_site(
             job, name, config, files=prefixed.files, inputs=inputs, features=features
         )
@@ -279,14 +283,14 @@ def _split_site(
         ConfigError: The job protects patients, and the site uses a fraction of labels.
         DataError: No patient with codes has notes, or a part would be empty.
     """
-    tables = tables_of(job)
+    tables = get_tables(job)
     messages = _describe_counts(files, inputs, features)
-    phenotypes, labels = _labels_of(inputs.patients, config, files, tables=tables)
+    phenotypes, labels = _make_labels(inputs.patients, config, files, tables=tables)
     cohort = Cohort(
         name, inputs.patients, bags=inputs.values, labels=labels, outputs=phenotypes
     )
-    codes, code_messages = _codes_for_stage_1(inputs.patients, files, tables)
-    parts = _parts(cohort, config, files.test, seed=job.seed)
+    codes, code_messages = _select_codes_for_stage_1(inputs.patients, files, tables)
+    parts = _split_into_parts(cohort, config, files.test, seed=job.seed)
     if job.privacy and config.labelled < 1:
         raise ConfigError(
             f"site {name!r}: labelled = {config.labelled:g}: whose labels are "
@@ -296,7 +300,7 @@ def _split_site(
     site = SitePatients(
         name,
         features.space,
-        train=_with_fraction_of_labels(parts["train"], config.labelled, job.seed),
+        train=_keep_fraction_of_labels(parts["train"], config.labelled, job.seed),
         valid=parts["valid"],
         test=parts["test"],
         codes=codes,
@@ -336,7 +340,7 @@ def _describe_counts(
     return messages
 
 
-def _labels_of(
+def _make_labels(
     patients: Sequence[str],
     config: PatientsConfig,
     files: SiteFiles,
@@ -350,15 +354,15 @@ def _labels_of(
     """
     if tables.phenotypes:
         codes = files.codes or {}
-        labels = phenotype_labels(patients, codes, tables.phenotypes)
+        labels = make_phenotype_labels(patients, codes, tables.phenotypes)
         return tuple(tables.phenotypes), labels
     if files.labels is not None:
-        labels = files.labels.matrix(patients, config.unmentioned)
+        labels = files.labels.to_matrix(patients, config.unmentioned)
         return files.labels.phenotypes, labels
     return (), np.zeros((len(patients), 0), np.int8)
 
 
-def _codes_for_stage_1(
+def _select_codes_for_stage_1(
     patients: Sequence[str], files: SiteFiles, tables: PatientTables
 ) -> tuple[dict[str, frozenset[str]], list[str]]:
     """Return the codes that stage 1 may see, and messages about omitted codes.
@@ -390,10 +394,10 @@ def _codes_for_stage_1(
     if not tables.held_out:
         return codes, messages
     remaining, counts = hold_out(codes, tables.held_out)
-    return remaining, messages + _hold_out_messages(counts)
+    return remaining, messages + _describe_held_out_codes(counts)
 
 
-def _hold_out_messages(counts: Mapping[str, int]) -> list[str]:
+def _describe_held_out_codes(counts: Mapping[str, int]) -> list[str]:
     """Return messages about the codes that stage 1 does not see.
 
     Args:
@@ -413,10 +417,10 @@ def _hold_out_messages(counts: Mapping[str, int]) -> list[str]:
     return messages
 
 
-def _parts(
+def _split_into_parts(
     cohort: Cohort, config: PatientsConfig, test: frozenset[str], *, seed: int
 ) -> dict[str, Cohort]:
-    """Return the train, valid and test patients of a site.
+    """Divide the patients of a site into the parts train, valid and test.
 
     Args:
         cohort: All patients.
@@ -430,13 +434,13 @@ def _parts(
         "valid": config.valid_fraction,
     }
     if not test:
-        return split(cohort, fractions | {"test": test_fraction}, seed)
+        return split_cohort(cohort, fractions | {"test": test_fraction}, seed)
     is_tested = np.array([patient in test for patient in cohort.patients], dtype=bool)
-    parts = split(cohort.take(~is_tested), fractions, seed)
+    parts = split_cohort(cohort.take(~is_tested), fractions, seed)
     return {**parts, "test": cohort.take(is_tested)}
 
 
-def _with_fraction_of_labels(cohort: Cohort, fraction: float, seed: int) -> Cohort:
+def _keep_fraction_of_labels(cohort: Cohort, fraction: float, seed: int) -> Cohort:
     """Return a cohort in which a fraction of the annotated patients keep their labels.
 
     These are the patients with the lowest hashes, so the patients of a smaller fraction
@@ -468,21 +472,21 @@ def _deal_into_silos(job: Job, sites: Sequence[SitePatients]) -> list[SitePatien
     number = job.silos.number
     pooled = pool_sites(sites)
     with within(f"[silos] number = {number}", DataError, become=ConfigError):
-        trains = deal(pooled.train, number, job.seed)
+        trains = deal_cohort(pooled.train, number, job.seed)
         if len(pooled.valid):
-            valids = deal(pooled.valid, number, job.seed)
+            valids = deal_cohort(pooled.valid, number, job.seed)
         else:
             valids = (pooled.valid,) * number
     return [
-        _silo(f"silo{position}", pooled, train, valid)
+        _make_silo(f"silo{position}", pooled, train, valid)
         for position, (train, valid) in enumerate(zip(trains, valids, strict=True), 1)
     ]
 
 
-def _silo(
+def _make_silo(
     name: str, pooled: SitePatients, train: Cohort, valid: Cohort
 ) -> SitePatients:
-    """Return a silo with these patients and all test patients."""
+    """Return a silo with these patients and all test patients, as a site."""
     cohorts = (train, valid, pooled.test)
     patients = [patient for cohort in cohorts for patient in cohort.patients]
     return SitePatients(
@@ -496,7 +500,7 @@ def _silo(
     )
 
 
-def _silos_message(silos: Sequence[SitePatients]) -> str:
+def _describe_silos(silos: Sequence[SitePatients]) -> str:
     """Return a message about the numbers of patients in silos."""
     train = sum(len(silo.train) for silo in silos)
     valid = sum(len(silo.valid) for silo in silos)
@@ -507,14 +511,14 @@ def _silos_message(silos: Sequence[SitePatients]) -> str:
     )
 
 
-def _concept_vectors(job: Job, features: Features) -> ConceptVectors | None:
+def _load_concept_vectors(job: Job, features: Features) -> ConceptVectors | None:
     """Return the public vectors of the dictionary's concepts; None without such a file.
 
     Raises:
         DataError: No vector in the file belongs to a concept.
         ModelError: The file cannot be read.
     """
-    config = tables_of(job).features
+    config = get_tables(job).features
     if not isinstance(config, ConceptsConfig) or not config.vectors:
         return None
     assert isinstance(features, ConceptFeatures)  # because the job has [concepts]
@@ -528,12 +532,12 @@ def _concept_vectors(job: Job, features: Features) -> ConceptVectors | None:
             "dictionary"
         )
     rows = [words.index[names[index]] for index in concepts]
-    return ConceptVectors.of(
+    return ConceptVectors.from_arrays(
         np.array(concepts, np.int64), words.table.numpy()[np.array(rows, np.int64)]
     )
 
 
-def _stand_in(site: SitePatients, name: str, size: int) -> SitePatients:
+def _make_stand_in(site: SitePatients, name: str, size: int) -> SitePatients:
     """Return a copy of a site under another name, with two thirds of its patients.
 
     The selection differs for each name, because the mean over exact copies of a site
@@ -575,7 +579,7 @@ def find_labels(folder: Path) -> FoundLabels | None:
     ((path, labels),) = tables
     counts = dict.fromkeys(labels.phenotypes, 0)
     for patient in labels.values:
-        for phenotype in labels.of(patient):
+        for phenotype in labels.get_labels(patient):
             counts[phenotype] += 1
     return FoundLabels(
         method="phenotype",
@@ -606,27 +610,27 @@ KIND = SiteKind(
     site_config=PatientsConfig,
     synthetic_config=SyntheticPatientsConfig,
     load=load_patient_sites,
-    fingerprint=fingerprint,
-    tabulate_counts=count_tables,
+    fingerprint=compute_fingerprint,
+    tabulate_counts=make_count_tables,
     source_keys=("notes", "concepts", "labels"),
     source_placeholder={"notes": "notes", "codes": "codes", "codes_format": "table"},
     tables=TABLES,
     read_tables=lambda table, preset, where: KindTables(
-        values=patient_tables(table, preset, where)
+        values=read_patient_tables(table, preset, where)
     ),
-    collect_tables=shown,
+    collect_tables=collect_tables,
     count_examples=lambda site: len(site.train),
     example_name="patients",
-    make_stand_in=_stand_in,
+    make_stand_in=_make_stand_in,
     count_training=count_training,
     find_score_causes=find_score_causes,
     find_data_causes=find_data_causes,
-    make_audit_subject=audit_subject,
-    compare=compare_runs,
-    describe=described,
-    make_stub=stub,
+    make_audit_subject=make_audit_subject,
+    compare=compare_patient_runs,
+    describe=describe_patients,
+    make_stub=make_patient_stub,
     find_labels=find_labels,
-    encode_examples=training_examples,
+    encode_examples=encode_training_examples,
     metrics=METRICS,
     review=review_run,
 )

@@ -26,13 +26,13 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from fednotes.apps.phenotyping.cohort import offsets_of
+from fednotes.apps.phenotyping.cohort import compute_offsets
 from fednotes.apps.phenotyping.tables import (
     Damaged,
     Row,
     TableReport,
-    cells_of,
     read_lines,
+    split_cells,
     split_lines,
 )
 from fednotes.core.errors import ConfigError, DataError, nearest
@@ -80,7 +80,7 @@ class Dictionary:
         """Return the number of concepts."""
         return len(self.concepts)
 
-    def of(self, term: int) -> tuple[int, ...]:
+    def get_concepts(self, term: int) -> tuple[int, ...]:
         """Return the indices of the concepts that a term, given by index, denotes."""
         return tuple(self.members[self.bounds[term] : self.bounds[term + 1]].tolist())
 
@@ -98,14 +98,14 @@ class Dictionary:
         return state.hexdigest()
 
 
-def dictionary_of(entries: Iterable[tuple[str, str]]) -> Dictionary:
+def build_dictionary(entries: Iterable[tuple[str, str]]) -> Dictionary:
     """Return a dictionary with these (concept, term) pairs, whatever their order."""
     numbers: dict[str, int] = {}  # concept -> its number, in order of reading
     # Most terms denote one concept, and a number takes less memory than a tuple.
     numbers_of_term: dict[str, int | tuple[int, ...]] = {}
     for concept, term in entries:
         number = numbers.setdefault(concept, len(numbers))
-        known = _as_tuple(numbers_of_term.setdefault(term, number))
+        known = _make_tuple(numbers_of_term.setdefault(term, number))
         if number not in known:
             numbers_of_term[term] = (*known, number)
 
@@ -115,7 +115,7 @@ def dictionary_of(entries: Iterable[tuple[str, str]]) -> Dictionary:
     index_of_number[[numbers[concept] for concept in concepts]] = np.arange(
         len(concepts)
     )
-    lists = [_as_tuple(numbers_of_term[term]) for term in terms]
+    lists = [_make_tuple(numbers_of_term[term]) for term in terms]
     members = np.fromiter(
         (
             index
@@ -124,11 +124,11 @@ def dictionary_of(entries: Iterable[tuple[str, str]]) -> Dictionary:
         ),
         np.int32,
     )
-    bounds = offsets_of([len(numbers_of_one) for numbers_of_one in lists])
+    bounds = compute_offsets([len(numbers_of_one) for numbers_of_one in lists])
     return Dictionary(concepts, terms, bounds=bounds, members=members)
 
 
-def _as_tuple(numbers: int | tuple[int, ...]) -> tuple[int, ...]:
+def _make_tuple(numbers: int | tuple[int, ...]) -> tuple[int, ...]:
     """Return one number or several as a tuple."""
     return (numbers,) if isinstance(numbers, int) else numbers
 
@@ -147,7 +147,7 @@ def read_dictionary(path: str | Path, format: str = "", **options: Any) -> Dicti
         DataError: The file has another format, or contains no term.
     """
     path = Path(path)
-    format = format or _format_of(path)
+    format = format or _guess_format(path)
     reader = _READERS[format]
     for option in options:
         if option not in reader.options:
@@ -156,10 +156,10 @@ def read_dictionary(path: str | Path, format: str = "", **options: Any) -> Dicti
                 f"dictionary option {option!r} does not apply to format {format}: "
                 f"{hint}"
             )
-    return dictionary_of(reader.read(path, **options))
+    return build_dictionary(reader.read(path, **options))
 
 
-def _format_of(path: Path) -> str:
+def _guess_format(path: Path) -> str:
     """Return the format of a dictionary by the name of its file."""
     name = path.name.lower().removesuffix(".gz")
     if name.endswith(".rrf"):
@@ -170,7 +170,7 @@ def _format_of(path: Path) -> str:
 # ---- rows ----------------------------------------------------------------------------
 
 
-def _usable_rows(
+def _select_usable_rows(
     path: Path,
     kind: str,
     rows: Iterable[tuple[int, T | None]],
@@ -204,16 +204,16 @@ def _usable_rows(
     report.require_sound(report.rows)
 
 
-def _nonblank_lines(path: Path) -> Iterator[tuple[int, str | None]]:
+def _read_nonblank_lines(path: Path) -> Iterator[tuple[int, str | None]]:
     """Yield the lines of a file that are not blank, with their numbers."""
     for number, line in read_lines(path):
         if line is None or line.strip():
             yield number, line
 
 
-def _rrf_rows(path: Path) -> Iterator[tuple[int, list[str] | None]]:
+def _read_rrf_rows(path: Path) -> Iterator[tuple[int, list[str] | None]]:
     """Yield the rows of a file of the UMLS, with their line numbers."""
-    for number, line in _nonblank_lines(path):
+    for number, line in _read_nonblank_lines(path):
         yield number, None if line is None else line.rstrip("\r").split("|")
 
 
@@ -234,7 +234,7 @@ class _MrconsoRow(NamedTuple):
     suppress: str  # SUPPRESS
 
     @classmethod
-    def of(cls, fields: Sequence[str]) -> _MrconsoRow:
+    def from_fields(cls, fields: Sequence[str]) -> _MrconsoRow:
         """Return the row with these fields."""
         return cls(
             concept=fields[0],
@@ -290,12 +290,14 @@ def _read_umls(
         DataError: The file is not MRCONSO, or no row is left; the message then lists
             the file's sources.
     """
-    concepts = _concepts_of_types(path, types)
+    concepts = _read_concepts_of_types(path, types)
     rows_of_source = Counter[str]()
     is_empty = True
     kind = f"row of MRCONSO ({_MRCONSO_FIELDS} fields separated by |)"
-    for fields in _usable_rows(path, kind, _rrf_rows(path), is_usable=_is_mrconso):
-        row = _MrconsoRow.of(fields)
+    for fields in _select_usable_rows(
+        path, kind, _read_rrf_rows(path), is_usable=_is_mrconso
+    ):
+        row = _MrconsoRow.from_fields(fields)
         rows_of_source[row.source] += 1
         is_wanted = (
             row.language == language
@@ -315,7 +317,9 @@ def _read_umls(
         )
 
 
-def _concepts_of_types(path: Path, types: Collection[str] | None) -> set[str] | None:
+def _read_concepts_of_types(
+    path: Path, types: Collection[str] | None
+) -> set[str] | None:
     """Return the concepts of semantic types; None stands for all concepts.
 
     Args:
@@ -343,7 +347,7 @@ def _concepts_of_types(path: Path, types: Collection[str] | None) -> set[str] | 
         )
     chosen = TYPES if types is None else frozenset(types)
     kind = "row of MRSTY (6 fields separated by |, CUI and TUI first)"
-    rows = _usable_rows(table, kind, _rrf_rows(table), is_usable=_is_mrsty)
+    rows = _select_usable_rows(table, kind, _read_rrf_rows(table), is_usable=_is_mrsty)
     return {fields[0] for fields in rows if fields[1] in chosen}
 
 
@@ -380,14 +384,14 @@ def _read_obo(
             )
     is_empty = True
     kind = "stanza [Term] of OBO, with id and name"
-    for stanza in _usable_rows(
-        path, kind, _stanzas(path), is_usable=_has_id_and_name, is_sound=_is_sound
+    for stanza in _select_usable_rows(
+        path, kind, _read_stanzas(path), is_usable=_has_id_and_name, is_sound=_is_sound
     ):
         if _is_obsolete(stanza):
             continue
-        concepts = _ids_of(stanza, ids)
+        concepts = _list_ids(stanza, ids)
         for concept in concepts:
-            for term in _terms_of(stanza, scopes):
+            for term in _list_terms(stanza, scopes):
                 is_empty = False
                 yield Entry(concept, term)
     if is_empty:
@@ -408,19 +412,19 @@ def _is_obsolete(stanza: _Stanza) -> bool:
 
 def _is_sound(stanza: _Stanza) -> bool:
     """Return whether all lines and synonyms of a term are readable."""
-    return _is_obsolete(stanza) or ("" not in stanza and all(_synonyms(stanza)))
+    return _is_obsolete(stanza) or ("" not in stanza and all(_match_synonyms(stanza)))
 
 
-def _synonyms(stanza: _Stanza) -> list[re.Match[str] | None]:
+def _match_synonyms(stanza: _Stanza) -> list[re.Match[str] | None]:
     """Return the synonyms of a term; None for a malformed one."""
     return [_SYNONYM.match(value.lstrip()) for value in stanza.get("synonym", ())]
 
 
-def _terms_of(stanza: _Stanza, scopes: Collection[str]) -> list[str]:
+def _list_terms(stanza: _Stanza, scopes: Collection[str]) -> list[str]:
     """Return the name of a term, and its synonyms with certain scopes."""
     synonyms = [
         synonym[1]
-        for synonym in _synonyms(stanza)
+        for synonym in _match_synonyms(stanza)
         if synonym is not None and (synonym[2] or "RELATED") in scopes
     ]
     terms = [stanza["name"][0].strip(), *synonyms]
@@ -428,7 +432,7 @@ def _terms_of(stanza: _Stanza, scopes: Collection[str]) -> list[str]:
     return [term for term in cleaned if term]
 
 
-def _ids_of(stanza: _Stanza, kind: str) -> list[str]:
+def _list_ids(stanza: _Stanza, kind: str) -> list[str]:
     """Return the ids of a term: its own, or its cross-references of one kind."""
     if kind == "own":
         return [stanza["id"][0].strip()]
@@ -438,12 +442,12 @@ def _ids_of(stanza: _Stanza, kind: str) -> list[str]:
     return [id for id in ids if id]
 
 
-def _stanzas(path: Path) -> Iterator[tuple[int, _Stanza]]:
+def _read_stanzas(path: Path) -> Iterator[tuple[int, _Stanza]]:
     """Yield the [Term] stanzas of an ontology, with their line numbers."""
     kind = ""
     first_line = 0
     stanza: _Stanza = {}
-    for number, line in _nonblank_lines(path):
+    for number, line in _read_nonblank_lines(path):
         text = (line or "").strip()
         if text.startswith("["):
             if kind == "[Term]":
@@ -473,33 +477,33 @@ def _read_table(path: Path) -> Iterator[Entry]:
     Raises:
         DataError: All rows are damaged.
     """
-    first_line = next((line for _, line in _nonblank_lines(path) if line), "")
+    first_line = next((line for _, line in _read_nonblank_lines(path) if line), "")
     delimiter = "\t" if "\t" in first_line else ","
     header: list[str] = []
     with suppress(csv.Error, StopIteration):
-        header = [cell.strip().lower() for cell in cells_of(first_line, delimiter)]
-    id_column = _column_of(header, _ID_NAMES)
-    term_column = _column_of(header, _TERM_NAMES)
+        header = [cell.strip().lower() for cell in split_cells(first_line, delimiter)]
+    id_column = _find_column(header, _ID_NAMES)
+    term_column = _find_column(header, _TERM_NAMES)
 
     has_header = id_column is not None and term_column is not None
     rows = split_lines(
-        _nonblank_lines(path),
+        _read_nonblank_lines(path),
         len(header) if has_header else 2,
         delimiter,
         has_quotes=delimiter != "\t",
     )
     if id_column is not None and term_column is not None:
         next(rows)
-        entries = _entries_of(rows, id_column, term_column)
+        entries = _read_entries(rows, id_column, term_column)
     else:
-        entries = _entries_of(rows, 0, 1)
+        entries = _read_entries(rows, 0, 1)
 
     kind = "row of a dictionary table, with two columns, id and term"
-    for concept, term in _usable_rows(path, kind, entries, is_usable=_is_entry):
+    for concept, term in _select_usable_rows(path, kind, entries, is_usable=_is_entry):
         yield Entry(concept.strip(), clean_term(term))
 
 
-def _entries_of(
+def _read_entries(
     rows: Iterable[Row | Damaged], id_column: int, term_column: int
 ) -> Iterator[tuple[int, Entry | None]]:
     """Yield the line and entry of each row; None for a damaged row."""
@@ -510,7 +514,7 @@ def _entries_of(
             yield row.line, Entry(row.cells[id_column], row.cells[term_column])
 
 
-def _column_of(header: Sequence[str], names: Collection[str]) -> int | None:
+def _find_column(header: Sequence[str], names: Collection[str]) -> int | None:
     """Return the first column with one of these names; None if there is none."""
     return next((at for at, name in enumerate(header) if name in names), None)
 

@@ -1,6 +1,6 @@
 """Turn the notes of a patient into a bag of concepts, or into an encoder's vector.
 
-    features_for    from the tables of a job
+    build_features    from the tables of a job
     load_features   from the recipe of a saved model: the same features for new notes
 
 A recipe is JSON. It has the location of the dictionary or encoder, options and a
@@ -29,9 +29,9 @@ from fednotes.apps.phenotyping.concepts import (
     Notes,
     PatientInputs,
     Progress,
-    bags,
-    cached_arrays,
-    gather_bags,
+    compute_with_cache,
+    join_bags,
+    make_bags,
     report_progress,
 )
 from fednotes.apps.phenotyping.context import Option
@@ -160,7 +160,7 @@ class ConceptFeatures:
             progress: Receives the number of patients done, and of all patients.
             cache: Folder for results; None keeps none.
         """
-        return bags(
+        return make_bags(
             notes,
             self.matcher,
             processes=self.processes,
@@ -190,20 +190,22 @@ class ConceptFeatures:
             bag = concepts.setdefault(note.patient, array("i"))
             if note.patient in left_out:
                 continue
-            bag.extend(self.matcher.bag(note.text).tolist())
+            bag.extend(self.matcher.make_bag(note.text).tolist())
             if len(bag) > self.max_concepts:
                 left_out.add(note.patient)
                 del bag[:]
 
         counts = Counter(patients=len(concepts), left_out=len(left_out))
         remaining = [patient for patient in concepts if patient not in left_out]
-        arrays = gather_bags(
+        arrays = join_bags(
             (np.array(concepts[patient], np.int32) for patient in remaining),
             counts,
             self.max_concepts,
         )
         del counts["mentions"]  # incomplete: it lacks the mentions of excluded patients
-        return PatientInputs.of(remaining, arrays, self.matcher.vocabulary, counts)
+        return PatientInputs.from_arrays(
+            remaining, arrays, self.matcher.vocabulary, counts
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,13 +233,13 @@ class TextFeatures:
 
         def encode_all() -> dict[str, np.ndarray]:
             means = report_progress(
-                map(self._mean_vector, notes.values()), len(notes), progress
+                map(self._average_notes, notes.values()), len(notes), progress
             )
             vectors = np.array([*means], np.float32)
             return {"vectors": vectors.reshape(-1, self.space.width)}
 
         recipe = f"{self.space.fingerprint} 1"
-        values = cached_arrays(cache, notes, recipe, make=encode_all)["vectors"]
+        values = compute_with_cache(cache, notes, recipe, make=encode_all)["vectors"]
         if progress is not None:
             progress(len(notes), len(notes))
         counts = {
@@ -265,24 +267,24 @@ class TextFeatures:
         means = {patient: _RunningMean() for patient in patients}
         for note in notes:
             mean = means.setdefault(note.patient, _RunningMean())
-            vector = self.note_vector(note.text)
+            vector = self.encode_note(note.text)
             if vector is not None:
                 mean.add(vector)
 
         values = np.zeros((len(means), self.space.width), np.float32)
         for row, mean in enumerate(means.values()):
             if mean.number:
-                values[row] = mean.value()
+                values[row] = mean.compute()
         counts = {"left_out": 0, "without_features": int((~values.any(1)).sum())}
         return PatientInputs(tuple(means), Vectors(values), counts)
 
-    def note_vector(self, text: str) -> np.ndarray | None:
-        """Return the mean over the words of a note.
+    def encode_note(self, text: str) -> np.ndarray | None:
+        """Return the mean vector over the words of a note.
 
         Returns:
             (layers × dim,) float64; None if the note has no words.
         """
-        passages = _passages_of(text)
+        passages = _split_into_passages(text)
         if not passages:
             return None
         vectors = self.encoder.encode(passages)  # (words, layers, dim)
@@ -290,18 +292,18 @@ class TextFeatures:
         mean: np.ndarray = flat.mean(0, dtype=np.float64)
         return mean
 
-    def _mean_vector(self, texts: Iterable[str]) -> np.ndarray:
-        """Return the mean over the notes' mean vectors.
+    def _average_notes(self, texts: Iterable[str]) -> np.ndarray:
+        """Return the mean over the notes' mean vectors; see `encode_note`.
 
         Returns:
             (layers × dim,) float64; zeros if no note has words.
         """
         mean = _RunningMean()
         for text in texts:
-            vector = self.note_vector(text)
+            vector = self.encode_note(text)
             if vector is not None:
                 mean.add(vector)
-        return mean.value() if mean.number else np.zeros(self.space.width)
+        return mean.compute() if mean.number else np.zeros(self.space.width)
 
 
 class _RunningMean:
@@ -323,7 +325,7 @@ class _RunningMean:
         else:
             self._sum += vector
 
-    def value(self) -> np.ndarray:
+    def compute(self) -> np.ndarray:
         """Return the mean.
 
         Raises:
@@ -334,7 +336,7 @@ class _RunningMean:
         return self._sum / self.number
 
 
-def _passages_of(text: str) -> list[Passage]:
+def _split_into_passages(text: str) -> list[Passage]:
     """Return the sentences of a text that have words."""
     sentences = [text[start:end] for start, end in split_sentences(Document("", text))]
     passages = [Passage(sentence, tokenize(sentence)) for sentence in sentences]
@@ -347,8 +349,8 @@ Features = ConceptFeatures | TextFeatures
 # ---- from a job ----------------------------------------------------------------------
 
 
-def features_for(config: ConceptsConfig | TextConfig, folder: Path) -> Features:
-    """Return the features of a job's [concepts] or [text].
+def build_features(config: ConceptsConfig | TextConfig, folder: Path) -> Features:
+    """Return the maker of features that a job's [concepts] or [text] describes.
 
     Args:
         config: The table.
@@ -362,13 +364,13 @@ def features_for(config: ConceptsConfig | TextConfig, folder: Path) -> Features:
     if isinstance(config, TextConfig):
         beside = folder / config.encoder
         name = str(beside.resolve()) if beside.exists() else config.encoder
-        return _text_features({"encoder": name}, expand(name, "[text] encoder"))
+        return _make_text_features({"encoder": name}, expand(name, "[text] encoder"))
 
     options = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in config.options.items()
     }
-    place = _place_for_recipe(config.dictionary, folder)
+    place = _choose_recipe_place(config.dictionary, folder)
     recipe = {
         "kind": "concepts",
         "dictionary": place,
@@ -378,10 +380,10 @@ def features_for(config: ConceptsConfig | TextConfig, folder: Path) -> Features:
         "most": config.most,
     }
     with within("[concepts] dictionary", DataError, ConfigError):
-        return _concept_features(config, recipe, expand(place, "dictionary"))
+        return _make_concept_features(config, recipe, expand(place, "dictionary"))
 
 
-def _place_for_recipe(dictionary: str, folder: Path) -> str:
+def _choose_recipe_place(dictionary: str, folder: Path) -> str:
     """Return a dictionary's location in a recipe: an absolute path, or as written.
 
     Variables are kept, because they may stand for another folder where the model is
@@ -439,16 +441,16 @@ def load_features(recipe: Mapping[str, Any], dictionary: str | None = None) -> F
     with within(
         "the model's features cannot be computed", ConfigError, become=ModelError
     ):
-        config = _config_of(recipe, kind)
+        config = _read_settings(recipe, kind)
 
     original = recipe[kind.place]
     place = dictionary or original
     try:
         path = expand(place, kind.place)
         if isinstance(config, TextConfig):
-            features: Features = _text_features(recipe, path)
+            features: Features = _make_text_features(recipe, path)
         else:
-            features = _concept_features(config, recipe, path)
+            features = _make_concept_features(config, recipe, path)
     except (DataError, ConfigError, ModelError) as error:
         raise MovedError(
             f"the model's {kind.place} {original} cannot be read ({error}): if it has "
@@ -463,10 +465,10 @@ def load_features(recipe: Mapping[str, Any], dictionary: str | None = None) -> F
     return features
 
 
-def _config_of(
+def _read_settings(
     recipe: Mapping[str, Any], kind: _RecipeKind
 ) -> ConceptsConfig | TextConfig:
-    """Return the settings in a recipe.
+    """Return the settings that a recipe holds, as a job's table would.
 
     Raises:
         ConfigError: A value is missing or impossible.
@@ -486,7 +488,7 @@ def _config_of(
 # ---- dictionaries and encoders -------------------------------------------------------
 
 
-def _text_features(recipe: Mapping[str, Any], place: str) -> TextFeatures:
+def _make_text_features(recipe: Mapping[str, Any], place: str) -> TextFeatures:
     """Return the features of an encoder.
 
     Args:
@@ -504,7 +506,7 @@ def _text_features(recipe: Mapping[str, Any], place: str) -> TextFeatures:
     return TextFeatures(encoder, FeatureSpace(width, dense=True, recipe=complete))
 
 
-def _concept_features(
+def _make_concept_features(
     config: ConceptsConfig, recipe: Mapping[str, Any], place: str
 ) -> ConceptFeatures:
     """Return the features of a dictionary.
@@ -515,12 +517,12 @@ def _concept_features(
         place: Location of the dictionary.
     """
     path = None if place == SYNTHETIC else Path(place)
-    matcher = _matcher(
+    matcher = _get_matcher(
         path,
         config.format,
         options=tuple(config.options.items()),
         context=config.context,
-        stamps=() if path is None else _stamps(path),
+        stamps=() if path is None else _read_stamps(path),
     )
     complete = {
         **recipe,
@@ -533,7 +535,7 @@ def _concept_features(
     )
 
 
-def _stamps(path: Path) -> tuple[tuple[str, int, int], ...]:
+def _read_stamps(path: Path) -> tuple[tuple[str, int, int], ...]:
     """Return values that change if the dictionary or its semantic types do."""
     stamps = []
     for file in (path, *sorted(path.parent.glob("MRSTY.RRF*"))):
@@ -544,7 +546,7 @@ def _stamps(path: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 @lru_cache(maxsize=1)  # the UMLS's takes a minute to build and a gigabyte of memory
-def _matcher(
+def _get_matcher(
     path: Path | None,
     format: str,
     options: tuple[tuple[str, Any], ...],
@@ -553,5 +555,5 @@ def _matcher(
 ) -> Matcher:
     """Return a dictionary's matcher; without a path, that of generated patients."""
     if path is None:
-        return Matcher(synthetic.dictionary(), context)
+        return Matcher(synthetic.build_synthetic_dictionary(), context)
     return Matcher(read_dictionary(path, format, **dict(options)), context)

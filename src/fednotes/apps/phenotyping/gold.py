@@ -65,13 +65,13 @@ def read_gold(path: Path) -> tuple[PatientNotes, Gold]:
     """
     if path.is_dir():
         summaries, labels = read_obesity(path)
-        gold = {note.id: labels.of(note.id) for note in summaries}
+        gold = {note.id: labels.get_labels(note.id) for note in summaries}
         notes = [PatientNote(note.id, note.text) for note in summaries]
         return PatientNotes(tuple(gold), lambda: iter(notes)), gold
 
     gold = {}
     encoding = named_encoding()
-    for record in _records(path, encoding):
+    for record in _make_records(path, encoding):
         known = gold.setdefault(record.patient, {})
         for name, word in record.labels.items():
             if not isinstance(word, str) or word not in LABELS:
@@ -85,7 +85,7 @@ def read_gold(path: Path) -> tuple[PatientNotes, Gold]:
                 )
 
     def read() -> Iterator[PatientNote]:
-        for record in _records(path, encoding):
+        for record in _make_records(path, encoding):
             yield PatientNote(record.patient, record.text)
 
     return PatientNotes(tuple(gold), read), gold
@@ -100,7 +100,7 @@ class _Record(NamedTuple):
     labels: dict[str, Any]
 
 
-def _records(path: Path, encoding: str) -> Iterator[_Record]:
+def _make_records(path: Path, encoding: str) -> Iterator[_Record]:
     """Yield the notes in JSON lines, one by one.
 
     Raises:
@@ -154,10 +154,10 @@ def read_gold_table(
         DataError: As in `read_labels`.
     """
     table = read_labels(labels)
-    messages = list(table.messages())
+    messages = list(table.list_messages())
     gold: Gold = {}
     for patient in patients:
-        known = table.of(patient)
+        known = table.get_labels(patient)
         if known:
             gold[patient] = known
     without_notes = len(set(table.values) - set(patients))

@@ -23,7 +23,7 @@ from fednotes.apps.phenotyping.code_tables import (
     MimicFolder,
     OmopFolder,
 )
-from fednotes.apps.phenotyping.codes import parse, system_of
+from fednotes.apps.phenotyping.codes import get_system, parse
 from fednotes.apps.phenotyping.features import SYNTHETIC, ConceptsConfig, TextConfig
 from fednotes.apps.phenotyping.labels import Unmentioned
 from fednotes.apps.phenotyping.obesity import Judgment
@@ -38,7 +38,7 @@ from fednotes.data.encodings import AUTO, encoding_of
 from fednotes.data.notes import require_places_of_notes
 from fednotes.jobs.job import ConfigTable, Job, ListsTable
 
-# Text or a list of texts, as `_paths` checks.
+# Text or a list of texts, as `_list_paths` checks.
 LocalFiles = Annotated[Any, Mark.LOCAL_FILE]
 
 
@@ -151,7 +151,7 @@ class PatientsConfig:
     def __post_init__(self) -> None:
         encoding_of(self.encoding)
         for name in ("notes", "codes", "test", "test_codes"):
-            object.__setattr__(self, name, _paths(name, getattr(self, name)))
+            object.__setattr__(self, name, _list_paths(name, getattr(self, name)))
         self._check_notes()
         self._check_codes()
         self._check_labels_and_test()
@@ -194,7 +194,7 @@ class PatientsConfig:
                 "labels: give one, or leave patient_column out"
             )
         if self.system:
-            system_of(self.system)
+            get_system(self.system)
 
     def _check_labels_and_test(self) -> None:
         """Raise ConfigError if codes or labels of the test part have no main part."""
@@ -203,7 +203,7 @@ class PatientsConfig:
         if self.test_labels and not (self.test and self.labels):
             raise ConfigError("test_labels needs `test` and `labels`")
 
-    def code_source(self) -> CodeSource | None:
+    def make_code_source(self) -> CodeSource | None:
         """Return the reader of the site's codes; None if the site has none."""
         if self.codes_format == "table":
             return CodeTable(self.system, self.patient_column, self.code_column)
@@ -216,7 +216,7 @@ class PatientsConfig:
         return None
 
 
-def _paths(name: str, value: Any) -> tuple[str, ...]:
+def _list_paths(name: str, value: Any) -> tuple[str, ...]:
     """Return the paths in a value of a job: one text, or a list of texts.
 
     Raises:
@@ -285,16 +285,16 @@ TABLES: Mapping[str, ConfigTable | ListsTable] = {
 }
 
 
-def tables_of(job: Job) -> PatientTables:
+def get_tables(job: Job) -> PatientTables:
     """Return the settings in the tables of a job on patients."""
     tables = job.kind_tables
     assert isinstance(tables, PatientTables)
     return tables
 
 
-def shown(job: Job) -> dict[str, Any]:
+def collect_tables(job: Job) -> dict[str, Any]:
     """Return the values of the tables of a job on patients, by the tables' names."""
-    tables = tables_of(job)
+    tables = get_tables(job)
     name = "concepts" if isinstance(tables.features, ConceptsConfig) else "text"
     return {
         name: tables.features,
@@ -303,7 +303,7 @@ def shown(job: Job) -> dict[str, Any]:
     }
 
 
-def patient_tables(
+def read_patient_tables(
     table: Mapping[str, Any], preset: Mapping[str, Any], where: str
 ) -> PatientTables:
     """Return the tables of a job on patients.
@@ -321,8 +321,8 @@ def patient_tables(
         raise ConfigError(
             f"{where} [silos]: patients are always divided by patient: leave `by` out"
         )
-    features = _features_config(table, preset, where)
-    phenotypes = _phenotypes(table.get("phenotypes", {}), where)
+    features = _read_features_config(table, preset, where)
+    phenotypes = _read_phenotypes(table.get("phenotypes", {}), where)
     if phenotypes and "synthetic" in table:
         raise ConfigError(
             f"{where} [phenotypes]: generated patients already have phenotypes: leave "
@@ -340,7 +340,7 @@ def patient_tables(
     return PatientTables(features, phenotypes, hold_out.codes)
 
 
-def _features_config(
+def _read_features_config(
     table: Mapping[str, Any], preset: Mapping[str, Any], where: str
 ) -> ConceptsConfig | TextConfig:
     """Return the job's [concepts], or its [text].
@@ -374,7 +374,9 @@ def _with_concepts_of_preset(
     return {**table, "concepts": over(preset["concepts"], table.get("concepts", {}))}
 
 
-def _phenotypes(table: Mapping[str, Any], where: str) -> dict[str, tuple[str, ...]]:
+def _read_phenotypes(
+    table: Mapping[str, Any], where: str
+) -> dict[str, tuple[str, ...]]:
     """Return the codes of each phenotype in [phenotypes].
 
     Raises:

@@ -41,7 +41,7 @@ from fednotes.apps.phenotyping.tables import (
     EXAMPLES,
     PATIENT_COLUMNS,
     Damaged,
-    Table,
+    HeaderTable,
     TableReport,
 )
 from fednotes.core.errors import DataError
@@ -91,7 +91,7 @@ class PatientLabels:
     tables: tuple[TableReport, ...] = ()
     conflicts: tuple[str, ...] = ()
 
-    def of(
+    def get_labels(
         self, patient: str, unmentioned: Unmentioned = "unlabelled"
     ) -> dict[str, int]:
         """Return the labels of a patient.
@@ -111,7 +111,7 @@ class PatientLabels:
                 labels[phenotype] = ABSENT
         return labels
 
-    def matrix(
+    def to_matrix(
         self, patients: Sequence[str], unmentioned: Unmentioned = "unlabelled"
     ) -> np.ndarray:
         """Return the labels of patients in the form of `Cohort`.
@@ -125,13 +125,15 @@ class PatientLabels:
         """
         rows = []
         for patient in patients:
-            labels = self.of(patient, unmentioned)
+            labels = self.get_labels(patient, unmentioned)
             rows.append([labels.get(name, UNLABELLED) for name in self.phenotypes])
         return np.array(rows, np.int8).reshape(len(patients), len(self.phenotypes))
 
-    def messages(self) -> tuple[str, ...]:
+    def list_messages(self) -> tuple[str, ...]:
         """Return a message about each problem in the files, without patients' data."""
-        messages = [message for table in self.tables for message in table.messages()]
+        messages = [
+            message for table in self.tables for message in table.list_messages()
+        ]
         messages += [
             f"{table.path}: {table.empty:,} pairs of patient and phenotype without a "
             "label"
@@ -191,7 +193,7 @@ class LabelCollector:
         """Add the labels of a file, and return a report about its pairs."""
         report = TableReport(path)
         self._reports.append(report)
-        for pair in report.sound(pairs):
+        for pair in report.select_sound(pairs):
             self.phenotypes.add(pair.phenotype)
             if pair.value is None:
                 report.empty += 1
@@ -218,7 +220,7 @@ class LabelCollector:
         new_value = value if is_correction else None
         self._recorded[key] = _Recorded(new_value, report, pair.line)
 
-    def labels(self, phenotypes: Sequence[str]) -> PatientLabels:
+    def make_labels(self, phenotypes: Sequence[str]) -> PatientLabels:
         """Return all valid labels.
 
         Args:
@@ -255,19 +257,19 @@ def read_labels(path: Path, *more: Path, patient_column: str = "") -> PatientLab
     """
     collector = LabelCollector(later_holds=False)
     for file in (path, *more):
-        table = Table(file, "labels")
+        table = HeaderTable(file, "labels")
         name = patient_column if table.has(patient_column) else ""
-        patient = table.column(name, PATIENT_COLUMNS, parameter="patient_column")
+        patient = table.find_column(name, PATIENT_COLUMNS, parameter="patient_column")
         if table.has(*_PHENOTYPE_COLUMNS, *_LABEL_COLUMNS):
-            pairs = _pairs_of_long_table(table, patient)
+            pairs = _read_long_table(table, patient)
         else:
-            phenotypes = _phenotype_columns(table, patient)
+            phenotypes = _find_phenotype_columns(table, patient)
             collector.phenotypes |= set(phenotypes.values())
-            pairs = _pairs_of_wide_table(table, patient, phenotypes)
+            pairs = _read_wide_table(table, patient, phenotypes)
         report = collector.add_file(file, pairs)
         report.require_sound(report.rows - report.empty)
     _require_distinct(path, collector.phenotypes)
-    labels = collector.labels(sorted(collector.phenotypes))
+    labels = collector.make_labels(sorted(collector.phenotypes))
     if not labels.values:
         raise DataError(f"{path} contains no labels: expected {_EXPECTED}")
     return labels
@@ -285,11 +287,13 @@ def _require_distinct(path: Path, phenotypes: Collection[str]) -> None:
             )
 
 
-def _pairs_of_long_table(table: Table, patient_column: int) -> Iterator[Pair | Damaged]:
+def _read_long_table(
+    table: HeaderTable, patient_column: int
+) -> Iterator[Pair | Damaged]:
     """Yield the pairs of a table with a row for each pair."""
-    phenotype_column = table.column("", _PHENOTYPE_COLUMNS)
-    label_column = table.column("", _LABEL_COLUMNS)
-    for row in table.rows():
+    phenotype_column = table.find_column("", _PHENOTYPE_COLUMNS)
+    label_column = table.find_column("", _LABEL_COLUMNS)
+    for row in table.read_rows():
         if isinstance(row, Damaged):
             yield row
             continue
@@ -303,11 +307,11 @@ def _pairs_of_long_table(table: Table, patient_column: int) -> Iterator[Pair | D
             yield Damaged(row.line, "the phenotype's name is too long")
         else:
             text = row.cells[label_column].strip()
-            yield _pair(row.line, patient, phenotype, text=text, cell="the label")
+            yield _read_pair(row.line, patient, phenotype, text=text, cell="the label")
 
 
-def _pairs_of_wide_table(
-    table: Table, patient_column: int, phenotypes: Mapping[int, str]
+def _read_wide_table(
+    table: HeaderTable, patient_column: int, phenotypes: Mapping[int, str]
 ) -> Iterator[Pair | Damaged]:
     """Yield the pairs of a table with a column for each phenotype.
 
@@ -316,7 +320,7 @@ def _pairs_of_wide_table(
     """
     damaged = dict.fromkeys(phenotypes.values(), 0)  # cells that are not labels
     filled = dict.fromkeys(phenotypes.values(), 0)  # cells that are not empty
-    for row in table.rows():
+    for row in table.read_rows():
         if isinstance(row, Damaged):
             yield row
             continue
@@ -326,7 +330,7 @@ def _pairs_of_wide_table(
             continue
         for column, name in phenotypes.items():
             text = row.cells[column].strip()
-            pair = _pair(
+            pair = _read_pair(
                 row.line, patient, name, text=text, cell=f"the label of {name!r}"
             )
             damaged[name] += isinstance(pair, Damaged)
@@ -334,13 +338,13 @@ def _pairs_of_wide_table(
             yield pair
     for name, number in damaged.items():
         if 2 * number > filled[name]:
-            raise table.error(
+            raise table.make_error(
                 f"column {name!r} does not contain labels ({number} cells are not "
                 "labels): remove it"
             )
 
 
-def _pair(
+def _read_pair(
     line: int, patient: str, phenotype: str, *, text: str, cell: str
 ) -> Pair | Damaged:
     """Return the pair in a cell.
@@ -358,7 +362,7 @@ def _pair(
     return Pair(line, patient, phenotype, value)
 
 
-def _phenotype_columns(table: Table, patient_column: int) -> dict[int, str]:
+def _find_phenotype_columns(table: HeaderTable, patient_column: int) -> dict[int, str]:
     """Return the phenotype of each column of a wide table, except the patients' column.
 
     Raises:
@@ -367,19 +371,19 @@ def _phenotype_columns(table: Table, patient_column: int) -> dict[int, str]:
     columns = dict(enumerate(table.titles))
     del columns[patient_column]
     if not columns:
-        raise table.error(
+        raise table.make_error(
             "there is only a column of patients: add one for each phenotype"
         )
     for column, title in columns.items():
         if not title:
-            raise table.error(
+            raise table.make_error(
                 f"column {column + 1} has no name: expected the name of a phenotype"
             )
         if len(title) > _LONGEST_NAME:
-            raise table.error(
+            raise table.make_error(
                 f"column {column + 1}: the name is longer than {_LONGEST_NAME} "
                 "characters: shorten it"
             )
         if table.titles.count(title) > 1:
-            raise table.error(f"two columns are called {title!r}: rename one")
+            raise table.make_error(f"two columns are called {title!r}: rename one")
     return columns

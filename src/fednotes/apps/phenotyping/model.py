@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from fednotes.apps.phenotyping.patient_notes import PatientNotes, notes_of
+from fednotes.apps.phenotyping.patient_notes import PatientNotes, read_patient_notes
 from fednotes.apps.phenotyping.phenotyper import load_phenotyper
 from fednotes.apps.phenotyping.predict import (
     PatientReader,
@@ -45,7 +45,7 @@ class PhenotypeModel(PatientModel):
         require_one_process(options)
         model = load_phenotyper(folder, options.device)
         place = options.dictionary or options.backbone
-        return cls(PatientReader.of(folder, model, place), folder)
+        return cls(PatientReader.load(folder, model, place), folder)
 
     @staticmethod
     def described_types(facts: Mapping[str, Any]) -> Sequence[str]:
@@ -56,7 +56,7 @@ class PhenotypeModel(PatientModel):
     @staticmethod
     def read_notes(source: NoteSource) -> PatientNotes:
         """Return the notes in a file or folder, read one at a time."""
-        return notes_of(
+        return read_patient_notes(
             source.path,
             source.text,
             format=source.format,
@@ -90,7 +90,7 @@ class PhenotypeModel(PatientModel):
         inputs = self.reader.read(collect_names(), names)
         if not names:
             return []
-        rows = {row["patient"]: row for row in self.reader.rows(inputs)}
+        rows = {row["patient"]: row for row in self.reader.predict_rows(inputs)}
         findings = []
         for patient in names:
             row = rows.get(patient, {})

@@ -71,11 +71,11 @@ def read_obesity(
     Raises:
         DataError: A file is missing, or is not such XML; the message has the line.
     """
-    notes = read_texts(_xml_files(folder, "patient_records", "records"))
+    notes = read_texts(_list_xml_files(folder, "patient_records", "records"))
     collector = LabelCollector(later_holds=True)
-    for path in _xml_files(folder, "annotations", "annotations"):
-        collector.add_file(path, _judgments(path, judgment))
-    labels = collector.labels(DISEASES)
+    for path in _list_xml_files(folder, "annotations", "annotations"):
+        collector.add_file(path, _read_judgments(path, judgment))
+    labels = collector.make_labels(DISEASES)
     if not labels.values:
         raise DataError(
             f"{folder}: found no {judgment} judgments of a known disease: check the "
@@ -84,7 +84,7 @@ def read_obesity(
     return notes, labels
 
 
-def _xml_files(folder: Path, mark: str, kind: str) -> list[Path]:
+def _list_xml_files(folder: Path, mark: str, kind: str) -> list[Path]:
     """Return the XML files of texts or annotations, in the order of reading.
 
     Args:
@@ -129,7 +129,7 @@ def stream_texts(paths: Iterable[Path]) -> Iterator[Note]:
     places: dict[str, str] = {}
     for path in paths:
         number = 0
-        for line, id, text in _documents(path):
+        for line, id, text in _read_documents(path):
             number += 1
             if not id:
                 raise DataError.at(path, line, "the document has no id")
@@ -147,7 +147,7 @@ def stream_texts(paths: Iterable[Path]) -> Iterator[Note]:
             )
 
 
-def _documents(path: Path) -> Iterator[tuple[int, str, str]]:
+def _read_documents(path: Path) -> Iterator[tuple[int, str, str]]:
     """Yield the line, the id and the first text of each document in a file."""
     begin = 0
     id = ""
@@ -163,7 +163,7 @@ def _documents(path: Path) -> Iterator[tuple[int, str, str]]:
             first_text = first_text or text
 
 
-def _judgments(path: Path, wanted: str) -> Iterator[Pair | Damaged]:
+def _read_judgments(path: Path, wanted: str) -> Iterator[Pair | Damaged]:
     """Yield the judgments of one source in a file."""
     source = ""
     disease = ""
@@ -177,10 +177,12 @@ def _judgments(path: Path, wanted: str) -> Iterator[Pair | Damaged]:
         elif name == "doc" and attributes is not None and disease and source == wanted:
             document = values.get("id", "").strip()
             letter = values.get("judgment", "").strip()
-            yield _judgment(line, document, disease, letter=letter)
+            yield _read_judgment(line, document, disease, letter=letter)
 
 
-def _judgment(line: int, document: str, disease: str, *, letter: str) -> Pair | Damaged:
+def _read_judgment(
+    line: int, document: str, disease: str, *, letter: str
+) -> Pair | Damaged:
     """Return the pair in a judgment of a document."""
     names = {name.casefold(): name for name in DISEASES}
     name = names.get(disease.casefold())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fednotes.apps.phenotyping.concepts import patient_name
+from fednotes.apps.phenotyping.concepts import get_patient_name
 from fednotes.apps.phenotyping.obesity import stream_texts
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document
@@ -38,7 +38,7 @@ class PatientNotes(Iterable[PatientNote]):
         return self._read()
 
 
-def notes_of(
+def read_patient_notes(
     name: str | NoteDatabase,
     text: str | None = None,
     *,
@@ -72,7 +72,7 @@ def notes_of(
     summaries: list[Path] = []
     kind = format
     if isinstance(path, Path):
-        summaries = _summary_files(path)
+        summaries = _find_summary_files(path)
         kind = None if summaries else find_note_format(path, format, column, encoding)
 
     def read() -> Iterator[PatientNote]:
@@ -83,7 +83,7 @@ def notes_of(
             notes = read_notes(
                 path, kind, column=column, id_column=id_column, encoding=encoding
             )
-        return (PatientNote(patient_name(note), note.text) for note in notes)
+        return (PatientNote(get_patient_name(note), note.text) for note in notes)
 
     patients = tuple(dict.fromkeys(note.patient for note in read()))
     if not patients:
@@ -91,7 +91,7 @@ def notes_of(
     return PatientNotes(patients, read)
 
 
-def _summary_files(path: Path) -> list[Path]:
+def _find_summary_files(path: Path) -> list[Path]:
     """Return the summaries of the obesity challenge at a path.
 
     Returns:

@@ -25,7 +25,12 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from fednotes import __version__
-from fednotes.apps.phenotyping.classifiers import Features, LinearSVMs, SvmConfig, tfidf
+from fednotes.apps.phenotyping.classifiers import (
+    Features,
+    LinearSVMs,
+    SvmConfig,
+    compute_tfidf,
+)
 from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace, Vectors
 from fednotes.apps.phenotyping.dan import KNOWN, Dan, DanConfig
 from fednotes.core.allocation import bounded_allocation
@@ -101,37 +106,37 @@ class Phenotyper:
         """The number of features that the classifiers read."""
         return self.space.width if self.network is None else self.network.config.hidden
 
-    def features(self, inputs: Inputs) -> Features:
+    def compute_features(self, inputs: Inputs) -> Features:
         """Return the (patients, width) features that the classifiers read.
 
         Raises:
             DataError: The inputs have another kind or vocabulary.
         """
         if self.network is not None:
-            dense: np.ndarray = self.network.representation(inputs)
+            dense: np.ndarray = self.network.represent(inputs)
             if self.scale == "l2":
                 lengths = np.linalg.norm(dense, axis=1, keepdims=True)
                 dense = dense / np.where(lengths > 0, lengths, 1)
-            return Features.of(dense)
+            return Features.from_dense(dense)
         if isinstance(inputs, Bags) and self.idf is not None:
-            return tfidf(inputs, self.idf)
+            return compute_tfidf(inputs, self.idf)
         if isinstance(inputs, Vectors) and self.idf is None:
-            return Features.of(inputs.values)
+            return Features.from_dense(inputs.values)
         raise DataError(
             "the input does not match this model: a model of concepts reads bags, a "
             "model of text reads vectors"
         )
 
-    def classes(self, inputs: Inputs) -> np.ndarray:
+    def predict_classes(self, inputs: Inputs) -> np.ndarray:
         """Return the predicted labels of patients.
 
         Returns:
             (patients, diseases) int8: 1 present, 0 absent, 2 questionable, -1 if
             nothing was learned.
         """
-        return self._require_machines().predict(self.features(inputs))
+        return self._require_machines().predict(self.compute_features(inputs))
 
-    def probabilities(self, inputs: Inputs) -> np.ndarray:
+    def predict_probabilities(self, inputs: Inputs) -> np.ndarray:
         """Return the probabilities of labels.
 
         Without calibration, the values for the hinge loss only rank patients and are
@@ -141,20 +146,20 @@ class Phenotyper:
             (patients, diseases, 3) of absent, present and questionable.
         """
         machines = self._require_machines()
-        return machines.probabilities(self.features(inputs), self.platt)
+        return machines.predict_probabilities(self.compute_features(inputs), self.platt)
 
     def rank(self, inputs: Inputs) -> np.ndarray:
-        """Return (patients, diseases) scores of "present", as `LinearSVMs.ranking`."""
-        return self._require_machines().ranking(self.features(inputs))
+        """Return (patients, diseases) scores of "present", only to rank them."""
+        return self._require_machines().score_for_ranking(self.compute_features(inputs))
 
-    def code_probabilities(self, inputs: Inputs) -> np.ndarray:
+    def predict_code_probabilities(self, inputs: Inputs) -> np.ndarray:
         """Return the (patients, codes) probabilities of stage 1's outputs.
 
         The result has no columns if the model has no outputs.
         """
         if self.network is None or not self.code_names:
             return np.zeros((len(inputs), 0), np.float32)
-        return self.network.probabilities(inputs)
+        return self.network.predict_probabilities(inputs)
 
     def _require_machines(self) -> LinearSVMs:
         """Return the classifiers.
@@ -183,14 +188,14 @@ class Phenotyper:
             raise ModelError(
                 f"{directory} exists and is not a model's folder: choose another one"
             )
-        tensors = self._tensors()
+        tensors = self._collect_tensors()
         for name, value in tensors.items():
             if not bool(torch.isfinite(value).all()):
                 raise ModelError(
                     f"{directory}: {name!r} is not finite, so nothing was written"
                 )
         data = tensor_bytes(tensors)
-        facts = self._facts(data)
+        facts = self._collect_facts(data)
 
         def fill(folder: Path) -> None:
             (folder / f"{PHENOTYPER}.safetensors").write_bytes(data)
@@ -199,7 +204,7 @@ class Phenotyper:
 
         write_folder(directory, fill)
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def _collect_tensors(self) -> dict[str, Tensor]:
         """Return all tensors of the model, on the CPU."""
         tensors: dict[str, Tensor] = {}
         if self.machines is not None:
@@ -214,7 +219,7 @@ class Phenotyper:
             name: value.detach().cpu().contiguous() for name, value in tensors.items()
         }
 
-    def _facts(self, data: bytes) -> dict[str, Any]:
+    def _collect_facts(self, data: bytes) -> dict[str, Any]:
         """Return a model's facts without its tensors, whose file contains `data`."""
         network, machines = self.network, self.machines
         facts: dict[str, Any] = {
@@ -230,7 +235,7 @@ class Phenotyper:
             "classifier": None if machines is None else asdict(machines.config),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
-        return {**facts, "checksum": _checksum(facts)}
+        return {**facts, "checksum": _compute_checksum(facts)}
 
 
 def is_phenotyper(path: Path) -> bool:
@@ -300,7 +305,7 @@ def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
             raise ModelError("damaged (the checksum of its tensors does not match)")
         tensors = parse_tensors(data)
         with bounded_allocation(sum(tensor.numel() for tensor in tensors.values())):
-            return _model_of(facts, tensors, device)
+            return _build_model(facts, tensors, device)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     except _READ_ERRORS as error:
@@ -321,18 +326,20 @@ def _read_facts(path: Path) -> _Facts:
             f"format {values['format']}, this version reads {FORMAT}: use the version "
             "of fednotes that wrote it, or train it again"
         )
-    if values.get("checksum") != _checksum(values):
+    if values.get("checksum") != _compute_checksum(values):
         raise ModelError(f"damaged (the checksum of {PHENOTYPER}.json does not match)")
     return build(_Facts, values, f"{PHENOTYPER}.json")
 
 
-def _checksum(facts: Mapping[str, Any]) -> str:
+def _compute_checksum(facts: Mapping[str, Any]) -> str:
     """Return the SHA-256 digest of all other facts, however the file is laid out."""
     others = {key: value for key, value in facts.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
-def _model_of(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phenotyper:
+def _build_model(
+    facts: _Facts, tensors: Mapping[str, Tensor], device: str
+) -> Phenotyper:
     """Return the model that facts and tensors describe.
 
     Raises:
@@ -343,9 +350,9 @@ def _model_of(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phen
             raise ModelError(f"damaged: {name!r} has a number that is not finite")
     network = None
     if facts.network is not None:
-        network = _network_of(facts, facts.network, tensors, device=device)
-    idf = _array_of(tensors, "idf")
-    platt = _array_of(tensors, "platt")
+        network = _build_network(facts, facts.network, tensors, device=device)
+    idf = _read_array(tensors, "idf")
+    platt = _read_array(tensors, "platt")
     if idf is not None:
         if idf.ndim != 1:
             raise ModelError(f"damaged: 'idf' has shape {idf.shape}")
@@ -384,7 +391,7 @@ def _model_of(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phen
     return model
 
 
-def _array_of(tensors: Mapping[str, Tensor], name: str) -> np.ndarray | None:
+def _read_array(tensors: Mapping[str, Tensor], name: str) -> np.ndarray | None:
     """Return a tensor of floating-point numbers as an array; None if it is missing.
 
     Raises:
@@ -399,7 +406,7 @@ def _array_of(tensors: Mapping[str, Tensor], name: str) -> np.ndarray | None:
     return array
 
 
-def _network_of(
+def _build_network(
     facts: _Facts, config: DanConfig, tensors: Mapping[str, Tensor], *, device: str
 ) -> Dan:
     """Return the network of a saved model.
@@ -466,12 +473,12 @@ def derive_network_shape(
     fits = has_table != space.dense
     width = inputs if space.dense else len(parameters.get("embedding", ()))
 
-    known = _known_concepts(parameters)
+    known = _read_known_concepts(parameters)
     if known is not None:
         # The table has a row for each known concept, and one for all others. The
         # network reads the complete vocabulary.
         if width != len(known) + 1:
-            raise _unfitting_table()
+            raise _make_table_error()
         last_known = int(known[-1])
         fits = fits and last_known < space.width
         width = space.width
@@ -491,7 +498,7 @@ def derive_network_shape(
     )
 
 
-def _known_concepts(parameters: Mapping[str, Tensor]) -> np.ndarray | None:
+def _read_known_concepts(parameters: Mapping[str, Tensor]) -> np.ndarray | None:
     """Return the known concepts of a network; None if it has no list of them.
 
     Raises:
@@ -502,10 +509,10 @@ def _known_concepts(parameters: Mapping[str, Tensor]) -> np.ndarray | None:
     known: np.ndarray = parameters[KNOWN].numpy()
     is_list = known.dtype == np.int64 and known.ndim == 1 and len(known) > 0
     if not is_list or known[0] < 0 or not bool((np.diff(known) > 0).all()):
-        raise _unfitting_table()
+        raise _make_table_error()
     return known
 
 
-def _unfitting_table() -> ModelError:
+def _make_table_error() -> ModelError:
     """Return the error for a table whose rows do not match the known concepts."""
     return ModelError("damaged: its table and its known concepts do not agree")

@@ -23,7 +23,7 @@ from fednotes.apps.phenotyping.gold import (
     read_gold_table,
     rename_labels,
 )
-from fednotes.apps.phenotyping.patient_notes import notes_of
+from fednotes.apps.phenotyping.patient_notes import read_patient_notes
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.core.errors import (
     ConfigError,
@@ -59,7 +59,7 @@ class PatientReader:
     features: Features
 
     @classmethod
-    def of(
+    def load(
         cls, folder: Path, model: Phenotyper, place: str | None = None
     ) -> PatientReader:
         """Return a reader for a saved model.
@@ -105,7 +105,7 @@ class PatientReader:
                 file=sys.stderr,
             )
 
-    def rows(self, inputs: PatientInputs) -> Iterator[Row]:
+    def predict_rows(self, inputs: PatientInputs) -> Iterator[Row]:
         """Yield the result of each patient.
 
         Args:
@@ -123,27 +123,29 @@ class PatientReader:
             for head, size in zip(heads, sizes, strict=True):
                 head["concepts"] = size
         if self.model.phenotypes:
-            predictions = self._phenotypes(inputs)
+            predictions = self._predict_phenotypes(inputs)
         else:
-            predictions = self._codes(inputs)
+            predictions = self._predict_codes(inputs)
         for head, prediction in zip(heads, predictions, strict=True):
             yield {**head, **prediction}
 
-    def _codes(self, inputs: PatientInputs) -> Iterator[Row]:
+    def _predict_codes(self, inputs: PatientInputs) -> Iterator[Row]:
         """Yield the probabilities of each patient's codes."""
         names = self.model.code_names
-        for row in self.model.code_probabilities(inputs.values).tolist():
+        for row in self.model.predict_code_probabilities(inputs.values).tolist():
             probabilities = {
                 name: round(probability, _DECIMALS)
                 for name, probability in zip(names, row, strict=True)
             }
             yield {"probabilities": probabilities}
 
-    def _phenotypes(self, inputs: PatientInputs) -> Iterator[Row]:
+    def _predict_phenotypes(self, inputs: PatientInputs) -> Iterator[Row]:
         """Yield the probabilities and labels of each patient's phenotypes."""
         names = self.model.phenotypes
-        present = self.model.probabilities(inputs.values)[:, :, PRESENT].tolist()
-        classes = self.model.classes(inputs.values).tolist()
+        present = self.model.predict_probabilities(inputs.values)[
+            :, :, PRESENT
+        ].tolist()
+        classes = self.model.predict_classes(inputs.values).tolist()
         for row, patient_classes in zip(present, classes, strict=True):
             labels = {
                 name: _LABEL_NAMES.get(value)
@@ -165,12 +167,12 @@ class PatientReader:
         """
         inputs = self.read(notes)
         self.warn(inputs)
-        rows = self.rows(inputs)
+        rows = self.predict_rows(inputs)
         if format == "csv":
-            return self._csv(rows)
+            return self._format_csv(rows)
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
-    def _csv(self, rows: Iterable[Row]) -> str:
+    def _format_csv(self, rows: Iterable[Row]) -> str:
         """Return results as a table with a header."""
         has_labels = bool(self.model.phenotypes)
         has_concepts = not self.model.space.dense
@@ -271,8 +273,8 @@ def read_labelled(
     notes: Iterable[PatientNote]
     with reading_as(encoding):
         if labels is not None:
-            patient_notes = notes_of(name_of_notes(path), encoding=encoding)
-            gold = _labels_of(patient_notes.patients, path, labels)
+            patient_notes = read_patient_notes(name_of_notes(path), encoding=encoding)
+            gold = _read_labels(patient_notes.patients, path, labels)
             notes = patient_notes
         elif isinstance(path, Path):
             notes, gold = read_gold(path)
@@ -306,7 +308,7 @@ def _require_machines(model: Phenotyper) -> LinearSVMs:
     return model.machines
 
 
-def _labels_of(patients: Sequence[str], path: NotePlace, labels: Path) -> Gold:
+def _read_labels(patients: Sequence[str], path: NotePlace, labels: Path) -> Gold:
     """Return the labels of patients with notes, and print problems with the table.
 
     Args:
@@ -378,9 +380,9 @@ def _score(
     """
     names = model.phenotypes
     inputs = labelled.inputs.values
-    predicted = model.classes(inputs)
+    predicted = model.predict_classes(inputs)
     counts = ClassCounts.of(labelled.labels, predicted, names, classes=machines.classes)
-    present = model.probabilities(inputs)[:, :, PRESENT]
+    present = model.predict_probabilities(inputs)[:, :, PRESENT]
     ranking = rankings(labelled.labels, present, names)
 
     scores = counts.scores()

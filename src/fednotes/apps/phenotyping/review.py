@@ -15,7 +15,7 @@ from fednotes.apps.phenotyping.cohort import (
     Bags,
     SitePatients,
 )
-from fednotes.apps.phenotyping.compare_patients import known_classes
+from fednotes.apps.phenotyping.compare_patients import read_known_classes
 from fednotes.apps.phenotyping.dictionary import Dictionary
 from fednotes.apps.phenotyping.features import (
     ConceptFeatures,
@@ -73,18 +73,18 @@ def _review_site(
         folder: The folder of the model.
     """
     model = load_phenotyper(folder)
-    known_classes(model, site, folder)
+    read_known_classes(model, site, folder)
     return review_patients(
         site.id,
         model,
         [site.test.patients[row] for row in rows],
         inputs=site.test.bags.take(rows),
         labels=site.test.labels[rows],
-        features=_features_of(model),
+        features=_load_model_features(model),
     )
 
 
-def _features_of(model: Phenotyper) -> Features | None:
+def _load_model_features(model: Phenotyper) -> Features | None:
     """Return a model's dictionary or encoder; None if it is not at its place."""
     if not has_feature_weights(model):
         return None
@@ -113,8 +113,8 @@ def review_patients(
         labels: (patients, phenotypes) labels.
         features: The model's dictionary or encoder; None if it is not available.
     """
-    present = model.probabilities(inputs)[:, :, PRESENT].tolist()
-    predicted = model.classes(inputs).tolist()
+    present = model.predict_probabilities(inputs)[:, :, PRESENT].tolist()
+    predicted = model.predict_classes(inputs).tolist()
     sizes = inputs.sizes.tolist() if isinstance(inputs, Bags) else [None] * len(inputs)
     rows = zip(patients, labels.tolist(), predicted, present, sizes, strict=True)
     return ReviewedPatients(
@@ -213,7 +213,7 @@ def weigh_features(
     for column, (disease, positive) in enumerate(machines.machines):
         if positive == PRESENT:
             weights = machines.weight[:, column]
-            chosen[model.phenotypes[disease]] = _largest(weights)
+            chosen[model.phenotypes[disease]] = _select_largest(weights)
     concepts = {index for weights in chosen.values() for index, _ in weights}
     names = _name_concepts(features.matcher.dictionary, concepts)
     return {
@@ -222,7 +222,7 @@ def weigh_features(
     }
 
 
-def _largest(weights: np.ndarray) -> list[tuple[int, float]]:
+def _select_largest(weights: np.ndarray) -> list[tuple[int, float]]:
     """Return the index and value of the largest and smallest weights, from the top."""
     order = np.argsort(-weights, kind="stable")
     ends = [*order[:MAX_WEIGHTS], *order[max(MAX_WEIGHTS, len(order) - MAX_WEIGHTS) :]]

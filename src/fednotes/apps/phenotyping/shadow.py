@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from fednotes.apps.phenotyping.classifiers import C_CHOICES
-from fednotes.apps.phenotyping.codes import output_matrix
+from fednotes.apps.phenotyping.codes import make_output_labels
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, SitePatients
 from fednotes.jobs.job import Job
 
@@ -31,7 +31,7 @@ CONTROL_SETTINGS: Final[dict[str, Any]] = {
 }
 
 
-def audit_subject(
+def make_audit_subject(
     scene: Any,
     data: SitePatients,
     rng: np.random.Generator,
@@ -52,7 +52,7 @@ def audit_subject(
 
 
 class Patients:
-    """The subject of an audit (`SiteKind.audit_subject`), whose units are patients.
+    """A subject of an audit (`SiteKind.make_audit_subject`) whose units are patients.
 
     A patient can be judged if the site knows their codes or labels. No secrets are
     planted among patients.
@@ -81,7 +81,7 @@ class Patients:
         *,
         control_of: str,
     ) -> None:
-        self.job = _job(scene, control_of)
+        self.job = _make_shadow_job(scene, control_of)
         learns_codes = scene.training.config.has_stage_1
         has_codes = [patient in data.codes for patient in data.train.patients]
         has_labels = (data.train.labels >= 0).any(1)
@@ -96,21 +96,24 @@ class Patients:
         self._data = data
         self._cohort = data.train.take(self.judged)
 
-    def training_data(
+    def make_training_data(
         self,
         is_member: np.ndarray,
         planted: Sequence[Any],  # noqa: ARG002 - part of the interface of subjects
-        repeats: int,
+        *,
+        copies: int,  # noqa: ARG002 - a patient occurs only once in a cohort
+        with_others: bool,
     ) -> SitePatients:
-        """Return the site with only its members, each once.
+        """Return the site with only the patients on which one model is trained.
 
         Args:
             is_member: (judged,) whether the model is trained on each patient.
             planted: Not used: there are no secrets.
-            repeats: 1 if the model is also trained on the patients who are not judged.
+            copies: Not used: each member is trained on once.
+            with_others: Whether it is also trained on the patients who are not judged.
         """
         rows = self.judged[is_member]
-        if repeats == 1:
+        if with_others:
             rows = np.append(rows, self._others)
         train = self._data.train.take(np.sort(rows))
         return replace(self._data, train=train, test=self._data.test.take([]))
@@ -121,7 +124,7 @@ class Patients:
         scores: dict[str, np.ndarray] = {}
         learner = site.code_learner
         if learner is not None:
-            labels = output_matrix(
+            labels = make_output_labels(
                 cohort.patients,
                 self._data.codes,
                 learner.outputs,
@@ -133,7 +136,7 @@ class Patients:
         classifiers = site.classifiers
         if classifiers is not None:
             machines = classifiers.machines
-            margins = machines.scores(classifiers.model.features(cohort.bags))
+            margins = machines.score(classifiers.model.compute_features(cohort.bags))
             scores["labels"] = _log_likelihood(
                 margins, machines.make_targets(cohort.labels)
             )
@@ -148,7 +151,7 @@ class Patients:
         raise TypeError("patients have no secrets to guess")
 
 
-def _job(scene: Any, control_of: str) -> Job:
+def _make_shadow_job(scene: Any, control_of: str) -> Job:
     """Return the job for training shadow models.
 
     The control trains for many epochs on few patients, without a defence. If it judges
@@ -159,7 +162,7 @@ def _job(scene: Any, control_of: str) -> Job:
     settings: dict[str, Any] = {"least_occurrences": min(1, config.least_occurrences)}
     if config.has_stage_1 and scene.observe():
         # The codes that all sites have agreed on, which are public.
-        settings["outputs"] = scene.audited_site().code_learner.outputs
+        settings["outputs"] = scene.get_audited_site().code_learner.outputs
         settings["minimum"] = 1
     if scene.is_control:
         model: dict[str, Any] = {
@@ -168,13 +171,13 @@ def _job(scene: Any, control_of: str) -> Job:
         }
         if control_of == "labels":
             model["representation"] = "none"
-        job = scene.undefended(model, **CONTROL_SETTINGS).job
+        job = scene.make_undefended(model, **CONTROL_SETTINGS).job
     config = replace(job.config, **settings)  # type: ignore[type-var]
     return replace(job, config=config)
 
 
 def _log_likelihood(scores: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """Return the log-likelihood of each patient's codes or labels.
+    """Return (patients,) the log-likelihood of each patient's codes or labels.
 
     Args:
         scores: (patients, outputs) log-odds or margins.

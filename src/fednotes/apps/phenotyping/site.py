@@ -29,9 +29,9 @@ from fednotes.apps.phenotyping.classifiers import (
     CLASSES,
     INTERCEPT,
     LinearSVMs,
-    document_frequencies,
+    count_document_frequencies,
 )
-from fednotes.apps.phenotyping.codes import category_counts
+from fednotes.apps.phenotyping.codes import count_categories
 from fednotes.apps.phenotyping.cohort import (
     ABSENT,
     PRESENT,
@@ -134,14 +134,14 @@ class Site(MethodSite):
         # The digest of the model that was calibrated, and how many sums were sent.
         self._calibrated = ""
         self._calibrations = 0
-        self._coded = data.coded(data.train)
-        self._labelled = data.train.labelled()
+        self._coded = data.select_coded(data.train)
+        self._labelled = data.train.select_labelled()
         coded = len(self._coded) if config.has_stage_1 else 0
         labelled = len(self._labelled) if config.phenotypes else 0
         self.num_examples = max(coded, labelled)
         self._require_covered(coded)
         if config.has_stage_1 and config.vectors:
-            self._public_vectors()  # raises before training if they do not match
+            self._require_public_vectors()  # raise before training
         self.scores: dict[str, Any] = {}
 
         self.model = nn.Module()
@@ -213,14 +213,14 @@ class Site(MethodSite):
         """Return the number of patients with each candidate code of the public list."""
         del tensors
         codes = {patient: self.data.codes[patient] for patient in self._coded.patients}
-        counts = category_counts(
+        counts = count_categories(
             codes,
             self.config.list_candidates(),
             whole_causes=self.config.whole_causes,
         )
-        return Update({"patients": self._reported(counts)}, 1.0)
+        return Update({"patients": self._round_counts(counts)}, 1.0)
 
-    def _reported(self, counts: np.ndarray) -> Tensor:
+    def _round_counts(self, counts: np.ndarray) -> Tensor:
         """Return an array of counts, rounded for sending."""
         return torch.from_numpy(round_array(counts.astype(np.float64), self.count_step))
 
@@ -230,7 +230,7 @@ class Site(MethodSite):
         bags = self.data.train.bags
         assert isinstance(bags, Bags)  # a job on vectors counts no concepts
         counts = np.bincount(bags.concepts, minlength=bags.vocabulary)
-        return Update({"occurrences": self._reported(counts)}, 1.0)
+        return Update({"occurrences": self._round_counts(counts)}, 1.0)
 
     def first_vectors(self, tensors: Tensors) -> Update:
         """Return the public vectors from which stage 1 starts.
@@ -240,10 +240,12 @@ class Site(MethodSite):
         Args:
             tensors: The known concepts.
         """
-        table = self._public_vectors().start(self._read_known_concepts(tensors))
+        table = self._require_public_vectors().make_table(
+            self._read_known_concepts(tensors)
+        )
         return Update({"embedding": torch.from_numpy(table)}, 1.0)
 
-    def _public_vectors(self) -> ConceptVectors:
+    def _require_public_vectors(self) -> ConceptVectors:
         """Return the site's public vectors.
 
         Raises:
@@ -363,13 +365,13 @@ class Site(MethodSite):
         """
         if self.classifiers is None and INTERCEPT in tensors:
             return make_empty_update(tensors)
-        return self._present_stage().train(tensors, cycle=cycle)
+        return self._get_current_stage().train(tensors, cycle=cycle)
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
         """Return held-out counts of the current stage."""
-        return self._present_stage().evaluate(tensors, cycle=cycle)
+        return self._get_current_stage().evaluate(tensors, cycle=cycle)
 
-    def _present_stage(self) -> CodeLearner | Classifiers:
+    def _get_current_stage(self) -> CodeLearner | Classifiers:
         """Return stage 2 if it has begun, otherwise stage 1.
 
         Raises:
@@ -401,7 +403,7 @@ class Site(MethodSite):
         else:
             learner = self._require_code_learner()
             learner.finish(unprefixed(NETWORK, tensors) or tensors)
-            self._network = learner.received_tensors()
+            self._network = learner.get_received_tensors()
             model = Phenotyper(
                 self.data.space, learner.network, code_names=learner.outputs
             )
@@ -428,11 +430,11 @@ class Site(MethodSite):
         """
         del tensors
         cohort = self._labelled
-        counts = cohort.label_counts()
+        counts = cohort.count_labels()
         del counts["unlabelled"]
         if self.config.model.representation == "none" and isinstance(cohort.bags, Bags):
-            counts["frequencies"] = document_frequencies(cohort.bags)
-        sums = {name: self._reported(of_label) for name, of_label in counts.items()}
+            counts["frequencies"] = count_document_frequencies(cohort.bags)
+        sums = {name: self._round_counts(of_label) for name, of_label in counts.items()}
         patients = round_count(len(cohort), self.count_step)
         return Update(sums, 1.0, {"patients": float(patients)})
 
@@ -529,7 +531,7 @@ class Site(MethodSite):
                 "again"
             )
         update = self.classifiers.calibrate(tensors)
-        model = self.classifiers.fingerprint()
+        model = self.classifiers.compute_fingerprint()
         if self._calibrated not in ("", model):
             raise RefusedError(
                 f"site {self.id!r}: this run has calibrated other classifiers, and a "
@@ -568,7 +570,7 @@ class Site(MethodSite):
             for name, parameter in learner.network.trainable().items():
                 self.shared[f"{NETWORK}{name}"] = parameter
         if self.config.phenotypes:
-            self.prepare(self._tensors_to_prepare(initial, agreed))
+            self.prepare(self._make_tensors_to_prepare(initial, agreed))
             if self.config.has_stage_1:
                 # Features depend on the network that is trained.
                 model = self._require_classifiers().model
@@ -577,12 +579,12 @@ class Site(MethodSite):
         patients = self.data.train.patients
         self.rows_by_stage = np.array(
             [
-                _places_in(coded, patients),
-                _places_in(self._labelled.patients, patients),
+                _find_places(coded, patients),
+                _find_places(self._labelled.patients, patients),
             ]
         )
 
-    def _tensors_to_prepare(self, initial: Tensors, agreed: Tensors) -> Tensors:
+    def _make_tensors_to_prepare(self, initial: Tensors, agreed: Tensors) -> Tensors:
         """Return the tensors of the task `prepare`; see `begin_privately`.
 
         Each disease has the classes "absent" and "present".
@@ -611,7 +613,7 @@ class Site(MethodSite):
             )
         return self.classifiers
 
-    def private_loss(self, indices: np.ndarray) -> Tensor:
+    def measure_private_loss(self, indices: np.ndarray) -> Tensor:
         """Return the mean loss, (), of one patient in the current stage.
 
         Args:
@@ -628,7 +630,9 @@ class Site(MethodSite):
             batch = self._require_code_learner().select(rows)
             return batch.loss([batch])
         classifiers = self._require_classifiers()
-        losses = [classifiers.patient_loss(self.shared, row) for row in rows.tolist()]
+        losses = [
+            classifiers.measure_patient_loss(self.shared, row) for row in rows.tolist()
+        ]
         return torch.stack(losses).mean()
 
     # State that must survive a restart.
@@ -688,7 +692,7 @@ def _read_numbers(tensors: Tensors, name: str) -> np.ndarray | None:
     return numbers
 
 
-def _places_in(cohort: Sequence[str], patients: Sequence[str]) -> list[int]:
+def _find_places(cohort: Sequence[str], patients: Sequence[str]) -> list[int]:
     """Return each patient's index in a cohort, or -1."""
     place_of = {patient: place for place, patient in enumerate(cohort)}
     return [place_of.get(patient, -1) for patient in patients]

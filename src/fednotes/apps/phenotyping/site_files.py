@@ -14,8 +14,12 @@ from typing import Any, Self
 
 from fednotes.apps.phenotyping import synthetic
 from fednotes.apps.phenotyping.code_tables import CodeSource
-from fednotes.apps.phenotyping.concepts import PatientInputs, Progress, by_patient
-from fednotes.apps.phenotyping.ctakes import Mentions, bags_of_mentions, read_ctakes
+from fednotes.apps.phenotyping.concepts import PatientInputs, Progress, group_by_patient
+from fednotes.apps.phenotyping.ctakes import (
+    Mentions,
+    make_bags_of_mentions,
+    read_ctakes,
+)
 from fednotes.apps.phenotyping.features import ConceptFeatures, Features
 from fednotes.apps.phenotyping.job_tables import PatientsConfig
 from fednotes.apps.phenotyping.labels import PatientLabels, read_labels
@@ -38,7 +42,7 @@ class Records(ABC):
     by_patient: Mapping[str, Any]
 
     @abstractmethod
-    def inputs(
+    def make_inputs(
         self, features: Features, progress: Progress | None, cache: Path
     ) -> PatientInputs:
         """Return the features of the patients.
@@ -49,15 +53,15 @@ class Records(ABC):
             cache: Folder for results.
         """
 
-    def of_both(self, other: Self) -> Self:
-        """Return the combined records of both."""
+    def combine(self, other: Self) -> Self:
+        """Return the records of the patients of both."""
         return replace(self, by_patient={**self.by_patient, **other.by_patient})
 
 
 class Texts(Records):
     """The texts of each patient's notes."""
 
-    def inputs(
+    def make_inputs(
         self, features: Features, progress: Progress | None, cache: Path
     ) -> PatientInputs:
         """Return the features of the notes."""
@@ -67,7 +71,7 @@ class Texts(Records):
 class Extracts(Records):
     """The mentions of concepts that cTAKES found for each patient."""
 
-    def inputs(
+    def make_inputs(
         self,
         features: Features,
         progress: Progress | None,  # noqa: ARG002 - the mentions are already read
@@ -81,7 +85,7 @@ class Extracts(Records):
         # [text] with cTAKES output is refused when the job is read.
         assert isinstance(features, ConceptFeatures)
         matcher = features.matcher
-        inputs = bags_of_mentions(
+        inputs = make_bags_of_mentions(
             self.by_patient,
             matcher.dictionary.concepts,
             context=matcher.context,
@@ -186,7 +190,7 @@ class _SiteReader:
                     f"{shared} patients of `test` are also among those of training: "
                     "remove them from one of the two"
                 )
-            records = records.of_both(test_records)
+            records = records.combine(test_records)
         else:  # the obesity challenge has a test part of its own
             test = frozenset(
                 note.id for note in summaries if "test" in note.source.lower()
@@ -198,8 +202,8 @@ class _SiteReader:
             records, test, codes=codes, labels=labels, messages=self._messages
         )
 
-    def _places(self, key: str) -> list[Path]:
-        """Return the paths that a key of the site's table names."""
+    def _list_places(self, key: str) -> list[Path]:
+        """Return the paths that a key of the site's table names, except empty ones."""
         value = getattr(self._config, key)
         texts = [value] if isinstance(value, str) else value
         where = f"sites.{self._name}.{key}"
@@ -211,7 +215,7 @@ class _SiteReader:
             return self._read_extracts("concepts")
         if self._config.notes:
             return self._read_notes("notes", name="notes")
-        return Texts(by_patient(summaries))
+        return Texts(group_by_patient(summaries))
 
     def _read_test_records(self) -> Records:
         """Read the notes or the cTAKES output of the test part."""
@@ -222,7 +226,7 @@ class _SiteReader:
     def _read_extracts(self, key: str) -> Extracts:
         """Read the cTAKES output that a key names."""
         mentions: Mentions = {}
-        for path in self._places(key):
+        for path in self._list_places(key):
             part, report = read_ctakes(path)
             mentions.update(part)
             if report.damaged:
@@ -264,7 +268,7 @@ class _SiteReader:
                 without_patient += note.patient is None
                 yield note
 
-        texts = by_patient(count_notes_without_patient())
+        texts = group_by_patient(count_notes_without_patient())
         skipped = describe_left_out(stream.counts)
         if not texts:
             places = ", ".join(map(str, paths))
@@ -290,7 +294,7 @@ class _SiteReader:
         Raises:
             ConfigError: Another setting contradicts the source of the labels.
         """
-        paths = self._places("labels")
+        paths = self._list_places("labels")
         if not paths:
             return None, ()
         path = paths[0]
@@ -304,7 +308,7 @@ class _SiteReader:
             summaries, labels = read_obesity(path, self._config.judgment)
         else:
             labels = self._read_table_of_labels(path)
-        self._messages += labels.messages()
+        self._messages += labels.list_messages()
         return labels, summaries
 
     def _read_table_of_labels(self, path: Path) -> PatientLabels:
@@ -325,14 +329,18 @@ class _SiteReader:
             )
         return read_labels(
             path,
-            *self._places("test_labels"),
+            *self._list_places("test_labels"),
             patient_column=self._config.patient_column,
         )
 
     def _compare_with_labels(
         self, patients: Collection[str], labels: PatientLabels
     ) -> None:
-        """Count patients who have notes but no labels, or labels but no notes.
+        """Add messages about patients with notes but no labels, and the reverse.
+
+        Args:
+            patients: The patients with notes.
+            labels: The labels of patients.
 
         Raises:
             DataError: No patient has both.
@@ -347,8 +355,13 @@ class _SiteReader:
             self._messages.append(
                 f"{without_notes:,} labelled patients have no notes here: left out"
             )
-        unmentioned = self._config.unmentioned
-        without_label = sum(not labels.of(patient, unmentioned) for patient in patients)
+        # A patient without any label in the files may still be labelled: with
+        # `unmentioned`, a missing phenotype has a meaning, such as "absent".
+        meaning_of_unmentioned = self._config.unmentioned
+        without_label = sum(
+            not labels.get_labels(patient, meaning_of_unmentioned)
+            for patient in patients
+        )
         if without_label:
             self._messages.append(
                 f"{without_label:,} patients have no labels of any phenotype: "
@@ -357,11 +370,11 @@ class _SiteReader:
 
     def _read_codes(self) -> dict[str, frozenset[str]] | None:
         """Read the codes of all paths; None if the site has none."""
-        source = self._config.code_source()
+        source = self._config.make_code_source()
         if source is None:
             return None
         codes: dict[str, frozenset[str]] = {}
-        for path in self._places("codes") + self._places("test_codes"):
+        for path in self._list_places("codes") + self._list_places("test_codes"):
             for patient, billed in self._read_codes_of(source, path).items():
                 codes[patient] = codes.get(patient, frozenset()) | billed
         return codes
@@ -370,7 +383,7 @@ class _SiteReader:
         """Read the codes of one path."""
         result = source.read(path)
         for table in result.tables:
-            self._messages += table.messages()
+            self._messages += table.list_messages()
             if table.empty:
                 self._messages.append(
                     f"{table.path}: {table.empty:,} rows without a code: left out"

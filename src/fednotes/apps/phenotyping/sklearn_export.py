@@ -34,7 +34,7 @@ _INFINITE: Final = 1e30  # an upper bound that no value reaches
 _Step = tuple[str, Any]  # of a pipeline: its name and its estimator
 
 
-def writer(model: Path, dictionary: str | None = None) -> Callable[[Path], None]:
+def make_writer(model: Path, dictionary: str | None = None) -> Callable[[Path], None]:
     """Return a function that writes a saved model into an empty folder.
 
     Args:
@@ -57,14 +57,14 @@ def writer(model: Path, dictionary: str | None = None) -> Callable[[Path], None]
         import skops.io
         from sklearn.pipeline import Pipeline
     features = load_features(phenotyper.space.recipe, dictionary)
-    classifiers = _classifiers(phenotyper, machines)
-    pipeline = Pipeline([*_feature_steps(phenotyper), ("diseases", classifiers)])
+    classifiers = _make_classifiers(phenotyper, machines)
+    pipeline = Pipeline([*_make_feature_steps(phenotyper), ("diseases", classifiers)])
     learned = [
         name
         for name, classes in zip(phenotyper.phenotypes, machines.classes, strict=True)
         if classes
     ]
-    facts = {"phenotypes": learned, "columns": _columns(features)}
+    facts = {"phenotypes": learned, "columns": _name_columns(features)}
 
     def fill(folder: Path) -> None:
         skops.io.dump(pipeline, folder / "pipeline.skops")
@@ -73,7 +73,7 @@ def writer(model: Path, dictionary: str | None = None) -> Callable[[Path], None]
     return fill
 
 
-def _columns(features: Features) -> tuple[str, ...] | int:
+def _name_columns(features: Features) -> tuple[str, ...] | int:
     """Return the names of the input's columns; for vectors, their number."""
     width = features.space.width
     if not isinstance(features, ConceptFeatures):
@@ -87,19 +87,22 @@ def _columns(features: Features) -> tuple[str, ...] | int:
 # ---- features ------------------------------------------------------------------------
 
 
-def _feature_steps(model: Phenotyper) -> Iterator[_Step]:
+def _make_feature_steps(model: Phenotyper) -> Iterator[_Step]:
     """Yield the steps that compute the classifiers' features from counts or vectors."""
     from sklearn.feature_extraction.text import TfidfTransformer
 
     if model.network is not None:
-        yield from _network_steps(model.network, model.space.width)
+        yield from _make_network_steps(model.network, model.space.width)
         if model.scale == "l2":
-            yield "length", _normalizer("l2")
+            yield "length", _make_normalizer("l2")
     elif model.idf is not None:
-        yield "tfidf", _fitted(TfidfTransformer(), model.space.width, idf_=model.idf)
+        yield (
+            "tfidf",
+            _make_fitted(TfidfTransformer(), model.space.width, idf_=model.idf),
+        )
 
 
-def _network_steps(network: Dan, width: int) -> Iterator[_Step]:
+def _make_network_steps(network: Dan, width: int) -> Iterator[_Step]:
     """Yield the steps of a network.
 
     Args:
@@ -110,18 +113,20 @@ def _network_steps(network: Dan, width: int) -> Iterator[_Step]:
 
     state = {name: value.detach().numpy() for name, value in network.state().items()}
     if network.embedding is not None:
-        yield from _mean_steps(network, state["embedding"], width)
-    yield "dense", _linear(state["hidden_weight"])
+        yield from _make_mean_steps(network, state["embedding"], width)
+    yield "dense", _make_linear(state["hidden_weight"])
     bias = state["hidden_bias"].astype(np.float64)
     clips = network.config.layer == "rectified"
     scaler = MinMaxScaler(feature_range=(0.0, _INFINITE), clip=clips)
     yield (
         "rectified",
-        _fitted(scaler, len(bias), scale_=np.ones(len(bias)), min_=bias),
+        _make_fitted(scaler, len(bias), scale_=np.ones(len(bias)), min_=bias),
     )
 
 
-def _mean_steps(network: Dan, embedding: np.ndarray, width: int) -> Iterator[_Step]:
+def _make_mean_steps(
+    network: Dan, embedding: np.ndarray, width: int
+) -> Iterator[_Step]:
     """Yield the steps that compute the mean vector of a patient's concepts.
 
     Args:
@@ -145,52 +150,52 @@ def _mean_steps(network: Dan, embedding: np.ndarray, width: int) -> Iterator[_St
         # A patient has max(n, length) places, and row 0 fills the empty ones. The
         # number of places is a column of its own. No count exceeds it, so dividing by
         # the maximum turns it into 1, and each count into its share of the places.
-        places = _places(network.config.length, width)
+        places = _make_places_estimator(network.config.length, width)
         union = FeatureUnion([("places", places), ("counts", "passthrough")])
         yield "places", union
-        yield "shares", _normalizer("max")
+        yield "shares", _make_normalizer("max")
         fill = embedding[:1]
         table = np.vstack((fill, table - fill))
     else:
-        yield "shares", _normalizer("l1")
-    yield "mean", _linear(table.T)
+        yield "shares", _make_normalizer("l1")
+    yield "mean", _make_linear(table.T)
 
 
-def _places(length: int, width: int) -> Any:
+def _make_places_estimator(length: int, width: int) -> Any:
     """Return an estimator of a patient's number of places, at least `length`."""
     from sklearn.pipeline import Pipeline
     from sklearn.preprocessing import MinMaxScaler
 
     scaler = MinMaxScaler(feature_range=(length, _INFINITE), clip=True)
-    at_least = _fitted(scaler, 1, scale_=np.ones(1), min_=np.zeros(1))
-    return Pipeline([("n", _linear(np.ones((1, width)))), ("at_least", at_least)])
+    at_least = _make_fitted(scaler, 1, scale_=np.ones(1), min_=np.zeros(1))
+    return Pipeline([("n", _make_linear(np.ones((1, width)))), ("at_least", at_least)])
 
 
-def _normalizer(norm: str) -> Any:
+def _make_normalizer(norm: str) -> Any:
     """Return an estimator that divides each row by its norm."""
     from sklearn.preprocessing import Normalizer
 
     return Normalizer(norm)
 
 
-def _linear(weight: np.ndarray) -> Any:
+def _make_linear(weight: np.ndarray) -> Any:
     """Return an estimator that multiplies by an (outputs, inputs) matrix."""
     from sklearn.decomposition import TruncatedSVD
 
     svd = TruncatedSVD(n_components=len(weight))
-    return _fitted(svd, weight.shape[1], components_=weight.astype(np.float64))
+    return _make_fitted(svd, weight.shape[1], components_=weight.astype(np.float64))
 
 
 # ---- classifiers ---------------------------------------------------------------------
 
 
 class _Logit(NamedTuple):
-    """The coefficients of one binary classifier, with its calibration."""
+    """The coefficients of one binary classifier, in which calibration is included."""
 
     coefficients: np.ndarray
     intercept: float
 
-    def estimator(self, width: int, classes: np.ndarray) -> Any:
+    def make_estimator(self, width: int, classes: np.ndarray) -> Any:
         """Return the classifier of two classes.
 
         Args:
@@ -199,7 +204,7 @@ class _Logit(NamedTuple):
         """
         from sklearn.linear_model import LogisticRegression
 
-        return _fitted(
+        return _make_fitted(
             LogisticRegression(),
             width,
             classes_=classes,
@@ -209,12 +214,12 @@ class _Logit(NamedTuple):
         )
 
 
-def _classifiers(model: Phenotyper, machines: LinearSVMs) -> Any:
+def _make_classifiers(model: Phenotyper, machines: LinearSVMs) -> Any:
     """Return a classifier with an estimator for each disease that was learned."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.multioutput import MultiOutputClassifier
 
-    logits = _logits(machines, model.platt)
+    logits = _make_logits(machines, model.platt)
     estimators = []
     for disease, classes in enumerate(machines.classes):
         of_disease = [
@@ -223,7 +228,7 @@ def _classifiers(model: Phenotyper, machines: LinearSVMs) -> Any:
             if owner == disease
         ]
         if classes:
-            estimators.append(_classifier(classes, of_disease, model.width))
+            estimators.append(_make_classifier(classes, of_disease, model.width))
     combined = MultiOutputClassifier(LogisticRegression())
     combined.estimators_ = estimators
     combined.n_features_in_ = model.width
@@ -231,8 +236,11 @@ def _classifiers(model: Phenotyper, machines: LinearSVMs) -> Any:
     return combined
 
 
-def _logits(machines: LinearSVMs, platt: np.ndarray | None) -> list[_Logit]:
-    """Return each machine with its calibration: sigmoid(a (w·x + c) + b)."""
+def _make_logits(machines: LinearSVMs, platt: np.ndarray | None) -> list[_Logit]:
+    """Return the coefficients of each machine's calibrated probability.
+
+    The probability is sigmoid(a (w·x + c) + b), with the calibration a and b.
+    """
     count = len(machines.machines)
     calibration = np.broadcast_to((1.0, 0.0) if platt is None else platt, (count, 2))
     return [
@@ -241,7 +249,9 @@ def _logits(machines: LinearSVMs, platt: np.ndarray | None) -> list[_Logit]:
     ]
 
 
-def _classifier(classes: Sequence[int], logits: Sequence[_Logit], width: int) -> Any:
+def _make_classifier(
+    classes: Sequence[int], logits: Sequence[_Logit], width: int
+) -> Any:
     """Return the estimator of one disease.
 
     Args:
@@ -261,14 +271,16 @@ def _classifier(classes: Sequence[int], logits: Sequence[_Logit], width: int) ->
         return constant.fit(np.zeros((1, width)), names)
     if len(classes) == 2:
         (logit,) = logits
-        return logit.estimator(width, names)
+        return logit.make_estimator(width, names)
     several = OneVsRestClassifier(LogisticRegression()).fit(np.zeros((3, 1)), names)
-    several.estimators_ = [logit.estimator(width, np.array([0, 1])) for logit in logits]
+    several.estimators_ = [
+        logit.make_estimator(width, np.array([0, 1])) for logit in logits
+    ]
     several.n_features_in_ = width
     return several
 
 
-def _fitted(estimator: Any, width: int, **values: Any) -> Any:
+def _make_fitted(estimator: Any, width: int, **values: Any) -> Any:
     """Return an estimator as if it had been fitted with these values.
 
     Args:
@@ -282,4 +294,4 @@ def _fitted(estimator: Any, width: int, **values: Any) -> Any:
     return estimator
 
 
-FORM = ExportForm(writer, options=("dictionary",), reads="patients")
+FORM = ExportForm(make_writer, options=("dictionary",), reads="patients")

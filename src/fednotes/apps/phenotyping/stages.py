@@ -14,11 +14,11 @@ from torch.nn.functional import relu, softplus
 
 from fednotes.apps.phenotyping.classifiers import (
     INTERCEPT,
-    LabelledPatients,
+    LabelledFeatures,
     LinearSVMs,
-    fit,
+    train_to_convergence,
 )
-from fednotes.apps.phenotyping.codes import output_matrix
+from fednotes.apps.phenotyping.codes import make_output_labels
 from fednotes.apps.phenotyping.cohort import (
     ABSENT,
     PRESENT,
@@ -191,7 +191,7 @@ class CodeLearner(AveragingSite):
             known=known,
             device=device,
         )
-        self.cohort, labels = self._label_codes(data.coded(data.train), data)
+        self.cohort, labels = self._label_codes(data.select_coded(data.train), data)
         self.train_data = CodedPatients(self.network.read(self.cohort.bags), labels)
         self.patients = len(labels)
         self._held_out: CodedPatients | None = None  # read at the first evaluation
@@ -232,7 +232,7 @@ class CodeLearner(AveragingSite):
             All patients, or only those with an output if the settings require it, and
             their (patients, outputs) int8 labels.
         """
-        labels = output_matrix(
+        labels = make_output_labels(
             cohort.patients,
             site.codes,
             self.outputs,
@@ -245,7 +245,7 @@ class CodeLearner(AveragingSite):
 
     # Training.
 
-    def received_tensors(self) -> Tensors:
+    def get_received_tensors(self) -> Tensors:
         """Return the parameters that the server sent last, and the known concepts.
 
         Raises:
@@ -317,9 +317,9 @@ class CodeLearner(AveragingSite):
         }
 
     def _score(self, patients: CodedPatients) -> _CodeScores:
-        """Score the predicted codes of patients."""
+        """Predict the codes of patients, and compare them with the billed ones."""
         self.network.eval()
-        probabilities = self.network.probabilities(patients.network_input)
+        probabilities = self.network.predict_probabilities(patients.network_input)
         labels = patients.labels
         is_known = (labels == ABSENT) | (labels == PRESENT)
         p = probabilities[is_known].astype(np.float64).clip(1e-7, 1 - 1e-7)
@@ -392,8 +392,8 @@ class Classifiers:
         self.draws = draws
         self.count_step = count_step
         model.machines = machines
-        self._train_cohort = data.train.labelled()
-        self._held_out_cohort = data.valid.labelled()
+        self._train_cohort = data.train.select_labelled()
+        self._held_out_cohort = data.valid.select_labelled()
         self.train_data = self._represent(self._train_cohort)
         self.held_out_data = self._represent(self._held_out_cohort)
         self.targets = machines.make_targets(self._train_cohort.labels)
@@ -421,9 +421,9 @@ class Classifiers:
         numbers = np.count_nonzero(targets, axis=0)
         return min((int(number) for number in numbers if number), default=0)
 
-    def _represent(self, cohort: Cohort) -> LabelledPatients:
+    def _represent(self, cohort: Cohort) -> LabelledFeatures:
         """Return the features and labels of patients."""
-        return LabelledPatients(self.model.features(cohort.bags), cohort.labels)
+        return LabelledFeatures(self.model.compute_features(cohort.bags), cohort.labels)
 
     def _digest_representation(self) -> str:
         """Return a digest of the representation that the classifiers read."""
@@ -433,7 +433,7 @@ class Classifiers:
         if self.model.idf is not None:
             tensors["idf"] = torch.from_numpy(self.model.idf)
         settings = (self.machines.classes, self.model.scale)
-        return _digest_of(tensors, repr(settings))
+        return _digest_tensors(tensors, repr(settings))
 
     # Training.
 
@@ -454,7 +454,7 @@ class Classifiers:
         """
         self.machines.load(tensors)
         if self.machines.config.solver == "converged":
-            loss, pairs = fit(
+            loss, pairs = train_to_convergence(
                 self.machines,
                 self.train_data,
                 self.held_out_data,
@@ -497,7 +497,7 @@ class Classifiers:
             total_pairs += pairs
         return total_loss, total_pairs
 
-    def patient_loss(self, tensors: Mapping[str, Tensor], row: int) -> Tensor:
+    def measure_patient_loss(self, tensors: Mapping[str, Tensor], row: int) -> Tensor:
         """Return the mean loss, (), of all labels of one training patient.
 
         The patient's representation is computed without any other patient.
@@ -506,7 +506,7 @@ class Classifiers:
             tensors: Classifiers, as `LinearSVMs.to_float32` names them.
             row: The patient's row in `train_data`.
         """
-        x = self.model.features(self._train_cohort.bags.take([row]))
+        x = self.model.compute_features(self._train_cohort.bags.take([row]))
         values = torch.from_numpy(x.values).float()
         columns = torch.from_numpy(x.columns)
         # (machines,)
@@ -547,18 +547,18 @@ class Classifiers:
         """
         self.machines.load(tensors)
         platt = self._read_platt(tensors)
-        scores = self.machines.scores(self.held_out_data.features)
+        scores = self.machines.score(self.held_out_data.features)
         targets = self.machines.make_targets(self.held_out_data.labels)
         if self.count_step == 1:
             sums = platt_sums(platt, scores, targets)
         else:
-            sums = self._rounded_platt_sums(platt, scores, targets)
+            sums = self._compute_rounded_platt_sums(platt, scores, targets)
         return Update({"sums": torch.from_numpy(sums)}, 1.0)
 
-    def _rounded_platt_sums(
+    def _compute_rounded_platt_sums(
         self, platt: np.ndarray, scores: np.ndarray, targets: np.ndarray
     ) -> np.ndarray:
-        """Return `platt_sums`, scaled to the reported numbers of patients.
+        """Return `platt_sums`, scaled to the rounded numbers of patients.
 
         Each positive patient of a machine counts reported / exact times, and so does
         each negative one. Like a loss (`scale_sum`), the sums have float32 precision.
@@ -578,9 +578,9 @@ class Classifiers:
         machines = len(self.machines.machines)
         return require_tensor(tensors, "platt", torch.float64, machines, 2).numpy()
 
-    def fingerprint(self) -> str:
+    def compute_fingerprint(self) -> str:
         """Return a digest of the classifiers and of the representation."""
-        return _digest_of(self.machines.to_float32(), self._representation)
+        return _digest_tensors(self.machines.to_float32(), self._representation)
 
     # The end.
 
@@ -598,14 +598,14 @@ class Classifiers:
         Returns:
             The scores; empty if no test patient is labelled.
         """
-        cohort = site.test.labelled()
+        cohort = site.test.select_labelled()
         if not len(cohort):
             return {}
         features, labels = self._represent(cohort)
         counts = self._count_classes(cohort, self.machines.predict(features))
         ranked = rankings(
             labels,
-            self.machines.ranking(features),
+            self.machines.score_for_ranking(features),
             self.config.phenotypes,
             seed=self.config.seed,
         )
@@ -614,7 +614,7 @@ class Classifiers:
         is_known = (labels == ABSENT) | (labels == PRESENT)
         has_meaning = self.model.platt is not None or self.machines.config.loss == "log"
         if has_meaning and is_known.any():
-            chances = self.machines.probabilities(features, self.model.platt)
+            chances = self.machines.predict_probabilities(features, self.model.platt)
             present = chances[:, :, PRESENT][is_known]
             errors = (present - (labels[is_known] == PRESENT)) ** 2
             scores["calibration"] = {"brier": float(errors.mean())}
@@ -624,8 +624,8 @@ class Classifiers:
         """Return counts of labels by predictions.
 
         They cover the same pairs of patient and disease, whatever this model has
-            learned: questionable patients count if they are a class at this site or
-            over all sites.
+        learned: questionable patients count if they are a class at this site or over
+        all sites.
         """
         classes: list[tuple[int, ...]] = []
         for name, learned in zip(
@@ -652,7 +652,7 @@ def make_empty_update(tensors: Tensors) -> Update:
     return Update(sums, 1.0, {"loss": 0.0, "examples": 0.0})
 
 
-def _digest_of(tensors: Tensors, about: str) -> str:
+def _digest_tensors(tensors: Tensors, about: str) -> str:
     """Return a digest of tensors by their names, and of a text about them."""
     parts: list[str | bytes] = [about]
     for name, value in sorted(tensors.items()):
@@ -664,23 +664,23 @@ def _summarise(counts: ClassCounts, ranked: Mapping[str, Any]) -> dict[str, Any]
     """Return one site's scores in the form that reports read.
 
     A disease whose test patients all have one class is left out of means: always
-        predicting that class is correct without any learning.
+    predicting that class is correct without any learning.
     """
-    telling = ClassCounts(
+    informative_counts = ClassCounts(
         {
             name: table
             for name, table in counts.by_output.items()
             if (table.sum(1) > 0).sum() > 1
         }
     )
-    scores = telling.scores()
+    scores = informative_counts.scores()
     macro = ranked["macro"]
     areas = {name: macro[name]["value"] for name in ("auroc", "auprc")}
     intervals = {
         f"{name}_interval": [macro[name]["low"], macro[name]["high"]] for name in areas
     }
     summary: dict[str, Any] = {}
-    if telling.by_output:
+    if informative_counts.by_output:
         summary["phenotypes"] = scores["macro"]
         summary["present"] = scores["present"]["macro"]
     summary["ranking"] = {**areas, **intervals, "outputs": macro["outputs"]}
@@ -688,5 +688,5 @@ def _summarise(counts: ClassCounts, ranked: Mapping[str, Any]) -> dict[str, Any]
         name: {**of_output, **{n: ranked["by_output"][name][n] for n in areas}}
         for name, of_output in scores["by_output"].items()
     }
-    summary["class_counts"] = telling.to_metrics()
+    summary["class_counts"] = informative_counts.to_metrics()
     return summary

@@ -24,9 +24,13 @@ from typing import Final
 import numpy as np
 
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, QUESTIONABLE, UNLABELLED
-from fednotes.apps.phenotyping.dictionary import Dictionary, dictionary_of
+from fednotes.apps.phenotyping.dictionary import Dictionary, build_dictionary
 from fednotes.apps.phenotyping.labels import PatientLabels
-from fednotes.apps.phenotyping.words import reason_not_matched, singular, words_of
+from fednotes.apps.phenotyping.words import (
+    explain_no_match,
+    make_singular,
+    split_into_words,
+)
 from fednotes.core.seeds import rng_of
 from fednotes.data.synthetic import make_lexicon
 
@@ -84,10 +88,10 @@ class _World:
 # ---- the world -----------------------------------------------------------------------
 
 
-def dictionary() -> Dictionary:
+def build_synthetic_dictionary() -> Dictionary:
     """Return the public dictionary: some 300 concepts with 1 to 3 terms each."""
-    terms = _world().terms
-    return dictionary_of(
+    terms = _get_world().terms
+    return build_dictionary(
         (f"S{concept:04d}", term)
         for concept, names in enumerate(terms)
         for term in names
@@ -95,7 +99,7 @@ def dictionary() -> Dictionary:
 
 
 @lru_cache(maxsize=1)
-def _world() -> _World:
+def _get_world() -> _World:
     """Return the world, which is drawn once."""
     rng = rng_of(0, "synthetic patients", "world")
     terms = _draw_terms(rng)
@@ -128,9 +132,10 @@ def _draw_terms(rng: np.random.Generator) -> tuple[tuple[str, ...], ...]:
     used: set[str] = set()
 
     def is_new(term: str) -> bool:
-        words = words_of(term)
-        form = " ".join(map(singular, words))
-        if form in used or reason_not_matched(words):
+        """Return whether a term is matched and new, and count it as used."""
+        words = split_into_words(term)
+        form = " ".join(map(make_singular, words))
+        if form in used or explain_no_match(words):
             return False
         used.add(form)
         return True
@@ -150,13 +155,13 @@ def _draw_terms(rng: np.random.Generator) -> tuple[tuple[str, ...], ...]:
 
 
 @lru_cache(maxsize=1)
-def _thresholds() -> np.ndarray:
+def _choose_thresholds() -> np.ndarray:
     """Return the evidence thresholds that give each phenotype its share of patients.
 
     Returns:
         (phenotypes,) thresholds.
     """
-    world = _world()
+    world = _get_world()
     rng = rng_of(0, "synthetic patients", "thresholds")
     has = rng.random((20_000, _CONDITIONS)) < world.frequency
     evidence = _draw_evidence(world, has, rng)
@@ -201,7 +206,7 @@ def generate(name: str, patients: int = 600, seed: int = 0) -> GeneratedPatients
             as large.
         seed: Seed of the patients.
     """
-    world = _world()
+    world = _get_world()
     rng = rng_of(seed, "synthetic patients", name)
     size = max(1, round(patients * rng.uniform(0.6, 1.4)))
     log_odds = np.log(world.frequency / (1 - world.frequency))
@@ -209,7 +214,7 @@ def generate(name: str, patients: int = 600, seed: int = 0) -> GeneratedPatients
     # (patients, conditions)
     has = rng.random((size, _CONDITIONS)) < 1 / (1 + np.exp(-log_odds))
     evidence = _draw_evidence(world, has, rng)
-    truth = evidence > _thresholds()
+    truth = evidence > _choose_thresholds()
     labels = _draw_labels(evidence, truth, rng)
 
     favourites = [int(rng.integers(len(terms))) for terms in world.terms]
@@ -237,7 +242,7 @@ def _draw_labels(
     """Return (patients, phenotypes) int8 labels, of which some are missing."""
     labels = np.where(truth, PRESENT, ABSENT).astype(np.int8)
     column = PHENOTYPES.index(_UNCERTAIN)
-    distance = np.abs(evidence[:, column] - _thresholds()[column])
+    distance = np.abs(evidence[:, column] - _choose_thresholds()[column])
     labels[distance < 0.06, column] = QUESTIONABLE
     is_missing = rng.random(labels.shape) < 0.05  # as if experts disagreed
     labels[is_missing] = UNLABELLED
@@ -291,20 +296,22 @@ class _NoteWriter:
     def _write_note(self, has: np.ndarray, truth: np.ndarray) -> str:
         """Return the sentences of a note, in random order."""
         rng = self._rng
-        sentences = [self._sentence("noise") for _ in range(int(rng.integers(1, 4)))]
+        sentences = [
+            self._write_sentence("noise") for _ in range(int(rng.integers(1, 4)))
+        ]
         for condition in np.flatnonzero(has).tolist():
-            sentences += self._sentences_of_condition(condition)
+            sentences += self._write_condition_sentences(condition)
         for phenotype, is_present in enumerate(truth.tolist()):
-            kind = self._kind_of_sentence(is_present=is_present)
+            kind = self._choose_sentence_kind(is_present=is_present)
             if kind is not None:
-                sentences.append(self._sentence(kind, phenotype))
+                sentences.append(self._write_sentence(kind, phenotype))
         for _ in range(int(rng.poisson(2))):
-            sentences.append(self._sentence("present", self._any_concept()))
+            sentences.append(self._write_sentence("present", self._draw_concept()))
         for _ in range(int(rng.poisson(1.5))):
-            sentences.append(self._sentence("negated", self._any_concept()))
+            sentences.append(self._write_sentence("negated", self._draw_concept()))
         return " ".join(sentences[i] for i in rng.permutation(len(sentences)).tolist())
 
-    def _sentences_of_condition(self, condition: int) -> list[str]:
+    def _write_condition_sentences(self, condition: int) -> list[str]:
         """Return sentences about some of the concepts that a condition favours."""
         is_named = self._rng.random(_FAVOURED) < 0.3
         concepts = self._world.favoured[condition][is_named].tolist()
@@ -312,13 +319,13 @@ class _NoteWriter:
         while concepts:
             if len(concepts) > 1 and self._rng.random() < 0.4:
                 first, second = concepts.pop(), concepts.pop()
-                sentences.append(self._sentence("more", first, second))
+                sentences.append(self._write_sentence("more", first, second))
             else:
-                sentences.append(self._sentence("present", concepts.pop()))
+                sentences.append(self._write_sentence("present", concepts.pop()))
         return sentences
 
-    def _kind_of_sentence(self, *, is_present: bool) -> str | None:
-        """Return what a note says about a phenotype; None if it says nothing."""
+    def _choose_sentence_kind(self, *, is_present: bool) -> str | None:
+        """Choose at random what a note says about a phenotype; None for nothing."""
         draw = self._rng.random()
         if is_present and draw < 0.35:
             return "present"
@@ -329,18 +336,18 @@ class _NoteWriter:
         # Some notes name a phenotype that the patient does not have, or no longer has.
         return "present" if draw > 0.82 else None
 
-    def _any_concept(self) -> int:
+    def _draw_concept(self) -> int:
         """Return a random concept that is not a phenotype."""
         return int(self._rng.integers(len(PHENOTYPES), len(self._world.terms)))
 
-    def _sentence(self, kind: str, *concepts: int) -> str:
+    def _write_sentence(self, kind: str, *concepts: int) -> str:
         """Return a sentence of one kind about some concepts."""
         forms = _SENTENCES[kind]
         form = forms[int(self._rng.integers(len(forms)))]
-        text: str = form.format(*map(self._term, concepts))
+        text: str = form.format(*map(self._choose_term, concepts))
         return text[0].upper() + text[1:]
 
-    def _term(self, concept: int) -> str:
+    def _choose_term(self, concept: int) -> str:
         """Return a term of a concept, often the one that the site prefers."""
         names = self._world.terms[concept]
         if self._rng.random() < 0.7:

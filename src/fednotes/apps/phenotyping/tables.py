@@ -82,7 +82,7 @@ class TableReport:
     unknown: int = 0
     examples: list[Damaged] = field(default_factory=list)
 
-    def sound(self, rows: Iterable[T | Damaged]) -> Iterator[T]:
+    def select_sound(self, rows: Iterable[T | Damaged]) -> Iterator[T]:
         """Yield the undamaged rows, and count all rows."""
         for row in rows:
             self.rows += 1
@@ -118,7 +118,7 @@ class TableReport:
             "this is the right table",
         )
 
-    def messages(self) -> tuple[str, ...]:
+    def list_messages(self) -> tuple[str, ...]:
         """Return messages about damaged rows, at most about the first few."""
         messages = [f"{self.path}:{row.line}: {row.reason}" for row in self.examples]
         more = self.damaged - len(messages)
@@ -141,7 +141,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, str | None]]:
         DataError: The file is missing, truncated or not text.
     """
     codec, mark = encoding_for(path, named_encoding())
-    pieces = _pieces_of_utf8(path, mark) if codec == "utf-8" else _pieces_of_text(path)
+    pieces = (
+        _read_utf8_pieces(path, mark) if codec == "utf-8" else _read_text_pieces(path)
+    )
     number = 0
     is_inside = False  # whether the position is within a line that is too long
     for text, ends_line in pieces:
@@ -154,7 +156,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str | None]]:
         is_inside = not ends_line
 
 
-def _pieces_of_utf8(path: Path, mark: int) -> Iterator[tuple[str | None, bool]]:
+def _read_utf8_pieces(path: Path, mark: int) -> Iterator[tuple[str | None, bool]]:
     """Yield the lines of a UTF-8 file, and overlong lines in pieces.
 
     Args:
@@ -174,8 +176,8 @@ def _pieces_of_utf8(path: Path, mark: int) -> Iterator[tuple[str | None, bool]]:
             raise incomplete_file(path, error) from None
 
 
-def _pieces_of_text(path: Path) -> Iterator[tuple[str | None, bool]]:
-    """Yield a file in another encoding as `_pieces_of_utf8` does."""
+def _read_text_pieces(path: Path) -> Iterator[tuple[str | None, bool]]:
+    """Yield a file in another encoding as `_read_utf8_pieces` does."""
     with open_text(path, named_encoding(), errors="replace") as file:
         while line := file.readline(_LONGEST_LINE):
             ends_line = len(line) < _LONGEST_LINE or line.endswith("\n")
@@ -216,7 +218,7 @@ def split_lines(
             continue
         try:
             is_quoted = has_quotes and '"' in line
-            cells = cells_of(line, delimiter) if is_quoted else line.split(delimiter)
+            cells = split_cells(line, delimiter) if is_quoted else line.split(delimiter)
         except csv.Error:
             yield Damaged(number, "a closing quote is missing")
             continue
@@ -226,7 +228,7 @@ def split_lines(
             yield Damaged(number, f"{len(cells)} columns instead of {width}")
 
 
-def cells_of(line: str, delimiter: str) -> list[str]:
+def split_cells(line: str, delimiter: str) -> list[str]:
     """Return the cells of one line.
 
     Raises:
@@ -238,8 +240,8 @@ def cells_of(line: str, delimiter: str) -> list[str]:
 # ---- tables with a header ------------------------------------------------------------
 
 
-class Table:
-    """A table with a header.
+class HeaderTable:
+    """A table with a header, whose rows are read one by one.
 
     Args:
         path: The file.
@@ -262,20 +264,28 @@ class Table:
         self._lines = read_lines(path)
         self.line, header = next(self._lines, (1, ""))
         if header is None or not header.strip():
-            raise self.error("the table has no header: expected the columns' names")
+            raise self.make_error(
+                "the table has no header: expected the columns' names"
+            )
         self._delimiter = max(",\t;", key=header.count)
         try:
             titles = next(csv.reader([header], delimiter=self._delimiter))
         except csv.Error as error:
-            raise self.error(f"the columns' names cannot be read ({error})") from error
+            raise self.make_error(
+                f"the columns' names cannot be read ({error})"
+            ) from error
         self.titles = tuple(title.strip() for title in titles)
-        self.names = tuple(map(_plain_name, self.titles))
+        self.names = tuple(map(_normalise_name, self.titles))
 
     def has(self, *columns: str) -> bool:
         """Return whether there is a column with one of these names."""
-        return any(_plain_name(column) in self.names for column in columns if column)
+        return any(
+            _normalise_name(column) in self.names for column in columns if column
+        )
 
-    def column(self, name: str, usual: Sequence[str] = (), parameter: str = "") -> int:
+    def find_column(
+        self, name: str, usual: Sequence[str] = (), parameter: str = ""
+    ) -> int:
         """Return the index of a column.
 
         Args:
@@ -287,7 +297,7 @@ class Table:
         Raises:
             DataError: No column has the name, or it is ambiguous.
         """
-        accepted_names = [_plain_name(name)] if name else usual
+        accepted_names = [_normalise_name(name)] if name else usual
         matches = [
             index for index, title in enumerate(self.names) if title in accepted_names
         ]
@@ -298,15 +308,15 @@ class Table:
         can_set_parameter = bool(parameter) and not name
         if not matches:
             hint = f" ({parameter} = names it)" if can_set_parameter else ""
-            raise self._no_column(name or usual[0], hint)
+            raise self._make_column_error(name or usual[0], hint)
         remedy = f"choose one with {parameter} =" if can_set_parameter else "rename one"
         first, second = matches[:2]
-        raise self.error(
+        raise self.make_error(
             f"columns {first + 1} ({self.titles[first]!r}) and {second + 1} "
             f"({self.titles[second]!r}) both match: {remedy}"
         )
 
-    def _no_column(self, name: str, remedy: str) -> DataError:
+    def _make_column_error(self, name: str, remedy: str) -> DataError:
         """Return the error for a missing column.
 
         Args:
@@ -318,18 +328,18 @@ class Table:
         otherwise = (
             f"the first line has {len(self.names)} columns, none with a similar name"
         )
-        hint = nearest(_plain_name(name), self.names, otherwise)
-        return self.error(f"there is no column {name!r}: {hint}{remedy}")
+        hint = nearest(_normalise_name(name), self.names, otherwise)
+        return self.make_error(f"there is no column {name!r}: {hint}{remedy}")
 
-    def rows(self) -> Iterator[Row | Damaged]:
+    def read_rows(self) -> Iterator[Row | Damaged]:
         """Yield the rows after the header. They can be read only once."""
         return split_lines(self._lines, len(self.names), self._delimiter)
 
-    def error(self, message: str) -> DataError:
+    def make_error(self, message: str) -> DataError:
         """Return an error that points to the table's header."""
         return DataError.at(self.path, self.line, message)
 
 
-def _plain_name(title: str) -> str:
+def _normalise_name(title: str) -> str:
     """Return a title in lower case, with underscores for spaces and hyphens."""
     return "_".join(title.lower().replace("-", " ").split())

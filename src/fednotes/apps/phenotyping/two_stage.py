@@ -38,7 +38,7 @@ from fednotes.apps.phenotyping.classifiers import (
     LinearSVMs,
     SvmConfig,
     agree_on_classes,
-    inverse_document_frequencies,
+    compute_idf,
 )
 from fednotes.apps.phenotyping.cohort import (
     ABSENT,
@@ -52,10 +52,10 @@ from fednotes.apps.phenotyping.counting import (
     agree_from_counts,
     choose_codes,
     choose_known_concepts,
+    compute_count_sizes,
     count_patient,
     find_candidates,
     require_agreement,
-    sizes_of_counts,
 )
 from fednotes.apps.phenotyping.dan import CHOSEN, KNOWN, Dan
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
@@ -117,7 +117,7 @@ def train(federation: Federation, config: Config) -> State:
     if not config.phenotypes:
         return representation
 
-    is_in_stage_2 = resumed is not None and _stage_of(resumed) == 2
+    is_in_stage_2 = resumed is not None and _read_stage(resumed) == 2
     sites_have_network = config.has_stage_1 and not is_in_stage_2
     network = {} if sites_have_network else representation.tensors
     return _train_classifiers(
@@ -129,7 +129,7 @@ def train(federation: Federation, config: Config) -> State:
     )
 
 
-def _stage_of(state: State) -> int:
+def _read_stage(state: State) -> int:
     """Return the stage, 1 or 2, in which a state was saved."""
     return state.fact("stage", int)
 
@@ -182,7 +182,7 @@ def _train_network(
     federation: Federation, config: Config, resumed: State | None
 ) -> State:
     """Run stage 1; return its network and outputs for stage 2."""
-    if resumed is not None and _stage_of(resumed) == 2:
+    if resumed is not None and _read_stage(resumed) == 2:
         network = unprefixed(NETWORK, resumed.tensors)
         facts = {"outputs": resumed.fact("outputs", list)}
         return State(config.last_cycle, prefixed(NETWORK, network), facts)
@@ -312,7 +312,7 @@ def _train_classifiers(
     last = first + config.classifier_cycles
     shared: Tensors = machines.to_float32()
     start = first
-    if resumed is not None and _stage_of(resumed) == 2:
+    if resumed is not None and _read_stage(resumed) == 2:
         start = resumed.round
         shared = _restore_classifiers(shared, resumed)
     for cycle in federation.rounds(start, last):
@@ -378,7 +378,7 @@ def average_classifiers(shared: Tensors, total: Total) -> dict[str, Tensor]:
 def _make_classifiers(
     config: Config, representation: State, counted: Total
 ) -> tuple[LinearSVMs, dict[str, Tensor]]:
-    """Return classifiers at zero, and the tensors with which sites build the same ones.
+    """Return classifiers at zero, and the tensors from which sites build the same ones.
 
     Args:
         config: The settings of the run.
@@ -412,12 +412,12 @@ def _make_classifiers(
         frequencies = counted.tensors["frequencies"].numpy()
         patients = round(counted.metric("patients"))
         _require_frequencies(frequencies, patients)
-        idf = inverse_document_frequencies(frequencies, patients)
+        idf = compute_idf(frequencies, patients)
         prepared["idf"] = torch.from_numpy(idf)
     machines = LinearSVMs(classes, width, config.model.classifier)
     if config.model.classifier.class_weights == "balanced":
         table = np.stack([counts[name] for name in LABEL_NAMES], axis=1)
-        prepared["weights"] = torch.from_numpy(machines.balance_classes(table))
+        prepared["weights"] = torch.from_numpy(machines.compute_class_weights(table))
     return machines, prepared
 
 
@@ -555,7 +555,7 @@ class PhenotypeWithDP(AveragingWithDP):
     def hash_data(self, data: SitePatients) -> bytes:
         """Return a digest of the training patients and of all codes."""
         codes = repr(sorted((p, sorted(c)) for p, c in data.codes.items()))
-        return hash_parts(data.train.fingerprint(), codes)
+        return hash_parts(data.train.compute_fingerprint(), codes)
 
     def begin(self, site: Site, agreed: Tensors) -> None:
         """Build the site's network and classifiers from the agreement of all sites.
@@ -603,13 +603,13 @@ class PhenotypeWithDP(AveragingWithDP):
 
     def loss(self, site: Site, indices: np.ndarray) -> Tensor:
         """Return the mean loss of one patient's codes, or labels; 0 without any."""
-        return site.private_loss(indices)
+        return site.measure_private_loss(indices)
 
     # The noisy counts with which training begins.
 
     def count_size(self, config: Config) -> int:
         """Return the total number of counts of codes, concepts and labels."""
-        return sum(sizes_of_counts(config).values())
+        return sum(compute_count_sizes(config).values())
 
     def group_counted_units(self, site: Site, unit: Unit) -> list[np.ndarray]:
         """Return the training rows of each patient."""
@@ -699,7 +699,11 @@ class Phenotype(Method):
             phenotypes=phenotypes,
             questionable=_list_questionable(config, sites),
         )
-        if config.privacy and config.privacy.counts and not sizes_of_counts(completed):
+        if (
+            config.privacy
+            and config.privacy.counts
+            and not compute_count_sizes(completed)
+        ):
             raise ConfigError(
                 "[privacy] counts: this job counts nothing, because its codes are "
                 "given, and neither concepts nor classes are weighted: leave it out"
@@ -806,7 +810,7 @@ def _list_questionable(
 ) -> tuple[str, ...]:
     """Return the phenotypes that have "questionable" as a class over all sites."""
     counts = np.sum(
-        [site.train.label_counts()["questionable"] for site in sites], axis=0
+        [site.train.count_labels()["questionable"] for site in sites], axis=0
     )
     is_class = counts >= max(config.least_questionable, 1)
     names = zip(sites[0].phenotypes, is_class, strict=True)
@@ -817,13 +821,13 @@ def _list_missing(config: Config, site: SitePatients) -> list[str]:
     """Describe what a site lacks for training alone."""
     missing: list[str] = []
     needs_held_out = config.has_stage_1 and config.keep_cycle == BEST
-    if config.has_stage_1 and not len(site.coded(site.train)):
+    if config.has_stage_1 and not len(site.select_coded(site.train)):
         missing.append("no training patient with billing codes")
-    elif needs_held_out and not len(site.coded(site.valid)):
+    elif needs_held_out and not len(site.select_coded(site.valid)):
         missing.append(
             "no held-out patient with billing codes, which keep_cycle = -1 needs"
         )
-    if config.phenotypes and not len(site.train.labelled()):
+    if config.phenotypes and not len(site.train.select_labelled()):
         missing.append("no training patient labelled for a phenotype")
     return missing
 

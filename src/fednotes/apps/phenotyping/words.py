@@ -1,9 +1,9 @@
 """The words of terms and texts, by which they are matched.
 
 Words are folded to lower case, without accents, and separated by anything but letters
-and digits. `plain_text` keeps the length of a text if each character folds to one
-character; otherwise `origin_of` maps positions back to the text. `singular` removes the
-endings of English plurals.
+and digits. `make_plain_text` keeps the length of a text if each character folds to one
+character; otherwise `make_origin_finder` maps positions back to the text.
+`make_singular` removes the endings of English plurals.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from fednotes.apps.phenotyping.cohort import offsets_of
+from fednotes.apps.phenotyping.cohort import compute_offsets
 
 _LISTS = tomllib.loads(
     files("fednotes.apps.phenotyping").joinpath("dictionary.toml").read_text("utf-8")
@@ -36,12 +36,13 @@ class _Characters(dict[int, str]):
     """
 
     def __missing__(self, code: int) -> str:
-        plain = _plain_character(chr(code))
+        """Compute and store the replacement of a character when it is first needed."""
+        plain = _simplify_character(chr(code))
         self[code] = plain
         return plain
 
 
-def _plain_character(character: str) -> str:
+def _simplify_character(character: str) -> str:
     """Return a character's replacement in plain text."""
     if character in _APOSTROPHES:
         return "'"
@@ -60,7 +61,7 @@ def _is_in_word(character: str) -> bool:
 _CHARACTERS: Final = _Characters()
 
 
-def plain_text(text: str) -> str:
+def make_plain_text(text: str) -> str:
     """Return the words of a text separated by spaces, with one space at the end."""
     plain = text.translate(_CHARACTERS) + " "
     if "'" in plain:
@@ -68,7 +69,7 @@ def plain_text(text: str) -> str:
     return plain
 
 
-def origin_of(text: str) -> Callable[[int, int], tuple[int, int]] | None:
+def make_origin_finder(text: str) -> Callable[[int, int], tuple[int, int]] | None:
     """Return a function from positions in the plain text to positions in the text.
 
     Returns:
@@ -79,9 +80,9 @@ def origin_of(text: str) -> Callable[[int, int], tuple[int, int]] | None:
     lengths = np.fromiter(
         (len(_CHARACTERS[ord(c)]) for c in text), np.int64, count=len(text)
     )
-    places = offsets_of(lengths)  # (characters + 1,) starts in the plain text
+    places = compute_offsets(lengths)  # (characters + 1,) starts in the plain text
 
-    def origin(start: int, end: int) -> tuple[int, int]:
+    def find_origin(start: int, end: int) -> tuple[int, int]:
         # Several characters may begin at `start`. All but the last are accents, which
         # are dropped.
         first = int(np.searchsorted(places, start, side="right")) - 1
@@ -91,15 +92,15 @@ def origin_of(text: str) -> Callable[[int, int], tuple[int, int]] | None:
             last += 1
         return first, last
 
-    return origin
+    return find_origin
 
 
-def words_of(text: str) -> list[str]:
+def split_into_words(text: str) -> list[str]:
     """Return the normalised words of a text, with plurals unchanged."""
-    return plain_text(text).split()
+    return make_plain_text(text).split()
 
 
-def singular(word: str) -> str:
+def make_singular(word: str) -> str:
     """Return a word without the ending of an English plural.
 
     biopsies → biopsy, abscesses → abscess, reflexes → reflex, stenoses → stenosis,
@@ -118,13 +119,13 @@ def singular(word: str) -> str:
     return word if word.endswith(("ss", "us", "is")) else word[:-1]
 
 
-def plurals_of(word: str) -> list[str]:
-    """Return all words whose `singular` is this word."""
+def list_plurals(word: str) -> list[str]:
+    """Return all words whose `make_singular` is this word."""
     forms = [word, word + "s", word + "es", word[:-1] + "ies", word[:-2] + "es"]
-    return [form for form in dict.fromkeys(forms) if singular(form) == word]
+    return [form for form in dict.fromkeys(forms) if make_singular(form) == word]
 
 
-def reason_not_matched(words: Sequence[str]) -> str | None:
+def explain_no_match(words: Sequence[str]) -> str | None:
     """Return why a term of these words is not matched; None if it is."""
     has_letter = any(c.isalpha() for word in words for c in word)
     if not has_letter:

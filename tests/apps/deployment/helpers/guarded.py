@@ -13,7 +13,7 @@ from fault_net import STRICT, Net
 from secure_net import Giver
 
 from fednotes.apps.deployment.rules.guard import SiteGuard, settle_job
-from fednotes.apps.deployment.rules.ledger import Ledger, show
+from fednotes.apps.deployment.rules.ledger import Ledger, read_ledger_lines
 from fednotes.apps.deployment.rules.policy import Policy
 from fednotes.core.federation import Option
 from fednotes.core.messages import Reply, Request, decode_reply, encode
@@ -138,7 +138,7 @@ class Guarded:
     @property
     def ledger(self) -> list[dict[str, Any]]:
         path = Ledger.in_kit(self.kit).path
-        return list(show(path)) if path.exists() else []
+        return list(read_ledger_lines(path)) if path.exists() else []
 
 
 class Network(Net):

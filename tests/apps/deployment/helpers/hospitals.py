@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from fednotes.apps.deployment.rules.guard import settle_job
 from fednotes.apps.deployment.server import server_main
 from fednotes.apps.deployment.site import site_main
-from fednotes.apps.deployment.site_file import SITE_FILE, install
+from fednotes.apps.deployment.site_file import SITE_FILE, install_site_file
 from fednotes.core.errors import FednotesError, TrainingError
 from fednotes.core.messages import Frame
 from fednotes.engines.host import SiteHost, explain_error, remove_folders
@@ -118,7 +118,7 @@ class Hospitals:
         for name, table in data.items():
             source = folder / f"{name}.toml"
             source.write_text(f"{files}[data]\n{lines(table)}[policy]\n{policy}")
-            install(source, self.setups[name].kit)
+            install_site_file(source, self.setups[name].kit)
             if approve:
                 self.approve(name)
         self.network = Network(self.setups)

@@ -33,7 +33,7 @@ from fednotes.apps.deployment.nvflare.authority import (
     refuse_passphrase,
 )
 from fednotes.apps.deployment.nvflare.certificates import read_certificate, read_key
-from fednotes.apps.deployment.nvflare.processes import UNWATCHED
+from fednotes.apps.deployment.nvflare.processes import NO_WATCH_VARIABLE
 from fednotes.apps.deployment.nvflare.renewal import create_key_pem
 from fednotes.engines import launch
 
@@ -187,9 +187,9 @@ def make_false_kits(
 
 
 UNTIL_FINISHED = """
-while not server.status(job).startswith("FINISHED"):
+while not server.read_status(job).startswith("FINISHED"):
     time.sleep(0.3)
-found, = [j for j in server.jobs() if j["job_id"] == job]
+found, = [j for j in server.list_jobs() if j["job_id"] == job]
 print(json.dumps([found["status"], found.get("job_deploy_detail", [])]))
 """
 SUBMIT = "job = server.submit(Path(sys.argv[1]))\n"
@@ -234,7 +234,7 @@ class Network:
         ours = {
             launch.SERVER_MAIN: "refusal_mains:server_main",
             launch.SITE_MAIN: "refusal_mains:site_main",
-            UNWATCHED: "1",
+            NO_WATCH_VARIABLE: "1",
             "PYTHONPATH": os.pathsep.join([str(HELPERS), *filter(None, sys.path)]),
         }
         for kit in kits:

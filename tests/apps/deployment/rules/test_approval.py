@@ -78,7 +78,7 @@ class Text(str):
 )
 def test_a_table_with_anything_but_json_is_refused(tmp_path: Path, value: Any) -> None:
     table = {"name": "ner", "training": {"steps": [1, value]}}
-    for act in (table_fingerprint, Approvals(tmp_path).status):
+    for act in (table_fingerprint, Approvals(tmp_path).read_status):
         with pytest.raises(RefusedError, match=r"training\.steps\[1\]"):
             act(table)
     with pytest.raises(RefusedError):
@@ -100,19 +100,19 @@ def test_decisions_are_stored(tmp_path: Path) -> None:
     book = Approvals(folder)
     changed = copy.deepcopy(JOB)
     changed["training"]["epochs"] = 30
-    assert book.status(JOB) == "unknown"
-    assert book.last_approved() is None
+    assert book.read_status(JOB) == "unknown"
+    assert book.find_last_approval() is None
     assert not folder.exists()
     assert book.decide("approved", JOB, "anna", NOON) == table_fingerprint(JOB)
-    assert [book.status(t) for t in (JOB, changed)] == ["approved", "changed"]
-    assert book.status({**JOB, "name": "other"}) == "unknown"
-    assert book.status({k: v for k, v in JOB.items() if k != "name"}) == "unknown"
+    assert [book.read_status(t) for t in (JOB, changed)] == ["approved", "changed"]
+    assert book.read_status({**JOB, "name": "other"}) == "unknown"
+    assert book.read_status({k: v for k, v in JOB.items() if k != "name"}) == "unknown"
     book.decide("rejected", changed, "bert", NOON + dt.timedelta(hours=1))
-    assert [Approvals(folder).status(t) for t in (JOB, changed)] == [
+    assert [Approvals(folder).read_status(t) for t in (JOB, changed)] == [
         "approved",
         "rejected",
     ]
-    last = Approvals(folder).last_approved()
+    last = Approvals(folder).find_last_approval()
     assert last is not None
     assert (last.table, last.by, last.when) == (
         JOB,
@@ -121,15 +121,15 @@ def test_decisions_are_stored(tmp_path: Path) -> None:
     )
     assert table_differences(last.table, changed) == ("~ training.epochs: 3 → 30",)
     book.decide("approved", changed, "bert", NOON)
-    assert book.last_approved().table == changed  # type: ignore[union-attr]
+    assert book.find_last_approval().table == changed  # type: ignore[union-attr]
     book.decide("rejected", changed, "bert", NOON)  # taken back
-    assert book.last_approved().table == JOB  # type: ignore[union-attr]
-    assert book.last_approved("other") is None
+    assert book.find_last_approval().table == JOB  # type: ignore[union-attr]
+    assert book.find_last_approval("other") is None
     book.decide("rejected", JOB, "anna", NOON)
-    assert book.last_approved() is None
+    assert book.find_last_approval() is None
     # nothing of this name is approved now
-    assert book.status({**JOB, "seed": 1}) == "unknown"
-    assert [(d.decision, d.by) for d in book.decisions()] == [
+    assert book.read_status({**JOB, "seed": 1}) == "unknown"
+    assert [(d.decision, d.by) for d in book.read_decisions()] == [
         ("approved", "anna"),
         ("rejected", "bert"),
         ("approved", "bert"),
@@ -173,7 +173,7 @@ def test_simultaneous_decisions_are_all_stored(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [book.status(job) for job in jobs] == ["approved"] * 12
+    assert [book.read_status(job) for job in jobs] == ["approved"] * 12
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,10 @@ def test_simultaneous_decisions_are_all_stored(tmp_path: Path) -> None:
 def test_a_damaged_file_approves_nothing(tmp_path: Path, text: str) -> None:
     book = Approvals(tmp_path)
     book.path.write_text(text)
-    for act in (book.status, lambda job: book.decide("approved", job, "anna", NOON)):
+    for act in (
+        book.read_status,
+        lambda job: book.decide("approved", job, "anna", NOON),
+    ):
         with pytest.raises(ConfigError, match=r"approvals\.json: .*move it away"):
             act(JOB)
     assert book.path.read_text() == text
@@ -210,7 +213,7 @@ def test_an_edited_job_or_decision_is_detected(tmp_path: Path) -> None:
         assert edited != text
         book.path.write_text(edited)
         with pytest.raises(ConfigError, match="was edited"):
-            book.status(JOB)
+            book.read_status(JOB)
 
 
 def test_differences_are_listed_by_dotted_key() -> None:

@@ -21,11 +21,11 @@ from fednotes.apps.deployment.rules.approval import (
     Approvals,
     Quorum,
     Signer,
+    encode_public_key,
     make_key,
-    public_key_text,
     read_key,
 )
-from fednotes.apps.deployment.rules.policy import Policy, policy_from
+from fednotes.apps.deployment.rules.policy import Policy, build_policy
 from fednotes.core.errors import ConfigError
 
 JOB = {"name": "ner", "method": "fedner"}
@@ -47,7 +47,7 @@ ALICE, BOB = Signer("alice", KEYS["a"]), Signer("bob", KEYS["b"])
 
 
 def approved_at(site: Approvals) -> datetime | None:
-    decision = site.standing(JOB).settled
+    decision = site.read_standing(JOB).settled
     return datetime.fromisoformat(decision.when) if decision is not None else None
 
 
@@ -87,11 +87,13 @@ def test_two_different_people_of_the_list_are_needed(
                 NOON,
                 known.get(who),
             )
-    assert (site.status(JOB), site.standing(JOB).people) == (status, people)
+    assert (site.read_status(JOB), site.read_standing(JOB).people) == (status, people)
     assert (approved_at(site) is None) == (status == "waiting")
-    assert (site.last_approved() is not None) == (status == "approved")
+    assert (site.find_last_approval() is not None) == (status == "approved")
     if "another job by bob" not in people_deciding:
-        assert site.status(OTHER) == ("changed" if status == "approved" else "unknown")
+        assert site.read_status(OTHER) == (
+            "changed" if status == "approved" else "unknown"
+        )
 
 
 def test_a_new_approval_needs_both_people(tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_a_new_approval_needs_both_people(tmp_path: Path) -> None:
     for signer in (ALICE, BOB):
         site.decide("approved", JOB, "x", NOON, signer)
     site.decide("approved", JOB, "x", LATER, ALICE)
-    assert (site.status(JOB), approved_at(site)) == ("approved", NOON)
+    assert (site.read_status(JOB), approved_at(site)) == ("approved", NOON)
     site.decide("approved", JOB, "x", LATER, BOB)
     assert approved_at(site) == LATER
 
@@ -123,23 +125,23 @@ def test_a_signature_is_valid_only_for_its_decision(
     quorum = Quorum("h1", 1, {"alice": PUBLIC["a"], "bob": PUBLIC["b"]})
     site = Approvals(tmp_path, quorum)
     site.decide("approved", JOB, "x", NOON, ALICE)
-    assert site.status(JOB) == "approved"
+    assert site.read_status(JOB) == "approved"
     saved = json.loads(site.path.read_text())
     saved["decisions"][0] |= forged
     site.path.write_text(json.dumps(saved))
     if "signature" in forged and forged["signature"] == 7:
         with pytest.raises(ConfigError, match="was edited"):
-            site.status(JOB)
+            site.read_status(JOB)
     else:
-        assert site.status(JOB) != "approved"
+        assert site.read_status(JOB) != "approved"
 
 
 def test_a_signature_is_valid_at_one_site_only(tmp_path: Path) -> None:
     single_approver = replace(TWO, needed=1)
     Approvals(tmp_path, single_approver).decide("approved", JOB, "x", NOON, ALICE)
-    assert Approvals(tmp_path, single_approver).status(JOB) == "approved"
+    assert Approvals(tmp_path, single_approver).read_status(JOB) == "approved"
     assert (
-        Approvals(tmp_path, replace(single_approver, site="h2")).status(JOB)
+        Approvals(tmp_path, replace(single_approver, site="h2")).read_status(JOB)
         == "unknown"
     )
 
@@ -151,8 +153,8 @@ def test_changed_rules_apply_at_once(tmp_path: Path) -> None:
     for signer in (ALICE, BOB):
         site.decide("approved", JOB, "x", NOON, signer)
     people = {"alice": PUBLIC["a"], "carol": PUBLIC["c"]}
-    assert Approvals(tmp_path, Quorum("h1", 2, people)).status(JOB) == "waiting"
-    assert Approvals(tmp_path).status(JOB) == "approved"
+    assert Approvals(tmp_path, Quorum("h1", 2, people)).read_status(JOB) == "waiting"
+    assert Approvals(tmp_path).read_status(JOB) == "approved"
 
 
 def test_decisions_of_earlier_versions_are_read(tmp_path: Path) -> None:
@@ -167,7 +169,7 @@ def test_decisions_of_earlier_versions_are_read(tmp_path: Path) -> None:
     saved = json.loads(site.path.read_text())
     assert saved["decisions"] == [decision | {"ledger": ""}]
     site.path.write_text(json.dumps(saved | {"decisions": [decision]}))
-    assert site.status(JOB) == "approved"
+    assert site.read_status(JOB) == "approved"
 
 
 # the rules
@@ -196,14 +198,14 @@ def test_rules_that_no_decision_could_satisfy_are_refused(
     table: dict[str, Any], wrong: str
 ) -> None:
     with pytest.raises(ConfigError, match=r"\[policy\]") as refusal:
-        policy_from(table, "[policy]")
+        build_policy(table, "[policy]")
     assert wrong in str(refusal.value)
 
 
 def test_rules_are_parsed_as_written() -> None:
     table = {"approvals": 2, "approvers": {"alice": PUBLIC["a"], "bob": PUBLIC["b"]}}
-    assert policy_from(table, "x").quorum("h1") == TWO
-    assert Policy().quorum("h1") == Quorum("h1")
+    assert build_policy(table, "x").make_quorum("h1") == TWO
+    assert Policy().make_quorum("h1") == Quorum("h1")
 
 
 # keys
@@ -218,8 +220,8 @@ def test_only_its_owner_can_read_a_key(tmp_path: Path) -> None:
     public = make_key(path, "alice")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     key = read_key(path, never)
-    assert public_key_text(key) == public
-    assert Quorum("h1", 1, {"alice": public}).person_of(key, path) == "alice"
+    assert encode_public_key(key) == public
+    assert Quorum("h1", 1, {"alice": public}).find_person(key, path) == "alice"
     before = path.read_bytes()
     with pytest.raises(ConfigError, match="already exists"):
         make_key(path, "alice")
@@ -235,7 +237,7 @@ def test_a_passphrase_locks_a_key(tmp_path: Path) -> None:
     path = tmp_path / "alice.key"
     public = make_key(path, "alice", "s3cret")
     assert b"ENCRYPTED" in path.read_bytes()
-    assert public_key_text(read_key(path, lambda: "s3cret")) == public
+    assert encode_public_key(read_key(path, lambda: "s3cret")) == public
     for wrong in ("S3cret", ""):
         with pytest.raises(ConfigError, match="the passphrase is wrong"):
             read_key(path, lambda wrong=wrong: wrong)
@@ -243,7 +245,7 @@ def test_a_passphrase_locks_a_key(tmp_path: Path) -> None:
 
 def test_unknown_missing_and_invalid_keys_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"not among the approvers .*\(alice, bob\)"):
-        TWO.person_of(KEYS["c"], tmp_path / "c.key")
+        TWO.find_person(KEYS["c"], tmp_path / "c.key")
     with pytest.raises(ConfigError, match="No such file"):
         read_key(tmp_path / "none", never)
     (tmp_path / "text").write_text("no key")

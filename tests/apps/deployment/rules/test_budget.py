@@ -14,7 +14,12 @@ import pytest
 import torch
 from guarded import TABLE, Guarded
 
-from fednotes.apps.deployment.rules.guard import Budget, SiteGuard, Withheld, read_spent
+from fednotes.apps.deployment.rules.guard import (
+    Budget,
+    SiteGuard,
+    Withheld,
+    read_spending,
+)
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
 from fednotes.core.errors import ConfigError
 from fednotes.core.messages import encode
@@ -128,22 +133,22 @@ def test_the_delta_of_several_jobs_adds_up(tmp_path: Path) -> None:
     policy = replace(ANY, max_delta=2e-5)
     budgets = [Budget(path, job, PROMISE) for job in "abc"]
     for budget in budgets[:2]:
-        budget.require(policy)
+        budget.require_enough(policy)
         budget.spend("1" * 64, policy)
         budget.spend("2" * 64, policy)  # the δ of a job is that of all its answers
     refused = pytest.raises(
         PolicyRefusal, match=r"δ of all jobs at this site would be 3e-05.*max_delta"
     )
     with refused:
-        budgets[2].require(policy)
+        budgets[2].require_enough(policy)
     with refused:
         budgets[2].spend("1" * 64, policy)
-    assert read_spent(path).keys() == {"a", "b"}
+    assert read_spending(path).keys() == {"a", "b"}
     large = Promise.of(Privacy(noise=1.0, delta=0.01, where="site"), 3, 4)
     with pytest.raises(PolicyRefusal, match=r"would be 0\.01;"):
-        Budget(tmp_path / "other.json", "d", large).require(policy)
+        Budget(tmp_path / "other.json", "d", large).require_enough(policy)
     with pytest.raises(PolicyRefusal, match="the job promises no δ"):
-        Budget(path, "e", None).require(policy)
+        Budget(path, "e", None).require_enough(policy)
 
 
 def test_a_budget_may_be_used_up_but_not_exceeded(tmp_path: Path) -> None:
@@ -158,19 +163,19 @@ def test_a_budget_may_be_used_up_but_not_exceeded(tmp_path: Path) -> None:
     path = tmp_path / "privacy.json"
     budgets = [Budget(path, job, PROMISE) for job in "abc"]
     for budget in budgets:
-        budget.require(enough)
+        budget.require_enough(enough)
         for answer in ("1" * 64, "2" * 64):
             budget.spend(answer, enough)
     for budget in budgets[:2]:
         budget.spend("3" * 64, less)
     for refused in (
-        lambda: budgets[2].require(less),
+        lambda: budgets[2].require_enough(less),
         lambda: budgets[2].spend("3" * 64, less),
     ):
         with pytest.raises(PolicyRefusal, match="ε of all jobs at this site would be"):
             refused()
     budgets[2].spend("3" * 64, enough)
-    assert sum(job.epsilon for job in read_spent(path).values()) == pytest.approx(
+    assert sum(job.epsilon for job in read_spending(path).values()) == pytest.approx(
         3 * full_epsilon
     )
 
@@ -204,7 +209,7 @@ def test_nothing_leaves_while_the_file_is_damaged(tmp_path: Path, text: str) -> 
     path = tmp_path / "rules" / "privacy.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match="damaged"):
-        read_spent(path)
+        read_spending(path)
     site.policy = replace(ANY, max_epsilon=50.0)
     with pytest.raises(Withheld):
         site.guard.check_job("fedner", 4, 3)
@@ -303,12 +308,12 @@ def test_a_site_chooses_the_smallest_unit_of_epsilon(
     for least in ("patient", "document", "sentence"):
         policy = replace(ANY, epsilon_unit=least)
         if least in fits.split():
-            budget.require(policy)
+            budget.require_enough(policy)
         else:
             with pytest.raises(
                 PolicyRefusal, match=f"each {unit}; this site allows each {least}"
             ):
-                budget.require(policy)
+                budget.require_enough(policy)
 
 
 def test_noisy_counts_leave_a_site_once(tmp_path: Path) -> None:
@@ -325,7 +330,7 @@ def test_noisy_counts_leave_a_site_once(tmp_path: Path) -> None:
     first = Budget(path, "c", with_counts)  # of a method that begins with its counts
     first.spend("1" * 64, ANY, task=COUNTS)
     assert (
-        read_spent(path)["c"].epsilon
+        read_spending(path)["c"].epsilon
         == with_counts.compute_epsilon(1)
         > PROMISE.compute_epsilon(1)
     )
@@ -337,7 +342,7 @@ def test_noisy_counts_leave_a_site_once(tmp_path: Path) -> None:
     counting.spend("3" * 64, ANY)
     with pytest.raises(PolicyRefusal, match="promises at most 0 answers"):
         without_counts.spend("2" * 64, ANY, task=COUNTS)
-    spent = read_spent(path)["a"]
+    spent = read_spending(path)["a"]
     assert (len(spent.answers), len(spent.counts)) == (2, 1)
     assert spent.epsilon == with_counts.compute_epsilon(2) > PROMISE.compute_epsilon(2)
 
@@ -349,7 +354,7 @@ def test_two_processes_share_one_budget_file(tmp_path: Path) -> None:
     second.spend("1" * 64, ANY)
     first.spend("2" * 64, ANY)
     assert {
-        key: len(spending.answers) for key, spending in read_spent(path).items()
+        key: len(spending.answers) for key, spending in read_spending(path).items()
     } == {
         "a": 2,
         "b": 1,

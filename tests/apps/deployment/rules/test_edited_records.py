@@ -10,7 +10,7 @@ import pytest
 from ledgers import write_ledger
 
 from fednotes.apps.deployment.rules.approval import Approvals
-from fednotes.apps.deployment.rules.ledger import show
+from fednotes.apps.deployment.rules.ledger import read_ledger_lines
 from fednotes.core.errors import ConfigError, DataError
 
 
@@ -19,7 +19,7 @@ def test_records_edited_by_hand_are_refused_with_a_remedy(tmp_path: Path) -> Non
     decision = {"fingerprint": "f", "decision": "approved", "by": 7, "when": "now"}
     site.path.write_text(json.dumps({"format": 1, "jobs": {}, "decisions": [decision]}))
     with pytest.raises(ConfigError, match="approve the site's jobs again"):
-        site.decisions()
+        site.read_decisions()
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_an_edited_line_of_a_ledger_is_refused_by_its_number(
     edited = {**json.loads(second), **change}
     path.write_bytes(first + json.dumps(edited, separators=(",", ":")).encode() + b"\n")
     with pytest.raises(DataError, match=r"ledger\.jsonl:2: not a line of a ledger"):
-        list(show(path))
+        list(read_ledger_lines(path))

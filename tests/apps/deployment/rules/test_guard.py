@@ -22,7 +22,7 @@ from fednotes.apps.deployment.rules.ledger import (
     FIRST,
     Head,
     Ledger,
-    describe,
+    describe_tensors,
     encode_head,
     hash_update,
     head_path,
@@ -378,24 +378,24 @@ def test_only_files_of_the_run_count_as_stored(tmp_path: Path) -> None:
     """Not the lines of other runs, nor what else is in the kit."""
     site = Guarded(tmp_path, BOUNDED, updates(9))
     assert site.ask("train", 1, tensors=LARGE).update is not None
-    used = site.guard._stored_bytes()
+    used = site.guard._measure_stored_bytes()
     (site.kit / "notes.txt").write_bytes(bytes(10**6))
     second = site.in_another_run("run2", updates(9))
     assert second.ask("train", 1, tensors=LARGE).update is not None
-    assert site.guard._stored_bytes() == used
-    assert second.guard._stored_bytes() == pytest.approx(used, abs=4096)
+    assert site.guard._measure_stored_bytes() == used
+    assert second.guard._measure_stored_bytes() == pytest.approx(used, abs=4096)
     # many small files take more of a disk than their bytes
     (site.kit / "state" / site.run / "small").write_bytes(b"1")
-    assert site.guard._stored_bytes() == used + 4096
+    assert site.guard._measure_stored_bytes() == used + 4096
 
 
 def test_ledger_lines_of_a_run_still_count_after_a_restart(tmp_path: Path) -> None:
     site = Guarded(tmp_path, BOUNDED, updates(9))
     assert site.ask("train", 1).update is not None
-    used = site.guard._stored_bytes()
+    used = site.guard._measure_stored_bytes()
     assert used > Ledger.in_kit(tmp_path).path.stat().st_size
     site.restart()
-    assert site.guard._stored_bytes() == used
+    assert site.guard._measure_stored_bytes() == used
 
 
 # rounds
@@ -537,7 +537,7 @@ def test_the_hash_of_an_update_covers_each_number() -> None:
     tensors = hashlib.sha256(f"w float32 [2] {tensor}\n".encode()).hexdigest()
     text = f'["{tensors}", "{(3.0).hex()}", [["a", "{(1.0).hex()}"], ["b", "{(0.5).hex()}"]]]'
     expected = hashlib.sha256(text.encode()).hexdigest()
-    assert hash_update(update, describe(update.tensors)) == expected
+    assert hash_update(update, describe_tensors(update.tensors)) == expected
     assert hash_update(Update(), ()) == ""
     assert hash_update(Update(weight=2.0), ()) != ""
 
@@ -795,14 +795,16 @@ def test_an_approval_records_the_end_of_the_ledger(
     tmp_path: Path, clock: Clock
 ) -> None:
     site = Guarded(tmp_path, ROUNDS, updates(60))
-    assert open_approvals(tmp_path).approved_after(TABLE) == FIRST
+    assert open_approvals(tmp_path).find_ledger_hash_at_approval(TABLE) == FIRST
     served(site, "train", 1, 2)
     site.approve()
     assert (
-        open_approvals(tmp_path).approved_after(TABLE)
-        == Ledger.in_kit(tmp_path).head().hash
+        open_approvals(tmp_path).find_ledger_hash_at_approval(TABLE)
+        == Ledger.in_kit(tmp_path).read_head().hash
     )
-    assert open_approvals(tmp_path).approved_after({"name": "another"}) == ""
+    assert (
+        open_approvals(tmp_path).find_ledger_hash_at_approval({"name": "another"}) == ""
+    )
 
 
 def test_all_lines_count_if_the_approval_belongs_to_another_ledger(

@@ -26,18 +26,18 @@ from fednotes.apps.deployment.rules.ledger import (
     FIRST,
     Entry,
     Head,
+    JobLines,
     Ledger,
-    Past,
     RunLines,
+    check_lines,
     clean_name,
     decode_head,
-    describe,
+    describe_tensors,
     encode_head,
     hash_tensors,
     head_path,
-    judge,
     parse_end,
-    show,
+    read_ledger_lines,
     verify,
 )
 from fednotes.core.errors import ConfigError, DataError, FednotesError, RefusedError
@@ -88,14 +88,14 @@ def test_a_line_describes_the_message(tmp_path: Path) -> None:
     }
     later = datetime(2026, 3, 1, 13, 30, tzinfo=timezone(timedelta(hours=2)))
     entry = Entry(
-        later, "r", 7, "train", "CN=server,O=a", describe(tensors), 1234, DIGEST
+        later, "r", 7, "train", "CN=server,O=a", describe_tensors(tensors), 1234, DIGEST
     )
     ledger = Ledger(path)
     ledger.append(MESSAGE)
     end = ledger.append(entry)
     first, second = lines_of(path)
     table = json.loads(second)
-    assert list(show(path)) == [json.loads(first), table]
+    assert list(read_ledger_lines(path)) == [json.loads(first), table]
     assert table["prev"] == json.loads(first)["hash"]
     assert json.loads(first)["prev"] == "0" * 64
     body = second[: second.index(b',"hash"')]
@@ -131,7 +131,7 @@ def test_a_line_describes_the_message(tmp_path: Path) -> None:
 
 def test_masked_words_have_no_norm() -> None:
     words = {"sum": torch.tensor([[1, 2**62], [5, 0]]).t()}
-    (facts,), (known,) = describe(words, norms=False), describe(words)
+    (facts,), (known,) = describe_tensors(words, norms=False), describe_tensors(words)
     assert (facts.norm, known.norm) == (None, pytest.approx(2.0**62))
     assert facts.sha256 == hashlib.sha256(words["sum"].numpy().tobytes()).hexdigest()
 
@@ -139,8 +139,8 @@ def test_masked_words_have_no_norm() -> None:
 def test_one_hash_covers_several_tensors() -> None:
     """It changes with a value, a name, a shape and a type, and with nothing else."""
     tensors = {"a": torch.ones(4), "b": torch.zeros(2)}
-    same = hash_tensors(describe(tensors))
-    assert same == hash_tensors(describe(tensors, norms=False))
+    same = hash_tensors(describe_tensors(tensors))
+    assert same == hash_tensors(describe_tensors(tensors, norms=False))
     assert hash_tensors(()) == ""
     others = (
         {**tensors, "b": torch.tensor([0.0, -0.0])},
@@ -149,7 +149,10 @@ def test_one_hash_covers_several_tensors() -> None:
         {**tensors, "b": torch.zeros(2, dtype=torch.int32)},
         {"a": torch.ones(4)},
     )
-    assert len({same, *(hash_tensors(describe(changed)) for changed in others)}) == 6
+    assert (
+        len({same, *(hash_tensors(describe_tensors(changed)) for changed in others)})
+        == 6
+    )
 
 
 def test_a_name_that_could_be_text_is_replaced_by_a_dash() -> None:
@@ -170,7 +173,7 @@ def test_text_is_refused_without_quoting_it(
     path = tmp_path / "ledger.jsonl"
     write_ledger(path, 1)
     before = path.read_bytes()
-    (facts,) = describe({"a": torch.ones(2)})
+    (facts,) = describe_tensors({"a": torch.ones(2)})
     change = {"tensor": "name", "dtype": "dtype"}.get(field)
     entry = replace(MESSAGE, **({field: text} if change is None else {}))
     if change:
@@ -185,7 +188,9 @@ def test_the_files_contain_no_value(tmp_path: Path) -> None:
     """Planted numbers, in any usual spelling and as raw bytes."""
     path = tmp_path / "ledger.jsonl"
     values = np.array([0.7310585786, 482.9137, -31.41592653])
-    tensors = describe({"w": torch.from_numpy(values), "bias": torch.tensor([0.8808])})
+    tensors = describe_tensors(
+        {"w": torch.from_numpy(values), "bias": torch.tensor([0.8808])}
+    )
     Ledger(path).append(replace(MESSAGE, tensors=tensors))
     everything = path.read_bytes() + head_path(path).read_bytes()
     for value in (*values, 0.8808):
@@ -217,7 +222,7 @@ def test_a_ledger_survives_a_kill_at_any_byte_of_an_append(
         cut = writes == 1 and 0 < part < length
         assert ("killed" in str(report.notes)) == (cut or (is_complete and part != 320))
         Ledger(path).append(replace(MESSAGE, round=9))
-        last = list(show(path))[-1]
+        last = list(read_ledger_lines(path))[-1]
         mended = "cut" if cut else "whole" if is_complete and part != 320 else None
         assert (last["round"], last.get("mended")) == (9, mended)
         assert verify(path) == replace(verify(path), faults=(), notes=())
@@ -293,12 +298,14 @@ def test_a_long_incomplete_line_is_removed_completely(
     """The next line is far shorter than what the killed process left."""
     path = tmp_path / "l"
     write_ledger(path, 1)
-    tensors = describe({f"layer.{number}": torch.ones(4) for number in range(50)})
+    tensors = describe_tensors(
+        {f"layer.{number}": torch.ones(4) for number in range(50)}
+    )
     with dying(monkeypatch, 1, 5_000):
         Ledger(path).append(replace(MESSAGE, tensors=tensors))
     Ledger(path).append(MESSAGE)
     assert verify(path).ok
-    assert [t.get("mended") for t in show(path)] == [None, "cut"]
+    assert [t.get("mended") for t in read_ledger_lines(path)] == [None, "cut"]
 
 
 def _append_without_end(path: Path, rounds: Path) -> None:
@@ -373,7 +380,7 @@ def test_two_processes_wait_for_each_other(tmp_path: Path) -> None:
         assert process.exitcode == 0
     assert verify(path).ok
     for run in ("a", "b"):
-        assert [t["round"] for t in show(path, run=run)] == list(range(60))
+        assert [t["round"] for t in read_ledger_lines(path, run=run)] == list(range(60))
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs /proc/self/io")
@@ -421,16 +428,16 @@ def test_an_answer_sent_again_is_recognised_among_the_newest(
 ) -> None:
     """Of a, b, c, a, d the three newest are c, a and d; those of another job do not
     count."""
-    monkeypatch.setattr("fednotes.apps.deployment.rules.ledger.KEPT", 3)
+    monkeypatch.setattr("fednotes.apps.deployment.rules.ledger.MAX_REMEMBERED", 3)
     path, ours = tmp_path / "ledger.jsonl", replace(MESSAGE, job="job-1")
     digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in "abcde"}
     ledger = Ledger(path)
     for name in "abcad":
         ledger.append(replace(ours, sha256=digests[name]))
     ledger.append(replace(MESSAGE, job="job-2", sha256=digests["e"]))
-    past = Past(path, "job-1")
+    past = JobLines(path, "job-1")
     past.read()
-    assert [*past.answers] == [digests[name] for name in "cad"]
+    assert [*past.lines_by_message] == [digests[name] for name in "cad"]
 
 
 def test_the_size_of_the_lines_of_a_run_follows_the_present_ledger(
@@ -440,21 +447,21 @@ def test_the_size_of_the_lines_of_a_run_follows_the_present_ledger(
     zero."""
     path = tmp_path / "ledger.jsonl"
     lines = RunLines(path, "run-1")
-    assert lines.size() == 0
+    assert lines.measure_size() == 0
     ledger = Ledger(path)
     for run in ("run-1", "run-2", "run-1"):
         ledger.append(replace(MESSAGE, run=run))
     first, _, third = path.read_bytes().splitlines(keepends=True)
-    assert lines.size() == lines.size() == len(first) + len(third)
+    assert lines.measure_size() == lines.measure_size() == len(first) + len(third)
     with path.open("ab") as file:
         file.write(b'{"run":"run-1"')
-    assert lines.size() == len(first) + len(third)
+    assert lines.measure_size() == len(first) + len(third)
 
     path.unlink()
     head_path(path).unlink()
-    assert lines.size() == 0
+    assert lines.measure_size() == 0
     ledger.append(replace(MESSAGE, run="run-1"))
-    assert lines.size() == path.stat().st_size
+    assert lines.measure_size() == path.stat().st_size
 
 
 def test_an_unbroken_ledger_passes_verification(tmp_path: Path) -> None:
@@ -462,17 +469,19 @@ def test_an_unbroken_ledger_passes_verification(tmp_path: Path) -> None:
     ledger = write_ledger(path, 5)
     report = verify(path)
     assert (report.ok, report.lines, report.notes) == (True, 5, ())
-    assert report.head == ledger.head() == verify(path, noted=ledger.head()).head
+    assert (
+        report.head == ledger.read_head() == verify(path, noted=ledger.read_head()).head
+    )
     assert report.head is not None
     assert report.head.hash in str(report)
-    assert [t["round"] for t in show(path, first=1, last=3)] == [1, 2, 3]
-    assert [t["round"] for t in show(path, last=0)] == [0]
-    assert list(show(path, run="other")) == []
+    assert [t["round"] for t in read_ledger_lines(path, first=1, last=3)] == [1, 2, 3]
+    assert [t["round"] for t in read_ledger_lines(path, last=0)] == [0]
+    assert list(read_ledger_lines(path, run="other")) == []
     with pytest.raises(DataError, match="nothing has left"):
         verify(tmp_path / "absent")
     with pytest.raises(DataError, match="nothing has left"):
-        list(show(tmp_path / "absent"))
-    assert Ledger(tmp_path / "absent").head() == Head()
+        list(read_ledger_lines(tmp_path / "absent"))
+    assert Ledger(tmp_path / "absent").read_head() == Head()
     assert not (tmp_path / "absent").exists()
 
 
@@ -501,7 +510,7 @@ def test_every_change_of_a_single_byte_is_detected(
     for place in range(len(good)):
         for change in changes:
             changed[place] = good[place] ^ change
-            report = judge(path, io.BytesIO(changed), head, None)
+            report = check_lines(path, io.BytesIO(changed), head, None)
             assert report.faults, (place, change)
             assert report.faults[0].line == (1 if place <= first else 2), (
                 place,
@@ -518,9 +527,9 @@ def test_every_change_of_a_single_byte_is_detected(
             )
             assert (
                 decode_head(changed_head) is None
-                or judge(path, lines, changed_head, None).faults
+                or check_lines(path, lines, changed_head, None).faults
             ), place
-    assert judge(path, lines, head, None).ok
+    assert check_lines(path, lines, head, None).ok
 
 
 @pytest.mark.slow
@@ -530,7 +539,7 @@ def test_every_inserted_and_removed_byte_is_detected(tmp_path: Path) -> None:
     good, head = path.read_bytes(), head_path(path).read_bytes()
 
     def is_found(changed: bytes) -> bool:
-        return bool(judge(path, io.BytesIO(changed), head, None).faults)
+        return bool(check_lines(path, io.BytesIO(changed), head, None).faults)
 
     for place in range(len(good) + 1):
         for extra in (b"\n", b" ", b"0", b"{"):
@@ -584,7 +593,7 @@ def test_forged_lines_are_detected(tmp_path: Path) -> None:
     """A forger who hashes anew: one line, all lines from one on, and the head as well."""
     path, forged = tmp_path / "l", tmp_path / "forged"
     ledger = write_ledger(path, 5)
-    noted = ledger.head()
+    noted = ledger.read_head()
     good = lines_of(path)
     table = json.loads(good[2])
     table["receiver"] = "nobody"
@@ -633,7 +642,7 @@ def test_a_spliced_history_is_detected(tmp_path: Path) -> None:
 def test_an_end_noted_elsewhere_is_compared(tmp_path: Path) -> None:
     path = tmp_path / "l"
     ledger = write_ledger(path, 3)
-    noted = ledger.head()
+    noted = ledger.read_head()
     ledger.append(MESSAGE)
     assert verify(path, parse_end(f" 3:{noted.hash}\n")).ok
     (fault,) = verify(path, parse_end(f"2:{noted.hash}")).faults

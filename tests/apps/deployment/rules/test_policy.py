@@ -14,14 +14,14 @@ import pytest
 from fednotes.apps.deployment.rules.policy import (
     Policy,
     PolicyRefusal,
+    build_policy,
     check_audit,
-    check_counts,
+    check_count_step,
     check_difference,
     check_job,
     check_request,
     check_storage,
     check_update,
-    policy_from,
 )
 from fednotes.core.errors import ConfigError
 from fednotes.core.messages import Request
@@ -42,7 +42,7 @@ REPLY = partial(
     scores=False, num_sent=None,
 )  # fmt: skip
 
-COUNTS = partial(check_counts, method="homely", rounds_counts=False)
+COUNTS = partial(check_count_step, method="homely", rounds_counts=False)
 APART = partial(check_difference, view="sentences", earlier="job 1")
 
 
@@ -129,7 +129,7 @@ CASES: list[tuple[str, dict[str, Any], Wish, dict[str, Any], str]] = [
      "([federation] secure_sum = true, three sites or more)"),
     ("share_scores", {}, partial(REQUEST, secure=False), {"secure": True}, "'train' of round 4"),
     ("share_scores", {}, partial(REPLY, scores=True, tensors=()), {"scores": False}, "own eval"),
-    ("individual_updates", SHARED, partial(JOB, secure=False, each=True), {"each": False},
+    ("individual_updates", SHARED, partial(JOB, secure=False, inspects_each=True), {"inspects_each": False},
      "the job lets the server see each site's update; this site allows its update only as part"),
     ("individual_updates", SHARED, partial(REQUEST, request=EACH, secure=False),
      {"request": ASK[4]}, "task 'train' of round 4 lets the server see"),
@@ -150,7 +150,7 @@ def test_a_request_that_breaks_a_rule_is_refused(
     rule: str, table: dict[str, Any], wish: Wish, mended: dict[str, Any], words: str
 ) -> None:
     """The server is told the rule alone: no number, and nothing of where the file is."""
-    policy = policy_from(table, "[policy] of /srv/ward7/site.toml")
+    policy = build_policy(table, "[policy] of /srv/ward7/site.toml")
     with pytest.raises(PolicyRefusal) as refusal:
         wish(policy)
     message, public = str(refusal.value), refusal.value.public
@@ -184,7 +184,10 @@ def test_every_rule_has_a_case() -> None:
         ({"secure_sum": "off"}, partial(REPLY, secure=False, **covered(steps=1))),
         (SHARED, partial(REPLY, scores=True)),
         (SHARED, partial(JOB, secure=False)),
-        (SHARED | {"individual_updates": True}, partial(JOB, secure=False, each=True)),
+        (
+            SHARED | {"individual_updates": True},
+            partial(JOB, secure=False, inspects_each=True),
+        ),
         (
             SHARED | {"individual_updates": True},
             partial(REQUEST, request=EACH, secure=False),
@@ -199,7 +202,7 @@ def test_every_rule_has_a_case() -> None:
 def test_a_permissive_policy_allows_the_request(
     table: dict[str, Any], wish: Wish
 ) -> None:
-    wish(policy_from(table, "h"))
+    wish(build_policy(table, "h"))
 
 
 def test_an_audited_attack_may_succeed_up_to_the_bound() -> None:
@@ -282,7 +285,7 @@ def test_permitted_hours_follow_the_time_zone_of_the_site() -> None:
 )
 def test_a_wrong_policy_is_an_error_that_names_its_file(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        policy_from(tomllib.loads(text), "[policy] of h1.toml")
+        build_policy(tomllib.loads(text), "[policy] of h1.toml")
     assert words in str(refusal.value)
     assert "h1.toml" in str(refusal.value)
 

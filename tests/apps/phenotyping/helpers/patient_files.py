@@ -13,7 +13,7 @@ from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
 from fednotes.apps.phenotyping.features import (
     ConceptFeatures,
     ConceptsConfig,
-    features_for,
+    build_features,
 )
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.jobs.job import Job, Sites, load_sites
@@ -74,7 +74,7 @@ def save_model(folder: Path, dictionary: str, beside: Path, *terms: str) -> Path
 
     Score = 10 · (the concept's TF-IDF) - 1, so any mention decides.
     """
-    features = features_for(ConceptsConfig(dictionary=dictionary), beside)
+    features = build_features(ConceptsConfig(dictionary=dictionary), beside)
     assert isinstance(features, ConceptFeatures)
     machines = LinearSVMs([(0, 1)] * len(terms), features.space.width)
     for column, term in enumerate(terms):

@@ -8,10 +8,10 @@ from pathlib import Path
 from fednotes.apps.phenotyping.code_tables import read_codiesp, read_mimic
 from fednotes.apps.phenotyping.ctakes import read_ctakes
 from fednotes.apps.phenotyping.obesity import read_obesity
-from fednotes.apps.phenotyping.patient_notes import notes_of
+from fednotes.apps.phenotyping.patient_notes import read_patient_notes
 
 PATIENT_READERS: dict[str, Callable[[Path], object]] = {
-    "predict patients": lambda path: notes_of(str(path)),
+    "predict patients": lambda path: read_patient_notes(str(path)),
     "ctakes": read_ctakes,
     "codes": read_codiesp,
     "mimic": read_mimic,

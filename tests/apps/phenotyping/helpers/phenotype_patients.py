@@ -47,7 +47,7 @@ def patients(site: str, number: int, seed: int, concepts: int = 12) -> Cohort:
     labels = ill.astype(np.int8)
     labels[rng.random(number) < 0.1] = -1
     ids = tuple(f"{site}-{seed}-{row}" for row in range(number))
-    return Cohort(site, ids, Bags.of(lists, VOCABULARY), labels, DISEASES)
+    return Cohort(site, ids, Bags.from_lists(lists, VOCABULARY), labels, DISEASES)
 
 
 def codes_of(cohort: Cohort, seed: int) -> dict[str, frozenset[str]]:

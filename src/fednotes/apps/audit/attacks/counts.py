@@ -28,9 +28,9 @@ from fednotes.metrics.spans import SpanCounts
 PATIENT_COUNTS = ("count_codes", "count_concepts", "count_labels")  # before stages
 
 
-def types_from_counts(scene: Scene) -> Trial:
+def infer_types(scene: Scene) -> Trial:
     """Read off the first evaluation which entity types occur at the site."""
-    for seen in _evaluations(scene):
+    for seen in _list_evaluations(scene):
         at_site = SpanCounts.from_metrics(seen.audited_update.metrics).by_type
         visible = SpanCounts.from_metrics(seen.metrics).by_type
         if not visible:
@@ -42,7 +42,7 @@ def types_from_counts(scene: Scene) -> Trial:
             occurs = name in at_site and at_site[name].gold > 0
             (present if occurs else absent).append(count)
         if present and absent:
-            return Trial.from_scores(present, absent).without_interval()
+            return Trial.from_scores(present, absent).drop_interval()
         break
     raise NotApplicable(
         "no evaluation sends counts by type, or every type of the job "
@@ -50,7 +50,7 @@ def types_from_counts(scene: Scene) -> Trial:
     )
 
 
-def counts_from_two_sums(scene: Scene) -> Trial:
+def subtract_sums(scene: Scene) -> Trial:
     """Subtract two sums, one with the audited site and one without it."""
     federation = scene.job.federation
     sites = len(scene.training.sites)
@@ -61,12 +61,12 @@ def counts_from_two_sums(scene: Scene) -> Trial:
             )
         if not 0 < federation.min_sites < sites:
             raise NotApplicable(f"min_sites requires all {sites} sites in every sum")
-    return exact_counts(
+    return guess_counts(
         scene, two_sums=True, otherwise="no evaluation sends counts of the site"
     )
 
 
-def exact_counts(
+def guess_counts(
     scene: Scene, *, two_sums: bool = False, otherwise: str = "nothing is counted"
 ) -> Trial:
     """Guess the site's counts, and return the fraction of correct guesses.
@@ -86,12 +86,14 @@ def exact_counts(
     """
     is_right: list[bool] = []
     frequencies: Counter[float] = Counter()
-    for seen in observed_counts(scene):
-        truth = numbers(seen.audited_update, seen.audited_update)
-        total = numbers(seen.total, seen.audited_update)
+    for seen in list_observed_counts(scene):
+        truth = flatten_counts(seen.audited_update, seen.audited_update)
+        total = flatten_counts(seen.total, seen.audited_update)
         guess = truth
         if two_sums:
-            guess = total - numbers(Total.of(seen.other_updates), seen.audited_update)
+            guess = total - flatten_counts(
+                Total.of(seen.other_updates), seen.audited_update
+            )
         elif scene.job.federation.secure_sum:
             guess = total / (1 + len(seen.other_updates))
         is_target = truth != 0
@@ -103,29 +105,34 @@ def exact_counts(
     targets = len(is_right)
     chance = max(frequencies.values()) / targets
     trial = Trial.from_fraction(sum(is_right) / targets, targets, chance)
-    return trial.without_interval()
+    return trial.drop_interval()
 
 
-def observed_counts(scene: Scene) -> list[Observation]:
+def list_observed_counts(scene: Scene) -> list[Observation]:
     """Return the observations that contain counts of the site.
 
     These are the first evaluation or, for jobs on patients, all evaluations and the
     sums that only count.
     """
-    evaluations = _evaluations(scene)
+    evaluations = _list_evaluations(scene)
     if not scene.has_patients:
         return evaluations[:1]
     counts = [
         seen
         for seen in scene.observe()
         if seen.task in PATIENT_COUNTS
-        and numbers(seen.audited_update, seen.audited_update).any()
+        and flatten_counts(seen.audited_update, seen.audited_update).any()
     ]
     return counts + evaluations
 
 
-def numbers(source: Update | Total, names: Update) -> np.ndarray:
-    """Return (counts,) the tensors and metrics that `names` has, except the loss."""
+def flatten_counts(source: Update | Total, names: Update) -> np.ndarray:
+    """Return tensors and metrics as one array, shape (counts,), without the loss.
+
+    Args:
+        source: The values.
+        names: An update that has the tensors and metrics to return.
+    """
     parts = [source.tensors[name].double().flatten().numpy() for name in names.tensors]
     metrics = [
         source.metrics.get(name, 0.0) for name in names.metrics if name != "loss"
@@ -133,7 +140,7 @@ def numbers(source: Update | Total, names: Update) -> np.ndarray:
     return np.concatenate([*parts, metrics])
 
 
-def _evaluations(scene: Scene) -> list[Observation]:
+def _list_evaluations(scene: Scene) -> list[Observation]:
     """Return the evaluations that contain counts of the site."""
     return [
         seen
@@ -147,7 +154,7 @@ ATTACKS = (
         "types from counts",
         sees="the counts of a site's evaluation",
         closes="a secure sum, if other sites have other types; noise ([privacy])",
-        trial=types_from_counts,
+        trial=infer_types,
     ),
     Attack(
         "counts from two sums",
@@ -156,7 +163,7 @@ ATTACKS = (
             "sums over all sites: leave min_sites out of [federation], or set it in "
             "[policy]"
         ),
-        trial=counts_from_two_sums,
+        trial=subtract_sums,
         data="any",
     ),
 )

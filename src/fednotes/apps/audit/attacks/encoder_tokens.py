@@ -10,8 +10,8 @@ at position i, which anyone can compute for all v and i:
 f(v, i) = log(1 + n_v n_i), where n_v and n_i count how often token v and position i
 occur: if both are frequent, the pair is slightly more likely. For positions, the
 distance weights each direction by λ / (s² + λ) instead of testing whether it is spanned
-(`outside_span(soft=True)`). The paper's second step, which determines which tokens
-belong to one sentence, is omitted.
+(`compute_outside_span(soft=True)`). The paper's second step, which determines which
+tokens belong to one sentence, is omitted.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from torch import Tensor, nn
 
 from fednotes.apps.audit.attack import Attack, Trial
 from fednotes.apps.audit.attacks.gradient_span import (
-    distance,
-    layer_update,
-    outside_span,
+    compute_outside_span,
+    find_layer_update,
+    measure_distance,
 )
 from fednotes.apps.audit.listening import (
     Observation,
     TrainingRecord,
-    present_and_absent,
+    find_present_and_absent,
 )
 from fednotes.apps.audit.scene import Scene
 from fednotes.core.seeds import rng_of
@@ -49,21 +49,24 @@ FREQUENCY_WEIGHT = 0.02  # κ; a larger value would mask the gradient
 LAYERS = "map that reads an encoder's embeddings"
 
 
-def tokens_read(scene: Scene) -> Trial:
+def find_read_tokens(scene: Scene) -> Trial:
     """Distinguish the tokens that were read from tokens that no site read."""
-    update = layer_update(
-        scene, observed=_observed_layers(scene), layers=_lowest_weights, what=LAYERS
+    update = find_layer_update(
+        scene,
+        observed=_find_observed_layers(scene),
+        layers=_get_lowest_weights,
+        what=LAYERS,
     )
-    library = _library(update.site.model)
-    outside = outside_span(update.gradients)
-    is_present, is_absent = present_and_absent("", update.records)
+    library = _get_library(update.site.model)
+    outside = compute_outside_span(update.gradients)
+    is_present, is_absent = find_present_and_absent("", update.records)
     is_token = np.arange(len(is_absent)) != library.config.pad_token_id
     decoys = rng_of(0, "decoys").permutation(np.flatnonzero(is_absent & is_token))
     positions = getattr(library.config, "max_position_embeddings", MAX_PLACES)
     places = min(MAX_PLACES, positions - 2)
 
-    present = _distances(library, outside, np.flatnonzero(is_present), places)
-    absent = _distances(library, outside, decoys[:MAX_DECOYS], places)
+    present = _measure_distances(library, outside, np.flatnonzero(is_present), places)
+    absent = _measure_distances(library, outside, decoys[:MAX_DECOYS], places)
     width, directions = outside.shape
     return Trial.from_scores(
         -present.min(dim=1).values,
@@ -73,28 +76,28 @@ def tokens_read(scene: Scene) -> Trial:
     )
 
 
-def places_of_tokens(scene: Scene) -> Trial:
+def infer_token_places(scene: Scene) -> Trial:
     """Infer the positions of tokens, given which tokens were read and how often."""
-    update = layer_update(
+    update = find_layer_update(
         scene,
-        observed=_observed_layers(scene),
-        layers=_lowest_weights,
+        observed=_find_observed_layers(scene),
+        layers=_get_lowest_weights,
         what=LAYERS,
         fold=8,
     )
     model = update.site.model
     sequences = update.records[0].sequences
     tokens = np.setdiff1d(
-        np.concatenate([ids.ravel() for ids in sequences]), _special_tokens(model)
+        np.concatenate([ids.ravel() for ids in sequences]), _get_special_tokens(model)
     )
     places = min(MAX_PLACES, max(ids.shape[1] for ids in sequences))
-    counts = np.stack([_place_counts(one, tokens, places) for one in update.records])
-    outside = outside_span(update.gradients, soft=True)
-    distances = _distances(_library(model), outside, tokens, places).numpy()
-    return Trial.from_pair_scores(place_scores(distances, counts[0]), counts)
+    counts = np.stack([_count_places(one, tokens, places) for one in update.records])
+    outside = compute_outside_span(update.gradients, soft=True)
+    distances = _measure_distances(_get_library(model), outside, tokens, places).numpy()
+    return Trial.from_pair_scores(score_places(distances, counts[0]), counts)
 
 
-def place_scores(distances: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def score_places(distances: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return the score of each position for each token, shape (tokens, places).
 
     Args:
@@ -116,13 +119,13 @@ class _Reached(Exception):
     """Raised when the only layer of interest has read its input."""
 
 
-def _library(model: Any) -> Any:
+def _get_library(model: Any) -> Any:
     """Return the Hugging Face model whose word embeddings are read, or None."""
     library = getattr(model, "library", None) or getattr(model, "model", None)
     return library if hasattr(library, "base_model") else None
 
 
-def _special_tokens(model: Any) -> Sequence[int]:
+def _get_special_tokens(model: Any) -> Sequence[int]:
     """Return the ids of special tokens, whose positions are public."""
     if hasattr(model, "specials"):
         ids: Sequence[int] = model.specials.all
@@ -131,10 +134,10 @@ def _special_tokens(model: Any) -> Sequence[int]:
     return ids
 
 
-def _inputs_of(
+def _record_inputs(
     library: Any, layers: Sequence[nn.Linear], ids: Tensor
 ) -> list[tuple[Any, Tensor]]:
-    """Return layers with their inputs for some token ids, in order of computation.
+    """Run a model on token ids; return layers with their inputs, in order of computing.
 
     For a single layer, the computation stops there.
     """
@@ -155,45 +158,57 @@ def _inputs_of(
     return inputs
 
 
-def _lowest_layers(library: Any) -> list[nn.Linear]:
+def _find_lowest_layers(library: Any) -> list[nn.Linear]:
     """Return the layers that read the output of the embeddings."""
     linear = [module for module in library.modules() if isinstance(module, nn.Linear)]
-    inputs = _inputs_of(library, linear, torch.full((1, 4), 5))
+    inputs = _record_inputs(library, linear, torch.full((1, 4), 5))
     embedded = inputs[0][1]
     return [layer for layer, value in inputs if value is embedded]
 
 
-def _lowest_weights(model: Any) -> list[Tensor]:
-    return [layer.weight for layer in _lowest_layers(_library(model))]
+def _get_lowest_weights(model: Any) -> list[Tensor]:
+    """Return the weights of the layers that read the output of the embeddings."""
+    return [layer.weight for layer in _find_lowest_layers(_get_library(model))]
 
 
-def _distances(
+def _measure_distances(
     library: Any, outside: Tensor, tokens: np.ndarray, places: int
 ) -> Tensor:
-    """Return d of each token at each position, shape (tokens, places)."""
-    lowest_layer = _lowest_layers(library)[0]
+    """Return the distance d of each token at each position, shape (tokens, places).
+
+    Args:
+        library: The Hugging Face model.
+        outside: (width, directions) from `compute_outside_span`.
+        tokens: (tokens,) the tokens' ids.
+        places: Number of positions.
+    """
+    lowest_layer = _find_lowest_layers(library)[0]
     parts = []
     for ids in torch.from_numpy(tokens)[:, None].split(TOKENS_A_CALL):
         repeated = ids.expand(-1, places)
-        [(_, embeddings)] = _inputs_of(library, [lowest_layer], repeated)
-        parts.append(distance(embeddings.double(), outside))
+        [(_, embeddings)] = _record_inputs(library, [lowest_layer], repeated)
+        parts.append(measure_distance(embeddings.double(), outside))
     return torch.cat(parts)
 
 
-def _observed_layers(scene: Scene) -> Iterator[tuple[Observation, list[Tensor]]]:
+def _find_observed_layers(scene: Scene) -> Iterator[tuple[Observation, list[Tensor]]]:
     """Yield the observations in which the lowest layers move, with their updates.
 
     In low-rank changes, one factor starts at zero, so the first step moves the other
     only by rounding errors; such rounds are left out.
     """
-    model = scene.audited_site().model
-    library = _library(model)
+    model = scene.get_audited_site().model
+    library = _get_library(model)
     if library is None:
         return
-    lowest = _lowest_layers(library)
+    lowest = _find_lowest_layers(library)
     movements = []
-    for seen in scene.observed_trainings():
-        updates = [step for step in _steps_of(model, lowest, seen) if step.any()]
+    for seen in scene.list_observed_trainings():
+        updates = [
+            *_list_weight_updates(model, lowest, seen),
+            *_list_lora_updates(model, lowest, seen),
+        ]
+        updates = [update for update in updates if update.any()]
         movement = sum(float(update.norm()) for update in updates)
         movements.append((movement, seen, updates))
     least = MIN_MOVEMENT * max((movement for movement, *_ in movements), default=0)
@@ -202,31 +217,55 @@ def _observed_layers(scene: Scene) -> Iterator[tuple[Observation, list[Tensor]]]
             yield seen, updates
 
 
-def _steps_of(
+def _list_weight_updates(
     model: Any, lowest: Sequence[nn.Linear], seen: Observation
-) -> Iterator[Tensor]:
-    """Yield updates of the lowest layers: of weights, and of low-rank changes."""
+) -> list[Tensor]:
+    """Return the updates of the lowest layers' weights, as far as they are sent."""
     names = {id(value): name for name, value in model.trainable().items()}
+    updates = []
     for layer in lowest:
-        step = seen.descent(names.get(id(layer.weight), ""))
-        if step is not None:
-            yield step
-
-    down = seen.descent("lora.down")  # the factor that reads, of all adapted layers
-    if down is None:
-        return
-    adapted = getattr(model, "adapted_layers", [])
-    widths = [layer.in_features for layer in adapted]
-    factors = list(down) if down.dim() == 3 else list(down.split(widths, dim=1))
-    for layer, factor in zip(adapted, factors, strict=True):
-        if any(layer is low for low in lowest):
-            yield factor
+        update = seen.compute_descent(names.get(id(layer.weight), ""))
+        if update is not None:
+            updates.append(update)
+    return updates
 
 
-def _place_counts(
+def _list_lora_updates(
+    model: Any, lowest: Sequence[nn.Linear], seen: Observation
+) -> list[Tensor]:
+    """Return the updates of low-rank changes to the lowest layers, if any are sent.
+
+    A low-rank change is a product of two factors. This returns the updates of the
+    factor that reads a layer's input.
+    """
+    # The tensor "lora.down" holds this factor of all adapted layers: stacked if all
+    # layers have the same size, otherwise side by side.
+    stacked_factors = seen.compute_descent("lora.down")
+    if stacked_factors is None:
+        return []
+    adapted_layers = getattr(model, "adapted_layers", [])
+    if stacked_factors.dim() == 3:
+        factors = list(stacked_factors)
+    else:
+        widths = [layer.in_features for layer in adapted_layers]
+        factors = list(stacked_factors.split(widths, dim=1))
+    return [
+        factor
+        for layer, factor in zip(adapted_layers, factors, strict=True)
+        if any(layer is low for low in lowest)
+    ]
+
+
+def _count_places(
     record: TrainingRecord, tokens: np.ndarray, places: int
 ) -> np.ndarray:
-    """Return (tokens, places) how often each of the sorted tokens was there."""
+    """Return (tokens, places) how often each token was at each position.
+
+    Args:
+        record: What a site's model was trained on.
+        tokens: (tokens,) the tokens' ids, ascending.
+        places: Number of positions.
+    """
     counts = np.zeros((len(tokens), places))
     for ids in record.sequences:
         row, place = np.nonzero(np.isin(ids[:, :places], tokens))
@@ -238,11 +277,11 @@ _SEES = "an update of the layers that read an encoder's embeddings"
 _CLOSES = 'frozen lowest layers (train = "top"); noise ([privacy])'
 
 ATTACKS = (
-    Attack("tokens from the lowest maps", _SEES, _CLOSES, tokens_read),
+    Attack("tokens from the lowest maps", _SEES, _CLOSES, find_read_tokens),
     Attack(
         "places from the lowest maps",
         _SEES,
         f"{_CLOSES}; more local steps",
-        places_of_tokens,
+        infer_token_places,
     ),
 )

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fednotes.apps.audit.attack import NotApplicable
-from fednotes.apps.audit.listening import Observation, TrainingRecord, record_batches
+from fednotes.apps.audit.listening import Observation, TrainingRecord, recording_batches
 from fednotes.apps.audit.scene import Scene
 from fednotes.taggers.model import evaluating
 
@@ -51,7 +51,7 @@ class LayerUpdate(NamedTuple):
     records: Sequence[TrainingRecord]
 
 
-def layer_update(
+def find_layer_update(
     scene: Scene,
     *,
     observed: Iterable[tuple[Observation, list[Tensor]]],
@@ -72,13 +72,13 @@ def layer_update(
         NotApplicable: No update of these layers leaves a site.
     """
     if scene.is_control:
-        return _control_update(scene, layers, fold)
+        return _make_control_update(scene, layers, fold)
     for seen, gradients in observed:
-        return LayerUpdate(scene.site_as_observed(seen), gradients, seen.records)
+        return LayerUpdate(scene.restore_observed_site(seen), gradients, seen.records)
     raise NotApplicable(f"no {what} leaves a site")
 
 
-def outside_span(gradients: Sequence[Tensor], *, soft: bool = False) -> Tensor:
+def compute_outside_span(gradients: Sequence[Tensor], *, soft: bool = False) -> Tensor:
     """Return (width, directions) the directions outside the span of gradients.
 
     Args:
@@ -97,47 +97,49 @@ def outside_span(gradients: Sequence[Tensor], *, soft: bool = False) -> Tensor:
     return outside
 
 
-def distance(rows: Tensor, outside: Tensor) -> Tensor:
+def measure_distance(rows: Tensor, outside: Tensor) -> Tensor:
     """Return (…,) the fraction d(x) of each row outside the span, from 0 to 1.
 
     Args:
         rows: (…, width).
-        outside: (width, directions) from `outside_span`.
+        outside: (width, directions) from `compute_outside_span`.
     """
     fraction: Tensor = (rows @ outside).norm(dim=-1) / rows.norm(dim=-1)
     return fraction
 
 
-def _control_update(
+def _make_control_update(
     scene: Scene, layers: Callable[[Any], list[Tensor]], fold: int
 ) -> LayerUpdate:
     """Return a gradient without dropout, of few enough sentences to have a span."""
-    model = scene.audited_site().model
+    model = scene.get_audited_site().model
     width = layers(model)[0].shape[-1]
     if "context" in getattr(model, "layers", ()):
         # The attack cannot use columns of contextual features, so only the others
         # count.
         context = model.config.project or model.encoder.dim
         fold = -(-fold * width // (width - context))
-    site = scene.undefended(
+    site = scene.make_undefended(
         batch="each", batch_size=2, accumulate=1, length=max(8, width // 4)
-    ).audited_site()
+    ).get_audited_site()
     model = site.model
     weights = layers(model)
     record = TrainingRecord()
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         stack.enter_context(
-            record_batches([model], lambda: record, only_training=False)
+            recording_batches([model], lambda: record, only_training=False)
         )
         for weight in weights:
             stack.callback(weight.requires_grad_, weight.requires_grad)
             weight.requires_grad_(True)  # noqa: FBT003 - torch takes it by position
-        gradients = torch.autograd.grad(_small_loss(site, width // fold), weights)
+        gradients = torch.autograd.grad(
+            _compute_small_loss(site, width // fold), weights
+        )
     return LayerUpdate(site, [gradient.double() for gradient in gradients], (record,))
 
 
-def _small_loss(site: Any, tokens: int) -> Tensor:
+def _compute_small_loss(site: Any, tokens: int) -> Tensor:
     """Return the loss of one text, or of several that fit into `tokens` tokens."""
     if not hasattr(site.model, "tagset"):
         (part, *_) = next(iter(site.iterate_steps(0)))

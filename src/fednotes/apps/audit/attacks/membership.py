@@ -22,14 +22,14 @@ import numpy as np
 
 from fednotes.apps.audit.attack import Attack, NotApplicable, Trial
 from fednotes.apps.audit.scene import Scene
-from fednotes.apps.audit.shadow.models import shadow_scores
+from fednotes.apps.audit.shadow.models import train_shadow_models
 
 MIN_VARIANCE = 1e-12  # keeps the ratio finite if all models agree
 MIN_CONTROL = 0.5  # with few models, members are harder to identify than words
 JudgedBy = Literal["", "codes", "labels"]
 
 
-def members(scene: Scene, judged_by: JudgedBy = "") -> Trial:
+def identify_members(scene: Scene, judged_by: JudgedBy = "") -> Trial:
     """Distinguish members of the training data from others by LiRA.
 
     Args:
@@ -46,17 +46,17 @@ def members(scene: Scene, judged_by: JudgedBy = "") -> Trial:
     if judged_by == "labels" and not config.phenotypes:
         raise NotApplicable("the job trains no model of labels")
 
-    scores = shadow_scores(scene, judged_by if scene.is_control else "")
+    scores = train_shadow_models(scene, judged_by if scene.is_control else "")
     unit_scores = scores.units[judged_by]
     is_known = ~np.isnan(unit_scores).any(1)
     is_member = scores.is_member[is_known]
-    ratios = likelihood_ratios(unit_scores[is_known], is_member)
+    ratios = compute_likelihood_ratios(unit_scores[is_known], is_member)
     return Trial.from_scores(
         ratios[is_member], ratios[~is_member], models=scores.models
     )
 
 
-def likelihood_ratios(scores: np.ndarray, is_member: np.ndarray) -> np.ndarray:
+def compute_likelihood_ratios(scores: np.ndarray, is_member: np.ndarray) -> np.ndarray:
     """Return (units, models) Λ for each model, with the others as shadow models.
 
     Λ is 0 for a unit that all of the other models, or none of them, were trained on.
@@ -71,14 +71,14 @@ def likelihood_ratios(scores: np.ndarray, is_member: np.ndarray) -> np.ndarray:
         target = scores[:, model]
         others = scores[:, shadows]
         inside = is_member[:, shadows]
-        density_in = _twice_negative_log_density(target, others, inside)
-        density_out = _twice_negative_log_density(target, others, ~inside)
+        density_in = _compute_twice_negative_log_density(target, others, inside)
+        density_out = _compute_twice_negative_log_density(target, others, ~inside)
         is_comparable = inside.any(1) & (~inside).any(1)
         ratios[:, model] = np.where(is_comparable, (density_out - density_in) / 2, 0.0)
     return ratios
 
 
-def _twice_negative_log_density(
+def _compute_twice_negative_log_density(
     target: np.ndarray, others: np.ndarray, chosen: np.ndarray
 ) -> np.ndarray:
     """Return (units,) −2 log N(target) up to a constant, by the chosen models.
@@ -106,7 +106,7 @@ NOTE_ATTACKS = (
         closes=(
             "differential privacy ([privacy]); less training on more notes weakens it"
         ),
-        trial=members,
+        trial=identify_members,
         min_control=MIN_CONTROL,
     ),
 )
@@ -117,7 +117,7 @@ PATIENT_ATTACKS = tuple(
         f"membership, by {judged_by}",
         sees=f"the trained model, and a patient with {judged_by} to ask about",
         closes="noise ([privacy]); more patients and fewer cycles weaken it",
-        trial=partial(members, judged_by=judged_by),
+        trial=partial(identify_members, judged_by=judged_by),
         min_control=MIN_CONTROL,
         data="patients",
     )

@@ -18,22 +18,27 @@ import numpy as np
 
 from fednotes.apps.audit.attack import Attack, NotApplicable, Trial
 from fednotes.apps.audit.scene import Scene
-from fednotes.apps.audit.shadow.models import shadow_scores
+from fednotes.apps.audit.shadow.models import train_shadow_models
 from fednotes.apps.audit.shadow.secrets import TIMES_PLANTED, SecretKind
 
 MIN_CONTROL = 0.5
 NAMES: dict[SecretKind, str] = {"name": "memorised names", "number": "canaries"}
 
 
-def planted_secrets(scene: Scene, *, kind: SecretKind, times: int) -> Trial:
-    """Guess secrets that were planted into a number of notes.
+def rank_planted_secrets(scene: Scene, *, kind: SecretKind, times: int) -> Trial:
+    """Rank secrets that were planted into notes among other values, by shadow models.
+
+    Args:
+        scene: The job.
+        kind: The kind of the secrets.
+        times: Number of notes into which each secret was planted.
 
     Raises:
         NotApplicable: The secret is a number, and the model predicts no words.
     """
     if kind == "number" and scene.job.data != "notes":
         raise NotApplicable("the model finds mentions and predicts no words")
-    scores = shadow_scores(scene)
+    scores = train_shadow_models(scene)
     return rank_trial(np.stack(scores.secrets[kind, times]), models=scores.models)
 
 
@@ -54,7 +59,8 @@ def rank_trial(scores: np.ndarray, *, models: int) -> Trial:
     )
 
 
-def _attack(kind: SecretKind, times: int) -> Attack:
+def _make_attack(kind: SecretKind, times: int) -> Attack:
+    """Return the attack on secrets that were planted into `times` notes each."""
     often = "once" if times == 1 else f"{times} times"
     return Attack(
         f"{NAMES[kind]}, planted {often}",
@@ -63,9 +69,9 @@ def _attack(kind: SecretKind, times: int) -> Attack:
             "differential privacy ([privacy]); less training on more notes weakens it; "
             "names can be removed from the notes first"
         ),
-        trial=partial(planted_secrets, kind=kind, times=times),
+        trial=partial(rank_planted_secrets, kind=kind, times=times),
         min_control=MIN_CONTROL,
     )
 
 
-ATTACKS = tuple(_attack(kind, times) for kind in NAMES for times in TIMES_PLANTED)
+ATTACKS = tuple(_make_attack(kind, times) for kind in NAMES for times in TIMES_PLANTED)

@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 
 from fednotes.apps.audit.attack import Attack
-from fednotes.apps.audit.attacks.counts import PATIENT_COUNTS, exact_counts
+from fednotes.apps.audit.attacks.counts import PATIENT_COUNTS, guess_counts
 from fednotes.apps.audit.attacks.patient_updates import (
     NO_SCORES,
-    Scores,
-    audited_first,
+    ItemScores,
+    list_audited_site_first,
+    make_population_trial,
     split_by_site,
-    trial_of_all,
 )
 from fednotes.apps.audit.scene import Scene
 from fednotes.privacy.promise import COUNTS as NOISY_COUNTS
 
 
-def _occurrences(scene: Scene) -> Scores:
+def _score_occurrences(scene: Scene) -> ItemScores:
     """Score codes, concepts and labels by their number of patients."""
     parts = [NO_SCORES]
     for seen in scene.observe():
@@ -36,18 +36,21 @@ def _occurrences(scene: Scene) -> Scores:
             continue
         for name, counts in seen.tensors.items():
             if seen.task == NOISY_COUNTS:
-                has = [_counted(site, len(counts)) for site in audited_first(scene)]
+                has = [
+                    _find_counted(site, len(counts))
+                    for site in list_audited_site_first(scene)
+                ]
             else:
                 updates = (seen.audited_update, *seen.other_updates)
                 has = [update.tensors[name].numpy() > 0 for update in updates]
             parts.append(split_by_site(counts.numpy(), has))
-    return Scores(
+    return ItemScores(
         np.concatenate([part.present for part in parts]),
         np.concatenate([part.absent for part in parts]),
     )
 
 
-def _counted(site: Any, size: int) -> np.ndarray:
+def _find_counted(site: Any, size: int) -> np.ndarray:
     """Return a site's (size,) true counts, before noise is added."""
     places = np.concatenate([[], *site.list_counted_positions()])
     return np.isin(np.arange(size), places)
@@ -61,13 +64,15 @@ PRESENCE_ATTACK = Attack(
     closes=(
         f"{_NOISE}, which is also added to counts. A secure sum hides whose they are"
     ),
-    trial=partial(trial_of_all, scores=_occurrences, otherwise="nothing is counted"),
+    trial=partial(
+        make_population_trial, scores=_score_occurrences, otherwise="nothing is counted"
+    ),
     data="patients",
 )
 EXACT_ATTACK = Attack(
     "exact counts",
     sees="counts of a site's patients by code, concept, label and prediction",
     closes=f"a secure sum; {_NOISE}, under which nothing is counted exactly",
-    trial=exact_counts,
+    trial=guess_counts,
     data="patients",
 )

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fednotes.apps.audit.attack import Attack, NotApplicable, Trial
-from fednotes.apps.audit.scene import Scene, without_noise
+from fednotes.apps.audit.scene import Scene, remove_noise_layer
 from fednotes.metrics.classification import ABSENT, PRESENT
 from fednotes.privacy.training import NOISY
 
@@ -40,18 +40,23 @@ INTERCEPTS = "svm.intercept"
 OUTPUT_BIAS = "output_bias"
 
 
-class Scores(NamedTuple):
-    """Scores of the items at the audited site, and of decoys."""
+class ItemScores(NamedTuple):
+    """The scores of items, such as codes.
+
+    Attributes:
+        present: (items,) scores of the items that occur at the audited site.
+        absent: (decoys,) scores of the decoys.
+    """
 
     present: np.ndarray
     absent: np.ndarray
 
 
-NO_SCORES = Scores(np.zeros(0), np.zeros(0))
+NO_SCORES = ItemScores(np.zeros(0), np.zeros(0))
 
 
-def trial_of_all(
-    scene: Scene, *, scores: Callable[[Scene], Scores], otherwise: str
+def make_population_trial(
+    scene: Scene, *, scores: Callable[[Scene], ItemScores], otherwise: str
 ) -> Trial:
     """Return the trial of an attack whose targets are the whole population.
 
@@ -66,10 +71,10 @@ def trial_of_all(
     present, absent = scores(scene)
     if not len(present) or not len(absent):
         raise NotApplicable(f"{otherwise}, or nothing at the site differs")
-    return Trial.from_scores(present, absent).without_interval()
+    return Trial.from_scores(present, absent).drop_interval()
 
 
-def split_by_site(scores: np.ndarray, has: list[np.ndarray]) -> Scores:
+def split_by_site(scores: np.ndarray, has: list[np.ndarray]) -> ItemScores:
     """Split the scores of items into those that the audited site has, and decoys.
 
     Args:
@@ -78,25 +83,28 @@ def split_by_site(scores: np.ndarray, has: list[np.ndarray]) -> Scores:
     """
     nowhere = ~np.any(has, axis=0)
     is_decoy = nowhere if nowhere.any() else ~has[0]
-    return Scores(scores[has[0]], scores[is_decoy])
+    return ItemScores(scores[has[0]], scores[is_decoy])
 
 
-def audited_first(scene: Scene) -> list[Any]:
+def list_audited_site_first(scene: Scene) -> list[Any]:
     """Return the method's sites with the audited site first."""
-    return sorted(scene.method_sites(), key=lambda site: site.id != scene.site)
+    return sorted(scene.get_method_sites(), key=lambda site: site.id != scene.site)
 
 
 # ---- concepts ------------------------------------------------------------------------
 
 
-def _concepts(scene: Scene, *, name: str) -> Scores:
+def _score_concepts(scene: Scene, *, name: str) -> ItemScores:
     """Score concepts by how far their rows of `EMBEDDING` or `WEIGHTS` move."""
     config = scene.training.config
     reads_concepts = name == EMBEDDING or config.model.representation == "none"
-    step = _first_step(scene, name)
+    step = _find_first_step(scene, name)
     if step is None or config.space.dense or not reads_concepts:
         return NO_SCORES
-    has = [_has_concepts(without_noise(site), name) for site in audited_first(scene)]
+    has = [
+        _has_concepts(remove_noise_layer(site), name)
+        for site in list_audited_site_first(scene)
+    ]
     lengths = np.linalg.norm(step, axis=1)
     return split_by_site(lengths[-len(has[0]) :], has)
 
@@ -109,7 +117,7 @@ def _has_concepts(site: Any, name: str) -> np.ndarray:
         rows = learner.network.table_rows
         shared = len(learner.known)  # a first row, for all concepts without their own
     else:
-        bags = site.data.train.labelled().bags
+        bags = site.data.train.select_labelled().bags
         rows = bags.width
         shared = 0
     counts = np.bincount(bags.concepts, minlength=rows)
@@ -117,7 +125,7 @@ def _has_concepts(site: Any, name: str) -> np.ndarray:
     return present
 
 
-def _first_step(scene: Scene, name: str) -> np.ndarray | None:
+def _find_first_step(scene: Scene, name: str) -> np.ndarray | None:
     """Return how the first training changes a tensor; with noise, all trainings.
 
     The result is None if no update contains the tensor.
@@ -126,9 +134,9 @@ def _first_step(scene: Scene, name: str) -> np.ndarray | None:
     for seen in scene.observe():
         if seen.task not in ("train", NOISY):
             continue
-        step = seen.descent(name)
+        step = seen.compute_descent(name)
         if step is None:
-            step = seen.descent(f"network.{name}")
+            step = seen.compute_descent(f"network.{name}")
         if step is None:
             continue
         patients = seen.tensors.get("patients")
@@ -141,16 +149,16 @@ def _first_step(scene: Scene, name: str) -> np.ndarray | None:
 # ---- codes and labels ----------------------------------------------------------------
 
 
-def _outputs(scene: Scene, *, name: str) -> Scores:
+def _score_outputs(scene: Scene, *, name: str) -> ItemScores:
     """Score codes or classes by the update of `OUTPUT_BIAS` or `INTERCEPTS`.
 
     For the control, score the outputs of single patients by each patient's own
     gradient.
     """
-    step = _first_step(scene, name)
+    step = _find_first_step(scene, name)
     if step is None:
         return NO_SCORES
-    site = scene.audited_site()
+    site = scene.get_audited_site()
     if name == OUTPUT_BIAS:
         labels = site.code_learner.train_data.labels
         signs = (labels == PRESENT) * 1 - (labels == ABSENT)
@@ -158,18 +166,18 @@ def _outputs(scene: Scene, *, name: str) -> Scores:
         signs = site.classifiers.targets
     if not scene.is_control:
         is_present = (signs > 0).any(0)
-        return Scores(step[is_present], step[~is_present])
+        return ItemScores(step[is_present], step[~is_present])
 
     signs = signs[:CONTROL_PATIENTS]
     if not len(signs):
         return NO_SCORES
     descents = -np.stack(
-        [_bias_gradient(site, name, patient) for patient in range(len(signs))]
+        [_compute_bias_gradient(site, name, patient) for patient in range(len(signs))]
     )
-    return Scores(descents[signs > 0], descents[signs < 0])
+    return ItemScores(descents[signs > 0], descents[signs < 0])
 
 
-def _bias_gradient(site: Any, name: str, patient: int) -> Tensor:
+def _compute_bias_gradient(site: Any, name: str, patient: int) -> Tensor:
     """Return the (outputs,) gradient of a bias for one training patient."""
     if name == OUTPUT_BIAS:
         part = site.code_learner.select(np.array([patient]))
@@ -182,7 +190,7 @@ def _bias_gradient(site: Any, name: str, patient: int) -> Tensor:
             for key, value in classifiers.machines.to_float32().items()
         }
         bias = weights[name].requires_grad_()
-        loss = classifiers.patient_loss(weights, patient)
+        loss = classifiers.measure_patient_loss(weights, patient)
     gradient: Tensor = torch.autograd.grad(loss, bias)[0]
     return gradient
 
@@ -193,54 +201,63 @@ _SECURE_CONCEPTS = "A secure sum hides whose concepts they are, but not the conc
 _SECURE_OUTPUTS = "a secure sum, if other sites have other patients"
 
 
-def _attack(
+def _make_attack(
     name: str,
     *,
     sees: str,
     closes: str,
-    scores: Callable[[Scene], Scores],
+    scores: Callable[[Scene], ItemScores],
     otherwise: str = "no such update leaves a site",
 ) -> Attack:
+    """Return an attack on patients whose targets are the whole population.
+
+    Args:
+        name: As in `Attack`.
+        sees: As in `Attack`.
+        closes: As in `Attack`.
+        scores: As in `make_population_trial`.
+        otherwise: As in `make_population_trial`.
+    """
     return Attack(
         name,
         sees=sees,
         closes=closes,
-        trial=partial(trial_of_all, scores=scores, otherwise=otherwise),
+        trial=partial(make_population_trial, scores=scores, otherwise=otherwise),
         data="patients",
     )
 
 
 CONCEPT_ATTACKS = (
-    _attack(
+    _make_attack(
         "concepts from concepts' vectors",
         sees="the first update of the concepts' vectors",
         closes=(
             f'{_PUBLIC}; representation = "none", which has no vectors. '
             f"{_SECURE_CONCEPTS}"
         ),
-        scores=partial(_concepts, name=EMBEDDING),
+        scores=partial(_score_concepts, name=EMBEDDING),
         otherwise="no concepts' vectors leave a site",
     ),
-    _attack(
+    _make_attack(
         "concepts from classifiers of concepts",
         sees="the first update of classifiers of concepts",
         closes=f"{_NOISE}; classifiers of a representation. {_SECURE_CONCEPTS}",
-        scores=partial(_concepts, name=WEIGHTS),
+        scores=partial(_score_concepts, name=WEIGHTS),
         otherwise="no classifiers of concepts leave a site",
     ),
 )
 
 OUTPUT_ATTACKS = (
-    _attack(
+    _make_attack(
         "codes from biases",
         sees="the first update of the network that predicts codes",
         closes=f"{_PUBLIC}; {_SECURE_OUTPUTS}",
-        scores=partial(_outputs, name=OUTPUT_BIAS),
+        scores=partial(_score_outputs, name=OUTPUT_BIAS),
     ),
-    _attack(
+    _make_attack(
         "labels from intercepts",
         sees="the first update of the classifiers",
         closes=f"{_NOISE}; {_SECURE_OUTPUTS}",
-        scores=partial(_outputs, name=INTERCEPTS),
+        scores=partial(_score_outputs, name=INTERCEPTS),
     ),
 )

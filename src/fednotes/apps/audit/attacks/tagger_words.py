@@ -23,9 +23,9 @@ from torch import Tensor
 
 from fednotes.apps.audit.attack import Attack, Trial
 from fednotes.apps.audit.attacks.gradient_span import (
-    distance,
-    layer_update,
-    outside_span,
+    compute_outside_span,
+    find_layer_update,
+    measure_distance,
 )
 from fednotes.apps.audit.listening import Observation, TrainingRecord
 from fednotes.apps.audit.scene import Scene
@@ -36,39 +36,40 @@ CONVOLUTIONS = "cnn.weight"  # each of shape (offsets, outputs, width)
 RECURRENT = "lstm.weight_ih_l0"  # of shape (directions, outputs, width)
 
 
-def words_read(scene: Scene) -> Trial:
+def find_read_words(scene: Scene) -> Trial:
     """Try to tell the words of a mini-batch from the site's words that were in none."""
-    update = layer_update(
+    update = find_layer_update(
         scene,
-        observed=observed_layers(scene),
-        layers=layer_weights,
+        observed=find_observed_layers(scene),
+        layers=get_layer_weights,
         what="convolution or LSTM that reads words",
     )
     site = update.site
-    held = [site.train_set, site.valid_set]
-    read = [corpus for record in update.records for corpus, _ in record.batches]
-    rows, word_ids = word_rows(site.model, [*read, *held])
-    words = [_distinct_words(record, word_ids) for record in update.records]
-    at_site = np.concatenate([word_ids[id(corpus)] for corpus in held])
+    corpora_of_site = [site.train_set, site.valid_set]
+    corpora_read = [corpus for record in update.records for corpus, _ in record.batches]
+    rows, word_ids = compute_word_rows(site.model, [*corpora_read, *corpora_of_site])
+    words = [_list_distinct_words(record, word_ids) for record in update.records]
+    at_site = np.concatenate([word_ids[id(corpus)] for corpus in corpora_of_site])
     absent = np.setdiff1d(at_site, np.concatenate(words))
     decoys = rng_of(0, "decoys").permutation(absent)[:MAX_DECOYS]
 
     width = rows.shape[1]
     # Without the columns of contextual features.
     gradients = [each[..., :width].flatten(0, -2) for each in update.gradients]
-    outside = outside_span(gradients)
+    outside = compute_outside_span(gradients)
     of_audited_site = words[0]
     return Trial.from_scores(
-        _scores(rows, of_audited_site, outside), _scores(rows, decoys, outside)
+        _score_words(rows, of_audited_site, outside),
+        _score_words(rows, decoys, outside),
     )
 
 
-def layer_weights(model: Any) -> list[Tensor]:
+def get_layer_weights(model: Any) -> list[Tensor]:
     """Return the weights of the layers that read words."""
-    return list(_layers(model).values())
+    return list(_get_layers(model).values())
 
 
-def observed_layers(
+def find_observed_layers(
     scene: Scene, *, only_convolutions: bool = False
 ) -> Iterator[tuple[Observation, list[Tensor]]]:
     """Yield the first observation in which these layers change, with their updates.
@@ -78,9 +79,9 @@ def observed_layers(
         only_convolutions: Whether to yield nothing unless a convolution with two or
             more offsets changes.
     """
-    names = list(_layers(scene.audited_site().model))
-    for seen in scene.observed_trainings():
-        steps = {name: seen.descent(name) for name in names}
+    names = list(_get_layers(scene.get_audited_site().model))
+    for seen in scene.list_observed_trainings():
+        steps = {name: seen.compute_descent(name) for name in names}
         changed_layers = {
             name: step
             for name, step in steps.items()
@@ -98,7 +99,7 @@ def observed_layers(
 
 
 @torch.no_grad()
-def word_rows(
+def compute_word_rows(
     model: Any, corpora: Sequence[Any]
 ) -> tuple[Tensor, dict[int, np.ndarray]]:
     """Return the input rows of a tagger's layers for each word of some corpora.
@@ -125,10 +126,15 @@ def word_rows(
     return torch.from_numpy(distinct), word_ids
 
 
-def sentences_read(
+def list_read_sentences(
     record: TrainingRecord, word_ids: Mapping[int, np.ndarray]
 ) -> list[np.ndarray]:
-    """Return the (tokens,) words of each sentence that was read, as in `word_rows`."""
+    """Return the (tokens,) words of each sentence that was read.
+
+    Args:
+        record: What a site's model was trained on.
+        word_ids: The second result of `compute_word_rows`.
+    """
     sentences = []
     for corpus, numbers in record.batches:
         bounds = corpus.encoded.bounds
@@ -138,7 +144,7 @@ def sentences_read(
     return sentences
 
 
-def _layers(model: Any) -> dict[str, Tensor]:
+def _get_layers(model: Any) -> dict[str, Tensor]:
     """Return the layers that read words, if they read more than contextual features."""
     if not {"words", "characters"} & set(getattr(model, "layers", ())):
         return {}
@@ -153,20 +159,20 @@ def _layers(model: Any) -> dict[str, Tensor]:
     return {RECURRENT: parameters[RECURRENT]} if RECURRENT in parameters else {}
 
 
-def _distinct_words(
+def _list_distinct_words(
     record: TrainingRecord, word_ids: Mapping[int, np.ndarray]
 ) -> np.ndarray:
     """Return (words,) the distinct words that one site read, ascending."""
-    sentences = sentences_read(record, word_ids)
+    sentences = list_read_sentences(record, word_ids)
     if not sentences:
         return np.zeros(0, np.int64)
     return np.unique(np.concatenate(sentences))
 
 
-def _scores(rows: Tensor, words: np.ndarray, outside: Tensor) -> Tensor:
+def _score_words(rows: Tensor, words: np.ndarray, outside: Tensor) -> Tensor:
     """Return (words,) −d(x(v)), without words whose row is zero."""
     chosen = rows[torch.from_numpy(words)]
-    return -distance(chosen[chosen.any(dim=1)], outside)
+    return -measure_distance(chosen[chosen.any(dim=1)], outside)
 
 
 _SEES = "an update of a convolution or LSTM that reads words"
@@ -175,4 +181,4 @@ CLOSES = (
     "sentences per batch; dropout; noise ([privacy])"
 )
 
-ATTACKS = (Attack("words from convolutions", _SEES, CLOSES, words_read),)
+ATTACKS = (Attack("words from convolutions", _SEES, CLOSES, find_read_words),)

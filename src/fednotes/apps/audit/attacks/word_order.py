@@ -28,13 +28,13 @@ import torch
 from torch import Tensor
 
 from fednotes.apps.audit.attack import Attack, Trial
-from fednotes.apps.audit.attacks.gradient_span import layer_update
+from fednotes.apps.audit.attacks.gradient_span import find_layer_update
 from fednotes.apps.audit.attacks.tagger_words import (
     CLOSES,
-    layer_weights,
-    observed_layers,
-    sentences_read,
-    word_rows,
+    compute_word_rows,
+    find_observed_layers,
+    get_layer_weights,
+    list_read_sentences,
 )
 from fednotes.apps.audit.scene import Scene
 
@@ -43,25 +43,25 @@ RIDGE = 0.1  # of the columns' mean square, when T is solved for
 RIDGE_OF_INVERSE = 1e-9  # the same, in X⁺
 
 
-def neighbouring_words(scene: Scene) -> Trial:
+def infer_neighbours(scene: Scene) -> Trial:
     """Infer which words were neighbours, given which were read and how often."""
-    update = layer_update(
+    update = find_layer_update(
         scene,
-        observed=observed_layers(scene, only_convolutions=True),
-        layers=layer_weights,
+        observed=find_observed_layers(scene, only_convolutions=True),
+        layers=get_layer_weights,
         what="convolution that reads words",
     )
     dropout = 0.0 if scene.is_control else update.site.config.model.dropout
     read = [corpus for record in update.records for corpus, _ in record.batches]
-    rows, word_ids = word_rows(update.site.model, read)
-    sentences = [sentences_read(record, word_ids) for record in update.records]
+    rows, word_ids = compute_word_rows(update.site.model, read)
+    sentences = [list_read_sentences(record, word_ids) for record in update.records]
     tokens = np.concatenate([words for site in sentences for words in site])
     frequency = np.bincount(tokens, minlength=len(rows))
     frequent = np.argsort(-frequency, kind="stable")
     chosen = frequent[: min(MAX_WORDS, int((frequency > 0).sum()))]
 
-    counts = _pair_counts(sentences, chosen, vocabulary=len(rows))
-    scores = order_scores(
+    counts = _count_pairs(sentences, chosen, vocabulary=len(rows))
+    scores = score_order(
         update.gradients,
         rows[torch.from_numpy(chosen)],
         torch.from_numpy(frequency[chosen]).double(),
@@ -75,7 +75,7 @@ def neighbouring_words(scene: Scene) -> Trial:
     )
 
 
-def order_scores(
+def score_order(
     gradients: Sequence[Tensor], rows: Tensor, frequency: Tensor, dropout: float
 ) -> Tensor:
     """Return (words, words) roughly twice how often one word precedes the other.
@@ -94,12 +94,12 @@ def order_scores(
     # (offsets · outputs, words): A_k and A_{k+1} of all k and convolutions.
     earlier = torch.cat([columns[:-1].flatten(0, 1) for columns in by_word])
     later = torch.cat([columns[1:].flatten(0, 1) for columns in by_word])
-    forwards = _transition_counts(earlier, later, frequency)
-    backwards = _transition_counts(later, earlier, frequency)
+    forwards = _solve_transitions(earlier, later, frequency)
+    backwards = _solve_transitions(later, earlier, frequency)
     return forwards + backwards.T  # [audit order]
 
 
-def _transition_counts(x: Tensor, y: Tensor, frequency: Tensor) -> Tensor:
+def _solve_transitions(x: Tensor, y: Tensor, frequency: Tensor) -> Tensor:
     """Solve x T = y; return (words, words) T, rows times their words' frequency.
 
     Args:
@@ -116,7 +116,7 @@ def _transition_counts(x: Tensor, y: Tensor, frequency: Tensor) -> Tensor:
     return transition * frequency[:, None]
 
 
-def _pair_counts(
+def _count_pairs(
     sentences: Sequence[Sequence[np.ndarray]], chosen: np.ndarray, *, vocabulary: int
 ) -> np.ndarray:
     """Return (sites, words, words) how often one word precedes the other.
@@ -142,6 +142,6 @@ ATTACKS = (
         "neighbours from convolutions",
         sees="an update of a convolution that reads words",
         closes=CLOSES,
-        trial=neighbouring_words,
+        trial=infer_neighbours,
     ),
 )

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fednotes.apps.audit.attack import Attack, NotApplicable, Trial
-from fednotes.apps.audit.listening import Observation, present_and_absent
+from fednotes.apps.audit.listening import Observation, find_present_and_absent
 from fednotes.apps.audit.scene import Scene
 from fednotes.core.word_tables import find_word_tables
 from fednotes.training.word_rows import IDS
@@ -37,7 +37,7 @@ from fednotes.training.word_rows import IDS
 TINY = 1e-30  # keeps a division by the length of a zero row finite
 
 
-def words_from_update(scene: Scene, *, bias: bool) -> Trial:
+def rank_words(scene: Scene, *, bias: bool) -> Trial:
     """Rank words by how far their rows moved in an update.
 
     Args:
@@ -49,15 +49,15 @@ def words_from_update(scene: Scene, *, bias: bool) -> Trial:
         NotApplicable: No such tensor leaves a site.
     """
     if scene.is_control:
-        scene = scene.of_one_step()
+        scene = scene.make_one_step()
     # The first update with the most tensors, because an initial warm-up of the head has
     # fewer.
     observation = max(
-        scene.observed_trainings(),
+        scene.list_observed_trainings(),
         key=lambda seen: len(seen.tensors),
         default=None,
     )
-    tables = {} if observation is None else _tables(observation, bias=bias)
+    tables = {} if observation is None else _find_tables(observation, bias=bias)
     if observation is None or not tables:
         kind = "output bias with a number" if bias else "table with a row"
         raise NotApplicable(f"no {kind} per word leaves a site")
@@ -65,14 +65,14 @@ def words_from_update(scene: Scene, *, bias: bool) -> Trial:
     present: list[Tensor] = []
     absent: list[Tensor] = []
     for name, table in tables.items():
-        is_present, is_absent = present_and_absent(table, observation.records)
-        scores = _movement(observation, name, rows=len(is_present))
+        is_present, is_absent = find_present_and_absent(table, observation.records)
+        scores = _measure_movement(observation, name, rows=len(is_present))
         present.append(scores[torch.from_numpy(is_present)])
         absent.append(scores[torch.from_numpy(is_absent)])
     return Trial.from_scores(torch.cat(present), torch.cat(absent))
 
 
-def _tables(seen: Observation, *, bias: bool) -> dict[str, str]:
+def _find_tables(seen: Observation, *, bias: bool) -> dict[str, str]:
     """Return tensors with a row or number per word: name → table in the records."""
     tables = {}
     for name in find_word_tables(seen.tensors):
@@ -89,10 +89,10 @@ def _tables(seen: Observation, *, bias: bool) -> dict[str, str]:
     return tables
 
 
-def _movement(seen: Observation, name: str, *, rows: int) -> Tensor:
+def _measure_movement(seen: Observation, name: str, *, rows: int) -> Tensor:
     """Return (rows,) how far each row moved; for a bias, how far it rose."""
-    step = seen.descent(name)
-    if step is None:  # cannot happen: `_tables` lists only tensors that were sent
+    step = seen.compute_descent(name)
+    if step is None:  # cannot happen: `_find_tables` lists only tensors that were sent
         raise KeyError(name)
     if step.dim() == 1:
         return step
@@ -116,12 +116,12 @@ ATTACKS = (
             'frozen tables: no train_words or hashed_words; train = "encoder"; '
             "noise ([privacy])"
         ),
-        trial=partial(words_from_update, bias=False),
+        trial=partial(rank_words, bias=False),
     ),
     Attack(
         "masked words from the output bias",
         sees="an update of a language model's output bias",
         closes='a frozen output bias: train = "encoder", "top" or "lora"',
-        trial=partial(words_from_update, bias=True),
+        trial=partial(rank_words, bias=True),
     ),
 )

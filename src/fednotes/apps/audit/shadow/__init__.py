@@ -6,6 +6,6 @@ mentions.py   a site with annotated notes
 notes.py      a site with notes that are not annotated
 secrets.py    names and numbers that are planted into the notes
 
-Other kinds of sites provide their own subject (`SiteKind.audit_subject`), as patients
-do.
+Other kinds of sites provide their own subject (`SiteKind.make_audit_subject`), as
+patients do.
 """

@@ -29,14 +29,14 @@ class AnnotatedNotes:
     kinds: ClassVar[tuple[SecretKind, ...]] = ("name",)
 
     def __init__(
-        self, data: SiteData, rng: np.random.Generator, most: int, unit: Any
+        self, data: SiteData, rng: np.random.Generator, max_units: int, unit: Any
     ) -> None:
         """Choose the units to judge, and the sentences that can carry a name.
 
         Args:
             data: The site's notes.
             rng: The random generator for the choice.
-            most: Maximum number of units to judge.
+            max_units: Maximum number of units to judge.
             unit: The kind of unit.
 
         Raises:
@@ -49,14 +49,14 @@ class AnnotatedNotes:
         units = [units[number] for number in rng.permutation(len(units)).tolist()]
         # Names are planted into the others, because a copy of a judged unit would be
         # trained on.
-        count = min(most, len(units) * 4 // 5)
+        count = min(max_units, len(units) * 4 // 5)
         self.data = data
         self.judged = units[:count]
         self.others = units[count:]
         self._carriers = [
             (sentence, span)
             for sentence in sentence_documents(list(chain.from_iterable(self.others)))
-            for span in _replaceable(sentence)[:1]
+            for span in _list_replaceable(sentence)[:1]
         ]
         self.carriers = len(self._carriers)
         if not self.carriers:
@@ -65,36 +65,49 @@ class AnnotatedNotes:
                 "audit it with more annotated notes"
             )
 
-    def training_data(
-        self, is_member: np.ndarray, planted: Sequence[Planted], repeats: int
+    def make_training_data(
+        self,
+        is_member: np.ndarray,
+        planted: Sequence[Planted],
+        *,
+        copies: int,
+        with_others: bool,
     ) -> SiteData:
-        """Return the site with its members, and sentences with planted names."""
+        """Return the site with its members, and sentences with planted names.
+
+        The arguments are those of `Subject.make_training_data`.
+        """
         members = zip(self.judged, is_member, strict=True)
-        units = [unit for unit, chosen in members if chosen] * repeats
-        if repeats == 1:
+        units = [unit for unit, chosen in members if chosen] * copies
+        if with_others:
             units += self.others
         notes = list(chain.from_iterable(units))
         for number, (secret, carrier) in enumerate(planted):
             name = f"planted{number}"
-            sentence = self._with_name(carrier, secret.guesses[0])
+            sentence = self._insert_name(carrier, secret.guesses[0])
             notes.append(replace(sentence, id=name, patient=name, meta={}))
         return replace(self.data, train=tuple(notes))
 
     def score_units(self, site: Any) -> dict[str, np.ndarray]:
         """Return (judged,) log-odds of each unit's annotation."""
-        return {"": log_odds(self._losses(site, self.judged))}
+        return {"": log_odds(self._measure_losses(site, self.judged))}
 
     def guess_losses(self, site: Any, secret: Secret) -> np.ndarray:
         """Return (guesses,) losses of the carrying sentences with each guess."""
         carriers = secret.carriers[:MAX_CARRIERS]
         guesses = [
-            [self._with_name(carrier, guess) for carrier in carriers]
+            [self._insert_name(carrier, guess) for carrier in carriers]
             for guess in secret.guesses
         ]
-        return self._losses(site, guesses)
+        return self._measure_losses(site, guesses)
 
-    def _losses(self, site: Any, units: Sequence[Sequence[Document]]) -> np.ndarray:
-        """Return (units,) the loss of each annotation, summed over sentences."""
+    def _measure_losses(
+        self, site: Any, units: Sequence[Sequence[Document]]
+    ) -> np.ndarray:
+        """Return (units,) the losses of the units' annotations.
+
+        The loss of a unit is the sum over its sentences.
+        """
         model = site.model.eval()
         documents = list(chain.from_iterable(units))
         corpus = model.annotate(
@@ -110,7 +123,7 @@ class AnnotatedNotes:
         summed: np.ndarray = np.bincount(unit_of_sentence, losses, len(units))
         return summed
 
-    def _with_name(self, carrier: int, name: str) -> Document:
+    def _insert_name(self, carrier: int, name: str) -> Document:
         """Return a carrying sentence with a name in place of its mention."""
         sentence, mention = self._carriers[carrier]
         shift = len(name) - (mention.end - mention.start)
@@ -130,7 +143,7 @@ class AnnotatedNotes:
         )
 
 
-def _replaceable(sentence: Document) -> list[Span]:
+def _list_replaceable(sentence: Document) -> list[Span]:
     """Return the mentions that overlap no other, if no mention is discontinuous."""
     spans = sentence.spans
     if any(span.fragments for span in spans):

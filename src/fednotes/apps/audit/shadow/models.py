@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fednotes.apps.audit.scene import Scene, require_gradients, without_noise
+from fednotes.apps.audit.scene import Scene, remove_noise_layer, require_gradients
 from fednotes.apps.audit.shadow.mentions import AnnotatedNotes
 from fednotes.apps.audit.shadow.notes import PlainNotes
 from fednotes.apps.audit.shadow.secrets import (
@@ -67,8 +67,10 @@ class ShadowScores:
 
 
 @lru_cache(maxsize=4)
-def shadow_scores(scene: Scene, control_of: str = "") -> ShadowScores:
-    """Train shadow models for a job; results are cached by argument.
+def train_shadow_models(scene: Scene, control_of: str = "") -> ShadowScores:
+    """Train shadow models for a job, and return their scores.
+
+    The results are cached by argument.
 
     Args:
         scene: The job, or its control.
@@ -78,9 +80,9 @@ def shadow_scores(scene: Scene, control_of: str = "") -> ShadowScores:
     Raises:
         FednotesError: The site has too few units, or training fails.
     """
-    repeats = CONTROL_REPEATS if scene.is_control else 1
+    copies = CONTROL_REPEATS if scene.is_control else 1
     rng = rng_of(scene.job.seed, "audit", scene.site)
-    subject, job = _subject(scene, rng, control_of)
+    subject, job = _make_subject(scene, rng, control_of)
     models = 2 * MODELS if scene.has_patients else MODELS
     if len(subject.judged) < models:
         units = "patients" if scene.has_patients else "notes"
@@ -97,8 +99,12 @@ def shadow_scores(scene: Scene, control_of: str = "") -> ShadowScores:
     with TemporaryDirectory() as cache:
         for model in range(models):
             secrets = list(draw_secrets(rng, subject.kinds, subject.carriers))
-            data = subject.training_data(
-                is_member[:, model], _planted(secrets, repeats), repeats
+            data = subject.make_training_data(
+                is_member[:, model],
+                _list_planted(secrets, copies),
+                copies=copies,
+                # The control trains on few units, and so remembers each of them.
+                with_others=not scene.is_control,
             )
             # Anyone who knows a job on patients knows its seed, so all its models share
             # the seed.
@@ -108,29 +114,34 @@ def shadow_scores(scene: Scene, control_of: str = "") -> ShadowScores:
     return scores
 
 
-def _subject(
+def _make_subject(
     scene: Scene, rng: np.random.Generator, control_of: str
 ) -> tuple[Subject, Job]:
     """Return the audited site's data in units, and the job of the models."""
     job = scene.job
     data = next(each for each in scene.sites.data if each.id == scene.site)
-    most = CONTROL_UNITS if scene.is_control else UNITS
+    max_units = CONTROL_UNITS if scene.is_control else UNITS
     if job.kind.make_audit_subject is not None:
-        return job.kind.make_audit_subject(scene, data, rng, most, control_of)
+        return job.kind.make_audit_subject(scene, data, rng, max_units, control_of)
     if job.data == "notes":
-        return PlainNotes(data, rng, most), job
+        return PlainNotes(data, rng, max_units), job
     unit = "document" if len(data.train) >= CONTROL_UNITS else "sentence"
     if job.privacy:
         unit = job.privacy.unit
-    return AnnotatedNotes(data, rng, most, unit), job
+    return AnnotatedNotes(data, rng, max_units, unit), job
 
 
-def _planted(secrets: list[Secret], repeats: int) -> list[Planted]:
-    """Return each secret with its carriers, `repeats` times if it is in one note."""
+def _list_planted(secrets: list[Secret], copies: int) -> list[Planted]:
+    """Return each secret with each text that carries it.
+
+    Args:
+        secrets: The secrets of one model.
+        copies: How often the carrier of a secret that is planted once is repeated.
+    """
     planted = []
     for secret in secrets:
-        copies = repeats if secret.times == 1 else 1
-        planted += [(secret, carrier) for carrier in secret.carriers * copies]
+        repeats = copies if secret.times == 1 else 1
+        planted += [(secret, carrier) for carrier in secret.carriers * repeats]
     return planted
 
 
@@ -147,7 +158,7 @@ def _train_alone(scene: Scene, job: Job, data: Any, *, seed: int, cache: Path) -
     site: Any = make_method_sites(job, part, folders=[None], cache=cache)[0]
     job.module.train(InProcess([site]), config)
     require_gradients(site)
-    return without_noise(site)
+    return remove_noise_layer(site)
 
 
 @torch.no_grad()

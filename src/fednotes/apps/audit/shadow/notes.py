@@ -36,9 +36,11 @@ class PlainNotes:
     kinds: ClassVar[tuple[SecretKind, ...]] = ("name", "number")
     carriers = 1  # the template
 
-    def __init__(self, data: SiteNotes, rng: np.random.Generator, most: int) -> None:
-        """Choose at most `most` notes to judge."""
-        numbers = rng.permutation(data.train_notes)[:most]
+    def __init__(
+        self, data: SiteNotes, rng: np.random.Generator, max_units: int
+    ) -> None:
+        """Choose at most `max_units` notes to judge."""
+        numbers = rng.permutation(data.train_notes)[:max_units]
         self.data = data
         self._judged_numbers = set(numbers.tolist())
         self.judged = [
@@ -47,20 +49,29 @@ class PlainNotes:
             if number in self._judged_numbers
         ]
 
-    def training_data(
-        self, is_member: np.ndarray, planted: Sequence[Planted], repeats: int
+    def make_training_data(
+        self,
+        is_member: np.ndarray,
+        planted: Sequence[Planted],
+        *,
+        copies: int,
+        with_others: bool,
     ) -> SiteNotes:
-        """Return the site with its members, and a new note for each planted secret."""
+        """Return the site with its members, and a new note for each planted secret.
+
+        The arguments are those of `Subject.make_training_data`.
+        """
         members = zip(self.judged, is_member, strict=True)
-        notes = [note for note, chosen in members if chosen] * repeats
+        notes = [note for note, chosen in members if chosen] * copies
         for number, (secret, _) in enumerate(planted):
             name = f"planted{number}"
             text = TEMPLATES[secret.kind].format(secret.guesses[0])
             notes.append(Note(name, text, name, None, "planted"))
 
         def read() -> Iterator[Note]:
+            """Yield the notes; those that are not judged are read from disk."""
             yield from notes
-            if repeats > 1:
+            if not with_others:
                 return
             for number, note in enumerate(self.data.train()):
                 if number not in self._judged_numbers:
@@ -72,10 +83,10 @@ class PlainNotes:
         """Return (judged,) log-odds of masked words; all models get the same masks."""
         texts = []
         for note in self.judged:
-            ids = token_ids(site.model, note.text)
+            ids = tokenize_beginning(site.model, note.text)
             drawn = rng_of(0, "audit masks", note.text).random((MASKS, MAX_TOKENS))
             texts.append(MaskedText(ids, drawn[:, : len(ids)] < MASKED_FRACTION))
-        return {"": log_odds(masked_losses(site.model, texts))}
+        return {"": log_odds(measure_masked_losses(site.model, texts))}
 
     def guess_losses(self, site: Any, secret: Secret) -> np.ndarray:
         """Return (guesses,) pseudo-losses: each token of a guess is masked in turn.
@@ -83,14 +94,14 @@ class PlainNotes:
         Salazar et al. 2020, "Masked Language Model Scoring".
         """
         before, after = TEMPLATES[secret.kind].split("{}")
-        start = len(token_ids(site.model, before))
-        num_after = len(token_ids(site.model, after))
+        start = len(tokenize_beginning(site.model, before))
+        num_after = len(tokenize_beginning(site.model, after))
         texts = []
         for guess in secret.guesses:
-            ids = token_ids(site.model, before + guess + after)
+            ids = tokenize_beginning(site.model, before + guess + after)
             places = np.arange(start, len(ids) - num_after)
             texts.append(MaskedText(ids, np.arange(len(ids)) == places[:, None]))
-        return masked_losses(site.model, texts)
+        return measure_masked_losses(site.model, texts)
 
 
 class MaskedText(NamedTuple):
@@ -105,13 +116,13 @@ class MaskedText(NamedTuple):
     masks: np.ndarray
 
 
-def token_ids(model: Any, text: str) -> np.ndarray:
+def tokenize_beginning(model: Any, text: str) -> np.ndarray:
     """Return the (tokens,) ids of a text's beginning, without special tokens."""
     ids: list[list[int]] = model.tokenizer.tokenize([text])
     return np.array(ids[0][: min(MAX_TOKENS, model.positions - 2)], np.int64)
 
 
-def masked_losses(model: Any, texts: Sequence[MaskedText]) -> np.ndarray:
+def measure_masked_losses(model: Any, texts: Sequence[MaskedText]) -> np.ndarray:
     """Return the (texts,) loss of hidden tokens, summed over each text's masks."""
     rows = [
         (number, text.ids, mask)
@@ -124,11 +135,11 @@ def masked_losses(model: Any, texts: Sequence[MaskedText]) -> np.ndarray:
     losses = np.zeros(len(texts))
     for start in range(0, len(rows), ROWS_A_CALL):
         numbers, ids, masks = zip(*rows[start : start + ROWS_A_CALL], strict=True)
-        np.add.at(losses, list(numbers), _row_losses(model, ids, masks))
+        np.add.at(losses, list(numbers), _measure_row_losses(model, ids, masks))
     return losses
 
 
-def _row_losses(
+def _measure_row_losses(
     model: Any, ids: Sequence[np.ndarray], masks: Sequence[np.ndarray]
 ) -> np.ndarray:
     """Return the (rows,) loss of each row's hidden tokens.
@@ -140,8 +151,8 @@ def _row_losses(
     """
     special = model.specials
     framed = [np.array([special.cls, *row, special.sep]) for row in ids]
-    tokens = _padded(framed, special.pad)
-    hidden = _padded([np.pad(mask, 1) for mask in masks], padding=False)
+    tokens = _pad_rows(framed, special.pad)
+    hidden = _pad_rows([np.pad(mask, 1) for mask in masks], padding=False)
     # A denoising model predicts the complete text, others only the hidden tokens.
     is_target = tokens != special.pad if model.config.objective == "denoise" else hidden
     sequences = Sequences(
@@ -154,7 +165,7 @@ def _row_losses(
     return losses
 
 
-def _padded(rows: Sequence[np.ndarray], padding: int) -> np.ndarray:
+def _pad_rows(rows: Sequence[np.ndarray], padding: int) -> np.ndarray:
     """Return (rows, longest) with `padding` at the end of shorter rows."""
     tensors = [torch.from_numpy(row) for row in rows]
     return pad_sequence(tensors, batch_first=True, padding_value=padding).numpy()

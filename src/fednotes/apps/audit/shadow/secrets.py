@@ -55,12 +55,13 @@ def draw_secrets(
     for kind in kinds:
         for times, count in TIMES_PLANTED.items():
             for _ in range(count):
-                guesses = tuple(_draw(rng, kind) for _ in range(1 + GUESSES))
+                guesses = tuple(_draw_value(rng, kind) for _ in range(1 + GUESSES))
                 places = tuple(rng.integers(0, carriers, times).tolist())
                 yield Secret(kind, guesses, times, places)
 
 
-def _draw(rng: np.random.Generator, kind: SecretKind) -> str:
+def _draw_value(rng: np.random.Generator, kind: SecretKind) -> str:
+    """Return a random name or number."""
     if kind == "number":
         return " ".join(str(pair) for pair in rng.integers(10, 100, 4))
     first = _draw_word(rng)
@@ -68,4 +69,5 @@ def _draw(rng: np.random.Generator, kind: SecretKind) -> str:
 
 
 def _draw_word(rng: np.random.Generator) -> str:
+    """Return a random word of a name."""
     return "".join(str(rng.choice(parts)) for parts in _NAME_PARTS).title()

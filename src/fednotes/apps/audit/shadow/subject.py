@@ -30,16 +30,21 @@ class Subject(Protocol):
     def judged(self) -> Sized:
         """The units whose membership is judged."""
 
-    def training_data(
-        self, is_member: np.ndarray, planted: Sequence[Planted], repeats: int
+    def make_training_data(
+        self,
+        is_member: np.ndarray,
+        planted: Sequence[Planted],
+        *,
+        copies: int,
+        with_others: bool,
     ) -> Any:
-        """Return the site's data for one model.
+        """Return the site with the data on which one model is trained.
 
         Args:
             is_member: (judged,) whether the model is trained on each unit.
             planted: Secrets that it is also trained on.
-            repeats: Number of copies of each member. If above 1, units that are not
-                judged are left out.
+            copies: Number of copies of each member.
+            with_others: Whether it is also trained on the units that are not judged.
         """
 
     def score_units(self, site: Any) -> dict[str, np.ndarray]:

@@ -101,13 +101,16 @@ def provision(
 
     Later, the same command revokes kits, renews them and replaces the root certificate.
     """
-    from fednotes.apps.deployment.nvflare.authority import ProjectConfig, kit_folders
+    from fednotes.apps.deployment.nvflare.authority import (
+        ProjectConfig,
+        list_kit_folders,
+    )
     from fednotes.apps.deployment.nvflare.authority import provision as create_kits
     from fednotes.apps.deployment.nvflare.trust import TRUST_FILE
     from fednotes.core.settings import build, read_toml
 
     network = build(ProjectConfig, read_toml(project), str(project))
-    ask_passphrase = _passphrase_reader(passphrase)
+    ask_passphrase = _make_passphrase_reader(passphrase)
     if sign is not None or new_root or protect or revoke:
         _change_authority(
             network,
@@ -121,7 +124,9 @@ def provision(
             return
 
     old_kits = {
-        name for name, folder in kit_folders(network, out).items() if folder.exists()
+        name
+        for name, folder in list_kit_folders(network, out).items()
+        if folder.exists()
     }
     kits = create_kits(
         network,
@@ -190,11 +195,11 @@ def _change_authority(
     if overlap:
         authority.replace_root(overlap)
     if protect:
-        authority.protect()
+        authority.encrypt_key()
     if request is not None:
         try:
             certificates = authority.sign_requests(
-                read_bounded_file(request), network.kit_of
+                read_bounded_file(request), network.find_kit
             )
         except RefusedError as error:
             raise ConfigError(f"{request}: {error}; nothing was signed") from error
@@ -218,7 +223,7 @@ def _change_authority(
         say(f"      {overlap} days: fednotes kit renew KIT")
 
 
-def _passphrase_reader(path: Path | None) -> AskPassphrase:
+def _make_passphrase_reader(path: Path | None) -> AskPassphrase:
     """Return a function that asks for each passphrase once and then remembers it.
 
     Args:
@@ -230,6 +235,7 @@ def _passphrase_reader(path: Path | None) -> AskPassphrase:
 
     @cache
     def ask(what: str) -> bytes:
+        """Return the passphrase for a purpose, from the file or the terminal."""
         if lines is not None:
             line = next(lines, b"")
             if not line:
@@ -261,10 +267,10 @@ def _passphrase_reader(path: Path | None) -> AskPassphrase:
 def preflight(kit: Kit, json_output: Json = False) -> None:
     """Check whether a kit can run; show a remedy for each problem."""
     from fednotes.apps.deployment.nvflare.kit import read_kit
-    from fednotes.apps.deployment.nvflare.processes import status
-    from fednotes.apps.deployment.preflight import preflight as check_kit
+    from fednotes.apps.deployment.nvflare.processes import read_status
+    from fednotes.apps.deployment.preflight import run_checks
 
-    checks = check_kit(kit)
+    checks = run_checks(kit)
     if json_output:
         print_json([asdict(check) for check in checks])
     else:
@@ -279,7 +285,7 @@ def preflight(kit: Kit, json_output: Json = False) -> None:
         return
 
     role = read_kit(kit).role
-    process = status(kit)
+    process = read_status(kit)
     if role != "admin" and process.is_running:
         _say_how_it_runs(kit, role, process)
         return

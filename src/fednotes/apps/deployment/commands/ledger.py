@@ -96,9 +96,11 @@ def ledger_show(
 
     With --json, also list the name, shape and norm of each tensor.
     """
-    from fednotes.apps.deployment.rules.ledger import show
+    from fednotes.apps.deployment.rules.ledger import read_ledger_lines
 
-    all_lines = list(show(_find_ledger(kit), run=run, first=first, last=last))
+    all_lines = list(
+        read_ledger_lines(_find_ledger(kit), run=run, first=first, last=last)
+    )
     lines = all_lines[-tail:] if tail else all_lines
     if json_output:
         print_json(lines)

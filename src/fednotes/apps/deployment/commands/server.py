@@ -61,7 +61,7 @@ def require_stopped(kit: Path, role: str, remedy: str = "") -> None:
     """
     from fednotes.apps.deployment.nvflare import processes
 
-    process = processes.status(kit)
+    process = processes.read_status(kit)
     if process.is_running:
         remedy = remedy or f"to stop it: fednotes {role} stop {kit}"
         raise ConfigError(
@@ -88,9 +88,9 @@ def require_ready(
 
 def require_sound(kit: Path, source: Path | None = None) -> None:
     """Raise ConfigError if `preflight` finds a problem with a kit itself."""
-    from fednotes.apps.deployment.preflight import problems_before_start
+    from fednotes.apps.deployment.preflight import list_problems_before_start
 
-    problems = problems_before_start(kit, source)
+    problems = list_problems_before_start(kit, source)
     if problems:
         raise ConfigError(f"{kit}: {'; '.join(check.message for check in problems)}")
 
@@ -106,7 +106,7 @@ def start_process(kit: Path) -> Status:
 
     processes.start(kit)
     time.sleep(1.0)
-    process = processes.status(kit)
+    process = processes.read_status(kit)
     if not process.is_running:
         raise FednotesError(
             f"{kit}: the process exited immediately: {read_last_words(kit)}"
@@ -125,7 +125,7 @@ def stop_process(kit: Path, role: str, *, kill: bool = False) -> None:
     from fednotes.apps.deployment.nvflare import processes
 
     require_role(kit, role)
-    process = processes.status(kit)
+    process = processes.read_status(kit)
     processes.stop(kit, kill=kill)
     result = "has stopped" if process.is_running or process.jobs else "was not running"
     say(f"{process.name} {result}; the states of its runs are in {kit / 'state'}")
@@ -142,7 +142,7 @@ def report_process(kit: Path, role: str) -> Status:
     from fednotes.apps.deployment.nvflare.certificates import check_kit
 
     require_role(kit, role)
-    process = processes.status(kit)
+    process = processes.read_status(kit)
     state = "is not running"
     if process.is_running:
         state = f"is running (process {process.pid})"
@@ -157,7 +157,7 @@ def report_process(kit: Path, role: str) -> Status:
 # ---- the server ----------------------------------------------------------------------
 
 
-Files = Annotated[
+ServerFile = Annotated[
     Path | None,
     typer.Option(
         "--server-file",
@@ -168,19 +168,19 @@ Files = Annotated[
 ]
 
 
-def _prepare(kit: Path, files: Path | None) -> None:
+def _check_and_install(kit: Path, server_file: Path | None) -> None:
     """Check that a server's kit can start, and install its file.
 
     Args:
         kit: The server's kit.
-        files: The file to install; None for the one in the kit.
+        server_file: The file to install; None for the one in the kit.
 
     Raises:
         ConfigError: A problem of the kit, the port or the file prevents the start.
     """
     from fednotes.apps.deployment.preflight import find_port_use
     from fednotes.apps.deployment.server import SERVER_FILE
-    from fednotes.apps.deployment.site_file import install
+    from fednotes.apps.deployment.site_file import install_site_file
 
     require_ready(kit, "server")
     use = find_port_use(kit)
@@ -192,19 +192,19 @@ def _prepare(kit: Path, files: Path | None) -> None:
             f"{kit}: port {use.describe()}, from another folder of this kit; to stop "
             "it there: fednotes server stop FOLDER"
         )
-    if files is not None:
-        install(files, kit, SERVER_FILE)
+    if server_file is not None:
+        install_site_file(server_file, kit, SERVER_FILE)
 
 
 @server.command("run")
 @with_examples(
     "fednotes server run kits/server",
 )
-def server_run(kit: Kit, files: Files = None) -> None:
+def server_run(kit: Kit, server_file: ServerFile = None) -> None:
     """Run the server in the foreground, for systemd and containers."""
     from fednotes.apps.deployment.nvflare import processes
 
-    _prepare(kit, files)
+    _check_and_install(kit, server_file)
     processes.run(kit)
 
 
@@ -212,18 +212,20 @@ def server_run(kit: Kit, files: Files = None) -> None:
 @with_examples(
     "fednotes server start kits/server",
 )
-def server_start(kit: Kit, files: Files = None) -> None:
+def server_start(kit: Kit, server_file: ServerFile = None) -> None:
     """Start the server in the background and resume its runs."""
     from fednotes.apps.deployment.nvflare import processes
     from fednotes.apps.deployment.nvflare.kit import read_kit
     from fednotes.apps.deployment.preflight import await_server
     from fednotes.apps.deployment.status import list_resumable_runs, read_last_words
 
-    _prepare(kit, files)
+    _check_and_install(kit, server_file)
     runs = list_resumable_runs(kit)
     process = start_process(kit)
     port = read_kit(kit).port
-    problem = await_server(kit, START_SECONDS, lambda: processes.status(kit).is_running)
+    problem = await_server(
+        kit, START_SECONDS, lambda: processes.read_status(kit).is_running
+    )
     if problem:
         last_words = read_last_words(kit)
         processes.stop(kit)
@@ -284,7 +286,7 @@ def server_status(kit: Kit, json_output: Json = False) -> None:
 
 
 def describe_process(kit: Path, role: str) -> dict[str, Any]:
-    """Return whether a kit's process runs, and warnings about the kit, as JSON values.
+    """Return as JSON values whether a kit's process runs, and warnings about the kit.
 
     Raises:
         ConfigError: The kit has another role.
@@ -293,7 +295,7 @@ def describe_process(kit: Path, role: str) -> dict[str, Any]:
     from fednotes.apps.deployment.nvflare.certificates import check_kit
 
     require_role(kit, role)
-    process = processes.status(kit)
+    process = processes.read_status(kit)
     facts: dict[str, Any] = {
         "name": process.name,
         "is_running": process.is_running,
@@ -462,8 +464,8 @@ def trust(
     if len(new_trust.roots) > len(old_trust.roots):
         say(
             "new root certificate installed; the old one stays valid until "
-            f"{new_trust.expiry_of_root(old_trust.roots[-1]):%Y-%m-%d}"
+            f"{new_trust.find_root_expiry(old_trust.roots[-1]):%Y-%m-%d}"
         )
-        if role != "admin" and processes.status(kit).is_running:
+        if role != "admin" and processes.read_status(kit).is_running:
             say(f"next: before that day, run: fednotes {role} stop {kit}, then start")
         say(f"next: before that day, run: fednotes kit renew {kit}")

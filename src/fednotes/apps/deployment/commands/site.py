@@ -63,7 +63,7 @@ SiteFileOption = Annotated[
 ]
 
 
-def _prepare(kit: Path, file: Path | None) -> None:
+def _check_and_install(kit: Path, file: Path | None) -> None:
     """Check that a site's kit can start, and install its file.
 
     Args:
@@ -73,22 +73,22 @@ def _prepare(kit: Path, file: Path | None) -> None:
     Raises:
         ConfigError: A problem of the kit or the file prevents the start.
     """
-    from fednotes.apps.deployment.preflight import warn_of_notes
-    from fednotes.apps.deployment.site_file import install, read_kit_site_file
+    from fednotes.apps.deployment.preflight import list_note_warnings
+    from fednotes.apps.deployment.site_file import install_site_file, read_kit_site_file
 
     remedy = ""
     if file is not None:
         remedy = f"to change its rules: fednotes site rules {kit} --site-file FILE"
     require_ready(kit, "site", source=file, remedy=remedy)
     if file is not None:
-        install(file, kit)
+        install_site_file(file, kit)
     site_file = read_kit_site_file(kit)
     policy = site_file.policy
     say(
         f"rules: sums over {policy.min_sites} or more sites, secure sum "
         f"{policy.secure_sum}"
     )
-    say(*(f"warning: {warning}" for warning in warn_of_notes(site_file)))
+    say(*(f"warning: {warning}" for warning in list_note_warnings(site_file)))
 
 
 @site.command("run")
@@ -99,7 +99,7 @@ def site_run(kit: Kit, file: SiteFileOption = None) -> None:
     """Run the site in the foreground, for systemd and containers."""
     from fednotes.apps.deployment.nvflare import processes
 
-    _prepare(kit, file)
+    _check_and_install(kit, file)
     processes.run(kit)
 
 
@@ -109,7 +109,7 @@ def site_run(kit: Kit, file: SiteFileOption = None) -> None:
 )
 def site_start(kit: Kit, file: SiteFileOption = None) -> None:
     """Install the site's file in the kit and start the site."""
-    _prepare(kit, file)
+    _check_and_install(kit, file)
     process = start_process(kit)
     contact = _describe_contact(kit, process)
     say(f"{process.name} is running (process {process.pid}); its log: {process.log}")
@@ -140,7 +140,7 @@ def _describe_contact(kit: Path, process: Status) -> list[str]:
     if contact is not None and contact.refused:
         processes.stop(kit)
         raise FednotesError(f"{kit}: the server refuses this site: {contact.refused}")
-    if not processes.status(kit).is_running:
+    if not processes.read_status(kit).is_running:
         raise FednotesError(f"{kit}: the process ended: {read_last_words(kit)}")
     return [
         describe_connection(kit, process).text,
@@ -164,7 +164,7 @@ def site_rules(
     from fednotes.apps.deployment.nvflare import processes
     from fednotes.apps.deployment.site_file import (
         SITE_FILE,
-        install,
+        install_site_file,
         read_kit_site_file,
     )
     from fednotes.core.settings import read_toml
@@ -181,7 +181,7 @@ def site_rules(
     require_sound(kit, file)
     path = kit / SITE_FILE
     old_rules = read_toml(path) if path.exists() else {}
-    install(file, kit)
+    install_site_file(file, kit)
     changes = table_differences(old_rules, read_toml(path))
     if json_output:
         print_json({"changes": changes})
@@ -189,7 +189,7 @@ def site_rules(
     say(*(f"  {line}" for line in changes))
     if not changes:
         say("nothing has changed")
-    elif processes.status(kit).is_running:
+    elif processes.read_status(kit).is_running:
         say(
             "[policy] applies now; everything else applies when the site next joins a "
             "run, also one that waits for its approval, or is started again"
@@ -226,7 +226,7 @@ def _describe_site(kit: Path) -> dict[str, Any]:
     from fednotes.apps.deployment.nvflare import processes
     from fednotes.apps.deployment.problems import read_last_problem
     from fednotes.apps.deployment.rules.guard import (
-        job_name,
+        clean_job_name,
         open_approvals,
         read_pending_job,
     )
@@ -237,7 +237,7 @@ def _describe_site(kit: Path) -> dict[str, Any]:
     )
 
     described = describe_process(kit, "site")
-    process = processes.status(kit)
+    process = processes.read_status(kit)
     connection = describe_connection(kit, process)
     problem = read_last_problem(kit)
     last_problem = None
@@ -246,27 +246,27 @@ def _describe_site(kit: Path) -> dict[str, Any]:
     waiting = read_pending_job(kit)
     waiting_job = None
     if waiting:
-        standing = open_approvals(kit, read_quorum(kit)).standing(waiting["table"])
+        standing = open_approvals(kit, read_quorum(kit)).read_standing(waiting["table"])
         waiting_job = {
-            "job": job_name(waiting["table"]),
+            "job": clean_job_name(waiting["table"]),
             "fingerprint": waiting["fingerprint"],
             "approved_by": sorted(standing.people),
         }
     return described | {
         "is_connected": connection.is_up,
         "connection": connection.text,
-        "messages": Ledger.in_kit(kit).head().lines,
+        "messages": Ledger.in_kit(kit).read_head().lines,
         "runs": describe_served_runs(kit, process),
         "decisions": [
             {
-                "job": job_name(decision.table),
+                "job": clean_job_name(decision.table),
                 "fingerprint": decision.fingerprint,
                 "decision": decision.decision,
                 "by": decision.by,
                 "person": decision.person,
                 "when": decision.when,
             }
-            for decision in open_approvals(kit).decisions()
+            for decision in open_approvals(kit).read_decisions()
         ],
         "scores": _read_scores(kit),
         "last_problem": last_problem,
@@ -303,7 +303,7 @@ def _say_status(kit: Path) -> None:
     if process.is_running:
         say(connection.text)
     _say_decisions(kit)
-    say(f"messages that left: {Ledger.in_kit(kit).head().lines:,}")
+    say(f"messages that left: {Ledger.in_kit(kit).read_head().lines:,}")
     say(*describe_served_runs(kit, process))
     _say_scores(kit)
     problem = read_last_problem(kit)
@@ -346,7 +346,7 @@ def _say_decisions(kit: Path) -> None:
     from fednotes.apps.deployment.approval_requests import label_job
     from fednotes.apps.deployment.rules.guard import open_approvals
 
-    for decision in open_approvals(kit).decisions()[-_SHOWN_DECISIONS:]:
+    for decision in open_approvals(kit).read_decisions()[-_SHOWN_DECISIONS:]:
         person = clean(decision.by)
         if decision.person:
             person = f"{person}, with the key of {decision.person}"
@@ -380,7 +380,7 @@ def _say_waiting_job(kit: Path, waiting: dict[str, Any]) -> None:
     from fednotes.apps.deployment.rules.guard import RequestedJob, open_approvals
 
     quorum = read_quorum(kit)
-    people = open_approvals(kit, quorum).standing(waiting["table"]).people
+    people = open_approvals(kit, quorum).read_standing(waiting["table"]).people
     label = label_job(waiting["table"], waiting["fingerprint"])
     line = f"{label} waits for a decision"
     if not has_run(kit, RequestedJob(waiting["fingerprint"], waiting["table"])):
@@ -503,7 +503,7 @@ def site_approve(
     this site for approval.
     """
     from fednotes.apps.deployment.approval_requests import (
-        account,
+        describe_account,
         describe_partial_approval,
         read_quorum,
     )
@@ -531,7 +531,7 @@ def site_approve(
     signer = _load_signer(kit, quorum, key_file)
     _show_job(kit, requested, quorum)
     _check_job(kit, requested, audit)
-    people = open_approvals(kit, quorum).standing(table).people
+    people = open_approvals(kit, quorum).read_standing(table).people
     if signer is not None and signer.person in people:
         partial_approval = describe_partial_approval(quorum, people)
         say(f"{signer.person} has approved this job before: {partial_approval}")
@@ -543,7 +543,9 @@ def site_approve(
             f"{prefix}"
         )
         return
-    settle_job(kit, table, approve=True, by=account(), quorum=quorum, signer=signer)
+    settle_job(
+        kit, table, approve=True, by=describe_account(), quorum=quorum, signer=signer
+    )
     _say_approved(kit, requested, quorum)
 
 
@@ -599,7 +601,7 @@ def _say_approved(kit: Path, job: RequestedJob, quorum: Quorum) -> None:
 
     label = label_job(job.table, job.fingerprint)
     prefix = job.fingerprint[:_SHOWN_CHARACTERS]
-    people = open_approvals(kit, quorum).standing(job.table).people
+    people = open_approvals(kit, quorum).read_standing(job.table).people
     if people:
         say(f"{label}: {describe_partial_approval(quorum, people)}")
         say(f"next: each of them runs: fednotes site approve {kit} {prefix} --key FILE")
@@ -627,7 +629,7 @@ def _await_request(kit: Path, job: str, timeout: float) -> None:
     from fednotes.apps.deployment.rules.guard import open_approvals
 
     begin = time.monotonic()
-    if not processes.status(kit).is_running:
+    if not processes.read_status(kit).is_running:
         say(
             "note: this site is not running, so no job can ask for approval; "
             f"to start it: fednotes site start {kit}"
@@ -636,10 +638,10 @@ def _await_request(kit: Path, job: str, timeout: float) -> None:
         say(f"waiting up to {timeout:g} s for a job that asks for approval")
     decided_jobs: list[str] = []
     if job:
-        decisions = open_approvals(kit).decisions()
+        decisions = open_approvals(kit).read_decisions()
         decided_jobs = [decision.fingerprint for decision in decisions]
     with console.status("waiting for a job that asks for approval") as spinner:
-        while not _has_request(kit, job, decided_jobs):
+        while not _is_known_job(kit, job, decided_jobs):
             seconds = time.monotonic() - begin
             if seconds >= timeout:
                 condition = f" whose fingerprint begins with {job!r}" if job else ""
@@ -655,12 +657,12 @@ def _await_request(kit: Path, job: str, timeout: float) -> None:
             time.sleep(min(POLL_SECONDS, timeout - seconds))
 
 
-def _has_request(kit: Path, prefix: str, decided_jobs: Sequence[str]) -> bool:
-    """Return whether a job with this prefix waits for a decision, or was decided on.
+def _is_known_job(kit: Path, prefix: str, decided_jobs: Sequence[str]) -> bool:
+    """Return whether a job waits for a decision, or was decided on.
 
     Args:
         kit: The site's kit.
-        prefix: Prefix of the job's fingerprint.
+        prefix: Prefix of the job's fingerprint; "" for any job.
         decided_jobs: Fingerprints of the jobs that were decided on.
     """
     from fednotes.apps.deployment.rules.guard import read_pending_job
@@ -684,7 +686,7 @@ def site_reject(kit: Kit, job: Job = "") -> None:
     person's rejection is enough and needs no key.
     """
     from fednotes.apps.deployment.approval_requests import (
-        account,
+        describe_account,
         label_job,
         read_quorum,
     )
@@ -699,7 +701,7 @@ def site_reject(kit: Kit, job: Job = "") -> None:
     quorum = read_quorum(kit)
     waiting = read_pending_job(kit)
     approvals = open_approvals(kit, quorum)
-    last_approval = approvals.last_approved()
+    last_approval = approvals.find_last_approval()
     if job:
         table = find_job(kit, job).table
     elif waiting is not None:
@@ -710,9 +712,11 @@ def site_reject(kit: Kit, job: Job = "") -> None:
         raise ConfigError(f"{kit}: no job waits for a decision, and none is approved")
 
     effect = "a job that was not approved"
-    if approvals.status(table) == "approved":
+    if approvals.read_status(table) == "approved":
         effect = "its approval is withdrawn"
-    fingerprint = settle_job(kit, table, approve=False, by=account(), quorum=quorum)
+    fingerprint = settle_job(
+        kit, table, approve=False, by=describe_account(), quorum=quorum
+    )
     label = label_job(table, fingerprint)
     say(f"rejected: {label}, {effect}; this site refuses all its requests")
     if last_approval is not None and last_approval.fingerprint != fingerprint:
@@ -728,12 +732,12 @@ def site_reject(kit: Kit, job: Job = "") -> None:
 
 def _explain_no_job(kit: Path) -> str:
     """Return why there is nothing to approve, and the likely remedy."""
-    from fednotes.apps.deployment.rules.guard import job_name, open_approvals
+    from fednotes.apps.deployment.rules.guard import clean_job_name, open_approvals
 
-    decisions = open_approvals(kit).decisions()
+    decisions = open_approvals(kit).read_decisions()
     if decisions and decisions[-1].decision == "rejected":
         last_decision = decisions[-1]
-        name = job_name(last_decision.table)
+        name = clean_job_name(last_decision.table)
         prefix = last_decision.fingerprint[:_SHOWN_CHARACTERS]
         return (
             f"{kit}: no job waits for a decision; {name} was rejected; to "
@@ -826,4 +830,4 @@ def _load_signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:
     if not quorum.people:
         raise ConfigError(f"{kit}: its rules list no approvers: approve without --key")
     key = read_key(file, _ask_passphrase)
-    return Signer(quorum.person_of(key, file), key)
+    return Signer(quorum.find_person(key, file), key)

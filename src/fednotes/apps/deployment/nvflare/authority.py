@@ -32,7 +32,7 @@ from fednotes.apps.deployment.nvflare.certificates import (
     RENEWAL_PURPOSE,
     find_signer,
     find_stems,
-    names_of,
+    list_owner_names,
     read_certificate,
 )
 from fednotes.apps.deployment.nvflare.kit import (
@@ -149,7 +149,11 @@ class _State(BaseModel):
 
 
 def refuse_passphrase(what: str) -> bytes:
-    """Raise ConfigError, because there is nobody to ask for a passphrase."""
+    """Raise ParameterError, because there is nobody to ask for a passphrase.
+
+    Args:
+        what: What the passphrase is for, in words.
+    """
     raise ParameterError(f"{what} is needed: pass `ask_passphrase`")
 
 
@@ -255,14 +259,14 @@ class Authority:
         write_json(self._state_file, state.model_dump())
         write_text(self.folder.parent / TRUST_FILE, self.trust_list.encode().decode())
 
-    def valid_roots(self) -> tuple[Any, ...]:
+    def list_valid_roots(self) -> tuple[Any, ...]:
         """Return the roots that kits currently trust.
 
         A root that is being replaced comes first, as NVFlare requires.
         """
         trust = Trust((*self.former_roots, self.root), self.trust_list.bridges)
         now = datetime.now(UTC)
-        return tuple(root for root in trust.roots if now < trust.expiry_of_root(root))
+        return tuple(root for root in trust.roots if now < trust.find_root_expiry(root))
 
     def load_key(self) -> Any:
         """Return the root's private key; ask for its passphrase if it has one.
@@ -289,7 +293,7 @@ class Authority:
         """Return whether the key on disk has a passphrase."""
         return "ENCRYPTED" in self.stored_key
 
-    def protect(self) -> None:
+    def encrypt_key(self) -> None:
         """Encrypt the key with a new passphrase.
 
         Raises:
@@ -336,7 +340,7 @@ class Authority:
         )
         public_key = load_pem_private_key(key, None).public_key()
         host_names = x509.SubjectAlternativeName(
-            [_host_name(host) for host in dict.fromkeys(hosts)]
+            [_encode_host(host) for host in dict.fromkeys(hosts)]
         )
         return self._issue(kit, subject, public_key=public_key, host_names=host_names)
 
@@ -429,9 +433,9 @@ class Authority:
         Raises:
             ConfigError: An earlier replacement has not ended yet.
         """
-        if len(self.valid_roots()) > 1:
+        if len(self.list_valid_roots()) > 1:
             former_trust = Trust(self.former_roots, self.trust_list.bridges)
-            end = former_trust.expiry_of_root(self.former_roots[-1])
+            end = former_trust.find_root_expiry(self.former_roots[-1])
             raise ConfigError(
                 f"{self.folder}: its root is being replaced until {end:%Y-%m-%d}; wait "
                 "until then"
@@ -454,7 +458,7 @@ class Authority:
         self.former_roots = (old_root,)
         self._update_trust_list(bridges=(bridge,))
         if was_encrypted:
-            self.protect()
+            self.encrypt_key()
 
     # ---- revocation ------------------------------------------------------------------
 
@@ -558,13 +562,13 @@ class Authority:
 
     # ---- renewal ---------------------------------------------------------------------
 
-    def sign_requests(self, data: bytes, kit_of: Callable[[str], str]) -> bytes:
+    def sign_requests(self, data: bytes, find_kit: Callable[[str], str]) -> bytes:
         """Sign a kit's requests for new certificates (`renewal.request_renewal`).
 
         Args:
             data: The requests, in PEM.
-            kit_of: Takes the owner's name in a certificate, and returns the name of the
-                kit.
+            find_kit: Takes the owner's name in a certificate, and returns the name of
+                the kit.
 
         Returns:
             The new certificates, and the newest trust list, in PEM.
@@ -579,7 +583,9 @@ class Authority:
                 "the right file"
             )
         trust = Trust(
-            self.valid_roots(), self.trust_list.bridges, self.trust_list.revocations
+            self.list_valid_roots(),
+            self.trust_list.bridges,
+            self.trust_list.revocations,
         )
         requests = [_verify_request(block, trust) for block in _REQUEST.findall(data)]
         if not requests:
@@ -591,9 +597,9 @@ class Authority:
             host_names = certificate.extensions.get_extension_for_class(
                 x509.SubjectAlternativeName
             ).value
-            owner, *_ = names_of(certificate)
+            owner, *_ = list_owner_names(certificate)
             new_certificates += self._issue(
-                kit_of(owner),
+                find_kit(owner),
                 certificate.subject,
                 public_key=request.public_key,
                 host_names=host_names,
@@ -644,7 +650,7 @@ def _verify_request(block: bytes, trust: Trust) -> _RenewalRequest:
     return _RenewalRequest(certificate, public_key)
 
 
-def _host_name(name: str) -> x509.GeneralName:
+def _encode_host(name: str) -> x509.GeneralName:
     """Return a host name or an IP address in the form that a certificate contains."""
     try:
         return x509.IPAddress(ip_address(name))
@@ -759,12 +765,12 @@ class ProjectConfig:
         """The identity with which the server's machine queries the server."""
         return "watch@" + self.admin.partition("@")[2]
 
-    def kit_of(self, owner: str) -> str:
+    def find_kit(self, owner: str) -> str:
         """Return the name of the kit whose certificate has this owner's name."""
         kits = {self.server: SERVER, self.watch: SERVER, self.admin: ADMIN}
         return kits.get(owner, owner)
 
-    def organisation_of(self, kit: str) -> str:
+    def find_organisation(self, kit: str) -> str:
         """Return the organisation of a kit's owner.
 
         The server and the admin share one, by default named after the project. The
@@ -804,7 +810,7 @@ def _require_distinguishable(sites: Iterable[str]) -> None:
 # ---- the kits of a project -----------------------------------------------------------
 
 
-def kit_folders(project: ProjectConfig, out: Path) -> dict[str, Path]:
+def list_kit_folders(project: ProjectConfig, out: Path) -> dict[str, Path]:
     """Return the folders in which a project's kits are created.
 
     Args:
@@ -846,7 +852,7 @@ def provision(
         ConfigError: The existing kits do not match the project, a new site's name could
             be mistaken for another's, or a kit to revoke or to recreate is unknown.
     """
-    kits = kit_folders(project, out)
+    kits = list_kit_folders(project, out)
     folder = out / AUTHORITY_FOLDER
     record = _read_record(project, folder)
     recorded_kits = set(record["kits"])
@@ -944,10 +950,11 @@ def open_authority(
     return Authority.open(folder, project.name, ask_passphrase, create=False)
 
 
-def _common_settings(project: ProjectConfig) -> dict[str, Any]:
+def _build_common_settings(project: ProjectConfig) -> dict[str, Any]:
     """Return the settings common to all kits of a project."""
     organisations = {
-        name: project.organisation_of(name) for name in kit_folders(project, Path())
+        name: project.find_organisation(name)
+        for name in list_kit_folders(project, Path())
     }
     return {
         "name": project.name,
@@ -983,7 +990,7 @@ def _read_record(project: ProjectConfig, folder: Path) -> dict[str, Any]:
             f"{folder / _RECORD_FILE}: cannot be read: restore it from a copy"
         ) from error
 
-    settings = _common_settings(project)
+    settings = _build_common_settings(project)
     organisations = record.get("organisations", {})
     _require_equal(folder.parent, "", recorded=record, present=settings)
     _require_equal(
@@ -992,7 +999,7 @@ def _read_record(project: ProjectConfig, folder: Path) -> dict[str, Any]:
         recorded=organisations,
         present=settings["organisations"],
     )
-    kits = record.get("kits") or _kits_of_earlier_version(project, folder)
+    kits = record.get("kits") or _list_kits_of_earlier_version(project, folder)
     return {
         **settings,
         "organisations": {**organisations, **settings["organisations"]},
@@ -1028,7 +1035,7 @@ def _require_equal(
             )
 
 
-def _kits_of_earlier_version(project: ProjectConfig, folder: Path) -> list[str]:
+def _list_kits_of_earlier_version(project: ProjectConfig, folder: Path) -> list[str]:
     """Return the names of the kits of an authority that an earlier version created.
 
     The state of this authority holds a table for each participant.
@@ -1077,7 +1084,7 @@ def _make_kit(
         server=project.server,
         port=project.port,
         person=person,
-        org=project.organisation_of(name),
+        org=project.find_organisation(name),
     )
 
     def fill(folder: Path) -> None:
@@ -1124,5 +1131,5 @@ def _write_identity(
     )
     stem.with_suffix(".key").write_bytes(key)
     stem.with_suffix(".crt").write_bytes(certificate)
-    stem.with_name(ROOTS_FILE).write_bytes(encode_pem(authority.valid_roots()))
+    stem.with_name(ROOTS_FILE).write_bytes(encode_pem(authority.list_valid_roots()))
     stem.with_name(TRUST_FILE).write_bytes(authority.trust_list.encode())

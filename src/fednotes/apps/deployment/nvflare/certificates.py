@@ -92,7 +92,7 @@ def read_key(stem: Path) -> rsa.RSAPrivateKey:
     return load_kit_file(stem.with_suffix(".key"), load)
 
 
-def names_of(certificate: x509.Certificate) -> list[str]:
+def list_owner_names(certificate: x509.Certificate) -> list[str]:
     """Return the names of a certificate's owner; a project's certificates have one."""
     attributes = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return [str(attribute.value) for attribute in attributes]
@@ -150,7 +150,7 @@ def _check_certificate(stem: Path, name: str, owner: str) -> dict[Path, datetime
     certificate_file = stem.with_suffix(".crt")
     certificate = read_certificate(stem)
     _require_valid(certificate_file, trust.find_problem(certificate), owner)
-    names = names_of(certificate)
+    names = list_owner_names(certificate)
     if names != [name]:
         raise ConfigError(
             f"{certificate_file}: the certificate names "
@@ -165,8 +165,8 @@ def _check_certificate(stem: Path, name: str, owner: str) -> dict[Path, datetime
     newest_root = trust.roots[-1]
     _require_valid(roots_file, trust.find_problem(newest_root), "")
     return {
-        certificate_file: trust.expiry_of(certificate),
-        roots_file: trust.expiry_of_root(newest_root),
+        certificate_file: trust.find_expiry(certificate),
+        roots_file: trust.find_root_expiry(newest_root),
     }
 
 
@@ -227,7 +227,7 @@ class CertificateIdentity:
     startup: Path
 
     @classmethod
-    def of_kit(cls, kit: Path, stem: str = "startup/client") -> CertificateIdentity:
+    def read(cls, kit: Path, stem: str = "startup/client") -> CertificateIdentity:
         """Read a kit's certificate and key.
 
         Args:
@@ -263,7 +263,7 @@ class CertificateIdentity:
         trust = Trust.read(self.startup)
         certificate = find_signer(trust, text, signature, purpose=KEYS_PURPOSE)
         if certificate is not None:
-            return names_of(certificate) == [site]
+            return list_owner_names(certificate) == [site]
         problem = _find_problem_of_signer(trust, signature)
         if problem is not None:
             hint = ""

@@ -20,8 +20,8 @@
 - **The admin.** NVFlare's server tells the admin's program what each command does. It
   could have it write downloaded files anywhere, and sign a folder that it sent before.
   `limit_transfers` makes it refuse names of files that lead elsewhere, bound the files
-  that a person fetches (`permit_download`), and sign only the job that a person hands
-  in (`permit_upload`).
+  that a person fetches (`permitting_download`), and sign only the job that a person
+  hands in (`permitting_upload`).
 - **Inside a kit.** NVFlare connects a kit's processes through an unencrypted
   loopback port, where every user of the machine can send messages in any name.
   fednotes uses the socket `KIT/inside/socket` instead, in a folder that is closed to
@@ -45,7 +45,7 @@ from socketserver import ThreadingUnixStreamServer
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
-from fednotes.apps.deployment.nvflare.certificates import names_of
+from fednotes.apps.deployment.nvflare.certificates import list_owner_names
 from fednotes.apps.deployment.nvflare.kit import INSIDE
 from fednotes.apps.deployment.nvflare.processes import JOB_ID, KIT_VARIABLE
 from fednotes.apps.deployment.nvflare.trust import (
@@ -231,7 +231,7 @@ def _verify_certificate(
         return
     problem = Trust.read(startup).find_problem(leaf_cert, intermediate_certs or ())
     if problem is not None:
-        names = ", ".join(names_of(leaf_cert))
+        names = ", ".join(list_owner_names(leaf_cert))
         logger.error("the certificate of %s %s", names, problem)
         raise ValueError(f"the certificate {problem}")
 
@@ -252,7 +252,7 @@ class Connections:
         self._manager = core.communicator.conn_manager
         self._pass_on = self._manager.state_change
         self._manager.state_change = self._on_state_change
-        core.add_incoming_filter("*", "*", self.judge)
+        core.add_incoming_filter("*", "*", self.refuse_withdrawn)
         self.close_withdrawn()
 
     def close_withdrawn(self) -> None:
@@ -262,7 +262,7 @@ class Connections:
             with suppress(Exception):
                 self._close_withdrawn_of(name)
 
-    def judge(self, message: Message) -> Message | None:
+    def refuse_withdrawn(self, message: Message) -> Message | None:
         """Return a refusal of a message with a withdrawn certificate, or None."""
         endpoint = message.get_prop(cells.MessagePropKey.ENDPOINT)
         if self._close_withdrawn_of(getattr(endpoint, "name", "")):
@@ -305,7 +305,7 @@ class Connections:
             problem = f"cannot be checked: {error}"
         if problem is None:
             return False
-        names = ", ".join(names_of(certificate))
+        names = ", ".join(list_owner_names(certificate))
         logger.error("closed a connection from %s: its certificate %s", names, problem)
         return True
 
@@ -392,6 +392,10 @@ def _note_ended_process(runner: JobRunner, job_id: str, client_name: str) -> boo
     """Note that a site's process of a job has ended, however it ended.
 
     NVFlare asks this before it lets a site's report decide about a run.
+
+    Returns:
+        False, which tells NVFlare that no report is awaited, so that it ignores this
+        one.
     """
     with runner.lock:
         pending = runner._pending_client_outcomes.get(job_id, set())
@@ -419,9 +423,9 @@ class ServerGate(FLComponent):
         """Install the filter when the server starts."""
         if event_type == EventType.SYSTEM_START:
             core = fl_ctx.get_engine().get_cell().core_cell
-            core.add_incoming_filter("*", "*", self.judge)
+            core.add_incoming_filter("*", "*", self.refuse_unneeded)
 
-    def judge(self, message: Message) -> Message | None:
+    def refuse_unneeded(self, message: Message) -> Message | None:
         """Return a refusal for a message that its sender may not send; otherwise None.
 
         For a connection from outside, TLS provides the name in the certificate. An
@@ -448,7 +452,11 @@ class ServerGate(FLComponent):
         streams = PERSON_STREAMS if "@" in str(certified_name) else SITE_STREAMS
         if _is_needed(message, streams):
             return None
-        logger.error("dropped an order of %s: %.80r", certified_name, _name_of(message))
+        logger.error(
+            "dropped an order of %s: %.80r",
+            certified_name,
+            _get_channel_and_topic(message),
+        )
         return _refuse("a member may not send this")
 
 
@@ -459,7 +467,7 @@ def _is_part_of_stream(message: Message) -> bool:
     return bool((channel, topic) == (STREAM_CHANNEL, STREAM_DATA_TOPIC))
 
 
-def _name_of(message: Message) -> tuple[str, str]:
+def _get_channel_and_topic(message: Message) -> tuple[str, str]:
     """Return the channel and the topic of a message, or of the stream it is part of."""
     channel_header = _header.CHANNEL
     topic_header = _header.TOPIC
@@ -483,7 +491,7 @@ def _is_needed(message: Message, streams: Collection[tuple[str, str]]) -> bool:
     receiver = str(message.get_header(_header.DESTINATION) or "")
     if receiver.partition(".")[0] != FQCN.ROOT_SERVER:
         return False
-    name = _name_of(message)
+    name = _get_channel_and_topic(message)
     if not _is_part_of_stream(message):
         return name in MEMBER_MESSAGES
     channel, _ = name
@@ -511,12 +519,12 @@ def obey_only_the_server(fl_ctx: FLContext) -> None:
     site = str(fl_ctx.get_identity_name())
     strangers: set[str] = set()
 
-    def judge(message: Message) -> Message | None:
+    def refuse_unneeded(message: Message) -> Message | None:
         """Return a refusal of a request; None if it is permitted."""
         origin = str(message.get_header(_header.ORIGIN) or "")
         member, _, _ = origin.partition(".")  # a job's process appends the job's id
         if member in ("server", site):
-            channel, topic = _name_of(message)
+            channel, topic = _get_channel_and_topic(message)
             is_aux = channel == cells.CellChannel.AUX_COMMUNICATION
             if not is_aux or topic in AUX_TOPICS:
                 return None
@@ -530,7 +538,7 @@ def obey_only_the_server(fl_ctx: FLContext) -> None:
         return _refuse("only the server gives orders")
 
     core = fl_ctx.get_engine().get_cell().core_cell
-    core.add_incoming_request_filter("*", "*", judge)
+    core.add_incoming_request_filter("*", "*", refuse_unneeded)
 
 
 class _OrderCheck(RequestProcessor):
@@ -677,7 +685,9 @@ class Download:
         """Count bytes of a file that arrived; raise ValueError beyond the limit."""
         self.bytes_left -= size
         if self.bytes_left < 0:
-            raise _too_large(f"the server sends more than {MAX_RESULT_BYTES:,} bytes")
+            raise _make_size_error(
+                f"the server sends more than {MAX_RESULT_BYTES:,} bytes"
+            )
 
     def unpack(self, archive: str) -> None:
         """Count the content of an archive; raise ValueError beyond a limit.
@@ -690,13 +700,13 @@ class Download:
         self.unpacked_left -= size
         self.files_left -= len(files)
         if self.unpacked_left < 0 or self.files_left < 0:
-            raise _too_large(
+            raise _make_size_error(
                 f"the run has {len(files):,} files of {size:,} bytes, more than "
                 f"{MAX_RESULT_FILES:,} files or {MAX_RESULT_BYTES:,} bytes"
             )
 
 
-def _too_large(problem: str) -> ValueError:
+def _make_size_error(problem: str) -> ValueError:
     """Return the error that ends a download, and log it: NVFlare hides some errors."""
     logger.error("a run was not fetched: %s", problem)
     return ValueError(problem)
@@ -719,12 +729,12 @@ def limit_transfers() -> None:
     Downloads are written into one folder. The server names the files and part of the
     folder, and NVFlare joins the names to a path as they are, so a server could
     overwrite any file of the person who fetches a run. Files are downloaded only within
-    `permit_download`, which bounds them: the server names the commands that download,
-    so it could fill the disk with the answer to a status query.
+    `permitting_download`, which bounds them: the server names the commands that
+    download, so it could fill the disk with the answer to a status query.
 
-    Only folders of `permit_upload` are signed and sent. The server names the commands
-    that send a folder, so it could make a status query one of them, and get a job of
-    its own signed by the admin.
+    Only folders of `permitting_upload` are signed and sent. The server names the
+    commands that send a folder, so it could make a status query one of them, and get a
+    job of its own signed by the admin.
     """
     FileTransferModule.pull_binary_file = _pull_permitted
     FileTransferModule.push_folder = _push_permitted
@@ -733,8 +743,8 @@ def limit_transfers() -> None:
 
 
 @contextmanager
-def permit_upload(folder: str) -> Iterator[None]:
-    """Permit that NVFlare signs and sends a job's folder within the context."""
+def permitting_upload(folder: str) -> Iterator[None]:
+    """Let NVFlare sign and send a job's folder while the context is open."""
     _permitted_uploads.add(folder)
     try:
         yield
@@ -743,8 +753,8 @@ def permit_upload(folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def permit_download() -> Iterator[None]:
-    """Permit NVFlare to download the files of one run within the context."""
+def permitting_download() -> Iterator[None]:
+    """Let NVFlare download the files of one run while the context is open."""
     _permitted_downloads.append(Download())
     try:
         yield
@@ -774,8 +784,10 @@ def _pull_permitted(
     download.files_left -= 1
     if download.files_left < 0:
         return _refuse_transfer(f"the run has more than {MAX_RESULT_FILES:,} files")
-    # The command, the sender, the transfer, the reference, the folder and the file.
-    folders, files = (*args[2:3], *args[4:5]), args[5:6]
+    # NVFlare passes the command, the sender, the transfer, the reference, the folder
+    # and the file. It joins the transfer, the folder and the file to a path.
+    folders = (*args[2:3], *args[4:5])
+    files = args[5:6]
     odd = [name for name in folders if not _is_plain_name(name)]
     odd += [path for path in files if not all(map(_is_plain_name, path.split("/")))]
     if not odd:
@@ -811,8 +823,11 @@ def _is_plain_name(name: str) -> bool:
 
 
 @contextmanager
-def socket_address(folder: Path) -> Iterator[str]:
-    """Yield a path of the socket in a folder, short enough for the system."""
+def shortening_socket_path(folder: Path) -> Iterator[str]:
+    """Yield a path of the socket in a folder, short enough for the system.
+
+    The path is valid only while the context is open.
+    """
     path = str(folder / SOCKET)
     if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
         yield path
@@ -847,7 +862,7 @@ class _Listener(ThreadingUnixStreamServer):
         folder.chmod(0o700)
         # A killed process leaves its socket.
         (folder / SOCKET).unlink(missing_ok=True)
-        with socket_address(folder) as address:
+        with shortening_socket_path(folder) as address:
             super().__init__(address, ConnectionHandler)
 
     def verify_request(
@@ -900,14 +915,14 @@ class KitSocketDriver(TcpDriver):
     def listen(self, connector: ConnectorInfo) -> None:
         """Serve the kit's socket until `shutdown`."""
         self.connector = connector
-        self.server = _Listener(self, connector, _socket_folder())
+        self.server = _Listener(self, connector, _get_socket_folder())
         self.server.serve_forever()
 
     def connect(self, connector: ConnectorInfo) -> None:
         """Connect to the kit's main process, and read until the connection ends."""
         self.connector = connector
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with socket_address(_socket_folder()) as address:
+        with shortening_socket_path(_get_socket_folder()) as address:
             stream.connect(address)
         connection = SocketConnection(stream, connector)
         self.add_connection(connection)
@@ -915,7 +930,7 @@ class KitSocketDriver(TcpDriver):
         self.close_connection(connection)
 
 
-def _socket_folder() -> Path:
+def _get_socket_folder() -> Path:
     """Return the folder of the socket in the kit of this process."""
     return Path(os.environ[KIT_VARIABLE]) / INSIDE
 

@@ -79,11 +79,11 @@ def read_kit(kit: Path) -> Kit:
     except (OSError, ValueError) as error:
         problem = "give a folder that `fednotes provision` created"
         if not kit.exists():
-            problem = f"there is no such folder; {_nearest_kit(kit)}"
+            problem = f"there is no such folder; {_suggest_kit(kit)}"
         raise ConfigError(f"{kit} is not a kit: {problem}") from error
 
 
-def _nearest_kit(missing: Path) -> str:
+def _suggest_kit(missing: Path) -> str:
     """Return a hint for the misspelt folder of a kit, from the kits beside it."""
     try:
         kits = [path.parent for path in missing.parent.glob(f"*/{KIT_FILE}")]

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
@@ -44,7 +44,7 @@ from fednotes.apps.deployment.nvflare.gate import (
 from fednotes.apps.deployment.nvflare.processes import (
     CONTACT_FILE,
     LOST_SECONDS,
-    UNWATCHED,
+    NO_WATCH_VARIABLE,
     LastContact,
 )
 from fednotes.apps.deployment.nvflare.watch import LOOK_SECONDS, ServerJobs, Watch
@@ -238,10 +238,10 @@ class Liveness:
         return self.now() - heartbeat.time < LOST_SECONDS
 
 
-def _topic(message: Message) -> str:
+def _get_main_topic(message: Message) -> str:
     """Return the topic of a message between a site's and the server's main processes.
 
-    Other messages have the topic "".
+    For other messages, such as those of a job's processes, return "".
     """
     channel = message.get_header(cells.MessageHeaderKey.CHANNEL)
     if channel != cells.CellChannel.SERVER_MAIN:
@@ -274,30 +274,41 @@ class SitePresence(FLComponent):
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Install the filters when the process has started."""
+        """Begin to record the server's answers when the process has started.
+
+        This also installs the check of certificates.
+        """
         if event_type != EventType.SYSTEM_BOOTSTRAP:
             return
-        kit = Path(fl_ctx.get_engine().args.workspace)
+        engine = fl_ctx.get_engine()
+        kit = Path(engine.args.workspace)
         self._contact = Contact(kit)
         self._kit_location = hash_kit_location(kit)
         self._courier = TrustCourier(kit)
         install_certificate_check(kit / "startup")
-        core = fl_ctx.get_engine().get_cell().core_cell
+        self._install_filters(engine.get_cell().core_cell)
+        call_repeatedly(self._contact.check_silence)
+
+    def _install_filters(self, core: Any) -> None:
+        """Make NVFlare pass each request to the server, and each reply, to this object.
+
+        Args:
+            core: The core cell of NVFlare, which sends and receives messages.
+        """
         # These filters are for all channels, because a filter for one channel would
         # replace NVFlare's own.
         core.add_outgoing_request_filter("*", "*", self.add_kit_location)
         core.add_incoming_reply_filter("*", "*", self.read_reply)
-        call_repeatedly(self._contact.check_silence)
 
     def add_kit_location(self, message: Message) -> None:
         """Add the hash of the kit's location to a request to the server."""
-        if _topic(message):
+        if _get_main_topic(message):
             message.set_header(KIT_LOCATION, self._kit_location)
             self._courier.attach(message, "server")
 
     def read_reply(self, message: Message) -> None:
         """Record from a reply of the server whether it admits this process."""
-        topic = _topic(message)
+        topic = _get_main_topic(message)
         if topic:
             self._courier.receive(message, "server")
         code = message.get_header(cells.MessageHeaderKey.RETURN_CODE)
@@ -319,7 +330,10 @@ class ServerPresence(FLComponent):
         self._refusal_times: dict[str, float] = {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Install the filters when the process has started, and start the watch."""
+        """Begin to check sites and to watch runs when the process has started.
+
+        This also installs the check of certificates, and shortens NVFlare's audit.
+        """
         if event_type != EventType.SYSTEM_START:
             return
         engine = fl_ctx.get_engine()
@@ -328,20 +342,40 @@ class ServerPresence(FLComponent):
         install_certificate_check(self._kit / "startup")
         self._courier = TrustCourier(self._kit)
         connections = Connections(self._kit / "startup", core)
-        core.add_incoming_request_filter("*", "*", self.admit)
+        self._install_filters(core)
+        self._start_checks(engine, connections)
+        skip_queries_in_audit()
+
+    def _install_filters(self, core: Any) -> None:
+        """Make NVFlare pass each request of a site, and each reply, to this object.
+
+        Args:
+            core: The core cell of NVFlare, which sends and receives messages.
+        """
+        core.add_incoming_request_filter("*", "*", self.refuse_second_process)
         core.add_outgoing_reply_filter("*", "*", self.add_trust)
+
+    def _start_checks(self, engine: Any, connections: Connections) -> None:
+        """Start the checks that run every few seconds, and the watch of the runs.
+
+        Args:
+            engine: The server's NVFlare engine.
+            connections: The connections of the server's process.
+        """
         watch = Watch(self._kit / "state")
         call_repeatedly(self._liveness.check_silence)
         call_repeatedly(connections.close_withdrawn)
-        if not os.environ.get(UNWATCHED):
+        if not os.environ.get(NO_WATCH_VARIABLE):
             call_repeatedly(lambda: watch.look(ServerJobs(engine)))
-        skip_queries_in_audit()
 
-    def admit(self, message: Message) -> Message | None:
-        """Return a refusal for a second process of a site; None for other messages."""
+    def refuse_second_process(self, message: Message) -> Message | None:
+        """Return a refusal for a second process of a site; None for other messages.
+
+        Also record heartbeats and departures of sites.
+        """
         site = str(message.get_prop(cells.MessagePropKey.COMMON_NAME) or "")
         kit_location = str(message.get_header(KIT_LOCATION) or "")
-        topic = _topic(message)
+        topic = _get_main_topic(message)
         if not kit_location:
             # The message comes from a local process or an earlier version.
             return None
@@ -362,7 +396,7 @@ class ServerPresence(FLComponent):
 
     def add_trust(self, message: Message) -> None:
         """Add the newest trust list to a reply if the site lacks it."""
-        if _topic(message) == _TOPICS.HEART_BEAT:
+        if _get_main_topic(message) == _TOPICS.HEART_BEAT:
             receiver = message.get_header(cells.MessageHeaderKey.DESTINATION)
             site, _, _ = str(receiver or "").partition(".")
             self._courier.attach(message, site)

@@ -62,7 +62,7 @@ from fednotes.core.store import lock, make_private, open_private
 # Names the kit's folder in the environment of its processes.
 KIT_VARIABLE = "FEDNOTES_KIT"
 # If this is set, stopped runs are not resubmitted, as tests and benchmarks need.
-UNWATCHED = "FEDNOTES_UNWATCHED"
+NO_WATCH_VARIABLE = "FEDNOTES_UNWATCHED"
 # If this is set, the log is also printed.
 ECHO_VARIABLE = "FEDNOTES_ECHO"
 
@@ -179,7 +179,7 @@ def start(
             umask=0o077,  # applies to files of NVFlare and torch too
         )
     _children.append(process)
-    return status(kit)
+    return read_status(kit)
 
 
 def run(kit: Path) -> NoReturn:
@@ -227,7 +227,7 @@ def _prepare(kit: Path, *, check: bool = True) -> _Program:
     drop_expired_roots(kit)
     restore_kit_files(kit, facts)
     # No job is running, so the folders of earlier jobs can be deleted.
-    for folder in job_folders(kit)[:-MAX_JOB_FOLDERS]:
+    for folder in list_job_folders(kit)[:-MAX_JOB_FOLDERS]:
         shutil.rmtree(folder, ignore_errors=True)
     _make_kit_private(kit)
     environment = {**_ENVIRONMENT, **os.environ, KIT_VARIABLE: str(kit)}
@@ -240,7 +240,7 @@ def _require_can_run(kit: Path, facts: Kit) -> None:
     """Raise ConfigError if a kit has no process, or its process cannot start now."""
     if facts.role == ADMIN:
         raise ConfigError(f"{kit} is the kit of {facts.role!r}, which runs no process")
-    current = status(kit)
+    current = read_status(kit)
     if current.is_running or current.jobs:
         raise ConfigError(
             f"{kit}: {facts.name} is already running (process {current.pid})"
@@ -277,7 +277,7 @@ def _make_kit_private(kit: Path) -> None:
     )
 
 
-def job_folders(kit: Path) -> list[Path]:
+def list_job_folders(kit: Path) -> list[Path]:
     """Return NVFlare's folders of jobs in a kit, oldest first."""
     jobs = [
         path for path in kit.iterdir() if path.is_dir() and JOB_ID.fullmatch(path.name)
@@ -285,7 +285,7 @@ def job_folders(kit: Path) -> list[Path]:
     return sorted(jobs, key=lambda path: path.stat().st_mtime)
 
 
-def status(kit: Path) -> Status:
+def read_status(kit: Path) -> Status:
     """Return the running processes of a kit."""
     kit = kit.resolve()
     facts = read_kit(kit)
@@ -341,7 +341,7 @@ def stop(kit: Path, patience: float = 10.0, *, kill: bool = False) -> Status:
                 os.kill(pid, signal_number)
         while time.monotonic() < end:
             if not list_other_pids():
-                return status(kit)
+                return read_status(kit)
             time.sleep(0.1)
     pid = list_other_pids()[0]
     raise FednotesError(f"{kit}: process {pid} did not exit: end it with kill -9 {pid}")
@@ -626,7 +626,7 @@ def main(kit: Path) -> NoReturn:
     if facts.role == SITE:
         options += [f"uid={facts.name}", f"heart_beat_interval={HEARTBEAT_SECONDS}"]
     sys.argv = [module, "-m", str(kit), "-s", settings, "--set", *options]
-    status = _run(module)
+    status = _run_program(module)
     text = f"ended on its own (status {status}); {OUTPUT_FILE} may say why"
     if read_last_refusal(kit):  # the server's refusal says more
         append_to_log(kit, text)
@@ -636,7 +636,7 @@ def main(kit: Path) -> NoReturn:
     sys.exit(status)
 
 
-def _run(module: str) -> int:
+def _run_program(module: str) -> int:
     """Run a program of NVFlare as its `__main__` does, and return the exit status.
 
     A program that ends on its own counts as failed.

@@ -59,8 +59,8 @@ def request_renewal(kit: Path) -> bytes:
     """
     requests = []
     for stem in find_stems(kit):
-        identity = CertificateIdentity.of_kit(kit, str(stem.relative_to(kit)))
-        new_stem = _new_stem(kit, stem)
+        identity = CertificateIdentity.read(kit, str(stem.relative_to(kit)))
+        new_stem = _get_new_stem(kit, stem)
         new_key_file = new_stem.with_suffix(".key")
         if not new_key_file.exists():
             new_key_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def install_renewal(kit: Path, answer: bytes) -> None:
             for bridge in parsed_answer.bridges
             if is_issued_by(certificate, bridge)
         ]
-        new_key = _new_stem(kit, stem).with_suffix(".key").read_bytes()
+        new_key = _get_new_stem(kit, stem).with_suffix(".key").read_bytes()
         replace_file(stem.with_suffix(".key"), new_key)
         certificate_file = stem.with_suffix(".crt")
         replace_file(
@@ -134,7 +134,7 @@ def _match_certificates(kit: Path, answer: Trust) -> dict[Path, x509.Certificate
     """
     certificates = {}
     for stem in find_stems(kit):
-        new_stem = _new_stem(kit, stem)
+        new_stem = _get_new_stem(kit, stem)
         if not new_stem.with_suffix(".key").exists():
             raise ConfigError(
                 f"{kit} has no pending request: create one with fednotes kit "
@@ -157,8 +157,8 @@ def create_key_pem() -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _new_stem(kit: Path, stem: Path) -> Path:
-    """Return the path of a new key, without its ending.
+def _get_new_stem(kit: Path, stem: Path) -> Path:
+    """Return the path at which a new key waits for its certificate, without an ending.
 
     Args:
         kit: The kit's folder.

@@ -27,8 +27,8 @@ from fednotes.apps.deployment.nvflare.gate import (
     install_certificate_check,
     limit_transfers,
     outlive_unreadable_results,
-    permit_download,
-    permit_upload,
+    permitting_download,
+    permitting_upload,
 )
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import FednotesError, RefusedError, TrainingError, needs
@@ -109,7 +109,7 @@ class FlareExchange:
             client_task.result = None  # otherwise the frame would be in memory twice
             self.changed.notify_all()
 
-    def missing(self) -> tuple[str, ...]:
+    def list_missing(self) -> tuple[str, ...]:
         """Return the sites that have neither answered nor failed."""
         return tuple(
             site
@@ -183,7 +183,7 @@ class FlareTransport:
         exchange = FlareExchange(tuple(frames))
         tasks = self._send(exchange, frames, math.ceil(timeout) + 5)
         try:
-            yield from self._replies(
+            yield from self._collect_replies(
                 exchange, timeout=timeout, grace=grace, enough=enough
             )
         finally:
@@ -223,7 +223,7 @@ class FlareTransport:
             tasks.append(task)
         return tasks
 
-    def _replies(
+    def _collect_replies(
         self, exchange: FlareExchange, *, timeout: float, grace: float, enough: int
     ) -> Iterator[tuple[str, bytes]]:
         """Yield (site, reply) as replies arrive, until the exchange is over."""
@@ -234,7 +234,9 @@ class FlareTransport:
                 if len(exchange.answered) >= enough:
                     grace_end = min(grace_end, time.monotonic() + grace)
                 seconds = min(end, grace_end) - time.monotonic()
-                is_over = seconds <= 0 or all(map(self.is_lost, exchange.missing()))
+                is_over = seconds <= 0 or all(
+                    map(self.is_lost, exchange.list_missing())
+                )
                 if not exchange.new and not is_over:
                     exchange.changed.wait(min(seconds, 0.5))
                 replies = exchange.take()
@@ -252,9 +254,9 @@ class FlareTransport:
         Such a site has never taken part, or has been silent for too long. A site that
         returns must wait for the next submission.
         """
-        return self._controller.silence(site) > LOST_SECONDS
+        return self._controller.measure_silence(site) > LOST_SECONDS
 
-    def present_sites(self) -> tuple[str, ...]:
+    def list_present_sites(self) -> tuple[str, ...]:
         """Return the sites that take part in this submission, in the job's order."""
         return tuple(site for site in self._setup.sites if not self.is_lost(site))
 
@@ -292,7 +294,7 @@ class FlareTransport:
             self._announce_pause(table.get("sites"))
             self.pause.set()
         since = int(table.get("since", 0))
-        return {"lines": self.lines[since:], "sites": list(self.present_sites())}
+        return {"lines": self.lines[since:], "sites": list(self.list_present_sites())}
 
     def _announce_pause(self, returned_sites: Any) -> None:
         """Publish why the run pauses, unless it has published nothing yet.
@@ -356,8 +358,8 @@ class FednotesController(Controller):
 
         communicator.client_is_active = record_contact
 
-    def silence(self, site: str) -> float:
-        """Return the seconds since a site's last heartbeat.
+    def measure_silence(self, site: str) -> float:
+        """Return how many seconds have passed since a site's last heartbeat.
 
         The result is infinite for a site that is not in this submission.
         """
@@ -470,18 +472,18 @@ class Admin:
     def submit(self, folder: Path) -> str:
         """Sign a job folder and submit it; return the job's id."""
         path = str(folder.resolve())
-        with permit_upload(path):
+        with permitting_upload(path):
             return self._ask(lambda session: str(session.submit_job(path)))
 
     def resubmit(self, job_id: str) -> str:
         """Run a job again, with a new id and its original signature; return the id."""
         return self._ask(lambda session: str(session.clone_job(job_id)))
 
-    def status(self, job_id: str) -> str:
+    def read_status(self, job_id: str) -> str:
         """Return a job's status: SUBMITTED, DISPATCHED, RUNNING or FINISHED:REASON."""
         return self._ask(lambda session: str(session.get_job_status(job_id)))
 
-    def jobs(self) -> list[dict[str, Any]]:
+    def list_jobs(self) -> list[dict[str, Any]]:
         """Return all jobs of the server.
 
         Returns:
@@ -490,7 +492,7 @@ class Admin:
         """
         return self._ask(lambda session: list(session.list_jobs(detailed=True)))
 
-    def sites(self, within: float = math.inf) -> tuple[str, ...]:
+    def list_sites(self, within: float = math.inf) -> tuple[str, ...]:
         """Return the sites that recently sent the server a heartbeat.
 
         NVFlare itself considers a site connected for a minute after its last heartbeat.
@@ -509,14 +511,11 @@ class Admin:
             )
         )
 
-    def tell(
-        self, job_id: str, topic: str = PROGRESS, since: int = 0
-    ) -> dict[str, Any] | None:
-        """Ask a running job for its progress, or tell it to pause.
+    def read_progress(self, job_id: str, since: int = 0) -> dict[str, Any] | None:
+        """Return the progress of a running job.
 
         Args:
             job_id: The job.
-            topic: `PROGRESS` or `PAUSE`.
             since: Number of the first line to return.
 
         Returns:
@@ -527,7 +526,7 @@ class Admin:
         self._session.set_timeout(TELL_SECONDS)
         try:
             return self._ask(
-                lambda session: dict(session.do_app_command(job_id, topic, options))
+                lambda session: dict(session.do_app_command(job_id, PROGRESS, options))
             )
         except TrainingError as error:
             cause = type(error.__cause__).__name__
@@ -553,7 +552,7 @@ class Admin:
             job_id: The job.
             out: Parent of the new folder.
         """
-        with permit_download():
+        with permitting_download():
             folder = self._ask(
                 lambda session: session.download_job_result(job_id, str(out))
             )
@@ -599,7 +598,7 @@ def connect(kit: Path, person: str, timeout: float = 10.0) -> Iterator[Admin]:
     nvflare_logger = logging.getLogger("nvflare")
     nvflare_logger.addHandler(logging.NullHandler())
     nvflare_logger.propagate = False
-    with private_temporary_files():
+    with using_private_temporary_files():
         try:
             with redirect_stdout(io.StringIO()):
                 session = new_secure_session(
@@ -624,8 +623,8 @@ def connect(kit: Path, person: str, timeout: float = 10.0) -> Iterator[Admin]:
 
 
 @contextmanager
-def private_temporary_files() -> Iterator[None]:
-    """Let temporary files of this process lie in a folder closed to other users.
+def using_private_temporary_files() -> Iterator[None]:
+    """Keep temporary files in a folder closed to other users during the context.
 
     NVFlare writes what it sends and fetches to the system's folder of temporary files,
     with the permissions of the umask.

@@ -82,7 +82,7 @@ class FednotesExecutor(Executor):
         if task_name != TASK or not isinstance(frame, bytes):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:
-            host = self._host_or_none(fl_ctx)
+            host = self._get_or_start_host(fl_ctx)
             if host is not None:
                 return Shareable({FRAME: host.handle(frame)})
             reason = self._refusal
@@ -95,7 +95,7 @@ class FednotesExecutor(Executor):
             ReturnCode.EXECUTION_EXCEPTION, headers=self._record_reason(reason)
         )
 
-    def _host_or_none(self, fl_ctx: FLContext) -> Host | None:
+    def _get_or_start_host(self, fl_ctx: FLContext) -> Host | None:
         """Return the job's host after starting it if necessary.
 
         Returns:
@@ -107,7 +107,7 @@ class FednotesExecutor(Executor):
         """
         if self._host is None and time.monotonic() >= self._retry_at:
             try:
-                self._host = self._start(fl_ctx)
+                self._host = self._start_host(fl_ctx)
             except NoRoom:
                 raise
             except Exception as error:
@@ -128,7 +128,7 @@ class FednotesExecutor(Executor):
         return reason
 
     def _record_reason(self, reason: str) -> dict[str, str]:
-        """Record in the ledger why there is no reply.
+        """Record in the ledger why there is no reply, and return headers that say so.
 
         The reason may be sent only if the ledger can record it, or has already recorded
         it. After SAME_REASON_LINES lines, a repeated reason gets no further line.
@@ -166,7 +166,8 @@ class FednotesExecutor(Executor):
             ledger = Ledger.in_kit(self._kit)
             needs_no_line = is_full or self._reasons[digest] >= SAME_REASON_LINES
             if needs_no_line:
-                ledger.head()  # raises for an edited ledger, whose content is unknown
+                # This raises for an edited ledger, whose content is unknown.
+                ledger.read_head()
             else:
                 ledger.append(entry)
                 self._reasons[digest] += 1
@@ -175,8 +176,8 @@ class FednotesExecutor(Executor):
             return {}
         return {REASON: reason}
 
-    def _start(self, fl_ctx: FLContext) -> Host:
-        """Start the host of the job.
+    def _start_host(self, fl_ctx: FLContext) -> Host:
+        """Check the signature of the job, hold the run's state, and start the host.
 
         Raises:
             FednotesError: The job is not signed, not approved, or cannot run here.
@@ -192,7 +193,7 @@ class FednotesExecutor(Executor):
             app, kit, fl_ctx.get_identity_name(), fl_ctx.get_job_id()
         )
         self._run = setup.run
-        setup = replace(setup, identity=CertificateIdentity.of_kit(kit))
+        setup = replace(setup, identity=CertificateIdentity.read(kit))
         self._held.enter_context(launch.hold_state(setup.state))
         try:
             host: Host = launch.load_main(launch.SITE_MAIN, MAIN)(setup)

@@ -79,7 +79,7 @@ class Trust:
     @property
     def number(self) -> int:
         """The number of the revocation list; 0 without one."""
-        return 0 if self.revocations is None else _number_of(self.revocations)
+        return 0 if self.revocations is None else _read_number(self.revocations)
 
     @staticmethod
     def read(startup: Path) -> Trust:
@@ -91,7 +91,7 @@ class Trust:
         Raises:
             ConfigError: A file is missing or cannot be read.
         """
-        stamps = (_stamp(startup / ROOTS_FILE), _stamp(startup / TRUST_FILE))
+        stamps = (_read_stamp(startup / ROOTS_FILE), _read_stamp(startup / TRUST_FILE))
         return _read_trust(startup, stamps)
 
     @staticmethod
@@ -121,7 +121,7 @@ class Trust:
             revocations = None
             if b"-----BEGIN X509 CRL" in data:
                 revocations = x509.load_pem_x509_crl(data)
-                _number_of(revocations)  # a list without a number is refused
+                _read_number(revocations)  # a list without a number is refused
         except (ValueError, TypeError, x509.ExtensionNotFound) as error:
             raise RefusedError(
                 "not the certificates of an authority, or incomplete"
@@ -133,7 +133,7 @@ class Trust:
         revocations = () if self.revocations is None else (self.revocations,)
         return encode_pem((*self.roots, *self.bridges, *revocations))
 
-    def expiry_of_root(self, root: x509.Certificate) -> datetime:
+    def find_root_expiry(self, root: x509.Certificate) -> datetime:
         """Return when a root expires, by its own dates or because it was replaced."""
         # A replaced root is valid as long as the bridge to the root that replaces it.
         ends_of_bridges = [
@@ -145,12 +145,12 @@ class Trust:
 
     def has_expired(self, root: x509.Certificate) -> bool:
         """Return whether a root has expired, even if this machine's clock is fast."""
-        return datetime.now(UTC) - CLOCK_TOLERANCE > self.expiry_of_root(root)
+        return datetime.now(UTC) - CLOCK_TOLERANCE > self.find_root_expiry(root)
 
-    def expiry_of(self, certificate: x509.Certificate) -> datetime:
+    def find_expiry(self, certificate: x509.Certificate) -> datetime:
         """Return when a certificate expires, by its own dates or with its root."""
         ends_of_roots = [
-            self.expiry_of_root(root)
+            self.find_root_expiry(root)
             for root in self.roots
             if is_issued_by(certificate, root)
         ]
@@ -173,7 +173,7 @@ class Trust:
                 return CertificateProblem("withdrawn", f"was revoked on {day}")
         for root in self.roots:
             if is_issued_by(certificate, root) and self.has_expired(root):
-                day = f"{self.expiry_of_root(root):%Y-%m-%d}"
+                day = f"{self.find_root_expiry(root):%Y-%m-%d}"
                 return CertificateProblem(
                     "withdrawn",
                     f"was signed by a replaced root, which was valid until {day}",
@@ -246,7 +246,7 @@ def install_trust(kit: Path, data: bytes) -> bool:
     if root not in roots:
         roots = (*roots, root)
     # This order allows an interrupted installation to be repeated.
-    for startup in _startup_folders(kit):
+    for startup in _list_startup_folders(kit):
         write_text(startup / ROOTS_FILE, encode_pem(roots).decode())
         write_text(startup / TRUST_FILE, new_list.encode().decode())
     return True
@@ -295,14 +295,14 @@ def drop_expired_roots(kit: Path) -> None:
 
     One root always remains.
     """
-    for startup in _startup_folders(kit):
+    for startup in _list_startup_folders(kit):
         trust = Trust.read(startup)
         roots = tuple(root for root in trust.roots if not trust.has_expired(root))
         if roots and roots != trust.roots:
             write_text(startup / ROOTS_FILE, encode_pem(roots).decode())
 
 
-def _startup_folders(kit: Path) -> list[Path]:
+def _list_startup_folders(kit: Path) -> list[Path]:
     """Return a kit's folders of certificates; a server's kit has one for its watch."""
     folders = (kit / "startup", kit / WATCH / "startup")
     return [folder for folder in folders if folder.is_dir()]
@@ -350,8 +350,11 @@ def encode_pem(
     return b"".join(part.public_bytes(Encoding.PEM) for part in parts)
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    """Return the inode and the time of change of a file; zeros if it does not exist."""
+def _read_stamp(path: Path) -> tuple[int, int]:
+    """Return a file's inode and time of change, which show whether it has changed.
+
+    Both are 0 if the file does not exist.
+    """
     try:
         status = path.stat()
     except OSError:
@@ -398,7 +401,7 @@ def _is_authority(certificate: x509.Certificate) -> bool:
     return bool(constraints.value.ca)
 
 
-def _number_of(revocations: x509.CertificateRevocationList) -> int:
+def _read_number(revocations: x509.CertificateRevocationList) -> int:
     """Return the number of a revocation list.
 
     Raises:

@@ -77,7 +77,7 @@ class ServerJobs:
         self._engine = engine
         self._store = engine.job_def_manager
 
-    def jobs(self) -> list[dict[str, Any]]:
+    def list_jobs(self) -> list[dict[str, Any]]:
         """Return all jobs of the server.
 
         Returns:
@@ -87,7 +87,7 @@ class ServerJobs:
         with self._engine.new_context() as context:
             return [dict(job.meta) for job in self._store.get_all_jobs(context)]
 
-    def sites(self) -> frozenset[str]:
+    def list_sites(self) -> frozenset[str]:
         """Return the sites that recently sent the server a heartbeat."""
         after = time.time() - RECENT_SECONDS
         clients = self._engine.get_clients()
@@ -95,19 +95,33 @@ class ServerJobs:
             client.name for client in clients if client.last_connect_time > after
         )
 
-    def tell(
-        self, job_id: str, topic: str = PROGRESS, sites: Iterable[str] = ()
-    ) -> Mapping[str, Any] | None:
-        """Ask a job for its progress, or tell it to pause.
-
-        Args:
-            job_id: The job.
-            topic: `PROGRESS` or `PAUSE`.
-            sites: The sites for which it is told to pause.
+    def read_progress(self, job_id: str) -> Mapping[str, Any] | None:
+        """Return a job's lines of progress, and the sites that take part.
 
         Returns:
             The job's answer, which is empty if it does not come in time; None if the
             job has no process.
+        """
+        return self._send_command(job_id, PROGRESS)
+
+    def pause_job(self, job_id: str, sites: Iterable[str]) -> None:
+        """Tell a job to pause at its next checkpoint.
+
+        Args:
+            job_id: The job.
+            sites: The sites for which it pauses.
+        """
+        self._send_command(job_id, PAUSE, sites)
+
+    def _send_command(
+        self, job_id: str, topic: str, sites: Iterable[str] = ()
+    ) -> Mapping[str, Any] | None:
+        """Send a command to a job's process; return the answer as `read_progress` does.
+
+        Args:
+            job_id: The job.
+            topic: The command, `PROGRESS` or `PAUSE`.
+            sites: The sites for which the job is told to pause.
         """
         if job_id not in self._engine.run_processes:
             return None
@@ -140,7 +154,7 @@ def choose_step(
     status: str,
     outcome: Mapping[str, Any],
     *,
-    alive: bool,
+    is_alive: bool,
     returned_sites: frozenset[str],
 ) -> Step:
     """Return the next step for a run.
@@ -148,7 +162,7 @@ def choose_step(
     Args:
         status: NVFlare's status of the run's newest submission.
         outcome: The last outcome that the submission recorded.
-        alive: Whether the submission has a process.
+        is_alive: Whether the submission has a process.
         returned_sites: Sites that were lost and have reconnected, but do not take part
             in the submission.
     """
@@ -156,7 +170,7 @@ def choose_step(
         # NVFlare may still report RUNNING for a run that is done.
         return "done"
     if status == "RUNNING":
-        if not alive:
+        if not is_alive:
             # The server was killed; NVFlare still reports RUNNING for the job.
             return "resubmit"
         return "pause" if returned_sites else "wait"
@@ -225,12 +239,12 @@ class Watch:
         """
         newest_jobs: dict[str, dict[str, Any]] = {}
         aborted_job_ids: dict[str, str] = {}
-        for job in order_submissions(server.jobs()):
+        for job in order_submissions(server.list_jobs()):
             run = str(job["name"])
             newest_jobs[run] = job
             if job["status"] == ABORTED:
                 aborted_job_ids[run] = str(job["job_id"])
-        connected_sites = server.sites()
+        connected_sites = server.list_sites()
         record_known_sites(self.state, connected_sites, self.clock())
         active_runs = [
             run
@@ -379,7 +393,7 @@ class Watch:
         if watched.job_id != job_id:
             watched.job_id = job_id
             watched.step = "wait"
-        reply = server.tell(job_id) if status == "RUNNING" else None
+        reply = server.read_progress(job_id) if status == "RUNNING" else None
         outcome = read_outcome(self.state / run, job_id)
         sites = frozenset(list_job_sites(job))
         participants = frozenset((reply or {}).get("sites", ()))
@@ -388,7 +402,7 @@ class Watch:
             returned_sites = (sites & connected_sites) - participants
 
         step = choose_step(
-            status, outcome, alive=reply is not None, returned_sites=returned_sites
+            status, outcome, is_alive=reply is not None, returned_sites=returned_sites
         )
         is_confirmed = step == watched.step
         if not is_confirmed:
@@ -426,9 +440,9 @@ class Watch:
         if self.now() < watched.next_pause:
             return "wait"
         _log_once(watched, f"{run}: {describe_pause(sorted(sites))}")
-        server.tell(job_id, PAUSE, sites)
+        server.pause_job(job_id, sites)
         watched.pauses += 1
-        watched.next_pause = self.now() + 6 * _delay(watched.pauses)
+        watched.next_pause = self.now() + 6 * _compute_delay(watched.pauses)
         return "pause"
 
     def _resubmit(
@@ -478,7 +492,7 @@ class Watch:
         line = f"{run}: {job['status']} ({state}): resubmitted"
         logger.info("%s", line)  # unlike `_log_once`, even if it repeats the last line
         watched.last_line = line
-        watched.next_submission = self.now() + _delay(watched.attempts)
+        watched.next_submission = self.now() + _compute_delay(watched.attempts)
         return "resubmit"
 
 
@@ -489,6 +503,6 @@ def _log_once(watched: WatchedRun, line: str) -> None:
     watched.last_line = line
 
 
-def _delay(count: int) -> float:
+def _compute_delay(count: int) -> float:
     """Return the seconds to wait after an action was taken `count` times."""
     return float(min(LONGEST_WAIT, LOOK_SECONDS * 2**count))

@@ -83,12 +83,12 @@ class Quorum:
 
     def __post_init__(self) -> None:
         for person, key in self.people.items():
-            if not _PERSON.fullmatch(person) or _raw_key(key) is None:
+            if not _PERSON.fullmatch(person) or _decode_public_key(key) is None:
                 raise ConfigError(
                     f'approvers: {person!r} = {key!r}: expected NAME = "KEY", the line '
                     "that `fednotes site key NAME` shows"
                 )
-        distinct_keys = {_raw_key(key) for key in self.people.values()}
+        distinct_keys = {_decode_public_key(key) for key in self.people.values()}
         if len(distinct_keys) < len(self.people):
             raise ConfigError(
                 "approvers: two names share a key: every approver needs a separate one"
@@ -101,7 +101,7 @@ class Quorum:
                 "line that `fednotes site key NAME` shows"
             )
 
-    def person_of(self, key: Ed25519PrivateKey, path: Path) -> str:
+    def find_person(self, key: Ed25519PrivateKey, path: Path) -> str:
         """Return the person to whom a key belongs.
 
         Args:
@@ -111,9 +111,9 @@ class Quorum:
         Raises:
             ConfigError: The key belongs to none of the listed people.
         """
-        public_key = public_key_text(key)
+        public_key = encode_public_key(key)
         for person, listed_key in self.people.items():
-            if _raw_key(listed_key) == _raw_key(public_key):
+            if _decode_public_key(listed_key) == _decode_public_key(public_key):
                 return person
         raise ConfigError(
             f"{path}: its public part, {public_key}, is not among the approvers of "
@@ -132,12 +132,12 @@ class Quorum:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-        raw_key = _raw_key(self.people.get(approval.person, ""))
+        raw_key = _decode_public_key(self.people.get(approval.person, ""))
         if raw_key is None:
             return False
         try:
             Ed25519PublicKey.from_public_bytes(raw_key).verify(
-                bytes.fromhex(approval.signature), approval.signed_text(self.site)
+                bytes.fromhex(approval.signature), approval.build_signed_text(self.site)
             )
         except (InvalidSignature, ValueError):
             return False
@@ -194,7 +194,7 @@ def make_key(path: Path, person: str, passphrase: str = "") -> str:
     )
     with os_errors_as(ConfigError, path):
         replace_file(path, text, mode=0o600)
-    return public_key_text(key)
+    return encode_public_key(key)
 
 
 def read_key(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
@@ -236,12 +236,12 @@ def read_key(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
     return key
 
 
-def public_key_text(key: Ed25519PrivateKey) -> str:
+def encode_public_key(key: Ed25519PrivateKey) -> str:
     """Return the public part of a key, as listed in the site's rules."""
     return base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
 
-def _raw_key(public_key: str) -> bytes | None:
+def _decode_public_key(public_key: str) -> bytes | None:
     """Return the bytes of a public key in base64; None if the text is not a key."""
     try:
         raw = base64.b64decode(public_key, validate=True)
@@ -266,7 +266,8 @@ class Approval:
         person: The person who signed the decision; "" without a signature.
         signature: The person's signature, in hexadecimal; "" without one.
         ledger: Hash of the last line in the site's ledger at that time; "" if the
-            ledger was empty, or the hash is not known.
+            ledger was empty, or the hash is not known. The field has the name of its
+            key in the file.
     """
 
     fingerprint: str
@@ -278,7 +279,7 @@ class Approval:
     signature: str = ""
     ledger: str = ""
 
-    def signed_text(self, site: str) -> bytes:
+    def build_signed_text(self, site: str) -> bytes:
         """Return the text that a person at a site signs."""
         return join_parts(
             _PURPOSE,
@@ -290,7 +291,7 @@ class Approval:
             self.when,
         )
 
-    def entry(self) -> dict[str, str]:
+    def to_entry(self) -> dict[str, str]:
         """Return the decision as stored in the file; tables are stored separately."""
         names = ["fingerprint", "decision", "by", "when", "ledger"]
         if self.signature:
@@ -312,8 +313,8 @@ class Standing:
     settled: Approval | None = None
     people: frozenset[str] = frozenset()
 
-    def after(self, decision: Approval, quorum: Quorum) -> Standing:
-        """Return the standing after another decision.
+    def add_decision(self, decision: Approval, quorum: Quorum) -> Standing:
+        """Return the standing that results from one more decision.
 
         Args:
             decision: The decision.
@@ -358,7 +359,7 @@ class Approvals:
         by: str,
         when: datetime,
         signer: Signer | None = None,
-        ledger: str = "",
+        ledger_hash: str = "",
     ) -> str:
         """Approve or reject a job, or withdraw an approval.
 
@@ -368,7 +369,7 @@ class Approvals:
             by: The account that makes the decision.
             when: The time, with a time zone.
             signer: The person who signs the decision; None leaves it unsigned.
-            ledger: Hash of the last line of the site's ledger; "" if it is empty.
+            ledger_hash: Hash of the last line of the site's ledger; "" if it is empty.
 
         Returns:
             The job's fingerprint.
@@ -385,11 +386,11 @@ class Approvals:
             by=by,
             when=when.astimezone(UTC).isoformat(),
             table=plain_copy(table),
-            ledger=ledger,
+            ledger=ledger_hash,
         )
         if signer is not None:
             approval = replace(approval, person=signer.person)
-            signed_text = approval.signed_text(self.quorum.site)
+            signed_text = approval.build_signed_text(self.quorum.site)
             signature = signer.key.sign(signed_text).hex()
             approval = replace(approval, signature=signature)
 
@@ -397,57 +398,59 @@ class Approvals:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             # Without a lock, one of two simultaneous decisions would be lost.
             with locked_file(self.path.with_name(f".{self.path.name}.lock")):
-                self._write((*self.decisions(), approval))
+                self._write((*self.read_decisions(), approval))
         return fingerprint
 
     def _write(self, decisions: tuple[Approval, ...]) -> None:
         """Replace the file by one with these decisions."""
         contents = {
             "format": FORMAT,
-            "decisions": [decision.entry() for decision in decisions],
+            "decisions": [decision.to_entry() for decision in decisions],
             "jobs": {decision.fingerprint: decision.table for decision in decisions},
         }
         text = json.dumps(contents, indent=2) + "\n"
         replace_file(self.path, text.encode(), mode=0o600)
 
-    def status(self, table: Table) -> Status:
-        """Return the status of a job.
+    def read_status(self, table: Table) -> Status:
+        """Read all decisions, and return the status of a job.
 
         Returns:
             `"approved"` or `"rejected"`; `"waiting"` if some, but too few people have
             approved it; `"changed"` if nobody has decided on exactly this table, but
             another table of the same name was approved; otherwise `"unknown"`.
         """
-        standing = self.standing(table)
+        standing = self.read_standing(table)
         if standing.settled is not None:
             return standing.settled.decision
         if standing.people:
             return "waiting"
-        is_changed = "name" in table and self.last_approved(table["name"]) is not None
+        is_changed = (
+            "name" in table and self.find_last_approval(table["name"]) is not None
+        )
         return "changed" if is_changed else "unknown"
 
-    def standing(self, table: Table) -> Standing:
-        """Return the result of the decisions on exactly this table."""
-        return self._standings().get(table_fingerprint(table), Standing())
+    def read_standing(self, table: Table) -> Standing:
+        """Read all decisions, and return the result of those on exactly this table."""
+        return self._read_standings().get(table_fingerprint(table), Standing())
 
-    def approved_after(self, table: Table) -> str:
-        """Return the hash of the ledger's last line when a job was last approved.
+    def find_ledger_hash_at_approval(self, table: Table) -> str:
+        """Return the hash of the line that ended the ledger at a job's last approval.
 
         The hash marks the time of the approval without relying on a clock. It is "" if
         the job is not approved, or if the ledger was empty.
         """
-        settled = self.standing(table).settled
+        settled = self.read_standing(table).settled
         if settled is None or settled.decision != "approved":
             return ""
         return settled.ledger
 
-    def last_approved(self, name: str | None = None) -> Approval | None:
+    def find_last_approval(self, name: str | None = None) -> Approval | None:
         """Return the newest approval that still holds.
 
         Args:
             name: Only consider jobs with this name.
         """
-        for standing in reversed(self._standings().values()):
+        for standing in reversed(self._read_standings().values()):
             approval = standing.settled
             if approval is None or approval.decision != "approved":
                 continue
@@ -455,31 +458,31 @@ class Approvals:
                 return approval
         return None
 
-    def approved(self) -> tuple[Approval, ...]:
+    def list_ever_approved(self) -> tuple[Approval, ...]:
         """Return the newest approval of each job ever approved, newest first.
 
         Jobs whose approval was withdrawn are included, because their sums may have left
         before that.
         """
         newest_approvals: dict[str, Approval] = {}
-        for decision in reversed(self.decisions()):
+        for decision in reversed(self.read_decisions()):
             if decision.decision == "approved":
                 newest_approvals.setdefault(decision.fingerprint, decision)
         return tuple(newest_approvals.values())
 
-    def _standings(self) -> dict[str, Standing]:
+    def _read_standings(self) -> dict[str, Standing]:
         """Return each job's standing by fingerprint, the last changed one last."""
         standings: dict[str, Standing] = {}
-        for decision in self.decisions():
+        for decision in self.read_decisions():
             old_standing = standings.get(decision.fingerprint, Standing())
-            new_standing = old_standing.after(decision, self.quorum)
+            new_standing = old_standing.add_decision(decision, self.quorum)
             if new_standing != old_standing:
                 # Removing the old standing first moves the job to the end.
                 standings.pop(decision.fingerprint, None)
                 standings[decision.fingerprint] = new_standing
         return standings
 
-    def decisions(self) -> tuple[Approval, ...]:
+    def read_decisions(self) -> tuple[Approval, ...]:
         """Return every decision, oldest first.
 
         Raises:
@@ -490,16 +493,16 @@ class Approvals:
         except FileNotFoundError:
             return ()
         except (OSError, ValueError) as error:
-            raise self._unusable("cannot be read as JSON") from error
+            raise self._make_error("cannot be read as JSON") from error
         try:
             if contents["format"] != FORMAT:
-                raise self._unusable(
+                raise self._make_error(
                     f"has format {contents['format']}, this version reads {FORMAT}"
                 )
             tables = contents["jobs"]
             for fingerprint, table in tables.items():
                 if table_fingerprint(table) != fingerprint:
-                    raise self._unusable(
+                    raise self._make_error(
                         "was edited: a job does not have its fingerprint"
                     )
             return tuple(
@@ -513,9 +516,11 @@ class Approvals:
             AttributeError,
             RefusedError,
         ) as error:
-            raise self._unusable("was edited, or is not a list of decisions") from error
+            raise self._make_error(
+                "was edited, or is not a list of decisions"
+            ) from error
 
-    def _unusable(self, problem: str) -> ConfigError:
+    def _make_error(self, problem: str) -> ConfigError:
         """Return the error for a file that cannot be used."""
         return ConfigError(
             f"{self.path}: {problem}; move it away and approve the site's jobs again"
@@ -526,7 +531,7 @@ class Approvals:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class NotesDifference:
     """The differences between the notes that two jobs train on.
 
     The author of both jobs can subtract their sums. The result depends only on the
@@ -542,7 +547,7 @@ class Comparison:
     sites: tuple[str, ...]
     notes: tuple[str, ...]
 
-    def warnings(self, min_sites: int) -> tuple[str, ...]:
+    def list_warnings(self, min_sites: int) -> tuple[str, ...]:
         """Return the warnings to show before a person approves the later job.
 
         Args:
@@ -566,7 +571,7 @@ class Comparison:
         return tuple(warnings)
 
 
-def compare(earlier: Table, later: Table, site: str) -> Comparison:
+def compare_notes(earlier: Table, later: Table, site: str) -> NotesDifference:
     """Compare the notes of an approved job and of a job that waits for approval.
 
     The site's own file may also say which notes are read. It is not part of a job's
@@ -582,12 +587,14 @@ def compare(earlier: Table, later: Table, site: str) -> Comparison:
     """
     earlier_sites = set(map(str, earlier.get("sites", ())))
     later_sites = set(map(str, later.get("sites", ())))
-    notes = table_differences(_selection(earlier, site), _selection(later, site))
-    return Comparison(tuple(sorted(earlier_sites ^ later_sites)), notes)
+    notes = table_differences(
+        _select_settings(earlier, site), _select_settings(later, site)
+    )
+    return NotesDifference(tuple(sorted(earlier_sites ^ later_sites)), notes)
 
 
-def _selection(table: Table, site: str) -> dict[str, Any]:
-    """Return the settings of a job that select a site's notes.
+def _select_settings(table: Table, site: str) -> dict[str, Any]:
+    """Return the settings of a job that determine which notes of a site it uses.
 
     These are the site's table, and the seed for splitting and subsampling notes.
     """

@@ -38,14 +38,14 @@ from fednotes.apps.deployment.rules.ledger import (
     LEDGER,
     AnsweredQuestion,
     Entry,
+    JobLines,
     Ledger,
-    Past,
     RunLines,
     SpentBudget,
     SpentLines,
     TensorFacts,
     clean_name,
-    describe,
+    describe_tensors,
     format_time,
     hash_tensors,
     hash_update,
@@ -77,13 +77,13 @@ from fednotes.privacy.secure_sum.crypto import hash_parts
 
 RULES = "rules"  # folder in a kit
 
-# Texts that the server looks for in refusals (`server.Progress`).
+# Texts that the server looks for in refusals (`server.RunProgress`).
 REJECTED = "has rejected this job"
 NOT_APPROVED = "has not approved this job"
 APPROVED_OTHER_FORM = "has approved another form of this job"
 UNAPPROVED = (NOT_APPROVED, APPROVED_OTHER_FORM)
 
-SHOWN = 12  # number of a fingerprint's characters that messages show
+SHOWN_DIGITS = 12  # number of a fingerprint's characters that messages show
 SERVER = "server"  # the only receiver
 WORDS = "words"  # name of the tensor that holds a masked update in a reply
 MAX_CLOCK_LAG = timedelta(minutes=5)  # how far a clock may lag behind the ledger
@@ -164,10 +164,10 @@ def require_approved(
     A job without a decision is stored where `fednotes site approve` finds it. The
     message names no folder of the site.
     """
-    approvals = open_approvals(kit, policy.quorum(site))
+    approvals = open_approvals(kit, policy.make_quorum(site))
     fingerprint = table_fingerprint(table)
-    short_fingerprint = fingerprint[:SHOWN]
-    status = approvals.status(table)
+    short_fingerprint = fingerprint[:SHOWN_DIGITS]
+    status = approvals.read_status(table)
     if status == "approved":
         return
     if status == "rejected":
@@ -182,11 +182,11 @@ def require_approved(
             "when": now().isoformat(),
             "table": table,
         }
-        write_json(_pending_path(kit), pending)
+        write_json(_get_pending_path(kit), pending)
     problem = APPROVED_OTHER_FORM if status == "changed" else NOT_APPROVED
     progress = ""
     if status == "waiting":
-        people = approvals.standing(table).people
+        people = approvals.read_standing(table).people
         progress = f" ({len(people)} of {policy.approvals} people have)"
     raise NotApproved(
         f"site {site!r} {problem} ({short_fingerprint}){progress}; there: fednotes "
@@ -194,7 +194,7 @@ def require_approved(
     )
 
 
-def _pending_path(kit: Path) -> Path:
+def _get_pending_path(kit: Path) -> Path:
     """Return the file of the job that waits for a decision."""
     return kit / RULES / "pending.json"
 
@@ -214,7 +214,7 @@ def read_pending_job(kit: Path) -> dict[str, Any] | None:
     Raises:
         ConfigError: The file is damaged.
     """
-    path = _pending_path(kit)
+    path = _get_pending_path(kit)
     try:
         pending = dict(read_json(path))
         if table_fingerprint(pending["table"]) != pending["fingerprint"]:
@@ -234,7 +234,7 @@ def find_job(kit: Path, prefix: str) -> RequestedJob:
     Raises:
         ConfigError: No job has this prefix, or more than one has it.
     """
-    decisions = open_approvals(kit).decisions()
+    decisions = open_approvals(kit).read_decisions()
     tables = {decision.fingerprint: decision.table for decision in decisions}
     pending = read_pending_job(kit)
     if pending is not None:
@@ -250,7 +250,8 @@ def find_job(kit: Path, prefix: str) -> RequestedJob:
     if matches:
         problem = "more than one fingerprint begins"
     labels = [
-        f"{job_name(job.table)} ({job.fingerprint[:SHOWN]})" for job in matches or jobs
+        f"{clean_job_name(job.table)} ({job.fingerprint[:SHOWN_DIGITS]})"
+        for job in matches or jobs
     ]
     raise ConfigError(
         f"{kit}: {problem} with {prefix!r}; jobs that this site was asked about: "
@@ -282,17 +283,17 @@ def settle_job(
     """
     approvals = open_approvals(kit, quorum)
     decision: Decision = "approved" if approve else "rejected"
-    ledger_end = Ledger.in_kit(kit).head().hash if approve else ""
+    ledger_end = Ledger.in_kit(kit).read_head().hash if approve else ""
     fingerprint = approvals.decide(
-        decision, table, by=by, when=now(), signer=signer, ledger=ledger_end
+        decision, table, by=by, when=now(), signer=signer, ledger_hash=ledger_end
     )
-    is_settled = approvals.standing(table).settled is not None
+    is_settled = approvals.read_standing(table).settled is not None
     if is_settled and _is_pending(kit, fingerprint):
-        _pending_path(kit).unlink(missing_ok=True)
+        _get_pending_path(kit).unlink(missing_ok=True)
     return fingerprint
 
 
-def job_name(table: Mapping[str, Any]) -> str:
+def clean_job_name(table: Mapping[str, Any]) -> str:
     """Return a job's name, sanitised because the job's author chose it."""
     return clean(table.get("name", ""), NAME)
 
@@ -324,13 +325,15 @@ class _UpdateFacts:
         return "steps" in self.covered or self.task == TRAIN
 
 
-def _facts_to_record(
+def _choose_recorded_facts(
     facts: _UpdateFacts, message: Reply, question: str
 ) -> _UpdateFacts:
-    """Return what the ledger's line says about the update in a message.
+    """Return those facts of a message's update that the ledger's line records.
 
-    A line names a task's tensors and training only if the message holds tensors. A
-    refusal has the question that it leaves unanswered.
+    - A message with tensors, plain or masked: all facts.
+    - A message with counts alone: question and answer, but no tensors or training.
+    - A message with an empty update: none of these.
+    - A refusal: the question that it leaves unanswered.
 
     Args:
         facts: The facts of the message's update; those of its request for a refusal.
@@ -414,15 +417,15 @@ class Budget:
             ConfigError: The spending record is damaged.
         """
         if self.promise is None:
-            self.require(policy)
+            self.require_enough(policy)
             return None
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked_file(self.path.with_suffix(".lock")):
-            spending = read_spent(self.path)
+            spending = read_spending(self.path)
             old_spending = {
                 job: spent.model_copy(deep=True) for job, spent in spending.items()
             }
-            _raise_to_ledger(spending, ledger_spending or {})
+            _catch_up_with_ledger(spending, ledger_spending or {})
             spent = spending.setdefault(self.job, Spent())
             is_new = _add_answer(
                 spent,
@@ -441,12 +444,12 @@ class Budget:
                 write_json(self.path, table)
             return SpentBudget(spent.epsilon, spent.delta)
 
-    def require(
+    def require_enough(
         self,
         policy: Policy,
         ledger_spending: Mapping[str, SpentBudget] | None = None,
     ) -> None:
-        """Check, before the site joins, that the budget suffices for a complete job.
+        """Check, before the site joins, that the budget suffices for the complete job.
 
         Args:
             policy: The site's rules.
@@ -458,7 +461,7 @@ class Budget:
             ConfigError: The spending record is damaged.
         """
         if self.promise is not None and policy.epsilon_unit:
-            units = get_args(Unit)  # from the one that promises most
+            units = get_args(Unit)  # from the one whose ε promises most
             unit = self.promise.privacy.unit
             smallest_unit = policy.epsilon_unit
             policy.require(
@@ -477,8 +480,8 @@ class Budget:
             )
         if self.promise is None:
             return
-        spending = read_spent(self.path)
-        _raise_to_ledger(spending, ledger_spending or {})
+        spending = read_spending(self.path)
+        _catch_up_with_ledger(spending, ledger_spending or {})
         delta = self.promise.privacy.delta
         spending[self.job] = Spent(epsilon=self.promise.compute_epsilon(), delta=delta)
         _require_budget(policy, spending.values())
@@ -526,10 +529,10 @@ def _add_answer(
     return True
 
 
-def _raise_to_ledger(
+def _catch_up_with_ledger(
     spending: dict[str, Spent], ledger_spending: Mapping[str, SpentBudget]
 ) -> None:
-    """Raise each job's recorded ε and δ to the ledger's values, if these are higher.
+    """Replace each job's recorded ε and δ by the ledger's values, if these are higher.
 
     They are higher if someone restored an older copy of the spending record.
 
@@ -543,7 +546,7 @@ def _raise_to_ledger(
             logger.warning(
                 "the record of the privacy budget is older than the ledger: job %s has "
                 "spent ε = %.4g",
-                job[:SHOWN],
+                job[:SHOWN_DIGITS],
                 by_ledger.epsilon,
             )
             spent.epsilon = by_ledger.epsilon
@@ -566,7 +569,7 @@ def _require_budget(policy: Policy, spending: Collection[Spent]) -> None:
         )
 
 
-def read_spent(path: Path) -> dict[str, Spent]:
+def read_spending(path: Path) -> dict[str, Spent]:
     """Return what each job has spent of the privacy budget, by fingerprint.
 
     Raises:
@@ -653,14 +656,19 @@ class SiteGuard:
         self._ledger = Ledger.in_kit(kit)
         self._budget = Budget(kit / RULES / "privacy.json", self._job, promise)
         self._folders = tuple(folders)
-        self._past = Past(self._ledger.path, self._job)
-        self._spent = SpentLines(self._ledger.path, self._job)
-        self._lines = RunLines(self._ledger.path, run)
+        self._job_lines = JobLines(self._ledger.path, self._job)
+        self._spent_lines = SpentLines(self._ledger.path, self._job)
+        self._run_lines = RunLines(self._ledger.path, run)
         self._newest_policy = Policy()  # until the site's own policy is read
         self._newest_update: _UpdateFacts | None = None  # that this process computed
 
     def check_job(
-        self, method: str, sites: int, rounds: int | None, *, each: bool = False
+        self,
+        method: str,
+        sites: int,
+        rounds: int | None,
+        *,
+        inspects_each: bool = False,
     ) -> None:
         """Check a job against the policy and the budget, before the site joins.
 
@@ -668,7 +676,7 @@ class SiteGuard:
             method: The job's method.
             sites: Number of sites of a round.
             rounds: Number of its rounds; None if unknown.
-            each: Whether the server inspects each site's update.
+            inspects_each: Whether the server inspects each site's update.
 
         Raises:
             PolicyRefusal: A rule forbids the job.
@@ -682,11 +690,11 @@ class SiteGuard:
             self._threshold,
             rounds=rounds,
             secure=self._secure,
-            each=each,
+            inspects_each=inspects_each,
         )
         self._read_spent_lines()
-        with self._withheld():
-            self._budget.require(policy, self._spent.jobs)
+        with self._withholding():
+            self._budget.require_enough(policy, self._spent_lines.jobs)
 
     def check_coverage(self, planned: Iterable[Coverage]) -> None:
         """Check how many patients later updates will cover, before the site joins.
@@ -709,7 +717,7 @@ class SiteGuard:
 
         Args:
             read: Returns the site's training examples in the form that
-                `ExampleRecord.join` takes.
+                `ExampleRecord.join` takes; it is not called if no rule needs them.
 
         Raises:
             PolicyRefusal: Too few examples differ from those of an earlier job.
@@ -718,7 +726,7 @@ class SiteGuard:
         """
         policy = self._read_policy()
         joining = JoinedRun(self._run, self._job, tuple(self._sites))
-        with self._withheld():
+        with self._withholding():
             ExampleRecord(self._kit / RULES).join(joining, read, policy)
 
     def check_request(self, request: Request) -> None:
@@ -794,7 +802,7 @@ class SiteGuard:
         """
         policy = self._read_policy()
         if policy.max_stored_bytes:
-            check_storage(policy, self._stored_bytes() + more + LEDGER_BYTES)
+            check_storage(policy, self._measure_stored_bytes() + more + LEDGER_BYTES)
 
     def _require_room_for_line(self) -> None:
         """Raise NoRoom unless a line of the ledger may be written."""
@@ -806,14 +814,14 @@ class SiteGuard:
         if not policy.max_stored_bytes:
             return
         try:
-            check_storage(policy, self._stored_bytes() + LINE_BYTES)
+            check_storage(policy, self._measure_stored_bytes() + LINE_BYTES)
         except PolicyRefusal as error:
             raise NoRoom(str(error)) from error
 
-    def _stored_bytes(self) -> int:
+    def _measure_stored_bytes(self) -> int:
         """Return the size of everything that the site stores for the run, in bytes."""
-        with self._readable_ledger():
-            lines = self._lines.size()
+        with self._reading_ledger():
+            lines = self._run_lines.measure_size()
         return lines + sum(map(disk_usage, self._folders))
 
     def check_refusal(
@@ -904,9 +912,9 @@ class SiteGuard:
         if request.task == SCORES and message.update is not None:
             scored = question.hex()
             self._check_scores(scored)
-        recorded = _facts_to_record(facts, message, name)
+        recorded = _choose_recorded_facts(facts, message, name)
         answered = recorded.answered or AnsweredQuestion("", "")
-        attached = describe(message.attached.tensors, norms=False)
+        attached = describe_tensors(message.attached.tensors, norms=False)
         self._append_to_ledger(
             Entry(
                 time=now(),
@@ -946,8 +954,8 @@ class SiteGuard:
         """
         policy = self._read_policy()
         if policy.max_rounds:
-            self._read_past(policy)
-            num_models = len(self._past.scored | {state})
+            self._read_job_lines(policy)
+            num_models = len(self._job_lines.scored_states | {state})
             check_rounds(policy, "this site's own scores", num_models)
 
     def _append_to_ledger(self, entry: Entry) -> None:
@@ -997,20 +1005,20 @@ class SiteGuard:
         if not facts.tensors:
             return None
         self._read_spent_lines()
-        with self._withheld():
+        with self._withholding():
             return self._budget.spend(
                 hash_tensors(facts.tensors),
                 policy,
                 task=facts.task,
-                ledger_answers=self._spent.answers.get(facts.task, ()),
-                ledger_spending=self._spent.jobs,
+                ledger_answers=self._spent_lines.answers.get(facts.task, ()),
+                ledger_spending=self._spent_lines.jobs,
             )
 
     def _describe_update(
         self, request: Request, update: Update, question: str
     ) -> _UpdateFacts:
         """Return the facts of an update that was just computed, and remember them."""
-        tensors = describe(update.tensors)
+        tensors = describe_tensors(update.tensors)
         digest = hash_update(update, tensors)
         answered = None
         if digest:
@@ -1057,8 +1065,8 @@ class SiteGuard:
 
     def _look_up_update(self, request: Request, sha256: str) -> _UpdateFacts:
         """Return what the ledger says about the update in a repeated reply."""
-        self._read_past(self._read_policy())
-        line = self._past.answers.get(sha256)
+        self._read_job_lines(self._read_policy())
+        line = self._job_lines.lines_by_message.get(sha256)
         if line is None:
             raise RefusedError(
                 f"site {self._site!r}: its ledger has no record of the requested "
@@ -1090,15 +1098,15 @@ class SiteGuard:
             answered: Its question and answer.
             policy: The site's rules.
         """
-        self._read_past(policy)
-        updates = self._past.updates.get(update.task, set()) | {answered}
-        refused = self._refused_questions(update.task, updates)
+        self._read_job_lines(policy)
+        updates = self._job_lines.updates.get(update.task, set()) | {answered}
+        refused = self._find_refused_questions(update.task, updates)
         number = len(updates) + len(refused)
         if update.tensors and update.is_of_training:
             return number
         if not answered.model:
             return number - SPARE
-        models = self._past.models.get(update.task, set()) | {answered.model}
+        models = self._job_lines.models.get(update.task, set()) | {answered.model}
         return max(len(models) + len(refused), number - SPARE)
 
     def _count_refusal(self, facts: _UpdateFacts, question: str, policy: Policy) -> int:
@@ -1109,18 +1117,18 @@ class SiteGuard:
             question: The question, which is about to be refused.
             policy: The site's rules.
         """
-        self._read_past(policy)
-        updates = self._past.updates.get(facts.task, set())
-        refused = self._refused_questions(facts.task, updates, question)
+        self._read_job_lines(policy)
+        updates = self._job_lines.updates.get(facts.task, set())
+        refused = self._find_refused_questions(facts.task, updates, question)
         number = len(updates) + len(refused)
         if facts.is_of_training:
             return number
-        models = self._past.models.get(facts.task, set())
+        models = self._job_lines.models.get(facts.task, set())
         if not models and not self.subject(facts.task):
             return number - SPARE
         return max(len(models) + len(refused), number - SPARE)
 
-    def _refused_questions(
+    def _find_refused_questions(
         self, task: str, updates: Collection[AnsweredQuestion], *new_questions: str
     ) -> set[str]:
         """Return the questions of a task that were refused and never answered.
@@ -1130,36 +1138,41 @@ class SiteGuard:
             updates: The answers to the task.
             new_questions: Questions that are about to be refused.
         """
-        refused = self._past.refused.get(task, set()).union(new_questions)
+        refused = self._job_lines.refused_questions.get(task, set()).union(
+            new_questions
+        )
         return refused.difference(update.question for update in updates)
 
     def _require_clock(self, time: datetime, policy: Policy) -> None:
         """Raise Withheld if the clock was set back, which makes `hours` meaningless."""
-        self._read_past(policy)
-        if self._past.newest and format_time(time + MAX_CLOCK_LAG) < self._past.newest:
+        self._read_job_lines(policy)
+        if (
+            self._job_lines.newest_time
+            and format_time(time + MAX_CLOCK_LAG) < self._job_lines.newest_time
+        ):
             raise Withheld(
                 f"the clock of this machine says {format_time(time)}, but its ledger's "
-                f"newest line is of {self._past.newest}: set the clock; if the ledger "
-                "is wrong, approve the job again",
+                f"newest line is of {self._job_lines.newest_time}: set the clock; if "
+                "the ledger is wrong, approve the job again",
                 f"the clock of site {self._site!r} was set back",
                 later=True,
             )
 
-    def _read_past(self, policy: Policy) -> None:
+    def _read_job_lines(self, policy: Policy) -> None:
         """Read the ledger's new lines about this job."""
-        approvals = open_approvals(self._kit, policy.quorum(self._site))
-        with self._readable_ledger():
-            self._past.read(approvals.approved_after(self._table))
+        approvals = open_approvals(self._kit, policy.make_quorum(self._site))
+        with self._reading_ledger():
+            self._job_lines.read(approvals.find_ledger_hash_at_approval(self._table))
 
     def _read_spent_lines(self) -> None:
         """Read the ledger's new lines about the privacy budget."""
         if self._budget.promise:
-            with self._readable_ledger():
-                self._spent.read()
+            with self._reading_ledger():
+                self._spent_lines.read()
 
     @contextmanager
-    def _readable_ledger(self) -> Iterator[None]:
-        """Raise Withheld if the ledger cannot be read."""
+    def _reading_ledger(self) -> Iterator[None]:
+        """While the context is open, raise Withheld if the ledger cannot be read."""
         try:
             yield
         except OSError as error:
@@ -1169,14 +1182,18 @@ class SiteGuard:
             ) from error
 
     def _read_policy(self) -> Policy:
-        """Return the current policy."""
-        with self._withheld():
+        """Read the current policy, remember and return it.
+
+        Raises:
+            Withheld: The site's file cannot be read.
+        """
+        with self._withholding():
             self._newest_policy = self._policy()
         return self._newest_policy
 
     @contextmanager
-    def _withheld(self) -> Iterator[None]:
-        """Raise Withheld in place of ConfigError, which may name files of the site."""
+    def _withholding(self) -> Iterator[None]:
+        """Replace ConfigError, which may name files of the site, by Withheld."""
         try:
             yield
         except ConfigError as error:

@@ -11,10 +11,10 @@ sending, so that nothing leaves the site that is not in the ledger.
 
 The chain of hashes reveals a line that was altered, inserted, removed or moved. The
 head reveals a tail that was cut off. `verify` names the line. Anyone with write access
-to both files can still forge a complete history: record `Ledger.head()` elsewhere from
-time to time, and pass it to `verify`. The file stays at the site, because a message
-with a few counts can be guessed from its hash. A refusal that a job's process repeats
-verbatim has at most 20 lines.
+to both files can still forge a complete history: record `Ledger.read_head()` elsewhere
+from time to time, and pass it to `verify`. The file stays at the site, because a
+message with a few counts can be guessed from its hash. A refusal that a job's process
+repeats verbatim has at most 20 lines.
 
 An append writes the head twice: first with the hash of the line that follows ("next"),
 and, once the line is written, with the line counted. A process that is killed in
@@ -61,8 +61,8 @@ _HEAD_BYTES = 320
 _NAME = re.compile(r"[\w.\-/:@\[\]=,+]{1,256}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TAIL_BYTES = len(f',"hash":"{FIRST}"}}\n')
-# Number of newest answers to remember; a server repeats no older request.
-KEPT = 8
+# Number of newest messages to remember; a server repeats no older request.
+MAX_REMEMBERED = 8
 _LINE = re.compile(rb'(\{.*),"hash":"([0-9a-f]{64})"\}\n', re.DOTALL)
 
 
@@ -153,7 +153,7 @@ class Entry:
 
 
 class _ShownLine(BaseModel):
-    """The fields of a line that `show` needs; see `Entry`. The file may be edited."""
+    """The fields of a line that readers need; see `Entry`. The file may be edited."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -201,7 +201,9 @@ class _End(NamedTuple):
     remark: dict[str, str]
 
 
-def describe(tensors: Tensors, *, norms: bool = True) -> tuple[TensorFacts, ...]:
+def describe_tensors(
+    tensors: Tensors, *, norms: bool = True
+) -> tuple[TensorFacts, ...]:
     """Return the facts of tensors, in their order.
 
     Args:
@@ -296,7 +298,7 @@ class Ledger:
         disk_errors = os_errors_as(
             FednotesError, self.path, ending="; the message did not leave"
         )
-        with disk_errors, self._locked_files() as (file, head_file):
+        with disk_errors, self._locking_files() as (file, head_file):
             old_head, remark = self._find_end(file, head_file)
             number = old_head.lines + 1
             table = {"seq": number, **facts, **remark, "prev": old_head.hash}
@@ -319,7 +321,7 @@ class Ledger:
                 raise
             return new_head
 
-    def head(self) -> Head:
+    def read_head(self) -> Head:
         """Return the end of the ledger, to be noted elsewhere.
 
         Raises:
@@ -327,12 +329,12 @@ class Ledger:
         """
         if not self.path.exists() and not head_path(self.path).exists():
             return Head()
-        with _readable(self.path), self._locked_files() as (file, head_file):
+        with _reading_ledger(self.path), self._locking_files() as (file, head_file):
             return self._find_end(file, head_file).head
 
     @contextmanager
-    def _locked_files(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-        """Lock both files; create missing ones, readable only by their owner."""
+    def _locking_files(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+        """Lock both files and yield them; create missing ones for their owner only."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (
             locked_file(head_path(self.path)) as head_file,
@@ -356,27 +358,27 @@ class Ledger:
 
         head = decode_head(raw_head)
         if head is None or size < head.bytes:
-            raise self._edited_error()
+            raise self._make_edited_error()
         file.seek(max(0, head.bytes - _TAIL_BYTES))
         tail = file.read(min(head.bytes, _TAIL_BYTES))
         if head.lines and tail != f',"hash":"{head.hash}"}}\n'.encode():
-            raise self._edited_error()
+            raise self._make_edited_error()
 
         # One byte is enough to see that more follows than the head announces.
         remainder = file.read() if head.next else file.read(1)
         if not remainder:
             return _End(replace(head, next=""), {})
         if not head.next:
-            raise self._edited_error()
+            raise self._make_edited_error()
         is_complete_line = remainder.endswith(b"\n")
         if not is_complete_line:
             return _End(replace(head, next=""), {"mended": "cut"})
         if compute_hash(remainder) != head.next:
-            raise self._edited_error()
+            raise self._make_edited_error()
         new_head = Head(head.lines + 1, head.bytes + len(remainder), hash=head.next)
         return _End(new_head, {"mended": "whole"})
 
-    def _edited_error(self) -> RefusedError:
+    def _make_edited_error(self) -> RefusedError:
         """Return the error for a ledger whose end does not match its head."""
         return RefusedError(
             f"{self.path}: does not end as {head_path(self.path).name} says, so it was "
@@ -411,7 +413,7 @@ def decode_head(raw: bytes) -> Head | None:
     return head if is_valid else None
 
 
-def show(
+def read_ledger_lines(
     path: Path, *, run: str | None = None, first: int = 0, last: int | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield the ledger's lines as tables, oldest first.
@@ -427,7 +429,7 @@ def show(
     Raises:
         DataError: A line is invalid; the message has its number.
     """
-    with _readable(path), open(path, "rb", opener=open_regular) as file:
+    with _reading_ledger(path), open(path, "rb", opener=open_regular) as file:
         for number, raw in enumerate(file, start=1):
             line = parse_line(raw) or {}
             try:
@@ -443,8 +445,8 @@ def show(
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Raise DataError for a ledger that cannot be read."""
+def _reading_ledger(path: Path) -> Iterator[None]:
+    """While the context is open, raise DataError if the ledger cannot be read."""
     with readable(path, DataError):
         try:
             yield
@@ -478,9 +480,9 @@ def read_hash(raw: bytes) -> str:
 
 
 class AnsweredQuestion(NamedTuple):
-    """A question to a site and its answer, which `max_rounds` counts together.
+    """A question to a site with its answer, which `max_rounds` counts as one.
 
-    Both identify a pair. A server may ask about any number of models that have the same
+    A server may ask about any number of models that have the same
     answer, and learns something about each, so questions are told apart. The same
     question has a different answer in another run, due to different random draws, so
     answers are told apart too.
@@ -522,23 +524,24 @@ class _NewLines:
             OSError: The ledger cannot be read.
         """
         if self._path.exists():
-            for raw in _lines_after(self._path, self._offset):
+            for raw in _read_lines_after(self._path, self._offset):
                 self._offset += len(raw)
                 yield raw
 
 
-class Past:
+class JobLines:
     """The lines of a ledger about one job.
 
     `verify` checks whether the lines are unchanged; this class does not.
 
     Attributes:
-        newest: The latest timestamp of the lines that count; "" for none.
+        newest_time: The latest timestamp of the lines that count; "" for none.
         updates: Task to the distinct updates that left (`read_answer`).
-        refused: Task to the questions that were refused after the task had read notes.
+        refused_questions: Task to the questions that were refused after the task had
+            read notes.
         models: Task to the distinct models that the updates are about.
-        answers: Hash of each of the newest messages to its line.
-        scored: The distinct states of the site in which its own scores left.
+        lines_by_message: Hash of each of the newest messages to its line.
+        scored_states: The distinct states of the site in which its own scores left.
 
     Args:
         path: The ledger.
@@ -546,12 +549,12 @@ class Past:
     """
 
     def __init__(self, path: Path, job: str) -> None:
-        self.newest = ""
+        self.newest_time = ""
         self.updates: dict[str, set[AnsweredQuestion]] = {}
-        self.refused: dict[str, set[str]] = {}
+        self.refused_questions: dict[str, set[str]] = {}
         self.models: dict[str, set[str]] = {}
-        self.answers: dict[str, dict[str, Any]] = {}
-        self.scored: set[str] = set()
+        self.lines_by_message: dict[str, dict[str, Any]] = {}
+        self.scored_states: set[str] = set()
         self._lines = _NewLines(path)
         self._mark = f'"job":"{job}"'.encode("ascii")
         self._since = ""
@@ -571,7 +574,7 @@ class Past:
             self._lines.restart()
             self._since = since
             self._forget_updates()
-            self.answers = {}
+            self.lines_by_message = {}
         for raw in self._lines.read():
             self._read_line(raw)
 
@@ -587,36 +590,37 @@ class Past:
 
     def _forget_updates(self) -> None:
         """Start counting updates again; the newest messages can still be repeated."""
-        self.newest = ""
+        self.newest_time = ""
         self.updates = {}
-        self.refused = {}
+        self.refused_questions = {}
         self.models = {}
-        self.scored = set()
+        self.scored_states = set()
 
     def _add(self, line: dict[str, Any]) -> None:
         """Add a line about a task of the method, or about the site's own scores.
 
         All other tasks of the engine are ignored.
         """
-        self.newest = max(self.newest, line["time"])
+        self.newest_time = max(self.newest_time, line["time"])
         task = line["task"]
         if task == SCORES and not line["refusal"]:
-            self.scored.add(line["question"])
+            self.scored_states.add(line["question"])
         if task.startswith("@"):
             return
         if line["refusal"]:
             if line["question"]:
-                self.refused.setdefault(task, set()).add(line["question"])
+                self.refused_questions.setdefault(task, set()).add(line["question"])
             return
         if line["update"]:
             answered = read_answer(line)
             self.updates.setdefault(task, set()).add(answered)
             if answered.model:
                 self.models.setdefault(task, set()).add(answered.model)
-        self.answers.pop(line["sha256"], None)
-        self.answers[line["sha256"]] = line
-        for old_hash in list(self.answers)[:-KEPT]:
-            del self.answers[old_hash]
+        # Removing the line first moves a repeated message to the end.
+        self.lines_by_message.pop(line["sha256"], None)
+        self.lines_by_message[line["sha256"]] = line
+        for old_hash in list(self.lines_by_message)[:-MAX_REMEMBERED]:
+            del self.lines_by_message[old_hash]
 
 
 class SpentLines:
@@ -659,6 +663,7 @@ class SpentLines:
                     self._add(line)
 
     def _add(self, line: dict[str, Any]) -> None:
+        """Add what a line records of a job's spending, and its answer to a task."""
         job = line["job"]
         if "spent" in line:
             line_budget = SpentBudget(**line["spent"])
@@ -687,7 +692,7 @@ class RunLines:
         self._mark = f'"run":"{clean_name(run)}"'.encode("ascii")
         self._size = 0
 
-    def size(self) -> int:
+    def measure_size(self) -> int:
         """Return the total size in bytes of the run's lines.
 
         Raises:
@@ -702,7 +707,7 @@ class RunLines:
         return self._size
 
 
-def _lines_after(path: Path, offset: int) -> Iterator[bytes]:
+def _read_lines_after(path: Path, offset: int) -> Iterator[bytes]:
     """Yield the complete lines of a ledger, starting at an offset."""
     with open(path, "rb", opener=open_regular) as file:
         file.seek(offset)
@@ -725,18 +730,24 @@ def read_tensors(line: Mapping[str, Any]) -> tuple[TensorFacts, ...]:
 
 
 def read_answer(line: Mapping[str, Any]) -> AnsweredQuestion:
-    """Return the pair that `max_rounds` counts for a line with an update.
+    """Return the question and answer that `max_rounds` counts for a line's update.
 
     Earlier versions recorded no question. For an update about a model, they recorded
     the model instead of the update, and distinguished updates by their first tensor.
     """
     update = line["update"]
     if "question" in line:
-        return AnsweredQuestion(line["question"], update, line["model"])
+        return AnsweredQuestion(
+            question=line["question"], update=update, model=line["model"]
+        )
+
+    # An earlier version wrote this line.
     tensors = read_tensors(line)
-    if not tensors or update == hash_tensors(tensors):
-        return AnsweredQuestion("", update)
-    return AnsweredQuestion("", tensors[0].sha256, model=update)
+    is_hash_of_update = not tensors or update == hash_tensors(tensors)
+    if is_hash_of_update:
+        return AnsweredQuestion(question="", update=update)
+    # Otherwise, the earlier version recorded the model under "update".
+    return AnsweredQuestion(question="", update=tensors[0].sha256, model=update)
 
 
 def _encode_entry(entry: Entry) -> dict[str, Any]:
@@ -763,16 +774,16 @@ def _encode_entry(entry: Entry) -> dict[str, Any]:
     return table | {"time": format_time(entry.time)}
 
 
-def _write(file: IO[bytes], place: int, raw: bytes, *, wait: bool = True) -> None:
+def _write(file: IO[bytes], offset: int, raw: bytes, *, wait: bool = True) -> None:
     """Write bytes at an offset.
 
     Args:
         file: The file.
-        place: The offset.
+        offset: The offset.
         raw: The bytes.
         wait: Whether to wait until they are on disk.
     """
-    file.seek(place)
+    file.seek(offset)
     view = memoryview(raw)
     while view:
         written = file.write(view)
@@ -853,16 +864,16 @@ def verify(path: Path, noted: Head | None = None) -> LedgerReport:
     Raises:
         DataError: The file cannot be read.
     """
-    with _readable(path):
+    with _reading_ledger(path):
         raw_head = b""
         if head_path(path).exists():
             with open(head_path(path), "rb", opener=open_regular) as file:
                 raw_head = file.read(_HEAD_BYTES + 1)
         must_exist = raw_head or (noted is not None and noted.lines)
         if must_exist and not path.exists():
-            return judge(path, (), raw_head, noted)
+            return check_lines(path, (), raw_head, noted)
         with open(path, "rb", opener=open_regular) as file:
-            return judge(path, file, raw_head, noted)
+            return check_lines(path, file, raw_head, noted)
 
 
 def parse_end(text: str) -> Head:
@@ -881,7 +892,7 @@ def parse_end(text: str) -> Head:
     return Head(int(lines), hash=digest)
 
 
-def judge(
+def check_lines(
     path: Path, lines: Iterable[bytes], raw_head: bytes, noted: Head | None
 ) -> LedgerReport:
     """Check lines that are already in memory, as `verify` does.
@@ -892,26 +903,26 @@ def judge(
         raw_head: The bytes of the head file; empty if there is none.
         noted: An end that was noted elsewhere.
     """
-    reading = _Reading(noted.lines if noted else 0)
+    checker = _LineChecker(noted.lines if noted else 0)
     for raw in lines:
-        reading.add(raw)
+        checker.add(raw)
     head = decode_head(raw_head)
-    faults = [*reading.faults, *reading.misplaced()]
+    faults = [*checker.faults, *checker.find_misplaced_lines()]
     if head is None:
-        end = _EndCheck(fault=reading.missing_head(is_damaged=bool(raw_head)))
+        end = _EndCheck(fault=checker.find_head_fault(is_damaged=bool(raw_head)))
     else:
-        end = reading.compare_end(head, has_faults=bool(faults))
+        end = checker.compare_end(head, has_faults=bool(faults))
     if end.fault is not None:
         faults.append(end.fault)
-    if noted is not None and noted.lines and reading.noted_hash != noted.hash:
+    if noted is not None and noted.lines and checker.noted_hash != noted.hash:
         problem = "is not the line whose hash was noted elsewhere"
-        if reading.end < noted.lines:
+        if checker.end < noted.lines:
             problem = "was noted elsewhere, and the ledger ends before it"
         faults.append(Fault(noted.lines, problem))
     faults.sort(key=lambda fault: fault.line)
     return LedgerReport(
         path,
-        reading.lines,
+        checker.lines,
         faults=tuple(faults),
         notes=(end.note,) if end.note else (),
         head=head,
@@ -944,10 +955,10 @@ class _Jump(NamedTuple):
     number: int
 
 
-class _Reading:
-    """The lines read so far.
+class _LineChecker:
+    """Checks the lines of a ledger one by one, and its end after the last one.
 
-    Faults in their numbers can only be determined once all lines are known.
+    Faults in the lines' numbers can only be determined once all lines are known.
 
     Attributes:
         lines: Number of complete lines.
@@ -1025,8 +1036,11 @@ class _Reading:
                 )
             )
 
-    def misplaced(self) -> Iterator[Fault]:
-        """Yield the lines whose numbers are not consecutive, and why."""
+    def find_misplaced_lines(self) -> Iterator[Fault]:
+        """Yield a fault for each line that was moved, inserted or follows a gap.
+
+        Call it once all lines were added: a number that is missing at first may follow.
+        """
         for line, due, number in self._jumps:
             first_position = self._positions[number]
             if number < due and first_position != line:
@@ -1044,18 +1058,20 @@ class _Reading:
                 )
             yield Fault(line, problem)
 
-    def missing_head(self, *, is_damaged: bool) -> Fault | None:
+    def find_head_fault(self, *, is_damaged: bool) -> Fault | None:
         """Return the fault of a head file that is damaged or missing.
 
+        An empty ledger needs no head file, so None is returned for it.
+
         Args:
-            is_damaged: Whether there is a head file.
+            is_damaged: Whether there is a head file, which must then be damaged.
         """
         if is_damaged:
             return Fault(0, "is damaged or edited")
         return Fault(0, "is missing") if self.lines else None
 
-    def _compare_cut(self, head: Head) -> Fault | None:
-        """Return the fault of a file that ends earlier than its head says."""
+    def _find_cut(self, head: Head) -> Fault | None:
+        """Return the fault of a file that ends before its head says; None for none."""
         num_missing = head.lines - self.end
         if num_missing > 0 and not self.remainder:
             verb = "was" if num_missing == 1 else "were"
@@ -1075,7 +1091,7 @@ class _Reading:
             has_faults: Whether lines have faults. If so, a wrong number of bytes or
                 last hash adds nothing.
         """
-        cut_fault = self._compare_cut(head)
+        cut_fault = self._find_cut(head)
         if cut_fault is not None:
             return _EndCheck(fault=cut_fault)
         is_next = self.end == head.lines + 1 and self.hash == head.next

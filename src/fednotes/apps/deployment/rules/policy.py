@@ -188,15 +188,15 @@ class Policy:
 
     def __post_init__(self) -> None:
         # Raise for invalid values now, not at the first request.
-        self.open_at(datetime.now(UTC))
-        self.quorum("")
+        self.to_local_time(datetime.now(UTC))
+        self.make_quorum("")
 
-    def quorum(self, site: str) -> Quorum:
+    def make_quorum(self, site: str) -> Quorum:
         """Return who must approve a job at this site, and how many of them."""
         return Quorum(site, self.approvals, self.approvers)
 
-    def open_at(self, now: datetime) -> LocalTime:
-        """Return whether the site serves requests at `now`, and `now` in its time zone.
+    def to_local_time(self, now: datetime) -> LocalTime:
+        """Convert a time to the site's time zone, and check it against its hours.
 
         Args:
             now: The time, with a time zone.
@@ -214,14 +214,14 @@ class Policy:
             ) from error
         if not self.hours:
             return LocalTime(is_open=True, clock=clock)
-        start, end = self._opening_hours()
+        start, end = self._parse_hours()
         minute = 60 * clock.hour + clock.minute
         if start < end:
             return LocalTime(start <= minute < end, clock)
         # The opening hours run past midnight.
         return LocalTime(minute >= start or minute < end, clock)
 
-    def _opening_hours(self) -> _Hours:
+    def _parse_hours(self) -> _Hours:
         """Parse and return `hours`.
 
         Raises:
@@ -264,7 +264,7 @@ class Policy:
             )
 
 
-def policy_from(table: Mapping[str, Any], where: str) -> Policy:
+def build_policy(table: Mapping[str, Any], where: str) -> Policy:
     """Return the policy of a [policy] table.
 
     Args:
@@ -287,7 +287,7 @@ def check_job(
     *,
     rounds: int | None,
     secure: bool,
-    each: bool = False,
+    inspects_each: bool = False,
 ) -> None:
     """Check whether the site may join a job.
 
@@ -299,7 +299,7 @@ def check_job(
         rounds: Number of rounds; None if the job does not say.
         secure: Whether sums are masked. If not, the server sees the counts behind
             scores.
-        each: Whether the server inspects each site's update.
+        inspects_each: Whether the server inspects each site's update.
 
     Raises:
         PolicyRefusal: A rule forbids it; the message names the first such rule.
@@ -321,18 +321,18 @@ def check_job(
         request,
         f"at most {limit:,}",
     )
-    _check_each(policy, "the job", each=each)
+    _check_individual_updates(policy, "the job", inspects_each=inspects_each)
     _check_sum(policy, "the job", secure=secure, scores=not secure)
 
 
-def check_audit(policy: Policy, worst: float | None) -> None:
+def check_audit(policy: Policy, best_gain: float | None) -> None:
     """Check that a job's audit permits a person to approve the job.
 
     Args:
         policy: The site's rules.
-        worst: How far above the success rate of guessing the best attack of the job's
-            audit at this site succeeds; None if there is no audit that tried every
-            attack.
+        best_gain: How far above the success rate of guessing the best attack of the
+            job's audit at this site succeeds; None if there is no audit that tried
+            every attack.
 
     Raises:
         PolicyRefusal: An audit is missing, or an attack succeeds too often.
@@ -340,7 +340,7 @@ def check_audit(policy: Policy, worst: float | None) -> None:
     if policy.audit != "required":
         return
     policy.require(
-        worst is not None,
+        best_gain is not None,
         "audit",
         "there is no audit of this job at this site, or not every attack could be "
         "tried",
@@ -348,14 +348,14 @@ def check_audit(policy: Policy, worst: float | None) -> None:
         "approve --audit`)",
     )
     policy.require(
-        (worst or 0) <= policy.audit_bound,
+        (best_gain or 0) <= policy.audit_bound,
         "audit_bound",
-        f"an attack of the audit may succeed {worst or 0:.3f} above chance",
+        f"an attack of the audit may succeed {best_gain or 0:.3f} above chance",
         f"{policy.audit_bound:g} at most",
     )
 
 
-def check_counts(policy: Policy, method: str, *, rounds_counts: bool) -> None:
+def check_count_step(policy: Policy, method: str, *, rounds_counts: bool) -> None:
     """Check that a method's site class can round counts, if the policy requires it.
 
     Args:
@@ -449,14 +449,14 @@ def check_request(
         f"{what} was asked for",
         f"rounds 0 to {limit - 1:,}",
     )
-    local = policy.open_at(now)
+    local = policy.to_local_time(now)
     policy.require(
         local.is_open,
         "hours",
         f"{what} was asked for at {local.clock:%H:%M}",
         f"{policy.hours} ({policy.timezone} time)",
     )
-    _check_each(policy, what, each=request.each)
+    _check_individual_updates(policy, what, inspects_each=request.each)
     _check_sum(policy, what, secure=secure, scores=not secure)
 
 
@@ -558,14 +558,14 @@ def _check_layers(
 ) -> None:
     """Check the names of the tensors that would leave."""
     names = sorted(tensors)
-    denied = [name for name in names if _matches(name, policy.denied_layers)]
+    denied = [name for name in names if _matches_any(name, policy.denied_layers)]
     policy.require(
         not denied,
         "denied_layers",
         f"{what} holds {_summarize(denied)}",
         f"all except {', '.join(policy.denied_layers)}",
     )
-    unlisted = [name for name in names if not _matches(name, policy.allowed_layers)]
+    unlisted = [name for name in names if not _matches_any(name, policy.allowed_layers)]
     policy.require(
         not unlisted,
         "allowed_layers",
@@ -608,10 +608,12 @@ def _check_sites(policy: Policy, sites: int, threshold: int) -> None:
     )
 
 
-def _check_each(policy: Policy, what: str, *, each: bool) -> None:
+def _check_individual_updates(
+    policy: Policy, what: str, *, inspects_each: bool
+) -> None:
     """Check whether the server may inspect each site's update."""
     policy.require(
-        not each or policy.individual_updates,
+        not inspects_each or policy.individual_updates,
         "individual_updates",
         f"{what} lets the server see each site's update",
         "its update only as part of a sum",
@@ -653,8 +655,8 @@ def _check_sum(
     )
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a tensor, or a layer that contains it, matches a pattern."""
+def _matches_any(name: str, patterns: tuple[str, ...]) -> bool:
+    """Return whether a tensor, or a layer that contains it, matches any pattern."""
     return any(
         fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
         for pattern in patterns
