@@ -39,7 +39,7 @@ from fednotes.encoders.reading import converting_panics
 
 Tokenize = Callable[[list[str]], list[list[int]]]
 _BATCH = 2000  # sentences in one call of the tokenizer
-_NAMES: Final = ("ids", "sentences", "documents")
+_ARRAY_NAMES: Final = ("ids", "sentences", "documents")
 _FORMAT = 2  # increase it if the same note gives different ids
 
 
@@ -98,7 +98,7 @@ def tokenize_with_cache(
     def fill(target: Path) -> None:
         """Write the corpus into an empty folder."""
         digest = hashlib.sha256()
-        facts = _write(target, _hash_each(notes(), digest), tokenize, vocabulary)
+        facts = _write_corpus(target, _hash_each(notes(), digest), tokenize, vocabulary)
         if digest.hexdigest() != content:
             raise DataError("the notes changed while they were tokenised: start again")
         facts |= {"patients": patients, "content": content, "recipe": RECIPE}
@@ -179,19 +179,22 @@ def _hash_each(notes: Iterable[Note], digest: Any) -> Iterator[Note]:
         yield note
 
 
-def _write(
+def _write_corpus(
     folder: Path,
     notes: Iterable[Note],
     tokenize: Tokenize,
     vocabulary: int,
 ) -> dict[str, Any]:
-    """Tokenise notes in batches into the three files; return the corpus's facts."""
+    """Tokenise notes into ids.bin, sentences.bin and documents.bin; return facts.json.
+
+    The caller still adds what identifies the notes.
+    """
     dtype = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
     tokens = sentence_count = documents = dropped = 0
     with ExitStack() as stack:
         files = {
             name: stack.enter_context((folder / f"{name}.bin").open("wb"))
-            for name in _NAMES
+            for name in _ARRAY_NAMES
         }
         for name in ("sentences", "documents"):
             files[name].write(np.zeros(1, np.int64).tobytes())
@@ -285,7 +288,7 @@ def _load(path: Path) -> Tokens | None:
             return None
         kinds = {"ids": facts["dtype"], "sentences": "int64", "documents": "int64"}
         arrays = {}
-        for name in _NAMES:
+        for name in _ARRAY_NAMES:
             file = path / f"{name}.bin"
             size = int(facts["sizes"][name])
             if file.stat().st_size != size * np.dtype(kinds[name]).itemsize:

@@ -312,7 +312,7 @@ class Journal:
         Returns:
             None if the stored requests do not lead there.
         """
-        start = self._newest_state(target)
+        start = self._find_newest_state(target)
         if start is None:
             return None
         steps = sorted(
@@ -329,7 +329,7 @@ class Journal:
             last = number
         return StatePath(start, steps) if last == target else None
 
-    def _newest_state(self, target: int) -> int | None:
+    def _find_newest_state(self, target: int) -> int | None:
         """Return the number of the newest saved state up to a request, if any."""
         return max((number for number in self.states if number <= target), default=None)
 
@@ -375,7 +375,7 @@ class Journal:
         needed_states = {newest_state}
         needed_requests = {number for number in requests if number > newest_state}
         for mark in marks:
-            start = self._newest_state(mark)
+            start = self._find_newest_state(mark)
             if start is not None:
                 needed_states.add(start)
                 needed_requests |= {

@@ -240,11 +240,11 @@ class Characters(nn.Module):
             # (words, filters)
             pooled = cast(Tensor, _CharMax.apply(table, characters, lengths))
         else:
-            pooled = self._convolved(characters, lengths)
+            pooled = self._convolve_in_torch(characters, lengths)
         return F.relu(pooled + self.bias)
 
-    def _convolved(self, characters: np.ndarray, lengths: np.ndarray) -> Tensor:
-        """Compute the same with torch operations, for all devices and dtypes."""
+    def _convolve_in_torch(self, characters: np.ndarray, lengths: np.ndarray) -> Tensor:
+        """Return each filter's maximum per word, on any device and in any dtype."""
         width, size = len(self.weight), characters.shape[1]
         device = self.weight.device
         # (words, size)
