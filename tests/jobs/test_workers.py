@@ -29,15 +29,15 @@ from fednotes.jobs.results import RunResult
 from fednotes.jobs.seeds import simulate_seeds
 from fednotes.jobs.simulate import simulate
 from fednotes.jobs.workers import child_process, dealing, pool
-from fednotes.jobs.workers.commands import require_same_data
+from fednotes.jobs.workers.commands import require_equal_data
 from fednotes.jobs.workers.dealing import (
     Pace,
     check_workers,
     choose_devices,
-    choose_number,
+    choose_worker_number,
     count_cores,
     count_free_cores,
-    count_useful,
+    count_useful_workers,
     deal_sites,
     list_devices,
     parse_workers,
@@ -237,10 +237,10 @@ def test_other_work_leaves_fewer_cores_free(monkeypatch: pytest.MonkeyPatch) -> 
         )
         assert count_free_cores() == free
     monkeypatch.setattr(dealing, "count_free_cores", lambda: 8)
-    assert [choose_number("cpu", threads) for threads in (1, 3, 9)] == [8, 2, 1]
-    assert choose_number("cuda", 1) == 1
+    assert [choose_worker_number("cpu", threads) for threads in (1, 3, 9)] == [8, 2, 1]
+    assert choose_worker_number("cuda", 1) == 1
     monkeypatch.setattr(dealing, "count_gpus", lambda: 4)
-    assert choose_number("cuda:*", 1) == 4
+    assert choose_worker_number("cuda:*", 1) == 4
 
 
 def test_the_number_of_workers_is_a_number_or_auto(
@@ -292,9 +292,9 @@ def test_too_many_workers_are_refused(job_file: Path, tmp_path: Path) -> None:
 
 
 def test_notes_that_change_while_a_run_starts_are_refused() -> None:
-    require_same_data({"a": "1"}, {"a": "1"})
+    require_equal_data({"a": "1"}, {"a": "1"})
     with pytest.raises(DataError, match="the notes of site 'b' have changed while"):
-        require_same_data({"a": "1", "b": "2"}, {"a": "1", "b": "3"})
+        require_equal_data({"a": "1", "b": "2"}, {"a": "1", "b": "3"})
 
 
 # ends of processes
@@ -408,10 +408,10 @@ def test_without_a_gpu_every_gpu_is_refused_like_one(tmp_path: Path) -> None:
 
 
 def test_workers_without_work_are_not_counted() -> None:
-    assert count_useful([]) == 1
-    assert count_useful([1]) == 1
-    assert count_useful([3]) == 3
-    assert count_useful([1, 1, 1, 3, 1]) == 4
+    assert count_useful_workers([]) == 1
+    assert count_useful_workers([1]) == 1
+    assert count_useful_workers([3]) == 3
+    assert count_useful_workers([1, 1, 1, 3, 1]) == 4
 
 
 def test_the_quota_of_a_container_limits_the_cores(tmp_path: Path) -> None:

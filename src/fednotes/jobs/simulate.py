@@ -64,7 +64,7 @@ from fednotes.jobs.run_folder import (
     require_run_folder,
     require_usable_folder,
 )
-from fednotes.jobs.workers.dealing import Pace, count_useful
+from fednotes.jobs.workers.dealing import Pace, count_useful_workers
 from fednotes.jobs.workers.pool import (
     SitesOfWorkers,
     TrainedPart,
@@ -150,7 +150,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
             locks.enter_context(hold_folder(out))
         facts = count_data(job, sites.data)
         files = digest_model_files(job)
-        useful = count_useful([len(part.sites) for part in parts])
+        useful = count_useful_workers([len(part.sites) for part in parts])
         pool.open(job, out, sites.data, useful)
         record_inputs(
             job,
@@ -255,7 +255,7 @@ class _Run:
             started = time.monotonic()
             outcomes[part.name] = self._train_here(part, sites)
             pace.record(part.name, time.monotonic() - started)
-            useful = count_useful([len(part.sites) for part in waiting])
+            useful = count_useful_workers([len(part.sites) for part in waiting])
             seconds = pace.expect([part.name for part in waiting])
             if useful > 1 and self.workers.is_worthwhile(seconds):
                 self.workers.start_late(self.job, self.out, sites, useful)

@@ -27,7 +27,7 @@ from fednotes.jobs.workers.commands import (
     OPEN,
     REPORT,
     TRAIN,
-    describe_data,
+    digest_data,
     encode_round,
 )
 from fednotes.jobs.workers.events import (
@@ -56,8 +56,8 @@ class _OpenJob:
     sites: Sites
     parts: Mapping[str, Part]
 
-    def run(self, values: Mapping[str, Any]) -> PartRun:
-        """Return the part that a command names."""
+    def make_part_run(self, values: Mapping[str, Any]) -> PartRun:
+        """Return the part that a command names, and where it is trained."""
         part = self.parts[values["part"]]
         return PartRun(self.job, part, Path(values["out"]), values["resume"])
 
@@ -78,7 +78,7 @@ class Worker:
         self._commands: dict[str, Callable[[Request], Any]] = {
             OPEN: self._read_job,
             HOLD: self._hold_sites,
-            REPORT: self._report,
+            REPORT: self._report_sites,
             TRAIN: self._train,
         }
 
@@ -87,6 +87,7 @@ class Worker:
         answer_requests(self._send, self._receive, self._answer)
 
     def _answer(self, request: Request) -> Iterator[bytes]:
+        """Yield the encoded replies to a command, or to a task of the method."""
         command = self._commands.get(request.task)
         if command is not None:
             result = command(request)
@@ -107,7 +108,7 @@ class Worker:
         torch.use_deterministic_algorithms(device == "cpu")
         sites, _, parts = prepare(job)
         self._open = _OpenJob(job, device, sites, {part.name: part for part in parts})
-        return describe_data(job, sites.data)
+        return digest_data(job, sites.data)
 
     def _hold_sites(self, request: Request) -> dict[str, int]:
         """Make sites of a part; return their numbers of training examples."""
@@ -115,7 +116,7 @@ class Worker:
         values = read_values(request)
         self._held = None  # frees the memory of earlier sites
         self._held = SitesHere(
-            self._open.run(values),
+            self._open.make_part_run(values),
             self._open.sites.data,
             self._open.device,
             progress=_Events(self, request).features,
@@ -124,7 +125,7 @@ class Worker:
         names = self._held.programs.names
         return dict(zip(names, self._held.sizes, strict=True))
 
-    def _report(self, request: Request) -> list[dict[str, Any]]:
+    def _report_sites(self, request: Request) -> list[dict[str, Any]]:
         """Score the trained models of the sites, and return their reports."""
         del request
         assert self._held is not None
@@ -134,7 +135,7 @@ class Worker:
         """Train a part completely, and return its outcome."""
         assert self._open is not None
         self._held = None
-        run = self._open.run(read_values(request))
+        run = self._open.make_part_run(read_values(request))
         events = _Events(self, request)
         sites = SitesHere(
             run, self._open.sites.data, self._open.device, progress=events.features

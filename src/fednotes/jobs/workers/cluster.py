@@ -23,7 +23,7 @@ from fednotes.core.errors import ConfigError, ParameterError, needs
 from fednotes.core.pipes import PipeClosedError
 from fednotes.jobs.workers.actor import WorkerActor, list_package_versions
 from fednotes.jobs.workers.child_process import END_SECONDS
-from fednotes.jobs.workers.dealing import AUTO, EVERY_GPU, require_number
+from fednotes.jobs.workers.dealing import AUTO, EVERY_GPU, require_worker_number
 from fednotes.jobs.workers.worker_process import WorkerProcess
 
 _PAGE = "docs/how-to/cluster.md"
@@ -70,7 +70,7 @@ def connect(address: str) -> Iterator[Any]:
             "this process is connected to a Ray cluster already: call ray.shutdown() "
             "first"
         )
-    with _keep_sigterm_handler():
+    with _keeping_sigterm_handler():
         _connect(ray, address)
     try:
         yield ray
@@ -96,13 +96,14 @@ def _require_open_port(address: str) -> None:
         place = (host.strip("[]"), int(port))
         socket.create_connection(place, timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise _no_cluster(address, error) from error
+        raise _make_connection_error(address, error) from error
 
 
-def _no_cluster(address: str, error: Exception) -> ConfigError:
+def _make_connection_error(address: str, error: Exception) -> ConfigError:
+    """Return the error for a cluster that this process cannot connect to."""
     return ConfigError(
-        f"cannot connect to the Ray cluster {address!r} ({_first_line(error)}): start "
-        f"it, and run this command on one of its nodes with its token ({_PAGE})"
+        f"cannot connect to the Ray cluster {address!r} ({_find_first_line(error)}): "
+        f"start it, and run this command on one of its nodes with its token ({_PAGE})"
     )
 
 
@@ -116,11 +117,11 @@ def _connect(ray: Any, address: str) -> None:
             f"head node's ~/.ray/auth_token, or set RAY_AUTH_TOKEN_PATH ({_PAGE})"
         ) from None
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise _no_cluster(address, error) from error
+        raise _make_connection_error(address, error) from error
 
 
 @contextmanager
-def _keep_sigterm_handler() -> Iterator[None]:
+def _keeping_sigterm_handler() -> Iterator[None]:
     """Restore the handler of SIGTERM, which Ray replaces."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
@@ -130,7 +131,7 @@ def _keep_sigterm_handler() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _first_line(error: BaseException) -> str:
+def _find_first_line(error: BaseException) -> str:
     """Return the first line of an error's text, without its full stop."""
     line = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return line.rstrip(".: ")
@@ -212,7 +213,7 @@ class Cluster:
             self._gpu_share = 0.0 if device == "cpu" else 1.0
             self.limit = self._count_free(nodes)
         else:
-            require_number(number)
+            require_worker_number(number)
             if device == EVERY_GPU:
                 self._gpu_share = share_gpus(number, gpus)
             self.limit = number
@@ -228,7 +229,7 @@ class Cluster:
         Raises:
             ConfigError: A node has other versions, no such folder, or accepts anyone.
         """
-        with self._start_errors():
+        with self._explaining_start_errors():
             places = self._reserve(number)
         ray = self._ray
         kind = ray.remote(
@@ -317,7 +318,7 @@ class Cluster:
         with tempfile.NamedTemporaryFile(prefix=".cluster-", dir=folders[-1]) as file:
             paths = [str(folder.absolute()) for folder in folders]
             message = json.dumps([*paths, os.path.abspath(file.name)]).encode()
-            with self._start_errors():
+            with self._explaining_start_errors():
                 descriptions = self._ray.get(
                     [actor.describe.remote(message) for actor in actors],
                     timeout=_START_SECONDS,
@@ -330,13 +331,13 @@ class Cluster:
         self.processors = sorted(processors)
 
     @contextmanager
-    def _start_errors(self) -> Iterator[None]:
+    def _explaining_start_errors(self) -> Iterator[None]:
         """Turn errors of Ray within the context into one that names a remedy."""
         try:
             yield
         except (RuntimeError, self._ray.exceptions.RayError) as error:
             raise ConfigError(
-                f"Ray cannot start the workers ({_first_line(error)}): install "
+                f"Ray cannot start the workers ({_find_first_line(error)}): install "
                 f"fednotes in the Python environment of every node ({_PAGE})"
             ) from error
 
@@ -461,6 +462,7 @@ class ActorProcess:
         self._frame.add_done_callback(self._make_readable)
 
     def _make_readable(self, _: object) -> None:
+        """Write a byte into the pipe, once Ray has the next frame."""
         with self._lock:
             if self._is_open:
                 os.write(self._writable, b".")

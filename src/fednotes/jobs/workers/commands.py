@@ -37,12 +37,12 @@ def decode_round(values: Mapping[str, Any]) -> RoundResult:
     return RoundResult(**{**values, **names})
 
 
-def describe_data(job: Job, sites: Sequence[Any]) -> dict[str, str]:
+def digest_data(job: Job, sites: Sequence[Any]) -> dict[str, str]:
     """Return a digest of the data of each site."""
     return {site.id: job.kind.fingerprint(site) for site in sites}
 
 
-def require_same_data(expected: Mapping[str, str], read: Mapping[str, str]) -> None:
+def require_equal_data(expected: Mapping[str, str], read: Mapping[str, str]) -> None:
     """Raise DataError unless a worker has read the same data.
 
     Args:

@@ -91,13 +91,13 @@ def count_cores() -> int:
     return max(1, min(cores, _read_quota(Path("/sys/fs/cgroup/cpu.max"), cores)))
 
 
-def _read_quota(path: Path, without: int) -> int:
-    """Return the whole cores of a container's quota; `without` if there is none."""
+def _read_quota(path: Path, default: int) -> int:
+    """Return the whole cores of a container's quota; `default` if there is none."""
     try:
         quota, period = path.read_text().split()
         return int(quota) // int(period)
     except (OSError, ValueError):  # no such file, or "max"
-        return without
+        return default
 
 
 def count_free_cores() -> int:
@@ -112,7 +112,7 @@ def count_free_cores() -> int:
     return max(1, count_cores() - round(busy_cores))
 
 
-def choose_number(device: str, threads: int) -> int:
+def choose_worker_number(device: str, threads: int) -> int:
     """Return the number of workers that this machine has room for.
 
     Args:
@@ -138,17 +138,18 @@ def parse_workers(text: str) -> int | Literal["auto"]:
     if text == AUTO:
         return AUTO
     if not text.isdecimal():
-        raise _not_a_number(text)
+        raise _make_number_error(text)
     return int(text)
 
 
-def require_number(workers: object) -> None:
+def require_worker_number(workers: object) -> None:
     """Raise ParameterError unless a number of workers is an integer of at least 1."""
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise _not_a_number(workers)
+        raise _make_number_error(workers)
 
 
-def _not_a_number(workers: object) -> ParameterError:
+def _make_number_error(workers: object) -> ParameterError:
+    """Return the error for what is no number of workers."""
     return ParameterError(
         f"`workers` = {workers!r}: expected a whole number of at least 1, or auto"
     )
@@ -165,7 +166,7 @@ def check_workers(workers: int, threads: int, cores: int) -> int:
     Raises:
         ParameterError: The number is below 1, or needs more cores than there are.
     """
-    require_number(workers)
+    require_worker_number(workers)
     if workers > 1 and workers * threads > cores:
         each = "1 thread" if threads == 1 else f"{threads} threads"
         largest = max(1, cores // threads)
@@ -176,7 +177,7 @@ def check_workers(workers: int, threads: int, cores: int) -> int:
     return workers
 
 
-def count_useful(sites_of_parts: Sequence[int]) -> int:
+def count_useful_workers(sites_of_parts: Sequence[int]) -> int:
     """Return the largest number of workers that have work at the same time.
 
     Args:

@@ -28,15 +28,15 @@ from fednotes.jobs.workers.commands import (
     REPORT,
     TRAIN,
     decode_round,
-    describe_data,
-    require_same_data,
+    digest_data,
+    require_equal_data,
 )
 from fednotes.jobs.workers.dealing import (
     AUTO,
     EVERY_GPU,
     check_workers,
     choose_devices,
-    choose_number,
+    choose_worker_number,
     count_cores,
     deal_sites,
 )
@@ -227,9 +227,9 @@ class Workers:
         """Wait until the workers have read a job's data, the same as this process."""
         if not self.all:
             return
-        digests = describe_data(job, sites)
+        digests = digest_data(job, sites)
         for worker in self.all:
-            require_same_data(digests, worker.wait_for_result())
+            require_equal_data(digests, worker.wait_for_result())
 
 
 @contextmanager
@@ -272,7 +272,7 @@ def _plan_local(
     """Return this machine with room for workers, and when they start."""
     is_auto = number == AUTO
     if number == AUTO:
-        number = choose_number(device, threads)
+        number = choose_worker_number(device, threads)
     else:
         check_workers(number, threads, count_cores())
     host = ThisMachine(choose_devices(device, number))
@@ -305,11 +305,13 @@ class SitesOfWorkers:
         for worker, sites in zip(self._holders, hands, strict=True):
             worker.duty = _describe_duty(sites)
             owners |= dict.fromkeys(sites, worker)
-            worker.send(make_request(HOLD, {**_part_values(run), "sites": sites}).frame)
+            worker.send(
+                make_request(HOLD, {**_describe_part_run(run), "sites": sites}).frame
+            )
         examples: dict[str, int] = {}
         shared = _SharedProgress(progress)
         for worker in self._holders:
-            examples |= worker.wait_for_result(shared.of(worker.number))
+            examples |= worker.wait_for_result(shared.make_progress(worker.number))
         self.sizes: Sequence[int] = [examples[site] for site in sizes]
         self._names = list(sizes)
         self.programs: SitePrograms = RemotePrograms(
@@ -335,7 +337,7 @@ def _describe_duty(sites: Sequence[str]) -> str:
     return f"computed for {noun} {names}"
 
 
-def _part_values(run: PartRun) -> dict[str, Any]:
+def _describe_part_run(run: PartRun) -> dict[str, Any]:
     """Return the JSON values by which a worker knows a part."""
     out = str(run.out.absolute())
     return {"part": run.part.name, "out": out, "resume": run.resume}
@@ -353,7 +355,7 @@ class _SharedProgress:
         self._done: dict[int, int] = {}
         self._totals: dict[int, int] = {}
 
-    def of(self, worker: int) -> Progress:
+    def make_progress(self, worker: int) -> Progress:
         """Return the function that receives one worker's progress."""
 
         def report(done: int, total: int) -> None:
@@ -389,7 +391,7 @@ class TrainedPart:
         self._events = events
         self._progress = progress
         worker.duty = _describe_duty([site.id for site in run.part.sites])
-        worker.send(make_request(TRAIN, _part_values(run)).frame)
+        worker.send(make_request(TRAIN, _describe_part_run(run)).frame)
 
     def handle_reply(self) -> Outcome | None:
         """Receive the next reply; return the outcome once the part is trained.
@@ -403,16 +405,16 @@ class TrainedPart:
             return Outcome.model_validate(event.values[0])
         if event.name == BEGIN:
             self._events.begin(*event.values)
-            self._continue()
+            self._confirm_event()
         elif event.name == ROUND:
             self._events.round(decode_round(event.values[0]))
-            self._continue()
+            self._confirm_event()
         elif event.name == END:
             self._events.end()
         elif event.name == FEATURES:
             self._progress(*event.values)
         return None
 
-    def _continue(self) -> None:
+    def _confirm_event(self) -> None:
         """Tell the worker that an event was logged."""
         self._worker.send(make_request(CONTINUE).frame)

@@ -44,6 +44,7 @@ class PredictionWorker:
         answer_requests(self._send, self._receive, self._answer)
 
     def _answer(self, request: Request) -> Iterator[bytes]:
+        """Yield the encoded reply to a command."""
         result = self._commands[request.task](read_values(request))
         yield make_reply(request, "", make_event(RESULT, result))
 

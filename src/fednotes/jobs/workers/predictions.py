@@ -30,9 +30,9 @@ from fednotes.jobs.workers.dealing import (
     EVERY_GPU,
     check_workers,
     choose_devices,
-    choose_number,
+    choose_worker_number,
     count_cores,
-    require_number,
+    require_worker_number,
 )
 from fednotes.jobs.workers.prediction_messages import (
     LOAD,
@@ -56,7 +56,7 @@ def require_possible_workers(options: LoadOptions) -> None:
     """Raise ParameterError for an impossible number of workers."""
     if options.workers == AUTO:
         return
-    require_number(options.workers)
+    require_worker_number(options.workers)
     if options.workers == 1 and options.device == EVERY_GPU:
         raise ParameterError(
             f"`device` = {EVERY_GPU!r} deals workers out to all GPUs: set `workers`, "
@@ -91,7 +91,7 @@ def _choose_workers(folder: Path, options: LoadOptions, notes: int | None) -> in
     if options.workers == AUTO:
         is_large = notes is not None and notes >= MANY_NOTES
         threads = _count_threads(folder)
-        return choose_number(options.device, threads) if is_large else 1
+        return choose_worker_number(options.device, threads) if is_large else 1
     if options.workers > 1 and options.device == "cpu":
         _require_cores(options.workers, _count_threads(folder))
     return options.workers

@@ -32,7 +32,9 @@ def main(work: str) -> None:
     os.dup2(2, 1)
 
     requests: SimpleQueue[bytearray] = SimpleQueue()
-    reader = threading.Thread(target=_read, args=(pipe, requests), daemon=True)
+    reader = threading.Thread(
+        target=_queue_requests, args=(pipe, requests), daemon=True
+    )
     reader.start()
 
     # Imported while stdin is watched, because it takes seconds.
@@ -48,7 +50,7 @@ def main(work: str) -> None:
         Worker(pipe.send, requests.get).serve()
 
 
-def _read(pipe: FramePipe, requests: SimpleQueue[bytearray]) -> None:
+def _queue_requests(pipe: FramePipe, requests: SimpleQueue[bytearray]) -> None:
     """Pass requests on until stdin closes, then end the process at once.
 
     No file is left half-written: each is written under another name and then renamed.

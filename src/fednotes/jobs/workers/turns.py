@@ -67,10 +67,10 @@ class _InTurn(ProgressListener):
         self._name = name
         self._turns = turns
 
-    def begin(self, part: Part, rounds: int, sentences: int) -> None:
+    def begin(self, part: Part, rounds: int, examples: int) -> None:
         """Pass the event on in its turn."""
         self._turns.add(
-            self._name, lambda: self._listener.begin(part, rounds, sentences)
+            self._name, lambda: self._listener.begin(part, rounds, examples)
         )
 
     def round(self, result: RoundResult) -> None:
