@@ -87,7 +87,7 @@ class Plain:
                 continue
             self.terms.setdefault(key, set()).update(terms_given.get_concepts(at))
 
-    def bag(self, notes: list[str]) -> list[int]:
+    def make_bag(self, notes: list[str]) -> list[int]:
         bag: list[int] = []
         for text in notes:
             words, at = list(map(make_singular, split_into_words(text))), 0

@@ -733,7 +733,7 @@ class FedNERSite:
 
         def make() -> fedner.Site:
             site = fedner.Site(sites[0], config)
-            guard.covered, guard.subject = site.covered, site.subject
+            guard.covered, guard.subject = site.count_covered, site.find_subject
             return site
 
         self.parameters = fedner.make_initial_parameters(config)

@@ -157,7 +157,7 @@ def test_a_clock_that_was_set_back_causes_no_resubmission(
             },
         )
     )
-    server.jobs = lambda: [running, stopped]  # type: ignore[method-assign]
+    server.list_jobs = lambda: [running, stopped]  # type: ignore[method-assign]
     Looks(tmp_path, server).look(20)
     assert server.orders == []
 
