@@ -74,7 +74,7 @@ OWN_FILES = {
     "encoders/features.py:_is_locked": _CACHE,
     "encoders/features.py:locking": _CACHE,
     "encoders/features.py:open_complete": _CACHE,
-    "encoders/token_cache.py:_write": _CACHE,
+    "encoders/token_cache.py:_write_corpus": _CACHE,
     "engines/history.py:_read_lines": _KIT,
     "engines/history.py:find_reply": _KIT,
     "engines/history.py:read_request": _KIT,

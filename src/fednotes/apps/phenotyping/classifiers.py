@@ -215,7 +215,7 @@ def agree_on_classes(
 
     Args:
         counts: For "absent", "present" and "questionable", (diseases,) numbers of
-            patients as `Cohort.label_counts` has them, summed over sites.
+            patients as `Cohort.count_labels` has them, summed over sites.
         least_questionable: The minimum number of patients for which questionable is a
             class.
     """
