@@ -43,7 +43,10 @@ class Calibrated:
 
         def make() -> Any:
             site = phenotype.Site(data, config)
-            guard.covered, guard.subject = site.count_covered, site.find_subject
+            guard.count_covered, guard.find_subject = (
+                site.count_covered,
+                site.find_subject,
+            )
             return site
 
         self.host = SiteHost(make, folder / "state", job=JOB, name="s0", guard=guard)

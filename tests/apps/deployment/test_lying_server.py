@@ -733,7 +733,10 @@ class FedNERSite:
 
         def make() -> fedner.Site:
             site = fedner.Site(sites[0], config)
-            guard.covered, guard.subject = site.count_covered, site.find_subject
+            guard.count_covered, guard.find_subject = (
+                site.count_covered,
+                site.find_subject,
+            )
             return site
 
         self.parameters = fedner.make_initial_parameters(config)

@@ -206,7 +206,7 @@ class Drawn(Guarded):
             drawn=3,
         )
         self.host._guard = self.guard
-        self.guard.covered = lambda task: self.covered
+        self.guard.count_covered = lambda task: self.covered
 
 
 def test_a_request_with_another_number_of_sites_is_refused(

@@ -190,8 +190,8 @@ def _create_host(
             results=participation.results,
             write_card=participation.write_card,
         )
-        guard.covered = agreed_site.count_covered
-        guard.subject = agreed_site.find_subject
+        guard.count_covered = agreed_site.count_covered
+        guard.find_subject = agreed_site.find_subject
         return agreed_site
 
     pace = None

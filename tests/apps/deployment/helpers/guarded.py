@@ -102,7 +102,7 @@ class Guarded:
         )
 
         def make() -> Trainer:
-            self.guard.covered = lambda task: self.covered
+            self.guard.count_covered = lambda task: self.covered
             return Trainer(self.site, self.updates)
 
         seal = (

@@ -48,7 +48,7 @@ class Spender(Guarded):
             *table, lambda: self.policy, promise=self.promise, **options
         )
         self.host._guard = self.guard
-        self.guard.covered = lambda task: self.covered
+        self.guard.count_covered = lambda task: self.covered
 
     @property
     def spent(self) -> dict[str, Any]:

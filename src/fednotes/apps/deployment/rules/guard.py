@@ -641,8 +641,8 @@ class SiteGuard:
         promise: Promise | None = None,
         folders: Collection[Path] = (),
     ) -> None:
-        self.covered: Covered = lambda _task: {}
-        self.subject: Subject = lambda _task: ""
+        self.count_covered: Covered = lambda _task: {}
+        self.find_subject: Subject = lambda _task: ""
         self._kit = kit
         self._site = site
         self._run = run
@@ -851,7 +851,7 @@ class SiteGuard:
             request.number,
             request.task,
             round=request.round,
-            covered=dict(self.covered(request.task)),
+            covered=dict(self.count_covered(request.task)),
         )
         name = self._name_question(request, question)
         num_sent = self._count_refusal(facts, name, policy)
@@ -1022,14 +1022,14 @@ class SiteGuard:
         digest = hash_update(update, tensors)
         answered = None
         if digest:
-            model = self.subject(request.task)
+            model = self.find_subject(request.task)
             answered = AnsweredQuestion(question, digest, model)
         self._newest_update = _UpdateFacts(
             request.number,
             request.task,
             round=request.round,
             tensors=tensors,
-            covered=dict(self.covered(request.task)),
+            covered=dict(self.count_covered(request.task)),
             answered=answered,
         )
         return self._newest_update
@@ -1124,7 +1124,7 @@ class SiteGuard:
         if facts.is_of_training:
             return number
         models = self._job_lines.models.get(facts.task, set())
-        if not models and not self.subject(facts.task):
+        if not models and not self.find_subject(facts.task):
             return number - SPARE
         return max(len(models) + len(refused), number - SPARE)
 
