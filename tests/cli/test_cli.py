@@ -640,8 +640,27 @@ def test_predictions_never_replace_the_input(
         message = refused("predict", model, source, "--out", out, "--to", format)
         assert "would replace files of" in message
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    for _ in range(2):  # its own again
-        run("predict", model, folder, "--out", tmp_path / "new", "--to", "brat")
+
+
+def test_earlier_predictions_are_replaced_only_with_overwrite(
+    run: Run, refused: Refused, model: Path, tmp_path: Path
+) -> None:
+    text = ("predict", model, "--text", TEXT, "--out")
+    for name, format in (("new.jsonl", "jsonl"), ("new", "brat")):
+        out = tmp_path / name
+        run(*text, out, "--to", format)
+        file = out if out.is_file() else next(out.glob("*.ann"))
+        file.write_text("T1\tDrug 0 1\tH\n", encoding="utf-8")
+        message = refused(*text, out, "--to", format)
+        assert f"--out {out} exists already" in message
+        assert "--overwrite to replace it" in message
+        assert file.read_text(encoding="utf-8") == "T1\tDrug 0 1\tH\n"
+        run(*text, out, "--to", format, "--overwrite")
+        assert "codeine" in file.read_text(encoding="utf-8")
+    (tmp_path / "empty").mkdir()
+    run(*text, tmp_path / "empty", "--to", "brat")
+    message = refused(*text, tmp_path / "shards", "--shard", 2, "--overwrite")
+    assert "--overwrite replaces one file or a folder of brat" in message
 
 
 def test_evaluate_prints_the_scores_of_the_predictions(

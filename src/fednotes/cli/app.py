@@ -389,6 +389,9 @@ def predict(
         bool,
         typer.Option("--resume", help="Resume an interrupted run."),
     ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the output of an earlier call.")
+    ] = False,
     threshold: Annotated[
         float,
         typer.Option(min=0, max=1, help="Leave out mentions below this confidence."),
@@ -444,6 +447,7 @@ def predict(
         threshold,
         shard=shard,
         resume=resume,
+        overwrite=overwrite,
         database=out if is_database else "",
         table=out_table,
     )

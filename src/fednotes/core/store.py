@@ -385,7 +385,7 @@ def stream_out(path: Path) -> Iterator[IO[bytes]]:
 @contextmanager
 def _open_out(path: Path) -> Iterator[IO[bytes]]:
     """Open a file, device or FIFO that is not a link; see `stream_out`."""
-    if _is_stream(path):
+    if is_stream(path):
         with open(path, "ab") as stream:  # appends to earlier output on stdout
             yield stream
         return
@@ -420,7 +420,7 @@ def _follow_links(path: Path) -> Path:
         OSError: Another user could have created a link, or there are too many links.
     """
     for _ in range(_MAX_LINKS):
-        if _is_stream(path):
+        if is_stream(path):
             return path
         try:
             target = os.readlink(path)
@@ -435,7 +435,7 @@ def _follow_links(path: Path) -> Path:
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
-def _is_stream(path: Path) -> bool:
+def is_stream(path: Path) -> bool:
     """Return whether a path names an open file of this process, such as /dev/stdout."""
     return os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/"))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fednotes.core.databases import is_address
 from fednotes.core.errors import FednotesError, ParameterError
+from fednotes.core.store import is_stream
 from fednotes.data.encodings import encoding_of
 from fednotes.data.notes import FORMATS as NOTE_FORMATS
 from fednotes.data.notes import NoteDatabase, explain_line_ids
@@ -38,13 +39,14 @@ def predict(
         The number of notes that were read.
 
     Raises:
-        ConfigError: An option does not apply to the model, or the output would replace
-            the input.
+        ConfigError: An option does not apply to the model, the output exists, or it
+            would replace the input.
         DataError: The notes cannot be read.
         ModelError: The folder contains no readable model.
     """
     output = output or PredictionOutput()
     _require_apart(source, output)
+    _require_new(output)
     require_model(model)
     model_class = find_model_class(model)
     # The findings of a model of patients have ids of patients.
@@ -77,6 +79,23 @@ def _explain_line_ids(source: NoteSource) -> str:
         return explain_line_ids(path, format, source.column, encoding)
     except (FednotesError, OSError):
         return ""
+
+
+def _require_new(output: PredictionOutput) -> None:
+    """Raise ParameterError if predictions would replace those of an earlier call.
+
+    A folder of shards and a database check this themselves. A stream, a pipe or a
+    device is not replaced.
+    """
+    out = output.path
+    if out is None or is_stream(out) or output.overwrite or output.is_in_batches:
+        return
+    is_used_folder = out.is_dir() and any(out.iterdir())
+    if out.is_file() or is_used_folder:
+        raise ParameterError(
+            f"`out` {out} exists already: give another `out`, or `overwrite` to "
+            "replace it"
+        )
 
 
 def _require_apart(source: NoteSource, output: PredictionOutput) -> None:

@@ -87,6 +87,7 @@ class PredictionOutput:
             transaction of a database; 0 writes one file.
         resume: Whether to continue predictions of an earlier command in a folder of
             shards or a database.
+        overwrite: Whether to replace a file, or files in a folder of brat.
         database: The address of a database, for the format "omop".
         table: The table NOTE_NLP of the database, perhaps with a schema.
     """
@@ -96,6 +97,7 @@ class PredictionOutput:
     threshold: float = 0.0
     shard: int = 0
     resume: bool = False
+    overwrite: bool = False
     database: str = ""
     table: str = ""
 
@@ -124,6 +126,12 @@ class PredictionOutput:
             raise ParameterError(
                 "`resume` continues a folder of shards or a database: give `shard`, as "
                 "in the first command, or a database in `out`"
+            )
+        if self.overwrite and self.is_in_batches:
+            raise ParameterError(
+                "`overwrite` replaces one file or a folder of brat, but not a folder "
+                "of shards or rows of a database: name another `out`, or set `resume` "
+                "to continue"
             )
         if self.shard and self.path is None and not self.database:
             raise ParameterError(
