@@ -28,6 +28,7 @@ BASE = frozenset(
             "jinja2",
             "markupsafe",
             "defusedxml",
+            "psutil",
         ),
     }
 )

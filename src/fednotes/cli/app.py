@@ -197,7 +197,7 @@ def simulate(
     yes: Yes = False,
     json_output: Json = False,
 ) -> None:
-    """Run a job on this machine or a cluster: train alone, federated and pooled.
+    """Run a job here or on a cluster: train alone, federated and pooled.
 
     With --seeds, run the job once per seed, in OUT/seed-1, OUT/seed-2 and so on, and
     show the mean and standard deviation of the scores.

@@ -75,7 +75,11 @@ def test_a_model_of_patients_predicts_and_is_scored_on_a_database(place: Path) -
     out = place / "found.jsonl"
     predict(folder, NoteSource(database), PredictionOutput(out))
     from_database = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
-    predict(folder, NoteSource(str(place / "notes.csv")), PredictionOutput(out))
+    predict(
+        folder,
+        NoteSource(str(place / "notes.csv")),
+        PredictionOutput(out, overwrite=True),
+    )
     from_table = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert from_database == from_table
     assert len(from_table) == len(TEXTS)
