@@ -94,7 +94,46 @@ def test_a_tokenizer_that_makes_texts_endless_is_refused(
     inner = {"type": "Sequence", parts: [replace_letter(1000)] * 2}
     rules = {"type": "Sequence", parts: [inner, replace_letter(1000)]}
     change_json(hostile / "tokenizer.json", **{step: rules})
-    with pytest.raises(ModelError, match="a text 1,000,000,000 times as long"):
+    with pytest.raises(ModelError, match=r"a text [\d,]+ times as long"):
+        open_tokenizer(hostile)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"type": "ByteLevel"},
+        {"type": "Replace", "pattern": {"Regex": "(?=.)"}, "content": "x"},
+        {"type": "Replace", "pattern": {"String": ""}, "content": "x"},
+    ],
+)
+def test_a_rule_that_is_repeated_until_texts_are_endless_is_refused(
+    hostile: Path, rule: dict[str, Any]
+) -> None:
+    """Each rule doubles a text, so thirty of them made a billion letters of one."""
+    rules = {"type": "Sequence", "normalizers": [rule] * 30}
+    change_json(hostile / "tokenizer.json", normalizer=rules)
+    with pytest.raises(ModelError, match=r"a text [\d,]+ times as long"):
+        open_tokenizer(hostile)
+
+
+def test_a_tokenizer_that_adds_endless_special_tokens_is_refused(
+    hostile: Path,
+) -> None:
+    """A template of 125 KB put ten million tokens around each text."""
+    mark = {"id": "[CLS]", "ids": [0] * 10_000, "tokens": ["[CLS]"] * 10_000}
+    text = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+    change_json(
+        hostile / "tokenizer.json",
+        post_processor={
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}] * 1000
+            + text[:1],
+            "pair": text,
+            "special_tokens": {"[CLS]": mark},
+        },
+    )
+    use_all_rules(hostile)
+    with pytest.raises(ModelError, match="puts 10,000,000 special tokens around"):
         open_tokenizer(hostile)
 
 

@@ -50,6 +50,11 @@ NO_ENCODER = (TypeError, ValueError, AttributeError, RuntimeError, IndexError)
 Stamp = tuple[tuple[str, int, int], ...]
 # The factor by which a tokenizer may lengthen a text; published ones reach 18.
 MAX_GROWTH = 1000
+# The factors of rules that lengthen a text without naming a replacement: a character
+# has up to four bytes, and blanks are put around a Chinese one.
+_GROWING_RULES = {"ByteLevel": 4, "BertNormalizer": 3}
+# The largest number of special tokens around a text; published tokenizers add up to 8.
+MAX_MARKS = 100
 # The files whose settings a tokenizer's class receives as its arguments.
 SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 # Settings that can be the path of a file with a tokenizer's content, which is otherwise
@@ -525,13 +530,15 @@ def _require_bounded_text(where: Path, *steps: Any) -> None:
     Raises:
         ModelError: The rules could make a text more than `MAX_GROWTH` times as long.
     """
-    rules = chain.from_iterable(map(_iterate_rules, steps))
-    growth = math.prod(max(1, _find_longest_replacement(where, rule)) for rule in rules)
-    if growth > MAX_GROWTH:
-        raise ModelError(
-            f"{where}: its normalizer could make a text {growth:,} times as long: the "
-            "tokenizer is damaged or was tampered with; copy the directory again"
-        )
+    growth = 1
+    for rule in chain.from_iterable(map(_iterate_rules, steps)):
+        growth *= _find_growth(where, rule)
+        if growth > MAX_GROWTH:
+            raise ModelError(
+                f"{where}: its normalizer could make a text {growth:,} times as long: "
+                "the tokenizer is damaged or was tampered with; copy the directory "
+                "again"
+            )
 
 
 def _read_steps(file: Path) -> tuple[Any, Any]:
@@ -561,13 +568,28 @@ def _iterate_rules(step: Any) -> Iterator[Mapping[str, Any]]:
         yield from _iterate_rules(part)
 
 
-def _find_longest_replacement(where: Path, rule: Mapping[str, Any]) -> int:
-    """Return the maximum number of characters by which a rule replaces one."""
-    texts = [rule.get(key) for key in ("content", "replacement", "prepend")]
+def _find_growth(where: Path, rule: Mapping[str, Any]) -> int:
+    """Return the factor by which a rule may lengthen a text."""
+    growth = _GROWING_RULES.get(str(rule.get("type")), 1)
     charsmap = rule.get("precompiled_charsmap")
     if isinstance(charsmap, str):
-        texts += _list_replacements(where, charsmap)
-    return max((len(text) for text in texts if isinstance(text, str)), default=1)
+        growth = max(map(len, _list_replacements(where, charsmap)))
+    for key in ("content", "replacement", "prepend"):
+        text = rule.get(key)
+        if isinstance(text, str):
+            # A rule without a text to replace inserts, and keeps what it found.
+            kept = 0 if _replaces_text(rule) else 1
+            growth = max(growth, len(text) + kept)
+    return max(1, growth)
+
+
+def _replaces_text(rule: Mapping[str, Any]) -> bool:
+    """Return whether a rule replaces a text of at least one character.
+
+    An expression such as "(?=.)" is found between any two characters.
+    """
+    pattern = rule.get("pattern")
+    return isinstance(pattern, Mapping) and bool(pattern.get("String"))
 
 
 def _list_replacements(where: Path, charsmap: str) -> list[str]:
@@ -608,6 +630,12 @@ def _open_tokenizer(directory: Path) -> Any:
         raise ModelError(f"{directory}: needs a fast tokeniser (tokenizer.json)")
     # Without a tokenizer.json, the library makes one, as from a file of SentencePiece.
     _require_bounded_text(directory, *_list_steps(tokenizer))
+    marks = tokenizer.num_special_tokens_to_add()
+    if marks > MAX_MARKS:
+        raise ModelError(
+            f"{directory}: its tokenizer puts {marks:,} special tokens around a text: "
+            "it is damaged or was tampered with; copy the directory again"
+        )
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):
         # If its files are missing, the library creates one with only special tokens.
         raise ModelError(
