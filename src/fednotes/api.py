@@ -407,7 +407,7 @@ def simulate(
             half a minute. Results are bit-identical with any
             number of workers.
         cluster: Address of a Ray cluster on which these processes compute, such as
-            "10.0.0.1:6379"; "auto" finds the one that runs on this machine. There,
+            "10.0.0.1:6379"; "auto" takes it from RAY_ADDRESS. There,
             `workers` = "auto" means as many as the cluster has room for.
         command: The command that repeats the run, for its record.
 

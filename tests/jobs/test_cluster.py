@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import types
@@ -133,6 +134,13 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     return ray
 
 
+@pytest.fixture
+def head() -> Iterator[str]:
+    """Return the address of a port that answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
 def connect_to(address: str) -> None:
     with connect(address):
         raise AssertionError("connected")
@@ -142,6 +150,15 @@ def test_an_address_is_a_host_with_a_port_or_auto(environment: None) -> None:
     for address in ("head", "ray://head:10001", "local", "head:port", ""):
         with pytest.raises(ParameterError, match="expected HOST:PORT of the cluster"):
             connect_to(address)
+
+
+def test_auto_takes_no_address_from_the_processes_of_the_machine(
+    environment: None, module: Any
+) -> None:
+    """Ray would trust any process that looks like a node of a cluster."""
+    module.is_initialized = lambda: False
+    with pytest.raises(ConfigError, match="but RAY_ADDRESS is not set: give the HOST"):
+        connect_to("auto")
 
 
 def test_auto_starts_no_cluster_whatever_the_environment_says(
@@ -158,7 +175,7 @@ def test_without_ray_the_error_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r"fednotes\[ray\]"):
-        connect_to("auto")
+        connect_to("127.0.0.1:1")
 
 
 def test_a_cluster_without_a_token_is_refused_before_ray_is_imported(
@@ -167,7 +184,7 @@ def test_a_cluster_without_a_token_is_refused_before_ray_is_imported(
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match="set RAY_AUTH_MODE=token"):
-        connect_to("auto")
+        connect_to("127.0.0.1:1")
 
 
 def test_a_port_that_does_not_answer_is_an_error(
@@ -179,17 +196,17 @@ def test_a_port_that_does_not_answer_is_an_error(
 
 
 def test_usage_statistics_are_off_and_a_token_is_required(
-    environment: None, module: Any
+    environment: None, module: Any, head: str
 ) -> None:
     module.is_initialized = lambda: True
     with pytest.raises(ConfigError, match=r"call ray\.shutdown\(\) first"):
-        connect_to("auto")
+        connect_to(head)
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
     assert os.environ["RAY_AUTH_MODE"] == "token"
 
 
 def test_the_handler_of_sigterm_remains_when_ray_connects(
-    environment: None, module: Any
+    environment: None, module: Any, head: str
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
     module.is_initialized = lambda: False
@@ -200,7 +217,7 @@ def test_the_handler_of_sigterm_remains_when_ray_connects(
 
     signal.signal(signal.SIGTERM, handler)
     try:
-        with connect("auto"):
+        with connect(head):
             assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)

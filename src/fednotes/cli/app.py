@@ -190,8 +190,8 @@ def simulate(
         str | None,
         typer.Option(
             metavar="HOST:PORT|auto",
-            help="Ray cluster on which the processes of --workers compute; auto finds "
-            "the one of this machine.",
+            help="Ray cluster on which the processes of --workers compute; auto takes "
+            "the address from RAY_ADDRESS.",
         ),
     ] = None,
     yes: Yes = False,

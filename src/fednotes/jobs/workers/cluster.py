@@ -46,14 +46,14 @@ def connect(address: str) -> Iterator[Any]:
 
     Args:
         address: The cluster, "HOST:PORT"; "auto" is the one that the variable
-            RAY_ADDRESS names, or else the one of this machine.
+            RAY_ADDRESS names.
 
     Raises:
         ConfigError: There is no such cluster, or it refuses this process.
         MissingExtra: Ray is not installed.
     """
     if address == "auto":
-        address = os.environ.get("RAY_ADDRESS") or address  # as Ray does
+        address = _read_address()
     _require_address(address)
     # Ray reads these when it is imported.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -78,9 +78,27 @@ def connect(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
+def _read_address() -> str:
+    """Return the address in RAY_ADDRESS.
+
+    Without it, Ray would take the address from any process of this machine that looks
+    like a node, whoever owns it, and send the token there.
+
+    Raises:
+        ConfigError: The variable is not set.
+    """
+    address = os.environ.get("RAY_ADDRESS", "")
+    if not address:
+        raise ConfigError(
+            '`cluster` = "auto", but RAY_ADDRESS is not set: give the HOST:PORT of the '
+            f"cluster's head node, or set RAY_ADDRESS ({_PAGE})"
+        )
+    return address
+
+
 def _require_address(address: str) -> None:
-    """Raise ParameterError unless an address is "auto" or HOST:PORT."""
-    if address != "auto" and not re.fullmatch(r"[^\s/]+:[0-9]+", address):
+    """Raise ParameterError unless an address is HOST:PORT."""
+    if not re.fullmatch(r"[^\s/]+:[0-9]+", address):
         raise ParameterError(
             f"`cluster` = {address!r}: expected HOST:PORT of the cluster's head node, "
             "or auto"
@@ -89,8 +107,6 @@ def _require_address(address: str) -> None:
 
 def _require_open_port(address: str) -> None:
     """Raise ConfigError unless the port of an address answers."""
-    if address == "auto":
-        return
     host, _, port = address.rpartition(":")
     try:
         place = (host.strip("[]"), int(port))
