@@ -76,10 +76,10 @@ def test_a_proposed_encoder_comes_with_a_quicker_first_try(
 ) -> None:
     monkeypatch.setattr(first_job, "has_minilm", lambda: True)
     out, _ = run("init", "notes")
-    assert "faster model, repeat init with --encoder none --overwrite" in out
+    assert "repeat init with\n  --encoder none --overwrite\n" in out
     for options in (["--encoder", "none"], ["--method", "finetune"]):
         out, _ = run("init", "notes", "--overwrite", *options)
-        assert "faster model" not in out
+        assert "repeat init" not in out
 
 
 def test_init_ends_with_an_estimate_of_the_time(sites: Path, run: Run) -> None:
@@ -209,4 +209,8 @@ def test_the_page_shows_the_current_output_of_init(tmp_path: Path) -> None:
             check=True,
         ).stdout
     lines = [line.rstrip() for line in printed.rstrip().splitlines()]
-    assert block.splitlines() == lines
+    estimate = re.compile("^estimated time: .* on one core", re.MULTILINE)
+    assert (
+        estimate.sub("", block).splitlines()
+        == estimate.sub("", "\n".join(lines)).splitlines()
+    )

@@ -151,8 +151,8 @@ def _show(first_job: FirstJob, choices: Choices) -> None:
         say(*describe_run_time(seconds))
     if _can_be_lighter(first_job, choices):
         say(
-            "for a smaller and faster model, repeat init with "
-            "--encoder none --overwrite: a light tagger",
+            "for a light tagger, which is smaller and often faster, repeat init with",
+            "  --encoder none --overwrite",
         )
 
 
