@@ -16,9 +16,9 @@ from tiny_jobs import TAGGER
 import fednotes as fn
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError
 from fednotes.jobs.causes import Cause, Setting
+from fednotes.jobs.diagnosis.evidence import read_run_evidence
 from fednotes.jobs.diagnosis.gain import find_gain_causes
 from fednotes.jobs.diagnosis.next_run import find_command
-from fednotes.jobs.diagnosis.runs import read_run
 from fednotes.jobs.kinds.mention_causes import find_missed_types
 from fednotes.jobs.remarks import find_empty_scores
 from fednotes.jobs.results import PairedDifference
@@ -385,7 +385,7 @@ def test_a_site_without_scores_is_reported(
     good_run: Path, scores: dict[str, Any], code: str, message: str
 ) -> None:
     """It is named once, although each of its models lacks a score."""
-    job = read_run(good_run).job
+    job = read_run_evidence(good_run).job
     of_site = {"alone": scores, "federated": scores}
     (cause,) = find_empty_scores(job, {"south": of_site})
     assert (cause.code, cause.where, cause.importance) == (code, "south", "medium")
@@ -396,7 +396,7 @@ def test_a_site_without_scores_is_reported(
 def test_missing_few_test_mentions_is_not_of_high_importance(
     good_run: Path,
 ) -> None:
-    job = read_run(good_run).job
+    job = read_run_evidence(good_run).job
 
     def importance(support: int) -> str:
         score = {
@@ -414,7 +414,7 @@ def test_missing_few_test_mentions_is_not_of_high_importance(
 def test_the_importance_of_missed_types_follows_their_test_mentions(
     good_run: Path, support: int, importance: str
 ) -> None:
-    job = read_run(good_run).job
+    job = read_run_evidence(good_run).job
     missed = {"support": support, "predicted": 0, "strict": {"f1": 0.0}}
     right = {"support": 50, "predicted": 50, "strict": {"f1": 1.0}}
     score = {
@@ -637,7 +637,9 @@ def test_learning_rates_of_low_rank_changes_are_not_applied_to_full_fine_tuning(
 def test_optimizer_steps_are_counted_as_in_a_run(notes: Paths, good_run: Path) -> None:
     job = make_job(*notes, training={"epochs": 1})
     cause = find(fn.doctor(job), "few_steps")
-    per_epoch = read_run(good_run).result.conditions["federated"]["rounds"] / 20
+    per_epoch = (
+        read_run_evidence(good_run).result.conditions["federated"]["rounds"] / 20
+    )
     assert numbers(cause)["steps"] == per_epoch
     assert values(cause)["training.epochs"] > 10
 
@@ -743,7 +745,7 @@ def test_a_federation_with_little_of_the_gain_of_pooling_is_reported(
     good_run: Path, federated: float, is_open: bool
 ) -> None:
     """The good run's models are given scores of which pooling gains 0.4."""
-    run = read_run(good_run)
+    run = read_run_evidence(good_run)
 
     def score(f1: float) -> dict[str, Any]:
         counts = {"strict": 5000 * f1, "predicted": 5000, "gold": 5000}
@@ -852,7 +854,7 @@ def test_settings_are_refused_for_a_job_without_a_file(source: Any) -> None:
 def test_a_run_records_counts_and_causes_without_note_text(untrained_run: Path) -> None:
     record = json.loads((untrained_run / "job.json").read_text("utf-8"))
     assert record["data"]["north"]["mentions"]["Drug"] > 50
-    result = read_run(untrained_run).result
+    result = read_run_evidence(untrained_run).result
     assert set(map(str, result.causes)) <= set(result.notes)
     printed = json.dumps(fn.doctor(untrained_run).to_dict())
     assert not any(word in printed for word in DRUGS)

@@ -137,7 +137,7 @@ def hold_state(state: Path) -> Iterator[None]:
         yield
 
 
-def write_outcome(
+def write_submission_outcome(
     setup: Setup, status: str, lines: int, problem: str = "", *, retry: bool = False
 ) -> None:
     """Write the status of this submission, which the server's watch reads.
@@ -159,7 +159,7 @@ def write_outcome(
     write_json(setup.state / OUTCOME_FILE, outcome)
 
 
-def read_outcome(state: Path, job_id: str) -> dict[str, Any]:
+def read_submission_outcome(state: Path, job_id: str) -> dict[str, Any]:
     """Return the last status that a submission recorded; empty if it never started."""
     outcome = read_json_table(state / OUTCOME_FILE)
     return outcome if outcome.get("job_id") == job_id else {}

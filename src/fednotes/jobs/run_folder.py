@@ -361,7 +361,7 @@ def read_result_so_far(run: Path) -> RunResult:
     return RunResult.model_validate({**known, "config": config})
 
 
-def read_outcome(done: Path) -> Outcome | None:
+def read_part_outcome(done: Path) -> Outcome | None:
     """Return the outcome of a finished part; None if it is missing or damaged.
 
     A part without an outcome is trained again.

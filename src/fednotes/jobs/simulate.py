@@ -57,7 +57,7 @@ from fednotes.jobs.run_folder import (
     has_record,
     list_versions,
     move_aside,
-    read_outcome,
+    read_part_outcome,
     record_inputs,
     record_workers,
     recording_failure,
@@ -227,7 +227,7 @@ class _Run:
         outcomes: dict[str, Outcome] = {}
         for part in parts:
             done = self.out / part.name / "done.json"
-            outcome = read_outcome(done) if self.resume else None
+            outcome = read_part_outcome(done) if self.resume else None
             if outcome is not None:
                 outcomes[part.name] = outcome
         unfinished = [part for part in parts if part.name not in outcomes]

@@ -34,8 +34,8 @@ from fednotes.taggers.crf import (
 )
 from fednotes.taggers.crf_lanes import (
     SIGNATURES,
+    compute_scaled_partition,
     find_best_tags,
-    partition_scaled,
 )
 
 
@@ -94,8 +94,8 @@ def _compute_counts(
     pairs = np.empty((batch, tags, tags) if with_counts else (0, 0, 0))
     arguments = (*inputs, gold, with_counts, log_z, unary, pairs, fits)
     impossible = -1
-    if partition_scaled(*arguments):
-        impossible = _partition_in_log_space(*arguments)
+    if compute_scaled_partition(*arguments):
+        impossible = _compute_partition_in_log_space(*arguments)
     return log_z, torch.from_numpy(unary), torch.from_numpy(pairs), impossible
 
 
@@ -226,12 +226,13 @@ def _count_in_log_space(  # noqa: C901, PLR0912, PLR0913 - loops that numba comp
 
 
 @kernel_by_type(*SIGNATURES)
-def _partition_in_log_space(  # noqa: PLR0913 - the arrays of a compiled kernel
+def _compute_partition_in_log_space(  # noqa: PLR0913 - the arrays of a compiled kernel
     emissions, lengths, start, transitions, end, gold, with_counts, log_z, unary,
     pairs, fits,
 ):  # fmt: skip
-    """Set the results of `crf_lanes.partition_scaled` where fits (batch,) is False.
+    """Set what `crf_lanes.compute_scaled_partition` could not compute precisely.
 
+    These are the results of the sentences for which fits (batch,) is False.
     log_z is -inf if no sequence is allowed and NaN if an emission is NaN or +inf.
     Returns the first sentence for which no sequence is allowed, or -1.
     """

@@ -632,7 +632,7 @@ SIGNATURES = [
 
 
 @kernel_by_type(*SIGNATURES)
-def partition_scaled(  # noqa: PLR0913 - the arrays of a compiled kernel
+def compute_scaled_partition(  # noqa: PLR0913 - the arrays of a compiled kernel
     emissions, lengths, start, transitions, end, gold, with_counts, log_z, unary,
     pairs, fits,
 ):  # fmt: skip

@@ -12,13 +12,13 @@ from hospital_jobs import FEDNER, NAMES, SECURE, SHORT
 from hospitals import OPEN, Hospitals
 from kits import run_site_command, site_kit
 
-from fednotes.apps.deployment.agreement import AGREE, SCORES
 from fednotes.apps.deployment.rules.guard import (
     NotApproved,
     open_approvals,
     require_approved,
 )
 from fednotes.apps.deployment.rules.policy import Policy
+from fednotes.apps.deployment.site_agreement import AGREE, SCORES
 from fednotes.apps.deployment.site_file import SITE_FILE
 from fednotes.core.messages import OURS, decode_reply, decode_request
 from fednotes.core.update import Update

@@ -35,19 +35,19 @@ from hospital_jobs import (
 from hospitals import OPEN, Hospitals
 from tiny_models import save_bert
 
-from fednotes.apps.deployment.agreement import (
-    Description,
-    compute_agreement_fingerprint,
-    describe_site,
-    encode_descriptions,
-    explain_mismatch,
-)
 from fednotes.apps.deployment.problems import (
     LastProblem,
     read_last_problem,
     record_line,
 )
 from fednotes.apps.deployment.rules.guard import read_pending_job
+from fednotes.apps.deployment.site_agreement import (
+    Description,
+    compute_agreement_fingerprint,
+    describe_site,
+    encode_descriptions,
+    explain_mismatch,
+)
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.messages import decode_reply
 from fednotes.core.store import write_json

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fednotes.apps.deployment.agreement import Description, derive_config
 from fednotes.apps.deployment.nvflare.processes import KIT_VARIABLE, KitLog, RateLimit
 from fednotes.apps.deployment.problems import read_last_problem
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_job
+from fednotes.apps.deployment.site_agreement import Description, derive_config
 from fednotes.cli import app, shared
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.messages import Reply, WireError, decode_reply, encode

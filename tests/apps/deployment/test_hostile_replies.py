@@ -16,16 +16,16 @@ from hospital_jobs import NAMES
 from hospitals import OPEN, Hospitals
 from nvflare.apis.shareable import make_reply
 
-from fednotes.apps.deployment import agreement
 from fednotes.apps.deployment import server as module
-from fednotes.apps.deployment.agreement import (
+from fednotes.apps.deployment import site_agreement
+from fednotes.apps.deployment.nvflare import server as flare
+from fednotes.apps.deployment.server import RunProgress, _fetch_shared_scores
+from fednotes.apps.deployment.site_agreement import (
     Description,
     derive_config,
     pack_json,
     read_description,
 )
-from fednotes.apps.deployment.nvflare import server as flare
-from fednotes.apps.deployment.server import RunProgress, _fetch_shared_scores
 from fednotes.apps.deployment.site_file import parse_site_job, read_site_file
 from fednotes.core import bounds
 from fednotes.core.cleaning import LINE
@@ -122,10 +122,11 @@ def test_entity_types_of_one_site_are_bounded(tmp_path: Path) -> None:
     """A model has a number for each pair of types: 20,000 would take 1.6 GB and more."""
     job = document_job(tmp_path)
     assert (
-        len(derive_config(job, described(agreement.MAX_TYPES - 1)).tags.types) == 1000
+        len(derive_config(job, described(site_agreement.MAX_TYPES - 1)).tags.types)
+        == 1000
     )
     with pytest.raises(ConfigError, match='"c" annotates 1,001 entity types'):
-        derive_config(job, described(agreement.MAX_TYPES))
+        derive_config(job, described(site_agreement.MAX_TYPES))
 
 
 def test_a_job_may_name_any_number_of_types(tmp_path: Path) -> None:

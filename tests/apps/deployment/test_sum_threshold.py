@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from fault_toy import JOB
 
-from fednotes.apps.deployment.agreement import compute_sum_threshold
+from fednotes.apps.deployment.site_agreement import compute_sum_threshold
 from fednotes.engines.secure import SecureSeal, SecureSum
 
 

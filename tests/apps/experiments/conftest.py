@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fednotes.apps.experiments import grids, work
+from fednotes.apps.experiments.grid_runs import GridRun
 from fednotes.apps.experiments.planning import Rehearsal
 from fednotes.apps.experiments.reproduce import reproduce
-from fednotes.apps.experiments.runs import GridRun
 from fednotes.core.store import write_json
 from fednotes.jobs.job import Job
 

@@ -21,6 +21,7 @@ from paper_corpora import PAPERS, write_all
 from fednotes.apps.experiments import reproduce as module
 from fednotes.apps.experiments import work
 from fednotes.apps.experiments.grid_files import list_grid_files
+from fednotes.apps.experiments.grid_runs import GridRequest
 from fednotes.apps.experiments.grids import (
     Grid,
     choose_jobs,
@@ -29,7 +30,6 @@ from fednotes.apps.experiments.grids import (
 )
 from fednotes.apps.experiments.planning import require_applicable_settings
 from fednotes.apps.experiments.reproduce import reproduce
-from fednotes.apps.experiments.runs import GridRequest
 from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.encoders import pretrained
 from fednotes.jobs.job_file import load_job

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from fednotes.apps.experiments import planning
 from fednotes.apps.experiments import reproduce as module
 from fednotes.apps.experiments.figures import plot_results
 from fednotes.apps.experiments.grid_files import list_grid_files
+from fednotes.apps.experiments.grid_runs import GridRequest, GridRun, plan_row
 from fednotes.apps.experiments.grids import (
     Jobs,
     load_grid,
     select_rows,
 )
 from fednotes.apps.experiments.reproduce import reproduce
-from fednotes.apps.experiments.runs import GridRequest, GridRun, plan_row
 from fednotes.apps.experiments.scores import read_column
 from fednotes.cli.app import app
 from fednotes.core.errors import ConfigError
@@ -624,6 +625,23 @@ def test_the_command_names_options_in_place_of_parameters(tiny: Any) -> None:
     result = CliRunner().invoke(app, ["reproduce", tiny.name, *options])
     assert "--set training.epochs=3 does not reach 'first', 'again'" in result.output
     assert "`settings`" not in result.output
+
+
+def test_a_key_in_the_error_of_a_job_is_not_shown_as_an_option(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_second_row(row: Any, *arguments: Any, **options: Any) -> Any:
+        if row.label == "second":
+            raise ConfigError("its sites have no `valid_fraction`")
+        return plan_row(row, *arguments, **options)
+
+    tiny.write(GRID)
+    tiny.summary = of_sites
+    monkeypatch.setattr(planning, "plan_row", refuse_second_row)
+    options = ["--out", str(tiny.place / "out"), "--workers", "1", "--seeds", "1"]
+    result = CliRunner().invoke(app, ["reproduce", tiny.name, *options])
+    assert "its sites have no 'valid_fraction'" in result.output
+    assert "--valid-fraction" not in result.output
 
 
 def test_the_command_names_the_plot_of_a_comparison_of_attention(

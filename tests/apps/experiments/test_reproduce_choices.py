@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from fednotes.apps.experiments import reproduce as module
 from fednotes.apps.experiments import work
 from fednotes.apps.experiments.grid_files import list_grid_files
+from fednotes.apps.experiments.grid_runs import GridRun, has_key, is_set_by
 from fednotes.apps.experiments.grids import (
     Row,
     list_experiments,
@@ -25,7 +26,6 @@ from fednotes.apps.experiments.grids import (
 )
 from fednotes.apps.experiments.planning import Rehearsal
 from fednotes.apps.experiments.reproduce import reproduce
-from fednotes.apps.experiments.runs import GridRun, has_key, is_set_by
 from fednotes.cli.app import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.store import write_json

@@ -530,7 +530,7 @@ def test_vectors_of_concepts_reach_every_silo(place: Path) -> None:
 def test_real_sites_must_have_equal_vectors(place: Path) -> None:
     """Sites compare digests before round 1."""
     needs_app("deployment")
-    from fednotes.apps.deployment.agreement import (
+    from fednotes.apps.deployment.site_agreement import (
         Description,
         derive_config,
         describe_site,

@@ -14,7 +14,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fednotes.apps.deployment.agreement import can_round_counts
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.kit import read_kit, read_submission
 from fednotes.apps.deployment.rules.approval import Quorum, compare_notes
@@ -27,6 +26,7 @@ from fednotes.apps.deployment.rules.guard import (
 )
 from fednotes.apps.deployment.rules.policy import check_audit, check_count_step
 from fednotes.apps.deployment.site import create_guard
+from fednotes.apps.deployment.site_agreement import can_round_counts
 from fednotes.apps.deployment.site_file import (
     SITE_FILE,
     read_kit_site_file,

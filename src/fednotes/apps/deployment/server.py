@@ -30,7 +30,9 @@ from typing import Any, Protocol
 
 import torch
 
-from fednotes.apps.deployment.agreement import (
+from fednotes.apps.deployment.rules.guard import REJECTED, UNAPPROVED
+from fednotes.apps.deployment.run_secrets import load_or_create_secret
+from fednotes.apps.deployment.site_agreement import (
     AGREE,
     DESCRIBE,
     SCORES,
@@ -47,8 +49,6 @@ from fednotes.apps.deployment.agreement import (
     require_as_declared,
     unpack_json,
 )
-from fednotes.apps.deployment.rules.guard import REJECTED, UNAPPROVED
-from fednotes.apps.deployment.run_secrets import load_or_create_secret
 from fednotes.apps.deployment.site_file import insert_local_paths, read_site_file
 from fednotes.apps.deployment.waiting import APPROVALS_FILE, PendingApprovals
 from fednotes.core import bounds

@@ -21,24 +21,6 @@ from typing import Any
 
 import torch
 
-from fednotes.apps.deployment.agreement import (
-    AGREE,
-    DESCRIBE,
-    SCORES,
-    Description,
-    can_round_counts,
-    compute_agreement_fingerprint,
-    compute_sum_threshold,
-    count_planned_rounds,
-    count_round_sites,
-    decode_descriptions,
-    derive_config,
-    describe_site,
-    explain_mismatch,
-    make_threshold_function,
-    name_key_exchange,
-    pack_json,
-)
 from fednotes.apps.deployment.problems import LineKind, mark_line
 from fednotes.apps.deployment.rules.guard import (
     NotApproved,
@@ -51,6 +33,24 @@ from fednotes.apps.deployment.rules.policy import (
     check_count_step,
 )
 from fednotes.apps.deployment.run_secrets import load_or_create_secret
+from fednotes.apps.deployment.site_agreement import (
+    AGREE,
+    DESCRIBE,
+    SCORES,
+    Description,
+    can_round_counts,
+    compute_agreement_fingerprint,
+    compute_sum_threshold,
+    count_planned_rounds,
+    count_sites_per_sum,
+    decode_descriptions,
+    derive_config,
+    describe_site,
+    explain_mismatch,
+    make_threshold_function,
+    name_key_exchange,
+    pack_json,
+)
 from fednotes.apps.deployment.site_file import (
     SITE_FILE,
     SiteFile,
@@ -253,7 +253,7 @@ def create_guard(
     config: Any = job.config
     if job.privacy:
         config = replace(config, sites=len(setup.sites))
-    num_sites = count_round_sites(job, setup)
+    num_sites = count_sites_per_sum(job, setup)
     guard = SiteGuard(
         setup.kit,
         setup.site,

@@ -42,7 +42,7 @@ from fednotes.core.parsing import mapping, read_json, read_json_table
 from fednotes.core.store import LOCK
 from fednotes.encoders.features import find_default_cache
 from fednotes.encoders.token_cache import clear_caches
-from fednotes.engines.launch import hold_state, read_outcome
+from fednotes.engines.launch import hold_state, read_submission_outcome
 
 TAIL_BYTES = 200_000  # bytes to read at the end of a log or a ledger
 # A site counts as connected if it has reported to the server within this time; it
@@ -245,7 +245,7 @@ def ask_server(kit: Path) -> Network:
             for submission in order_submissions(server.list_jobs())
         }
         outcomes = {
-            run: read_outcome(kit / STATE / run, str(submission["job_id"]))
+            run: read_submission_outcome(kit / STATE / run, str(submission["job_id"]))
             for run, submission in submissions.items()
         }
         finished_runs = [

@@ -15,14 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from fednotes.apps.experiments.grids import (
-    Grid,
-    ModelRun,
-    Row,
-    Settings,
-    select_models,
-)
-from fednotes.apps.experiments.runs import (
+from fednotes.apps.experiments.grid_runs import (
     GridRequest,
     GridRun,
     Models,
@@ -31,6 +24,13 @@ from fednotes.apps.experiments.runs import (
     plan_model,
     plan_row,
     read_key,
+)
+from fednotes.apps.experiments.grids import (
+    Grid,
+    ModelRun,
+    Row,
+    Settings,
+    select_models,
 )
 from fednotes.core.errors import ConfigError, FednotesError, ParameterError
 from fednotes.core.wording import list_names
@@ -142,7 +142,7 @@ class Rehearsal:
             config = job.module.configure(job.config, sites.data)
             rehearse(job, list_parts(job, sites, config))
         except FednotesError as error:
-            return str(error)
+            return _explain(error)
         return ""
 
     def _find_changed_data(self, folder: Path, job: Job) -> str:
@@ -160,7 +160,7 @@ class Rehearsal:
         try:
             require_same_data(folder, job, sites.data)
         except FednotesError as error:
-            return str(error)
+            return _explain(error)
         return ""
 
     def _load(self, job: Job) -> Sites:
@@ -175,6 +175,15 @@ class Rehearsal:
                 del self._sites[oldest]
             self._sites[key] = load_sites(job)
         return self._sites[key]
+
+
+def _explain(error: FednotesError) -> str:
+    """Return the message of an error about a job, with the job's keys in quotes.
+
+    Such an error has the keys in backticks. In the lines of a plan, backticks mark
+    parameters of `reproduce`, which the command line shows as its options.
+    """
+    return str(error).replace("`", "'")
 
 
 def plan_grid(
@@ -278,7 +287,7 @@ class _Planner:
         try:
             runs = plan_model(model, self._request, self._seeds)
         except ConfigError as error:
-            return str(error), []
+            return _explain(error), []
         return self._rehearsal.find_reason_against(runs), runs
 
     def add_row(self, row: Row, condition: str) -> None:
@@ -308,7 +317,7 @@ class _Planner:
                 needs_validation=self._grid.score == "validation",
             )
         except ConfigError as error:
-            return str(error), []
+            return _explain(error), []
         return self._rehearsal.find_reason_against(runs), runs
 
     def finish(self) -> GridPlan:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.apps.experiments.attention import format_attention_page, run_attention
+from fednotes.apps.experiments.grid_runs import GridRequest
 from fednotes.apps.experiments.grids import (
     Attention,
     Grid,
@@ -29,7 +30,6 @@ from fednotes.apps.experiments.planning import (
     list_skipped_settings,
     plan_grid,
 )
-from fednotes.apps.experiments.runs import GridRequest
 from fednotes.apps.experiments.scores import gather_table
 from fednotes.apps.experiments.search import Cell, choose_runs, list_search_runs
 from fednotes.apps.experiments.tables import format_results_page

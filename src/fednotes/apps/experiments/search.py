@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from fednotes.apps.experiments.grid_runs import GridRun
 from fednotes.apps.experiments.grids import Settings
-from fednotes.apps.experiments.runs import GridRun
 from fednotes.core.errors import ConfigError
 from fednotes.jobs.results import read_result
 

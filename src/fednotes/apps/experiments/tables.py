@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fednotes.apps.experiments.runs import HELD_OUT
+from fednotes.apps.experiments.grid_runs import HELD_OUT
 from fednotes.metrics.paired_tests import FEWEST_SEEDS
 from fednotes.report.markdown import markdown_table
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
-from fednotes.apps.experiments.runs import GridRun
+from fednotes.apps.experiments.grid_runs import GridRun
 from fednotes.apps.experiments.search import list_search_runs
 from fednotes.core.errors import FednotesError
 from fednotes.core.stopping import call

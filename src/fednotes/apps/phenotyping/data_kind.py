@@ -19,11 +19,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fednotes.apps.phenotyping.agreement import (
-    describe_patients,
-    encode_training_examples,
-    make_patient_stub,
-)
 from fednotes.apps.phenotyping.causes import (
     count_training,
     find_data_causes,
@@ -59,6 +54,11 @@ from fednotes.apps.phenotyping.job_tables import (
     read_patient_tables,
 )
 from fednotes.apps.phenotyping.labels import PatientLabels, read_labels
+from fednotes.apps.phenotyping.patient_facts import (
+    describe_patients,
+    encode_training_examples,
+    make_patient_stub,
+)
 from fednotes.apps.phenotyping.review import review_run
 from fednotes.apps.phenotyping.shadow import make_audit_subject
 from fednotes.apps.phenotyping.site_counts import describe_labels, make_count_tables

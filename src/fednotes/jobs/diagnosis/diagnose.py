@@ -14,6 +14,7 @@ from fednotes.core.wording import format_count, list_names
 from fednotes.engines.launch import describe_place
 from fednotes.jobs.built_in_jobs import list_built_in_jobs
 from fednotes.jobs.causes import IMPORTANCES, Cause, Evidence, Importance, Setting
+from fednotes.jobs.diagnosis.evidence import RunEvidence, read_run_evidence
 from fednotes.jobs.diagnosis.gain import find_gain_causes
 from fednotes.jobs.diagnosis.learning import (
     find_learning_causes,
@@ -26,7 +27,6 @@ from fednotes.jobs.diagnosis.plan import (
     find_rate_causes,
     find_step_causes,
 )
-from fednotes.jobs.diagnosis.runs import RunEvidence, read_run
 from fednotes.jobs.diagnosis.vocabulary import find_vocabulary_causes
 from fednotes.jobs.job import Job, count_data
 from fednotes.jobs.job_file import load_job, parse_job
@@ -250,7 +250,7 @@ def diagnose_run(folder: Path) -> Diagnosis:
         DataError: A file of the run is damaged.
     """
     try:
-        return _diagnose_evidence(read_run(folder))
+        return _diagnose_evidence(read_run_evidence(folder))
     except _ERRORS_OF_DAMAGE as error:
         # Scores and counts have many forms, and strangers may have written them.
         raise DataError(
@@ -561,7 +561,7 @@ def diagnose_seeds(folder: Path) -> Diagnosis:
     )
     causes = _sort_by_importance(causes)
     first_seed = next(iter(by_seed))
-    words = find_command(read_run(list_seed_folders(folder)[first_seed]))
+    words = find_command(read_run_evidence(list_seed_folders(folder)[first_seed]))
     return Diagnosis(
         str(folder),
         "finished" if has_ended else "unfinished",

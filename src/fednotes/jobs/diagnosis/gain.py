@@ -9,7 +9,7 @@ from typing import Any
 from fednotes.core.parsing import mapping, number
 from fednotes.core.wording import list_names
 from fednotes.jobs.causes import Cause, Evidence, Importance, Setting
-from fednotes.jobs.diagnosis.runs import RunEvidence
+from fednotes.jobs.diagnosis.evidence import RunEvidence
 from fednotes.jobs.settings_to_try import list_personal_settings
 from fednotes.metrics.gap import WITHIN, Verdict, shown_sign
 

@@ -8,8 +8,8 @@ from statistics import fmean
 
 from fednotes.core.wording import format_count, list_names
 from fednotes.jobs.causes import Cause, Evidence, Importance, Setting
+from fednotes.jobs.diagnosis.evidence import Curve, RunEvidence
 from fednotes.jobs.diagnosis.plan import find_rates, list_lower_rates
-from fednotes.jobs.diagnosis.runs import Curve, RunEvidence
 from fednotes.jobs.job import Job
 from fednotes.jobs.settings_to_try import list_keep_best_settings, list_longer_training
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fednotes.core.errors import FednotesError
 from fednotes.jobs.causes import Cause, Setting
-from fednotes.jobs.diagnosis.runs import RunEvidence
+from fednotes.jobs.diagnosis.evidence import RunEvidence
 from fednotes.jobs.job_file import load_table
 from fednotes.jobs.run_folder import find_free_folder
 

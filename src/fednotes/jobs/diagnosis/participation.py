@@ -16,7 +16,7 @@ from fednotes.jobs.causes import (
     Setting,
     limit_importance,
 )
-from fednotes.jobs.diagnosis.runs import RunEvidence
+from fednotes.jobs.diagnosis.evidence import RunEvidence
 from fednotes.jobs.job import Job
 from fednotes.jobs.settings_to_try import list_personal_settings
 from fednotes.training.server_steps import Aggregation, needs_each_update

@@ -15,7 +15,6 @@ import pytest
 import torch
 from guarded import JOB, SITES, TABLE, Guarded, Network
 
-from fednotes.apps.deployment.agreement import SCORES
 from fednotes.apps.deployment.rules import guard as module
 from fednotes.apps.deployment.rules.guard import NoRoom, Withheld, open_approvals
 from fednotes.apps.deployment.rules.ledger import (
@@ -29,6 +28,7 @@ from fednotes.apps.deployment.rules.ledger import (
     verify,
 )
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
+from fednotes.apps.deployment.site_agreement import SCORES
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.messages import BEGIN, CHECKPOINT, END, Attached, Request, encode
 from fednotes.core.tables import table_fingerprint

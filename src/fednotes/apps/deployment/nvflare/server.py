@@ -270,7 +270,7 @@ class FlareTransport:
         if len(self.lines) == 1:
             # Record early that this submission makes progress, because the server's
             # watch counts the submissions that make none.
-            launch.write_outcome(self._setup, "running", 1)
+            launch.write_submission_outcome(self._setup, "running", 1)
 
     def answer_command(
         self,
@@ -407,7 +407,7 @@ class FednotesController(Controller):
         for client in self._engine.get_clients():
             self._contacts[client.name] = now
 
-        launch.write_outcome(setup, "running", 0)
+        launch.write_submission_outcome(setup, "running", 0)
         failure = _run_server_main(setup, transport)
         if abort_signal.triggered:
             # A person aborted the run, or NVFlare lost too many sites. The outcome
@@ -416,9 +416,9 @@ class FednotesController(Controller):
         num_lines = len(transport.lines)
         if failure is None:
             status = "paused" if transport.pause.is_set() else "done"
-            launch.write_outcome(setup, status, num_lines)
+            launch.write_submission_outcome(setup, status, num_lines)
             return
-        launch.write_outcome(
+        launch.write_submission_outcome(
             setup, "failed", num_lines, failure.problem, retry=failure.may_retry
         )
         logger.error("%s", failure.problem)

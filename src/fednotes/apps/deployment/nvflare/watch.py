@@ -49,7 +49,7 @@ from fednotes.apps.deployment.nvflare.server import (
 )
 from fednotes.core.parsing import mapping
 from fednotes.core.store import write_json
-from fednotes.engines.launch import OUTCOME_FILE, read_outcome
+from fednotes.engines.launch import OUTCOME_FILE, read_submission_outcome
 
 LOOK_SECONDS = 5.0  # between two looks
 # Maximum seconds between two submissions. The first wait is LOOK_SECONDS, and each
@@ -282,7 +282,7 @@ class Watch:
         if not str(job["status"]).startswith("FINISHED"):
             server.abort(job)
         path = self.state / run / OUTCOME_FILE
-        if read_outcome(path.parent, job_id).get("status") != "aborted":
+        if read_submission_outcome(path.parent, job_id).get("status") != "aborted":
             write_json(path, {"job_id": job_id, "status": "aborted", "lines": 0})
             watched = self.runs.setdefault(run, WatchedRun())
             _log_once(watched, f"{run}: aborted")
@@ -328,7 +328,7 @@ class Watch:
         """
         watched = self.runs.setdefault(run, WatchedRun())
         job_id = str(job["job_id"])
-        outcome = read_outcome(self.state / run, job_id)
+        outcome = read_submission_outcome(self.state / run, job_id)
         earlier_times = mapping(outcome.get("absent"))
         absent_since: dict[str, float] = {}
         reason = ""
@@ -394,7 +394,7 @@ class Watch:
             watched.job_id = job_id
             watched.step = "wait"
         reply = server.read_progress(job_id) if status == "RUNNING" else None
-        outcome = read_outcome(self.state / run, job_id)
+        outcome = read_submission_outcome(self.state / run, job_id)
         sites = frozenset(list_job_sites(job))
         participants = frozenset((reply or {}).get("sites", ()))
         returned_sites: frozenset[str] = frozenset()

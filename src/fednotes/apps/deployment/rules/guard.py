@@ -26,7 +26,6 @@ from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from fednotes.apps.deployment.agreement import SCORES
 from fednotes.apps.deployment.rules.approval import (
     Approvals,
     Decision,
@@ -63,6 +62,7 @@ from fednotes.apps.deployment.rules.policy import (
     check_storage,
     check_update,
 )
+from fednotes.apps.deployment.site_agreement import SCORES
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 from fednotes.core.federation import TRAIN, Coverage

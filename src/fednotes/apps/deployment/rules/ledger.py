@@ -40,7 +40,7 @@ from typing import IO, Annotated, Any, NamedTuple
 import torch
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
-from fednotes.apps.deployment.agreement import SCORES
+from fednotes.apps.deployment.site_agreement import SCORES
 from fednotes.core.errors import (
     ConfigError,
     DataError,

@@ -17,7 +17,7 @@ from fednotes.jobs.run_folder import (
     FAILURE,
     JOB_RECORD,
     read_job_record,
-    read_outcome,
+    read_part_outcome,
 )
 
 State = Literal["finished", "failed", "unfinished"]
@@ -103,7 +103,7 @@ class RunEvidence:
         return sorted(curves, key=lambda curve: curve.condition != "federated")
 
 
-def read_run(folder: Path) -> RunEvidence:
+def read_run_evidence(folder: Path) -> RunEvidence:
     """Return what the folder of a run holds.
 
     Args:
@@ -151,7 +151,7 @@ def _read_scores(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the scores of the finished parts of a run that has not ended."""
     scores: dict[str, dict[str, Any]] = {}
     for done in sorted((*folder.glob("*/done.json"), *folder.glob("*/*/done.json"))):
-        outcome = read_outcome(done)
+        outcome = read_part_outcome(done)
         if outcome is not None:
             condition = done.relative_to(folder).parts[0]
             for site, of_site in outcome.scores.items():

@@ -118,7 +118,7 @@ def make_threshold_function(job: Job, setup: Setup) -> Callable[[int], int] | No
     return partial(compute_sum_threshold, job, setup)
 
 
-def count_round_sites(job: Job, setup: Setup) -> int:
+def count_sites_per_sum(job: Job, setup: Setup) -> int:
     """Return the number of sites for which the sums of a round are meant."""
     return count_drawn_sites(job.config) or len(setup.sites)
 
