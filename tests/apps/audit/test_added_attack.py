@@ -24,9 +24,9 @@ ENTRY_POINTS = """\
 oracle = acme_notes.oracle:ATTACKS
 """
 PROGRAM = """
-from fednotes.apps.audit import all_attacks
+from fednotes.apps.audit import load_attacks
 
-print([attack.name for attack in all_attacks()][-1])
+print([attack.name for attack in load_attacks()][-1])
 """
 
 

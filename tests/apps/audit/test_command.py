@@ -12,7 +12,7 @@ import pytest
 from applications import needs_app
 from audit_jobs import tagger_job
 
-from fednotes.apps.audit import Attack, all_attacks, attacks
+from fednotes.apps.audit import Attack, attacks, load_attacks
 from fednotes.apps.audit.attacks import counts, word_tables
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError
@@ -44,7 +44,7 @@ def test_the_command_writes_an_audit_and_its_page(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(
-        "fednotes.apps.audit.run.all_attacks",
+        "fednotes.apps.audit.run.load_attacks",
         lambda: [*word_tables.ATTACKS, *counts.ATTACKS],
     )
     out = tmp_path / "audit"
@@ -74,7 +74,7 @@ def test_the_command_prints_the_audit_as_json(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(
-        "fednotes.apps.audit.run.all_attacks", lambda: [*counts.ATTACKS]
+        "fednotes.apps.audit.run.load_attacks", lambda: [*counts.ATTACKS]
     )
     out = tmp_path / "audit"
     run(monkeypatch, "audit", str(job_file), "--out", str(out), "--json")
@@ -162,7 +162,7 @@ def test_a_site_audits_with_only_its_own_notes(tmp_path: Path) -> None:
 
 def test_every_module_of_attacks_is_listed() -> None:
     """An attack that is not listed would silently never be tried."""
-    listed = {id(attack) for attack in all_attacks()}
+    listed = {id(attack) for attack in load_attacks()}
     for module in pkgutil.iter_modules(attacks.__path__):
         content = vars(importlib.import_module(f"{attacks.__name__}.{module.name}"))
         for value in content.values():

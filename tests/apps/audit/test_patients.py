@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from applications import needs_app
 
-from fednotes.apps.audit import Scene, all_attacks, open_target
+from fednotes.apps.audit import Scene, load_attacks, open_target
 from fednotes.apps.audit.attacks import membership, patient_counts, patient_updates
 from fednotes.apps.audit.attacks.membership import identify_members
 from fednotes.apps.audit.shadow import models
@@ -75,7 +75,7 @@ def _scene(key: str) -> Scene:
 
 def attack_patients(name: str, **tables: Any) -> Leak:
     """Run an attack on `job(**tables)`, which trains once for all attacks."""
-    attack = next(a for a in all_attacks() if name in a.name and a.data != "notes")
+    attack = next(a for a in load_attacks() if name in a.name and a.data != "notes")
     return attack.run(_scene(json.dumps(tables)))
 
 
@@ -229,7 +229,7 @@ def test_noisy_counts_are_attacked() -> None:
     noise = {"noise": 1.0, "delta": 1e-4, "rate": 0.5, "counted": 5.0, "counts": 8.0}
     private_job = job(**NONE, privacy=noise)
     sites = load_sites(private_job)
-    attacks = [a for a in all_attacks() if a.data != "notes"]
+    attacks = [a for a in load_attacks() if a.data != "notes"]
     attack = next(a for a in attacks if "from counts" in a.name)
     leaks = [attack.run(Scene(private_job, sites)) for _ in range(8)]
     assert all(leak.control == 1.0 for leak in leaks)
@@ -314,8 +314,8 @@ def test_noise_hides_concepts_in_both_stages() -> None:
 
 
 def test_attacks_on_notes_do_not_apply_to_patients() -> None:
-    assert {*ATTACKS} <= {*all_attacks()}
-    leak = next(a for a in all_attacks() if a.name == "membership").run(_scene("{}"))
+    assert {*ATTACKS} <= {*load_attacks()}
+    leak = next(a for a in load_attacks() if a.name == "membership").run(_scene("{}"))
     assert not leak.applies
     assert "not of patients" in leak.why
 
@@ -340,7 +340,7 @@ def test_the_command_audits_a_job_on_patients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """No patient is named in what is written or printed."""
-    monkeypatch.setattr("fednotes.apps.audit.run.all_attacks", lambda: ATTACKS[:4])
+    monkeypatch.setattr("fednotes.apps.audit.run.load_attacks", lambda: ATTACKS[:4])
     path, out = tmp_path / "job.toml", tmp_path / "out"
     path.write_text(JOB)
     monkeypatch.setattr("sys.argv", ["fednotes", "audit", str(path), "--out", str(out)])

@@ -17,7 +17,7 @@ from tiny_models import save_bert
 from fednotes.apps.audit import Scene, Trial
 from fednotes.apps.audit.attacks import membership, memorisation
 from fednotes.apps.audit.attacks.membership import compute_likelihood_ratios
-from fednotes.apps.audit.attacks.memorisation import rank_trial
+from fednotes.apps.audit.attacks.memorisation import make_ranking_trial
 from fednotes.apps.audit.shadow import models, secrets
 from fednotes.apps.audit.shadow.mentions import AnnotatedNotes
 from fednotes.apps.audit.shadow.notes import (
@@ -27,7 +27,7 @@ from fednotes.apps.audit.shadow.notes import (
     tokenize_beginning,
 )
 from fednotes.apps.audit.shadow.secrets import Secret
-from fednotes.apps.audit.shadow.subject import log_odds
+from fednotes.apps.audit.shadow.subject import convert_to_log_odds
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data.notes import Note
@@ -130,7 +130,7 @@ def test_exposure_is_computed_from_the_rank() -> None:
         ([scores], 3 - np.log2(1.5)),
         ([first, last], 1.5),
     ):
-        assert rank_trial(np.array(rows), models=1).details[
+        assert make_ranking_trial(np.array(rows), models=1).details[
             "exposure"
         ] == pytest.approx(bits)
 
@@ -153,16 +153,16 @@ def test_a_planted_name_replaces_a_mention() -> None:
     secret = Secret("name", ("Zélie 😀 Brandor", "x"), 1, (3,))
     data_with_secret = annotated.make_training_data(
         inside,
-        [(secret, at := annotated.carriers - 1)],
+        [(secret, at := annotated.num_carriers - 1)],
         copies=1,
         with_others=True,
     )
     kept_notes = {
         id(u[0])
-        for u, is_inside in zip(annotated.judged, inside, strict=True)
+        for u, is_inside in zip(annotated.judged_units, inside, strict=True)
         if is_inside
     }
-    assert (len(annotated.judged), len(annotated.others)) == (8, 2)
+    assert (len(annotated.judged_units), len(annotated.others)) == (8, 2)
     assert {id(note) for note in data_with_secret.train[:-1]} == kept_notes | {
         id(u[0]) for u in annotated.others
     }
@@ -188,7 +188,7 @@ def test_each_planted_note_has_its_own_patient() -> None:
     ]
     assert len({*patients} - {None}) == 5
     with pytest.raises(DataError, match="training diverged"):
-        log_odds(np.array([0.1, np.nan]))
+        convert_to_log_odds(np.array([0.1, np.nan]))
 
 
 def test_losses_of_masked_words_equal_transformers(tmp_path: Path) -> None:

@@ -379,14 +379,16 @@ def test_a_rule_can_require_an_audit(kit: Path, tmp_path: Path) -> None:
     """Of this site and this job table, with all attacks tried and none above the bound;
     then the kit's copy is enough for the next who approves."""
     needs_app("audit")
-    from fednotes.apps.audit import all_attacks
+    from fednotes.apps.audit import load_attacks
 
     job = {"method": "fedner", "sites": {name: {} for name in SITES}}
     table = {"name": "ner", "job": job, "sites": SITES, "min_sites": 3}
     (kit / SITE_FILE).write_text('[data]\npath = "x"\n[policy]\naudit = "required"\n')
     request_approval(kit, table)
     fine = Leak(attack="words", success=0.1, chance=0.01, control=1.0, proven=True)
-    others = [Leak(attack=each.name, applies=False, why="no") for each in all_attacks()]
+    others = [
+        Leak(attack=each.name, applies=False, why="no") for each in load_attacks()
+    ]
     right = Audit(
         site="h1", fingerprint=table_fingerprint(job), attacks=[fine, *others]
     )

@@ -23,7 +23,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fednotes.apps.audit.attack import Attack, NotApplicable, Trial, all_attacks
+    from fednotes.apps.audit.attack import Attack, NotApplicable, Trial, load_attacks
     from fednotes.apps.audit.run import run_audit
     from fednotes.apps.audit.scene import Scene
     from fednotes.apps.audit.target import Target, open_target
@@ -34,12 +34,12 @@ __all__ = [
     "Scene",
     "Target",
     "Trial",
-    "all_attacks",
+    "load_attacks",
     "open_target",
     "run_audit",
 ]
 _PLACES = {
-    "attack": ("Attack", "NotApplicable", "Trial", "all_attacks"),
+    "attack": ("Attack", "NotApplicable", "Trial", "load_attacks"),
     "run": ("run_audit",),
     "scene": ("Scene",),
     "target": ("Target", "open_target"),

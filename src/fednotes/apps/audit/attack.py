@@ -94,9 +94,9 @@ class Trial:
         last = int(np.searchsorted(false_positives, FALSE_POSITIVE_RATE, side="right"))
         last -= 1
         step = false_positives[last + 1] - false_positives[last]
-        lots = (FALSE_POSITIVE_RATE - false_positives[last]) / step
+        fraction = (FALSE_POSITIVE_RATE - false_positives[last]) / step
         gain = true_positives[last + 1] - true_positives[last]
-        success = float(true_positives[last] + lots * gain)  # [audit success]
+        success = float(true_positives[last] + fraction * gain)  # [audit success]
 
         # Without information, a target outranks the decoys only by luck.
         allowed = int(FALSE_POSITIVE_RATE * len(decoys) + 1e-9)
@@ -154,7 +154,9 @@ class Trial:
 def _compute_rates_above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
     """Return the (1 + thresholds,) fractions of scores at or above thresholds, 0 first.
 
-    thresholds: descending.
+    Args:
+        scores: The scores, in any order.
+        thresholds: Thresholds, in descending order.
     """
     num_below = np.searchsorted(np.sort(scores), thresholds)
     return np.append(0.0, len(scores) - num_below) / len(scores)
@@ -226,7 +228,7 @@ class Attack:
         )
 
 
-def all_attacks() -> Iterator[Attack]:
+def load_attacks() -> Iterator[Attack]:
     """Yield the built-in attacks, then those registered by other packages."""
     for attacks in plugins.load_all("attacks", (tuple, list)).values():
         yield from attacks

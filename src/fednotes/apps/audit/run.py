@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from fednotes.apps.audit.attack import all_attacks
+from fednotes.apps.audit.attack import load_attacks
 from fednotes.apps.audit.scene import Scene
 from fednotes.jobs.audit_result import Audit
 from fednotes.jobs.job import Job, load_sites
@@ -38,7 +38,7 @@ def run_audit(
     torch.set_num_threads(job.threads)
     scene = Scene(job, load_sites(job), site)
     leaks = []
-    for attack in all_attacks():
+    for attack in load_attacks():
         progress(attack.name)
         leaks.append(attack.run(scene))
     return Audit(

@@ -86,11 +86,11 @@ class Scene:
             changes["minimum"] = 1
         changes.update(settings)
         config: Any = self.job.config
-        changes["model"] = _with_settings(config.model, model or {})
+        changes["model"] = _replace_known_settings(config.model, model or {})
         federation = replace(self.job.federation, secure_sum=False, min_sites=0)
         job = replace(
             self.job,
-            config=_with_settings(config, changes),
+            config=_replace_known_settings(config, changes),
             privacy=None,
             federation=federation,
         )
@@ -170,9 +170,8 @@ class Scene:
             has_patients=self.has_patients,
         )
         models: dict[int, Any] = {}
-        if (
-            not self.has_patients
-        ):  # for patients, the sites themselves know the training data
+        # Sites with patients know themselves what they were trained on.
+        if not self.has_patients:
             for site in self.get_method_sites():
                 model = remove_noise_layer(site).model
                 models[id(model)] = model
@@ -202,7 +201,7 @@ def require_gradients(site: Any) -> None:
         )
 
 
-def _with_settings(config: Any, settings: Mapping[str, Any]) -> Any:
-    """Return a config with the settings that it has, ignoring others."""
+def _replace_known_settings(config: Any, settings: Mapping[str, Any]) -> Any:
+    """Return a config with new values of those settings that it has."""
     known = {name: value for name, value in settings.items() if hasattr(config, name)}
     return replace(config, **known)

@@ -66,11 +66,11 @@ class Patients:
 
     Attributes:
         job: The job that the models are trained with.
-        judged: (judged,) rows of the judged patients among those of training.
+        judged: (judged_units,) rows of the judged patients among those of training.
     """
 
     kinds: ClassVar[tuple[Any, ...]] = ()
-    carriers = 0
+    num_carriers = 0
 
     def __init__(
         self,
@@ -92,9 +92,9 @@ class Patients:
             # distinguished by their labels.
             is_healthy = ~(data.train.labels[order] == PRESENT).any(1)
             order = order[np.argsort(is_healthy, kind="stable")]
-        self.judged, self._others = np.split(order, [max_patients])
+        self.judged_units, self._others = np.split(order, [max_patients])
         self._data = data
-        self._cohort = data.train.take(self.judged)
+        self._cohort = data.train.take(self.judged_units)
 
     def make_training_data(
         self,
@@ -107,19 +107,19 @@ class Patients:
         """Return the site with only the patients on which one model is trained.
 
         Args:
-            is_member: (judged,) whether the model is trained on each patient.
+            is_member: (judged_units,) whether the model is trained on each patient.
             planted: Not used: there are no secrets.
             copies: Not used: each member is trained on once.
             with_others: Whether it is also trained on the patients who are not judged.
         """
-        rows = self.judged[is_member]
+        rows = self.judged_units[is_member]
         if with_others:
             rows = np.append(rows, self._others)
         train = self._data.train.take(np.sort(rows))
         return replace(self._data, train=train, test=self._data.test.take([]))
 
     def score_units(self, site: Any) -> dict[str, np.ndarray]:
-        """Return (judged,) log-likelihoods of codes and of labels, if predicted."""
+        """Return (judged_units,) log-likelihoods of predicted codes and labels."""
         cohort = self._cohort
         scores: dict[str, np.ndarray] = {}
         learner = site.code_learner
@@ -132,12 +132,12 @@ class Patients:
             )
             signs = (labels == PRESENT) * 1 - (labels == ABSENT)
             logits = learner.network.eval()(cohort.bags).numpy()
-            scores["codes"] = _log_likelihood(logits, signs)
+            scores["codes"] = _compute_log_likelihood(logits, signs)
         classifiers = site.classifiers
         if classifiers is not None:
             machines = classifiers.machines
             margins = machines.score(classifiers.model.compute_features(cohort.bags))
-            scores["labels"] = _log_likelihood(
+            scores["labels"] = _compute_log_likelihood(
                 margins, machines.make_targets(cohort.labels)
             )
         return scores
@@ -176,7 +176,7 @@ def _make_shadow_job(scene: Any, control_of: str) -> Job:
     return replace(job, config=config)
 
 
-def _log_likelihood(scores: np.ndarray, signs: np.ndarray) -> np.ndarray:
+def _compute_log_likelihood(scores: np.ndarray, signs: np.ndarray) -> np.ndarray:
     """Return (patients,) the log-likelihood of each patient's codes or labels.
 
     Args:

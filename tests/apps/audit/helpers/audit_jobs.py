@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tiny_jobs import TABLE, TAGGER
 
-from fednotes.apps.audit import Scene, all_attacks
+from fednotes.apps.audit import Scene, load_attacks
 from fednotes.jobs.audit_result import Leak
 from fednotes.jobs.job import Job, load_sites
 from fednotes.jobs.job_file import parse_job
@@ -53,7 +53,7 @@ def scene_of(job: Job) -> Scene:
 
 def run_attack(target: Job | Scene, name: str) -> Leak:
     """Run the attack whose name contains `name`."""
-    attack = next(attack for attack in all_attacks() if name in attack.name)
+    attack = next(attack for attack in load_attacks() if name in attack.name)
     return attack.run(target if isinstance(target, Scene) else scene_of(target))
 
 

@@ -62,12 +62,12 @@ def subtract_sums(scene: Scene) -> Trial:
         if not 0 < federation.min_sites < sites:
             raise NotApplicable(f"min_sites requires all {sites} sites in every sum")
     return guess_counts(
-        scene, two_sums=True, otherwise="no evaluation sends counts of the site"
+        scene, two_sums=True, reason_if_none="no evaluation sends counts of the site"
     )
 
 
 def guess_counts(
-    scene: Scene, *, two_sums: bool = False, otherwise: str = "nothing is counted"
+    scene: Scene, *, two_sums: bool = False, reason_if_none: str = "nothing is counted"
 ) -> Trial:
     """Guess the site's counts, and return the fraction of correct guesses.
 
@@ -79,7 +79,7 @@ def guess_counts(
         two_sums: Whether the adversary sees two sums, one with the site and one without
             it. If not, the adversary sees the site's own counts, or under a secure sum
             guesses that all sites have equal shares.
-        otherwise: The reason to report if nothing is counted.
+        reason_if_none: The reason to report if nothing is counted.
 
     Raises:
         NotApplicable: Nothing is counted.
@@ -100,11 +100,11 @@ def guess_counts(
         is_right += (np.abs(guess - truth)[is_target] < 0.5).tolist()
         frequencies.update(truth[is_target].tolist())
     if not is_right:
-        raise NotApplicable(otherwise)
+        raise NotApplicable(reason_if_none)
 
-    targets = len(is_right)
-    chance = max(frequencies.values()) / targets
-    trial = Trial.from_fraction(sum(is_right) / targets, targets, chance)
+    num_targets = len(is_right)
+    chance = max(frequencies.values()) / num_targets
+    trial = Trial.from_fraction(sum(is_right) / num_targets, num_targets, chance)
     return trial.drop_interval()
 
 

@@ -42,9 +42,8 @@ from fednotes.taggers.model import evaluating
 MAX_DECOYS = 1500  # maximum number of other tokens of the vocabulary to try
 MAX_PLACES = 128  # number of positions of a sequence that are tried
 TOKENS_A_CALL = 32  # number of tokens embedded together
-MIN_MOVEMENT = (
-    0.05  # of a round's largest movement; smaller movements are rounding errors
-)
+# Of the largest movement in a round; smaller movements are rounding errors.
+MIN_MOVEMENT = 0.05
 FREQUENCY_WEIGHT = 0.02  # κ; a larger value would mask the gradient
 LAYERS = "map that reads an encoder's embeddings"
 
@@ -53,9 +52,9 @@ def find_read_tokens(scene: Scene) -> Trial:
     """Distinguish the tokens that were read from tokens that no site read."""
     update = find_layer_update(
         scene,
-        observed=_find_observed_layers(scene),
-        layers=_get_lowest_weights,
-        what=LAYERS,
+        observed_updates=_find_observed_layers(scene),
+        get_weights=_get_lowest_weights,
+        layer_name=LAYERS,
     )
     library = _get_library(update.site.model)
     outside = compute_outside_span(update.gradients)
@@ -80,10 +79,10 @@ def infer_token_places(scene: Scene) -> Trial:
     """Infer the positions of tokens, given which tokens were read and how often."""
     update = find_layer_update(
         scene,
-        observed=_find_observed_layers(scene),
-        layers=_get_lowest_weights,
-        what=LAYERS,
-        fold=8,
+        observed_updates=_find_observed_layers(scene),
+        get_weights=_get_lowest_weights,
+        layer_name=LAYERS,
+        columns_per_token=8,
     )
     model = update.site.model
     sequences = update.records[0].sequences
@@ -137,13 +136,13 @@ def _get_special_tokens(model: Any) -> Sequence[int]:
 def _record_inputs(
     library: Any, layers: Sequence[nn.Linear], ids: Tensor
 ) -> list[tuple[Any, Tensor]]:
-    """Run a model on token ids; return layers with their inputs, in order of computing.
+    """Run a model on token ids; return layers with their inputs, as they are computed.
 
-    For a single layer, the computation stops there.
+    If there is only one layer, the computation stops at its input.
     """
     inputs: list[tuple[Any, Tensor]] = []
 
-    def note(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+    def record_input(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         inputs.append((layer, arguments[0]))
         if len(layers) == 1:
             raise _Reached
@@ -153,7 +152,7 @@ def _record_inputs(
         stack.enter_context(evaluating(library))
         stack.enter_context(suppress(_Reached))
         for layer in layers:
-            stack.callback(layer.register_forward_pre_hook(note).remove)
+            stack.callback(layer.register_forward_pre_hook(record_input).remove)
         library.base_model(input_ids=ids)
     return inputs
 
@@ -211,9 +210,9 @@ def _find_observed_layers(scene: Scene) -> Iterator[tuple[Observation, list[Tens
         updates = [update for update in updates if update.any()]
         movement = sum(float(update.norm()) for update in updates)
         movements.append((movement, seen, updates))
-    least = MIN_MOVEMENT * max((movement for movement, *_ in movements), default=0)
+    largest = max((movement for movement, *_ in movements), default=0)
     for movement, seen, updates in movements:
-        if updates and movement >= least:
+        if updates and movement >= MIN_MOVEMENT * largest:
             yield seen, updates
 
 

@@ -31,9 +31,8 @@ from fednotes.apps.audit.scene import Scene
 from fednotes.taggers.model import evaluating
 
 ROUNDING = 1e-6  # smaller singular values, relative to the largest, are rounding
-MAX_SPAN = (
-    0.8  # of the columns; if more are spanned, the span is the largest directions
-)
+# Of the columns; if more are spanned, only the largest directions count as spanned.
+MAX_SPAN = 0.8
 SOFTNESS = 1e-8  # λ as a fraction of the largest s²
 
 
@@ -54,28 +53,29 @@ class LayerUpdate(NamedTuple):
 def find_layer_update(
     scene: Scene,
     *,
-    observed: Iterable[tuple[Observation, list[Tensor]]],
-    layers: Callable[[Any], list[Tensor]],
-    what: str,
-    fold: int = 2,
+    observed_updates: Iterable[tuple[Observation, list[Tensor]]],
+    get_weights: Callable[[Any], list[Tensor]],
+    layer_name: str,
+    columns_per_token: int = 2,
 ) -> LayerUpdate:
     """Return the update of the layers to invert; for the control, from few sentences.
 
     Args:
         scene: The job.
-        observed: Observations with the updates of the layers, lazily.
-        layers: Returns the weights of a model's layers, each (…, width).
-        what: Name of the layers, for the message.
-        fold: The control's batch has at most width / `fold` tokens.
+        observed_updates: Observations with the updates of the layers, lazily.
+        get_weights: Returns the weights of a model's layers, each (…, width).
+        layer_name: Name of the layers, for the message.
+        columns_per_token: The control's batch has at most width / `columns_per_token`
+            tokens.
 
     Raises:
         NotApplicable: No update of these layers leaves a site.
     """
     if scene.is_control:
-        return _make_control_update(scene, layers, fold)
-    for seen, gradients in observed:
+        return _make_control_update(scene, get_weights, columns_per_token)
+    for seen, gradients in observed_updates:
         return LayerUpdate(scene.restore_observed_site(seen), gradients, seen.records)
-    raise NotApplicable(f"no {what} leaves a site")
+    raise NotApplicable(f"no {layer_name} leaves a site")
 
 
 def compute_outside_span(gradients: Sequence[Tensor], *, soft: bool = False) -> Tensor:
@@ -109,21 +109,21 @@ def measure_distance(rows: Tensor, outside: Tensor) -> Tensor:
 
 
 def _make_control_update(
-    scene: Scene, layers: Callable[[Any], list[Tensor]], fold: int
+    scene: Scene, get_weights: Callable[[Any], list[Tensor]], columns_per_token: int
 ) -> LayerUpdate:
     """Return a gradient without dropout, of few enough sentences to have a span."""
     model = scene.get_audited_site().model
-    width = layers(model)[0].shape[-1]
+    width = get_weights(model)[0].shape[-1]
     if "context" in getattr(model, "layers", ()):
         # The attack cannot use columns of contextual features, so only the others
         # count.
         context = model.config.project or model.encoder.dim
-        fold = -(-fold * width // (width - context))
+        columns_per_token = -(-columns_per_token * width // (width - context))
     site = scene.make_undefended(
         batch="each", batch_size=2, accumulate=1, length=max(8, width // 4)
     ).get_audited_site()
     model = site.model
-    weights = layers(model)
+    weights = get_weights(model)
     record = TrainingRecord()
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
@@ -133,22 +133,21 @@ def _make_control_update(
         for weight in weights:
             stack.callback(weight.requires_grad_, weight.requires_grad)
             weight.requires_grad_(True)  # noqa: FBT003 - torch takes it by position
-        gradients = torch.autograd.grad(
-            _compute_small_loss(site, width // fold), weights
-        )
+        loss = _compute_loss_of_few_tokens(site, width // columns_per_token)
+        gradients = torch.autograd.grad(loss, weights)
     return LayerUpdate(site, [gradient.double() for gradient in gradients], (record,))
 
 
-def _compute_small_loss(site: Any, tokens: int) -> Tensor:
-    """Return the loss of one text, or of several that fit into `tokens` tokens."""
+def _compute_loss_of_few_tokens(site: Any, max_tokens: int) -> Tensor:
+    """Return the loss of as many texts as have `max_tokens` tokens, at least one."""
     if not hasattr(site.model, "tagset"):
         (part, *_) = next(iter(site.iterate_steps(0)))
         site.model.eval()  # drawing a batch has switched to training mode
         loss: Tensor = part.loss([part])
         return loss
     lengths = site.train_set.lengths + 2  # with an encoder's two special tokens
-    short = np.flatnonzero(lengths <= max(tokens, lengths.min()))
-    count = int((lengths[short].cumsum() <= tokens).sum())
+    short = np.flatnonzero(lengths <= max(max_tokens, lengths.min()))
+    count = int((lengths[short].cumsum() <= max_tokens).sum())
     total: Tensor = site.model.losses(
         site.train_set, short[: max(1, count)]
     ).source.sum()

@@ -26,33 +26,33 @@ from fednotes.apps.audit.shadow.models import train_shadow_models
 
 MIN_VARIANCE = 1e-12  # keeps the ratio finite if all models agree
 MIN_CONTROL = 0.5  # with few models, members are harder to identify than words
-JudgedBy = Literal["", "codes", "labels"]
+Criterion = Literal["", "codes", "labels"]
 
 
-def identify_members(scene: Scene, judged_by: JudgedBy = "") -> Trial:
+def identify_members(scene: Scene, criterion: Criterion = "") -> Trial:
     """Distinguish members of the training data from others by LiRA.
 
     Args:
         scene: The job.
-        judged_by: For patients, whether they are judged by their codes or by their
+        criterion: For patients, whether they are judged by their codes or by their
             labels.
 
     Raises:
         NotApplicable: The job trains no model of codes or labels.
     """
     config = scene.training.config
-    if judged_by == "codes" and not config.has_stage_1:
+    if criterion == "codes" and not config.has_stage_1:
         raise NotApplicable("the job trains no model of codes")
-    if judged_by == "labels" and not config.phenotypes:
+    if criterion == "labels" and not config.phenotypes:
         raise NotApplicable("the job trains no model of labels")
 
-    scores = train_shadow_models(scene, judged_by if scene.is_control else "")
-    unit_scores = scores.units[judged_by]
+    scores = train_shadow_models(scene, criterion if scene.is_control else "")
+    unit_scores = scores.units[criterion]
     is_known = ~np.isnan(unit_scores).any(1)
     is_member = scores.is_member[is_known]
     ratios = compute_likelihood_ratios(unit_scores[is_known], is_member)
     return Trial.from_scores(
-        ratios[is_member], ratios[~is_member], models=scores.models
+        ratios[is_member], ratios[~is_member], models=scores.num_models
     )
 
 
@@ -111,15 +111,15 @@ NOTE_ATTACKS = (
     ),
 )
 
-_BY: tuple[JudgedBy, ...] = ("codes", "labels")
+_BY: tuple[Criterion, ...] = ("codes", "labels")
 PATIENT_ATTACKS = tuple(
     Attack(
-        f"membership, by {judged_by}",
-        sees=f"the trained model, and a patient with {judged_by} to ask about",
+        f"membership, by {criterion}",
+        sees=f"the trained model, and a patient with {criterion} to ask about",
         closes="noise ([privacy]); more patients and fewer cycles weaken it",
-        trial=partial(identify_members, judged_by=judged_by),
+        trial=partial(identify_members, criterion=criterion),
         min_control=MIN_CONTROL,
         data="patients",
     )
-    for judged_by in _BY
+    for criterion in _BY
 )

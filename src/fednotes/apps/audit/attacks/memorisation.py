@@ -39,10 +39,12 @@ def rank_planted_secrets(scene: Scene, *, kind: SecretKind, times: int) -> Trial
     if kind == "number" and scene.job.data != "notes":
         raise NotApplicable("the model finds mentions and predicts no words")
     scores = train_shadow_models(scene)
-    return rank_trial(np.stack(scores.secrets[kind, times]), models=scores.models)
+    return make_ranking_trial(
+        np.stack(scores.secrets[kind, times]), models=scores.num_models
+    )
 
 
-def rank_trial(scores: np.ndarray, *, models: int) -> Trial:
+def make_ranking_trial(scores: np.ndarray, *, models: int) -> Trial:
     """Return the trial of an adversary who ranks the possible values of a secret.
 
     Args:

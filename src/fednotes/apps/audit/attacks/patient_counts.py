@@ -37,7 +37,7 @@ def _score_occurrences(scene: Scene) -> ItemScores:
         for name, counts in seen.tensors.items():
             if seen.task == NOISY_COUNTS:
                 has = [
-                    _find_counted(site, len(counts))
+                    _mark_counted_items(site, len(counts))
                     for site in list_audited_site_first(scene)
                 ]
             else:
@@ -50,10 +50,10 @@ def _score_occurrences(scene: Scene) -> ItemScores:
     )
 
 
-def _find_counted(site: Any, size: int) -> np.ndarray:
-    """Return a site's (size,) true counts, before noise is added."""
-    places = np.concatenate([[], *site.list_counted_positions()])
-    return np.isin(np.arange(size), places)
+def _mark_counted_items(site: Any, size: int) -> np.ndarray:
+    """Return (size,) whether each item has a patient at a site, before noise."""
+    positions = np.concatenate([[], *site.list_counted_positions()])
+    return np.isin(np.arange(size), positions)
 
 
 _NOISE = "noise ([privacy])"
@@ -65,7 +65,9 @@ PRESENCE_ATTACK = Attack(
         f"{_NOISE}, which is also added to counts. A secure sum hides whose they are"
     ),
     trial=partial(
-        make_population_trial, scores=_score_occurrences, otherwise="nothing is counted"
+        make_population_trial,
+        score_items=_score_occurrences,
+        reason_if_none="nothing is counted",
     ),
     data="patients",
 )

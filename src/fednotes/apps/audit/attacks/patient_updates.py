@@ -56,21 +56,21 @@ NO_SCORES = ItemScores(np.zeros(0), np.zeros(0))
 
 
 def make_population_trial(
-    scene: Scene, *, scores: Callable[[Scene], ItemScores], otherwise: str
+    scene: Scene, *, score_items: Callable[[Scene], ItemScores], reason_if_none: str
 ) -> Trial:
     """Return the trial of an attack whose targets are the whole population.
 
     Args:
         scene: The job.
-        scores: Returns the scores of targets and decoys.
-        otherwise: Why the attack does not apply if there are no scores.
+        score_items: Returns the scores of targets and decoys.
+        reason_if_none: Why the attack does not apply if there are no scores.
 
     Raises:
         NotApplicable: There are no targets, or no decoys.
     """
-    present, absent = scores(scene)
+    present, absent = score_items(scene)
     if not len(present) or not len(absent):
-        raise NotApplicable(f"{otherwise}, or nothing at the site differs")
+        raise NotApplicable(f"{reason_if_none}, or nothing at the site differs")
     return Trial.from_scores(present, absent).drop_interval()
 
 
@@ -98,19 +98,19 @@ def _score_concepts(scene: Scene, *, name: str) -> ItemScores:
     """Score concepts by how far their rows of `EMBEDDING` or `WEIGHTS` move."""
     config = scene.training.config
     reads_concepts = name == EMBEDDING or config.model.representation == "none"
-    step = _find_first_step(scene, name)
+    step = _sum_steps(scene, name)
     if step is None or config.space.dense or not reads_concepts:
         return NO_SCORES
     has = [
-        _has_concepts(remove_noise_layer(site), name)
+        _mark_concepts(remove_noise_layer(site), name)
         for site in list_audited_site_first(scene)
     ]
     lengths = np.linalg.norm(step, axis=1)
     return split_by_site(lengths[-len(has[0]) :], has)
 
 
-def _has_concepts(site: Any, name: str) -> np.ndarray:
-    """Return (rows,) whether a training patient has the concept of each row."""
+def _mark_concepts(site: Any, name: str) -> np.ndarray:
+    """Return (rows,) whether any training patient has the concept of each row."""
     if name == EMBEDDING:
         learner = site.code_learner
         bags = learner.train_data.network_input
@@ -125,10 +125,10 @@ def _has_concepts(site: Any, name: str) -> np.ndarray:
     return present
 
 
-def _find_first_step(scene: Scene, name: str) -> np.ndarray | None:
-    """Return how the first training changes a tensor; with noise, all trainings.
+def _sum_steps(scene: Scene, name: str) -> np.ndarray | None:
+    """Return the sum of the observed changes of a tensor; None if none is sent.
 
-    The result is None if no update contains the tensor.
+    Without noise, only the first training of each stage is observed.
     """
     steps: list[Tensor] = []
     for seen in scene.observe():
@@ -155,7 +155,7 @@ def _score_outputs(scene: Scene, *, name: str) -> ItemScores:
     For the control, score the outputs of single patients by each patient's own
     gradient.
     """
-    step = _find_first_step(scene, name)
+    step = _sum_steps(scene, name)
     if step is None:
         return NO_SCORES
     site = scene.get_audited_site()
@@ -206,8 +206,8 @@ def _make_attack(
     *,
     sees: str,
     closes: str,
-    scores: Callable[[Scene], ItemScores],
-    otherwise: str = "no such update leaves a site",
+    score_items: Callable[[Scene], ItemScores],
+    reason_if_none: str = "no such update leaves a site",
 ) -> Attack:
     """Return an attack on patients whose targets are the whole population.
 
@@ -215,14 +215,18 @@ def _make_attack(
         name: As in `Attack`.
         sees: As in `Attack`.
         closes: As in `Attack`.
-        scores: As in `make_population_trial`.
-        otherwise: As in `make_population_trial`.
+        score_items: As in `make_population_trial`.
+        reason_if_none: As in `make_population_trial`.
     """
     return Attack(
         name,
         sees=sees,
         closes=closes,
-        trial=partial(make_population_trial, scores=scores, otherwise=otherwise),
+        trial=partial(
+            make_population_trial,
+            score_items=score_items,
+            reason_if_none=reason_if_none,
+        ),
         data="patients",
     )
 
@@ -235,15 +239,15 @@ CONCEPT_ATTACKS = (
             f'{_PUBLIC}; representation = "none", which has no vectors. '
             f"{_SECURE_CONCEPTS}"
         ),
-        scores=partial(_score_concepts, name=EMBEDDING),
-        otherwise="no concepts' vectors leave a site",
+        score_items=partial(_score_concepts, name=EMBEDDING),
+        reason_if_none="no concepts' vectors leave a site",
     ),
     _make_attack(
         "concepts from classifiers of concepts",
         sees="the first update of classifiers of concepts",
         closes=f"{_NOISE}; classifiers of a representation. {_SECURE_CONCEPTS}",
-        scores=partial(_score_concepts, name=WEIGHTS),
-        otherwise="no classifiers of concepts leave a site",
+        score_items=partial(_score_concepts, name=WEIGHTS),
+        reason_if_none="no classifiers of concepts leave a site",
     ),
 )
 
@@ -252,12 +256,12 @@ OUTPUT_ATTACKS = (
         "codes from biases",
         sees="the first update of the network that predicts codes",
         closes=f"{_PUBLIC}; {_SECURE_OUTPUTS}",
-        scores=partial(_score_outputs, name=OUTPUT_BIAS),
+        score_items=partial(_score_outputs, name=OUTPUT_BIAS),
     ),
     _make_attack(
         "labels from intercepts",
         sees="the first update of the classifiers",
         closes=f"{_NOISE}; {_SECURE_OUTPUTS}",
-        scores=partial(_score_outputs, name=INTERCEPTS),
+        score_items=partial(_score_outputs, name=INTERCEPTS),
     ),
 )

@@ -40,9 +40,9 @@ def find_read_words(scene: Scene) -> Trial:
     """Try to tell the words of a mini-batch from the site's words that were in none."""
     update = find_layer_update(
         scene,
-        observed=find_observed_layers(scene),
-        layers=get_layer_weights,
-        what="convolution or LSTM that reads words",
+        observed_updates=find_observed_layers(scene),
+        get_weights=get_layer_weights,
+        layer_name="convolution or LSTM that reads words",
     )
     site = update.site
     corpora_of_site = [site.train_set, site.valid_set]

@@ -47,9 +47,9 @@ def infer_neighbours(scene: Scene) -> Trial:
     """Infer which words were neighbours, given which were read and how often."""
     update = find_layer_update(
         scene,
-        observed=find_observed_layers(scene, only_convolutions=True),
-        layers=get_layer_weights,
-        what="convolution that reads words",
+        observed_updates=find_observed_layers(scene, only_convolutions=True),
+        get_weights=get_layer_weights,
+        layer_name="convolution that reads words",
     )
     dropout = 0.0 if scene.is_control else update.site.config.model.dropout
     read = [corpus for record in update.records for corpus, _ in record.batches]

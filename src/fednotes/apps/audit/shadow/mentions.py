@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fednotes.apps.audit.shadow.secrets import Planted, Secret, SecretKind
-from fednotes.apps.audit.shadow.subject import log_odds
+from fednotes.apps.audit.shadow.subject import convert_to_log_odds
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, SiteData, Span
 from fednotes.data.split import sentence_documents
@@ -51,15 +51,15 @@ class AnnotatedNotes:
         # trained on.
         count = min(max_units, len(units) * 4 // 5)
         self.data = data
-        self.judged = units[:count]
+        self.judged_units = units[:count]
         self.others = units[count:]
         self._carriers = [
             (sentence, span)
             for sentence in sentence_documents(list(chain.from_iterable(self.others)))
             for span in _list_replaceable(sentence)[:1]
         ]
-        self.carriers = len(self._carriers)
-        if not self.carriers:
+        self.num_carriers = len(self._carriers)
+        if not self.num_carriers:
             raise DataError(
                 f"site {data.id!r} has no mentions that a planted name could replace: "
                 "audit it with more annotated notes"
@@ -77,7 +77,7 @@ class AnnotatedNotes:
 
         The arguments are those of `Subject.make_training_data`.
         """
-        members = zip(self.judged, is_member, strict=True)
+        members = zip(self.judged_units, is_member, strict=True)
         units = [unit for unit, chosen in members if chosen] * copies
         if with_others:
             units += self.others
@@ -89,8 +89,8 @@ class AnnotatedNotes:
         return replace(self.data, train=tuple(notes))
 
     def score_units(self, site: Any) -> dict[str, np.ndarray]:
-        """Return (judged,) log-odds of each unit's annotation."""
-        return {"": log_odds(self._measure_losses(site, self.judged))}
+        """Return (judged_units,) log-odds of each unit's annotation."""
+        return {"": convert_to_log_odds(self._measure_losses(site, self.judged_units))}
 
     def guess_losses(self, site: Any, secret: Secret) -> np.ndarray:
         """Return (guesses,) losses of the carrying sentences with each guess."""
@@ -144,7 +144,7 @@ class AnnotatedNotes:
 
 
 def _list_replaceable(sentence: Document) -> list[Span]:
-    """Return the mentions that overlap no other, if no mention is discontinuous."""
+    """Return the mentions that overlap no other; none if one is discontinuous."""
     spans = sentence.spans
     if any(span.fragments for span in spans):
         return []

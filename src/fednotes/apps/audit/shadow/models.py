@@ -29,7 +29,7 @@ from fednotes.apps.audit.shadow.secrets import (
     SecretKind,
     draw_secrets,
 )
-from fednotes.apps.audit.shadow.subject import Subject, log_odds
+from fednotes.apps.audit.shadow.subject import Subject, convert_to_log_odds
 from fednotes.core.errors import DataError
 from fednotes.core.seeds import rng_of
 from fednotes.engines.inprocess import InProcess
@@ -61,7 +61,7 @@ class ShadowScores:
     )
 
     @property
-    def models(self) -> int:
+    def num_models(self) -> int:
         """Number of models."""
         return int(self.is_member.shape[1])
 
@@ -84,21 +84,21 @@ def train_shadow_models(scene: Scene, control_of: str = "") -> ShadowScores:
     rng = rng_of(scene.job.seed, "audit", scene.site)
     subject, job = _make_subject(scene, rng, control_of)
     models = 2 * MODELS if scene.has_patients else MODELS
-    if len(subject.judged) < models:
+    if len(subject.judged_units) < models:
         units = "patients" if scene.has_patients else "notes"
         raise DataError(
-            f"site {scene.site!r} has {len(subject.judged)} {units}, and an "
+            f"site {scene.site!r} has {len(subject.judged_units)} {units}, and an "
             f"audit of membership needs {models} or more: audit a site with "
             "more of them"
         )
 
     # Memberships are drawn independently: with a fixed number of members, one could be
     # inferred from the others.
-    is_member = rng.random((len(subject.judged), models)) < 0.5
+    is_member = rng.random((len(subject.judged_units), models)) < 0.5
     scores = ShadowScores(is_member)
     with TemporaryDirectory() as cache:
         for model in range(models):
-            secrets = list(draw_secrets(rng, subject.kinds, subject.carriers))
+            secrets = list(draw_secrets(rng, subject.kinds, subject.num_carriers))
             data = subject.make_training_data(
                 is_member[:, model],
                 _list_planted(secrets, copies),
@@ -166,9 +166,9 @@ def _add_scores(
     scores: ShadowScores, subject: Subject, site: Any, secrets: list[Secret], model: int
 ) -> None:
     """Add one model's scores for all units and its own secrets."""
-    for judged_by, column in subject.score_units(site).items():
-        table = scores.units.setdefault(judged_by, np.zeros(scores.is_member.shape))
+    for criterion, column in subject.score_units(site).items():
+        table = scores.units.setdefault(criterion, np.zeros(scores.is_member.shape))
         table[:, model] = column
     for secret in secrets:
-        guesses = log_odds(subject.guess_losses(site, secret))
+        guesses = convert_to_log_odds(subject.guess_losses(site, secret))
         scores.secrets.setdefault((secret.kind, secret.times), []).append(guesses)

@@ -14,7 +14,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from fednotes.apps.audit.shadow.secrets import Planted, Secret, SecretKind
-from fednotes.apps.audit.shadow.subject import log_odds
+from fednotes.apps.audit.shadow.subject import convert_to_log_odds
 from fednotes.core.seeds import rng_of
 from fednotes.data.notes import Note
 from fednotes.data.notes.sites import SiteNotes
@@ -34,7 +34,7 @@ class PlainNotes:
     """See `Subject`; a unit is a note."""
 
     kinds: ClassVar[tuple[SecretKind, ...]] = ("name", "number")
-    carriers = 1  # the template
+    num_carriers = 1  # the template
 
     def __init__(
         self, data: SiteNotes, rng: np.random.Generator, max_units: int
@@ -43,7 +43,7 @@ class PlainNotes:
         numbers = rng.permutation(data.train_notes)[:max_units]
         self.data = data
         self._judged_numbers = set(numbers.tolist())
-        self.judged = [
+        self.judged_units = [
             note
             for number, note in enumerate(data.train())
             if number in self._judged_numbers
@@ -61,7 +61,7 @@ class PlainNotes:
 
         The arguments are those of `Subject.make_training_data`.
         """
-        members = zip(self.judged, is_member, strict=True)
+        members = zip(self.judged_units, is_member, strict=True)
         notes = [note for note, chosen in members if chosen] * copies
         for number, (secret, _) in enumerate(planted):
             name = f"planted{number}"
@@ -80,13 +80,16 @@ class PlainNotes:
         return replace(self.data, train=read, content="")
 
     def score_units(self, site: Any) -> dict[str, np.ndarray]:
-        """Return (judged,) log-odds of masked words; all models get the same masks."""
+        """Return (judged_units,) log-odds of masked words.
+
+        All models get the same masks.
+        """
         texts = []
-        for note in self.judged:
+        for note in self.judged_units:
             ids = tokenize_beginning(site.model, note.text)
             drawn = rng_of(0, "audit masks", note.text).random((MASKS, MAX_TOKENS))
             texts.append(MaskedText(ids, drawn[:, : len(ids)] < MASKED_FRACTION))
-        return {"": log_odds(measure_masked_losses(site.model, texts))}
+        return {"": convert_to_log_odds(measure_masked_losses(site.model, texts))}
 
     def guess_losses(self, site: Any, secret: Secret) -> np.ndarray:
         """Return (guesses,) pseudo-losses: each token of a guess is masked in turn.

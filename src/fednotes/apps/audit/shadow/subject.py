@@ -23,11 +23,11 @@ class Subject(Protocol):
     kinds: ClassVar[tuple[SecretKind, ...]]
 
     @property
-    def carriers(self) -> int:
+    def num_carriers(self) -> int:
         """Number of texts that a secret can be planted into."""
 
     @property
-    def judged(self) -> Sized:
+    def judged_units(self) -> Sized:
         """The units whose membership is judged."""
 
     def make_training_data(
@@ -41,14 +41,14 @@ class Subject(Protocol):
         """Return the site with the data on which one model is trained.
 
         Args:
-            is_member: (judged,) whether the model is trained on each unit.
+            is_member: (judged_units,) whether the model is trained on each unit.
             planted: Secrets that it is also trained on.
             copies: Number of copies of each member.
             with_others: Whether it is also trained on the units that are not judged.
         """
 
     def score_units(self, site: Any) -> dict[str, np.ndarray]:
-        """Return (judged,) scores under a trained site's model, by criterion.
+        """Return (judged_units,) scores under a trained site's model, by criterion.
 
         A higher score means that the unit is more likely under the model.
         """
@@ -57,7 +57,7 @@ class Subject(Protocol):
         """Return each guess's loss, shape (guesses,), under a trained site's model."""
 
 
-def log_odds(losses: np.ndarray) -> np.ndarray:
+def convert_to_log_odds(losses: np.ndarray) -> np.ndarray:
     """Return φ = log(p / (1 − p)) for p = exp(−loss).
 
     Raises:
