@@ -12,16 +12,16 @@ import pytest
 from fednotes.apps.phenotyping.code_tables import read_codiesp, read_mimic
 from fednotes.apps.phenotyping.codes import (
     SYSTEMS,
-    choose,
+    choose_categories,
     count_categories,
     find_category,
-    hold_out,
     list_job_categories,
     list_public_categories,
     make_output_labels,
     make_phenotype_labels,
     normalise_code,
-    parse,
+    parse_code,
+    remove_held_out_codes,
 )
 from fednotes.core.errors import ConfigError, DataError
 
@@ -106,12 +106,12 @@ def test_a_job_may_name_any_prefix_of_a_code() -> None:
     ]
     for text in texts:
         if text in beginnings:
-            assert parse(f"icd9:{text}") == ("icd9", text)
+            assert parse_code(f"icd9:{text}") == ("icd9", text)
         else:
             with pytest.raises(
                 ConfigError, match="codes of icd9 do not begin like this"
             ):
-                parse(f"icd9:{text}")
+                parse_code(f"icd9:{text}")
 
 
 def _digits(length: int) -> list[str]:
@@ -128,9 +128,9 @@ def test_code_names_of_a_job_are_normalised() -> None:
         **{"icd10:C7": ("icd10", "C7"), "icd10:M1A": ("icd10", "M1A")},
         **{"cpt:992": ("cpt", "992"), "icd10pcs:BW0": ("icd10pcs", "BW0")},
     }.items():
-        assert parse(name) == expected
+        assert parse_code(name) == expected
     for name in ("4019", "icd9:", "icd11:4019", ":401"):
-        for use in (find_category, lambda name: hold_out({}, [name])):
+        for use in (find_category, lambda name: remove_held_out_codes({}, [name])):
             with pytest.raises(ConfigError):
                 use(name)
 
@@ -144,11 +144,11 @@ def test_impossible_code_prefixes_are_refused(name: str) -> None:
     """They are refused, and the message has a code in the right form."""
     system = name.partition(":")[0]
     example = f"{system}:{SYSTEMS[system].example}"
-    assert normalise_code(*example.split(":")) == ":".join(parse(example))
+    assert normalise_code(*example.split(":")) == ":".join(parse_code(example))
     with pytest.raises(
         ConfigError, match=f"codes of {system} do not begin like this: .* {example}$"
     ):
-        hold_out({}, [name])
+        remove_held_out_codes({}, [name])
     with pytest.raises(ConfigError, match="do not begin like this"):
         make_phenotype_labels([], {}, {"x": [name]})
 
@@ -210,13 +210,15 @@ def test_counts_cover_patients_and_add_up_over_sites() -> None:
 
 def test_the_chosen_outputs_depend_only_on_the_total() -> None:
     totals = {"icd9:401": 1001, "icd9:038": 1000, "cpt:99254": 5000}
-    assert choose(totals, 1001) == ("cpt:99254", "icd9:401")
-    assert choose(totals, 1000) == ("cpt:99254", "icd9:038", "icd9:401")
-    assert choose(dict(reversed(totals.items())), 1000) == choose(totals, 1000)
+    assert choose_categories(totals, 1001) == ("cpt:99254", "icd9:401")
+    assert choose_categories(totals, 1000) == ("cpt:99254", "icd9:038", "icd9:401")
+    assert choose_categories(dict(reversed(totals.items())), 1000) == choose_categories(
+        totals, 1000
+    )
     with pytest.raises(DataError, match=r"has 6000 patients .* has 5000"):
-        choose(totals, 6000)
+        choose_categories(totals, 6000)
     with pytest.raises(DataError, match="has 0\\)"):
-        choose({}, 1)
+        choose_categories({}, 1)
 
 
 def test_the_public_lists_hold_each_category_once() -> None:
@@ -269,10 +271,12 @@ def test_held_out_codes_are_removed_and_their_patients_kept() -> None:
         "c": {"icd10pcs:E119000", "icd10:I110"},
         "d": set[str](),
     }
-    remaining, counts = hold_out(codes, ["icd10:E11", "icd10:i10", "icd10:F17"])
+    remaining, counts = remove_held_out_codes(
+        codes, ["icd10:E11", "icd10:i10", "icd10:F17"]
+    )
     assert remaining == codes | {"a": {"icd10:N448"}, "b": set()}
     assert counts == {"icd10:E11": 2, "icd10:i10": 1, "icd10:F17": 0}
-    narrow, _ = hold_out(codes, ["icd10:E11.9"])
+    narrow, _ = remove_held_out_codes(codes, ["icd10:E11.9"])
     assert narrow["b"] == {"icd10:E1165"}
     assert codes["b"] == {"icd10:E1165"}
 
@@ -281,7 +285,7 @@ def test_held_out_codes_are_removed_and_their_patients_kept() -> None:
 def test_a_concept_id_matches_only_itself(system: str) -> None:
     """3 begins 316866 but is another concept; a CPT code has five characters."""
     codes = {"a": {f"{system}:316866", "cpt:99254"}, "b": {f"{system}:3", "cpt:99255"}}
-    remaining, counts = hold_out(codes, [f"{system}:3", "cpt:99254"])
+    remaining, counts = remove_held_out_codes(codes, [f"{system}:3", "cpt:99254"])
     assert remaining == {"a": {f"{system}:316866"}, "b": {"cpt:99255"}}
     assert counts == {f"{system}:3": 1, "cpt:99254": 1}
     labels = make_phenotype_labels(
@@ -307,7 +311,7 @@ def test_outputs_of_the_demo_patients_equal_a_loop(corpora: Path) -> None:
     codes = read_mimic(corpora / "mimic_iii_demo").codes
     names = list_public_categories()
     totals = dict(zip(names, count_categories(codes, names).tolist(), strict=True))
-    outputs = choose(totals, 30)
+    outputs = choose_categories(totals, 30)
     assert make_output_labels(list(codes), codes, outputs).sum(0).min() >= 30
     assert ("icd9:401" in outputs) == (
         sum(any(c.startswith("icd9:401") for c in g) for g in codes.values()) >= 30
@@ -327,13 +331,13 @@ def test_held_out_phenotypes_of_codiesp_have_the_expected_counts(corpora: Path) 
         "tobacco": ["icd10:F17"],
     }
     labels = make_phenotype_labels(list(codes), codes, held_out)
-    remaining, counts = hold_out(
+    remaining, counts = remove_held_out_codes(
         codes, [name for names in held_out.values() for name in names]
     )
     assert labels.sum(0).tolist() == list(counts.values())
     assert min(counts.values()) > 20
     names = list_public_categories(("icd10",))
     counted = dict(zip(names, count_categories(remaining, names).tolist(), strict=True))
-    outputs = choose(counted, 20)
+    outputs = choose_categories(counted, 20)
     assert not set(outputs) & {name for names in held_out.values() for name in names}
     assert len(remaining) == len(codes)

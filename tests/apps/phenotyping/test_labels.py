@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fednotes.apps.phenotyping.labels import PatientLabels, read_labels
-from fednotes.apps.phenotyping.obesity import DISEASES, read_obesity, read_texts
+from fednotes.apps.phenotyping.obesity import DISEASES, read_obesity, read_summaries
 from fednotes.core.errors import DataError
 from fednotes.data.notes import Note
 
@@ -414,13 +414,13 @@ def test_xml_entities_are_refused(file: File, tmp_path: Path, prolog: str) -> No
     with pytest.raises(
         DataError, match=r"t.xml:1: the file declares or uses its own entities"
     ):
-        read_texts([text])
+        read_summaries([text])
     with pytest.raises(DataError, match="its own entities"):
         _judgments(tmp_path, prolog + _judged(intuitive={"Gout": {"1": "Y"}}))
     path = file(
         '<!DOCTYPE root SYSTEM "x.dtd">\n<root><doc id="1"><text>a</text></doc></root>'
     )
-    assert [note.text for note in read_texts([path])] == ["a"]
+    assert [note.text for note in read_summaries([path])] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -451,7 +451,7 @@ def test_xml_entities_are_refused(file: File, tmp_path: Path, prolog: str) -> No
 )
 def test_unreadable_texts_are_refused(file: File, content: str, message: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
-        read_texts([file(content)])
+        read_summaries([file(content)])
     assert "\n" not in str(caught.value)
 
 

@@ -15,21 +15,21 @@ from fednotes.apps.phenotyping.concepts import Matcher
 from fednotes.apps.phenotyping.synthetic import (
     PHENOTYPES,
     build_synthetic_dictionary,
-    generate,
+    generate_patients,
 )
 
 
 def test_equal_arguments_give_equal_patients() -> None:
-    first, again = generate("site1", 60, 3), generate("site1", 60, 3)
+    first, again = generate_patients("site1", 60, 3), generate_patients("site1", 60, 3)
     assert (first.notes, first.codes) == (again.notes, again.codes)
     assert first.labels.values == again.labels.values
-    assert generate("site1", 60, 4).notes != first.notes
-    assert not set(first.notes) & set(generate("site2", 60, 3).notes)
+    assert generate_patients("site1", 60, 4).notes != first.notes
+    assert not set(first.notes) & set(generate_patients("site2", 60, 3).notes)
 
 
 def test_sites_differ_in_size_and_conditions() -> None:
     """Sites differ in size and conditions; every label and 40 categories occur."""
-    sites = [generate(f"site{at}", 600, 1) for at in (1, 2, 3)]
+    sites = [generate_patients(f"site{at}", 600, 1) for at in (1, 2, 3)]
     sizes = [len(s.notes) for s in sites]
     assert len(set(sizes)) == 3
     assert all(360 <= size <= 840 for size in sizes)
@@ -75,7 +75,7 @@ def test_every_term_of_a_generated_note_is_matched() -> None:
 
 def test_notes_mention_the_conditions_of_patients() -> None:
     """Notes name a phenotype more often for patients who have it."""
-    generated = generate("site1", 600, 2)
+    generated = generate_patients("site1", 600, 2)
     matcher = Matcher(build_synthetic_dictionary())
     bags = [set(matcher.make_bag(texts).tolist()) for texts in generated.notes.values()]
     assert 3 < np.mean([len(bag) for bag in bags]) < 40

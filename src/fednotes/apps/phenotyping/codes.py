@@ -27,7 +27,7 @@ A code in a job stands for every code that begins with it: icd10:E11 includes
 
 Sites agree on the outputs without revealing any site's own list:
 `list_public_categories` lists every possible category, each site counts its patients in
-each of them, and only the sum of these counts goes into `choose`.
+each of them, and only the sum of these counts goes into `choose_categories`.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def normalise_code(system: str, text: str) -> str | None:
     return intern(f"{system}:{code.replace('.', '')}")
 
 
-def parse(name: str) -> tuple[str, str]:
+def parse_code(name: str) -> tuple[str, str]:
     """Return the system and the code of `<system>:<code>`, in any case.
 
     The code may be a prefix of codes.
@@ -168,7 +168,7 @@ def _can_begin_code(system: System, text: str) -> bool:
 
 def _make_code_test(name: str) -> Callable[[str], bool]:
     """Return a function that tests whether a name in a job includes a code."""
-    system, code = parse(name)
+    system, code = parse_code(name)
     prefix = f"{system}:{code}"
     if SYSTEMS[system].length is None:
         return prefix.__eq__
@@ -186,7 +186,7 @@ def find_category(code: str, *, whole_causes: bool = False) -> str:
         code: The code, as `<system>:<code>`.
         whole_causes: Whether ICD-9 external causes keep 4 characters instead of 3.
     """
-    system, characters = parse(code)
+    system, characters = parse_code(code)
     length = _choose_category_length(system, characters, whole_causes=whole_causes)
     return intern(f"{system}:{characters[:length]}")
 
@@ -214,7 +214,7 @@ def list_job_categories(
     """
     categories: dict[str, None] = {}
     for name in names:
-        system, code = parse(name)
+        system, code = parse_code(name)
         own_category = find_category(name, whole_causes=whole_causes)
         if own_category != f"{system}:{code}":
             raise ConfigError(
@@ -256,7 +256,7 @@ def count_categories(
     return np.fromiter((counts[name] for name in names), np.int64, len(names))
 
 
-def choose(total_counts: Mapping[str, int], minimum: int) -> tuple[str, ...]:
+def choose_categories(total_counts: Mapping[str, int], minimum: int) -> tuple[str, ...]:
     """Return the categories of at least `minimum` patients, sorted by name.
 
     Args:
@@ -346,7 +346,7 @@ def make_output_labels(
     return labels
 
 
-def hold_out(
+def remove_held_out_codes(
     codes: Codes, names: Iterable[str]
 ) -> tuple[dict[str, frozenset[str]], dict[str, int]]:
     """Remove the codes of phenotypes, which stage 2 predicts, from those of stage 1.
@@ -385,7 +385,7 @@ def make_phenotype_labels(
     Args:
         patients: The patients.
         codes: The codes of each patient who was coded.
-        phenotypes: The codes of each phenotype, with names as in `hold_out`.
+        phenotypes: The codes of each phenotype, named as in `remove_held_out_codes`.
 
     Returns:
         (patients, phenotypes) int8: 1 if the patient has any code of the phenotype,

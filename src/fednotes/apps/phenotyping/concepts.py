@@ -350,7 +350,7 @@ def get_patient_name(note: Note) -> str:
     return note.id if note.patient is None else note.patient
 
 
-def report_progress(
+def iterate_with_progress(
     items: Iterable[T], number: int, progress: Progress | None
 ) -> Iterator[T]:
     """Yield items and report progress after each of them except the last."""
@@ -397,7 +397,9 @@ def make_bags(
             counts["notes"] += len(texts)
             counts["characters"] += sum(map(len, texts))
         with _starting_pool(matcher, min(processes, max(len(notes), 1))) as run:
-            found_bags = report_progress(run(notes.values()), len(notes), progress)
+            found_bags = iterate_with_progress(
+                run(notes.values()), len(notes), progress
+            )
             arrays = join_bags(found_bags, counts, max_concepts)
         numbers = [counts[name] for name in _COUNTED]
         return {**arrays, "counts": np.array(numbers, np.int64)}

@@ -113,17 +113,20 @@ class Config(Averaging):
         Raises:
             ConfigError: Differential privacy does not support a setting.
         """
-        classifier = self.model.classifier
         if privacy.unit != "patient":
             raise ConfigError(
                 f'[privacy] unit = "{privacy.unit}": phenotyping protects patients, '
                 'whose notes are one example: set unit = "patient"'
             )
 
-        starts_elsewhere = self.model.representation not in ("learn", "none")
-        fills_up = bool(self.model.network.length) or self.vectors
-        takes_steps = classifier.solver == "sgd"
-        if not takes_steps or starts_elsewhere or (self.has_stage_1 and fills_up):
+        classifier = self.model.classifier
+        has_given_representation = self.model.representation not in ("learn", "none")
+        trains_to_convergence = classifier.solver != "sgd"
+        if (
+            trains_to_convergence
+            or has_given_representation
+            or (self.has_stage_1 and self._needs_unknown_vector)
+        ):
             raise ConfigError(
                 "[privacy] supports neither a representation from elsewhere nor "
                 'training to convergence: set model.representation = "learn" or '
@@ -131,12 +134,11 @@ class Config(Averaging):
                 "and leave out [concepts] vectors"
             )
 
-        agrees_on_network = self.has_stage_1 and (
+        counts_codes_or_concepts = self.has_stage_1 and (
             self.least_occurrences > 0 or not self.outputs
         )
-        if (
-            agrees_on_network or classifier.class_weights != "none"
-        ) and not privacy.counts:
+        counts_labels = classifier.class_weights != "none"
+        if (counts_codes_or_concepts or counts_labels) and not privacy.counts:
             raise ConfigError(
                 "[privacy]: exact counts of patients would reveal which codes are "
                 "predicted, which concepts have a vector and what a class weighs: set "
@@ -147,7 +149,7 @@ class Config(Averaging):
             )
 
     def _check_updates(self) -> None:
-        """Check the optimizer and the settings that concern the concepts' vectors.
+        """Check the optimizer's settings, and those of the concepts' vectors.
 
         Raises:
             ConfigError: Two settings contradict each other.
@@ -165,12 +167,16 @@ class Config(Averaging):
                 'optimizer = "rmsprop" has no weight_decay and updates the whole '
                 'table: set weight_decay = 0 and model.network.updates = "dense"'
             )
-        needs_unknown = bool(network.length) or self.vectors
-        if needs_unknown and not self.least_occurrences:
+        if self._needs_unknown_vector and not self.least_occurrences:
             raise ConfigError(
                 "network.length and [concepts] vectors need a vector for unknown "
                 "concepts: set training.least_occurrences to 1 or more"
             )
+
+    @property
+    def _needs_unknown_vector(self) -> bool:
+        """Whether the network has a vector for concepts without one of their own."""
+        return bool(self.model.network.length) or self.vectors
 
     @property
     def has_stage_1(self) -> bool:

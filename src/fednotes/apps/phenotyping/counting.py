@@ -19,7 +19,7 @@ from fednotes.apps.phenotyping.classifiers import (
     LinearSVMs,
     compute_idf,
 )
-from fednotes.apps.phenotyping.codes import choose, find_category
+from fednotes.apps.phenotyping.codes import choose_categories, find_category
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, Bags, SitePatients
 from fednotes.apps.phenotyping.config import Config
 from fednotes.apps.phenotyping.dan import CHOSEN, KNOWN
@@ -45,7 +45,7 @@ def choose_codes(counts: np.ndarray, config: Config) -> tuple[str, ...]:
     """
     numbers = counts.round().astype(int).tolist()
     count_of = dict(zip(config.list_candidates(), numbers, strict=True))
-    return choose(count_of, config.minimum)
+    return choose_categories(count_of, config.minimum)
 
 
 def find_candidates(names: Sequence[str], config: Config) -> Tensor:

@@ -24,7 +24,7 @@ from fednotes.apps.phenotyping.causes import (
     find_data_causes,
     find_score_causes,
 )
-from fednotes.apps.phenotyping.codes import hold_out, make_phenotype_labels
+from fednotes.apps.phenotyping.codes import make_phenotype_labels, remove_held_out_codes
 from fednotes.apps.phenotyping.cohort import (
     UNLABELLED,
     Cohort,
@@ -285,7 +285,9 @@ def _split_site(
     """
     tables = get_tables(job)
     messages = _describe_counts(files, inputs, features)
-    phenotypes, labels = _make_labels(inputs.patients, config, files, tables=tables)
+    phenotypes, labels = _find_phenotypes_and_labels(
+        inputs.patients, config, files, tables=tables
+    )
     cohort = Cohort(
         name, inputs.patients, bags=inputs.values, labels=labels, outputs=phenotypes
     )
@@ -340,7 +342,7 @@ def _describe_counts(
     return messages
 
 
-def _make_labels(
+def _find_phenotypes_and_labels(
     patients: Sequence[str],
     config: PatientsConfig,
     files: SiteFiles,
@@ -393,7 +395,7 @@ def _select_codes_for_stage_1(
         )
     if not tables.held_out:
         return codes, messages
-    remaining, counts = hold_out(codes, tables.held_out)
+    remaining, counts = remove_held_out_codes(codes, tables.held_out)
     return remaining, messages + _describe_held_out_codes(counts)
 
 

@@ -30,9 +30,9 @@ from fednotes.apps.phenotyping.concepts import (
     PatientInputs,
     Progress,
     compute_with_cache,
+    iterate_with_progress,
     join_bags,
     make_bags,
-    report_progress,
 )
 from fednotes.apps.phenotyping.context import Option
 from fednotes.apps.phenotyping.dictionary import read_dictionary
@@ -232,7 +232,7 @@ class TextFeatures:
         """
 
         def encode_all() -> dict[str, np.ndarray]:
-            means = report_progress(
+            means = iterate_with_progress(
                 map(self._average_notes, notes.values()), len(notes), progress
             )
             vectors = np.array([*means], np.float32)

@@ -19,28 +19,37 @@ from fednotes.jobs.patient_models import PatientNote
 
 Gold = dict[str, dict[str, int]]  # labels by patient and phenotype
 
-_NO_JSON: Final = (
+_NOT_JSON: Final = (
     "not JSON: expected one complete object per line, or a table of "
     "labels beside the notes (labels)"
 )
 
 
-def rename_labels(
-    gold: Gold, label_map: Mapping[str, str]
-) -> tuple[Gold, tuple[str, ...], int]:
+class RenamedLabels(NamedTuple):
+    """Labels whose phenotypes were renamed.
+
+    Attributes:
+        gold: The labels.
+        names: The new names, in the order of the file.
+        num_conflicts: The number of pairs of patient and phenotype that lost their
+            label, because two phenotypes got the same name and had different labels.
+    """
+
+    gold: Gold
+    names: tuple[str, ...]
+    num_conflicts: int
+
+
+def rename_labels(gold: Gold, label_map: Mapping[str, str]) -> RenamedLabels:
     """Rename phenotypes to the model's names.
 
     Args:
         gold: The labels.
         label_map: Name in the file to the model's name.
-
-    Returns:
-        The labels; the new names in the order of the file; and the number of pairs that
-        lost their label, because two names were merged whose labels differ.
     """
     renamed: Gold = {}
     names: dict[str, None] = {}
-    clashes = 0
+    num_conflicts = 0
     for patient, labels in gold.items():
         candidates: dict[str, set[int]] = {}
         for name, label in labels.items():
@@ -49,12 +58,12 @@ def rename_labels(
         renamed[patient] = {
             name: label for name, (label, *others) in candidates.items() if not others
         }
-        clashes += len(candidates) - len(renamed[patient])
-    return renamed, tuple(names), clashes
+        num_conflicts += len(candidates) - len(renamed[patient])
+    return RenamedLabels(renamed, tuple(names), num_conflicts)
 
 
 def read_gold(path: Path) -> tuple[PatientNotes, Gold]:
-    """Read labelled patients from JSON lines, or a folder of the obesity challenge.
+    """Read labelled patients from JSON lines, or from the folder of the challenge.
 
     Returns:
         The notes and the labels of each patient. JSON lines are read again, one at a
@@ -63,32 +72,39 @@ def read_gold(path: Path) -> tuple[PatientNotes, Gold]:
     Raises:
         DataError: The file cannot be read; the message names file and line.
     """
-    if path.is_dir():
-        summaries, labels = read_obesity(path)
-        gold = {note.id: labels.get_labels(note.id) for note in summaries}
-        notes = [PatientNote(note.id, note.text) for note in summaries]
-        return PatientNotes(tuple(gold), lambda: iter(notes)), gold
+    return _read_challenge(path) if path.is_dir() else _read_json_lines(path)
 
-    gold = {}
+
+def _read_challenge(folder: Path) -> tuple[PatientNotes, Gold]:
+    """Read the summaries of the obesity challenge in a folder, and their labels."""
+    summaries, labels = read_obesity(folder)
+    gold = {note.id: labels.get_labels(note.id) for note in summaries}
+    notes = [PatientNote(note.id, note.text) for note in summaries]
+    return PatientNotes(tuple(gold), lambda: iter(notes)), gold
+
+
+def _read_json_lines(path: Path) -> tuple[PatientNotes, Gold]:
+    """Read the labels of all patients in JSON lines; the notes are read later."""
+    gold: Gold = {}
     encoding = named_encoding()
-    for record in _make_records(path, encoding):
-        known = gold.setdefault(record.patient, {})
+    for record in _read_records(path, encoding):
+        patient_labels = gold.setdefault(record.patient, {})
         for name, word in record.labels.items():
             if not isinstance(word, str) or word not in LABELS:
                 expected = ", ".join(LABELS)
                 raise DataError.at(
                     path, record.line, f"a label is not one of {expected}"
                 )
-            if known.setdefault(name, LABELS[word]) != LABELS[word]:
+            if patient_labels.setdefault(name, LABELS[word]) != LABELS[word]:
                 raise DataError.at(
                     path, record.line, f"two different labels for one {name!r}"
                 )
 
-    def read() -> Iterator[PatientNote]:
-        for record in _make_records(path, encoding):
+    def read_again() -> Iterator[PatientNote]:
+        for record in _read_records(path, encoding):
             yield PatientNote(record.patient, record.text)
 
-    return PatientNotes(tuple(gold), read), gold
+    return PatientNotes(tuple(gold), read_again), gold
 
 
 class _Record(NamedTuple):
@@ -100,7 +116,7 @@ class _Record(NamedTuple):
     labels: dict[str, Any]
 
 
-def _make_records(path: Path, encoding: str) -> Iterator[_Record]:
+def _read_records(path: Path, encoding: str) -> Iterator[_Record]:
     """Yield the notes in JSON lines, one by one.
 
     Raises:
@@ -121,7 +137,7 @@ def _parse_record(path: Path, number: int, line: str) -> _Record:
     try:
         record = parse_json(line, strict=False)
     except JsonError as error:
-        raise DataError.at(path, number, f"{_NO_JSON} ({error})") from None
+        raise DataError.at(path, number, f"{_NOT_JSON} ({error})") from None
     if not isinstance(record, dict):
         record = {}
     text = record.get("text")
@@ -137,14 +153,14 @@ def _parse_record(path: Path, number: int, line: str) -> _Record:
 
 
 def read_gold_table(
-    patients: Sequence[str], path: NotePlace, labels: Path
+    patients: Sequence[str], place: NotePlace, labels: Path
 ) -> tuple[Gold, tuple[str, ...]]:
     """Read the labels of patients from a table.
 
     Args:
         patients: The patients who have notes, each once.
-        path: Location of their notes, for messages.
-        labels: The table.
+        place: Where their notes are, for messages.
+        labels: The table of labels.
 
     Returns:
         The labels of the patients who have both notes and labels; and messages about
@@ -157,13 +173,13 @@ def read_gold_table(
     messages = list(table.list_messages())
     gold: Gold = {}
     for patient in patients:
-        known = table.get_labels(patient)
-        if known:
-            gold[patient] = known
+        patient_labels = table.get_labels(patient)
+        if patient_labels:
+            gold[patient] = patient_labels
     without_notes = len(set(table.values) - set(patients))
     if without_notes:
         messages.append(
-            f"{without_notes} labelled patient(s) have no notes in {path}: left out"
+            f"{without_notes} labelled patient(s) have no notes in {place}: left out"
         )
     without_labels = len(patients) - len(gold)
     if without_labels:

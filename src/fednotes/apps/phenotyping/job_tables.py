@@ -23,7 +23,7 @@ from fednotes.apps.phenotyping.code_tables import (
     MimicFolder,
     OmopFolder,
 )
-from fednotes.apps.phenotyping.codes import get_system, parse
+from fednotes.apps.phenotyping.codes import get_system, parse_code
 from fednotes.apps.phenotyping.features import SYNTHETIC, ConceptsConfig, TextConfig
 from fednotes.apps.phenotyping.labels import Unmentioned
 from fednotes.apps.phenotyping.obesity import Judgment
@@ -55,7 +55,7 @@ class HoldOutConfig:
 
     def __post_init__(self) -> None:
         for code in self.codes:
-            parse(code)
+            parse_code(code)
 
 
 @checked(frozen=True)
@@ -392,7 +392,7 @@ def _read_phenotypes(
         names = tuple(map(str, codes))
         with within(place, ConfigError):
             for code in names:
-                parse(code)
+                parse_code(code)
         phenotypes[name] = names
     return phenotypes
 

@@ -175,16 +175,16 @@ class LabelCollector:
     """Collects the labels of several files.
 
     Args:
-        later_holds: Whether the later of two different labels in two files is used;
+        prefers_later: Whether the later of two different labels in two files is used;
             otherwise neither is.
 
     Attributes:
         phenotypes: The phenotypes so far.
     """
 
-    def __init__(self, *, later_holds: bool) -> None:
+    def __init__(self, *, prefers_later: bool) -> None:
         self.phenotypes: set[str] = set()
-        self._later_holds = later_holds
+        self._prefers_later = prefers_later
         self._reports: list[TableReport] = []
         self._recorded: dict[tuple[str, str], _Recorded] = {}
         self._conflicts: dict[tuple[str, str], str] = {}
@@ -209,7 +209,7 @@ class LabelCollector:
         if earlier is None or earlier.value == value:
             self._recorded[key] = _Recorded(value, report, pair.line)
             return
-        is_correction = self._later_holds and earlier.table is not report
+        is_correction = self._prefers_later and earlier.table is not report
         if earlier.value is None and not is_correction:
             return  # the pair has a conflict already
         outcome = "the later one is used" if is_correction else "neither is used"
@@ -255,7 +255,7 @@ def read_labels(path: Path, *more: Path, patient_column: str = "") -> PatientLab
             values other than labels, two phenotypes differ only in case, or there is no
             label at all.
     """
-    collector = LabelCollector(later_holds=False)
+    collector = LabelCollector(prefers_later=False)
     for file in (path, *more):
         table = HeaderTable(file, "labels")
         name = patient_column if table.has(patient_column) else ""

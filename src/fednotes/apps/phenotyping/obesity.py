@@ -71,8 +71,8 @@ def read_obesity(
     Raises:
         DataError: A file is missing, or is not such XML; the message has the line.
     """
-    notes = read_texts(_list_xml_files(folder, "patient_records", "records"))
-    collector = LabelCollector(later_holds=True)
+    notes = read_summaries(_list_xml_files(folder, "patient_records", "records"))
+    collector = LabelCollector(prefers_later=True)
     for path in _list_xml_files(folder, "annotations", "annotations"):
         collector.add_file(path, _read_judgments(path, judgment))
     labels = collector.make_labels(DISEASES)
@@ -84,12 +84,12 @@ def read_obesity(
     return notes, labels
 
 
-def _list_xml_files(folder: Path, mark: str, kind: str) -> list[Path]:
+def _list_xml_files(folder: Path, name_part: str, kind: str) -> list[Path]:
     """Return the XML files of texts or annotations, in the order of reading.
 
     Args:
         folder: The folder.
-        mark: A part of the files' names.
+        name_part: A part that the names of the files have.
         kind: The content of the files, for messages.
 
     Raises:
@@ -100,25 +100,26 @@ def _list_xml_files(folder: Path, mark: str, kind: str) -> list[Path]:
     files = [
         path
         for path in list_files(folder)
-        if path.name.lower().endswith((".xml", ".xml.gz")) and mark in path.name.lower()
+        if path.name.lower().endswith((".xml", ".xml.gz"))
+        and name_part in path.name.lower()
     ]
     if not files:
         prefix = "obesity_standoff_" if kind == "annotations" else "obesity_"
         raise DataError(
             f"{folder}: no file of {kind} here: expected a name such as "
-            f"{prefix}{mark}_*.xml"
+            f"{prefix}{name_part}_*.xml"
         )
     # Sorted by name, an addendum follows the file that it corrects, because "." comes
     # before "_" and digits.
     return sorted(files, key=lambda path: "test" in path.name.lower())
 
 
-def read_texts(paths: Iterable[Path]) -> tuple[Note, ...]:
-    """Read the summaries of one or more files, as `stream_texts` yields them."""
-    return tuple(stream_texts(paths))
+def read_summaries(paths: Iterable[Path]) -> tuple[Note, ...]:
+    """Read the summaries of one or more files, as `stream_summaries` yields them."""
+    return tuple(stream_summaries(paths))
 
 
-def stream_texts(paths: Iterable[Path]) -> Iterator[Note]:
+def stream_summaries(paths: Iterable[Path]) -> Iterator[Note]:
     """Yield the summaries of one or more files as they are read.
 
     A document's id serves as the id of both note and patient.
@@ -163,8 +164,8 @@ def _read_documents(path: Path) -> Iterator[tuple[int, str, str]]:
             first_text = first_text or text
 
 
-def _read_judgments(path: Path, wanted: str) -> Iterator[Pair | Damaged]:
-    """Yield the judgments of one source in a file."""
+def _read_judgments(path: Path, judgment: Judgment) -> Iterator[Pair | Damaged]:
+    """Yield the textual or the intuitive judgments in a file."""
     source = ""
     disease = ""
     for line, name, attributes, _ in read_elements(path):
@@ -174,7 +175,9 @@ def _read_judgments(path: Path, wanted: str) -> Iterator[Pair | Damaged]:
             source = values.get("source", "").strip().lower()
         elif name == "disease":
             disease = values.get("name", "").strip()
-        elif name == "doc" and attributes is not None and disease and source == wanted:
+        elif (
+            name == "doc" and attributes is not None and disease and source == judgment
+        ):
             document = values.get("id", "").strip()
             letter = values.get("judgment", "").strip()
             yield _read_judgment(line, document, disease, letter=letter)
@@ -183,7 +186,14 @@ def _read_judgments(path: Path, wanted: str) -> Iterator[Pair | Damaged]:
 def _read_judgment(
     line: int, document: str, disease: str, *, letter: str
 ) -> Pair | Damaged:
-    """Return the pair in a judgment of a document."""
+    """Return a document's judgment on a disease, or why it cannot be used.
+
+    Args:
+        line: Its line in the file.
+        document: The document's id, which is the patient.
+        disease: The disease's name, in any case.
+        letter: The judgment: Y, N, Q or U, in any case.
+    """
     names = {name.casefold(): name for name in DISEASES}
     name = names.get(disease.casefold())
     if name is None:

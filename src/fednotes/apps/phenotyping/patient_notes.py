@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fednotes.apps.phenotyping.concepts import get_patient_name
-from fednotes.apps.phenotyping.obesity import stream_texts
+from fednotes.apps.phenotyping.obesity import stream_summaries
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
@@ -39,7 +39,7 @@ class PatientNotes(Iterable[PatientNote]):
 
 
 def read_patient_notes(
-    name: str | NoteDatabase,
+    place: str | NoteDatabase,
     text: str | None = None,
     *,
     format: str | None = None,
@@ -47,14 +47,14 @@ def read_patient_notes(
     id_column: str | None = None,
     encoding: str = AUTO,
 ) -> PatientNotes:
-    """Return the notes of each patient in a place of notes, in stdin, or in a text.
+    """Return the notes of patients, which are read again whenever they are iterated.
 
-    A file, folder or database is read once by this function, so a damaged one is
-    refused before a model reads its first note.
+    This function reads a file, folder or database once, so a damaged one is refused
+    before a model reads its first note.
 
     Args:
-        name: A path, the address of a database, or `-` for stdin.
-        text: A text instead of a path.
+        place: A path, the address of a database, or `-` for stdin.
+        text: A text, instead of `place`.
         format: Format of the notes, as in `read_notes`; recognised if it is None.
         column: The column, or the key of JSON lines, that contains the text.
         id_column: The column, or the key of JSON lines, with the notes' ids.
@@ -63,31 +63,35 @@ def read_patient_notes(
     Raises:
         DataError: The file cannot be read, or has no note with any text.
     """
-    source = find_source(name, text, encoding)
+    source = find_source(place, text, encoding)
     if isinstance(source, Document):
         note = PatientNote(source.id, source.text)
         return PatientNotes((note.patient,), lambda: iter([note]))
 
-    path = source
     summaries: list[Path] = []
-    kind = format
-    if isinstance(path, Path):
-        summaries = _find_summary_files(path)
-        kind = None if summaries else find_note_format(path, format, column, encoding)
+    found_format = format
+    if isinstance(source, Path):
+        summaries = _find_summary_files(source)
+        if not summaries:
+            found_format = find_note_format(source, format, column, encoding)
 
     def read() -> Iterator[PatientNote]:
         notes: Iterator[Note]
         if summaries:
-            notes = stream_texts(summaries)
+            notes = stream_summaries(summaries)
         else:
             notes = read_notes(
-                path, kind, column=column, id_column=id_column, encoding=encoding
+                source,
+                found_format,
+                column=column,
+                id_column=id_column,
+                encoding=encoding,
             )
         return (PatientNote(get_patient_name(note), note.text) for note in notes)
 
     patients = tuple(dict.fromkeys(note.patient for note in read()))
     if not patients:
-        raise DataError(f"{path}: contains no notes with text")
+        raise DataError(f"{source}: contains no notes with text")
     return PatientNotes(patients, read)
 
 

@@ -86,7 +86,7 @@ class PatientReader:
         """
         return self.features.make_from_stream(notes, patients)
 
-    def warn(self, inputs: PatientInputs) -> None:
+    def warn_about_empty_results(self, inputs: PatientInputs) -> None:
         """Print on stderr how many patients have no result, or an empty one."""
         left_out = inputs.counts["left_out"]
         if left_out:
@@ -166,7 +166,7 @@ class PatientReader:
                 code if the model has no phenotypes.
         """
         inputs = self.read(notes)
-        self.warn(inputs)
+        self.warn_about_empty_results(inputs)
         rows = self.predict_rows(inputs)
         if format == "csv":
             return self._format_csv(rows)
@@ -222,7 +222,7 @@ def evaluate_patients(
     """
     labelled = read_labelled(reader, path, label_map, labels, encoding)
     model = reader.model
-    scores = _score(model, _require_machines(model), labelled)
+    scores = _score_predictions(model, _require_machines(model), labelled)
     unknown = tuple(name for name in labelled.names if name not in model.phenotypes)
     return Evaluation(scores, unknown)
 
@@ -274,7 +274,7 @@ def read_labelled(
     with reading_as(encoding):
         if labels is not None:
             patient_notes = read_patient_notes(name_of_notes(path), encoding=encoding)
-            gold = _read_labels(patient_notes.patients, path, labels)
+            gold = _read_labels_and_report(patient_notes.patients, path, labels)
             notes = patient_notes
         elif isinstance(path, Path):
             notes, gold = read_gold(path)
@@ -282,10 +282,12 @@ def read_labelled(
             raise ParameterError(
                 f"{path}: the notes of a database need a table of labels: give `labels`"
             )
-    gold, names = _rename(gold, label_map, model.phenotypes, place=str(labels or path))
+    gold, names = _rename_labels(
+        gold, label_map, model.phenotypes, place=str(labels or path)
+    )
 
     inputs = reader.read(note for note in notes if note.patient in gold)
-    reader.warn(inputs)
+    reader.warn_about_empty_results(inputs)
     rows = [
         [gold[patient].get(name, UNLABELLED) for name in model.phenotypes]
         for patient in inputs.patients
@@ -308,12 +310,14 @@ def _require_machines(model: Phenotyper) -> LinearSVMs:
     return model.machines
 
 
-def _read_labels(patients: Sequence[str], path: NotePlace, labels: Path) -> Gold:
+def _read_labels_and_report(
+    patients: Sequence[str], path: NotePlace, labels: Path
+) -> Gold:
     """Return the labels of patients with notes, and print problems with the table.
 
     Args:
         patients: The patients who have notes.
-        path: Location of their notes.
+        path: Where their notes are.
         labels: The table of labels.
 
     Raises:
@@ -330,7 +334,7 @@ def _read_labels(patients: Sequence[str], path: NotePlace, labels: Path) -> Gold
     return gold
 
 
-def _rename(
+def _rename_labels(
     gold: Gold,
     label_map: Mapping[str, str] | None,
     phenotypes: Sequence[str],
@@ -351,12 +355,12 @@ def _rename(
     Raises:
         DataError: No label is one of the model's phenotypes.
     """
-    original = tuple(dict.fromkeys(name for known in gold.values() for name in known))
+    original = tuple(dict.fromkeys(name for labels in gold.values() for name in labels))
     label_map = check_label_map(label_map, original, phenotypes, place)
-    renamed, names, clashes = rename_labels(gold, label_map)
-    if clashes:
+    renamed, names, num_conflicts = rename_labels(gold, label_map)
+    if num_conflicts:
         print(
-            f"note: {clashes} pair(s) of patient and phenotype have two "
+            f"note: {num_conflicts} pair(s) of patient and phenotype have two "
             "different labels after renaming: neither is used",
             file=sys.stderr,
         )
@@ -368,7 +372,7 @@ def _rename(
     return renamed, names
 
 
-def _score(
+def _score_predictions(
     model: Phenotyper, machines: LinearSVMs, labelled: LabelledPatients
 ) -> dict[str, Any]:
     """Return the scores of a model's predictions, with the ranking of patients.

@@ -144,7 +144,7 @@ class SiteFiles:
 
 def generate_site(job: Job, name: str) -> SiteFiles:
     """Return the generated patients of a site."""
-    patients = synthetic.generate(name, job.synthetic.patients, job.seed)
+    patients = synthetic.generate_patients(name, job.synthetic.patients, job.seed)
     return SiteFiles(
         Texts(dict(patients.notes)), codes=patients.codes, labels=patients.labels
     )

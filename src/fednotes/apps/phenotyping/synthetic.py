@@ -195,7 +195,9 @@ def _draw_evidence(
 # ---- patients ------------------------------------------------------------------------
 
 
-def generate(name: str, patients: int = 600, seed: int = 0) -> GeneratedPatients:
+def generate_patients(
+    name: str, patients: int = 600, seed: int = 0
+) -> GeneratedPatients:
     """Return the patients of a site; equal arguments give equal patients.
 
     Sites differ in their number of patients and in the patients' conditions.

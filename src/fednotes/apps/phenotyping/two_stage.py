@@ -367,10 +367,10 @@ def average_classifiers(shared: Tensors, total: Total) -> dict[str, Tensor]:
     """
     total.require({**shapes_of(shared), "patients": tuple(shared[INTERCEPT].shape)})
     patients = total.tensors["patients"]  # (machines,) N' of each classifier
-    safe = patients.clamp(min=1)
+    divisors = patients.clamp(min=1)  # a classifier without patients is not divided
     return {
         # [phenotype eq 1] W_ag = Σ_k n_k / N · W_k
-        name: torch.where(patients > 0, (total.tensors[name] / safe).float(), value)
+        name: torch.where(patients > 0, (total.tensors[name] / divisors).float(), value)
         for name, value in shared.items()
     }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hospital_jobs import FEDERATION, NAMES
 
-from fednotes.apps.phenotyping.synthetic import generate
+from fednotes.apps.phenotyping.synthetic import generate_patients
 
 PHENOTYPE = f"""
 method = "phenotype"
@@ -32,7 +32,7 @@ back = ["icd9:722"]
 
 def patients(folder: Path, number: int) -> dict[str, Any]:
     """Write generated patients as a table of notes and MIMIC-III's codes."""
-    generated = generate(f"s{number}", 90, seed=number)
+    generated = generate_patients(f"s{number}", 90, seed=number)
     folder.mkdir()
     rows = [
         {"patient": f"{number}-{patient}", "text": text}
