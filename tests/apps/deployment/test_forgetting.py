@@ -15,7 +15,7 @@ from places import files_of
 
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.rules.guard import open_approvals
-from fednotes.apps.deployment.rules.ledger import Ledger, verify
+from fednotes.apps.deployment.rules.ledger import Ledger, verify_ledger
 from fednotes.apps.deployment.site_file import SITE_FILE
 from fednotes.engines.launch import hold_state
 
@@ -83,7 +83,7 @@ def test_forget_deletes_states_and_keeps_rules(kit: Path, tmp_path: Path) -> Non
     assert files_of(kit) == stays
     assert Path("rules/ledger.jsonl") in stays
     assert lines > 0
-    assert verify(Ledger.in_kit(kit).path).ok
+    assert verify_ledger(Ledger.in_kit(kit).path).is_intact
     assert len(open_approvals(kit).read_decisions()) == 1
     assert list((tmp_path / "cache" / "features").iterdir()) == [
         tmp_path / "cache" / "features" / "mine.txt"

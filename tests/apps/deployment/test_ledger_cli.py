@@ -13,7 +13,7 @@ from ledgers import MESSAGE, write_ledger
 from typer.testing import CliRunner
 
 from fednotes.apps.deployment.commands.ledger import ledger
-from fednotes.apps.deployment.rules.ledger import Ledger, head_path
+from fednotes.apps.deployment.rules.ledger import Ledger, get_head_path
 from fednotes.core.errors import ConfigError, FednotesError
 
 
@@ -43,7 +43,7 @@ def test_a_fifo_or_device_in_place_of_a_ledger_is_refused_without_waiting(
     path = (
         Ledger.in_kit(kit).path
         if which == "ledger"
-        else head_path(Ledger.in_kit(kit).path)
+        else get_head_path(Ledger.in_kit(kit).path)
     )
     path.unlink()
     if kind == "fifo":
@@ -70,7 +70,7 @@ def test_the_printed_end_can_be_passed_back_to_verify(kit: Path) -> None:
 def test_a_rewritten_history_is_detected(kit: Path) -> None:
     """Or taken away, with its head: without the noted end both look well."""
     end, path = f"3:{Ledger.in_kit(kit).read_head().hash}", Ledger.in_kit(kit).path
-    for file in (path, head_path(path)):
+    for file in (path, get_head_path(path)):
         file.unlink()
     with pytest.raises(
         FednotesError, match="noted elsewhere, and the ledger ends before it"

@@ -13,9 +13,9 @@ from fednotes.apps.deployment.nvflare.kit import KIT_FILE
 from fednotes.apps.deployment.rules.ledger import (
     Ledger,
     LedgerReport,
-    head_path,
+    get_head_path,
     read_ledger_lines,
-    verify,
+    verify_ledger,
 )
 from fednotes.core.errors import DataError
 
@@ -35,13 +35,13 @@ def read_ledger(kit: Path) -> tuple[LedgerReport, list[dict[str, Any]]]:
         DataError: The ledger cannot be read, or a line is invalid.
     """
     path = Ledger.in_kit(kit).path
-    if not path.exists() and not head_path(path).exists():
+    if not path.exists() and not get_head_path(path).exists():
         return LedgerReport(path, 0, faults=(), notes=(), head=None), []
-    report = verify(path)
+    report = verify_ledger(path)
     lines: list[dict[str, Any]] = []
     try:
         lines.extend(read_ledger_lines(path))  # keeps those before an error
     except DataError:
-        if report.ok:
+        if report.is_intact:
             raise
     return report, lines

@@ -23,9 +23,9 @@ from fednotes.apps.deployment.rules.ledger import (
     Ledger,
     describe_tensors,
     encode_head,
+    get_head_path,
     hash_update,
-    head_path,
-    verify,
+    verify_ledger,
 )
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
 from fednotes.apps.deployment.site_agreement import SCORES
@@ -86,7 +86,7 @@ def test_sites_that_are_not_in_the_job_do_not_count(tmp_path: Path) -> None:
 
 def test_no_run_starts_outside_the_permitted_hours(tmp_path: Path) -> None:
     """The server may ask again later; that it may not for a rule that stays."""
-    clock = module.now().hour
+    clock = module.read_clock().hour
     closed = f"{(clock + 2) % 24:02}:00-{(clock + 3) % 24:02}:00"
     site = Guarded(tmp_path, replace(OPEN, hours=closed, timezone="UTC"), updates(1))
     for number, task in enumerate((BEGIN, "train"), start=1):
@@ -198,7 +198,10 @@ def test_a_stored_reply_is_checked_by_the_current_rules(tmp_path: Path) -> None:
             assert f"refused by {next(iter(change))}" in site.ask("train", 1).refusal
         site.policy = replace(OPEN, min_patients=60, min_tokens=5_000, min_steps=9)
         assert encode(site.ask("train", 1)) == encode(first)
-    for file in (Ledger.in_kit(tmp_path).path, head_path(Ledger.in_kit(tmp_path).path)):
+    for file in (
+        Ledger.in_kit(tmp_path).path,
+        get_head_path(Ledger.in_kit(tmp_path).path),
+    ):
         file.unlink()
     assert "ledger has no record of the requested reply" in site.ask("train", 1).refusal
 
@@ -226,7 +229,7 @@ def test_the_ledger_records_what_is_behind_the_masks_of_a_secure_sum(
     assert Network(tmp_path, sites).sum(4, metrics=()).sites == 4
     for n, name in enumerate(SITES):
         lines = sites[name].ledger
-        assert verify(Ledger.in_kit(sites[name].kit).path).ok
+        assert verify_ledger(Ledger.in_kit(sites[name].kit).path).is_intact
         by_words = [
             line for line in lines if "words" in [t["name"] for t in line["tensors"]]
         ]
@@ -629,8 +632,8 @@ def write_as_earlier_version(site: Guarded, updates: dict[str, str]) -> None:
         lines.append(body + f',"hash":"{before}"}}\n'.encode())
     path.write_bytes(b"".join(lines))
     head = Head(len(lines), path.stat().st_size, hash=before)
-    head_path(path).write_bytes(encode_head(head))
-    assert verify(path).ok
+    get_head_path(path).write_bytes(encode_head(head))
+    assert verify_ledger(path).is_intact
     site.restart()
 
 
@@ -723,7 +726,7 @@ def test_a_reply_that_the_ledger_cannot_record_does_not_leave(tmp_path: Path) ->
         assert "ledger verify" in str(refusal.value)
     ledger.write_bytes(before)
     assert site.host.handle(request)
-    assert verify(ledger).ok
+    assert verify_ledger(ledger).is_intact
     assert [line["task"] for line in site.ledger] == [BEGIN, "train"]
 
 
@@ -762,7 +765,7 @@ class Clock:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.time = NOON
-        patch.setattr(module, "now", lambda: self.time)
+        patch.setattr(module, "read_clock", lambda: self.time)
 
     def move(self, **by: float) -> None:
         self.time += timedelta(**by)
@@ -814,7 +817,10 @@ def test_all_lines_count_if_the_approval_belongs_to_another_ledger(
     site = Guarded(tmp_path, ROUNDS, updates(60))
     served(site, "train", 1, 2)
     site.approve()
-    for path in (Ledger.in_kit(tmp_path).path, head_path(Ledger.in_kit(tmp_path).path)):
+    for path in (
+        Ledger.in_kit(tmp_path).path,
+        get_head_path(Ledger.in_kit(tmp_path).path),
+    ):
         path.rename(path.with_suffix(".evidence"))
     site.restart()
     assert served(site, "train", 3, 9) == 3

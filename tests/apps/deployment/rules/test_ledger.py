@@ -34,11 +34,11 @@ from fednotes.apps.deployment.rules.ledger import (
     decode_head,
     describe_tensors,
     encode_head,
+    get_head_path,
     hash_tensors,
-    head_path,
-    parse_end,
+    parse_noted_end,
     read_ledger_lines,
-    verify,
+    verify_ledger,
 )
 from fednotes.core.errors import ConfigError, DataError, FednotesError, RefusedError
 
@@ -61,7 +61,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, writes: int, part: int) -> Iterator[N
         file.write(raw)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_write", write)
+        patch.setattr(module, "_write_at", write)
         with pytest.raises(Killed):
             yield
 
@@ -125,7 +125,7 @@ def test_a_line_describes_the_message(tmp_path: Path) -> None:
     assert facts["none"]["sha256"] == hashlib.sha256(b"").hexdigest()
     assert facts["broken"]["norm"] is None
     assert [json.loads(raw)["round"] for raw in lines_of(path)] == [0, 7]
-    for file in (path, head_path(path)):
+    for file in (path, get_head_path(path)):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
@@ -192,7 +192,7 @@ def test_the_files_contain_no_value(tmp_path: Path) -> None:
         {"w": torch.from_numpy(values), "bias": torch.tensor([0.8808])}
     )
     Ledger(path).append(replace(MESSAGE, tensors=tensors))
-    everything = path.read_bytes() + head_path(path).read_bytes()
+    everything = path.read_bytes() + get_head_path(path).read_bytes()
     for value in (*values, 0.8808):
         for spelt in (f"{abs(value):.4f}"[:-1], repr(float(value))):
             assert spelt.encode() not in everything
@@ -215,9 +215,9 @@ def test_a_ledger_survives_a_kill_at_any_byte_of_an_append(
         write_ledger(path, before)
         with dying(monkeypatch, writes, part):
             Ledger(path).append(replace(MESSAGE, round=before))
-        report = verify(path)
+        report = verify_ledger(path)
         is_complete = writes == 2 or part == length
-        assert report.ok, (writes, part, str(report))
+        assert report.is_intact, (writes, part, str(report))
         assert report.lines == before + is_complete
         cut = writes == 1 and 0 < part < length
         assert ("killed" in str(report.notes)) == (cut or (is_complete and part != 320))
@@ -225,7 +225,7 @@ def test_a_ledger_survives_a_kill_at_any_byte_of_an_append(
         last = list(read_ledger_lines(path))[-1]
         mended = "cut" if cut else "whole" if is_complete and part != 320 else None
         assert (last["round"], last.get("mended")) == (9, mended)
-        assert verify(path) == replace(verify(path), faults=(), notes=())
+        assert verify_ledger(path) == replace(verify_ledger(path), faults=(), notes=())
 
 
 def test_the_head_announces_a_line_before_it_is_written(
@@ -237,9 +237,9 @@ def test_the_head_announces_a_line_before_it_is_written(
     size, observed = path.stat().st_size, list[tuple[bool, int]]()
 
     def fsync(number: int) -> None:
-        head = decode_head(head_path(path).read_bytes())
+        head = decode_head(get_head_path(path).read_bytes())
         assert head is not None
-        is_head = os.fstat(number).st_ino == head_path(path).stat().st_ino
+        is_head = os.fstat(number).st_ino == get_head_path(path).stat().st_ino
         observed.append(
             (
                 is_head and head.lines == 2 and head.next != "",
@@ -268,10 +268,10 @@ def test_a_foreign_line_is_not_accepted_as_the_announced_one(
     announced = path.read_bytes()
     path.write_bytes(announced + lines_of(foreign)[2])
     refuses(path)
-    assert not verify(path).ok
+    assert not verify_ledger(path).is_intact
     path.write_bytes(announced)
     Ledger(path).append(MESSAGE)
-    assert verify(path).ok
+    assert verify_ledger(path).is_intact
 
 
 def test_nothing_is_appended_after_a_changed_last_line(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_a_long_incomplete_line_is_removed_completely(
     with dying(monkeypatch, 1, 5_000):
         Ledger(path).append(replace(MESSAGE, tensors=tensors))
     Ledger(path).append(MESSAGE)
-    assert verify(path).ok
+    assert verify_ledger(path).is_intact
     assert [t.get("mended") for t in read_ledger_lines(path)] == [None, "cut"]
 
 
@@ -334,11 +334,11 @@ def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path) -> 
         child.kill()
         child.join()
         acknowledged = rounds.read_bytes().count(b"\n")
-        report = verify(path)
-        assert report.ok, str(report)
+        report = verify_ledger(path)
+        assert report.is_intact, str(report)
         assert start + acknowledged <= report.lines <= start + acknowledged + 1
         Ledger(path).append(MESSAGE)
-        assert verify(path).ok
+        assert verify_ledger(path).is_intact
 
 
 def test_a_full_disk_leaves_the_ledger_intact(
@@ -346,8 +346,8 @@ def test_a_full_disk_leaves_the_ledger_intact(
 ) -> None:
     path = tmp_path / "l"
     write_ledger(path, 2)
-    before = path.read_bytes(), head_path(path).read_bytes()
-    real = module._write
+    before = path.read_bytes(), get_head_path(path).read_bytes()
+    real = module._write_at
     writes_left = [1]
 
     def full(file, place: int, raw: bytes, *, wait: bool = True) -> None:
@@ -357,10 +357,10 @@ def test_a_full_disk_leaves_the_ledger_intact(
             raise OSError(errno.ENOSPC, "No space left on device")
         real(file, place, raw, wait=wait)
 
-    monkeypatch.setattr(module, "_write", full)
+    monkeypatch.setattr(module, "_write_at", full)
     with pytest.raises(FednotesError, match=r"No space left on device.*did not leave"):
         Ledger(path).append(MESSAGE)
-    assert (path.read_bytes(), head_path(path).read_bytes()) == before
+    assert (path.read_bytes(), get_head_path(path).read_bytes()) == before
     (tmp_path / "file").write_text("")
     with pytest.raises(FednotesError, match="cannot be written"):
         Ledger(tmp_path / "file" / "l").append(MESSAGE)
@@ -378,7 +378,7 @@ def test_two_processes_wait_for_each_other(tmp_path: Path) -> None:
     for process in processes:
         process.join()
         assert process.exitcode == 0
-    assert verify(path).ok
+    assert verify_ledger(path).is_intact
     for run in ("a", "b"):
         assert [t["round"] for t in read_ledger_lines(path, run=run)] == list(range(60))
 
@@ -417,7 +417,7 @@ def test_an_append_takes_the_same_time_at_round_10000(
     assert late["syscw"] == early["syscw"]
     assert abs(late["rchar"] - early["rchar"]) < 64
     assert abs(late["wchar"] - early["wchar"]) < 64
-    assert verify(tmp_path / "l").ok
+    assert verify_ledger(tmp_path / "l").is_intact
 
 
 # tampering
@@ -458,7 +458,7 @@ def test_the_size_of_the_lines_of_a_run_follows_the_present_ledger(
     assert lines.measure_size() == len(first) + len(third)
 
     path.unlink()
-    head_path(path).unlink()
+    get_head_path(path).unlink()
     assert lines.measure_size() == 0
     ledger.append(replace(MESSAGE, run="run-1"))
     assert lines.measure_size() == path.stat().st_size
@@ -467,10 +467,12 @@ def test_the_size_of_the_lines_of_a_run_follows_the_present_ledger(
 def test_an_unbroken_ledger_passes_verification(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     ledger = write_ledger(path, 5)
-    report = verify(path)
-    assert (report.ok, report.lines, report.notes) == (True, 5, ())
+    report = verify_ledger(path)
+    assert (report.is_intact, report.lines, report.notes) == (True, 5, ())
     assert (
-        report.head == ledger.read_head() == verify(path, noted=ledger.read_head()).head
+        report.head
+        == ledger.read_head()
+        == verify_ledger(path, noted=ledger.read_head()).head
     )
     assert report.head is not None
     assert report.head.hash in str(report)
@@ -478,7 +480,7 @@ def test_an_unbroken_ledger_passes_verification(tmp_path: Path) -> None:
     assert [t["round"] for t in read_ledger_lines(path, last=0)] == [0]
     assert list(read_ledger_lines(path, run="other")) == []
     with pytest.raises(DataError, match="nothing has left"):
-        verify(tmp_path / "absent")
+        verify_ledger(tmp_path / "absent")
     with pytest.raises(DataError, match="nothing has left"):
         list(read_ledger_lines(tmp_path / "absent"))
     assert Ledger(tmp_path / "absent").read_head() == Head()
@@ -504,7 +506,7 @@ def test_every_change_of_a_single_byte_is_detected(
     """
     path = tmp_path / "l"
     write_ledger(path, 2)
-    good, head = path.read_bytes(), head_path(path).read_bytes()
+    good, head = path.read_bytes(), get_head_path(path).read_bytes()
     first = good.index(b"\n")
     changed = bytearray(good)
     for place in range(len(good)):
@@ -518,7 +520,7 @@ def test_every_change_of_a_single_byte_is_detected(
             )
         changed[place] = good[place]
         path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
-        assert not verify(path).ok, place
+        assert not verify_ledger(path).is_intact, place
     lines = good.splitlines(keepends=True)
     for place in range(len(head)):
         for change in changes:
@@ -529,14 +531,14 @@ def test_every_change_of_a_single_byte_is_detected(
                 decode_head(changed_head) is None
                 or check_lines(path, lines, changed_head, None).faults
             ), place
-    assert check_lines(path, lines, head, None).ok
+    assert check_lines(path, lines, head, None).is_intact
 
 
 @pytest.mark.slow
 def test_every_inserted_and_removed_byte_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "l"
     write_ledger(path, 2)
-    good, head = path.read_bytes(), head_path(path).read_bytes()
+    good, head = path.read_bytes(), get_head_path(path).read_bytes()
 
     def is_found(changed: bytes) -> bool:
         return bool(check_lines(path, io.BytesIO(changed), head, None).faults)
@@ -558,7 +560,7 @@ def test_removed_swapped_and_inserted_lines_are_located(tmp_path: Path) -> None:
 
     def faults(lines: list[bytes]) -> dict[int, str]:
         path.write_bytes(b"".join(lines))
-        return {fault.line: fault.what for fault in verify(path).faults}
+        return {fault.line: fault.problem for fault in verify_ledger(path).faults}
 
     for removed in range(5):
         named_faults = faults(good[:removed] + good[removed + 1 :])
@@ -600,24 +602,26 @@ def test_forged_lines_are_detected(tmp_path: Path) -> None:
     forged_line = rehashed(json.dumps(table, separators=(",", ":")).encode())
     assert table["hash"] not in forged_line.decode()
     path.write_bytes(b"".join([*good[:2], forged_line, *good[3:]]))
-    report = verify(path)
+    report = verify_ledger(path)
     assert [fault.line for fault in report.faults] == [4]
-    assert "does not follow" in report.faults[0].what
+    assert "does not follow" in report.faults[0].problem
     path.write_bytes(b"".join([*good[:2], forged_line]))
-    assert "2 more were written" in str(verify(path))
+    assert "2 more were written" in str(verify_ledger(path))
     path.write_bytes(b"".join([*good, good[-1]]))
-    assert not verify(path).ok
+    assert not verify_ledger(path).is_intact
     longer = write_ledger(forged, 5)
     longer.append(MESSAGE)
     path.write_bytes(b"".join(lines_of(forged)))  # one line that goes on from the last
-    report = verify(path)
-    assert "goes beyond the 5 lines" in report.faults[0].what
+    report = verify_ledger(path)
+    assert "goes beyond the 5 lines" in report.faults[0].problem
     anew = Ledger(tmp_path / "anew")
     for _ in range(6):
         anew.append(replace(MESSAGE, receiver="nobody"))
-    assert verify(anew.path).ok  # all of it is new: only what was noted elsewhere tells
-    assert [f.line for f in verify(anew.path, noted).faults] == [5]
-    assert verify(forged, noted).ok
+    assert verify_ledger(
+        anew.path
+    ).is_intact  # all of it is new: only what was noted elsewhere tells
+    assert [f.line for f in verify_ledger(anew.path, noted).faults] == [5]
+    assert verify_ledger(forged, noted).is_intact
 
 
 def test_a_spliced_history_is_detected(tmp_path: Path) -> None:
@@ -633,8 +637,8 @@ def test_a_spliced_history_is_detected(tmp_path: Path) -> None:
         before = json.loads(lines[-1])["hash"]
     path.write_bytes(b"".join(lines))
     size = path.stat().st_size
-    head_path(path).write_bytes(encode_head(Head(4, size, before)))
-    assert [(f.line, f.what[:15]) for f in verify(path).faults] == [
+    get_head_path(path).write_bytes(encode_head(Head(4, size, before)))
+    assert [(f.line, f.problem[:15]) for f in verify_ledger(path).faults] == [
         (3, "does not follow")
     ]
 
@@ -644,21 +648,21 @@ def test_an_end_noted_elsewhere_is_compared(tmp_path: Path) -> None:
     ledger = write_ledger(path, 3)
     noted = ledger.read_head()
     ledger.append(MESSAGE)
-    assert verify(path, parse_end(f" 3:{noted.hash}\n")).ok
-    (fault,) = verify(path, parse_end(f"2:{noted.hash}")).faults
-    assert (fault.line, fault.what) == (
+    assert verify_ledger(path, parse_noted_end(f" 3:{noted.hash}\n")).is_intact
+    (fault,) = verify_ledger(path, parse_noted_end(f"2:{noted.hash}")).faults
+    assert (fault.line, fault.problem) == (
         2,
         "is not the line whose hash was noted elsewhere",
     )
-    for name in (path, head_path(path)):
+    for name in (path, get_head_path(path)):
         name.unlink()
-    (fault,) = verify(path, parse_end(f"3:{noted.hash}")).faults
-    assert (fault.line, fault.what) == (
+    (fault,) = verify_ledger(path, parse_noted_end(f"3:{noted.hash}")).faults
+    assert (fault.line, fault.problem) == (
         3,
         "was noted elsewhere, and the ledger ends before it",
     )
     write_ledger(path, 1)  # a new one was begun
-    assert not verify(path, parse_end(f"3:{noted.hash}")).ok
+    assert not verify_ledger(path, parse_noted_end(f"3:{noted.hash}")).is_intact
     for text in (
         "",
         "3",
@@ -669,23 +673,23 @@ def test_an_end_noted_elsewhere_is_compared(tmp_path: Path) -> None:
         "²:" + FIRST,
     ):
         with pytest.raises(ConfigError, match="expected LINES:HASH"):
-            parse_end(text)
+            parse_noted_end(text)
 
 
 def test_a_lost_or_edited_head_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "l"
     write_ledger(path, 2)
-    head = head_path(path).read_bytes()
+    head = get_head_path(path).read_bytes()
     for raw in (b"", head[:-1], head + b" ", b"[]", b"{}"):
-        head_path(path).write_bytes(raw)
-        assert not verify(path).ok
+        get_head_path(path).write_bytes(raw)
+        assert not verify_ledger(path).is_intact
         refuses(path)
-    head_path(path).write_bytes(head.replace(b'"lines":2', b'"lines":1'))
-    assert "goes beyond" in str(verify(path))
-    head_path(path).unlink()
-    assert "is missing" in str(verify(path))
-    head_path(path).write_bytes(head)
+    get_head_path(path).write_bytes(head.replace(b'"lines":2', b'"lines":1'))
+    assert "goes beyond" in str(verify_ledger(path))
+    get_head_path(path).unlink()
+    assert "is missing" in str(verify_ledger(path))
+    get_head_path(path).write_bytes(head)
     path.write_bytes(b"")
     refuses(path)
     path.unlink()
-    assert "cut off" in str(verify(path))
+    assert "cut off" in str(verify_ledger(path))

@@ -400,7 +400,7 @@ def run(
         elif attach:
             farewell.line = "stopped; the run continues"
             attached_run = _open_run(job, on, out, output=output)
-            farewell.line = _attach_hint(out)
+            farewell.line = _format_attach_hint(out)
             _watch(attached_run, out, track=track, json_output=json_output)
         else:
             require_trackers(track or ())
@@ -416,7 +416,7 @@ def run(
             )
 
 
-def _attach_hint(out: Path) -> str:
+def _format_attach_hint(out: Path) -> str:
     """Return the command with which a person can watch the run again."""
     return f"the run continues; to watch it again: fednotes run --attach --out {out}"
 
@@ -530,7 +530,7 @@ def _submit(
         if not may_have_arrived:
             release_folder(out)
         raise
-    farewell.line = _attach_hint(out)
+    farewell.line = _format_attach_hint(out)
     say(f"submitted as run {run.name}, job {run.fingerprint[:12]}", to=output)
     return run
 

@@ -50,11 +50,11 @@ def ledger_verify(
     json_output: Json = False,
 ) -> None:
     """Verify that no line of the ledger was altered, removed or moved."""
-    from fednotes.apps.deployment.rules.ledger import parse_end, verify
+    from fednotes.apps.deployment.rules.ledger import parse_noted_end, verify_ledger
 
-    noted_end = None if noted is None else parse_end(noted)
-    report = verify(_find_ledger(kit), noted_end)
-    if not report.ok:
+    noted_end = None if noted is None else parse_noted_end(noted)
+    report = verify_ledger(_find_ledger(kit), noted_end)
+    if not report.is_intact:
         faults = str(report).replace("\n", "; ")
         raise FednotesError(f"{faults}; keep both files as evidence")
     head = report.head

@@ -45,7 +45,7 @@ from fednotes.apps.deployment.rules.ledger import (
     TensorFacts,
     clean_name,
     describe_tensors,
-    format_time,
+    encode_time,
     hash_tensors,
     hash_update,
     parse_line,
@@ -141,7 +141,7 @@ class NoRoom(RefusedError):
     """A run's storage is used up, so not even a refusal can be recorded and sent."""
 
 
-def now() -> datetime:
+def read_clock() -> datetime:
     """Return the current time in UTC."""
     return datetime.now(UTC)
 
@@ -179,7 +179,7 @@ def require_approved(
     if not _is_pending(kit, fingerprint):
         pending = {
             "fingerprint": fingerprint,
-            "when": now().isoformat(),
+            "when": read_clock().isoformat(),
             "table": table,
         }
         write_json(_get_pending_path(kit), pending)
@@ -285,7 +285,7 @@ def settle_job(
     decision: Decision = "approved" if approve else "rejected"
     ledger_end = Ledger.in_kit(kit).read_head().hash if approve else ""
     fingerprint = approvals.decide(
-        decision, table, by=by, when=now(), signer=signer, ledger_hash=ledger_end
+        decision, table, by=by, when=read_clock(), signer=signer, ledger_hash=ledger_end
     )
     is_settled = approvals.read_standing(table).settled is not None
     if is_settled and _is_pending(kit, fingerprint):
@@ -611,8 +611,9 @@ class SiteGuard:
     update are read from the ledger.
 
     Attributes:
-        covered: Returns the tokens, steps and patients behind an update of a task.
-        subject: Returns the digest of the model that a task's latest update is about.
+        count_covered: Returns the tokens, steps and patients behind a task's update.
+        find_subject: Returns the digest of the model that a task's latest update is
+            about.
 
     Args:
         kit: The site's kit.
@@ -709,14 +710,14 @@ class SiteGuard:
         for update in planned:
             check_coverage(policy, update)
 
-    def check_examples(self, read: Callable[[], Views]) -> None:
+    def check_examples(self, read_examples: Callable[[], Views]) -> None:
         """Compare the site's training examples with earlier jobs, before it joins.
 
         Call this after all other checks: it also records the examples, with which later
         jobs are compared.
 
         Args:
-            read: Returns the site's training examples in the form that
+            read_examples: Returns the site's training examples in the form that
                 `ExampleRecord.join` takes; it is not called if no rule needs them.
 
         Raises:
@@ -727,7 +728,7 @@ class SiteGuard:
         policy = self._read_policy()
         joining = JoinedRun(self._run, self._job, tuple(self._sites))
         with self._withholding():
-            ExampleRecord(self._kit / RULES).join(joining, read, policy)
+            ExampleRecord(self._kit / RULES).join(joining, read_examples, policy)
 
     def check_request(self, request: Request) -> None:
         """Check whether a request may be served.
@@ -738,7 +739,7 @@ class SiteGuard:
             RefusedError: The request names other sites than the job permits.
         """
         policy = self._read_policy()
-        time = now()
+        time = read_clock()
         require_approved(self._kit, self._site, self._table, policy)
         is_of_engine = request.task.startswith(OURS) and request.task != BEGIN
         if is_of_engine:
@@ -917,7 +918,7 @@ class SiteGuard:
         attached = describe_tensors(message.attached.tensors, norms=False)
         self._append_to_ledger(
             Entry(
-                time=now(),
+                time=read_clock(),
                 run=clean_name(self._run),
                 round=recorded.round,
                 task=clean_name(recorded.task),
@@ -1148,10 +1149,10 @@ class SiteGuard:
         self._read_job_lines(policy)
         if (
             self._job_lines.newest_time
-            and format_time(time + MAX_CLOCK_LAG) < self._job_lines.newest_time
+            and encode_time(time + MAX_CLOCK_LAG) < self._job_lines.newest_time
         ):
             raise Withheld(
-                f"the clock of this machine says {format_time(time)}, but its ledger's "
+                f"the clock of this machine says {encode_time(time)}, but its ledger's "
                 f"newest line is of {self._job_lines.newest_time}: set the clock; if "
                 "the ledger is wrong, approve the job again",
                 f"the clock of site {self._site!r} was set back",

@@ -10,11 +10,11 @@ before masking. The line is on disk before `append` returns. Call `append` befor
 sending, so that nothing leaves the site that is not in the ledger.
 
 The chain of hashes reveals a line that was altered, inserted, removed or moved. The
-head reveals a tail that was cut off. `verify` names the line. Anyone with write access
-to both files can still forge a complete history: record `Ledger.read_head()` elsewhere
-from time to time, and pass it to `verify`. The file stays at the site, because a
-message with a few counts can be guessed from its hash. A refusal that a job's process
-repeats verbatim has at most 20 lines.
+head reveals a tail that was cut off. `verify_ledger` names the line. Anyone with write
+access to both files can still forge a complete history: record `Ledger.read_head()`
+elsewhere from time to time, and pass it to `verify_ledger`. The file stays at the site,
+because a message with a few counts can be guessed from its hash. A refusal that a job's
+process repeats verbatim has at most 20 lines.
 
 An append writes the head twice: first with the hash of the line that follows ("next"),
 and, once the line is written, with the line counted. A process that is killed in
@@ -258,7 +258,7 @@ def clean_name(name: str) -> str:
     return name if _NAME.fullmatch(name) else "-"
 
 
-def format_time(time: datetime) -> str:
+def encode_time(time: datetime) -> str:
     """Return a time as in a line; texts sort like their times."""
     text = time.astimezone(UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
@@ -309,15 +309,15 @@ class Ledger:
             line = body + f',"hash":"{digest}"}}\n'.encode()
             new_head = Head(number, old_head.bytes + len(line), hash=digest)
 
-            _write(head_file, 0, encode_head(replace(old_head, next=new_head.hash)))
+            _write_at(head_file, 0, encode_head(replace(old_head, next=new_head.hash)))
             try:
                 file.truncate(old_head.bytes)
-                _write(file, old_head.bytes, line)
-                _write(head_file, 0, encode_head(new_head), wait=False)
+                _write_at(file, old_head.bytes, line)
+                _write_at(head_file, 0, encode_head(new_head), wait=False)
             except OSError:
                 with suppress(OSError):  # on a full disk, restore the previous content
                     file.truncate(old_head.bytes)
-                    _write(head_file, 0, encode_head(old_head))
+                    _write_at(head_file, 0, encode_head(old_head))
                 raise
             return new_head
 
@@ -327,7 +327,7 @@ class Ledger:
         Raises:
             RefusedError: The ledger was edited.
         """
-        if not self.path.exists() and not head_path(self.path).exists():
+        if not self.path.exists() and not get_head_path(self.path).exists():
             return Head()
         with _reading_ledger(self.path), self._locking_files() as (file, head_file):
             return self._find_end(file, head_file).head
@@ -337,7 +337,7 @@ class Ledger:
         """Lock both files and yield them; create missing ones for their owner only."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (
-            locked_file(head_path(self.path)) as head_file,
+            locked_file(get_head_path(self.path)) as head_file,
             locked_file(self.path) as file,
         ):
             yield file, head_file
@@ -381,14 +381,14 @@ class Ledger:
     def _make_edited_error(self) -> RefusedError:
         """Return the error for a ledger whose end does not match its head."""
         return RefusedError(
-            f"{self.path}: does not end as {head_path(self.path).name} says, so it was "
-            "edited or damaged, and nothing may leave: `fednotes ledger verify` names "
-            "the line; move both files to another place and keep them as evidence; a "
+            f"{self.path}: does not end as {get_head_path(self.path).name} says, so it "
+            "was edited or damaged, and nothing may leave: `fednotes ledger verify` "
+            "names the line; move both files to another place and keep them as evidence; a "
             "new ledger then begins"
         )
 
 
-def head_path(path: Path) -> Path:
+def get_head_path(path: Path) -> Path:
     """Return the path of a ledger's head file."""
     return path.with_name(f"{path.name}.head")
 
@@ -418,7 +418,7 @@ def read_ledger_lines(
 ) -> Iterator[dict[str, Any]]:
     """Yield the ledger's lines as tables, oldest first.
 
-    Hashes are not checked here; `verify` does that.
+    Hashes are not checked here; `verify_ledger` does that.
 
     Args:
         path: The ledger.
@@ -532,7 +532,7 @@ class _NewLines:
 class JobLines:
     """The lines of a ledger about one job.
 
-    `verify` checks whether the lines are unchanged; this class does not.
+    `verify_ledger` checks whether the lines are unchanged; this class does not.
 
     Attributes:
         newest_time: The latest timestamp of the lines that count; "" for none.
@@ -771,10 +771,10 @@ def _encode_entry(entry: Entry) -> dict[str, Any]:
     table = asdict(replace(entry, tensors=())) | {"tensors": tensors}
     if entry.spent is None:
         del table["spent"]
-    return table | {"time": format_time(entry.time)}
+    return table | {"time": encode_time(entry.time)}
 
 
-def _write(file: IO[bytes], offset: int, raw: bytes, *, wait: bool = True) -> None:
+def _write_at(file: IO[bytes], offset: int, raw: bytes, *, wait: bool = True) -> None:
     """Write bytes at an offset.
 
     Args:
@@ -803,16 +803,16 @@ class Fault:
 
     Attributes:
         line: The line's number, from 1; 0 is the head file.
-        what: What is wrong.
+        problem: What is wrong.
     """
 
     line: int
-    what: str
+    problem: str
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerReport:
-    """The result of `verify`.
+    """The result of `verify_ledger`.
 
     Attributes:
         path: The ledger.
@@ -830,7 +830,7 @@ class LedgerReport:
     head: Head | None
 
     @property
-    def ok(self) -> bool:
+    def is_intact(self) -> bool:
         """Whether nothing was altered, removed, inserted, moved or cut off."""
         return not self.faults
 
@@ -838,11 +838,10 @@ class LedgerReport:
         """Return a line for each fault and note, or one line if all is well."""
         lines = []
         for fault in self.faults:
-            where = head_path(self.path)
             if fault.line:
-                lines.append(f"{self.path}:{fault.line}: {fault.what}")
+                lines.append(f"{self.path}:{fault.line}: {fault.problem}")
             else:
-                lines.append(f"{where}: {fault.what}")
+                lines.append(f"{get_head_path(self.path)}: {fault.problem}")
         if not lines:
             end = ""
             if self.head and self.head.lines:
@@ -851,7 +850,7 @@ class LedgerReport:
         return "\n".join((*lines, *self.notes))
 
 
-def verify(path: Path, noted: Head | None = None) -> LedgerReport:
+def verify_ledger(path: Path, noted: Head | None = None) -> LedgerReport:
     """Read and check a complete ledger.
 
     If a process appends at the same time, its line may look truncated.
@@ -866,8 +865,8 @@ def verify(path: Path, noted: Head | None = None) -> LedgerReport:
     """
     with _reading_ledger(path):
         raw_head = b""
-        if head_path(path).exists():
-            with open(head_path(path), "rb", opener=open_regular) as file:
+        if get_head_path(path).exists():
+            with open(get_head_path(path), "rb", opener=open_regular) as file:
                 raw_head = file.read(_HEAD_BYTES + 1)
         must_exist = raw_head or (noted is not None and noted.lines)
         if must_exist and not path.exists():
@@ -876,7 +875,7 @@ def verify(path: Path, noted: Head | None = None) -> LedgerReport:
             return check_lines(path, file, raw_head, noted)
 
 
-def parse_end(text: str) -> Head:
+def parse_noted_end(text: str) -> Head:
     """Return a ledger's end from a person's note, LINES:HASH.
 
     Raises:
@@ -895,7 +894,7 @@ def parse_end(text: str) -> Head:
 def check_lines(
     path: Path, lines: Iterable[bytes], raw_head: bytes, noted: Head | None
 ) -> LedgerReport:
-    """Check lines that are already in memory, as `verify` does.
+    """Check lines that are already in memory, as `verify_ledger` does.
 
     Args:
         path: The ledger, for messages.
