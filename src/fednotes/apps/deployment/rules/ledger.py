@@ -383,8 +383,8 @@ class Ledger:
         return RefusedError(
             f"{self.path}: does not end as {get_head_path(self.path).name} says, so it "
             "was edited or damaged, and nothing may leave: `fednotes ledger verify` "
-            "names the line; move both files to another place and keep them as evidence; a "
-            "new ledger then begins"
+            "names the line; move both files to another place and keep them as "
+            "evidence; a new ledger then begins"
         )
 
 
