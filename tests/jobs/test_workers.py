@@ -40,6 +40,7 @@ from fednotes.jobs.workers.dealing import (
     count_useful_workers,
     deal_sites,
     list_devices,
+    list_divided_parts,
     parse_workers,
 )
 from fednotes.jobs.workers.turns import Turns
@@ -85,6 +86,15 @@ class Log(ProgressListener):
     def end(self) -> None:
         self.events.append("end")
 
+    def sort_by_part(self) -> dict[str, list[Any]]:
+        """Return the events of each part, which come one part after another."""
+        events: dict[str, list[Any]] = {}
+        for event in self.events:
+            if event[0] == "begin":
+                part = events.setdefault(event[1], [])
+            part.append(event)
+        return events
+
 
 @pytest.mark.slow
 def test_a_run_in_workers_writes_the_files_of_one_process(
@@ -97,7 +107,7 @@ def test_a_run_in_workers_writes_the_files_of_one_process(
     simulate(job, tmp_path / "here", listener=here)
     result = simulate(job, tmp_path / "there", workers=2, listener=there)
     assert read_run(tmp_path / "there") == read_run(tmp_path / "here")
-    assert there.events == here.events
+    assert there.sort_by_part() == here.sort_by_part()
     assert (result.workers, result.threads) == (2, 1)
     record = json.loads((tmp_path / "there" / "job.json").read_text())
     assert (record["workers"], record["threads"]) == (2, 1)
@@ -144,7 +154,7 @@ METHODS: dict[str, dict[str, Any]] = {
 def test_each_method_writes_the_files_of_one_process_in_workers(
     name: str, bert: Path, tmp_path: Path
 ) -> None:
-    """All conditions, with three workers for the sites."""
+    """All conditions."""
     table = json.loads(json.dumps(METHODS[name]).replace("BERT", str(bert)))
     job = parse_job(table, "job", tmp_path, "job.toml")
     check_same_files(job, tmp_path)
@@ -317,14 +327,21 @@ class KillsAWorker(ProgressListener):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("conditions", "site"),
+    [(["federated"], r"site '\w+'"), (["alone", "federated"], r"sites? '.+'")],
+    ids=["sites of a part", "parts"],
+)
 def test_a_killed_worker_is_one_error_and_the_run_resumes_to_the_same_result(
-    job_file: Path, in_one_process: Path, tmp_path: Path
+    conditions: list[str], site: str, job_file: Path, tmp_path: Path
 ) -> None:
-    job = load_job(str(job_file))
+    """The workers share the sites of the only part, or each train parts."""
+    job = load_job(str(job_file), (f"conditions={json.dumps(conditions)}",))
+    simulate(job, tmp_path / "one")
     out = tmp_path / "run"
     listener = KillsAWorker()
     message = (
-        r"worker process \d, which computed for site '\w+', was ended by SIGKILL \(the "
+        rf"worker process \d, which computed for {site}, was ended by SIGKILL \(the "
         r"system does this when memory runs out\): give `resume` to continue the run, "
         "and fewer `workers` if memory is short"
     )
@@ -332,9 +349,8 @@ def test_a_killed_worker_is_one_error_and_the_run_resumes_to_the_same_result(
         simulate(job, out, workers=2, listener=listener)
     assert len(listener.killed) == 2
     assert not any(map(is_running, listener.killed))
-    assert (out / "alone" / "north" / "done.json").exists()
     simulate(job, out, workers=2, resume=True)
-    assert read_run(out) == read_run(in_one_process)
+    assert read_run(out) == read_run(tmp_path / "one")
 
 
 needs_two_cores = pytest.mark.skipif(count_cores() < 2, reason="needs two cores")
@@ -385,6 +401,22 @@ def test_sites_are_distributed_by_size() -> None:
     assert deal_sites(sizes, 2) == [["a", "b"], ["c", "d"]]
     assert deal_sites(sizes, 9) == [["b"], ["d"], ["c"], ["a"]]
     assert deal_sites({"a": 0, "b": 0}, 2) == [["a"], ["b"]]
+
+
+def test_a_part_is_divided_if_other_parts_leave_workers_without_work() -> None:
+    """With two workers, 30 units are an equal share of the first run's 60."""
+    sites = {"alone/a": 1, "alone/b": 1, "federated": 2, "pooled": 1, "joint": 2}
+    work = {"alone/a": 12, "alone/b": 8, "federated": 20, "pooled": 20}
+    assert list_divided_parts(work, sites, 2) == []
+    assert list_divided_parts(work, sites, 3) == []
+    assert list_divided_parts(work, sites, 4) == ["federated"]
+    # A part of one site cannot be divided.
+    assert list_divided_parts({"alone/a": 5, "pooled": 90}, sites, 4) == []
+    # Nothing else is left to train, or the work is unknown.
+    assert list_divided_parts({"federated": 20}, sites, 2) == ["federated"]
+    assert list_divided_parts({"joint": 0, "federated": 0}, sites, 2) == [
+        "joint", "federated"
+    ]  # fmt: skip
 
 
 def test_workers_are_distributed_over_gpus_in_turn(

@@ -64,7 +64,11 @@ from fednotes.jobs.run_folder import (
     require_run_folder,
     require_usable_folder,
 )
-from fednotes.jobs.workers.dealing import Pace, count_useful_workers
+from fednotes.jobs.workers.dealing import (
+    Pace,
+    count_useful_workers,
+    list_divided_parts,
+)
 from fednotes.jobs.workers.pool import (
     SitesOfWorkers,
     TrainedPart,
@@ -282,15 +286,22 @@ class _Run:
     def _train_in_workers(self, parts: Sequence[Part]) -> dict[str, Outcome]:
         """Train parts in worker processes; return their outcomes.
 
-        Parts of one site do not need each other, so they come first, each in one
-        worker. Then all workers share the sites of each other part.
+        Parts do not need each other, so as many as possible are trained at the same
+        time, each in one worker. Then all workers share the sites of each other part.
 
         Args:
             parts: The parts.
         """
-        outcomes = self._train_at_once([p for p in parts if len(p.sites) == 1])
+        if not parts:
+            return {}
+        divided = list_divided_parts(
+            self._plan_work(parts),
+            {part.name: len(part.sites) for part in parts},
+            len(self.workers.all),
+        )
+        outcomes = self._train_at_once([p for p in parts if p.name not in divided])
         for part in parts:
-            if len(part.sites) == 1:
+            if part.name not in divided:
                 continue
             run = PartRun(self.job, part, self.out, self.resume)
             sizes = {site.id: self.job.kind.count_examples(site) for site in part.sites}

@@ -188,6 +188,28 @@ def count_useful_workers(sites_of_parts: Sequence[int]) -> int:
     return max([1, single, *sites_of_parts])
 
 
+def list_divided_parts(
+    work: Mapping[str, float], sites: Mapping[str, int], workers: int
+) -> list[str]:
+    """Return the parts whose sites several workers share.
+
+    Workers that share a part wait for each other in each round, so a part is better
+    trained in one worker, while the others train other parts. It is divided only if it
+    is so long that the others would have nothing left to do meanwhile.
+
+    Args:
+        work: The planned work of each part in any unit; 0 where it is unknown.
+        sites: The number of sites of each part.
+        workers: Number of workers.
+    """
+    equal_share = sum(work.values()) / workers
+    return [
+        part
+        for part, planned in work.items()
+        if sites[part] > 1 and not 0 < planned <= equal_share
+    ]
+
+
 # ---- workers that the command chooses itself -----------------------------------------
 
 
