@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -446,18 +447,22 @@ def read_files(out: Path) -> dict[str, Any]:
 
 
 @pytest.mark.network
-def test_an_interrupted_run_leaves_no_worker_on_the_nodes(
-    nodes: Any, job_file: Path, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_on_a_cluster_outlives_the_command(
+    number: int, nodes: Any, job_file: Path, tmp_path: Path
 ) -> None:
     run = Run(nodes, job_file, tmp_path / "run")
     run.wait_for_part("alone")
     assert len(nodes.find_workers()) == 2
-    run.send(signal.SIGINT)
+    run.send(number)
     code, printed = run.wait()
-    assert code == 130
-    assert "stopped; to resume: fednotes simulate " in printed
-    assert f"--cluster {nodes.address} --resume" in printed
-    assert nodes.find_workers() == []
+    if number == signal.SIGKILL:
+        assert code == -number
+    else:
+        assert code == 128 + number
+        assert "stopped; to resume: fednotes simulate " in printed
+        assert f"--cluster {nodes.address} --resume" in printed
+    wait_until(lambda: nodes.find_workers() == [], seconds=30)
 
 
 @pytest.mark.network
@@ -476,5 +481,7 @@ def test_a_run_resumes_to_the_same_bits_after_a_node_was_killed(
     assert "give --resume to continue the run on the other nodes" in printed
 
     assert Run(nodes, job_file, out, "--resume").wait()[0] == 0
+    record = json.loads((out / "job.json").read_text("utf-8"))
+    assert (record["workers"], record["processors"]) == (1, [read_processor()])
     assert read_files(out) == read_files(in_one_process)
     assert nodes.find_workers() == []
