@@ -642,6 +642,18 @@ def test_predictions_never_replace_the_input(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
+def test_csv_has_a_row_for_each_mention_with_the_ids_of_its_note(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes.csv"
+    notes.write_text(f"id,patient,visit,text\nN1,P1,V1,{TEXT}\n", encoding="utf-8")
+    out, _ = run("predict", model, notes, "--to", "csv")
+    header, row = out.splitlines()
+    start, end, label = EXPECTED_SPANS[0]
+    assert header == "note_id,patient,visit,start,end,text,label,confidence"
+    assert row.startswith(f"N1,P1,V1,{start},{end},codeine,{label},0.")
+
+
 def test_earlier_predictions_are_replaced_only_with_overwrite(
     run: Run, refused: Refused, model: Path, tmp_path: Path
 ) -> None:

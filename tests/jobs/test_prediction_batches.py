@@ -29,7 +29,7 @@ from fednotes.core.types import Document, Span
 from fednotes.data.formats import read
 from fednotes.jobs.prediction_batches import MANIFEST, open_folder
 
-FORMATS = ["jsonl", "conll", "omop", "parquet", "omop-parquet"]
+FORMATS = ["jsonl", "csv", "conll", "omop", "parquet", "omop-parquet"]
 # NOTE_NLP of OMOP's common data model 5.4, with the types of its columns.
 # https://ohdsi.github.io/CommonDataModel/cdm54.html#note_nlp
 NOTE_NLP = {

@@ -121,7 +121,7 @@ def read_files(path: Path) -> dict[str, bytes]:
 @pytest.mark.usefixtures("in_workers")
 @pytest.mark.parametrize("shard", [0, SHARD])
 @pytest.mark.parametrize(
-    "to", ["jsonl", "conll", "omop", "brat", "parquet", "omop-parquet"]
+    "to", ["jsonl", "csv", "conll", "omop", "brat", "parquet", "omop-parquet"]
 )
 def test_files_from_workers_equal_those_of_one_process(
     to: str,

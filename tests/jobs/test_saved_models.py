@@ -50,8 +50,8 @@ def test_a_model_of_mentions_refuses_options_for_patients(folder: Path) -> None:
     options = EvaluationOptions(labels=Path("labels.csv"))
     with pytest.raises(ParameterError, match=r"`labels` applies only to phenotyping"):
         load(folder).evaluate("notes.csv", options)
-    with pytest.raises(ParameterError, match="written as jsonl, conll, parquet, omop"):
-        predict(folder, NoteSource(text=NOTE), PredictionOutput(to="csv"))
+    with pytest.raises(ParameterError, match="written as jsonl, csv, conll, parquet"):
+        predict(folder, NoteSource(text=NOTE), PredictionOutput(to="xlsx"))
 
 
 def test_brat_predictions_need_a_folder(folder: Path) -> None:

@@ -145,7 +145,7 @@ _MAX_PROBLEMS = 20  # maximum number of problems that an error lists
 class Predictions(StrEnum):
     """Formats of predictions.
 
-    Mentions are written as all but csv, phenotypes as jsonl or csv.
+    Mentions are written as all of these, phenotypes as jsonl or csv.
     """
 
     jsonl = "jsonl"
@@ -417,9 +417,9 @@ def predict(
 ) -> None:
     """Find mentions in text, or predict phenotypes of patients.
 
-    Mentions are written as jsonl, parquet, omop (NOTE_NLP as CSV), omop-parquet, brat
-    or conll, phenotypes as jsonl or csv. With --shard or a database in --out,
-    continue an interrupted command with --resume.
+    Mentions are written as jsonl, csv (a row for each mention), parquet, omop (NOTE_NLP
+    as CSV), omop-parquet, brat or conll, phenotypes as jsonl or csv. With --shard or a
+    database in --out, continue an interrupted command with --resume.
     PATH is a table of notes (CSV, TSV, JSON lines or Parquet, also compressed as .gz or
     .zst; MIMIC, OMOP or FHIR), an annotated corpus, a text file that ends in .txt, or a
     folder of these. Or it is a database: its URL without a password, or env:NAME for

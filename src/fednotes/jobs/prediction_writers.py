@@ -18,6 +18,7 @@ from fednotes.data.formats.omop import NLP_COLUMNS, list_nlp_rows
 # Formats of one file, with the suffixes of their files.
 SUFFIXES = {
     "jsonl": "jsonl",
+    "csv": "csv",
     "conll": "conll",
     "parquet": "parquet",
     "omop": "csv",
@@ -25,6 +26,16 @@ SUFFIXES = {
 }
 BINARY = ("parquet", "omop-parquet")  # formats that a terminal cannot show
 _GROUP_ROWS = 1000  # rows of a Parquet file that are in memory at a time
+_CSV_COLUMNS = (
+    "note_id",
+    "patient",
+    "visit",
+    "start",
+    "end",
+    "text",
+    "label",
+    "confidence",
+)  # columns of CSV, with a row for each mention
 _WHOLE_NUMBERS = (
     "note_nlp_id",
     "note_id",
@@ -106,6 +117,36 @@ class _JsonWriter(DocumentWriter):
 
     def _write(self, document: Document) -> None:
         self._file.write(format_json_line(document).encode("utf-8"))
+
+
+class _CsvWriter(DocumentWriter):
+    """Writes CSV with a header and a row for each mention."""
+
+    def __init__(self, file: IO[bytes], facts: FileFacts) -> None:
+        super().__init__(file, facts)
+        self._write_row(_CSV_COLUMNS)
+
+    def _write(self, document: Document) -> None:
+        visit = document.meta.get("visit")
+        for span in document.spans:
+            self._write_row(
+                [
+                    document.id,
+                    document.patient,
+                    visit,
+                    span.start,
+                    span.end,
+                    document.text[span.start : span.end],
+                    span.label,
+                    span.confidence,
+                ]
+            )
+
+    def _write_row(self, cells: Sequence[object]) -> None:
+        """Write one row of CSV; a missing value is an empty cell."""
+        buffer = io.StringIO(newline="")
+        csv.writer(buffer, lineterminator="\n").writerow(cells)
+        self._file.write(buffer.getvalue().encode("utf-8"))
 
 
 class _ConllWriter(DocumentWriter):
@@ -201,6 +242,7 @@ def convert_nlp_row(row: dict[str, str]) -> dict[str, Any]:
 
 _WRITERS: dict[str, type[DocumentWriter]] = {
     "jsonl": _JsonWriter,
+    "csv": _CsvWriter,
     "conll": _ConllWriter,
     "parquet": _ParquetWriter,
     "omop": _NlpCsvWriter,

@@ -80,8 +80,8 @@ class PredictionOutput:
     Attributes:
         path: A file, or a folder of brat or of shards; None writes to stdout, or to
             `database`.
-        to: The format: "jsonl", "parquet", "omop", "omop-parquet", "brat" or "conll"
-            for mentions; "jsonl" or "csv" for patients.
+        to: The format: "jsonl", "csv", "parquet", "omop", "omop-parquet", "brat" or
+            "conll" for mentions; "jsonl" or "csv" for patients.
         threshold: Mentions with a lower confidence are left out.
         shard: The number of notes in each file of a folder of shards, or in each
             transaction of a database; 0 writes one file.

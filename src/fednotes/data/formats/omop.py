@@ -312,7 +312,7 @@ def list_nlp_rows(
     if document.spans and not _NUMBER.fullmatch(document.id):
         raise DataError(
             "NOTE_NLP refers to notes by numbers, and the id of a note is not one: "
-            "write jsonl, and convert it with `fednotes convert --to omop`"
+            "write jsonl or csv, or name a column of numbers with `id_column`"
         )
     for number, span in enumerate(document.spans, first_id):
         row = _to_term(document.text, span, {"nlp_date": nlp_date})
