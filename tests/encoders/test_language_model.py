@@ -20,7 +20,7 @@ from fednotes.encoders.language_model import (
     LanguageModelConfig,
     build_language_model,
     read_language_model_config,
-    resize,
+    resize_config,
 )
 from fednotes.encoders.packing import Masked, Sequences, Specials, denoise, mask
 
@@ -321,7 +321,7 @@ def test_a_fresh_model_depends_only_on_the_seed(saved: Callable[[str], Path]) ->
 def test_a_configuration_without_a_width_is_refused(tmp_path: Path) -> None:
     without_width = SimpleNamespace(num_attention_heads=2)
     with pytest.raises(ModelError, match="have no setting for 'width': use another"):
-        resize(tmp_path, without_width, {"heads": 2})
+        resize_config(tmp_path, without_width, {"heads": 2})
 
 
 def test_a_missing_head_is_created_from_the_seed(

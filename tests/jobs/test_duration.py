@@ -32,10 +32,10 @@ def test_the_first_round_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None
     times = iter([100.0, 101.5, 103.0])
     trial = duration._Trial(lambda: next(times))
     trial.observe(round_of(0))
-    assert trial.seconds_per_round() is None
+    assert trial.compute_seconds_per_round() is None
     trial.observe(round_of(1))
     trial.observe(round_of(2))
-    assert trial.seconds_per_round() == 1.5
+    assert trial.compute_seconds_per_round() == 1.5
 
 
 def test_a_trial_ends_once_it_has_taken_long_enough(

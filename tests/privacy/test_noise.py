@@ -54,7 +54,7 @@ def test_noise_in_units_of_its_scale_is_gaussian() -> None:
 
 @pytest.mark.parametrize("k", [2, 3, 7])
 def test_one_of_k_is_drawn_with_probability_one_in_k(k: int) -> None:
-    hits = noise._draw_one_of(Stream(KEY), k, 100_000)
+    hits = noise._draw_one_in(Stream(KEY), k, 100_000)
     assert stats.binomtest(int(hits.sum()), len(hits), 1 / k).pvalue > 1e-4
 
 

@@ -76,7 +76,7 @@ def every_alternative(model: Any, text: str) -> dict[tuple[int, int, str], float
     document = Document("1", text, sentences=((0, len(text)),))
     for a, b in itertools.combinations(range(len(words) + 1), 2):
         span = Span(words[a][0], words[b - 1][1], "ADR")
-        for label, chance in model.alternatives(document, span).items():
+        for label, chance in model.compute_alternatives(document, span).items():
             chances[a, b, label] = chance
     return chances
 
@@ -173,9 +173,11 @@ def test_a_span_outside_the_text_or_a_sentence_cannot_be_explained(
         Span(-5, 2, "ADR"),
     ):
         with pytest.raises(DataError, match="no word"):
-            model.alternatives(document, span)
+            model.compute_alternatives(document, span)
     with pytest.raises(DataError, match="two sentences"):
-        model.alternatives(document, Span(5, 17, "ADR"))
-    assert sum(model.alternatives(document, Span(5, 12, "x")).values()) <= 1 + 1e-9
+        model.compute_alternatives(document, Span(5, 17, "ADR"))
+    assert (
+        sum(model.compute_alternatives(document, Span(5, 12, "x")).values()) <= 1 + 1e-9
+    )
     with pytest.raises(ModelError, match="pointer network"):
-        make("prompt-bart", tmp_path).alternatives(document, Span(0, 4, "ADR"))
+        make("prompt-bart", tmp_path).compute_alternatives(document, Span(0, 4, "ADR"))

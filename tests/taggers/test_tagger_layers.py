@@ -20,7 +20,7 @@ from fednotes.taggers.layers import (
     Characters,
     PackedLayout,
     WordCNN,
-    _recur,
+    _run_recurrence,
     apply_linear,
     dropout,
     make_character_table,
@@ -101,7 +101,7 @@ def test_the_lstm_equals_that_of_torch(
         def plain(
             a: Tensor, b: Tensor, w: Tensor, sizes: tuple[int, ...]
         ) -> tuple[Tensor, Tensor]:
-            return _recur(a, w[0], sizes), _recur(b, w[1], sizes)
+            return _run_recurrence(a, w[0], sizes), _run_recurrence(b, w[1], sizes)
 
         monkeypatch.setattr("fednotes.taggers.layers.run_bilstm", plain)
     sentences, layout, flat = _batch(lengths, 7)

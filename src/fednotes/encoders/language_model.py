@@ -219,7 +219,7 @@ def initialise_head(model: Any, missing: Iterable[str], seed: int) -> None:
             parameter.normal_(0.0, deviation, generator=generator)
 
 
-def resize(directory: Path, config: Any, sizes: Mapping[str, int]) -> None:
+def resize_config(directory: Path, config: Any, sizes: Mapping[str, int]) -> None:
     """Change the sizes of a configuration in place.
 
     Args:
@@ -743,7 +743,7 @@ def _build_fresh(
     import transformers
 
     tokenizer = open_tokenizer(directory)
-    resize(directory, kind, config.sizes)
+    resize_config(directory, kind, config.sizes)
     make = getattr(transformers, auto)
     make = getattr(make, "from_config", getattr(make, "_from_config", make))
     with silencing_library(), torch.random.fork_rng(devices=[]):

@@ -543,7 +543,18 @@ def _infill(
     rate: float,
     mean: float,
 ) -> np.ndarray:
-    """Infill a row without padding; it does not become longer."""
+    """Replace random spans of a row's words by one [MASK] each, as `denoise` says.
+
+    Args:
+        row: (tokens,) without padding.
+        specials: The ids that are not words.
+        rng: The generator.
+        rate: Fraction of the words that are in spans.
+        mean: Mean number of words in a span.
+
+    Returns:
+        The row, which is no longer than before.
+    """
     places = np.flatnonzero(~np.isin(row, specials.all))
     if not len(places):
         return row

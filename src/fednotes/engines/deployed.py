@@ -487,12 +487,12 @@ class _Exchange:
         numbers = chain(
             (self.request.number,), iter(self._members.take_next_number, None)
         )
-        self._answers = self._members.ask_again(
+        self._answers = self._members.ask_and_repeat(
             chosen_sites,
             lambda sites: self._make_requests(sites, next(numbers)),
             least=self.least,
             catch_up=True,
-            again=self.request.first,
+            may_repeat=self.request.first,
         )
         return self._answers.replies
 
@@ -502,8 +502,12 @@ class _Exchange:
         """Send a message of the summation protocol and return the replies.
 
         Sites whose attachment is the same object receive the same encoded message. A
-        site does not undo the task that it ran in this exchange. Before the task, a
-        site that has lost its state may catch up.
+        site does not undo the task that it ran in this exchange.
+
+        Args:
+            name: The message's name.
+            attached: What each site receives.
+            least: How many sites must answer; by default, as many as in the exchange.
         """
 
         def make_requests(sites: Sequence[str]) -> dict[str, Request]:
@@ -517,13 +521,14 @@ class _Exchange:
                     requests[id(attachment)] = replace(template, attached=attachment)
             return {site: requests[id(attached[site])] for site in sites}
 
-        again = self.request.first and not self._answers.replies
-        answers = self._members.ask_again(
+        # Once a site has run the task, catching up would undo it.
+        may_repeat = self.request.first and not self._answers.replies
+        answers = self._members.ask_and_repeat(
             tuple(attached),
             make_requests,
             least=self.least if least is None else least,
             catch_up=True,
-            again=again,
+            may_repeat=may_repeat,
         )
         self._moved |= answers.moved
         self._refusals += [reply.refusal for reply in answers.refused.values()]

@@ -700,7 +700,7 @@ class OpenedSums:
         self._survivors[question] = tuple(survivors)
         self.lost = False
 
-    def lose(self) -> None:
+    def record_loss(self) -> None:
         """Forget all questions, because the site's own files were damaged.
 
         Raises:

@@ -480,36 +480,36 @@ class Participants:
             answers.moved.add(site)
         return answers
 
-    def ask_again(
+    def ask_and_repeat(
         self,
         sites: Sequence[str],
-        make: Callable[[Sequence[str]], Mapping[str, Request]],
+        make_requests: Callable[[Sequence[str]], Mapping[str, Request]],
         *,
         least: int,
         timeout: float | None = None,
         catch_up: bool = False,
-        again: bool = True,
+        may_repeat: bool = True,
     ) -> Answers:
-        """Ask sites, and those that had lost their state a second time.
+        """Ask sites, and ask a second time those that had lost their state.
 
         Args:
             sites: The sites.
-            make: Makes a new request for the sites that it receives.
+            make_requests: Makes new requests for the sites that it receives.
             least: How many sites must answer.
             timeout: As in `ask`.
             catch_up: Whether sites that had lost their state first catch up on the
                 prologue.
-            again: Whether such sites may be asked again at all.
+            may_repeat: Whether such sites may be asked a second time at all.
 
         Returns:
             The newest answer of each site.
         """
-        answers = self.ask(make(sites), least=least, timeout=timeout)
+        answers = self.ask(make_requests(sites), least=least, timeout=timeout)
         moved = [site for site in sites if site in answers.moved]
-        if moved and again:
+        if moved and may_repeat:
             if catch_up:
                 self.catch_up(moved)
-            answers.merge(self.ask(make(moved), least=0, timeout=timeout))
+            answers.merge(self.ask(make_requests(moved), least=0, timeout=timeout))
         return answers
 
     def send(
@@ -523,7 +523,7 @@ class Participants:
         """Send one of the engine's own messages and return the answers."""
         if not sites:
             return Answers()
-        return self.ask_again(
+        return self.ask_and_repeat(
             sites,
             lambda chosen: dict.fromkeys(chosen, self.make_request(task)),
             least=least,
@@ -545,18 +545,20 @@ class Participants:
         """
         sites = self.sites if among is None else among
         if not self._started:
-            self._knock(sites, least, self.patience.timeout)
+            self._ask_whether_back(sites, least, self.patience.timeout)
         elif self.away and self.clock() - self._knocked >= self.patience.knock_every:
-            self._knock(self.sites, 0, self.patience.knock)
+            self._ask_whether_back(self.sites, 0, self.patience.knock)
         while True:
             if prepare:
                 self.catch_up([site for site in self.present if site in sites])
             present = tuple(site for site in self.present if site in sites)
             if len(present) >= least:
                 return present
-            self._knock(sites, least - len(present), self.patience.timeout)
+            self._ask_whether_back(sites, least - len(present), self.patience.timeout)
 
-    def _knock(self, sites: Collection[str], least: int, timeout: float) -> None:
+    def _ask_whether_back(
+        self, sites: Collection[str], least: int, timeout: float
+    ) -> None:
         """Ask those of some sites that were away whether they are back."""
         away = [site for site in self.sites if site in self.away and site in sites]
         answers = self.send(away, BEGIN, least=least, timeout=timeout)

@@ -284,7 +284,7 @@ class SecureSeal:
 
     def record_loss(self) -> None:
         """Record that this site's stored files for the job were damaged."""
-        self._opened.lose()
+        self._opened.record_loss()
 
     def read_pace(self, request: Request) -> int | None:
         """Read the class of times in which all sites answer from a request's terms."""

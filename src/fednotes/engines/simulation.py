@@ -69,7 +69,7 @@ class Simulation(Rounds):
         if secure:
             # No message is lost, so all sites of a sum take part.
             threshold = len(self.names)
-            threshold_of_drawn = None if sampling is None else _need_all
+            threshold_of_drawn = None if sampling is None else _find_threshold_of_drawn
             self.summing = SecureSum(
                 self.names,
                 job=JOB,
@@ -209,7 +209,7 @@ class Simulation(Rounds):
         return True
 
 
-def _need_all(num_sites: int) -> int:
+def _find_threshold_of_drawn(num_sites: int) -> int:
     """Return the threshold of a sum over this number of drawn sites."""
     return num_sites
 

@@ -59,7 +59,7 @@ class _Trial:
         elif self.last[0] - self.first[0] > TRIAL_SECONDS:
             raise _TrialOverError
 
-    def seconds_per_round(self) -> float | None:
+    def compute_seconds_per_round(self) -> float | None:
         """Return the mean time of a round; None after fewer than two rounds."""
         if self.first is None or self.last[1] == self.first[1]:
             return None
@@ -130,7 +130,7 @@ def _time_round(job: Job, part: Part) -> float | None:
     )
     with suppress(_TrialOverError):
         job.module.train(engine, part.config)
-    return trial.seconds_per_round()
+    return trial.compute_seconds_per_round()
 
 
 def _count_examples_read(job: Job, part: Part, rounds: int | None = None) -> float:

@@ -420,7 +420,7 @@ class MentionModel:
                 output.
         """
         words = span if isinstance(span, Span) else Span(*span, label="")
-        return self.model.alternatives(to_document(document, 1), words)
+        return self.model.compute_alternatives(to_document(document, 1), words)
 
     # ---- scores
 

@@ -20,7 +20,7 @@ __all__ = [
     "MentionModel",
     "PatientModel",
     "find_model_class",
-    "folder_of",
+    "find_model_folder",
     "load",
     "load_mention_model",
     "open_model",
@@ -152,7 +152,7 @@ def load(
         ModelError: The folder contains no model, or a damaged one.
         MissingExtra: A package is missing.
     """
-    folder = folder_of(path)
+    folder = find_model_folder(path)
     require_model(folder)
     options = LoadOptions(device, backbone, dictionary, calibrated, workers)
     return find_model_class(folder).load(folder, options)
@@ -188,7 +188,7 @@ def open_model(model: SavedModel | str | Path) -> SavedModel:
     return load(path_of(model, "a model's folder"))
 
 
-def folder_of(source: object, expected: str = "a model's folder") -> Path:
+def find_model_folder(source: object, expected: str = "a model's folder") -> Path:
     """Return a path, or the folder that a model was loaded from.
 
     Args:

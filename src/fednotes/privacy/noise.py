@@ -186,7 +186,7 @@ def _draw_fraction(stream: Stream, above: Whole, bits: int) -> Truth:
     while len(running):
         goes_on = np.ones(len(running), bool)
         if k > 1:
-            goes_on = _draw_one_of(stream, k, len(running))
+            goes_on = _draw_one_in(stream, k, len(running))
         if bits:  # else γ = 1
             words = stream.draw_words(len(running)) >> np.uint64(64 - bits)
             # [canonne alg 1] a uniform number is below γ, and it is one of k
@@ -197,7 +197,7 @@ def _draw_fraction(stream: Stream, above: Whole, bits: int) -> Truth:
     return is_odd
 
 
-def _draw_one_of(stream: Stream, k: int, count: int) -> Truth:
+def _draw_one_in(stream: Stream, k: int, count: int) -> Truth:
     """Draw True with probability exactly 1 / k, (count,)."""
     # Words above the largest multiple of k would make some remainders more frequent.
     largest = np.uint64(2**64 // k * k - 1)

@@ -194,7 +194,7 @@ class DPSupport(ABC):
         """Return whether a run publishes noisy counts."""
         return bool(config.privacy.counts) and self.count_size(config) > 0
 
-    def agrees_first(self, config: Any) -> bool:
+    def starts_with_counts(self, config: Any) -> bool:
         """Return whether training starts with noisy counts."""
         return self.counts_before_training and self.is_counting(config)
 
@@ -209,7 +209,7 @@ class DPSupport(ABC):
         if (
             drawn is not None
             and config.privacy.counts
-            and not self.agrees_first(config)
+            and not self.starts_with_counts(config)
         ):
             raise ConfigError(
                 f"[privacy] counts: with sites_per_round = {drawn}, a site does not "
@@ -256,19 +256,19 @@ def train(federation: Federation, config: Any, support: DPSupport) -> State:
         The server's final state.
     """
     promise = support.make_promise(config)
-    agrees_first = support.agrees_first(config)
+    starts_with_counts = support.starts_with_counts(config)
     saved_state = federation.resume()
     agreed: Tensors = {}
     if saved_state is not None:
         agreed = unprefixed(AGREED, saved_state.tensors)
-    elif agrees_first:
+    elif starts_with_counts:
         agreed = _agree(federation, config, support, promise)
 
     server = Server(
         config, promise, support.make_initial_parameters(config, agreed), saved_state
     )
     server.agreed = agreed
-    judges_last_model = bool(config.privacy.counts) and not agrees_first
+    judges_last_model = bool(config.privacy.counts) and not starts_with_counts
     rounds_between_reports = config.evaluate_every * promise.privacy.epoch
     for round in federation.rounds(server.round, promise.rounds):
         server.step(federation.sum(NOISY, server.shared, round=round.number))
@@ -439,7 +439,11 @@ class DPSite(MethodSite):
         is_changed = bool(self._agreed) and (
             tensor_fingerprint(self._agreed) != tensor_fingerprint(tensors)
         )
-        if self.steps or is_changed or not self.support.agrees_first(self._config):
+        if (
+            self.steps
+            or is_changed
+            or not self.support.starts_with_counts(self._config)
+        ):
             raise RefusedError(
                 f"site {self.id!r}: there is nothing to agree on, or training has begun"
             )
@@ -448,7 +452,7 @@ class DPSite(MethodSite):
 
     def _begin(self, agreed: Tensors) -> None:
         """Prepare the first answer, unless an agreement is still pending."""
-        if agreed or not self.support.agrees_first(self._config):
+        if agreed or not self.support.starts_with_counts(self._config):
             self.support.begin(self.site, agreed)
         self._agreed = snapshot(agreed)
         self._shared: dict[str, torch.nn.Parameter] = self.site.shared
@@ -594,14 +598,14 @@ class DPSite(MethodSite):
         Raises:
             RefusedError: The job has no counts, or not at this time.
         """
-        agrees_first = self.support.agrees_first(self._config)
-        time = "before training" if agrees_first else "after training"
-        due_step = 0 if agrees_first else self.promise.rounds
+        starts_with_counts = self.support.starts_with_counts(self._config)
+        time = "before training" if starts_with_counts else "after training"
+        due_step = 0 if starts_with_counts else self.promise.rounds
         if not self.support.is_counting(self._config) or self.steps != due_step:
             raise RefusedError(
                 f"site {self.id!r}: the job sends no counts, or only {time}"
             )
-        expected_parameters = {} if agrees_first else self._shared
+        expected_parameters = {} if starts_with_counts else self._shared
         load_into(expected_parameters, tensors)
         size = self.support.count_size(self._config)
         total = torch.zeros(size, dtype=torch.int64)

@@ -123,10 +123,10 @@ class Recursions(Protocol):
     ) -> None:
         """Subtract the counts of given tags from expected counts, in place."""
 
-    def weigh(
+    def weigh_gradients(
         self, unary: Tensor, pairs: Tensor, lengths: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return gradients of emissions, start, transitions and end.
+        """Return the gradients of the weighted sum of the sentences' losses.
 
         Args:
             unary: (batch, tokens, tags) gradients of each sentence's loss.
@@ -135,7 +135,8 @@ class Recursions(Protocol):
             weights: (batch,) the weight of each sentence's loss.
 
         Returns:
-            The gradient of emissions may already be in the type of the weights.
+            The gradients of emissions, start, transitions and end. Those of emissions
+            may already be in the type of the weights.
         """
 
     def find_best_path(
@@ -485,7 +486,7 @@ class _Loss(torch.autograd.Function):
                 continue
             unary = gradients[2 * number]
             pairs = gradients[2 * number + 1]
-            part = ctx.ops.weigh(unary, pairs, lengths, weight)
+            part = ctx.ops.weigh_gradients(unary, pairs, lengths, weight)
             if total:
                 total = [a + b for a, b in zip(total, part, strict=True)]
             else:
@@ -747,10 +748,10 @@ class TorchOps:
         steps = tags[:, :-1] * unary.shape[2] + tags[:, 1:]  # (batch, tokens - 1)
         pairs.flatten(1).scatter_add_(1, steps, -inside[:, 1:].to(pairs.dtype))
 
-    def weigh(
+    def weigh_gradients(
         self, unary: Tensor, pairs: Tensor, lengths: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return weighted gradients; see `Recursions.weigh`."""
+        """Return weighted gradients; see `Recursions.weigh_gradients`."""
         weights = weights.to(unary.dtype)[:, None, None]
         emissions = unary * weights
         start = emissions[:, 0].sum(0)

@@ -60,7 +60,7 @@ def compute_path_loss(
     inputs = _prepare_arrays(emissions, lengths, scores)
     gold = tags.contiguous().numpy()
     score = np.empty(len(gold))
-    first_wrong = _path_score(*inputs, gold, score)
+    first_wrong = _write_path_scores(*inputs, gold, score)
     require_allowed_tags(tags, first_wrong)
     log_z, unary, pairs, impossible = _compute_counts(
         inputs, gold, with_counts=with_counts
@@ -105,7 +105,7 @@ def compute_path_score(
     """Implement `crf.Recursions.compute_path_score`."""
     score = np.empty(len(emissions))
     arrays = _prepare_arrays(emissions, lengths, scores)
-    first_wrong = _path_score(*arrays, tags.contiguous().numpy(), score)
+    first_wrong = _write_path_scores(*arrays, tags.contiguous().numpy(), score)
     return torch.from_numpy(score), first_wrong
 
 
@@ -119,7 +119,7 @@ def subtract_path(unary: Tensor, pairs: Tensor, tags: Tensor, lengths: Tensor) -
     )
 
 
-def weigh(
+def weigh_gradients(
     unary: Tensor, pairs: Tensor, lengths: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Implement `crf.Recursions.weigh`."""
@@ -128,7 +128,7 @@ def weigh(
     outputs = torch.empty_like(unary), start, unary.new_empty(tags, tags), end
     weights = weights.to(unary.dtype).contiguous()
     inputs = unary, pairs, lengths.contiguous(), weights
-    _weigh(*(tensor.numpy() for tensor in (*inputs, *outputs)))
+    _write_weighted_gradients(*(tensor.numpy() for tensor in (*inputs, *outputs)))
     return outputs
 
 
@@ -258,7 +258,7 @@ def _compute_partition_in_log_space(  # noqa: PLR0913 - the arrays of a compiled
     f"UniTuple(int64, 2)({_SINGLE}, int64[:, ::1], float64[::1])",
     f"UniTuple(int64, 2)({_DOUBLE}, int64[:, ::1], float64[::1])",
 )
-def _path_score(emissions, lengths, start, transitions, end, tags, score):
+def _write_path_scores(emissions, lengths, start, transitions, end, tags, score):
     """Set score (batch,) to the score of given tags.
 
     Returns the sentence and position of the first tag that does not exist or is
@@ -295,7 +295,7 @@ def _subtract_path(unary, pairs, tags, lengths):
     "void(float64[:, :, ::1], float64[:, :, ::1], int64[::1], float64[::1],"
     " float64[:, :, ::1], float64[::1], float64[:, ::1], float64[::1])",
 )
-def _weigh(  # noqa: PLR0913 - the arrays of a compiled kernel
+def _write_weighted_gradients(  # noqa: PLR0913 - the arrays of a compiled kernel
     unary, pairs, lengths, weights, emissions, start, transitions, end
 ):
     """Set the gradients of emissions (weights[n] unary[n]), start, transitions and end.

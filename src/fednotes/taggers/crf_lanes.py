@@ -232,7 +232,7 @@ def _scatter(typing_context, numbers, begins, k, value):
 
 
 @intrinsic
-def _where_less(typing_context, a, b, value, otherwise):
+def _select_where_less(typing_context, a, b, value, otherwise):
     """Return `value` in the lanes where a < b, else `otherwise`; NaN is not less."""
 
     def generate(context, builder, signature, args):
@@ -242,7 +242,7 @@ def _where_less(typing_context, a, b, value, otherwise):
 
 
 @intrinsic
-def _where_equal(typing_context, a, b, value, otherwise):
+def _select_where_equal(typing_context, a, b, value, otherwise):
     """Return `value` in the lanes where a == b, else `otherwise`."""
 
     def generate(context, builder, signature, args):
@@ -351,12 +351,12 @@ _ROUND = 6755399441055744.0
 
 
 @part
-def _exp(x):
+def _compute_exp(x):
     """Return exp(x) for x <= 0: 0 for -inf, 1e-150 for others below -345, NaN for NaN.
 
     exp(x) = 2**n exp(r), |r| <= ln(2)/2, Taylor to degree 13 (error below 1e-17).
     """
-    clamped = _where_less(x, _SMALLEST_EMISSION, _SMALLEST_EMISSION, x)
+    clamped = _select_where_less(x, _SMALLEST_EMISSION, _SMALLEST_EMISSION, x)
     rounded = clamped * _LOG2E + _ROUND
     n = rounded - _ROUND
     r = (clamped - n * _LN2_HIGH) - n * _LN2_LOW
@@ -373,11 +373,11 @@ def _exp(x):
     p = p * r + 0.5
     p = p * r + 1.0
     p = p * r + 1.0
-    return _where_equal(x, -np.inf, 0.0, p * _raise_two(rounded))
+    return _select_where_equal(x, -np.inf, 0.0, p * _raise_two(rounded))
 
 
 @part
-def _exp_scores(scores, out):
+def _exponentiate_scores(scores, out):
     """Set out to exp(score - maximum), 0 where forbidden.
 
     Returns the maximum, and whether no product can underflow.
@@ -412,14 +412,14 @@ def _set_factors(emissions, begins, shortest, longest, ends, factors, shifts):
         for j in range(tags):
             x = _gather(numbers, begins, t * tags + j)
             _store(factors, t, j, x)
-            top = _where_less(top, x, x, top)
-        shift = shift + _where_less(end, position, 0.0, top)
+            top = _select_where_less(top, x, x, top)
+        shift = shift + _select_where_less(end, position, 0.0, top)
         for j in range(tags):
-            _store(factors, t, j, _exp(_load(factors, t, j) - top))
+            _store(factors, t, j, _compute_exp(_load(factors, t, j) - top))
         if t >= shortest:
             for j in range(tags):
                 factor = _load(factors, t, j)
-                _store(factors, t, j, _where_less(end, position, 0.0, factor))
+                _store(factors, t, j, _select_where_less(end, position, 0.0, factor))
     _store(shifts, 0, 0, shift)
 
 
@@ -461,13 +461,13 @@ def _find_smallest(messages, t, tags, smallest):
     """Return the smallest of `smallest` and the messages that are not 0."""
     for j in range(tags):
         message = _load(messages, t, j)
-        nonzero = _where_equal(message, 0.0, 1.0, message)
-        smallest = _where_less(nonzero, smallest, nonzero, smallest)
+        nonzero = _select_where_equal(message, 0.0, 1.0, message)
+        smallest = _select_where_less(nonzero, smallest, nonzero, smallest)
     return smallest
 
 
 @part
-def _forward(  # noqa: PLR0913 - the arrays of a compiled kernel
+def _run_forward(  # noqa: PLR0913 - the arrays of a compiled kernel
     longest, first, matrix, factors, alpha, ends, exponents, smallest
 ):
     """Set alpha to the messages that leave each position, from the first token on.
@@ -489,13 +489,13 @@ def _forward(  # noqa: PLR0913 - the arrays of a compiled kernel
         least = _find_smallest(alpha, t, tags, least)
         if t % 4 == 3:
             n = _rescale(alpha, t, tags)
-            exponent = exponent + _where_less(end, float(t), 0.0, n)
+            exponent = exponent + _select_where_less(end, float(t), 0.0, n)
     _store(exponents, 0, 0, exponent)
     _store(smallest, 0, 0, least)
 
 
 @part
-def _backward(  # noqa: PLR0913 - the arrays of a compiled kernel
+def _run_backward(  # noqa: PLR0913 - the arrays of a compiled kernel
     shortest, longest, last, matrix_t, factors, alpha, beta, ends, smallest, begins,
     gold, sentences, lengths, unary,
 ):  # fmt: skip
@@ -519,7 +519,7 @@ def _backward(  # noqa: PLR0913 - the arrays of a compiled kernel
             for j in range(tags):
                 arriving = _load(beta, 0, j)
                 ending = _spread_element(last, 0, j)
-                _store(beta, 0, j, _where_equal(end, position, ending, arriving))
+                _store(beta, 0, j, _select_where_equal(end, position, ending, arriving))
         for j in range(tags):
             _store(after, t, j, _load(beta, 0, j) * _load(factors, t, j))
         least = _find_smallest(after, t, tags, least)
@@ -542,7 +542,7 @@ def _normalise(alpha, beta, t, tags, end):
     total = _spread(0.0)
     for j in range(tags):
         total = total + _load(alpha, t, j) * _load(beta, 0, j)
-    scale = _where_less(end, float(t), 0.0, _spread(1.0) / total)
+    scale = _select_where_less(end, float(t), 0.0, _spread(1.0) / total)
     for j in range(tags):
         scaled = _load(alpha, t, j) * scale
         _store(alpha, t, j, scaled)
@@ -650,9 +650,9 @@ def compute_scaled_partition(  # noqa: PLR0913 - the arrays of a compiled kernel
     last = np.zeros((1, columns))
     matrix = np.zeros((tags, columns))
     matrix_t = np.zeros((tags, columns))
-    top_start, safe_start = _exp_scores(start, first)
-    top_end, safe_end = _exp_scores(end, last)
-    top, safe = _exp_scores(transitions, matrix)
+    top_start, safe_start = _exponentiate_scores(start, first)
+    top_end, safe_end = _exponentiate_scores(end, last)
+    top, safe = _exponentiate_scores(transitions, matrix)
     if not (safe and safe_start and safe_end):
         fits[:] = False
         return batch
@@ -681,7 +681,9 @@ def compute_scaled_partition(  # noqa: PLR0913 - the arrays of a compiled kernel
         longest = sizes[members - 1]
         begins = to_fixed_tuple(sentences * (tokens * tags), LANES)
         _set_factors(emissions, begins, shortest, longest, ends, factors, shifts)
-        _forward(longest, first, matrix, factors, alpha, ends, exponents, least_alpha)
+        _run_forward(
+            longest, first, matrix, factors, alpha, ends, exponents, least_alpha
+        )
         for lane in range(members):
             n = sentences[lane]
             length = sizes[lane]
@@ -690,7 +692,7 @@ def compute_scaled_partition(  # noqa: PLR0913 - the arrays of a compiled kernel
             log_z[n] = math.log(total) + exponents[0, 0, lane] * _LN2
             log_z[n] += shifts[0, 0, lane] + top_start + top_end + (length - 1) * top
         if with_counts:
-            _backward(
+            _run_backward(
                 shortest, longest, last, matrix_t, factors, alpha, beta, ends,
                 least_after, begins, gold, sentences, sizes, unary,
             )  # fmt: skip
@@ -732,13 +734,13 @@ def _find_best_scores(  # noqa: PLR0913 - the arrays of a compiled kernel
                 top = _spread(-np.inf)
                 for i in range(tags):
                     score = _load(scores, t - 1, i) + _spread_element(transitions, i, j)
-                    tag = _where_less(top, score, float(i), tag)
-                    top = _where_less(top, score, score, top)
+                    tag = _select_where_less(top, score, float(i), tag)
+                    top = _select_where_less(top, score, score, top)
             x = _gather(numbers, begins, t * tags + j)
             _store(scores, t, j, top + x)
             _store(before, t, j, tag)
-            flag = _where_less(x, np.inf, flags, 1.0)
-            flags = _where_less(end, position, flags, flag)
+            flag = _select_where_less(x, np.inf, flags, 1.0)
+            flags = _select_where_less(end, position, flags, flag)
     _store(broken, 0, 0, flags)
 
 

@@ -271,7 +271,7 @@ class _CharMax(torch.autograd.Function):
         pooled = torch.empty(len(characters), table.shape[2])
         ctx.places = np.empty(pooled.shape, np.uint8)
         values = table.detach().contiguous().numpy()
-        _char_max(values, characters, lengths, pooled.numpy(), ctx.places)
+        _find_char_maxima(values, characters, lengths, pooled.numpy(), ctx.places)
         ctx.characters = characters
         ctx.lengths = lengths
         ctx.shape = table.shape
@@ -282,7 +282,9 @@ class _CharMax(torch.autograd.Function):
         """Return the gradient of the table."""
         out = torch.zeros(ctx.shape)
         grad = grads[0].contiguous().numpy()
-        _char_scatter(grad, ctx.places, ctx.characters, ctx.lengths, out.numpy())
+        _scatter_char_gradients(
+            grad, ctx.places, ctx.characters, ctx.lengths, out.numpy()
+        )
         return out, None, None
 
 
@@ -320,10 +322,10 @@ class WordCNN(nn.Module):
         outputs = []
         blocks = y.split([w * self.filters for w in self.widths], dim=1)
         for width, block in zip(self.widths, blocks, strict=True):
+            # Each token adds the blocks of its neighbours at these offsets.
             offsets = [k - (width - 1) // 2 for k in range(width)]
-            ahead = torch.stack(
-                [layout.find_shifted_rows(o) for o in offsets]
-            )  # (width, tokens)
+            # (width, tokens)
+            ahead = torch.stack([layout.find_shifted_rows(o) for o in offsets])
             back = torch.stack([layout.find_shifted_rows(-o) for o in offsets])
             unfolded = block.unflatten(1, (width, self.filters))
             summed = cast(Tensor, _ShiftedSum.apply(unfolded, ahead, back))
@@ -449,7 +451,7 @@ class CrfOutput(nn.Module):
 
 
 @kernel("void(f4[:,:,::1], u1[:,::1], u1[::1], f4[:,::1], u1[:,::1])")
-def _char_max(table, characters, lengths, pooled, best):
+def _find_char_maxima(table, characters, lengths, pooled, best):
     """Set pooled to the maxima of `_CharMax`, and best to their positions.
 
     Args:
@@ -482,10 +484,11 @@ def _char_max(table, characters, lengths, pooled, best):
 
 
 @kernel("void(f4[:,::1], u1[:,::1], u1[:,::1], u1[::1], f4[:,:,::1])")
-def _char_scatter(grad, best, characters, lengths, out):
+def _scatter_char_gradients(grad, best, characters, lengths, out):
     """Add the gradients of the maxima, grad (words, filters), to that of the table.
 
-    The gradient of the table is out; the other arguments are those of `_char_max`.
+    The gradient of the table is out; the other arguments are those of
+    `_find_char_maxima`.
     """
     width, filters = out.shape[1], out.shape[2]
     left = (width - 1) // 2
@@ -522,10 +525,12 @@ def run_bilstm(
     if ahead.device.type == "cpu" and ahead.dtype == torch.float32:
         outputs = _Recurrence.apply(ahead, back, across, tuple(sizes))
         return cast(tuple[Tensor, Tensor], outputs)
-    return _recur(ahead, across[0], sizes), _recur(back, across[1], sizes)
+    return _run_recurrence(ahead, across[0], sizes), _run_recurrence(
+        back, across[1], sizes
+    )
 
 
-def _recur(gates: Tensor, across: Tensor, sizes: Sequence[int]) -> Tensor:
+def _run_recurrence(gates: Tensor, across: Tensor, sizes: Sequence[int]) -> Tensor:
     """Compute the recurrence with torch operations, for all devices and dtypes."""
     hidden = gates.new_zeros(sizes[0], across.shape[1])
     cell = hidden
@@ -579,7 +584,7 @@ class _Recurrence(torch.autograd.Function):
                 act[:, 3 * units :].sigmoid_()
                 # -1 at the first step, which has no previous one
                 previous_start_or_none = previous_start if step else -1
-                _cell(
+                _compute_cells(
                     activated_arrays[d],
                     cell_arrays[d],
                     start,
@@ -619,7 +624,7 @@ class _Recurrence(torch.autograd.Function):
                 size = sizes[step]
                 start -= size
                 previous_start_or_none = start - sizes[step - 1] if step else -1
-                _cell_grad(*arrays, start, size, previous_start_or_none)
+                _compute_gate_gradients(*arrays, start, size, previous_start_or_none)
                 if step:
                     torch.mm(out[start : start + size], weights, out=flowing[:size])
 
@@ -640,7 +645,7 @@ def _find_previous_rows(sizes: Sequence[int]) -> Tensor:
 
 
 @kernel("void(f4[:,::1], f4[:,::1], i8, i8, i8)")
-def _cell(act, cells, start, size, previous_start):
+def _compute_cells(act, cells, start, size, previous_start):
     """Set the cells of one step in one direction.
 
     Args:
@@ -663,23 +668,23 @@ def _cell(act, cells, start, size, previous_start):
 
 
 @kernel("void(" + "f4[:,::1], " * 7 + "i8, i8, i8)")
-def _cell_grad(  # noqa: PLR0913 - the arrays of a compiled kernel
+def _compute_gate_gradients(  # noqa: PLR0913 - the arrays of a compiled kernel
     act, cells, tanhs, grad, out, flowing, cell_grad, start, size, previous_start
 ):
     """Set the gradients of the gates of one step in one direction.
 
     Args:
-        act: As in `_cell`.
-        cells: As in `_cell`.
+        act: As in `_compute_cells`.
+        cells: As in `_compute_cells`.
         tanhs: (tokens, units) tanh of the cells.
         grad: (tokens, units) gradients of the hidden states from above.
         out: (tokens, 4 · units) gradients of the gates before their activations.
         flowing: (sentences, units) gradients of the hidden states from the next step.
         cell_grad: (sentences, units) gradients of the cells, from the next step and
             afterwards for the previous one.
-        start: As in `_cell`.
-        size: As in `_cell`.
-        previous_start: As in `_cell`.
+        start: As in `_compute_cells`.
+        size: As in `_compute_cells`.
+        previous_start: As in `_compute_cells`.
     """
     units = cells.shape[1]
     one = np.float32(1.0)

@@ -304,7 +304,7 @@ class Model(nn.Module, ABC):
         """
 
     @abstractmethod
-    def alternatives(self, document: Document, span: Span) -> dict[str, float]:
+    def compute_alternatives(self, document: Document, span: Span) -> dict[str, float]:
         """Return the probability that a span's words are a mention, by type.
 
         "O" has the probability that none of these words is in any mention. The
@@ -542,8 +542,8 @@ class TaggingModel(Model):
         return ids
 
     @torch.no_grad()
-    def alternatives(self, document: Document, span: Span) -> dict[str, float]:
-        """Return the probabilities of a span's types; see `Model.alternatives`."""
+    def compute_alternatives(self, document: Document, span: Span) -> dict[str, float]:
+        """Return probabilities of types; see `Model.compute_alternatives`."""
         corpus = self.prepare([document], gold=False)
         sentence, first, last = _find_sentence(corpus.encoded, document, span)
         names = ("O", *self.tagset.types)

@@ -542,7 +542,7 @@ class PromptBart(Model):
             "tagger or a token classifier"
         )
 
-    def alternatives(
+    def compute_alternatives(
         self,
         document: Document,  # noqa: ARG002 - refused
         span: Span,  # noqa: ARG002

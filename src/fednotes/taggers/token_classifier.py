@@ -349,14 +349,15 @@ class TokenClassifier(TaggingModel, SavesItself):
         return (self.classifier(empty), empty, *layers)
 
     def _run(
-        self, ids: Tensor, mask: Tensor, at: Tensor, *, all_layers: bool
+        self, ids: Tensor, mask: Tensor, word_places: Tensor, *, all_layers: bool
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Run the library's model, with its classifier only on some sub-words.
 
         Args:
             ids: (windows, longest) ids.
             mask: (windows, longest) bool, False at padding.
-            at: (words,) positions in `ids`, flattened.
+            word_places: (words,) the positions in `ids`, flattened, of the sub-words
+                that stand for words.
             all_layers: Whether to return the states above each layer.
 
         Returns:
@@ -366,7 +367,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         inputs: list[Tensor] = []
 
         def pick_words(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor]:
-            inputs.append(arguments[0].flatten(0, 1).index_select(0, at))
+            inputs.append(arguments[0].flatten(0, 1).index_select(0, word_places))
             return (inputs[0],)
 
         model = self.library
@@ -386,7 +387,8 @@ class TokenClassifier(TaggingModel, SavesItself):
         layers: list[Tensor] = []
         if all_layers:
             layers = [
-                s.flatten(0, 1).index_select(0, at) for s in out.hidden_states[1:]
+                states.flatten(0, 1).index_select(0, word_places)
+                for states in out.hidden_states[1:]
             ]
         return out.logits, inputs[0], layers
 

@@ -125,7 +125,7 @@ class Looks:
 
     def look(self, times: int = 2) -> Any:
         for _ in range(times):
-            steps = self.watch.look(self.server)
+            steps = self.watch.examine_runs(self.server)
             self.clock.sleep(5.0)
         return steps
 

@@ -39,9 +39,9 @@ from fednotes.apps.experiments.attention_maps import (
 )
 from fednotes.apps.experiments.head_measures import (
     compare_models,
+    compute_rank_correlation,
     measure_distance,
     measure_heads,
-    spearman,
 )
 from fednotes.apps.experiments.passages import draw_passages
 from fednotes.core.errors import (
@@ -635,17 +635,19 @@ def test_spearman_equals_pearson_of_counted_ranks(levels: int) -> None:
             [sum(y < x for y in flat) + sum(y == x for y in flat) / 2 for x in flat]
             for flat in (a.ravel().tolist(), b.ravel().tolist())
         ]
-        assert spearman(a, b) == pytest.approx(correlation(*ranks), abs=1e-12)
+        assert compute_rank_correlation(a, b) == pytest.approx(
+            correlation(*ranks), abs=1e-12
+        )
 
 
 def test_spearman_of_equal_monotonic_and_reversed_values() -> None:
     a = np.array([0.3, 0.1, 0.2])
-    assert spearman(a, a) == 1
-    assert spearman(a, np.exp(9 * a)) == 1
-    assert spearman(a, -a) == -1
-    assert math.isnan(spearman(a, np.ones(3)))
+    assert compute_rank_correlation(a, a) == 1
+    assert compute_rank_correlation(a, np.exp(9 * a)) == 1
+    assert compute_rank_correlation(a, -a) == -1
+    assert math.isnan(compute_rank_correlation(a, np.ones(3)))
     with pytest.raises(DataError, match="3 and 2 values"):
-        spearman(a, a[:2])
+        compute_rank_correlation(a, a[:2])
 
 
 def test_matrix_distance_equals_a_sum_by_hand() -> None:

@@ -93,7 +93,7 @@ def test_outputs_equal_those_of_the_numpy_program(is_read: bool) -> None:
     """The reference is `numpy_dan`."""
     dan, lists = network(), random_lists()
     bags = Bags.from_lists(lists, VOCABULARY)
-    patients = dan.read(bags) if is_read else bags
+    patients = dan.make_network_input(bags) if is_read else bags
     mean, hidden, logits = numpy_dan(arrays(dan), lists)
     np.testing.assert_allclose(dan.average_vectors(patients).detach(), mean, atol=1e-7)
     np.testing.assert_allclose(dan.represent(patients), hidden, atol=1e-7)

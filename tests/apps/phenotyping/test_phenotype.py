@@ -729,7 +729,7 @@ def stage_1(
         [i for i, p in enumerate(site.train.patients) if p in site.codes]
     )
     labels = code_labels(cohort, site.codes, outputs).astype(np.int8)
-    mixtures, norms = dan.read(cohort.bags), []
+    mixtures, norms = dan.make_network_input(cohort.bags), []
     for epoch in range(config.cycles):
         order = rng_of(config.seed, "order", site.id, epoch).permutation(len(cohort))
         for start in range(0, len(order), config.batch_size):

@@ -112,7 +112,9 @@ def describe_unknown_sites(
 def describe_strangers(
     absent: Collection[str], sites: Collection[str], connected: Collection[str]
 ) -> str:
-    """Return the connected sites for which absent ones may have been mistaken.
+    """Return, in words, the connected sites that are not in a job.
+
+    One of them may be an absent site whose name the job misspells.
 
     Args:
         absent: The sites of the job that are not connected.

@@ -432,18 +432,17 @@ def _agree(setup: Setup, job: Job, engine: Deployed, progress: RunProgress) -> A
     return config
 
 
-def _count_willing_sites(job: Job, setup: Setup) -> int:
+def _count_required_sites(job: Job, setup: Setup) -> int:
     """Return how many sites must be willing to take part, so that rounds can go on.
 
-    If the sites of a round are drawn, all that are not willing may be drawn together.
+    If the sites of a round are drawn, one round may draw all that are not willing.
     """
-    num_sites = len(setup.sites)
-    for_all = max(compute_sum_threshold(job, setup), setup.min_sites)
-    drawn = count_drawn_sites(job.config)
-    if drawn is None:
-        return for_all
-    num_spared = drawn - compute_sum_threshold(job, setup, drawn)
-    return max(for_all, num_sites - num_spared)
+    min_sites = max(compute_sum_threshold(job, setup), setup.min_sites)
+    num_drawn = count_drawn_sites(job.config)
+    if num_drawn is None:
+        return min_sites
+    num_unwilling = num_drawn - compute_sum_threshold(job, setup, num_drawn)
+    return max(min_sites, len(setup.sites) - num_unwilling)
 
 
 def _fetch_shared_scores(engine: Deployed) -> dict[str, Any]:
@@ -509,7 +508,7 @@ class RunProgress:
         self.is_trained = False
         self._job = job
         self._num_sites = len(setup.sites)
-        self._min_sites = _count_willing_sites(job, setup)  # after the agreement
+        self._min_sites = _count_required_sites(job, setup)  # after the agreement
         self._config: Any = None  # the method's configuration, after the agreement
         # Site and kind of event to the newest text that was published.
         self._published_texts: dict[tuple[str, str], str] = {}

@@ -553,9 +553,9 @@ class AgreedSite:
     # The host looks tasks up by name, and the method determines which tasks exist.
     def __getattr__(self, name: str) -> Any:
         """Return a task of the method's site."""
-        return self._task(name)
+        return self._get_task(name)
 
-    def _task(self, name: str) -> Any:
+    def _get_task(self, name: str) -> Any:
         """Return a task of the method's site, which exists once the sites agree."""
         if name not in self.__dict__.get("tasks", ()):
             raise AttributeError(name)
@@ -571,7 +571,7 @@ class AgreedSite:
             options: The task's options.
         """
         # The name `finish` refers to this method, so `__getattr__` does not apply.
-        finish_task = self._task("finish")
+        finish_task = self._get_task("finish")
         update: Update = finish_task(tensors, **options)
         if self.site.scores:
             write_json(self._results / SCORES_FILE, self.site.scores)

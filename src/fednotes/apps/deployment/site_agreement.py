@@ -302,7 +302,7 @@ def _require_encoder(descriptions: Descriptions, encoder: str) -> None:
     for site, facts in descriptions.items():
         if facts.encoder != encoder:
             raise ConfigError(
-                f"site {_quote(site)} has a different encoder "
+                f"site {_quote_json(site)} has a different encoder "
                 f"({clean(facts.encoder, NAME) or 'none'}) than this machine "
                 f"({encoder or 'none'}): give every site and the server the same "
                 "folder"
@@ -343,9 +343,9 @@ def _require_few_types(job: Job, descriptions: Descriptions) -> None:
             undeclared.update(facts.types)
         if len(undeclared) > MAX_TYPES:
             raise ConfigError(
-                f"site {_quote(site)} annotates {len(facts.types):,} entity types, but "
-                f"a site may add only {MAX_TYPES:,} that the job does not list: list "
-                "those to learn in [tags] types of the job"
+                f"site {_quote_json(site)} annotates {len(facts.types):,} entity "
+                f"types, but a site may add only {MAX_TYPES:,} that the job does not "
+                "list: list those to learn in [tags] types of the job"
             )
 
 
@@ -396,7 +396,7 @@ def explain_mismatch(
     """
     left_name, right_name = names
     both_types = (
-        f"site {_quote(site)}: {left_name} has {{{_format_types(left.types)}}}, "
+        f"site {_quote_json(site)}: {left_name} has {{{_format_types(left.types)}}}, "
         f"{right_name} has {{{_format_types(right.types)}}}"
     )
     type_differences = _compare_types(left, right, names)
@@ -446,7 +446,7 @@ def _compare_label_maps(
     left_name, right_name = names
     labels = sorted(left.label_map.keys() | right.label_map.keys())
     return "; ".join(
-        f"{_quote(label)} → {_describe_target(left, label)} at {left_name}, "
+        f"{_quote_json(label)} → {_describe_target(left, label)} at {left_name}, "
         f"{_describe_target(right, label)} at {right_name}"
         for label in labels
         if left.label_map.get(label) != right.label_map.get(label)
@@ -458,7 +458,7 @@ def _describe_target(facts: Description, label: str) -> str:
     target = facts.label_map.get(label)
     if target is None:
         return "not mapped"
-    return _quote(target) if target else "dropped"
+    return _quote_json(target) if target else "dropped"
 
 
 def _format_types(types: Iterable[str]) -> str:
@@ -466,6 +466,6 @@ def _format_types(types: Iterable[str]) -> str:
     return ", ".join(clean(label, NAME) for label in types)
 
 
-def _quote(value: str) -> str:
-    """Return a name from outside, sanitised and in quotes."""
+def _quote_json(value: str) -> str:
+    """Return a name from outside as JSON text, sanitised."""
     return clean(json.dumps(value, ensure_ascii=False), None)

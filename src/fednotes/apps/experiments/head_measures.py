@@ -56,7 +56,7 @@ class Heads:
         It is negative if entropy falls with depth.
         """
         layers = np.indices(self.entropy.shape)[0]
-        return spearman(layers, self.entropy)  # [bert table 2 depth]
+        return compute_rank_correlation(layers, self.entropy)  # [bert table 2 depth]
 
 
 def measure_heads(batches: Iterable[Batch]) -> Heads:
@@ -166,7 +166,7 @@ def _sum_pairs(halves: np.ndarray) -> Floats:
 # ---- two models ----------------------------------------------------------------------
 
 
-def spearman(a: ArrayLike, b: ArrayLike) -> float:
+def compute_rank_correlation(a: ArrayLike, b: ArrayLike) -> float:
     """Return Spearman's rank correlation of two arrays of the same size.
 
     The result is NaN if all values of one array are equal.
@@ -229,7 +229,10 @@ def compare_models(heads: Mapping[str, Heads]) -> dict[str, Floats]:
     """
     models = list(heads.values())
     pairs = [
-        (spearman(a.entropy, b.entropy), *measure_distance(a.divergence, b.divergence))
+        (
+            compute_rank_correlation(a.entropy, b.entropy),
+            *measure_distance(a.divergence, b.divergence),
+        )
         for a, b in product(models, repeat=2)
     ]
     square = (3, len(models), len(models))

@@ -99,7 +99,7 @@ def compare_patients(
         if not (site.test.labels >= 0).any():
             continue
         other = others.get(site.id)
-        if other is None or not _have_same_test(site, other):
+        if other is None or not _have_same_test_patients(site, other):
             raise DataError(
                 f"{a.run} and {b.run} do not have the same test patients, labels and "
                 f"phenotypes at site {site.id!r}: compare runs that were tested on the "
@@ -129,7 +129,7 @@ def compare_patients(
     }
 
 
-def _have_same_test(a: SitePatients, b: SitePatients) -> bool:
+def _have_same_test_patients(a: SitePatients, b: SitePatients) -> bool:
     """Return whether two sites have the same test patients, labels and phenotypes."""
     same_names = a.phenotypes == b.phenotypes and a.test.patients == b.test.patients
     return same_names and np.array_equal(a.test.labels, b.test.labels)

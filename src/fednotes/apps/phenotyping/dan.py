@@ -271,11 +271,11 @@ class Dan(nn.Module):
             state[KNOWN] = torch.from_numpy(self.known)
         return state
 
-    def read(self, patients: Inputs) -> NetworkInput:
+    def make_network_input(self, patients: Inputs) -> NetworkInput:
         """Return patients in the network's input form.
 
-        All other methods accept the result in place of the patients. Reading patients
-        once saves counting each bag again.
+        All other methods accept the result in place of the patients. Converting
+        patients once saves counting each bag again.
 
         Raises:
             DataError: The patients' vocabulary or width differs from the network's.
@@ -331,7 +331,7 @@ class Dan(nn.Module):
         A patient without concepts has the zero vector. If patients are features, the
         features themselves are returned.
         """
-        mixtures = self.read(patients)
+        mixtures = self.make_network_input(patients)
         if isinstance(mixtures, np.ndarray):
             return torch.from_numpy(mixtures).to(self.device)
         is_sparse = self.config.updates == "rows"
@@ -396,7 +396,7 @@ class Dan(nn.Module):
         self, patients: Inputs, run: Callable[[Inputs], Tensor], width: int
     ) -> Singles:
         """Return (patients, width) float32 results of a function, batch by batch."""
-        network_input = self.read(patients)
+        network_input = self.make_network_input(patients)
         results = np.empty((len(network_input), width), np.float32)
         for start in range(0, len(network_input), _BATCH):
             rows = np.arange(start, min(start + _BATCH, len(network_input)))

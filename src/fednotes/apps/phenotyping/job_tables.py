@@ -348,7 +348,7 @@ def _read_features_config(
     Raises:
         ConfigError: The job has both or neither, or a wrong value.
     """
-    table = _with_concepts_of_preset(table, preset)
+    table = _add_concepts_of_preset(table, preset)
     if "concepts" in table and "text" in table:
         raise ConfigError(f"{where}: give either [concepts] or [text], not both")
     if "text" in table:
@@ -364,7 +364,7 @@ def _read_features_config(
     return build(ConceptsConfig, settings, f"{where} [concepts]")
 
 
-def _with_concepts_of_preset(
+def _add_concepts_of_preset(
     table: Mapping[str, Any], preset: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """Return a job's tables over the preset's [concepts], if the job reads concepts."""

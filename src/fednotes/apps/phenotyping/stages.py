@@ -192,7 +192,9 @@ class CodeLearner(AveragingSite):
             device=device,
         )
         self.cohort, labels = self._label_codes(data.select_coded(data.train), data)
-        self.train_data = CodedPatients(self.network.read(self.cohort.bags), labels)
+        self.train_data = CodedPatients(
+            self.network.make_network_input(self.cohort.bags), labels
+        )
         self.patients = len(labels)
         self._held_out: CodedPatients | None = None  # read at the first evaluation
 
@@ -217,7 +219,7 @@ class CodeLearner(AveragingSite):
     def _read_coded(self, cohort: Cohort, site: SitePatients) -> CodedPatients:
         """Return the patients of a cohort in the network's input form."""
         cohort, labels = self._label_codes(cohort, site)
-        return CodedPatients(self.network.read(cohort.bags), labels)
+        return CodedPatients(self.network.make_network_input(cohort.bags), labels)
 
     def _label_codes(
         self, cohort: Cohort, site: SitePatients

@@ -226,7 +226,7 @@ def generate_patients(
     for row in range(size):
         patient = f"{name}-{row + 1:05d}"
         notes[patient] = writer.write_notes(has[row], truth[row])
-        billed = _draw_billed(world, has[row], rng)
+        billed = _draw_billed_codes(world, has[row], rng)
         if rng.random() >= 0.02:
             codes[patient] = billed
     values = {}
@@ -251,7 +251,7 @@ def _draw_labels(
     return labels
 
 
-def _draw_billed(
+def _draw_billed_codes(
     world: _World, has: np.ndarray, rng: np.random.Generator
 ) -> frozenset[str]:
     """Return most codes of a patient's conditions, and sometimes an unrelated one."""

@@ -547,7 +547,7 @@ def _find_extreme_densities(
     if len(densities) < 2:
         return {}
     highest = max(densities, key=densities.__getitem__)
-    # At the highest density, the site would have many mentions.
+    # Sites with so many words that the highest density would give them many mentions.
     large = [
         site for site in densities if densities[highest] * words[site] / 1000 >= RARE
     ]

@@ -98,7 +98,7 @@ def describe_years(content: FolderContent) -> str:
     return (
         f"{content.path}: one site, because its folders are years "
         f"({list_files_by_name(content.folders)}); if each of them is a site, run "
-        f"`{_init_command(content)}`"
+        f"`{_format_init_command(content)}`"
     )
 
 
@@ -111,7 +111,9 @@ def describe_shared_labels(content: FolderContent) -> str:
     )
 
 
-def unclear_sites(content: FolderContent, files: Sequence[Path]) -> DataError:
+def make_unclear_sites_error(
+    content: FolderContent, files: Sequence[Path]
+) -> DataError:
     """Return the error for a folder whose files and folders may both be sites.
 
     Args:
@@ -121,7 +123,7 @@ def unclear_sites(content: FolderContent, files: Sequence[Path]) -> DataError:
     return DataError(
         f"{content.path}: it is not clear what the sites are, because there are notes "
         f"in its folders ({list_files_by_name(content.folders)}) and beside them "
-        f"({list_files_by_name(files)}): run `{_init_command(content)}` for the "
+        f"({list_files_by_name(files)}): run `{_format_init_command(content)}` for the "
         "folders alone, or move the files into a folder"
     )
 
@@ -131,7 +133,7 @@ def list_files_by_name(paths: Sequence[Path]) -> str:
     return list_names([one_line(path.name, NAME) for path in paths], _MAX_NAMED)
 
 
-def _init_command(content: FolderContent) -> str:
+def _format_init_command(content: FolderContent) -> str:
     """Return the command that reads each folder as a site."""
     paths = [shlex.quote(one_line(str(path), None)) for path in content.folders]
     if len(paths) > _MAX_NAMED:
@@ -140,12 +142,15 @@ def _init_command(content: FolderContent) -> str:
 
 
 def _has(paths: Sequence[Path]) -> str:
+    """Return the verb that fits one path or several."""
     return "has" if len(paths) == 1 else "have"
 
 
 def _was(paths: Sequence[Path]) -> str:
+    """Return the verb that fits one path or several."""
     return "was" if len(paths) == 1 else "were"
 
 
 def _it_was(paths: Sequence[Path]) -> str:
+    """Return the pronoun and the verb that fit one path or several."""
     return "it was" if len(paths) == 1 else "they were"

@@ -292,7 +292,7 @@ class _Finder:
         is_by_years = content.has_folders_of_years
         if has_annotated_folders and annotated_files:
             if is_by_years or any(map(self._has_mentions, annotated_files)):
-                raise folder_content.unclear_sites(content, annotated_files)
+                raise folder_content.make_unclear_sites_error(content, annotated_files)
         elif annotated_files:
             self.remarks.append(folder_content.describe_unused_folders(content))
             return True
@@ -308,7 +308,7 @@ class _Finder:
                 self.remarks.append(folder_content.describe_shared_labels(content))
             return True
         if content.notes and len(content.folders) > 1:
-            raise folder_content.unclear_sites(content, content.notes)
+            raise folder_content.make_unclear_sites_error(content, content.notes)
         return bool(content.notes)
 
     def _find_parts(self, path: Path) -> dict[str, Path]:

@@ -256,7 +256,7 @@ class PredictionWorkers:
             worker = min(self._workers, key=lambda each: len(each.windows))
             if len(worker.windows) >= _WINDOWS_OF_WORKER:
                 return
-            documents = unread.next_window()
+            documents = unread.take_window()
             if documents is None:
                 return
             values = {"notes": encode_notes(documents), "threshold": threshold}
@@ -286,7 +286,7 @@ class _ReadAhead:
         self._windows = iter(windows)
         self._error: Exception | None = None
 
-    def next_window(self) -> Window | None:
+    def take_window(self) -> Window | None:
         """Return the next window; None if there is none."""
         if self._error is not None:
             return None

@@ -26,7 +26,8 @@ WATCH = "watch"
 KIT_FILE = "kit.json"
 LOG_FILE = "fednotes.log"
 COMM_FILE = "comm_config.json"
-# The folder of the socket that connects a kit's processes; also the socket's scheme.
+# The folder of the socket that connects a kit's processes. The socket's address has
+# the same scheme.
 INSIDE = "inside"
 # A kit starts without these files.
 REWRITTEN_FILES = ("local/resources.json", "local/log_config.json", COMM_FILE)
@@ -189,9 +190,9 @@ def _read_tables() -> dict[str, Any]:
 def restore_kit_files(kit: Path, facts: Kit) -> None:
     """Write NVFlare's files of a kit again if they differ from those of this version.
 
-    They have the kit's folder and names of classes. So kits work that were moved, or
-    that an earlier version created; and a kit that was changed on its way to its owner
-    runs no code.
+    The files contain the kit's folder and names of classes. Kits therefore still work
+    after they were moved, or if an earlier version created them. A kit that somebody
+    changed on its way to its owner cannot run code.
 
     Raises:
         ConfigError: The kit has further files, from which NVFlare could load code.

@@ -366,7 +366,7 @@ class ServerPresence(FLComponent):
         call_repeatedly(self._liveness.check_silence)
         call_repeatedly(connections.close_withdrawn)
         if not os.environ.get(NO_WATCH_VARIABLE):
-            call_repeatedly(lambda: watch.look(ServerJobs(engine)))
+            call_repeatedly(lambda: watch.examine_runs(ServerJobs(engine)))
 
     def refuse_second_process(self, message: Message) -> Message | None:
         """Return a refusal for a second process of a site; None for other messages.

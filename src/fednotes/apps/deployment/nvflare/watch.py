@@ -228,7 +228,7 @@ class Watch:
     clock: Callable[[], float] = time.time
     runs: dict[str, WatchedRun] = field(default_factory=dict)
 
-    def look(self, server: ServerJobs) -> dict[str, Step]:
+    def examine_runs(self, server: ServerJobs) -> dict[str, Step]:
         """Examine every run once, and take the steps that are due.
 
         Args:

@@ -307,7 +307,7 @@ def check_job(
     policy.require(
         not policy.methods or method in policy.methods,
         "methods",
-        f"the job's method is {_quote(method)}",
+        f"the job's method is {_quote_name(method)}",
         ", ".join(policy.methods),
     )
     _check_sites(policy, sites, threshold)
@@ -370,8 +370,8 @@ def check_count_step(policy: Policy, method: str, *, rounds_counts: bool) -> Non
     policy.require(
         policy.count_step == 1 or rounds_counts,
         "count_step",
-        f"sites of the method {_quote(method)} send exact weights and counts, because "
-        "their class has no `rounds_counts = True`",
+        f"sites of the method {_quote_name(method)} send exact weights and counts, "
+        "because their class has no `rounds_counts = True`",
         f"multiples of {policy.count_step:,} (another method, or count_step = 1)",
     )
 
@@ -440,7 +440,7 @@ def check_request(
     Raises:
         PolicyRefusal: A rule forbids it.
     """
-    what = f"task {_quote(request.task)} of round {request.round}"
+    what = f"task {_quote_name(request.task)} of round {request.round}"
     _check_sites(policy, sites, threshold)
     limit = policy.max_rounds
     policy.require(
@@ -510,7 +510,7 @@ def check_update(  # noqa: PLR0913 - the facts of a reply, for each of which the
     Raises:
         PolicyRefusal: A rule forbids the reply.
     """
-    what = f"the reply to task {_quote(task)} of round {round}"
+    what = f"the reply to task {_quote_name(task)} of round {round}"
     word_tables = find_word_tables(tensors)
     # An unknown number of steps counts as one.
     is_of_one_step = bool(tensors) and covered.get("steps", 1) <= 1
@@ -562,21 +562,21 @@ def _check_layers(
     policy.require(
         not denied,
         "denied_layers",
-        f"{what} holds {_summarize(denied)}",
+        f"{what} holds {_summarise_names(denied)}",
         f"all except {', '.join(policy.denied_layers)}",
     )
     unlisted = [name for name in names if not _matches_any(name, policy.allowed_layers)]
     policy.require(
         not unlisted,
         "allowed_layers",
-        f"{what} holds {_summarize(unlisted)}",
+        f"{what} holds {_summarise_names(unlisted)}",
         ", ".join(policy.allowed_layers) or "no tensor at all",
     )
     frozen_tables = list(word_tables) if policy.freeze_embeddings else []
     policy.require(
         not frozen_tables,
         "freeze_embeddings",
-        f"{what} holds a table of words, {_summarize(frozen_tables)}",
+        f"{what} holds a table of words, {_summarise_names(frozen_tables)}",
         "no such table to leave",
     )
 
@@ -663,13 +663,13 @@ def _matches_any(name: str, patterns: tuple[str, ...]) -> bool:
     )
 
 
-def _summarize(names: Iterable[str]) -> str:
+def _summarise_names(names: Iterable[str]) -> str:
     """Return the first name, and the number of others."""
     first, *others = names or ("",)
     more = f" and {len(others)} more" if others else ""
-    return f"{_quote(first)}{more}"
+    return f"{_quote_name(first)}{more}"
 
 
-def _quote(name: str) -> str:
+def _quote_name(name: str) -> str:
     """Return a name from outside, sanitised and in quotes."""
     return f"'{clean(name, NAME)}'"

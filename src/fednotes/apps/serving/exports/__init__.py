@@ -17,7 +17,7 @@ from fednotes.core.settings import path_of
 from fednotes.core.store import write_folder, write_out
 from fednotes.jobs.card import render_card
 from fednotes.jobs.export_forms import ExportForm
-from fednotes.jobs.models import find_model_class, folder_of
+from fednotes.jobs.models import find_model_class, find_model_folder
 from fednotes.jobs.saved_models import ModelInput, SavedModel
 
 _CARD = "card"
@@ -31,7 +31,7 @@ _BUILT_IN: dict[str, tuple[str, ...]] = {"hf": (), "onnx": ("int8",)}
 
 
 def list_forms() -> tuple[str, ...]:
-    """Return the names of all forms."""
+    """Return the names of the forms in which models are exported."""
     return (*_BUILT_IN, *sorted(plugins.added("exports", _BUILT_IN)), _CARD)
 
 
@@ -43,7 +43,7 @@ def find_form(name: str) -> ExportForm:
     """
     if name in _BUILT_IN:
         module = import_module(f"{__name__}.{name}")
-        return ExportForm(module.writer, options=_BUILT_IN[name])
+        return ExportForm(module.make_writer, options=_BUILT_IN[name])
     entry = plugins.added("exports", _BUILT_IN).get(name)
     if entry is None:
         raise ConfigError(f"unknown form {name!r}; {nearest(name, list_forms())}")
@@ -75,7 +75,7 @@ def export(
         ModelError: The model cannot be read or exported.
         MissingExtra: A package that the form needs is not installed.
     """
-    folder = folder_of(model)
+    folder = find_model_folder(model)
     target = path_of(out, "a path to write")
     if form == "spacy":
         raise ConfigError(

@@ -32,7 +32,7 @@ from fednotes.taggers.token_classifier import TokenClassifier
 _BIO_PREFIXES = {"S": "B", "E": "I"}
 
 
-def writer(model: Path) -> Callable[[Path], None]:
+def make_writer(model: Path) -> Callable[[Path], None]:
     """Return a function that writes a saved token classifier to a folder.
 
     Args:

@@ -64,7 +64,7 @@ _QUANTISED_OPERATORS = ("MatMul", "Gemm", "LSTM", "Gather")
 _NO_MAXIMUM = 10**9
 
 
-def writer(model: Path, *, int8: bool = False) -> Callable[[Path], None]:
+def make_writer(model: Path, *, int8: bool = False) -> Callable[[Path], None]:
     """Return a function that writes the ONNX export of a saved model to a folder.
 
     Args:
