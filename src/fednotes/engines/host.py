@@ -112,7 +112,7 @@ class SiteHost:
     """One site of one job. One thread at a time calls `handle`.
 
     Args:
-        make: Builds the site in its state before the first task.
+        make_site: Builds the site in its state before the first task.
         directory: The site's folder for this job.
         job: Fingerprint of the job that was approved at this site.
         name: The site's name.
@@ -130,8 +130,8 @@ class SiteHost:
         tell: Called with each line that may interest a person at the site.
         tell_refusal: Called instead of `tell` for a refusal, with the line, the task
             and the error.
-        outward: Returns what the server learns about an error, from the error and the
-            site's name; by default the complete message.
+        explain_to_server: Returns what the server learns about an error, from the error
+            and the site's name; by default the complete message.
 
     Raises:
         RefusedError: The directory belongs to another job.
@@ -141,7 +141,7 @@ class SiteHost:
 
     def __init__(  # noqa: PLR0913 - each side of a run has many parts
         self,
-        make: Callable[[], SiteTasks],
+        make_site: Callable[[], SiteTasks],
         directory: Path,
         *,
         job: str,
@@ -155,9 +155,9 @@ class SiteHost:
         pace: AnswerTimes | None = None,
         tell: Callable[[str], None] = lambda _: None,
         tell_refusal: Callable[[str, str, Exception], None] | None = None,
-        outward: Callable[[Exception, str], str] | None = None,
+        explain_to_server: Callable[[Exception, str], str] | None = None,
     ) -> None:
-        self._make = make
+        self._make_site = make_site
         self._job = job
         self._name = name
         self._guard = guard
@@ -168,7 +168,7 @@ class SiteHost:
         self._tell_refusal = tell_refusal or (lambda line, _task, _error: tell(line))
         self._pace = pace if sealer is not None else None
         self._line_at = -ROUND_LINE_SECONDS  # time of the last line of progress
-        self._outward = outward or explain_error
+        self._explain_to_server = explain_to_server or explain_error
         self._public = dict(public or {})
         self._read_only = frozenset(read_only)
         self._directory = directory
@@ -241,6 +241,7 @@ class SiteHost:
             if update is not None:
                 question = self._trail.question
             elif request.task in self._public:
+                # Public facts, such as the site's scores, depend on its whole state.
                 question = self._trail.state
             self._guard.check_reply(request, reply, update, reason, question=question)
 
@@ -511,7 +512,7 @@ class SiteHost:
         self._asked = saved.asked
         self._trail = saved.trail
         self._worked = True
-        site = self._make()
+        site = self._make_site()
         if saved.state is not None:
             with restoring(
                 f"the state of site {self._name!r} after request {path.start}"
@@ -584,7 +585,7 @@ class SiteHost:
         self._tell_refusal(
             f"refused {task} ({request.number}): {line}", request.task, error
         )
-        public = self._outward(error, self._name)
+        public = self._explain_to_server(error, self._name)
         public = remove_folders(public.replace(f"{self._directory}/", ""))
         reply = encode(replace(self._make_reply(request), refusal=public, later=later))
         self._record(request, reply, None, getattr(error, "reason", ""))

@@ -142,6 +142,7 @@ class TableSink(Sink):
         connection: A connection that may write.
         tables: The tables.
         progress: The record of the notes that are done.
+        size: The number of notes in a batch.
         types: The entity types of the model; the rows name their own.
     """
 

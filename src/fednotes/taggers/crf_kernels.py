@@ -182,8 +182,9 @@ def _count_in_log_space(  # noqa: C901, PLR0912, PLR0913 - loops that numba comp
     """Return log Z of one sentence and, with `with_counts`, set its counts.
 
     It takes tags² exponentials a token. alpha, beta and after (tokens, tags) are
-    scratch space. unary[n] and pairs[n] are set as in `_partition`, but not if log Z is
-    -inf, which the caller refuses. All are NaN where an emission is NaN or +inf.
+    scratch space. unary[n] and pairs[n] are set as in
+    `crf_lanes.compute_scaled_partition`, but not if log Z is -inf, which the caller
+    refuses. All are NaN where an emission is NaN or +inf.
     """
     tags = x.shape[2]
     for t in range(length):

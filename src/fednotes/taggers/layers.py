@@ -646,7 +646,7 @@ def _find_previous_rows(sizes: Sequence[int]) -> Tensor:
 
 @kernel("void(f4[:,::1], f4[:,::1], i8, i8, i8)")
 def _compute_cells(act, cells, start, size, previous_start):
-    """Set the cells of one step in one direction.
+    """Set the cells of one step in one direction: c = f · c_previous + i · g.
 
     Args:
         act: (tokens, 4 · units) the gates i, f, g, o after their activations.

@@ -213,7 +213,7 @@ def _create_host(
         pace=pace,
         tell=lambda line: logger.info("%s", line),
         tell_refusal=_log_refusal,
-        outward=redact_error,
+        explain_to_server=redact_error,
     )
     return host
 

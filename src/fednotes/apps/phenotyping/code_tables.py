@@ -413,7 +413,7 @@ def _choose_row_system(table: HeaderTable, system: str) -> _RowSystem:
     column = table.find_column("", names) if names else None
     can_have_version = not system or system.startswith("icd")
     version_column = None
-    if can_have_version and table.has(_VERSION_COLUMN):
+    if can_have_version and table.has_column(_VERSION_COLUMN):
         version_column = table.names.index(_VERSION_COLUMN)
     if column is None and version_column is None and not system:
         raise table.make_error(

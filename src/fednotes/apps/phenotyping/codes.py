@@ -320,7 +320,7 @@ def make_output_labels(
     *,
     whole_causes: bool = False,
 ) -> np.ndarray:
-    """Return the labels of stage 1.
+    """Return which patients have a code of each category: the labels of stage 1.
 
     Args:
         patients: The patients.
@@ -380,7 +380,7 @@ def remove_held_out_codes(
 def make_phenotype_labels(
     patients: Sequence[str], codes: Codes, phenotypes: Mapping[str, Sequence[str]]
 ) -> np.ndarray:
-    """Return the labels of stage 2 for phenotypes that are defined by codes.
+    """Return which patients have phenotypes by their codes: the labels of stage 2.
 
     Args:
         patients: The patients.

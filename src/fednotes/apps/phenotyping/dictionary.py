@@ -411,7 +411,7 @@ def _is_obsolete(stanza: _Stanza) -> bool:
 
 
 def _is_sound(stanza: _Stanza) -> bool:
-    """Return whether all lines and synonyms of a term are readable."""
+    """Return whether a term is readable; obsolete terms, which are not used, are."""
     return _is_obsolete(stanza) or ("" not in stanza and all(_match_synonyms(stanza)))
 
 

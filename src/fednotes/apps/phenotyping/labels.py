@@ -258,9 +258,9 @@ def read_labels(path: Path, *more: Path, patient_column: str = "") -> PatientLab
     collector = LabelCollector(prefers_later=False)
     for file in (path, *more):
         table = HeaderTable(file, "labels")
-        name = patient_column if table.has(patient_column) else ""
+        name = patient_column if table.has_column(patient_column) else ""
         patient = table.find_column(name, PATIENT_COLUMNS, parameter="patient_column")
-        if table.has(*_PHENOTYPE_COLUMNS, *_LABEL_COLUMNS):
+        if table.has_column(*_PHENOTYPE_COLUMNS, *_LABEL_COLUMNS):
             pairs = _read_long_table(table, patient)
         else:
             phenotypes = _find_phenotype_columns(table, patient)

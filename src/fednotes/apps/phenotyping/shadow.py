@@ -66,7 +66,7 @@ class Patients:
 
     Attributes:
         job: The job that the models are trained with.
-        judged: (judged_units,) rows of the judged patients among those of training.
+        judged_units: (judged_units,) rows of the judged patients in the training data.
     """
 
     kinds: ClassVar[tuple[Any, ...]] = ()
@@ -142,7 +142,7 @@ class Patients:
             )
         return scores
 
-    def guess_losses(
+    def measure_guess_losses(
         self,
         site: Any,  # noqa: ARG002 - part of the interface of subjects
         secret: Any,  # noqa: ARG002

@@ -277,11 +277,9 @@ class HeaderTable:
         self.titles = tuple(title.strip() for title in titles)
         self.names = tuple(map(_normalise_name, self.titles))
 
-    def has(self, *columns: str) -> bool:
+    def has_column(self, *names: str) -> bool:
         """Return whether there is a column with one of these names."""
-        return any(
-            _normalise_name(column) in self.names for column in columns if column
-        )
+        return any(_normalise_name(name) in self.names for name in names if name)
 
     def find_column(
         self, name: str, usual: Sequence[str] = (), parameter: str = ""

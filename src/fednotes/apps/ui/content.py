@@ -15,7 +15,7 @@ from fednotes.apps.ui.background import BackgroundWork
 from fednotes.apps.ui.corrections import require_writable
 from fednotes.apps.ui.patient_review import (
     PatientReview,
-    load_patient_review,
+    make_review_loader,
     review_patients_of_run,
 )
 from fednotes.apps.ui.review import Predict, Review, predict_notes, review_run
@@ -274,7 +274,7 @@ def _add_patients(
             "MODEL PATIENTS"
         )
     content.patients = BackgroundWork(
-        load_patient_review(
+        make_review_loader(
             folder,
             files,
             labels=options.labels,

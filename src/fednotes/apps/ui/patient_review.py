@@ -255,7 +255,7 @@ def review_patients_of_run(run: Path) -> PatientReview:
     return PatientReview(sources, f"{run.name}, {condition}")
 
 
-def load_patient_review(
+def make_review_loader(
     folder: Path,
     files: Sequence[Path],
     *,
@@ -264,7 +264,7 @@ def load_patient_review(
     device: str,
     backbone: str | None,
 ) -> LoadReview:
-    """Return a function that loads a model's errors in labelled patients.
+    """Load a model; return a function that loads its errors in labelled patients.
 
     Args:
         folder: The folder of the model.

@@ -291,7 +291,7 @@ class SecureServer:
         shares = {
             opener: answer.masks[site] for opener, answer in self._answers.items()
         }
-        return self._rebuild(site, shares, matches_commitment, "mask")
+        return self._rebuild_secret(site, shares, matches_commitment, "mask")
 
     def _undo_pair_masks(
         self, dropped: str, layout_digest: bytes
@@ -314,7 +314,7 @@ class SecureServer:
         shares = {
             opener: answer.keys[dropped] for opener, answer in self._answers.items()
         }
-        raw_key = self._rebuild(dropped, shares, matches_public_key, "key")
+        raw_key = self._rebuild_secret(dropped, shares, matches_public_key, "key")
         key = crypto.load_private_key(raw_key)
         streams = []
         for site in self.survivors:
@@ -327,7 +327,7 @@ class SecureServer:
             streams.append((stream, sign))
         return streams
 
-    def _rebuild(
+    def _rebuild_secret(
         self,
         owner: str,
         shares: dict[str, bytes],

@@ -92,7 +92,7 @@ class AnnotatedNotes:
         """Return (judged_units,) log-odds of each unit's annotation."""
         return {"": convert_to_log_odds(self._measure_losses(site, self.judged_units))}
 
-    def guess_losses(self, site: Any, secret: Secret) -> np.ndarray:
+    def measure_guess_losses(self, site: Any, secret: Secret) -> np.ndarray:
         """Return (guesses,) losses of the carrying sentences with each guess."""
         carriers = secret.carriers[:MAX_CARRIERS]
         guesses = [

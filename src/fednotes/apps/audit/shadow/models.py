@@ -170,5 +170,5 @@ def _add_scores(
         table = scores.units.setdefault(criterion, np.zeros(scores.is_member.shape))
         table[:, model] = column
     for secret in secrets:
-        guesses = convert_to_log_odds(subject.guess_losses(site, secret))
+        guesses = convert_to_log_odds(subject.measure_guess_losses(site, secret))
         scores.secrets.setdefault((secret.kind, secret.times), []).append(guesses)

@@ -91,7 +91,7 @@ class PlainNotes:
             texts.append(MaskedText(ids, drawn[:, : len(ids)] < MASKED_FRACTION))
         return {"": convert_to_log_odds(measure_masked_losses(site.model, texts))}
 
-    def guess_losses(self, site: Any, secret: Secret) -> np.ndarray:
+    def measure_guess_losses(self, site: Any, secret: Secret) -> np.ndarray:
         """Return (guesses,) pseudo-losses: each token of a guess is masked in turn.
 
         Salazar et al. 2020, "Masked Language Model Scoring".

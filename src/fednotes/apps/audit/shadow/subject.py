@@ -53,7 +53,7 @@ class Subject(Protocol):
         A higher score means that the unit is more likely under the model.
         """
 
-    def guess_losses(self, site: Any, secret: Secret) -> np.ndarray:
+    def measure_guess_losses(self, site: Any, secret: Secret) -> np.ndarray:
         """Return each guess's loss, shape (guesses,), under a trained site's model."""
 
 
