@@ -304,7 +304,7 @@ def test_a_remark_names_rare_types_that_a_site_lacks_as_a_cause() -> None:
     table["sites"] = {name: {"path": "notes.jsonl"} for name in "ab"}
     job = parse_job(table, "tiny", Path(), "tiny.toml")
     (cause,) = find_low_pooled_scores(job, mean(0.7, 0.65), ROUNDS, parts, 2)
-    assert "some sites lack Height, so pooled is one trunk" in str(cause)
+    assert "some sites lack Height, so the pooled model has" in str(cause)
     assert (cause.settings[0].key, cause.settings[0].value) == ("tags.types", ["Drug"])
 
 

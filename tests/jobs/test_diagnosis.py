@@ -350,6 +350,7 @@ def test_a_type_that_is_never_found_is_listed_with_its_training_mentions(
     assert "never predicted" in str(missed.message) + str(missed.evidence)
     rare_types = find(diagnosis, "types_rare")
     assert list(numbers(rare_types)["mentions"]) == ["Dose"]
+    assert rare_types.message.startswith("1 of 2 types (Dose) has fewer than ")
     assert values(rare_types) == {"tags.types": ["Drug"]}
 
 

@@ -258,8 +258,8 @@ def test_types_without_training_mentions_cause_a_warning(tmp_path: Path) -> None
     assert counts == {"north/valid": {"Y": 1}, "north/test": {"Y": 2, "Z": 1}}
     assert checked.sites is not None
     start = (
-        "warning: north/test: 3 mentions are of types that no training mention has "
-        "(Y, Z): "
+        "warning: north/test: 3 mentions have types that the training data do not have "
+        "(Y, Z), which no model can learn"
     )
     assert any(line.startswith(start) for line in checked.sites.messages)
 

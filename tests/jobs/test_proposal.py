@@ -401,7 +401,16 @@ def test_remarks_state_what_a_user_should_know() -> None:
     assert "c: no annotations, so this job leaves it out" in text
     assert "two sites: between real sites, a secure sum needs 3" in text
     assert "no entity type is annotated at all sites" in text
-    assert "a: fewer than 10 mentions of Odd\\x1b[2J" in text
+    assert "learns a type: a of Odd\\x1b[2J" in text
+
+
+def test_one_remark_names_the_rare_types_of_all_sites() -> None:
+    sites = {name: {"Drug": 50, f"Rare{name}": 3} for name in "abcde"}
+    remarks = propose(facts_of(sites), Choices(), has_minilm=True).remarks
+    assert [each for each in remarks if "fewer than 10 mentions" in each] == [
+        "fewer than 10 mentions, from which a model hardly learns a type: a of Rarea; "
+        "b of Rareb; c of Rarec; and 2 more"
+    ]
 
 
 def test_rare_types_that_a_site_lacks_are_listed_as_by_the_simulation() -> None:
@@ -412,7 +421,7 @@ def test_rare_types_that_a_site_lacks_are_listed_as_by_the_simulation() -> None:
     }
     proposal = propose(facts_of(sites), Choices(), has_minilm=True)
     assert proposal.remarks[0].startswith(
-        "some sites lack Height, so pooled is one trunk with an output layer for each"
+        "some sites lack Height, so the pooled model has an output layer for each site"
     )
     assert proposal.common_types == ("Dose", "Drug")
     text = format_job(proposal, Path())
@@ -566,6 +575,31 @@ def test_bad_data_and_encodings_are_read_as_the_job_will_read_them(
     assert "a: left out because it cannot be used: 1 line" in "\n".join(
         proposed_job.proposal.remarks
     )
+
+
+def test_one_remark_names_the_columns_that_nothing_reads(tmp_path: Path) -> None:
+    table = "study_no,case,text\n1,7,A note.\n"
+    known = "NOTE_ID,PERSON_ID,NOTE_TEXT,PROVIDER_ID\n1,7,A note.,3\n"
+    fill(tmp_path, {"a/n.csv": table, "b/n.csv": table, "c/n.csv": known})
+    facts = read_facts(find_places([str(tmp_path)], ENCODINGS), ReadOptions())
+    remarks = propose(facts, Choices(), has_minilm=True).remarks
+    (remark,) = [each for each in remarks if "not used" in each]
+    assert remark.startswith("columns that are not used: case, study_no (a, b); if one")
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("note_id,text\n", "n.csv: the file has no notes, or a header and no rows"),
+        ("note_id,text\n1,\n", "none of its records is a note (1 without text)"),
+    ],
+)
+def test_a_table_without_notes_is_refused_with_its_reason(
+    tmp_path: Path, table: str, message: str
+) -> None:
+    fill(tmp_path, {"n.csv": table})
+    with pytest.raises(DataError, match=re.escape(message)):
+        read_facts(find_places([str(tmp_path / "n.csv")], ENCODINGS), ReadOptions())
 
 
 def test_notes_without_annotations_are_proposed_for_pretraining(tmp_path: Path) -> None:

@@ -103,6 +103,6 @@ def describe_pooled(unshared: Sequence[str]) -> str:
     names = list_names([one_line(label, NAME) for label in unshared], _MAX_NAMES)
     lack = f"some sites lack {names}" if unshared else "the sites' tag sets differ"
     return (
-        f"{lack}, so pooled is one trunk with an output layer for each site, which is "
-        "not an upper bound"
+        f"{lack}, so the pooled model has an output layer for each site on top of the "
+        "layers that all notes train; federated training may score higher than it"
     )

@@ -182,6 +182,7 @@ def _find_rare_phenotypes(
         "medium",
         "all sites",
         f"{len(rare)} of {format_count(len(present), 'phenotype')} "
+        f"({list_names(list(rare))}) "
         f"{'is' if len(rare) == 1 else 'are'} present in fewer than "
         f"{RARE_PATIENTS} training patients, or in under {RARE_SHARE:.0%}",
         "label more patients who have them, or give rare classes more weight",

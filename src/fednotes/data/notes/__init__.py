@@ -30,6 +30,7 @@ from fednotes.data.notes._database import (
 from fednotes.data.notes._guessing import (
     explain_line_ids,
     find_note_files,
+    find_unused_columns,
     guess_notes,
 )
 from fednotes.data.notes._note import (
@@ -63,6 +64,7 @@ __all__ = [
     "explain_line_ids",
     "find_note_files",
     "find_packed_or_plain",
+    "find_unused_columns",
     "guess_notes",
     "patient_of",
     "place_of_notes",

@@ -167,11 +167,16 @@ def describe_columns(header: Sequence[str]) -> str:
     if all of them look like names of columns.
     """
     names = [name.strip() for name in header]
-    are_names = len(names) > 1 and all(map(_COLUMN_NAME.fullmatch, names))
-    if are_names and any(map(_OF_HEADER.search, names)):
+    if _are_column_names(names):
         return f"the columns are {list_names(names, _MAX_COLUMNS)}"
     columns = format_count(len(names), "column")
     return f"the first line has {columns}, without names that look like a header's"
+
+
+def _are_column_names(names: Sequence[str]) -> bool:
+    """Return whether the cells of a first line look like the names of columns."""
+    are_names = len(names) > 1 and all(map(_COLUMN_NAME.fullmatch, names))
+    return are_names and any(map(_OF_HEADER.search, names))
 
 
 def _is_json_record(line: str, column: str | None) -> bool:
@@ -229,13 +234,8 @@ def explain_line_ids(
         return ""
     known = TABLES.get(kind, COMMON_KEYS)["id"]
     for file in files:
-        unit = "line"
-        if parquet.accepts(file):
-            unit = "row"
-            names = parquet.column_names(file)
-        else:
-            with open_text(file, encoding) as lines:
-                names = _split_header(next(bounded_lines(lines, file), ""))
+        unit = "row" if parquet.accepts(file) else "line"
+        names = _read_header(file, encoding)
         if not {name.strip().lower() for name in names}.intersection(known):
             return (
                 f"no column of {file.name} is known as the note's id, so ids are "
@@ -243,3 +243,46 @@ def explain_line_ids(
                 f"{describe_columns(names)}"
             )
     return ""
+
+
+def find_unused_columns(
+    path: Path, format: str | None, column: str | None, encoding: str
+) -> tuple[str, ...]:
+    """Return the columns of tables of notes that nothing reads, sorted.
+
+    Tables of a known layout, such as those of MIMIC and OMOP, have none: which of their
+    columns are notes is no question. A first line that may be the text of a note is
+    left out.
+
+    Args:
+        path: A file or a folder.
+        format: The format of notes; None guesses it.
+        column: As in `read_notes`.
+        encoding: The user-specified encoding.
+
+    Raises:
+        DataError: There are no notes, or notes of several formats.
+    """
+    kind, files = find_note_files(path, format, column, encoding)
+    if kind not in ("csv", "parquet"):
+        return ()
+    unused = set[str]()
+    for file in files:
+        names = [name.strip() for name in _read_header(file, encoding)]
+        if not _are_column_names(names):
+            continue
+        unused.update(names)
+        lowered = {name.lower(): name for name in names}
+        for field, candidates in COMMON_KEYS.items():
+            keys = [column.lower()] if field == "text" and column else candidates
+            known = [lowered[key] for key in keys if key in lowered]
+            unused.difference_update(known if field == "category" else known[:1])
+    return tuple(sorted(unused))
+
+
+def _read_header(file: Path, encoding: str) -> list[str]:
+    """Return the names of the columns of a table."""
+    if parquet.accepts(file):
+        return list(parquet.column_names(file))
+    with open_text(file, encoding) as lines:
+        return _split_header(next(bounded_lines(lines, file), ""))

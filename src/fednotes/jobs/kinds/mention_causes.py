@@ -470,8 +470,9 @@ def _find_rare_types(job: Job, counts: _MentionCounts) -> Iterator[Cause]:
         "types_rare",
         "medium",
         "all sites",
-        f"{len(rare)} of {format_count(len(by_type), 'type')} {verb} fewer than {RARE} "
-        f"training mentions, or under {RARE_SHARE:.1%} of all",
+        f"{len(rare)} of {format_count(len(by_type), 'type')} "
+        f"({list_names(list(rare))}) {verb} fewer than {RARE} training mentions, or "
+        f"less than {RARE_SHARE:.1%} of all mentions",
         "annotate more of them, merge them with others by label_map, or leave them out",
         evidence=(
             Evidence(

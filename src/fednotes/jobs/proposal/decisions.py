@@ -498,8 +498,58 @@ def _list_remarks(
                 "no entity type is annotated at all sites; if each site needs its own "
                 'types only, method "personal" trains a model for each'
             )
+    yield from _list_rare_types(types)
+    yield from _list_unused_columns(sites)
     for site in sites:
         yield from _list_site_remarks(site, types[site.name])
+
+
+def _list_rare_types(types: Mapping[str, Counter[str]]) -> Iterator[str]:
+    """Yield one remark on the types of which sites have few mentions.
+
+    Args:
+        types: Number of mentions by entity type, for each site.
+    """
+    clauses = []
+    for name, counts in types.items():
+        rare_types = sorted(
+            label for label, number in counts.items() if number < FEW_MENTIONS
+        )
+        if rare_types:
+            clauses.append(f"{name} of {_join_names(rare_types)}")
+    if clauses:
+        yield (
+            f"fewer than {FEW_MENTIONS} mentions, from which a model hardly learns a "
+            f"type: {_join_clauses(clauses)}"
+        )
+
+
+def _list_unused_columns(sites: Sequence[SiteFacts]) -> Iterator[str]:
+    """Yield one remark on the columns of tables of notes that nothing reads."""
+    names_of_sites: dict[tuple[str, ...], list[str]] = {}
+    for site in sites:
+        if site.unused_columns:
+            names_of_sites.setdefault(site.unused_columns, []).append(site.name)
+    clauses = [
+        f"{_join_names(columns)} ({list_names(names, limit=3)})"
+        for columns, names in names_of_sites.items()
+    ]
+    if not clauses:
+        return
+    advice = ""
+    if any(site.unused_columns and not site.patients for site in sites):
+        advice = (
+            "; if one of them identifies the patient, name it `patient`, so that a "
+            "patient's notes stay together"
+        )
+    yield f"columns that are not used: {_join_clauses(clauses)}{advice}"
+
+
+def _join_clauses(clauses: Sequence[str]) -> str:
+    """Return the first clauses on sites, and the number of the others."""
+    shown = "; ".join(clauses[:_MAX_CLAUSES])
+    unshown = len(clauses) - _MAX_CLAUSES
+    return f"{shown}; and {unshown} more" if unshown > 0 else shown
 
 
 def _list_site_remarks(site: SiteFacts, types: Counter[str]) -> Iterator[str]:
@@ -523,14 +573,6 @@ def _list_site_remarks(site: SiteFacts, types: Counter[str]) -> Iterator[str]:
         yield (
             f"{site.name}: {site.discontinuous:,} mentions have several pieces; the "
             "job takes each as one stretch"
-        )
-    rare_types = sorted(
-        label for label, number in types.items() if number < FEW_MENTIONS
-    )
-    if rare_types:
-        yield (
-            f"{site.name}: fewer than {FEW_MENTIONS} mentions of "
-            f"{_join_names(rare_types)}, which a model hardly learns from this site"
         )
     if site.split_by:
         yield (

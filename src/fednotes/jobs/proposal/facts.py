@@ -20,7 +20,14 @@ from fednotes.data.formats.files import open_bytes
 from fednotes.data.formats.folders import list_files
 from fednotes.data.formats.problems import OnError, Problems
 from fednotes.data.notes import FORMATS as NOTE_FORMATS
-from fednotes.data.notes import NoteDatabase, NotePlace, patient_of, read_notes
+from fednotes.data.notes import (
+    NoteDatabase,
+    NotePlace,
+    describe_left_out,
+    find_unused_columns,
+    patient_of,
+    read_notes,
+)
 from fednotes.data.split import unit_of
 from fednotes.data.tags import FlattenCounts, flatten
 from fednotes.data.text import tokenize
@@ -103,6 +110,7 @@ class SiteFacts:
         discontinuous: Number of mentions with several pieces.
         encodings: Encodings of the files, such as "utf-8".
         left_out: Amount of unusable data that was left out, by kind.
+        unused_columns: Columns of tables of notes that nothing reads.
         split_by: The unit that the job must not divide when it splits the notes: "" for
             the job's default, or "sentence" if there are too few notes.
         units: Number of notes (or patients) in each part after splitting.
@@ -124,6 +132,7 @@ class SiteFacts:
     discontinuous: int = 0
     encodings: tuple[str, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
+    unused_columns: tuple[str, ...] = ()
     split_by: str = ""
     units: Mapping[str, int] = field(default_factory=dict)
 
@@ -357,25 +366,30 @@ def _read_notes(place: Place, options: ReadOptions) -> SiteFacts:
     lengths = _LengthCounter()
     patient_hashes: set[int] = set()  # a hash takes less memory than a name
     has_patients = False
-    for note in read_notes(
+    notes = read_notes(
         root,
         format,
         column=options.column or None,
         encoding=options.encoding,
         problems=problems,
-    ):
+    )
+    for note in notes:
         lengths.add(note.text)
         patient_hashes.add(hash(patient_of(note)))
         has_patients = has_patients or note.patient is not None
     num_notes = len(lengths.words)
     problems.refuse(options.on_error)
     if not num_notes:
-        raise DataError(f"{root}: there is no note: give another file or database")
+        raise _no_notes(root, notes.counts)
     parts: dict[str, Path] = {}
     encodings_of_files: tuple[str, ...] = ()
     labels = None
+    unused_columns: tuple[str, ...] = ()
     if isinstance(root, Path):
         parts["path"] = root
+        unused_columns = find_unused_columns(
+            root, format, options.column or None, options.encoding
+        )
         format = format or _find_format_of_notes(root, options.encoding)
         encodings_of_files = _list_encodings([root], options.encoding)
         labels = _find_labels(root)
@@ -391,9 +405,30 @@ def _read_notes(place: Place, options: ReadOptions) -> SiteFacts:
         characters=Lengths.of(lengths.characters),
         encodings=encodings_of_files,
         left_out=dict(problems.counts),
+        unused_columns=unused_columns,
         units={"train": len(patient_hashes)},
     )
     return site if labels is None else _add_labels(site, labels)
+
+
+def _no_notes(root: NotePlace, counts: Mapping[str, int]) -> DataError:
+    """Return the error for files or a database without a note that can be used.
+
+    Args:
+        root: The file, the folder or the database.
+        counts: The number of records that were left out, by reason.
+    """
+    left_out = describe_left_out(counts)
+    if left_out:
+        return DataError(
+            f"{root}: none of its records is a note ({left_out}): give others"
+        )
+    if isinstance(root, NoteDatabase):
+        return DataError(f"{root}: there are no rows: give another table or query")
+    files = "the files have" if root.is_dir() else "the file has"
+    return DataError(
+        f"{root}: {files} no notes, or a header and no rows below it: give notes"
+    )
 
 
 def _find_labels(path: Path) -> FoundLabels | None:
