@@ -21,8 +21,8 @@ from unittest import mock
 
 from fednotes.core.databases import DatabaseAddress
 from fednotes.core.types import Document, Span
-from fednotes.jobs.prediction_batches import Sink, open_folder, write_batches
-from fednotes.jobs.prediction_database import open_table
+from fednotes.jobs.prediction_batches import Sink, opening_folder, write_batches
+from fednotes.jobs.prediction_database import opening_table
 
 NOTES = 23
 SIZE = 5  # notes of a batch
@@ -66,12 +66,12 @@ def run_once(
         predict: The model.
     """
     if sink == "folder":
-        context: Any = open_folder(
+        context: Any = opening_folder(
             folder / "out", SETTINGS, format=format, size=size, resume=resume
         )
     else:
         place = f"sqlite:///{folder}/out.db" if sink == "sqlite" else sink
-        context = open_table(
+        context = opening_table(
             DatabaseAddress(place),
             SETTINGS,
             table="note_nlp",

@@ -34,7 +34,7 @@ from fednotes.jobs.workers.actor import describe_node, read_processor
 from fednotes.jobs.workers.cluster import (
     ActorProcess,
     Cluster,
-    connect,
+    connecting_to_cluster,
     count_places,
     require_fitting_node,
     share_gpus,
@@ -121,7 +121,7 @@ def test_ray_and_not_the_user_chooses_the_gpus_of_a_cluster() -> None:
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget afterwards what `connect` sets for Ray."""
+    """Forget afterwards what `connecting_to_cluster` sets for Ray."""
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -143,7 +143,7 @@ def head() -> Iterator[str]:
 
 
 def connect_to(address: str) -> None:
-    with connect(address):
+    with connecting_to_cluster(address):
         raise AssertionError("connected")
 
 
@@ -218,7 +218,7 @@ def test_the_handler_of_sigterm_remains_when_ray_connects(
 
     signal.signal(signal.SIGTERM, handler)
     try:
-        with connect(head):
+        with connecting_to_cluster(head):
             assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -258,7 +258,7 @@ def test_tags_and_silos_are_read_into_their_classes() -> None:
 def test_consecutive_seeds_share_a_sampling_of_types() -> None:
     tags = TagsConfig(**TAGS)
     assert tags.is_sampled
-    samplings = [tags.find_sampling(seed) for seed in range(-3, 8)]
+    samplings = [tags.find_sampling_number(seed) for seed in range(-3, 8)]
     assert samplings == [-1, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
 
 

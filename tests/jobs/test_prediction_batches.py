@@ -27,7 +27,7 @@ from postgres import Postgres
 from fednotes.core.errors import BusyError, DataError, ParameterError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import read
-from fednotes.jobs.prediction_batches import MANIFEST, open_folder
+from fednotes.jobs.prediction_batches import MANIFEST, opening_folder
 
 FORMATS = ["jsonl", "csv", "conll", "omop", "parquet", "omop-parquet"]
 # NOTE_NLP of OMOP's common data model 5.4, with the types of its columns.
@@ -163,7 +163,9 @@ def test_resuming_with_other_settings_is_refused_by_name(tmp_path: Path) -> None
     changed = {**SETTINGS, "model": "other", "threshold": "0.5"}
     with (
         pytest.raises(ParameterError, match=r"another model; threshold 0\.0, now 0\.5"),
-        open_folder(tmp_path / "out", changed, format="jsonl", size=SIZE, resume=True),
+        opening_folder(
+            tmp_path / "out", changed, format="jsonl", size=SIZE, resume=True
+        ),
     ):
         pass
     with pytest.raises(ParameterError, match="set `resume` to continue"):
@@ -273,7 +275,9 @@ def test_a_table_without_a_free_id_is_refused(largest: str, tmp_path: Path) -> N
 
 def test_two_processes_do_not_write_into_the_same_folder(tmp_path: Path) -> None:
     with (
-        open_folder(tmp_path / "out", SETTINGS, format="jsonl", size=SIZE, resume=True),
+        opening_folder(
+            tmp_path / "out", SETTINGS, format="jsonl", size=SIZE, resume=True
+        ),
         pytest.raises(BusyError),
     ):
         run_once(tmp_path, "folder")

@@ -43,7 +43,7 @@ from fednotes.jobs.workers.predictions import (
     MANY_NOTES,
     PredictionWorkers,
     choose_worker_devices,
-    start_prediction_workers,
+    running_prediction_workers,
 )
 from fednotes.taggers.saving import build_model, read_model_config, save_model
 from fednotes.taggers.tagger import TaggerConfig
@@ -88,7 +88,7 @@ def write_notes(path: Path, number: int) -> None:
 @pytest.fixture(scope="module")
 def workers(folder: Path) -> Iterator[PredictionWorkers]:
     """Yield two workers that have loaded the model."""
-    with start_prediction_workers(folder, LoadOptions(), ["cpu", "cpu"], "") as pool:
+    with running_prediction_workers(folder, LoadOptions(), ["cpu", "cpu"], "") as pool:
         yield pool
 
 
@@ -100,7 +100,7 @@ def in_workers(workers: PredictionWorkers, monkeypatch: pytest.MonkeyPatch) -> N
     def use_running(*_: object) -> Iterator[PredictionWorkers]:
         yield workers
 
-    monkeypatch.setattr(mention_models, "start_prediction_workers", use_running)
+    monkeypatch.setattr(mention_models, "running_prediction_workers", use_running)
 
 
 @pytest.fixture(autouse=True)

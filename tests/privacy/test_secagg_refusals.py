@@ -22,8 +22,8 @@ from fednotes.privacy.secure_sum.messages import (
 from fednotes.privacy.secure_sum.site import (
     SecureSite,
     compute_session_id,
-    derive_pair_stream,
-    derive_self_stream,
+    derive_pair_mask_key,
+    derive_self_mask_key,
 )
 
 A, B, C, D, E = "abcde"
@@ -168,12 +168,12 @@ def test_a_short_roster_for_one_site_is_refused(
     keys, words = run.server.collect_keys(), run.masked[A].words.copy()
     layout = run.masked[A].layout.compute_digest()
     session = compute_session_id(run.server.exchange, list(keys.values()))
-    streams = [(derive_self_stream(secret("masks", A), session, layout), -1)]
+    streams = [(derive_self_mask_key(secret("masks", A), session, layout), -1)]
     for site in (B, C):
         shared = crypto.compute_shared_secret(
             crypto.load_private_key(secret("keys", site)), keys[A].masking, A
         )
-        streams.append((derive_pair_stream(shared, session, A, site, layout), -1))
+        streams.append((derive_pair_mask_key(shared, session, A, site, layout), -1))
     add_streams(words, streams)
     assert (words == encode(powers(FIVE)[A], run.masked[A].layout)).all()
 

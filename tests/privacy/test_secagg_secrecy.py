@@ -17,7 +17,7 @@ from fednotes.privacy.secure_sum import site as secagg_site
 from fednotes.privacy.secure_sum.crypto import SHARE_BYTES, add_streams, combine_shares
 from fednotes.privacy.secure_sum.fixed_point import SumLayout, encode
 from fednotes.privacy.secure_sum.messages import UnmaskMessage
-from fednotes.privacy.secure_sum.site import derive_pair_stream, derive_self_stream
+from fednotes.privacy.secure_sum.site import derive_pair_mask_key, derive_self_mask_key
 
 A, B, C, D = "abcd"
 SIZE = 40_000
@@ -37,7 +37,7 @@ class Oracle:
         def named(
             secret: bytes, session: bytes, first: str, second: str, layout: bytes
         ) -> bytes:
-            key = derive_pair_stream(secret, session, first, second, layout)
+            key = derive_pair_mask_key(secret, session, first, second, layout)
             self.pairs[key] = frozenset((first, second))
             return key
 
@@ -48,8 +48,8 @@ class Oracle:
                 if shift is not None:
                     (np.add if sign > 0 else np.subtract)(words, shift, out=words)
 
-        patch.setattr(secagg_site, "derive_pair_stream", named)
-        patch.setattr(server, "derive_pair_stream", named)
+        patch.setattr(secagg_site, "derive_pair_mask_key", named)
+        patch.setattr(server, "derive_pair_mask_key", named)
         patch.setattr(crypto, "add_streams", added)
 
 
@@ -224,9 +224,11 @@ def test_recovery_in_one_exchange_opens_no_other() -> None:
                 crypto.load_private_key(key), keys[site].masking, site
             )
             sign = -1 if site > C else 1
-            streams.append((derive_pair_stream(secret, session, site, C, layout), sign))
+            streams.append(
+                (derive_pair_mask_key(secret, session, site, C, layout), sign)
+            )
         if with_seed is not None:
-            streams.append((derive_self_stream(with_seed, session, layout), -1))
+            streams.append((derive_self_mask_key(with_seed, session, layout), -1))
         words = message.words.copy()
         add_streams(words, streams)
         return words

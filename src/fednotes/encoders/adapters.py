@@ -339,17 +339,17 @@ class LoRA(nn.Module):
 
 def find_linears(
     model: nn.Module,
-    which: Changed = "attention",
+    changed: Changed = "attention",
     *,
-    other: str = 'set [model] maps = "all"',
+    remedy: str = 'set [model] maps = "all"',
 ) -> list[nn.Linear]:
     """Return the linear layers for low-rank changes, bottom to top.
 
     Args:
         model: The encoder.
-        which: "attention", those of queries and values; "all", every linear layer of
-            the encoder's stack.
-        other: The remedy in the message if an encoder has stacked layers but none of
+        changed: "attention" for those of queries and values; "all" for every linear
+            layer of the encoder's stack.
+        remedy: The remedy in the message if an encoder has stacked layers but none of
             queries and values.
 
     Raises:
@@ -361,7 +361,7 @@ def find_linears(
         if isinstance(module, nn.Linear)
     }
     stacked = [m for name, m in linears.items() if re.search(r"\.\d+\.", name)]
-    if which == "all":
+    if changed == "all":
         found = stacked
         problem = "no linear maps in stacked layers"
         is_usable = bool(found)
@@ -374,9 +374,8 @@ def find_linears(
 
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)
-    remedy = "use an encoder such as BERT"
-    if stacked and which == "attention":
-        remedy = other
+    if not stacked or changed != "attention":
+        remedy = "use an encoder such as BERT"
     raise ConfigError(
         f"low-rank changes cannot be made to encoders of kind {kind!r} ({problem}): "
         f"{remedy}"

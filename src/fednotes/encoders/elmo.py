@@ -187,8 +187,8 @@ def _reading_weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
 class _Cell:
     """One LSTM layer in one direction, whose input has the size of the state."""
 
-    def __init__(self, read: Read, config: _Config, way: int, layer: int) -> None:
-        name = f"RNN_{way}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
+    def __init__(self, read: Read, config: _Config, direction: int, layer: int) -> None:
+        name = f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
         state, cell = config.state, config.cell
         weights = read(f"{name}/W_0", 2 * state, 4 * cell)
         self.inputs = weights[:state].contiguous()
@@ -280,8 +280,11 @@ class Elmo:
                 weight = read("CNN_proj/W_proj", n, config.state)
                 self._project = weight, read("CNN_proj/b_proj", config.state)
             self._cells = [
-                [_Cell(read, config, way, layer) for layer in range(config.layers)]
-                for way in range(2)
+                [
+                    _Cell(read, config, direction, layer)
+                    for layer in range(config.layers)
+                ]
+                for direction in range(2)
             ]
         # Computed now because the files may change later.
         self.fingerprint = compute_fingerprint(
@@ -368,10 +371,10 @@ class Elmo:
         reverse = torch.where(reversed_positions >= 0, reversed_positions, positions)
         batch = torch.arange(len(index))[:, None]
         ways = []
-        for way, order in enumerate((positions.expand_as(reverse), reverse)):
+        for direction, order in enumerate((positions.expand_as(reverse), reverse)):
             current = vectors[index[batch, order]]  # (batch, length, state)
             layers = [current]
-            for number, cell in enumerate(self._cells[way]):
+            for number, cell in enumerate(self._cells[direction]):
                 after = cell.run(current)
                 current = after + current if number and self.config.skip else after
                 layers.append(current)

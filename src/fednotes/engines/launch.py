@@ -119,7 +119,7 @@ def load_main(variable: str, default: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def hold_state(state: Path) -> Iterator[None]:
+def holding_state(state: Path) -> Iterator[None]:
     """Lock a run's state against other processes within the context.
 
     The process of an earlier submission may not have ended yet.

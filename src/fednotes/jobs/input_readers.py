@@ -342,7 +342,10 @@ def _has_text_column(path: Path) -> bool:
 
 
 def _has_text_key(path: Path, encoding: str) -> bool:
-    """Return whether the first record has a key "text", as in this project's files."""
+    """Return whether the first record has a key "text", as in this project's files.
+
+    The result is also True if the record is no object: the reader reports that problem.
+    """
     file = path
     with reading_as(encoding):
         if path.is_dir():

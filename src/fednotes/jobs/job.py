@@ -307,9 +307,11 @@ class TagsConfig:
         """Return whether the sites' types are drawn at random."""
         return self.design != "given"
 
-    def find_sampling(self, seed: int) -> int:
-        """Return the number of the sampling that a job with this seed uses."""
-        # ceiling division
+    def find_sampling_number(self, seed: int) -> int:
+        """Return the number of the sampling that a job with this seed uses.
+
+        With `runs_per_sampling` = 3, seeds 1 to 3 use sampling 1, seeds 4 to 6 use 2.
+        """
         return -(-seed // self.runs_per_sampling)
 
 

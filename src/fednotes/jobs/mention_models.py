@@ -47,7 +47,7 @@ from fednotes.jobs.workers.dealing import choose_devices
 from fednotes.jobs.workers.predictions import (
     choose_worker_devices,
     require_possible_workers,
-    start_prediction_workers,
+    running_prediction_workers,
 )
 from fednotes.metrics.calibration import Calibration, judge_spans
 from fednotes.metrics.spans import SpanCounts
@@ -278,7 +278,7 @@ class MentionModel:
         settings = describe_prediction(folder, source, output)
         with (
             open_sink(output, settings) as make_sink,
-            cls._open_predictor(folder, options, total, _RESUME) as predictor,
+            cls._opening_predictor(folder, options, total, _RESUME) as predictor,
         ):
 
             def predict(notes: Iterable[Document], batch: int) -> Iterator[Document]:
@@ -304,7 +304,7 @@ class MentionModel:
         """
         total = inputs.count()
         with (
-            cls._open_predictor(folder, options, total, _FEWER_WORKERS) as predictor,
+            cls._opening_predictor(folder, options, total, _FEWER_WORKERS) as predictor,
             working("predicting notes", total) as count,
         ):
             windows = cut_windows(inputs, FILE_BATCH)
@@ -320,7 +320,7 @@ class MentionModel:
 
     @classmethod
     @contextmanager
-    def _open_predictor(
+    def _opening_predictor(
         cls, folder: Path, options: LoadOptions, notes: int | None, remedy: str
     ) -> Iterator[WindowPredictor]:
         """Load a model here, or in workers that end with the context.
@@ -335,11 +335,11 @@ class MentionModel:
         if len(devices) == 1:
             yield cls.load(folder, replace(options, device=devices[0]))
             return
-        with start_prediction_workers(folder, options, devices, remedy) as workers:
+        with running_prediction_workers(folder, options, devices, remedy) as workers:
             yield workers
 
     @contextmanager
-    def _choose_predictor(self, notes: int | None) -> Iterator[WindowPredictor]:
+    def _choosing_predictor(self, notes: int | None) -> Iterator[WindowPredictor]:
         """Yield this model, or workers that end with the context.
 
         Args:
@@ -351,7 +351,7 @@ class MentionModel:
         if self.folder is None or len(devices) <= 1:
             yield self
             return
-        with start_prediction_workers(
+        with running_prediction_workers(
             self.folder, self.options, devices, _FEWER_WORKERS
         ) as workers:
             yield workers
@@ -372,7 +372,7 @@ class MentionModel:
             total: The number of documents; None if it is unknown.
         """
         with (
-            self._choose_predictor(total) as predictor,
+            self._choosing_predictor(total) as predictor,
             working("predicting notes", total) as count,
         ):
             windows = cut_windows(documents, batch)

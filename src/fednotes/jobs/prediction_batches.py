@@ -396,7 +396,7 @@ class FolderSink(Sink):
 
 
 @contextmanager
-def open_folder(
+def opening_folder(
     folder: Path,
     settings: Mapping[str, str],
     *,

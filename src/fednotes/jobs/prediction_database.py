@@ -104,7 +104,7 @@ def _define_tables(name: str) -> _Tables:
     import sqlalchemy as sa
 
     match = _TABLE.fullmatch(name)
-    assert match is not None  # `open_table` has checked it
+    assert match is not None  # `opening_table` has checked it
     schema, table_name = match.groups()
     metadata = sa.MetaData(schema=schema)
     columns: list[sa.Column[Any]] = []
@@ -221,7 +221,7 @@ def require_table_name(name: str) -> None:
 
 
 @contextmanager
-def open_table(
+def opening_table(
     address: DatabaseAddress,
     settings: Mapping[str, str],
     *,
@@ -275,7 +275,7 @@ def _choose_progress(
     """Return the record to continue; None to begin with other notes.
 
     Raises:
-        ParameterError: As in `open_table`.
+        ParameterError: As in `opening_table`.
     """
     if resume:
         require_same_settings(where, progress.settings, settings)

@@ -12,11 +12,11 @@ from fednotes.core.errors import ModelError, ParameterError, readable
 from fednotes.core.parsing import read_regular
 from fednotes.data.notes import NoteDatabase, place_of_notes
 from fednotes.encoders.pretrained import compute_folder_fingerprint
-from fednotes.jobs.prediction_batches import MakeSink, open_folder
+from fednotes.jobs.prediction_batches import MakeSink, opening_folder
 from fednotes.jobs.prediction_database import (
     BATCH,
     DEFAULT_TABLE,
-    open_table,
+    opening_table,
     require_table_name,
 )
 from fednotes.jobs.saved_models import NoteSource, PredictionOutput
@@ -96,7 +96,7 @@ def open_sink(
                 "`out`: SQLite cannot write into a file while it reads it: name "
                 "another file"
             )
-        return open_table(
+        return opening_table(
             address,
             settings,
             table=table,
@@ -104,7 +104,7 @@ def open_sink(
             resume=output.resume,
         )
     assert output.path is not None  # `PredictionOutput.require_possible` checks it
-    return open_folder(
+    return opening_folder(
         output.path,
         settings,
         format=output.to,

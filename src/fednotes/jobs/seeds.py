@@ -32,7 +32,7 @@ from fednotes.jobs.run_folder import (
     require_same_job,
 )
 from fednotes.jobs.simulate import simulate
-from fednotes.jobs.workers.pool import Workers, start_workers
+from fednotes.jobs.workers.pool import Workers, running_workers
 from fednotes.metrics.gap import main_score
 from fednotes.metrics.paired_tests import FEWEST_SEEDS, paired_t
 from fednotes.metrics.summaries import summarise
@@ -259,7 +259,9 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
             # The lock was moved with the earlier runs, so lock the new folder too.
             locks.enter_context(hold_folder(out))
 
-        pool = locks.enter_context(start_workers(device, workers, job.threads, cluster))
+        pool = locks.enter_context(
+            running_workers(device, workers, job.threads, cluster)
+        )
         with resumable(f"{command} --resume"):
             results = _run_seeds(
                 jobs, out, resume=resume, pool=pool, events=events, command=command

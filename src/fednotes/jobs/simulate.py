@@ -73,7 +73,7 @@ from fednotes.jobs.workers.pool import (
     SitesOfWorkers,
     TrainedPart,
     Workers,
-    start_workers,
+    running_workers,
 )
 from fednotes.jobs.workers.turns import Turns
 from fednotes.jobs.workers.worker_process import WorkerProcess
@@ -128,7 +128,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
     with ExitStack() as locks:
         if pool is None:
             pool = locks.enter_context(
-                start_workers(device, workers, job.threads, cluster)
+                running_workers(device, workers, job.threads, cluster)
             )
         require_run_folder(out)
         locks.enter_context(hold_folder(out))

@@ -351,6 +351,7 @@ def compute_disentanglement(losses: Losses, weight: Tensor) -> Tensor:
     alone = specific.detach().requires_grad_()
     certainty = -_compute_entropies(losses.score_states(alone)).mean()
     (slope,) = torch.autograd.grad(certainty, alone)
+    # The value of the certainty, with its gradient for `specific` alone.
     return certainty.detach() + (slope * (specific - specific.detach())).sum()
 
 

@@ -284,7 +284,7 @@ def _has_same_state(backbone: Backbone, wanted: Tensor) -> bool:
 @lru_cache(maxsize=8)
 def _find_linears(backbone: Backbone) -> list[nn.Linear]:
     """Return a backbone's linear layers for low-rank changes, once per process."""
-    return find_linears(backbone.model, other='use [model] kind = "token-classifier"')
+    return find_linears(backbone.model, remedy='use [model] kind = "token-classifier"')
 
 
 @lru_cache(maxsize=8)

@@ -199,6 +199,7 @@ class Grammar:
 
     def _find_allowed_types(self) -> Tensor:
         """Return which types the current entity may have, (batch, types) bool."""
+        # An entity with the span of the previous one must be of a later type.
         is_same_span = (self.span == self.last[:, :2]).all(dim=1, keepdim=True)
         every_type = torch.arange(self.types, device=self.span.device)
         return ~is_same_span | (every_type > self.last[:, 2:])

@@ -66,7 +66,9 @@ def test_an_unusable_kit_is_refused_before_it_connects(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "connect", lambda *_: pytest.fail("connected"))
+    monkeypatch.setattr(
+        server, "connecting_to_server", lambda *_: pytest.fail("connected")
+    )
     spoil, message = DAMAGES[damage]
     spoil(kits["admin"])
     words = words_of(action, tmp_path, kits["admin"])
@@ -99,7 +101,7 @@ def refuse_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
         raise TrainingError("no session")
         yield
 
-    monkeypatch.setattr(server, "connect", connect)
+    monkeypatch.setattr(server, "connecting_to_server", connect)
 
 
 @pytest.mark.parametrize("action", ["submit", "abort"])

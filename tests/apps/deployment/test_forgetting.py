@@ -17,7 +17,7 @@ from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.rules.guard import open_approvals
 from fednotes.apps.deployment.rules.ledger import Ledger, verify_ledger
 from fednotes.apps.deployment.site_file import SITE_FILE
-from fednotes.engines.launch import hold_state
+from fednotes.engines.launch import holding_state
 
 pytestmark = pytest.mark.usefixtures("one_process")
 JOB_ID = "11fc898f-1fc4-4b3c-9533-b5b1d56a0f0c"
@@ -106,7 +106,7 @@ def test_forgetting_a_run_in_progress_is_refused(
 ) -> None:
     """By the lock that its process holds, and by the process, before it has the lock."""
     before = files_of(kit)
-    with hold_state(kit / "state" / "run1"):
+    with holding_state(kit / "state" / "run1"):
         assert "run run1 is in progress, and nothing was deleted" in run_site_command(
             "forget", kit, "run1", code=2
         )

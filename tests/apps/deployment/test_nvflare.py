@@ -715,11 +715,11 @@ def test_a_failure_reported_by_a_site_is_logged_and_does_not_end_the_run(
 
 def test_two_processes_cannot_share_the_state_of_a_run(tmp_path: Path) -> None:
     with (
-        launch.hold_state(tmp_path / "r"),
+        launch.holding_state(tmp_path / "r"),
         pytest.raises(TrainingError, match="still ending"),
     ):
-        launch.hold_state(tmp_path / "r").__enter__()
-    with launch.hold_state(tmp_path / "r"):
+        launch.holding_state(tmp_path / "r").__enter__()
+    with launch.holding_state(tmp_path / "r"):
         pass
 
 

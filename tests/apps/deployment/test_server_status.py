@@ -66,7 +66,7 @@ def show_status(
 
     running = processes.Status("server", "server", 7, (), kit / "fednotes.log")
     monkeypatch.setattr(processes, "read_status", lambda kit: running)
-    monkeypatch.setattr(carrier, "connect", connect)
+    monkeypatch.setattr(carrier, "connecting_to_server", connect)
     return run_command("server", "status", kit, *words)
 
 

@@ -377,7 +377,7 @@ def check_port(kit: Path) -> Check:
 
 def _check_host_name(host: str) -> Iterator[Check]:
     """Warn if the host name by which sites reach a server is unknown here."""
-    if not asyncio.run(_is_known_name(host)):
+    if not asyncio.run(_can_resolve(host)):
         yield Check(
             "host name",
             ok=None,
@@ -606,11 +606,11 @@ def _fetch_certificate(
         raise _ConnectionFailure("silent") from error
     except OSError as error:
         first_hop = proxy or server
-        is_known = asyncio.run(_is_known_name(first_hop.host))
+        is_known = asyncio.run(_can_resolve(first_hop.host))
         raise _ConnectionFailure("silent" if is_known else "name") from error
 
 
-async def _is_known_name(host: str) -> bool:
+async def _can_resolve(host: str) -> bool:
     """Return whether this machine can resolve a host name."""
     try:
         await asyncio.get_running_loop().getaddrinfo(host, None)

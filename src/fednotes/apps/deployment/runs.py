@@ -165,7 +165,7 @@ def open_admin_kit(path: Path) -> AdminKit:
 
 
 @contextmanager
-def open_session(kit: AdminKit) -> Iterator[Admin]:
+def opening_session(kit: AdminKit) -> Iterator[Admin]:
     """Open a session with the server of an admin's kit.
 
     Yields:
@@ -178,12 +178,12 @@ def open_session(kit: AdminKit) -> Iterator[Admin]:
     from fednotes.apps.deployment.nvflare.processes import silence_grpc
 
     silence_grpc()
-    from fednotes.apps.deployment.nvflare.server import connect
+    from fednotes.apps.deployment.nvflare.server import connecting_to_server
     from fednotes.apps.deployment.preflight import check_server
 
     with ExitStack() as stack:
         try:
-            session = stack.enter_context(connect(kit.path, kit.person))
+            session = stack.enter_context(connecting_to_server(kit.path, kit.person))
         except TrainingError as error:
             check = check_server(kit.path)
             if check.ok:

@@ -42,7 +42,7 @@ from fednotes.core.parsing import mapping, read_json, read_json_table
 from fednotes.core.store import LOCK
 from fednotes.encoders.features import find_default_cache
 from fednotes.encoders.token_cache import clear_caches
-from fednotes.engines.launch import hold_state, read_submission_outcome
+from fednotes.engines.launch import holding_state, read_submission_outcome
 
 TAIL_BYTES = 200_000  # bytes to read at the end of a log or a ledger
 # A site counts as connected if it has reported to the server within this time; it
@@ -235,9 +235,9 @@ def ask_server(kit: Path) -> Network:
         FednotesError: The server does not answer.
     """
     processes.silence_grpc()
-    from fednotes.apps.deployment.nvflare.server import connect
+    from fednotes.apps.deployment.nvflare.server import connecting_to_server
 
-    with connect(kit / WATCH, read_kit(kit).person) as server:
+    with connecting_to_server(kit / WATCH, read_kit(kit).person) as server:
         sites = server.list_sites(within=SEEN_SECONDS)
         # Each run is shown by its newest submission.
         submissions = {
@@ -546,7 +546,7 @@ def forget_run(kit: Path, run: str) -> dict[Path, int]:
     if run in served_runs:
         raise in_progress_error
     try:
-        with hold_state(kit / STATE / run):
+        with holding_state(kit / STATE / run):
             # Looked up again, because the run may just have ended.
             folders = _find_folders_by_run(kit)[run]
             freed_bytes = {folder: _delete(folder) for folder in folders}

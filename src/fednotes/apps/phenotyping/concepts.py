@@ -353,7 +353,7 @@ def get_patient_name(note: Note) -> str:
 def iterate_with_progress(
     items: Iterable[T], number: int, progress: Progress | None
 ) -> Iterator[T]:
-    """Yield items and report progress after each of them except the last."""
+    """Yield items, and report before each one how many are done."""
     for done, item in enumerate(items):
         if progress is not None and done:
             progress(done, number)

@@ -89,7 +89,7 @@ def create_app(
     queue = ModelQueue(model, metrics)
 
     @asynccontextmanager
-    async def run_queue(_app: FastAPI) -> AsyncIterator[None]:
+    async def running_queue(_app: FastAPI) -> AsyncIterator[None]:
         """Process the queue of the model while the application runs."""
         worker = asyncio.ensure_future(queue.run())
         yield
@@ -103,7 +103,7 @@ def create_app(
         redoc_url=None,
         # A redirect would go to the host that the request names, whatever that is.
         redirect_slashes=False,
-        lifespan=run_queue,
+        lifespan=running_queue,
         responses={status: {"model": Refusal} for status in REFUSED_STATUS},
         # Telemetry would send exception messages, which may contain text, to a
         # collector that the environment names.

@@ -219,26 +219,26 @@ def _draw_bins(
         x_label: The meaning of the horizontal axis.
         y_label: The meaning of the vertical axis.
     """
-    most = max(each.mentions for each in bins)
+    largest = max(each.mentions for each in bins)
     texts = [
         f"{each.mentions:,} {things}: {x_label} {_format_percent(each.confidence)}, "
         f"{_format_percent(each.right)} {y_label}"
         for each in bins
     ]
     marks = [
-        _make_mark(each, most, text) for each, text in zip(bins, texts, strict=True)
+        _make_mark(each, largest, text) for each, text in zip(bins, texts, strict=True)
     ]
     shares = [step / 5 for step in range(6)]
     ticks = [(_to_x(share), _to_y(share), _format_percent(share)) for share in shares]
     return Diagram(marks, ticks, things, x_label, y_label, "; ".join(texts))
 
 
-def _make_mark(row: BinRow, most: int, text: str) -> Mark:
+def _make_mark(row: BinRow, largest: int, text: str) -> Mark:
     """Return the mark of a bin.
 
     Args:
         row: The bin.
-        most: The number of things in the largest bin.
+        largest: The number of things in the largest bin.
         text: What the bin says.
     """
     low, high = row.interval
@@ -247,7 +247,7 @@ def _make_mark(row: BinRow, most: int, text: str) -> Mark:
         _to_y(row.right),
         _to_y(low),
         _to_y(high),
-        round(3 + 5 * (row.mentions / most) ** 0.5, 1),
+        round(3 + 5 * (row.mentions / largest) ** 0.5, 1),
         text,
     )
 

@@ -243,7 +243,7 @@ def draw_types(
     Raises:
         ConfigError: The types cannot be dealt out, or no draw has enough mentions.
     """
-    sampling = config.find_sampling(seed)
+    sampling = config.find_sampling_number(seed)
     mentions_by_site = [
         Counter(span.label for document in site_documents for span in document.spans)
         for site_documents in documents

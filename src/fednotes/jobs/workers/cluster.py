@@ -41,7 +41,7 @@ _REMEDY = "give `resume` to continue the run on the other nodes"
 
 
 @contextmanager
-def connect(address: str) -> Iterator[Any]:
+def connecting_to_cluster(address: str) -> Iterator[Any]:
     """Yield the module `ray`, which is connected to a cluster within the context.
 
     Args:
@@ -124,7 +124,7 @@ def _make_connection_error(address: str, error: Exception) -> ConfigError:
 
 
 def _connect(ray: Any, address: str) -> None:
-    """Connect this process to a cluster; see `connect`."""
+    """Connect this process to a cluster; see `connecting_to_cluster`."""
     try:
         ray.init(address=address, log_to_driver=False, logging_level="CRITICAL")
     except ray.exceptions.AuthenticationError:

@@ -20,7 +20,7 @@ from fednotes.jobs.job import Job, Progress
 from fednotes.jobs.part_training import PartEvents, PartRun, SiteReport
 from fednotes.jobs.results import Outcome
 from fednotes.jobs.workers.child_process import SITES, ChildProcess
-from fednotes.jobs.workers.cluster import Cluster, connect
+from fednotes.jobs.workers.cluster import Cluster, connecting_to_cluster
 from fednotes.jobs.workers.commands import (
     CONTINUE,
     HOLD,
@@ -150,7 +150,7 @@ class Workers:
         return waits and seconds >= LONG_SECONDS
 
     def start_late(
-        self, job: Job, out: Path, sites: Sequence[Any], useful: int
+        self, job: Job, out: Path, sites: Sequence[Any], num_useful: int
     ) -> None:
         """Start workers that wait, for a job that has begun in this process.
 
@@ -158,9 +158,9 @@ class Workers:
             job: The job.
             out: Folder of the run.
             sites: The data of its sites as they were read here.
-            useful: Number of workers that will have work.
+            num_useful: Number of workers that will have work.
         """
-        self._launch(useful, job, out)
+        self._launch(num_useful, job, out)
         self._send_job(job)
         self._wait_for_data(job, sites)
 
@@ -175,24 +175,24 @@ class Workers:
             self._launch(self._host.limit, job, out)
         self._send_job(job)
 
-    def open(self, job: Job, out: Path, sites: Sequence[Any], useful: int) -> None:
+    def open(self, job: Job, out: Path, sites: Sequence[Any], num_useful: int) -> None:
         """Wait until the workers have read the data; end those without work.
 
         Args:
             job: The job.
             out: Folder of the run.
             sites: The data of its sites as they were read here.
-            useful: Number of workers that will have work.
+            num_useful: Number of workers that will have work.
 
         Raises:
             DataError: A worker has read other data.
             Exception: A worker cannot read the data.
         """
         if self._start is Start.WITH_PARTS and self._can_start:
-            self._launch(useful, job, out)
+            self._launch(num_useful, job, out)
             self._send_job(job)
         self._wait_for_data(job, sites)
-        remaining = useful if useful >= self._fewest else 0
+        remaining = num_useful if num_useful >= self._fewest else 0
         surplus = self.all[remaining:]
         del self.all[remaining:]
         end_workers(surplus)
@@ -233,7 +233,7 @@ class Workers:
 
 
 @contextmanager
-def start_workers(
+def running_workers(
     device: str,
     number: int | Literal["auto"],
     threads: int,
@@ -256,7 +256,7 @@ def start_workers(
     """
     with ExitStack() as stack:
         if cluster is not None:
-            ray = stack.enter_context(connect(cluster))
+            ray = stack.enter_context(connecting_to_cluster(cluster))
             host: Host = Cluster(ray, device, number, threads)
             start = Start.WITH_PARTS
         else:

@@ -118,7 +118,7 @@ def _require_cores(workers: int, threads: int) -> None:
 
 
 @contextmanager
-def start_prediction_workers(
+def running_prediction_workers(
     folder: Path, options: LoadOptions, devices: Sequence[str], remedy: str
 ) -> Iterator[PredictionWorkers]:
     """Yield workers that have loaded a model; they end with the context.

@@ -29,8 +29,8 @@ from fednotes.privacy.secure_sum.site import (
     check_keys,
     compute_commitment,
     compute_session_id,
-    derive_pair_stream,
-    derive_self_stream,
+    derive_pair_mask_key,
+    derive_self_mask_key,
 )
 
 SPARED = 2  # maximum number of answers left out if shares do not match
@@ -269,7 +269,7 @@ class SecureServer:
         layout_digest = layout.compute_digest()
         streams = []
         for site in self.survivors:
-            stream = derive_self_stream(
+            stream = derive_self_mask_key(
                 self._rebuild_seed(site), self._session, layout_digest
             )
             streams.append((stream, -1))
@@ -319,7 +319,7 @@ class SecureServer:
         streams = []
         for site in self.survivors:
             secret = crypto.compute_shared_secret(key, self._keys[site].masking, site)
-            stream = derive_pair_stream(
+            stream = derive_pair_mask_key(
                 secret, self._session, site, dropped, layout_digest
             )
             # The opposite of the sign that the survivor used.

@@ -59,12 +59,12 @@ def compute_session_id(exchange: bytes, keys: Sequence[KeysMessage]) -> bytes:
     return crypto.hash_parts(exchange, *parts)
 
 
-def derive_self_stream(seed: bytes, session: bytes, layout: bytes) -> bytes:
+def derive_self_mask_key(seed: bytes, session: bytes, layout: bytes) -> bytes:
     """Return the key of a site's self mask."""
     return crypto.derive_key(seed, session, "self mask", layout)
 
 
-def derive_pair_stream(
+def derive_pair_mask_key(
     secret: bytes, session: bytes, one: str, other: str, layout: bytes
 ) -> bytes:
     """Return the key of a pair's mask, derived one-way from their X25519 secret."""
@@ -281,7 +281,7 @@ class SecureSite:
         self._agreement = crypto.hash_parts(
             "agreement", self._session, layout_digest, *roster
         )
-        crypto.add_streams(words, self._mask_streams(peer_shares, layout_digest))
+        crypto.add_streams(words, self._derive_mask_keys(peer_shares, layout_digest))
         receipts = {
             peer: self._compute_receipt(self.site, peer, "masked")
             for peer in peer_shares
@@ -289,7 +289,7 @@ class SecureSite:
         self._stage = "masked"
         return MaskedMessage(self.exchange, self.site, layout, receipts, words)
 
-    def _mask_streams(
+    def _derive_mask_keys(
         self, peers: Iterable[str], layout_digest: bytes
     ) -> list[tuple[bytes, int]]:
         """Return the keys of the self mask and the pair masks, each with its sign.
@@ -298,18 +298,19 @@ class SecureSite:
             peers: The other sites of the roster.
             layout_digest: Digest of the layout.
         """
-        streams = [(derive_self_stream(self._seed, self._session, layout_digest), 1)]
+        self_key = derive_self_mask_key(self._seed, self._session, layout_digest)
+        keys = [(self_key, 1)]
         for peer in peers:
             secret = crypto.compute_shared_secret(
                 self._masking, self._peers[peer].masking, peer
             )
-            stream = derive_pair_stream(
+            pair_key = derive_pair_mask_key(
                 secret, self._session, self.site, peer, layout_digest
             )
             # The two sites of a pair use opposite signs, so their masks cancel.
             sign = 1 if self.site < peer else -1
-            streams.append((stream, sign))
-        return streams
+            keys.append((pair_key, sign))
+        return keys
 
     def confirm(self, request: UnmaskRequest) -> ConfirmMessage:
         """Return, for each other survivor, a proof of which list this site received.

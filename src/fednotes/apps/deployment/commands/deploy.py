@@ -450,12 +450,12 @@ def _open_run(name: str, on: Path | None, out: Path, *, output: Console) -> Run:
         out: The run's folder.
         output: Where to print.
     """
-    from fednotes.apps.deployment.runs import adopt_folder, find_run, open_session
+    from fednotes.apps.deployment.runs import adopt_folder, find_run, opening_session
 
     if not name:
         return _read_run(on, out)
     kit = _open_kit(on, output)
-    with open_session(kit) as session:
+    with opening_session(kit) as session:
         named_run = find_run(session, kit.path, name)
     return adopt_folder(named_run, out)
 
@@ -498,7 +498,7 @@ def _submit(
     """
     from fednotes.apps.deployment.runs import (
         claim_folder,
-        open_session,
+        opening_session,
         prepare_run,
         release_folder,
         submit_run,
@@ -517,7 +517,7 @@ def _submit(
     farewell.undo = lambda: release_folder(out)
     is_submitting = False
     try:
-        with open_session(kit) as session:
+        with opening_session(kit) as session:
             is_submitting = True
             farewell.undo = None
             farewell.line = (
@@ -548,7 +548,7 @@ def _watch(
         Follower,
         follow_with_reconnects,
         open_admin_kit,
-        open_session,
+        opening_session,
     )
     from fednotes.cli.display import RichDisplay
     from fednotes.jobs.card import write_cards
@@ -568,7 +568,7 @@ def _watch(
             just_submitted=just_submitted,
         )
         with reporting(listener, out):
-            result = follow_with_reconnects(follower, partial(open_session, kit))
+            result = follow_with_reconnects(follower, partial(opening_session, kit))
     write_cards(out)
     report = write_report(out)
     if json_output:
@@ -587,18 +587,18 @@ def _abort(name: str, on: Path | None, out: Path, *, json_output: bool) -> None:
         out: The run's folder.
         json_output: Whether to print the result as JSON.
     """
-    from fednotes.apps.deployment.runs import abort_run, find_run, open_session
+    from fednotes.apps.deployment.runs import abort_run, find_run, opening_session
 
     output = choose_console(as_json=json_output)
     if name:
         kit = _open_kit(on, output)
-        with open_session(kit) as session:
+        with opening_session(kit) as session:
             run = find_run(session, kit.path, name)
             abort_run(session, run, None)
     else:
         run = _read_run(on, out)
         kit = _open_kit(run.kit, output)
-        with open_session(kit) as session:
+        with opening_session(kit) as session:
             abort_run(session, run, out)
     if json_output:
         print_json({"run": run.name, "aborted": True})

@@ -444,7 +444,7 @@ def _run_server_main(setup: Setup, transport: FlareTransport) -> _Failure | None
         The failure that ended the function; None if it succeeded.
     """
     try:
-        with launch.hold_state(setup.state):
+        with launch.holding_state(setup.state):
             launch.load_main(launch.SERVER_MAIN, MAIN)(setup, transport)
     except FednotesError as error:
         return _Failure(str(error), may_retry=isinstance(error, TrainingError))
@@ -573,7 +573,9 @@ class Admin:
 
 
 @contextmanager
-def connect(kit: Path, person: str, timeout: float = 10.0) -> Iterator[Admin]:
+def connecting_to_server(
+    kit: Path, person: str, timeout: float = 10.0
+) -> Iterator[Admin]:
     """Open a session with the server, with the certificate of a kit.
 
     There is no password and no prompt. NVFlare's output about the connection is

@@ -194,7 +194,7 @@ class FednotesExecutor(Executor):
         )
         self._run = setup.run
         setup = replace(setup, identity=CertificateIdentity.read(kit))
-        self._held.enter_context(launch.hold_state(setup.state))
+        self._held.enter_context(launch.holding_state(setup.state))
         try:
             host: Host = launch.load_main(launch.SITE_MAIN, MAIN)(setup)
         except BaseException:

@@ -1069,7 +1069,7 @@ class _LineChecker:
             return Fault(0, "is damaged or edited")
         return Fault(0, "is missing") if self.lines else None
 
-    def _find_cut(self, head: Head) -> Fault | None:
+    def _find_cut_fault(self, head: Head) -> Fault | None:
         """Return the fault of a file that ends before its head says; None for none."""
         num_missing = head.lines - self.end
         if num_missing > 0 and not self.remainder:
@@ -1090,7 +1090,7 @@ class _LineChecker:
             has_faults: Whether lines have faults. If so, a wrong number of bytes or
                 last hash adds nothing.
         """
-        cut_fault = self._find_cut(head)
+        cut_fault = self._find_cut_fault(head)
         if cut_fault is not None:
             return _EndCheck(fault=cut_fault)
         is_next = self.end == head.lines + 1 and self.hash == head.next
