@@ -239,7 +239,8 @@ def windows(site: Any, sentences: Sequence[int]) -> dict[int, list[tuple[int, in
     corpus = site.train_set
     for sentence in sentences:
         tokens = slice(*corpus.encoded.bounds[sentence : sentence + 2])
-        words = corpus.hashed.numpy()[corpus.encoded.form[tokens]].tolist()
+        rows = corpus.hashed["hashed"][:, 0].numpy()
+        words = rows[corpus.encoded.form[tokens]].tolist()
         for before, word, after in zip(words, words[1:], words[2:], strict=False):
             neighbours.setdefault(word, []).append((before, after))
     return neighbours

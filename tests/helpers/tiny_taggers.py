@@ -120,7 +120,7 @@ def save_three_words(path: Path) -> Path:
         dropout=0.0,
     )
     model = build_model(flat, TagSet(("ADR", "Drug")), seed=4)
-    rows = hash_forms(("pain", "nausea", "metoprolol"), 997)
+    rows = hash_forms(("pain", "nausea", "metoprolol"), 997)[:, 0]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()

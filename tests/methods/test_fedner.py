@@ -736,19 +736,30 @@ def large(sites: list[SiteData], **changes: Any) -> fedner.Config:
 
 
 @pytest.mark.parametrize(
-    ("private", "secure"),
-    [(("lstm", "crf"), False), ((), False), (("lstm", "crf"), True)],
+    ("private", "secure", "attributes"),
+    [
+        (("lstm", "crf"), False, {}),
+        ((), False, {}),
+        (("lstm", "crf"), True, {}),
+        ((), True, {"hashed_suffixes": 1100, "hashed_shapes": 30, "hashes": 3}),
+    ],
 )
 def test_a_run_with_sparse_rows_equals_one_with_whole_tables(
-    sites, private, secure, monkeypatch
+    sites, private, secure, attributes, monkeypatch
 ) -> None:
     """Server, its optimizer's moments and every site; moments move rows that no batch
     has. Under the secure sum marks are integers, exact there: a row that nobody reads
     stays out; the grid of rounding is of the largest sum, which is that of the whole
     table."""
-    settings = large(sites, private=private, epochs=1 if secure else 2)
+    settings = large(
+        sites,
+        private=private,
+        epochs=1 if secure else 2,
+        model=replace(LARGE, **attributes),
+    )
     by_rows, state = federate(sites, settings, secure=secure)
-    assert by_rows[0].tables == ("words.hashed",)
+    tables = ("words.hashed", "words.suffixes")
+    assert by_rows[0].tables == tables[: 1 + bool(attributes)]
     monkeypatch.setattr(word_rows, "LEAST", 10_000)
     plain, expected = federate(sites, settings, secure=secure)
     assert plain[0].tables == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +18,12 @@ from tiny_taggers import HashEncoder
 from fednotes.core.errors import ConfigError, FednotesError, ModelError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.taggers import tagger as tagger_module
-from fednotes.taggers.corpora import TaggerCorpus, hash_forms
+from fednotes.taggers.corpora import (
+    ATTRIBUTES,
+    TaggerCorpus,
+    find_word_shape,
+    hash_forms,
+)
 from fednotes.taggers.saving import load_model, save_model
 from fednotes.taggers.tagger import (
     LAYERS,
@@ -31,6 +37,14 @@ from fednotes.taggers.tagger import (
 TAGS = TagSet(("ADR", "Drug"))
 DRUGS = ("Zoloft", "aspirin", "Lexapro", "metformin", "Effexor-XR")
 FINDINGS = ("headache", "dry mouth", "very bad nausea", "insomnia", "weight gain")
+NEWER_KEYS = (
+    "hashed_prefixes",
+    "hashed_suffixes",
+    "hashed_shapes",
+    "hashes",
+    "cnn_layers",
+    "cnn_pieces",
+)
 SMALL = {"char_dim": 8, "char_filters": 12, "cnn_filters": 10, "lstm_units": 7}
 
 
@@ -199,11 +213,111 @@ def test_frozen_word_vectors_are_shared_and_trained_ones_copied(glove: Path) -> 
 
 def test_hashes_of_words_are_the_same_on_every_machine() -> None:
     """zlib's CRC-32 of "123456789" is the published check value 0xCBF43926."""
-    assert hash_forms(["123456789"], 1 << 32).tolist() == [0xCBF43926]
+    assert hash_forms(["123456789"], 1 << 32).tolist() == [[0xCBF43926]]
     assert (
         hash_forms(["Aspirin", "ASPIRIN"], 97).tolist()
         == hash_forms(["aspirin"] * 2, 97).tolist()
     )
+
+
+FORMS = (
+    "Aspirin",
+    "HbA1c",
+    "x",
+    "",
+    "IL-2",
+    "AAAAAA",
+    "12.500",
+    "µg",
+    "患者",
+    "ab" * 40,
+)
+
+
+@pytest.mark.parametrize("attribute", sorted(ATTRIBUTES))
+def test_rows_of_hashed_tables_follow_their_definition(attribute: str) -> None:
+    """A plain program on Python's integers: CRC-32 bit by bit, then SplitMix64."""
+    rows = hash_forms(FORMS, 1009, attribute=attribute, hashes=4)
+    for form, row in zip(FORMS, rows.tolist(), strict=True):
+        code = _plain_crc32(_plain_attribute(form, attribute).encode())
+        numbers = [code, *_plain_split_mix(code, 3)]
+        assert row == [number % 1009 for number in numbers], form
+
+
+def test_the_plain_generator_gives_the_published_numbers() -> None:
+    """The first numbers of SplitMix64 from 1234567, as Rosetta Code lists them."""
+    assert _plain_split_mix(1234567, 3) == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+    ]
+
+
+def _plain_attribute(form: str, attribute: str) -> str:
+    if attribute == "hashed":
+        return form.lower()
+    if attribute == "prefixes":
+        return "".join(c for i, c in enumerate(form) if i < 3)
+    if attribute == "suffixes":
+        return "".join(c for i, c in enumerate(form) if i >= len(form) - 3)
+    shape: list[str] = []
+    for c in form:
+        sign = "d" if c.isdigit() else c
+        if c.isalpha():
+            sign = "X" if c.isupper() else "x"
+        if shape[-4:] != [sign] * 4:
+            shape.append(sign)
+    return "".join(shape)
+
+
+def _plain_crc32(data: bytes) -> int:
+    remainder = 0xFFFFFFFF
+    for byte in data:
+        remainder ^= byte
+        for _ in range(8):
+            remainder = remainder >> 1 ^ (0xEDB88320 if remainder & 1 else 0)
+    return remainder ^ 0xFFFFFFFF
+
+
+def _plain_split_mix(state: int, count: int) -> list[int]:
+    numbers = []
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        z = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+        numbers.append(z ^ z >> 31)
+    return numbers
+
+
+def test_shapes_of_words_are_as_documented() -> None:
+    shapes = {"Metformin-500": "Xxxxx-ddd", "HbA1c": "XxXdx", "...... ": ".... "}
+    assert {form: find_word_shape(form) for form in shapes} == shapes
+
+
+def test_a_word_is_the_sum_of_its_rows_in_each_hashed_table() -> None:
+    """A loop over words, tables and rows; with the gradient of every table."""
+    tables = {"hashed": 11, "prefixes": 5, "suffixes": 7, "shapes": 3}
+    sizes = {f"hashed_{name}": rows for name, rows in tables.items()}
+    sizes["hashed_words"] = sizes.pop("hashed_hashed")
+    tagger = _build(**sizes, hashes=3, word_dim=4, characters=False)
+    corpus = tagger.prepare(_documents(3))
+    tokens = np.arange(len(corpus.encoded.form))
+    parts = dict(zip(tables, tagger._represent(corpus, tokens), strict=True))
+    for name, part in parts.items():
+        table = tagger.get_parameter(f"words.{name}")
+        rows = hash_forms(corpus.encoded.forms, tables[name], attribute=name, hashes=3)
+        expected = torch.zeros_like(part)
+        counts = torch.zeros(len(table))
+        for token, form in enumerate(corpus.encoded.form.tolist()):
+            for row in rows[form].tolist():
+                expected[token] += table[row].detach()
+                counts[row] += 1
+        torch.testing.assert_close(part, expected)
+        (gradient,) = torch.autograd.grad(part.sum(), table)
+        torch.testing.assert_close(gradient, counts[:, None].expand(-1, 4))
+    read = tagger.find_word_rows(corpus, np.arange(corpus.sentences))
+    assert read.keys() == {f"words.{name}" for name in tables}
+    assert all(len(rows) == 3 * len(tokens) for rows in read.values())
 
 
 def test_convolutions_have_the_documented_widths(glove: Path) -> None:
@@ -382,6 +496,19 @@ def test_another_encoder_is_refused(
         load_model(tmp_path / "model")
     assert load_model(tmp_path / "model", backbone="there").config.contextual == "there"
     assert specs == ["here", "there"]
+
+
+def test_a_description_without_newer_keys_is_read(saved: tuple[Tagger, Path]) -> None:
+    """A tagger that was saved before a key was added has the key's default."""
+    tagger, path = saved
+    file = path / "tagger.json"
+    facts = json.loads(file.read_text())
+    for key in NEWER_KEYS:
+        assert facts["config"].pop(key) == getattr(TaggerConfig(), key)
+    file.write_text(json.dumps(facts))
+    loaded = load_model(path)
+    assert loaded.config == tagger.config
+    assert loaded.predict(_documents()) == tagger.predict(_documents())
 
 
 def test_a_full_disk_leaves_the_earlier_tagger(

@@ -236,6 +236,85 @@ def test_the_word_cnn_equals_conv1d(lengths: list[int]) -> None:
         torch.testing.assert_close(grad, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_a_deep_word_cnn_equals_one_of_torch_modules(
+    lengths: list[int], pieces: int
+) -> None:
+    """F.conv1d over each sentence alone; maximum of the pieces and layer norm, or ReLU;
+    sums with the layer below; all gradients."""
+    _, layout, flat = _batch(lengths, 6)
+    flat.requires_grad_()
+    cnn = WordCNN(6, 4, (3, 2), layers=3, pieces=pieces)
+    with torch.no_grad():
+        for parameter in cnn.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    out = cnn([flat[:, :2], flat[:, 2:]], layout)
+    packed = nn.utils.rnn.PackedSequence(flat, torch.tensor(layout.sizes))
+    sentences = []
+    for sentence in unpack_sequence(packed):
+        x = _convolved(cnn, sentence)
+        for layer in cnn.above:
+            x = x + _convolved(layer, x)
+        sentences.append(x)
+    expected = pack_sequence(sentences).data
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    weights = torch.randn_like(out)
+    inputs = [flat, *cnn.parameters()]
+    gradients = torch.autograd.grad((out * weights).sum(), inputs)
+    wanted = torch.autograd.grad((expected * weights).sum(), inputs)
+    for gradient, want in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(gradient, want, rtol=1e-3, atol=1e-3)
+
+
+def test_dropout_applies_to_the_change_of_each_further_cnn_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The layer below goes on whole; the tagger drops what leaves the uppermost."""
+    _, layout, flat = _batch([3, 9, 1, 4, 9, 2], 6)
+    cnn = WordCNN(6, 4, (3,), layers=3, pieces=2)
+    masks = [torch.randn(layout.tokens, 4) for _ in range(2)]
+    calls: list[tuple[float, bool]] = []
+
+    def masked(x: Tensor, rate: float, training: bool) -> Tensor:
+        calls.append((rate, training))
+        return x * masks[len(calls) - 1]
+
+    monkeypatch.setattr("fednotes.taggers.layers.dropout", masked)
+    out = cnn([flat], layout, 0.3)
+    assert calls == [(0.3, True)] * 2
+    expected = _lowest(cnn)([flat], layout)
+    for layer, mask in zip(cnn.above, masks, strict=True):
+        expected = expected + mask * layer([expected], layout)
+    torch.testing.assert_close(out, expected)
+
+
+def _lowest(cnn: WordCNN) -> WordCNN:
+    """Return a copy of the first layer."""
+    columns = cnn.get_parameter("weight_3").shape[2]
+    layer = WordCNN(columns, cnn.filters, cnn.widths, pieces=cnn.pieces)
+    names = layer.state_dict()
+    layer.load_state_dict({n: v for n, v in cnn.state_dict().items() if n in names})
+    return layer
+
+
+def _convolved(layer: nn.Module, sentence: Tensor) -> Tensor:
+    """Return one layer's output for one sentence (tokens, columns)."""
+    columns = []
+    for width in (3, 2):
+        kernel = layer.get_parameter(f"weight_{width}").permute(1, 2, 0)
+        padded = F.pad(sentence.T, ((width - 1) // 2, width // 2))
+        y = F.conv1d(padded[None], kernel, layer.get_parameter(f"bias_{width}"))[0].T
+        of_pieces = y.unflatten(1, (-1, 4))  # (tokens, pieces, filters)
+        columns.append(of_pieces.amax(1) if len(of_pieces[0]) > 1 else y.relu())
+    out = torch.cat(columns, dim=1)
+    if not hasattr(layer, "norm"):
+        return out
+    centred = out - out.mean(1, keepdim=True)
+    scaled = centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt()
+    return scaled * layer.norm.weight + layer.norm.bias
+
+
 def test_the_character_table_equals_one_made_by_hand() -> None:
     """By hand: markers, an unknown character, a word too long (head and tail stay)."""
     table, lengths = make_character_table(["ab", "患b", "", "abcdefgh"], 7)

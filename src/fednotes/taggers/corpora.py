@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -81,14 +82,15 @@ class TaggerCorpus(PreparedCorpus):
 
     Attributes:
         word: (forms,) rows of the table of word vectors.
-        hashed: (forms,) rows of the hashed word table.
+        hashed: (forms, hashes) rows of each hashed table, by the table's name in
+            `ATTRIBUTES`; empty without hashed tables.
         characters: (forms, size) uint8 character ids.
         character_lengths: (forms,) uint8 number of character ids.
         context: (tokens, layers, dim) float16, the frozen encoder's features.
     """
 
     word: Tensor | None
-    hashed: Tensor | None
+    hashed: Mapping[str, Tensor]
     characters: np.ndarray | None
     character_lengths: np.ndarray | None
     context: np.ndarray | None
@@ -263,13 +265,75 @@ def batch_by_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
     yield from np.split(order, np.flatnonzero(np.diff(group)) + 1)
 
 
-def hash_forms(forms: Sequence[str], buckets: int) -> np.ndarray:
-    """Return the hash bucket of each lower-cased form, (forms,).
+# ---- rows of hashed tables -----------------------------------------------------------
 
-    The hash is CRC-32, which is the same on every machine.
+PREFIX, SUFFIX = 3, 3  # number of characters
+MAX_RUN = 4  # a longer run of one sign in a shape is cut
+_LONGER_RUN = re.compile(rf"(.)\1{{{MAX_RUN},}}", re.DOTALL)
+
+
+class _Signs(dict[int, str]):
+    """The sign of each character in a word's shape, by code point."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        sign = character
+        if character.isalpha():
+            sign = "X" if character.isupper() else "x"
+        elif character.isdigit():
+            sign = "d"
+        self[code] = sign
+        return sign
+
+
+_SIGNS = _Signs()
+
+
+def find_word_shape(form: str) -> str:
+    """Return a word's shape: X for capitals, x for other letters, d for digits.
+
+    Other characters stand for themselves. Of a longer run of one sign, `MAX_RUN`
+    remain: "Metformin-500" is "Xxxxx-ddd".
     """
-    return np.fromiter(
-        (zlib.crc32(form.lower().encode()) % buckets for form in forms),
-        np.int64,
-        len(forms),
+    return _LONGER_RUN.sub(lambda run: run[1] * MAX_RUN, form.translate(_SIGNS))
+
+
+# What is hashed of a word, by the name of the hashed table.
+ATTRIBUTES: Mapping[str, Callable[[str], str]] = {
+    "hashed": str.lower,
+    "prefixes": lambda form: form[:PREFIX],
+    "suffixes": lambda form: form[-SUFFIX:],
+    "shapes": find_word_shape,
+}
+
+
+def hash_forms(
+    forms: Sequence[str], buckets: int, *, attribute: str = "hashed", hashes: int = 1
+) -> np.ndarray:
+    """Return the rows of a hashed table for each form, (forms, hashes).
+
+    The first row is the CRC-32 of the attribute's UTF-8, modulo `buckets`. The others
+    are numbers 1, 2, … of the generator SplitMix64 (Steele et al. 2014) that starts
+    from this CRC-32. They are the same on every machine.
+
+    Args:
+        forms: The words.
+        buckets: Number of rows of the table.
+        attribute: The name of what is hashed, in `ATTRIBUTES`.
+        hashes: Number of rows of each word, whose sum represents it. Two words that
+            share one row then rarely share them all.
+    """
+    key = ATTRIBUTES[attribute]
+    codes = np.fromiter(
+        (zlib.crc32(key(form).encode()) for form in forms), np.uint64, len(forms)
     )
+    columns = [codes, *(_draw_split_mix(codes, number) for number in range(1, hashes))]
+    return (np.stack(columns, axis=1) % np.uint64(buckets)).astype(np.int64)
+
+
+def _draw_split_mix(codes: np.ndarray, number: int) -> np.ndarray:
+    """Return output `number` (from 1) of SplitMix64 for each uint64 state."""
+    z = codes + np.uint64(number * 0x9E3779B97F4A7C15 % 2**64)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

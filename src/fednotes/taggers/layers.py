@@ -16,8 +16,9 @@ then need no gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, cast
 
 import numpy as np
@@ -129,6 +130,18 @@ class PackedLayout:
         is_token = inside & (rows >= 0)
         return torch.from_numpy(np.where(is_token, rows, self.tokens)).to(self.device)
 
+    def find_neighbours(self, width: int) -> tuple[Tensor, Tensor]:
+        """Return the rows that a filter of some width reads, and their inverse.
+
+        Returns:
+            (width, tokens) each: the rows at the filter's offsets, and at the opposite
+            offsets; as in `find_shifted_rows`.
+        """
+        offsets = [k - (width - 1) // 2 for k in range(width)]
+        ahead = torch.stack([self.find_shifted_rows(o) for o in offsets])
+        back = torch.stack([self.find_shifted_rows(-o) for o in offsets])
+        return ahead, back
+
     def find_padded_rows(self) -> Tensor:
         """Return (sentences, steps), the row of each token; `tokens` at padding."""
         place = np.where(self.place < 0, self.tokens, self.place)
@@ -188,6 +201,28 @@ class _ShiftedSum(torch.autograd.Function):
         (back,) = ctx.saved_tensors
         padded = append_zero_row(grads[0])
         return torch.stack([padded.index_select(0, b) for b in back], dim=1), None, None
+
+
+class _Neighbours(torch.autograd.Function):
+    """The rows of x, (tokens, d), at each token's neighbours, (tokens, width · d).
+
+    Neighbours outside the sentence are zero. It is the adjoint of `_ShiftedSum`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ahead: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        padded = append_zero_row(x)
+        return torch.cat([padded.index_select(0, rows) for rows in ahead], dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (back,) = ctx.saved_tensors
+        blocks = grads[0].chunk(len(back), dim=1)
+        out = append_zero_row(blocks[0]).index_select(0, back[0])
+        for block, rows in zip(blocks[1:], back[1:], strict=True):
+            out += append_zero_row(block).index_select(0, rows)
+        return out, None, None
 
 
 def apply_linear(
@@ -289,31 +324,75 @@ class _CharMax(torch.autograd.Function):
 
 
 class WordCNN(nn.Module):
-    """Parallel convolutions of several widths over the words, ReLU, concatenated.
+    """Parallel convolutions of several widths over the words, concatenated.
 
     Sentences are padded with zeros. A filter of even width reaches one word farther
-    forward than back.
+    forward than back. With one piece, the activation is ReLU. With several, it is
+    maxout, the maximum over the pieces (Goodfellow et al. 2013), and a layer norm
+    follows. Layers above the first are residual.
+
+    Args:
+        inputs: Number of columns of the input.
+        filters: Number of filters of each width.
+        widths: Widths of the filters, in words.
+        layers: Number of layers.
+        pieces: Number of linear maps per filter, of which the largest value counts.
     """
 
-    def __init__(self, inputs: int, filters: int, widths: Sequence[int]) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        filters: int,
+        widths: Sequence[int],
+        *,
+        layers: int = 1,
+        pieces: int = 1,
+    ) -> None:
         super().__init__()
         self.widths = tuple(widths)
         self.filters = filters
+        self.pieces = pieces
+        rows = filters * pieces
         for width in self.widths:
-            weight = torch.empty(width, filters, inputs)
+            weight = torch.empty(width, rows, inputs)
             bound = math.sqrt(6.0 / (width * (inputs + filters)))
             self.register_parameter(
                 f"weight_{width}", nn.Parameter(nn.init.uniform_(weight, -bound, bound))
             )
-            self.register_parameter(f"bias_{width}", nn.Parameter(torch.zeros(filters)))
+            self.register_parameter(f"bias_{width}", nn.Parameter(torch.zeros(rows)))
+        if pieces > 1:
+            self.norm = nn.LayerNorm(self.outputs)
+        self.above = nn.ModuleList(
+            WordCNN(self.outputs, filters, widths, pieces=pieces)
+            for _ in range(layers - 1)
+        )
 
     @property
     def outputs(self) -> int:
         """Number of columns of the result."""
         return self.filters * len(self.widths)
 
-    def forward(self, parts: Sequence[Tensor], layout: PackedLayout) -> Tensor:
-        """Return (tokens, widths · filters) of parts (tokens, d_1), …."""
+    def forward(
+        self, parts: Sequence[Tensor], layout: PackedLayout, rate: float = 0.0
+    ) -> Tensor:
+        """Return (tokens, widths · filters) of parts (tokens, d_1), ….
+
+        `rate` is the dropout rate of each further layer's change.
+        """
+        neighbours = [layout.find_neighbours(width) for width in self.widths]
+        out = self._convolve(parts, neighbours)
+        for layer in self.above:
+            change = cast(WordCNN, layer)._convolve([out], neighbours)
+            out = out + dropout(change, rate, self.training)
+        return out
+
+    def _convolve(
+        self, parts: Sequence[Tensor], neighbours: Sequence[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """Return one layer's output, without the layers above it."""
+        if self.pieces > 1:
+            return self._take_maxima(torch.cat([*parts], dim=1), neighbours)
+
         # (width, filters, d)
         weights = [getattr(self, f"weight_{w}") for w in self.widths]
         inputs = weights[0].shape[2]
@@ -321,16 +400,29 @@ class WordCNN(nn.Module):
         y = apply_linear(parts, stacked)  # (tokens, Σ width · filters)
         outputs = []
         blocks = y.split([w * self.filters for w in self.widths], dim=1)
-        for width, block in zip(self.widths, blocks, strict=True):
-            # Each token adds the blocks of its neighbours at these offsets.
-            offsets = [k - (width - 1) // 2 for k in range(width)]
-            # (width, tokens)
-            ahead = torch.stack([layout.find_shifted_rows(o) for o in offsets])
-            back = torch.stack([layout.find_shifted_rows(-o) for o in offsets])
+        for width, block, near in zip(self.widths, blocks, neighbours, strict=True):
+            # Each token adds the blocks of its neighbours.
             unfolded = block.unflatten(1, (width, self.filters))
-            summed = cast(Tensor, _ShiftedSum.apply(unfolded, ahead, back))
+            summed = cast(Tensor, _ShiftedSum.apply(unfolded, *near))
             outputs.append(F.relu(summed + getattr(self, f"bias_{width}")))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+    def _take_maxima(
+        self, x: Tensor, neighbours: Sequence[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """Return the normed maxima over the pieces, (tokens, widths · filters).
+
+        With several pieces the products are wider than the input, so neighbours are
+        read before the product and not summed after it.
+        """
+        outputs = []
+        for width, near in zip(self.widths, neighbours, strict=True):
+            read = cast(Tensor, _Neighbours.apply(x, *near))
+            # (pieces · filters, width · d)
+            weight = getattr(self, f"weight_{width}").transpose(0, 1).flatten(1)
+            y = F.linear(read, weight, getattr(self, f"bias_{width}"))
+            outputs.append(reduce(torch.maximum, y.chunk(self.pieces, dim=1)))
+        return cast(Tensor, self.norm(torch.cat(outputs, dim=1)))
 
 
 class BiLSTM(nn.Module):
@@ -389,20 +481,36 @@ def _make_orthogonal_gates(units: int) -> Tensor:
 
 
 class Words(nn.Module):
-    """Trainable word tables: pretrained vectors, hashed words, or both.
+    """Trainable word tables: pretrained vectors, hashed attributes of words, or both.
 
     Args:
         table: Pretrained vectors (words, dim) to copy; None for none.
-        buckets: Number of rows of the hashed word table; 0 for none.
-        dim: Number of columns of the hashed word table.
+        hashed: Number of rows of each hashed table, by its name.
+        dim: Number of columns of each hashed table.
+        hashes: Number of rows that each word reads in a hashed table.
     """
 
-    def __init__(self, table: Tensor | None, buckets: int, dim: int) -> None:
+    def __init__(
+        self, table: Tensor | None, hashed: Mapping[str, int], dim: int, hashes: int
+    ) -> None:
         super().__init__()
         if table is not None:
             self.weight = nn.Parameter(table.clone())
-        if buckets:
-            self.hashed = nn.Parameter(torch.randn(buckets, dim) / math.sqrt(dim))
+        for name, rows in hashed.items():
+            values = torch.randn(rows, dim) / math.sqrt(hashes * dim)
+            self.register_parameter(name, nn.Parameter(values))
+
+    def look_up(self, name: str, rows: Tensor) -> Tensor:
+        """Return (words, dim), the sum of each word's rows in a hashed table.
+
+        Args:
+            name: The table's name.
+            rows: (words, hashes) row numbers.
+        """
+        table = self.get_parameter(name)
+        if rows.shape[1] == 1:
+            return F.embedding(rows[:, 0], table)
+        return F.embedding_bag(rows, table, mode="sum")
 
 
 class ContextMix(nn.Module):

@@ -75,7 +75,12 @@ class TaggerConfig(ModelConfig):
         max_words: Maximum number of word vectors to read; 0 reads all.
         hashed_words: Number of rows of a trainable word table that is addressed by a
             hash of the lower-cased word; 0 for none.
-        word_dim: Number of columns of the hashed word table.
+        hashed_prefixes: The same for a word's first three characters.
+        hashed_suffixes: The same for a word's last three characters.
+        hashed_shapes: The same for a word's shape: Xxxx-ddd of "Factor-123".
+        hashes: Number of rows of a hashed table that each word reads; their sum
+            represents it.
+        word_dim: Number of columns of each hashed table.
         characters: Whether the tagger has a character CNN.
         char_dim: Width of a character's vector.
         char_filters: Number of filters of the character CNN.
@@ -88,6 +93,10 @@ class TaggerConfig(ModelConfig):
         cnn_filters: Number of filters of the word CNN for each of `cnn_widths`; 0 for
             no CNN.
         cnn_widths: Widths of the word CNN's filters, in words.
+        cnn_layers: Number of layers of the word CNN; those above the first are
+            residual.
+        cnn_pieces: Number of pieces of the word CNN's maxout, with a layer norm; 1 for
+            ReLU.
         lstm_units: Number of BiLSTM units in each direction; 0 for no LSTM.
         lstm_layers: Number of BiLSTM layers.
         dropout: Dropout rate of the word representation, and after the CNN and each
@@ -100,6 +109,10 @@ class TaggerConfig(ModelConfig):
     train_words: bool = False
     max_words: NonNegativeInt = 0
     hashed_words: NonNegativeInt = 0
+    hashed_prefixes: NonNegativeInt = 0
+    hashed_suffixes: NonNegativeInt = 0
+    hashed_shapes: NonNegativeInt = 0
+    hashes: Annotated[int, Ge(1), Le(16)] = 1
     word_dim: PositiveInt = 100
     characters: bool = True
     char_dim: PositiveInt = 100
@@ -110,6 +123,8 @@ class TaggerConfig(ModelConfig):
     project: NonNegativeInt = 0
     cnn_filters: NonNegativeInt = 200
     cnn_widths: tuple[int, ...] = (3,)
+    cnn_layers: Annotated[int, Ge(1), Le(100)] = 1
+    cnn_pieces: Annotated[int, Ge(1), Le(16)] = 1
     lstm_units: NonNegativeInt = 200
     lstm_layers: Annotated[int, Ge(1), Le(100)] = 1
     dropout: FractionBelowOne = 0.2
@@ -145,10 +160,21 @@ class TaggerConfig(ModelConfig):
         return not self.has_frozen_encoder
 
     @property
+    def hashed_tables(self) -> dict[str, int]:
+        """The number of rows of each hashed table, by its name in `ATTRIBUTES`."""
+        rows = {
+            "hashed": self.hashed_words,
+            "prefixes": self.hashed_prefixes,
+            "suffixes": self.hashed_suffixes,
+            "shapes": self.hashed_shapes,
+        }
+        return {name: count for name, count in rows.items() if count}
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """The layers of a tagger of this specification, bottom to top."""
         has_layer = {
-            "words": bool(self.word_vectors or self.hashed_words),
+            "words": bool(self.word_vectors or self.hashed_tables),
             "characters": self.characters,
             "context": bool(self.contextual),
             "cnn": self.cnn_filters > 0,
@@ -244,7 +270,13 @@ class Tagger(TaggingModel):
         size = self._build_inputs(seed)
         if config.cnn_filters:
             with seeded(seed, "cnn"):
-                self.cnn = WordCNN(size, config.cnn_filters, config.cnn_widths)
+                self.cnn = WordCNN(
+                    size,
+                    config.cnn_filters,
+                    config.cnn_widths,
+                    layers=config.cnn_layers,
+                    pieces=config.cnn_pieces,
+                )
             size = self.cnn.outputs
         if config.lstm_units:
             with seeded(seed, "lstm"):
@@ -263,11 +295,13 @@ class Tagger(TaggingModel):
             if config.train_words:
                 trained_table = self.vectors.table
 
-        if trained_table is not None or config.hashed_words:
+        tables = config.hashed_tables
+        if trained_table is not None or tables:
             with seeded(seed, "words"):
-                self.words = Words(trained_table, config.hashed_words, config.word_dim)
-        if config.hashed_words:
-            size += config.word_dim
+                self.words = Words(
+                    trained_table, tables, config.word_dim, config.hashes
+                )
+        size += len(tables) * config.word_dim
 
         if config.characters:
             with seeded(seed, "characters"):
@@ -328,11 +362,15 @@ class Tagger(TaggingModel):
         config = self.config
         encoded = encode_corpus(documents, self.tagset, max_tokens=config.max_tokens)
         forms = encoded.forms
-        word = hashed = characters = lengths = context = None
+        word = characters = lengths = context = None
         if self.vectors is not None:
             word = torch.from_numpy(self.vectors.find_rows(forms))
-        if config.hashed_words:
-            hashed = torch.from_numpy(hash_forms(forms, config.hashed_words))
+        hashed = {
+            name: torch.from_numpy(
+                hash_forms(forms, rows, attribute=name, hashes=config.hashes)
+            )
+            for name, rows in config.hashed_tables.items()
+        }
         if config.characters:
             characters, lengths = make_character_table(forms, config.char_max)
         if self.encoder is not None and encoded.sentences:
@@ -365,8 +403,8 @@ class Tagger(TaggingModel):
         rows = {}
         if prepared.word is not None and self.config.train_words:
             rows["words.weight"] = prepared.word.numpy()[form]
-        if prepared.hashed is not None:
-            rows["words.hashed"] = prepared.hashed.numpy()[form]
+        for name, hashed in prepared.hashed.items():
+            rows[f"words.{name}"] = hashed.numpy()[form].ravel()
         return rows
 
     def loss(
@@ -420,7 +458,7 @@ class Tagger(TaggingModel):
             layers.append(inputs[-1])
         parts = [dropout(part, rate, self.training) for part in inputs]
         if self.config.cnn_filters:
-            layers.append(self.cnn(parts, layout))
+            layers.append(self.cnn(parts, layout, rate))
             parts = [dropout(layers[-1], rate, self.training)]
         if self.config.lstm_units:
             layers.append(self.lstm(parts, layout, rate))
@@ -442,9 +480,9 @@ class Tagger(TaggingModel):
                 yield F.embedding(rows.to(device), self.words.weight)
             else:
                 yield self.vectors.table.index_select(0, rows).to(device)
-        if prepared.hashed is not None:
-            buckets = prepared.hashed[torch.from_numpy(form)]
-            yield F.embedding(buckets.to(device), self.words.hashed)
+        for name, hashed in prepared.hashed.items():
+            buckets = hashed[torch.from_numpy(form)].to(device)
+            yield self.words.look_up(name, buckets)
         if prepared.characters is not None and prepared.character_lengths is not None:
             yield self._spell(form, prepared.characters, prepared.character_lengths)
         if prepared.context is not None:

@@ -52,6 +52,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "cnn_filters": 0,
         "max_tokens": 7,
     },
+    "hashed": {
+        "hashed_prefixes": 7,
+        "hashed_suffixes": 50,
+        "hashed_shapes": 20,
+        "hashes": 3,
+        "characters": False,
+    },
+    "deep": {"cnn_layers": 3, "cnn_pieces": 3, "cnn_widths": (2, 3), "lstm_units": 0},
+    "residual": {"cnn_layers": 2},
     "flat": {"lstm_units": 0, "cnn_filters": 0, "char_max": 6},
 }
 

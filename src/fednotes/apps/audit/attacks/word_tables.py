@@ -113,7 +113,7 @@ ATTACKS = (
         "words from word tables",
         sees="an update of a table with a row per word",
         closes=(
-            'frozen tables: no train_words or hashed_words; train = "encoder"; '
+            'frozen tables: no train_words or hashed tables; train = "encoder"; '
             "noise ([privacy])"
         ),
         trial=partial(rank_words, bias=False),

@@ -12,7 +12,7 @@ The export is a folder with everything that another program needs:
     tokenizer.json  the tokenizer of a token classifier, which also cuts texts into
                     windows; for a tagger, the table row of each word
 
-`docs/use.md` has a program of less than 70 lines that reads such a folder.
+`docs/use.md` has a program of less than 100 lines that reads such a folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from functools import partial
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -42,12 +42,12 @@ from fednotes.data.text import TOKEN
 from fednotes.encoders.pretrained import Frame, silencing_library
 from fednotes.encoders.reading import list_blank_marks
 from fednotes.report.html import environment
-from fednotes.taggers.layers import CHARACTERS, FIRST
+from fednotes.taggers.layers import CHARACTERS, FIRST, WordCNN
 from fednotes.taggers.saving import load_model
 from fednotes.taggers.tagger import Tagger
 from fednotes.taggers.token_classifier import TokenClassifier
 
-FORMAT: Final = 3  # version of the metadata
+FORMAT: Final = 4  # version of the metadata
 OPSET: Final = 18  # version of ONNX's operators
 IR_VERSION: Final = 10  # version of ONNX's file format
 
@@ -149,7 +149,9 @@ def _write_tagger(model: Tagger, folder: Path) -> dict[str, Any]:
     # For longer words, the model reads only the beginning and the end.
     max_characters = config.char_max - 2
     return {
-        "hashed": max(1, config.hashed_words),
+        # The graph has the input, whether it reads it or not.
+        "hashed": config.hashed_tables or {"hashed": 1},
+        "hashes": config.hashes,
         "max_tokens": config.max_tokens,
         "letters": {character: row for row, character in enumerate(CHARACTERS, FIRST)},
         "ends": ((max_characters + 1) // 2, max_characters // 2),
@@ -177,7 +179,10 @@ def _build_tagger_graph(model: Tagger) -> Any:
 
     config = model.config
     widths = model.cnn.widths if config.cnn_filters else ()
-    layers = config.lstm_layers if config.lstm_units else 0
+    lstm_layers = config.lstm_layers if config.lstm_units else 0
+    cnn_layers: list[WordCNN] = []
+    if config.cnn_filters:
+        cnn_layers = [model.cnn, *(cast(WordCNN, layer) for layer in model.cnn.above)]
     features = _list_token_features(model)
 
     weights = {
@@ -186,21 +191,19 @@ def _build_tagger_graph(model: Tagger) -> Any:
     }
     for feature_weights in features.values():
         weights |= feature_weights
-    for width in widths:
-        weights |= _arrange_convolution(
-            f"cnn_{width}",
-            model.cnn.get_parameter(f"weight_{width}"),
-            model.cnn.get_parameter(f"bias_{width}"),
-        )
-    for layer in range(layers):
-        weights |= _arrange_lstm_layer(model.lstm, layer)
+    for number, cnn_layer in enumerate(cnn_layers):
+        weights |= _arrange_cnn_layer(cnn_layer, number)
+    for number in range(lstm_layers):
+        weights |= _arrange_lstm_layer(model.lstm, number)
 
     template = environment("fednotes.apps.serving").get_template("tagger.onnx.txt")
     text = template.render(
         parts=list(features),
         config=config,
+        hashed_tables=list(config.hashed_tables),
         widths=widths,
-        layers=layers,
+        cnn_layers=len(cnn_layers),
+        lstm_layers=lstm_layers,
         tags=len(model.tagset.tags),
         opset=OPSET,
         ir=IR_VERSION,
@@ -216,8 +219,8 @@ def _build_tagger_graph(model: Tagger) -> Any:
 def _list_token_features(model: Tagger) -> dict[str, dict[str, Tensor]]:
     """Return the weights behind each feature of a token, by the feature's name.
 
-    The names are those of `templates/tagger.onnx.txt`: "known" (word vectors), "bucket"
-    (hashed words) and "spelt" (characters).
+    The names are those of `templates/tagger.onnx.txt`: "known" (word vectors), those of
+    the hashed tables, and "spelt" (characters).
     """
     config = model.config
     features: dict[str, dict[str, Tensor]] = {}
@@ -226,8 +229,9 @@ def _list_token_features(model: Tagger) -> dict[str, dict[str, Tensor]]:
         if config.train_words:
             table = model.words.weight
         features["known"] = {"known_table": table}
-    if config.hashed_words:
-        features["bucket"] = {"bucket_table": model.words.hashed}
+    for name in config.hashed_tables:
+        table = model.words.get_parameter(name)
+        features[f"sum_of_{name}"] = {f"{name}_table": table}
     if config.characters:
         letters = model.characters.embedding.detach().clone()
         letters[0] = 0.0  # row 0 pads the characters of a word
@@ -236,6 +240,21 @@ def _list_token_features(model: Tagger) -> dict[str, dict[str, Tensor]]:
         )
         features["spelt"] = {"letters_table": letters, **convolution}
     return features
+
+
+def _arrange_cnn_layer(layer: WordCNN, number: int) -> dict[str, Tensor]:
+    """Return the weights of a layer of the word CNN."""
+    weights: dict[str, Tensor] = {}
+    for width in layer.widths:
+        weights |= _arrange_convolution(
+            f"cnn_{number}_{width}",
+            layer.get_parameter(f"weight_{width}"),
+            layer.get_parameter(f"bias_{width}"),
+        )
+    if layer.pieces > 1:
+        weights[f"cnn_{number}_scale"] = layer.norm.weight
+        weights[f"cnn_{number}_shift"] = layer.norm.bias
+    return weights
 
 
 def _arrange_convolution(name: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:

@@ -1,0 +1,217 @@
+"""Strict F1 and speed of the light tagger `hash-cnn`, beside spaCy's recogniser.
+
+    python benchmarks/light_tagger.py [--corpora ncbi_disease bc5cdr] [--train 800] [--seeds 5]
+
+Each seed draws the sentences that both programs train on, from the training part of a
+corpus below $FEDNOTES_CORPORA. spaCy's `ner` has its default settings (a blank English
+pipeline). Both programs keep the epoch with the best F1 on the same sentences of the
+validation part, of 30 epochs, and find mentions in all sentences of the test part. The
+test of the differences is paired by seed. Speed is that of one thread (set
+OMP_NUM_THREADS=1), from texts to mentions, by `model.stream` and `nlp.pipe` in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fednotes as fn
+from fednotes.core.types import Document, Span
+from fednotes.data.formats import jsonl
+from fednotes.data.split import sentence_documents
+from fednotes.metrics.paired_tests import paired_t
+from fednotes.metrics.spans import SpanCounts
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
+from scratch import scratch
+
+EPOCHS = 30
+JOB: dict[str, Any] = {
+    "method": "fedner",
+    "conditions": ["alone"],
+    "model": {"tagger": "hash-cnn"},
+    "training": {"learning_rate": 0.002, "batch_size": 16, "epochs": EPOCHS},
+}
+FILES = {"train": "train.tsv", "valid": "devel.tsv", "test": "test.tsv"}
+Texts = Sequence[str]
+Finder = Callable[[Texts], Iterable[Sequence[Span]]]
+Parts = dict[str, list[Document]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--corpora", nargs="+", default=["ncbi_disease", "bc5cdr"])
+    parser.add_argument("--train", type=int, default=800, help="training sentences")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of speed")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if (root := os.environ.get("FEDNOTES_CORPORA")) is None:
+        print("set FEDNOTES_CORPORA to the folder of the corpora")
+        return
+
+    speeds: dict[str, list[float]] = {"fednotes": [], "spaCy": []}
+    differences: dict[str, list[float]] = {}
+    for corpus in arguments.corpora:
+        parts = read_parts(Path(root) / corpus)
+        print(f"{corpus}: {arguments.train} sentences to train")
+        print(f"{'seed':>6}  fednotes  spaCy   (strict F1 on {len(parts['test'])})")
+        for seed in range(1, arguments.seeds + 1):
+            drawn = draw(parts, arguments.train, seed)
+            finders = {
+                "fednotes": train_ours(drawn, seed),
+                "spaCy": train_spacy(drawn, seed),
+            }
+            scores = {name: f1(drawn["test"], find) for name, find in finders.items()}
+            print(
+                f"{seed:6}  {scores['fednotes']:8.1f}  {scores['spaCy']:5.1f}",
+                flush=True,
+            )
+            differences.setdefault(corpus, []).append(
+                scores["fednotes"] - scores["spaCy"]
+            )
+        texts = [document.text for document in parts["test"]]
+        for name, speed in measure(finders, texts, arguments.repeats).items():
+            print(f"{name}: {speed:,.0f} sentences/s")
+            speeds[name].append(speed)
+
+    for corpus, values in differences.items():
+        print(f"{corpus}: fednotes - spaCy = {describe(values)}")
+    ratio = min(a / b for a, b in zip(speeds["fednotes"], speeds["spaCy"], strict=True))
+    print(f"light-tagger-speed ratio={ratio:.2f} against spaCy's nlp.pipe")
+
+
+def read_parts(folder: Path) -> Parts:
+    """Return the sentences of each part of a corpus, without blank ones."""
+    return {
+        part: [
+            document
+            for document in sentence_documents(fn.read(folder / file))
+            if document.text.strip()
+        ]
+        for part, file in FILES.items()
+    }
+
+
+def draw(parts: Parts, train: int, seed: int) -> Parts:
+    """Return the sentences of a seed; validation sentences are a fifth of `train`."""
+    generator = random.Random(seed)
+    return {
+        "train": generator.sample(parts["train"], train),
+        "valid": generator.sample(parts["valid"], train // 5),
+        "test": parts["test"],
+    }
+
+
+def train_ours(parts: Parts, seed: int) -> Finder:
+    """Train a site alone, as `fednotes simulate` does."""
+    with scratch() as path:
+        files = {part: str(path / f"{part}.jsonl") for part in parts}
+        for part, documents in parts.items():
+            jsonl.write(documents, Path(files[part]))
+        job = fn.job(JOB | {"seed": seed, "sites": {"here": files}})
+        fn.simulate(job, path / "out")
+        folders = (path / "out" / "alone").glob("**/model")
+        model = fn.load(next(folder for folder in sorted(folders) if folder.is_dir()))
+    assert isinstance(model, fn.MentionModel)
+    return lambda texts: [document.spans for document in model.stream(texts, batch=256)]
+
+
+def train_spacy(parts: Parts, seed: int) -> Finder:
+    """Train a blank English pipeline's `ner` with the settings of spaCy's default."""
+    import spacy
+    from spacy.schemas import ConfigSchemaTraining
+    from spacy.training import Example
+    from spacy.util import registry
+
+    spacy.util.fix_random_seed(seed)
+    nlp = spacy.blank("en")
+    nlp.add_pipe("ner")
+    settings = registry.resolve(
+        nlp.config.interpolate()["training"], schema=ConfigSchemaTraining
+    )
+
+    def find(texts: Texts) -> list[list[Span]]:
+        return [spans_of(doc) for doc in nlp.pipe(texts, batch_size=256)]
+
+    examples = [example_of(Example, nlp, document) for document in parts["train"]]
+    optimizer = nlp.initialize(lambda: examples, sgd=settings["optimizer"])
+    order = random.Random(seed)
+    best_score, best_weights = -1.0, b""
+    for _ in range(EPOCHS):
+        order.shuffle(examples)
+        for batch in settings["batcher"](examples):
+            nlp.update(batch, sgd=optimizer, drop=settings["dropout"])
+        score = f1(parts["valid"], find)
+        if score > best_score:
+            best_score, best_weights = score, nlp.to_bytes()
+    nlp.from_bytes(best_weights)
+    return find
+
+
+def example_of(kind: Any, nlp: Any, document: Document) -> Any:
+    """Return spaCy's training example of a sentence."""
+    import spacy
+
+    doc = nlp.make_doc(document.text)
+    spans = [
+        doc.char_span(span.start, span.end, span.label, alignment_mode="expand")
+        for span in document.spans
+    ]
+    doc.set_ents(spacy.util.filter_spans([span for span in spans if span is not None]))
+    return kind(nlp.make_doc(document.text), doc)
+
+
+def spans_of(doc: Any) -> list[Span]:
+    return [Span(span.start_char, span.end_char, span.label_) for span in doc.ents]
+
+
+def f1(gold: Sequence[Document], find: Finder) -> float:
+    """Return the strict F1 of the found mentions, in percent."""
+    predicted = [
+        replace(document, spans=tuple(sorted(spans)))
+        for document, spans in zip(
+            gold, find([document.text for document in gold]), strict=True
+        )
+    ]
+    return 100 * SpanCounts.of(gold, predicted).scores()["strict"]["f1"]
+
+
+def measure(finders: dict[str, Finder], texts: Texts, repeats: int) -> dict[str, float]:
+    """Return the median sentences per second.
+
+    The programs run in turn, so that other work on the machine slows both.
+    """
+    speeds: dict[str, list[float]] = {name: [] for name in finders}
+    for repeat in range(repeats + 1):
+        for name, find in finders.items():
+            start = time.perf_counter()
+            list(find(texts))
+            if repeat:  # the first one warms up
+                speeds[name].append(len(texts) / (time.perf_counter() - start))
+    return {name: statistics.median(values) for name, values in speeds.items()}
+
+
+def describe(differences: Sequence[float]) -> str:
+    """Return the mean difference, with its 95 % interval and p value if it has one."""
+    if len(differences) < 2:
+        return f"{statistics.fmean(differences):+.1f}"
+    test = paired_t(differences)
+    return (
+        f"{test.mean:+.1f} (95 % interval {test.low:+.1f} to {test.high:+.1f}, "
+        f"p = {test.p_value:.3f}, paired t test over {test.n} seeds)"
+    )
+
+
+if __name__ == "__main__":
+    main()
