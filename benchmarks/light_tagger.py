@@ -1,13 +1,19 @@
 """Strict F1 and speed of the light tagger `hash-cnn`, beside spaCy's recogniser.
 
-    python benchmarks/light_tagger.py [--corpora ncbi_disease bc5cdr] [--train 800] [--seeds 5]
+    python benchmarks/light_tagger.py [--corpora ncbi_disease bc5cdr] [--train 800] [--seeds 1 2 3 4 5]
+    python benchmarks/light_tagger.py --judge valid --seeds 11 12 13 14 15
 
 Each seed draws the sentences that both programs train on, from the training part of a
 corpus below $FEDNOTES_CORPORA. spaCy's `ner` has its default settings (a blank English
 pipeline). Both programs keep the epoch with the best F1 on the same sentences of the
-validation part, of 30 epochs, and find mentions in all sentences of the test part. The
-test of the differences is paired by seed. Speed is that of one thread (set
-OMP_NUM_THREADS=1), from texts to mentions, by `model.stream` and `nlp.pipe` in turn.
+validation part, and find mentions in all sentences of the test part. `--judge valid`
+takes the other sentences of the validation part instead: settings are chosen there. The
+test of the differences is paired by seed.
+
+Seconds are those of the CPU, with one thread. Those of training include what each
+program reads and its scores on the validation sentences; fednotes also scores the
+judged sentences in that time. Those of prediction go from texts to mentions, by
+`model.stream` and `nlp.pipe` in turn.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,60 +42,73 @@ from fednotes.metrics.spans import SpanCounts
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
 from scratch import scratch
 
-EPOCHS = 30
 JOB: dict[str, Any] = {
     "method": "fedner",
     "conditions": ["alone"],
     "model": {"tagger": "hash-cnn"},
-    "training": {"learning_rate": 0.002, "batch_size": 16, "epochs": EPOCHS},
+    "training": {"learning_rate": 0.002, "batch_size": 32},
 }
 FILES = {"train": "train.tsv", "valid": "devel.tsv", "test": "test.tsv"}
 Texts = Sequence[str]
 Finder = Callable[[Texts], Iterable[Sequence[Span]]]
 Parts = dict[str, list[Document]]
+Trainer = Callable[[Parts, int, int], Finder]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpora", nargs="+", default=["ncbi_disease", "bc5cdr"])
     parser.add_argument("--train", type=int, default=800, help="training sentences")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--judge", choices=["test", "valid"], default="test")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of speed")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if (root := os.environ.get("FEDNOTES_CORPORA")) is None:
-        print("set FEDNOTES_CORPORA to the folder of the corpora")
+        print("left out: set FEDNOTES_CORPORA to the folder of the corpora")
+        return
+    if find_spec("spacy") is None:
+        print("left out: pip install 'fednotes[spacy]'")
         return
 
-    speeds: dict[str, list[float]] = {"fednotes": [], "spaCy": []}
-    differences: dict[str, list[float]] = {}
-    for corpus in arguments.corpora:
-        parts = read_parts(Path(root) / corpus)
-        print(f"{corpus}: {arguments.train} sentences to train")
-        print(f"{'seed':>6}  fednotes  spaCy   (strict F1 on {len(parts['test'])})")
-        for seed in range(1, arguments.seeds + 1):
-            drawn = draw(parts, arguments.train, seed)
-            finders = {
-                "fednotes": train_ours(drawn, seed),
-                "spaCy": train_spacy(drawn, seed),
-            }
-            scores = {name: f1(drawn["test"], find) for name, find in finders.items()}
-            print(
-                f"{seed:6}  {scores['fednotes']:8.1f}  {scores['spaCy']:5.1f}",
-                flush=True,
-            )
-            differences.setdefault(corpus, []).append(
-                scores["fednotes"] - scores["spaCy"]
-            )
-        texts = [document.text for document in parts["test"]]
-        for name, speed in measure(finders, texts, arguments.repeats).items():
-            print(f"{name}: {speed:,.0f} sentences/s")
-            speeds[name].append(speed)
+    ratios = [compare(Path(root) / corpus, arguments) for corpus in arguments.corpora]
+    print(f"light-tagger-speed ratio={min(ratios):.2f} against spaCy's nlp.pipe")
 
-    for corpus, values in differences.items():
-        print(f"{corpus}: fednotes - spaCy = {describe(values)}")
-    ratio = min(a / b for a, b in zip(speeds["fednotes"], speeds["spaCy"], strict=True))
-    print(f"light-tagger-speed ratio={ratio:.2f} against spaCy's nlp.pipe")
+
+def compare(folder: Path, arguments: argparse.Namespace) -> float:
+    """Print both programs' scores on a corpus; return the ratio of their speeds."""
+    parts = read_parts(folder)
+    trainers: dict[str, Trainer] = {"fednotes": train_ours, "spaCy": train_spacy}
+    finders: dict[str, Finder] = {}
+    scores: dict[str, list[float]] = {name: [] for name in trainers}
+    seconds: dict[str, list[float]] = {name: [] for name in trainers}
+
+    print(f"{folder.name}: {arguments.train} sentences to train")
+    print(f"seed  fednotes  spaCy   strict F1, {arguments.judge}")
+    for seed in arguments.seeds:
+        drawn = draw(parts, arguments.train, seed, arguments.judge)
+        for name, train in trainers.items():
+            start = time.process_time()
+            finders[name] = train(drawn, arguments.epochs, seed)
+            seconds[name].append(time.process_time() - start)
+            scores[name].append(f1(drawn["test"], finders[name]))
+        ours, theirs = (values[-1] for values in scores.values())
+        print(f"{seed:4}  {ours:8.1f}  {theirs:5.1f}", flush=True)
+
+    speeds = measure(
+        finders, [document.text for document in drawn["test"]], arguments.repeats
+    )
+    for name, values in scores.items():
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        print(
+            f"{name}: {statistics.fmean(values):.1f} ± {spread:.1f}, "
+            f"{statistics.median(seconds[name]):.1f} s to train, "
+            f"{speeds[name]:,.0f} sentences/s"
+        )
+    differences = [a - b for a, b in zip(*scores.values(), strict=True)]
+    print(f"fednotes - spaCy: {describe(differences)}", flush=True)
+    return speeds["fednotes"] / speeds["spaCy"]
 
 
 def read_parts(folder: Path) -> Parts:
@@ -103,23 +123,34 @@ def read_parts(folder: Path) -> Parts:
     }
 
 
-def draw(parts: Parts, train: int, seed: int) -> Parts:
-    """Return the sentences of a seed; validation sentences are a fifth of `train`."""
+def draw(parts: Parts, train: int, seed: int, judge: str) -> Parts:
+    """Return the sentences of a seed; validation sentences are a fifth of `train`.
+
+    With `judge` "valid", the other validation sentences stand for the test sentences.
+    """
     generator = random.Random(seed)
-    return {
+    drawn = {
         "train": generator.sample(parts["train"], train),
         "valid": generator.sample(parts["valid"], train // 5),
         "test": parts["test"],
     }
+    if judge == "valid":
+        chosen = {id(document) for document in drawn["valid"]}
+        drawn["test"] = [d for d in parts["valid"] if id(d) not in chosen]
+    return drawn
 
 
-def train_ours(parts: Parts, seed: int) -> Finder:
+def train_ours(parts: Parts, epochs: int, seed: int) -> Finder:
     """Train a site alone, as `fednotes simulate` does."""
     with scratch() as path:
         files = {part: str(path / f"{part}.jsonl") for part in parts}
         for part, documents in parts.items():
             jsonl.write(documents, Path(files[part]))
-        job = fn.job(JOB | {"seed": seed, "sites": {"here": files}})
+        training = JOB["training"] | {"epochs": epochs, "patience": epochs}
+        # spaCy keeps training sentences that occur in another part, too.
+        site = files | {"repeats": "keep"}
+        changes = {"seed": seed, "training": training, "sites": {"here": site}}
+        job = fn.job(JOB | changes)
         fn.simulate(job, path / "out")
         folders = (path / "out" / "alone").glob("**/model")
         model = fn.load(next(folder for folder in sorted(folders) if folder.is_dir()))
@@ -127,7 +158,7 @@ def train_ours(parts: Parts, seed: int) -> Finder:
     return lambda texts: [document.spans for document in model.stream(texts, batch=256)]
 
 
-def train_spacy(parts: Parts, seed: int) -> Finder:
+def train_spacy(parts: Parts, epochs: int, seed: int) -> Finder:
     """Train a blank English pipeline's `ner` with the settings of spaCy's default."""
     import spacy
     from spacy.schemas import ConfigSchemaTraining
@@ -148,7 +179,7 @@ def train_spacy(parts: Parts, seed: int) -> Finder:
     optimizer = nlp.initialize(lambda: examples, sgd=settings["optimizer"])
     order = random.Random(seed)
     best_score, best_weights = -1.0, b""
-    for _ in range(EPOCHS):
+    for _ in range(epochs):
         order.shuffle(examples)
         for batch in settings["batcher"](examples):
             nlp.update(batch, sgd=optimizer, drop=settings["dropout"])
@@ -188,17 +219,14 @@ def f1(gold: Sequence[Document], find: Finder) -> float:
 
 
 def measure(finders: dict[str, Finder], texts: Texts, repeats: int) -> dict[str, float]:
-    """Return the median sentences per second.
-
-    The programs run in turn, so that other work on the machine slows both.
-    """
+    """Return the median sentences per second of the CPU; the programs run in turn."""
     speeds: dict[str, list[float]] = {name: [] for name in finders}
     for repeat in range(repeats + 1):
         for name, find in finders.items():
-            start = time.perf_counter()
+            start = time.process_time()
             list(find(texts))
             if repeat:  # the first one warms up
-                speeds[name].append(len(texts) / (time.perf_counter() - start))
+                speeds[name].append(len(texts) / (time.process_time() - start))
     return {name: statistics.median(values) for name, values in speeds.items()}
 
 

@@ -3,11 +3,9 @@
     python benchmarks/predict.py [--train 800] [--repeats 3] [--no-encoder]
 
 Two models are trained on the same sentences: the light tagger of the demo, and a token
-classifier on MiniLM. They are compared with two alternatives. The first is spaCy's
-entity recogniser (a CNN of similar size on hashed words), trained on the same sentences
-and read by `nlp.pipe`. The second is transformers' pipeline with the exported token
-classifier, which reads one sentence at a time by default, and in batches of 32. All
-predict test sentences from their text on one thread. The sentences are those of NCBI
+classifier on MiniLM. They are compared with transformers' pipeline with the exported
+token classifier, which reads one sentence at a time by default, and in batches of 32.
+All predict test sentences from their text on one thread. The sentences are those of NCBI
 disease below $FEDNOTES_CORPORA if it is set, and generated ones otherwise.
 """
 
@@ -87,47 +85,6 @@ def trained(job: dict[str, Any], files: dict[str, str], out: Path) -> fn.Mention
     return model
 
 
-def spacy_model(train: Sequence[Document], valid: Sequence[Document]) -> Any:
-    """spaCy's entity recogniser after the best of 15 epochs, or None where there is no
-    spaCy."""
-    try:
-        import spacy
-        from spacy.training import Example
-    except ImportError:
-        return None
-    nlp = spacy.blank("en")
-    network = {"@architectures": "spacy.HashEmbedCNN.v2", "pretrained_vectors": None}
-    network |= {"width": 64, "depth": 4, "embed_size": 1000, "window_size": 1}
-    network |= {"maxout_pieces": 3, "subword_features": True}
-    parser = {"@architectures": "spacy.TransitionBasedParser.v2", "state_type": "ner"}
-    parser |= {"extra_state_tokens": False, "hidden_width": 64, "maxout_pieces": 2}
-    nlp.add_pipe(
-        "ner", config={"model": parser | {"use_upper": True, "tok2vec": network}}
-    )
-
-    def example(document: Document) -> Any:
-        doc = nlp.make_doc(document.text)
-        spans = [
-            doc.char_span(s.start, s.end, s.label, alignment_mode="expand")
-            for s in document.spans
-        ]
-        doc.set_ents(
-            spacy.util.filter_spans([span for span in spans if span is not None])
-        )
-        return Example(nlp.make_doc(document.text), doc)
-
-    examples = [example(document) for document in train]
-    optimizer = nlp.initialize(lambda: examples)
-    order, best = random.Random(1), (-1.0, b"")
-    for _ in range(15):
-        order.shuffle(examples)
-        for batch in spacy.util.minibatch(examples, 32):
-            nlp.update(batch, sgd=optimizer, drop=0.2)
-        score = f1(valid, map(spans_of, nlp.pipe(document.text for document in valid)))
-        best = max(best, (score, nlp.to_bytes()), key=lambda pair: pair[0])
-    return nlp.from_bytes(best[1])
-
-
 def f1(gold: Sequence[Document], predicted_spans: Iterable[Sequence[Span]]) -> float:
     """Strict, in percent."""
     pairs = zip(gold, predicted_spans, strict=True)
@@ -142,7 +99,7 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=800, help="training sentences")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--no-encoder", action="store_true", help="the light tagger and spaCy alone"
+        "--no-encoder", action="store_true", help="the light tagger alone"
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -167,20 +124,6 @@ def main() -> None:
             few,
         )
         print(f"tagger: {size(light.model):,} parameters")
-        if (nlp := spacy_model(parts["train"], parts["valid"])) is None:
-            print("spaCy is left out: pip install 'fednotes[spacy]'")
-        else:
-            runs["spaCy, nlp.pipe"] = (
-                (lambda t: [spans_of(doc) for doc in nlp.pipe(t, batch_size=256)]),
-                len(texts),
-            )
-            weights = sum(
-                node.get_param(key).size
-                for node in nlp.get_pipe("ner").model.walk()
-                for key in node.param_names
-                if node.has_param(key)
-            )
-            print(f"spaCy: {weights:,} parameters")
         if not arguments.no_encoder:
             classifier = trained(ENCODER, files, path / "encoder")
             runs["token classifier, model.stream"] = ours(classifier), len(texts)
@@ -210,10 +153,6 @@ def size(model: Any) -> int:
     return sum(
         parameter.numel() for parameter in model.parameters() if parameter.requires_grad
     )
-
-
-def spans_of(doc: Any) -> list[Span]:
-    return [Span(span.start_char, span.end_char, span.label_) for span in doc.ents]
 
 
 def in_pipeline(model: fn.MentionModel, folder: Path, batch: int) -> Found:

@@ -18,6 +18,10 @@ MODEL = {
     "hashed_words": 8, "word_dim": 3, "char_dim": 3, "char_filters": 3, "cnn_filters": 4,
     "lstm_units": 3,
 }  # fmt: skip
+HASHED_MODEL = MODEL | {
+    "hashed_prefixes": 5, "hashed_suffixes": 7, "hashed_shapes": 4, "hashes": 2,
+    "cnn_layers": 2, "cnn_pieces": 2,
+}  # fmt: skip
 SECRET = bytes(range(32))
 
 

@@ -486,6 +486,20 @@ def test_an_existing_job_is_replaced_only_on_request(tmp_path: Path) -> None:
     assert proposed_job.to_dict()["method"]["value"] == "fedner"
 
 
+def test_a_proposed_job_without_an_encoder_trains_the_hashed_tagger(
+    tmp_path: Path,
+) -> None:
+    """A tagger that needs no file; of its layers, the output stays at the site."""
+    for site in ("a", "b"):
+        note(tmp_path / site / "x.conll")
+    paths = {"a": tmp_path / "a", "b": tmp_path / "b"}
+    proposed_job = fn.init(paths, tmp_path / "job.toml", encoder="none")
+    assert proposed_job.path is not None
+    table = fn.job(proposed_job.path).table
+    assert table["model"] == {"tagger": "hash-cnn"}
+    assert table["training"]["private"] == ["crf"]
+
+
 def test_a_job_that_cannot_be_written_is_refused_before_the_notes_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 import torch
 from applications import has_app
-from private_sites import MODEL, SECRET, config_of, make_private_site, patients, theta
+from private_sites import (
+    HASHED_MODEL,
+    MODEL,
+    SECRET,
+    config_of,
+    make_private_site,
+    patients,
+    theta,
+)
 from scipy import stats
 from tiny_jobs import TABLE
 
@@ -98,8 +106,9 @@ def test_a_unit_changes_all_layers_together_by_at_most_the_clip(
         assert clip > 1 or length == pytest.approx(clip, rel=1e-3)
 
 
+@pytest.mark.parametrize("table", [MODEL, HASHED_MODEL])
 def test_the_contribution_of_a_unit_does_not_depend_on_other_units(
-    without_noise: Any,
+    table: dict[str, Any], without_noise: Any
 ) -> None:
     """Whole numbers, dropout included: who else is drawn moves no bit of it, also where
     parameters are so large that rounding decides."""
@@ -109,7 +118,7 @@ def test_the_contribution_of_a_unit_does_not_depend_on_other_units(
             units: Sequence[int], factor: float = factor
         ) -> dict[str, torch.Tensor]:
             without_noise(units)
-            site = make_private_site()
+            site = make_private_site(model=FEDNER.read_model_config(table))
             return dict(site.noisy_gradients(theta(site, factor), round=0).tensors)
 
         together, single = sums([0, 1, 2]), [sums([unit]) for unit in range(3)]
@@ -139,9 +148,13 @@ def test_dropout_of_a_unit_equals_torch_with_its_secret_seed(
     assert all(torch.equal(answer[name], alone[name]) for name in answer)
 
 
-def test_a_clipped_gradient_is_that_of_the_loss_of_the_unit() -> None:
+@pytest.mark.parametrize("table", [MODEL, HASHED_MODEL])
+def test_a_clipped_gradient_is_that_of_the_loss_of_the_unit(
+    table: dict[str, Any],
+) -> None:
     """Against torch's gradients of the mean loss, scaled and cut by hand."""
-    site = make_private_site(privacy={"clip": 0.05})
+    model = FEDNER.read_model_config(table)
+    site = make_private_site(privacy={"clip": 0.05}, model=model)
     site.site.model.train(True)
     indices = site.units[1]
     torch.manual_seed(3)

@@ -154,6 +154,13 @@ def test_each_preset_has_its_documented_layers(
     assert mean == pytest.approx(together["loss"].item() / 24, rel=1e-5)
 
 
+def test_the_tagger_of_hashes_needs_no_file_and_all_of_it_learns() -> None:
+    tagger = build_tagger(read_tagger_config({"tagger": "hash-cnn"}), TAGS, 1).eval()
+    assert tagger.layers == ("words", "cnn", "crf")
+    gradients = _gradients(tagger, tagger.prepare(_documents()), range(24))
+    assert all(float(value.abs().max()) > 0 for value in gradients.values())
+
+
 def test_any_text_can_be_predicted() -> None:
     """Nothing, blanks, one sentence of 3,000 tokens, characters outside the inventory."""
     long = Document("long", "word " * 3000, sentences=((0, 15000),))

@@ -192,8 +192,8 @@ class TaggerConfig(ModelConfig):
             )
 
 
-# The taggers of FedNER's Table 2. They name no files: a job adds word_vectors and, for
-# elmoner, contextual.
+# The first seven are the taggers of FedNER's Table 2. They name no files: a job adds
+# word_vectors and, for elmoner, contextual.
 PRESETS: dict[str, TaggerConfig] = {
     # Collobert et al. 2011
     "cnn-crf": TaggerConfig("cnn-crf", characters=False, lstm_units=0),
@@ -211,6 +211,23 @@ PRESETS: dict[str, TaggerConfig] = {
     "cnn-clstm-crf": TaggerConfig("cnn-clstm-crf"),
     # FedNER, section 3.1
     "elmoner": TaggerConfig("elmoner"),
+    # Not in the paper: the features and the encoder of spaCy's recogniser (Honnibal and
+    # Montani), with a CRF. It needs no file.
+    "hash-cnn": TaggerConfig(
+        "hash-cnn",
+        hashed_words=2000,
+        hashed_prefixes=1000,
+        hashed_suffixes=1000,
+        hashed_shapes=1000,
+        hashes=4,
+        word_dim=64,
+        characters=False,
+        cnn_filters=96,
+        cnn_layers=4,
+        cnn_pieces=3,
+        lstm_units=0,
+        dropout=0.5,
+    ),
 }
 
 

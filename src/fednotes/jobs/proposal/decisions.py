@@ -409,8 +409,8 @@ def _choose_model(method: str, holds: Holds, encoder: str, choices: Choices) -> 
         if encoder == "none":
             return Choice(
                 "none",
-                "A table of hashed words needs no file; word vectors or a frozen "
-                "encoder of clinical text find more mentions.",
+                "Hashed words, prefixes, suffixes and shapes need no file; a frozen "
+                "encoder of clinical text may find more mentions.",
             )
         return Choice(encoder, "A frozen encoder gives the light tagger its features.")
     if encoder == "none":
