@@ -79,7 +79,7 @@ _PROBES = {
     "overlapping": Document("a", "Had rash", (Span(0, 8, "X"), *_RASH)),
     "in pieces": Document("a", "Had a rash", (Span(0, 10, "ADE", ((0, 3), (6, 10))),)),
     "confidences": Document("a", "Had rash", (Span(4, 8, "ADE", (), 0.5),)),
-    "patient": Document("a", "Had rash", _RASH, patient="7"),
+    "patient": Document("a", "Had rash", _RASH, patient="P-7"),
     "codes, meta": Document("a", "Had rash", _RASH, codes=("E11",), meta={"b": 1}),
     "sentences, tokens": Document(
         "a", "Had rash", _RASH, sentences=((0, 8),), tokens=((0, 3), (4, 8))
