@@ -33,6 +33,7 @@ from fednotes.jobs.job_file import (
     list_built_in_jobs,
     list_table_names,
     load_job,
+    load_table,
     parse_job,
 )
 from fednotes.jobs.local_files import list_site_path_keys
@@ -296,6 +297,16 @@ def test_built_in_jobs_are_listed_without_grids() -> None:
     assert not [
         name for name in list_built_in_jobs() if "table" in name or "fig" in name
     ]
+
+
+def test_settings_of_a_site_that_the_job_lacks_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('method = "fedner"\n[sites.north]\npath = "a"\n', "utf-8")
+    message = "the job has no site 'nroth'; did you mean 'north'?"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_job(path, ("sites.nroth.path=b",))
+    table, _ = load_table(path, ("sites.*.path=b", "sites.south={path='c'}"))
+    assert table["sites"] == {"north": {"path": "b"}, "south": {"path": "c"}}
 
 
 def test_a_built_in_job_takes_precedence_over_a_folder_of_its_name(

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from fednotes import methods
 from fednotes.core.databases import DatabaseAddress, is_address
-from fednotes.core.errors import ConfigError, nearest, within
+from fednotes.core.errors import ConfigError, ParameterError, nearest, within
 from fednotes.core.settings import (
     Mark,
     assign,
@@ -148,9 +148,31 @@ def load_table(
             )
         path = known[str(name)]
     table = read_toml(path)
+    _require_known_sites(table, settings)
     for assignment in settings:
         assign(table, assignment)
     return table, path
+
+
+def _require_known_sites(table: Mapping[str, Any], settings: Sequence[str]) -> None:
+    """Raise ParameterError if an assignment sets a key of a site that the job lacks.
+
+    Such a site would be a new one. A job without sites, or an assignment of a whole
+    table such as "sites.new={path='notes'}", may add sites.
+    """
+    sites = table.get("sites")
+    if not isinstance(sites, dict) or not sites:
+        return
+    for assignment in settings:
+        parents = assignment.partition("=")[0].strip().split(".")[:-1]
+        if len(parents) < 2 or parents[0] != "sites":
+            continue
+        name = parents[1]
+        if name != "*" and name not in sites:
+            raise ParameterError(
+                f"`settings` {assignment}: the job has no site {name!r}; "
+                f"{nearest(name, sites)}"
+            )
 
 
 def load_recorded_job(run: Path) -> Job:
