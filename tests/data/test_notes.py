@@ -240,6 +240,7 @@ MIMICS = {"format": "mimic", "categories": ["Radiology", "Nursing"]}
                 ("[1]", "not a JSON object"),
                 ('{"text": 1}', "missing or not a string"),
                 ('{"text": "\\ud800"}', "half of a surrogate pair"),
+                ('{"id": "\\ud800", "text": "a"}', 'the key "id" has half of'),
             )
         ),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import gzip
 import io
 import json
@@ -271,6 +272,21 @@ def test_a_file_of_predictions_appears_only_when_it_is_complete(tmp_path: Path) 
         write_brat(documents(), tmp_path / "folder")
     assert [path.name for path in tmp_path.iterdir()] == ["found.jsonl"]
     assert out.read_text() == "before"
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("format", ["parquet", "omop-parquet"])
+def test_a_parquet_file_that_fails_leaves_no_second_error(
+    format: str, tmp_path: Path
+) -> None:
+    def documents() -> Iterator[Document]:
+        yield Document("1", "text")
+        raise DataError("the table is broken off")
+
+    with pytest.raises(DataError, match="broken off"):
+        write_documents(documents(), tmp_path / "found.parquet", format)
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_table_is_refused_before_anything_is_predicted(

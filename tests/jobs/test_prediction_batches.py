@@ -210,6 +210,32 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("shards", "message"),
+    [
+        ([], "lists files of another number of notes"),
+        (
+            [{"file": "../elsewhere", "notes": NOTES, "bytes": 4}],
+            "lists a file that predictions do not have",
+        ),
+        (
+            [{"file": "x" * 5000, "notes": NOTES, "bytes": 4}],
+            "lists a file that predictions do not have",
+        ),
+    ],
+)
+def test_a_manifest_with_other_files_than_predictions_is_refused(
+    shards: list[Any], message: str, tmp_path: Path
+) -> None:
+    run_once(tmp_path, "folder", resume=False)
+    (tmp_path / "elsewhere").write_text("text", "utf-8")
+    manifest = tmp_path / "out" / MANIFEST
+    content = json.loads(manifest.read_text("utf-8"))
+    manifest.write_text(json.dumps(content | {"shards": shards}), "utf-8")
+    with pytest.raises(DataError, match=message):
+        run_once(tmp_path, "folder")
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"notes": -1},

@@ -33,7 +33,7 @@ from fednotes.core.parsing import read_regular
 from fednotes.core.store import hold_folder, replacing, write_json
 from fednotes.core.types import Document
 from fednotes.core.work import working
-from fednotes.jobs.prediction_writers import SUFFIXES, FileFacts, make_writer
+from fednotes.jobs.prediction_writers import SUFFIXES, FileFacts, open_writer
 
 logger = logging.getLogger(__name__)
 
@@ -332,16 +332,18 @@ class FolderSink(Sink):
     ) -> None:
         """Write a file, and then the manifest."""
         shards = self._manifest.shards
-        name = f"part-{len(shards):05d}.{SUFFIXES[self._format]}"
+        name = f"{_name_shard(len(shards))}.{SUFFIXES[self._format]}"
         path = self._folder / name
         next_mention = self.progress.mentions + 1
         facts = FileFacts(self._types, self.progress.started, next_mention)
         try:
-            with os_errors_as(FednotesError, path), replacing(path) as file:
-                writer = make_writer(self._format, file, facts)
+            with (
+                os_errors_as(FednotesError, path),
+                replacing(path) as file,
+                open_writer(self._format, file, facts) as writer,
+            ):
                 for document in documents:
                     writer.add(document)
-                writer.finish()
         except UnicodeEncodeError:
             raise DataError(
                 f"{path}: a note has characters that UTF-8 cannot encode: correct or "
@@ -385,7 +387,17 @@ class FolderSink(Sink):
             raise DataError(
                 f"{path}: written by another version of fednotes: resume with that one"
             )
-        for shard in manifest.shards:
+        if sum(shard.notes for shard in manifest.shards) != manifest.progress.notes:
+            raise DataError(
+                f"{path}: lists files of another number of notes than it records: "
+                "begin again in another folder"
+            )
+        for number, shard in enumerate(manifest.shards):
+            if shard.file.partition(".")[0] != _name_shard(number):
+                raise DataError(
+                    f"{path}: lists a file that predictions do not have: begin again "
+                    "in another folder"
+                )
             file = folder / shard.file
             if not file.is_file() or file.stat().st_size != shard.bytes:
                 raise DataError(
@@ -444,6 +456,11 @@ def opening_folder(
             manifest = _Manifest(PredictionProgress(settings))
         _remove_incomplete(folder, manifest)
         yield partial(FolderSink, folder, manifest, format=format, size=size)
+
+
+def _name_shard(number: int) -> str:
+    """Return the name of a file of predictions, without its suffix."""
+    return f"part-{number:05d}"
 
 
 def _require_empty(folder: Path) -> None:

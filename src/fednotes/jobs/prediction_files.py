@@ -18,7 +18,7 @@ from fednotes.core.errors import DataError, FednotesError
 from fednotes.core.store import locked_folder, stream_out, temporary_path
 from fednotes.core.types import Document
 from fednotes.data.formats import FORMATS
-from fednotes.jobs.prediction_writers import FileFacts, make_writer
+from fednotes.jobs.prediction_writers import FileFacts, open_writer
 
 
 def write_documents(
@@ -36,11 +36,9 @@ def write_documents(
         types: The entity types of the model.
     """
     facts = FileFacts(types, date.today().isoformat())
-    with _opening_output(out) as file:
-        writer = make_writer(format, file, facts)
+    with _opening_output(out) as file, open_writer(format, file, facts) as writer:
         for document in documents:
             writer.add(document)
-        writer.finish()
 
 
 @contextmanager

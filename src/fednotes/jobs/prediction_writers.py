@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import IO, Any
@@ -101,6 +102,9 @@ class DocumentWriter(ABC):
     def finish(self) -> None:
         """Write what the format has after its documents; the file stays open."""
         self._file.flush()
+
+    def discard(self) -> None:  # noqa: B027 - most writers have nothing to do
+        """Write nothing more: the file will not be used."""
 
     @abstractmethod
     def _write(self, document: Document) -> None:
@@ -211,6 +215,10 @@ class _ParquetWriter(DocumentWriter):
             self._write_group()
         self._table.close()
 
+    def discard(self) -> None:
+        """Keep pyarrow from writing a footer into a file that is closed by then."""
+        self._table.is_open = False
+
 
 class _NlpParquetWriter(_ParquetWriter):
     """Writes NOTE_NLP as Parquet."""
@@ -250,8 +258,11 @@ _WRITERS: dict[str, type[DocumentWriter]] = {
 }
 
 
-def make_writer(format: str, file: IO[bytes], facts: FileFacts) -> DocumentWriter:
-    """Return a writer into an open file.
+@contextmanager
+def open_writer(
+    format: str, file: IO[bytes], facts: FileFacts
+) -> Iterator[DocumentWriter]:
+    """Yield a writer into an open file; it is finished when the context ends.
 
     Args:
         format: One of `SUFFIXES`.
@@ -261,4 +272,10 @@ def make_writer(format: str, file: IO[bytes], facts: FileFacts) -> DocumentWrite
     Raises:
         MissingExtra: The format needs a package that is not installed.
     """
-    return _WRITERS[format](file, facts)
+    writer = _WRITERS[format](file, facts)
+    try:
+        yield writer
+        writer.finish()
+    except BaseException:
+        writer.discard()
+        raise

@@ -138,6 +138,10 @@ def text_key(record: Any, *keys: str) -> str | None:
     text = record.get(key)
     if not isinstance(text, str):
         raise DataError(f'the key "{key}" is missing or not a string')
-    if not text.isascii() and _HALF_OF_PAIR.search(text):
-        raise DataError("the text has half of a surrogate pair")
+    for name, value in record.items():
+        if not isinstance(value, str) or value.isascii():
+            continue
+        if _HALF_OF_PAIR.search(value):  # UTF-8 cannot encode it, in an id either
+            part = "the text" if name == key else f'the key "{name}"'
+            raise DataError(f"{part} has half of a surrogate pair")
     return key
