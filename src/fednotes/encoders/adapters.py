@@ -244,7 +244,8 @@ def _make_mask_explicit(
     """
     if mask is not None:
         return mask
-    queries, keys = query.shape[-2], key.shape[-2]
+    queries = query.shape[-2]
+    keys = key.shape[-2]
     if queries == 1 or not getattr(module, "is_causal", False):
         return None
     ones = torch.ones(queries, keys, dtype=torch.bool, device=query.device)

@@ -94,7 +94,8 @@ class _Config:
     def __init__(self, path: Path) -> None:
         try:
             options = read_json(path, strict=False)
-            cnn, lstm = options["char_cnn"], options["lstm"]
+            cnn = options["char_cnn"]
+            lstm = options["lstm"]
             self.filters = [(int(width), int(n)) for width, n in cnn["filters"]]
             activation = str(cnn["activation"])
             self.embedding = int(cnn["embedding"]["dim"])
@@ -189,7 +190,8 @@ class _Cell:
 
     def __init__(self, read: Read, config: _Config, direction: int, layer: int) -> None:
         name = f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
-        state, cell = config.state, config.cell
+        state = config.state
+        cell = config.cell
         weights = read(f"{name}/W_0", 2 * state, 4 * cell)
         self.inputs = weights[:state].contiguous()
         self.recurrent = weights[state:].contiguous()

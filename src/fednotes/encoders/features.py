@@ -105,7 +105,9 @@ def load_encoder(spec: str) -> FrozenEncoder:
         MissingExtra: A package is missing.
     """
     if Path(spec).expanduser().is_dir():
-        name, options = spec, _Options()  # A directory may have a "#" in its name.
+        # A directory may have a "#" in its name.
+        name = spec
+        options = _Options()
     else:
         name, *words = spec.split("#")
         options = _parse_options(spec, words)

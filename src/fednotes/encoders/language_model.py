@@ -251,7 +251,8 @@ def resize_config(directory: Path, config: Any, sizes: Mapping[str, int]) -> Non
         size: int = getattr(config, names[0])
         return size
 
-    width, heads = read_size("width"), read_size("heads")
+    width = read_size("width")
+    heads = read_size("heads")
     if width % heads:
         raise ConfigError(f"width = {width} is not a multiple of heads = {heads}")
 

@@ -250,7 +250,8 @@ def _plan_document_pairs(
     Yields:
         Start and end of A and of B in the ids, and whether B is random.
     """
-    at, last = document_bounds[document], document_bounds[document + 1]
+    at = document_bounds[document]
+    last = document_bounds[document + 1]
     # As in BERT, about a tenth of the documents (SHORT) get short pairs.
     target = int(rng.integers(2, room + 1)) if rng.random() < SHORT else room
     while at < last:
@@ -306,7 +307,8 @@ def _shorten(
         equivalent in closed form: the number of tokens removed at the front is
         binomial.
     """
-    na, nb = a[1] - a[0], b[1] - b[0]
+    na = a[1] - a[0]
+    nb = b[1] - b[0]
     if na + nb > room:
         left_a = max(min(na, room - nb), min(na, room - room // 2))
         left_b = room - left_a
@@ -571,7 +573,8 @@ def _infill(
     inserted = np.zeros(len(row) + 1, np.int64)  # [MASK]s before each token
     ends_at = np.append(places, places[-1] + 1)
     for number, unit in enumerate(spans.tolist()):
-        first, size = int(starts[unit]), int(units[unit])
+        first = int(starts[unit])
+        size = int(units[unit])
         span_of[places[first : first + size]] = number
         if size == 0:
             inserted[ends_at[first]] += 1

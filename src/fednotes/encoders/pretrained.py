@@ -365,7 +365,8 @@ class Frame:
             ModelError: No sub-word fits.
         """
         result = tokenizer("a", return_special_tokens_mask=True)
-        ids, is_mark = result["input_ids"], result["special_tokens_mask"]
+        ids = result["input_ids"]
+        is_mark = result["special_tokens_mask"]
         text = [i for i, flag in enumerate(is_mark) if not flag] or [len(ids)]
         prefix = tuple(ids[: text[0]])
         suffix = tuple(ids[text[-1] + 1 :])
@@ -437,7 +438,8 @@ def silencing_library() -> Iterator[None]:
         warnings.simplefilter("ignore")
         with needs("transformers", "transformers"):
             from transformers.utils import logging
-        verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        verbosity = logging.get_verbosity()
+        bars = logging.is_progress_bar_enabled()
         logging.set_verbosity(logging.CRITICAL)
         logging.disable_progress_bar()
         try:

@@ -110,7 +110,7 @@ def make_failure(request: Request, site: str, error: Exception) -> bytes:
 
 def _attach(values: Any, tensors: Tensors | None = None) -> Attached:
     """Return JSON values and tensors as what a message carries beside an update."""
-    return Attached(tensors={VALUES: to_tensor(values), **(tensors or {})})
+    return Attached(tensors={VALUES: pack_values(values), **(tensors or {})})
 
 
 def raise_failure(reply: Reply) -> None:
@@ -124,7 +124,7 @@ def read_values(message: Request | Reply) -> Any:
     return json.loads(message.attached.tensors[VALUES].numpy().tobytes())
 
 
-def to_tensor(values: Any) -> torch.Tensor:
+def pack_values(values: Any) -> torch.Tensor:
     """Return JSON values as a tensor of bytes, (length,)."""
     text = json.dumps(values, default=_convert_number).encode()
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)

@@ -51,7 +51,8 @@ def describe_prediction(
     query = ""
     omop = ""
     if isinstance(place, NoteDatabase):
-        query, omop = place.query, place.omop
+        query = place.query
+        omop = place.omop
     else:
         place = place.resolve()
     settings = {

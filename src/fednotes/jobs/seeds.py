@@ -164,7 +164,8 @@ def parse_seeds(text: str) -> tuple[int, ...]:
                 f"seeds {text!r}: the range {piece.strip()!r} has no end: write it as "
                 "1-5"
             )
-        start, end = int(first), int(last)
+        start = int(first)
+        end = int(last)
         if end - start >= MOST_SEEDS:
             raise ConfigError(
                 f"seeds {text!r}: at most {MOST_SEEDS:,} seeds are possible"

@@ -332,7 +332,8 @@ def estimate_traffic(
 
 def count_examples(config: Averaging, sizes: Sequence[int]) -> int:
     """Return the examples per cycle over all sites, from their example counts."""
-    sites, batch = len(sizes), config.batch_size
+    sites = len(sizes)
+    batch = config.batch_size
     is_shared = config.batch == "shared"
     # With more sites than examples in a batch, an epoch reads notes more than once.
     times_read = sites / batch if is_shared and sites > batch else 1.0
@@ -740,7 +741,8 @@ class AveragingSite(SiteTasks):
         size = self.reported_examples  # the sum is over rounded numbers too
         self._all_examples = keep_first_sum(self._all_examples, examples, size)
         if self._averaging.batch == "shared":
-            batch, sites = self._averaging.batch_size, self._averaging.sites
+            batch = self._averaging.batch_size
+            sites = self._averaging.sites
             least = compute_least_part(batch, sites, size)
             self.share = compute_part(batch, size, self._all_examples, least)
             if sites > batch:
@@ -807,7 +809,8 @@ class AveragingSite(SiteTasks):
         """
         config = self._averaging
         coverage = self.count_covered(TRAIN)
-        tokens, steps = coverage["tokens"], coverage["steps"]
+        tokens = coverage["tokens"]
+        steps = coverage["steps"]
         if tokens < config.min_tokens or steps < config.min_steps:
             raise ConfigError(
                 f"site {self.id!r}: with train = 'all' an update reveals which words "

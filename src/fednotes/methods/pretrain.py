@@ -237,7 +237,8 @@ class _Masked(Step):
 
     def select_rows(self, rows: slice) -> _Masked:
         """Return a slice of the sequences."""
-        sequences, masked = self.sequences, self.masked
+        sequences = self.sequences
+        masked = self.masked
         random_next = sequences.random_next
         return _Masked(
             self.model,
@@ -415,7 +416,8 @@ class Site(AveragingSite, MethodSite):
         rng: np.random.Generator,
     ) -> _Masked:
         """Return some sequences of a plan, with masked tokens or infilled spans."""
-        config, specials = self.config, self.model.specials
+        config = self.config
+        specials = self.model.specials
         sequences = gather_sequences(tokens, plan, rows, specials)
         if config.model.objective == "denoise":
             masked = denoise(sequences.ids, specials, rng, rate=config.infilled)

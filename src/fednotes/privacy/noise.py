@@ -45,7 +45,8 @@ class Stream:
 
     def __init__(self, key: bytes) -> None:
         need_cryptography()
-        self._key, self._lots = key, 0
+        self._key = key
+        self._lots = 0
         self._left: Words = np.zeros(0, np.uint64)
 
     def draw_words(self, count: int) -> Words:

@@ -506,7 +506,9 @@ def _compute_nested_losses(problem: _LossProblem) -> tuple[list[Tensor], list[Te
     Returns:
         The losses; for each of them, the gradients of emissions and of transitions.
     """
-    ops, x, lengths = problem.ops, problem.emissions, problem.lengths
+    ops = problem.ops
+    x = problem.emissions
+    lengths = problem.lengths
     scores = problem.scores
     with_counts = problem.needs_gradient
     losses: list[Tensor] = []
@@ -672,7 +674,9 @@ class TorchOps:
 
         # Without counts, one forward scan suffices.
         mirror = _find_mirrored_positions(lengths, x)
-        runs, first, matrix = x[None], start[None, None], transitions[None, None]
+        runs = x[None]
+        first = start[None, None]
+        matrix = transitions[None, None]
         if with_counts:
             runs = torch.stack([x, x.gather(1, mirror)])
             first = torch.stack([start, end])[:, None]

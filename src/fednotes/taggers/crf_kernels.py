@@ -89,7 +89,8 @@ def _compute_counts(
     """
     emissions = inputs[0]
     batch, _, tags = emissions.shape
-    log_z, fits = np.empty(batch), np.empty(batch, np.bool_)
+    log_z = np.empty(batch)
+    fits = np.empty(batch, np.bool_)
     unary = np.empty(emissions.shape if with_counts else (0, 0, 0), emissions.dtype)
     pairs = np.empty((batch, tags, tags) if with_counts else (0, 0, 0))
     arguments = (*inputs, gold, with_counts, log_z, unary, pairs, fits)
@@ -124,7 +125,8 @@ def weigh_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Implement `crf.Recursions.weigh`."""
     tags = unary.shape[2]
-    start, end = unary.new_empty(tags), unary.new_empty(tags)
+    start = unary.new_empty(tags)
+    end = unary.new_empty(tags)
     outputs = torch.empty_like(unary), start, unary.new_empty(tags, tags), end
     weights = weights.to(unary.dtype).contiguous()
     inputs = unary, pairs, lengths.contiguous(), weights
@@ -162,7 +164,9 @@ _DOUBLE = f"float64[:, :, ::1], int64[::1], {_SCORES}"
 @part
 def _compute_log_sum(left, t, right, i):
     """Return log Σ_j exp(left[t, j] + right[i, j]), -inf if all terms are."""
-    tags, top, total = right.shape[1], -np.inf, 0.0
+    tags = right.shape[1]
+    top = -np.inf
+    total = 0.0
     for j in range(tags):
         top = max(top, left[t, j] + right[i, j])
     if top == -np.inf:
@@ -191,7 +195,8 @@ def _count_in_log_space(  # noqa: C901, PLR0912, PLR0913 - loops that numba comp
         for j in range(tags):
             if not x[n, t, j] < np.inf:
                 if with_counts:
-                    unary[n, :length], pairs[n] = np.nan, np.nan
+                    unary[n, :length] = np.nan
+                    pairs[n] = np.nan
                 return np.nan
     for t in range(length):
         for j in range(tags):
@@ -239,7 +244,8 @@ def _compute_partition_in_log_space(  # noqa: PLR0913 - the arrays of a compiled
     """
     _, tokens, tags = emissions.shape
     transitions_t = transitions.T.copy()
-    alpha, beta = np.empty((tokens, tags)), np.empty((tokens, tags))
+    alpha = np.empty((tokens, tags))
+    beta = np.empty((tokens, tags))
     after = np.empty((tokens, tags))
     impossible = -1
     for n in range(lengths.size):
@@ -304,11 +310,14 @@ def _write_weighted_gradients(  # noqa: PLR0913 - the arrays of a compiled kerne
     The last three are weighted sums in the order of the batch, added in float64.
     """
     batch, tokens, tags = unary.shape
-    at_start, at_end, steps = np.zeros(tags), np.zeros(tags), np.zeros((tags, tags))
+    at_start = np.zeros(tags)
+    at_end = np.zeros(tags)
+    steps = np.zeros((tags, tags))
     counts = unary.reshape(batch, tokens * tags)
     gradients = emissions.reshape(batch, tokens * tags)
     for n in range(batch):
-        weight, last = np.float64(weights[n]), lengths[n] - 1
+        weight = np.float64(weights[n])
+        last = lengths[n] - 1
         for k in range(tokens * tags):
             gradients[n, k] = weight * counts[n, k]
         for j in range(tags):
@@ -318,6 +327,7 @@ def _write_weighted_gradients(  # noqa: PLR0913 - the arrays of a compiled kerne
             for j in range(tags):
                 steps[i, j] += weight * pairs[n, i, j]
     for i in range(tags):
-        start[i], end[i] = at_start[i], at_end[i]
+        start[i] = at_start[i]
+        end[i] = at_end[i]
         for j in range(tags):
             transitions[i, j] = steps[i, j]

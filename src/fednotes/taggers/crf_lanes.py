@@ -431,7 +431,10 @@ def _multiply(source, s, matrix, target, t):
     """
     rows, columns = matrix.shape
     for j in range(0, columns, 4):
-        a, b, c, d = _spread(0.0), _spread(0.0), _spread(0.0), _spread(0.0)
+        a = _spread(0.0)
+        b = _spread(0.0)
+        c = _spread(0.0)
+        d = _spread(0.0)
         for i in range(rows):
             x = _load(source, s, i)
             a = a + x * _spread_element(matrix, i, j)
@@ -665,11 +668,9 @@ def compute_scaled_partition(  # noqa: PLR0913 - the arrays of a compiled kernel
     alpha = _make_aligned_array(tokens + 4, columns)
     beta = _make_aligned_array(1, columns)
     pair_sums = _make_aligned_array(tags, tags)
-    ends, shifts, exponents = (
-        _make_aligned_array(1, 1),
-        _make_aligned_array(1, 1),
-        _make_aligned_array(1, 1),
-    )
+    ends = _make_aligned_array(1, 1)
+    shifts = _make_aligned_array(1, 1)
+    exponents = _make_aligned_array(1, 1)
     least_alpha = _make_aligned_array(1, 1)
     least_after = _make_aligned_array(1, 1)
     sentences = np.empty(LANES, np.int64)

@@ -280,7 +280,8 @@ class Characters(nn.Module):
 
     def _convolve_in_torch(self, characters: np.ndarray, lengths: np.ndarray) -> Tensor:
         """Return each filter's maximum per word, on any device and in any dtype."""
-        width, size = len(self.weight), characters.shape[1]
+        width = len(self.weight)
+        size = characters.shape[1]
         device = self.weight.device
         # (words, size)
         inside = torch.from_numpy(np.arange(size) < lengths[:, None]).to(device)
@@ -569,7 +570,8 @@ def _find_char_maxima(table, characters, lengths, pooled, best):
         pooled: (words, filters).
         best: (words, filters) the first position of the maximum in the word.
     """
-    width, filters = table.shape[1], table.shape[2]
+    width = table.shape[1]
+    filters = table.shape[2]
     left = (width - 1) // 2
     sums = np.empty(filters, np.float32)
     for word in range(characters.shape[0]):
@@ -598,7 +600,8 @@ def _scatter_char_gradients(grad, best, characters, lengths, out):
     The gradient of the table is out; the other arguments are those of
     `_find_char_maxima`.
     """
-    width, filters = out.shape[1], out.shape[2]
+    width = out.shape[1]
+    filters = out.shape[2]
     left = (width - 1) // 2
     for word in range(characters.shape[0]):
         length = np.int64(lengths[word])
@@ -765,7 +768,8 @@ def _compute_cells(act, cells, start, size, previous_start):
     """
     units = cells.shape[1]
     for row in range(size):
-        a, c = act[start + row], cells[start + row]
+        a = act[start + row]
+        c = cells[start + row]
         if previous_start < 0:  # the first step
             for u in range(units):
                 c[u] = a[u] * a[2 * units + u]
@@ -799,8 +803,10 @@ def _compute_gate_gradients(  # noqa: PLR0913 - the arrays of a compiled kernel
     for row in range(size):
         at = start + row
         for u in range(units):
-            i, f = act[at, u], act[at, units + u]
-            g, o = act[at, 2 * units + u], act[at, 3 * units + u]
+            i = act[at, u]
+            f = act[at, units + u]
+            g = act[at, 2 * units + u]
+            o = act[at, 3 * units + u]
             t = tanhs[at, u]
             dh = grad[at, u] + flowing[row, u]
             dc = cell_grad[row, u] + dh * o * (one - t * t)

@@ -586,7 +586,8 @@ class TaggingModel(Model):
         """
         rows: list[tuple[int, int, int, int]] = []
         for row, sentence in enumerate(chosen):
-            start, end = encoded.bounds[sentence], encoded.bounds[sentence + 1]
+            start = encoded.bounds[sentence]
+            end = encoded.bounds[sentence + 1]
             firsts, lasts, kinds = find_spans(ids[start:end], self.tagset)
             for first, last, kind in zip(firsts, lasts, kinds, strict=True):
                 rows.append((row, first, last, kind))

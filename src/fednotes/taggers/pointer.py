@@ -279,7 +279,8 @@ class PointerCorpus(PreparedCorpus):
         """Return one sentence's entities, (n, 3), as spans of whole words."""
         encoded = self.encoded
         words = slice(encoded.bounds[sentence], encoded.bounds[sentence + 1])
-        first, last = self.first[words], self.last[words]
+        first = self.first[words]
+        last = self.last[words]
         offsets = encoded.offsets[words]
         # Find the word that contains a position. Words that begin or end with the same
         # sub-word cannot be distinguished, so an entity includes all of them.
@@ -340,7 +341,8 @@ def encode_pointers(
     all_words = encode_corpus(documents, tagset, max_tokens=sys.maxsize)
     pieces = split(list(all_words.passages()))
     has_subwords = pieces.first <= pieces.last  # (all words,)
-    first, last = pieces.first[has_subwords], pieces.last[has_subwords]
+    first = pieces.first[has_subwords]
+    last = pieces.last[has_subwords]
     offsets = all_words.offsets[has_subwords].astype(np.int64)
 
     # Sentences in units of words with sub-words; sentences without any are dropped.
@@ -437,7 +439,8 @@ def _find_entities_on_words(
     index = {name: i for i, name in enumerate(tagset.types)}
     rows: list[tuple[int, int, int]] = []
     for document, (low, high) in zip(documents, pairwise(bounds.tolist()), strict=True):
-        starts, ends = offsets[low:high, 0], offsets[low:high, 1]
+        starts = offsets[low:high, 0]
+        ends = offsets[low:high, 1]
         for span in document.spans:
             first = int(np.searchsorted(ends, span.start, side="right"))
             last = int(np.searchsorted(starts, span.end, side="left")) - 1
@@ -549,16 +552,20 @@ class _Cutter:
 
     def _find_piece_end(self, start: int, end: int) -> int:
         """Return the word before which the piece that begins at `start` ends."""
+        # The last word before which the sub-words of a piece are few enough.
         max_subword = self.begin[start] + self.limits.subwords
-        fits = int(np.searchsorted(self.end, max_subword, side="right")) - 1
-        reach = max(start + 1, min(fits, end))
-        options = np.flatnonzero(self.may_cut[start + 1 : reach + 1]) + start + 1
-        if not len(options):
+        last_by_subwords = int(np.searchsorted(self.end, max_subword, side="right")) - 1
+        last = max(start + 1, min(last_by_subwords, end))
+        cuts = np.flatnonzero(self.may_cut[start + 1 : last + 1]) + start + 1
+        if not len(cuts):
             # A single entity is longer than a piece may be.
-            return reach
+            return last
 
+        # The last word before which the entities of a piece are few enough.
         max_entities = self.entities_before[start] + self.limits.entities
-        few = np.searchsorted(self.entities_before, max_entities, side="right") - 1
-        within = options[options <= few]
-        # If too many entities are nested, no option is within the limit.
-        return int(within[-1] if len(within) else options[0])
+        last_by_entities = (
+            np.searchsorted(self.entities_before, max_entities, side="right") - 1
+        )
+        allowed_cuts = cuts[cuts <= last_by_entities]
+        # If too many entities are nested, no cut is within the limit.
+        return int(allowed_cuts[-1] if len(allowed_cuts) else cuts[0])

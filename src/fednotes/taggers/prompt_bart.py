@@ -176,7 +176,8 @@ class Targets:
     @classmethod
     def of(cls, corpus: PointerCorpus, chosen: np.ndarray, device: Any) -> Targets:
         """Return the targets of the sentences `chosen`."""
-        bounds, types = corpus.entity_bounds, corpus.encoded.tagset.types
+        bounds = corpus.entity_bounds
+        types = corpus.encoded.tagset.types
         counts = np.diff(bounds)[chosen]
         max_count = int(counts.max())
         real = np.arange(max_count) < counts[:, None]  # (batch, entities)
@@ -360,7 +361,8 @@ def decode_greedily(
         Each sentence's (steps,) ids without END; and (batch, max steps), the
         probability of each chosen id among those allowed.
     """
-    size, device = len(grammar.starts), grammar.starts.device
+    size = len(grammar.starts)
+    device = grammar.starts.device
     max_steps = 3 * int(grammar.max_entities.max())
     alive = torch.arange(size, device=device)
     written = torch.full((size, max_steps), PAD, device=device)

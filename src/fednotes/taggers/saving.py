@@ -420,7 +420,9 @@ def _make_place_absolute(spec: str) -> str:
             `load_encoder`. "minilm" is returned unchanged: it names a package, even if
             there is a directory of this name.
     """
-    name, mark, options = spec, "", ""
+    name = spec
+    mark = ""
+    options = ""
     if not Path(spec).expanduser().is_dir():  # A directory may have a "#" in its name.
         name, mark, options = spec.partition("#")
     path = Path(name).expanduser()

@@ -463,7 +463,8 @@ def build_token_classifier(
         model.adapt(seed)
     spread = float(getattr(original.config, "initializer_range", 0.02))
     with torch.no_grad(), seeded(seed, "classifier"):
-        weight, bias = model.classifier.weight, model.classifier.bias
+        weight = model.classifier.weight
+        bias = model.classifier.bias
         weight[is_new] = torch.empty_like(weight).normal_(0.0, spread)[is_new]
         if bias is not None:
             bias[is_new] = 0.0

@@ -90,7 +90,8 @@ def encode(
         The tensors to send, (words,) int64, and the remainder, float32 with the shapes
         of the change.
     """
-    sent, left = {}, {}
+    sent = {}
+    left = {}
     for name, value in change.items():
         step = steps[name].to(value.device)
         largest = math.ceil(LEVELS * part)

@@ -310,7 +310,8 @@ def weigh_nearest(products: Tensor, hostile: int, num_chosen: int) -> Tensor:
         hostile: f, the assumed number of hostile sites.
         num_chosen: Number of changes to average.
     """
-    squares, sites = products.diagonal(), len(products)
+    squares = products.diagonal()
+    sites = len(products)
     distances = squares[:, None] + squares - 2 * products  # [robust krum]
     distances.fill_diagonal_(torch.inf)
     closest, _ = distances.sort(1)

@@ -483,10 +483,12 @@ class MentionSite(MethodSite):
             seen: Forms of mentions in the training data.
         """
         if part == "valid":
-            documents, corpus = self.data.valid, self.valid_set
+            documents = self.data.valid
+            corpus = self.valid_set
             types: tuple[str, ...] = self.data.tags.types
         else:
-            documents, corpus = self.data.test, self.test_set
+            documents = self.data.test
+            corpus = self.test_set
             types = self.list_judged_types(self.data)
         predicted = self.model.predict(corpus)
         return SpanCounts.of(documents, predicted, seen=frozenset(seen), types=types)

@@ -140,7 +140,8 @@ def _require_rows(
     """Check the names, shapes and row indices of received tensors."""
     like = dict(targets)
     for name in names:
-        ids, table = rows.get(name, torch.empty(0)), targets[name]
+        ids = rows.get(name, torch.empty(0))
+        table = targets[name]
         shape = (ids.numel(), *table.shape[1:])
         like[name + IDS] = torch.empty(ids.shape, dtype=torch.int64, device="meta")
         like[name] = torch.empty(shape, dtype=table.dtype, device="meta")

@@ -364,7 +364,7 @@ class PortUse(NamedTuple):
 def find_port_use(kit: Path) -> PortUse:
     """Return who listens at the port of a server's kit."""
     port = read_kit(kit).port
-    is_free = asyncio.run(_is_free(port))
+    is_free = asyncio.run(_is_free_port(port))
     other_program = "" if is_free else explain_other_listener(kit)
     return PortUse(port, is_free, other_program)
 
@@ -389,7 +389,7 @@ def _check_host_name(host: str) -> Iterator[Check]:
         )
 
 
-async def _is_free(port: int) -> bool:
+async def _is_free_port(port: int) -> bool:
     """Return whether a process could listen at a port of this machine."""
     try:
         server = await asyncio.start_server(

@@ -410,13 +410,13 @@ def find_run(server: Admin, kit: Path, name: str) -> Run:
     if name not in submissions:
         raise ConfigError(
             f"the server of {kit} does not know run {name!r}; its newest runs: "
-            f"{_list_runs(submissions.values())}"
+            f"{_describe_runs(submissions.values())}"
         )
     sites = list_job_sites(submissions[name])
     return Run(name, kit.resolve(), title=name, sites=sites, fingerprint="")
 
 
-def _list_runs(submissions: Iterable[Mapping[str, Any]]) -> str:
+def _describe_runs(submissions: Iterable[Mapping[str, Any]]) -> str:
     """Return the names and states of the newest runs, in words.
 
     Args:

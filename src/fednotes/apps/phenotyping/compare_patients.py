@@ -194,7 +194,8 @@ def _test_difference(
     predictions: _Predictions, samples: int, metric: str
 ) -> PatientTest:
     """Test the difference between two models' predictions."""
-    labels, classes = predictions.labels, predictions.classes
+    labels = predictions.labels
+    classes = predictions.classes
     test = paired_patients(
         labels,
         predictions.first,

@@ -175,7 +175,8 @@ def agree_from_counts(config: Config, counts: np.ndarray, deviation: float) -> T
         idf = compute_idf(frequencies, patients)
         agreed["idf"] = torch.from_numpy(idf)
     if "present" in count_of:
-        absent, present = count_of["absent"], count_of["present"]
+        absent = count_of["absent"]
+        present = count_of["present"]
         weights = _weigh_classes(config, absent, present, deviation)
         agreed["weights"] = torch.from_numpy(weights)
     return agreed

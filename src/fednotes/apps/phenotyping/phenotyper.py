@@ -221,7 +221,8 @@ class Phenotyper:
 
     def _collect_facts(self, data: bytes) -> dict[str, Any]:
         """Return a model's facts without its tensors, whose file contains `data`."""
-        network, machines = self.network, self.machines
+        network = self.network
+        machines = self.machines
         facts: dict[str, Any] = {
             "kind": PHENOTYPER,
             "format": FORMAT,

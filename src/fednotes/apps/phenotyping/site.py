@@ -195,10 +195,13 @@ class Site(MethodSite):
             ConfigError: There are fewer patients than `min_patients`.
         """
         config = self.config
-        number, content, kind = coded, "concept vectors", "coded"
+        number = coded
+        content = "concept vectors"
+        kind = "coded"
         if config.model.representation == "none" and not config.space.dense:
             number = len(self._labelled) if config.phenotypes else 0
-            content, kind = "a weight for each concept", "labelled"
+            content = "a weight for each concept"
+            kind = "labelled"
         if 0 < number < config.min_patients:
             raise ConfigError(
                 f"site {self.id!r}: an update of {content} would reveal the concepts "

@@ -247,7 +247,8 @@ class _SiteReader:
             ConfigError: There are no notes.
         """
         where = f"sites.{self._name}.{key}"
-        query, omop = self._config.query, self._config.omop
+        query = self._config.query
+        omop = self._config.omop
         paths = [
             self._job.locate_notes(text, where, query, omop)
             for text in getattr(self._config, key)

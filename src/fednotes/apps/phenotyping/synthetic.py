@@ -320,7 +320,8 @@ class _NoteWriter:
         sentences = []
         while concepts:
             if len(concepts) > 1 and self._rng.random() < 0.4:
-                first, second = concepts.pop(), concepts.pop()
+                first = concepts.pop()
+                second = concepts.pop()
                 sentences.append(self._write_sentence("more", first, second))
             else:
                 sentences.append(self._write_sentence("present", concepts.pop()))

@@ -445,7 +445,8 @@ def _require_frequencies(frequencies: np.ndarray, patients: int) -> None:
     Raises:
         TrainingError: A count is outside this range.
     """
-    least, most = int(frequencies.min()), int(frequencies.max())
+    least = int(frequencies.min())
+    most = int(frequencies.max())
     if not 0 <= least <= most <= patients:
         raise TrainingError(
             f"the sites counted 'patients' = {patients:,}, and between {least:,} and "

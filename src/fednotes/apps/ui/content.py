@@ -189,7 +189,9 @@ def load_content(  # noqa: PLR0913 - what a person may want to set
         ModelError: The model cannot be read.
     """
     sorted_paths = _sort_paths(paths)
-    models, runs, notes = sorted_paths.models, sorted_paths.runs, sorted_paths.notes
+    models = sorted_paths.models
+    runs = sorted_paths.runs
+    notes = sorted_paths.notes
     _require_one_model(models, notes)
     content = Content(
         about=str((models or paths)[0]),

@@ -152,7 +152,8 @@ class ErrorPages:
         source = review.sources[item.source]
         document = review.find_document(item)
         length = len(document.text)
-        low, high = 0, length
+        low = 0
+        high = length
         if length > 3 * _CONTEXT:
             low = max(0, item.span.start - _CONTEXT)
             high = min(length, item.span.end + _CONTEXT)

@@ -90,7 +90,7 @@ class WorkerProcess:
         try:
             self._connection.send(frame)
         except PipeClosedError:
-            raise self._describe_end() from None
+            raise self._make_end_error() from None
 
     def receive(self) -> Reply:
         """Wait for the next reply and return it.
@@ -101,7 +101,7 @@ class WorkerProcess:
         try:
             frame = self._connection.receive()
         except PipeClosedError:
-            raise self._describe_end() from None
+            raise self._make_end_error() from None
         reply = decode(frame, checked=True)
         assert isinstance(reply, Reply)
         return reply
@@ -143,7 +143,7 @@ class WorkerProcess:
         """Wait until the process has ended; kill it if it does not end soon."""
         self._connection.wait()
 
-    def _describe_end(self) -> WorkerError:
+    def _make_end_error(self) -> WorkerError:
         """Return the error for a process that has ended before its time."""
         end = self._connection.describe_end()
         return WorkerError(self.number, self.duty, end, self._remedy)

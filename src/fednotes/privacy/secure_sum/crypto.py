@@ -49,11 +49,14 @@ def join_parts(*parts: str | int | bytes) -> bytes:
     out = []
     for part in parts:
         if isinstance(part, bytes):
-            kind, raw = b"b", part
+            kind = b"b"
+            raw = part
         elif isinstance(part, str):
-            kind, raw = b"s", part.encode()
+            kind = b"s"
+            raw = part.encode()
         else:
-            kind, raw = b"i", str(int(part)).encode()
+            kind = b"i"
+            raw = str(int(part)).encode()
         out.append(kind + len(raw).to_bytes(8, "big") + raw)
     return b"".join(out)
 
