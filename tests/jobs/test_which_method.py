@@ -28,7 +28,7 @@ NOTES: dict[str, tuple[Facts, bool]] = {
         facts_of(DIFFERENT),
         False,
     ),
-    "not annotated, with a table of labels of patients": (
+    "not annotated, with a table of patient labels": (
         facts_of_patients("a", "b"),
         True,
     ),

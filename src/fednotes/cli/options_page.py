@@ -27,11 +27,11 @@ _HEAD = """\
 # Option names
 
 An option means the same in every command that has it. An option that may be repeated
-takes one value each time: `--type Drug --type ADE`. `fednotes COMMAND --help` says more
-of a command's options, and `-h` is short for `--help`.
+takes one value each time: `--type Drug --type ADE`. `fednotes COMMAND --help` describes
+a command's options in more detail, and `-h` is short for `--help`.
 
-`convert`, `corpus synthesise` and `export` have no `--out`: their last argument is what
-they write.
+`convert`, `corpus synthesise` and `export` have no `--out`: their last argument names
+the file or folder to write.
 
 """
 _OLD = """
@@ -42,9 +42,8 @@ called with one prints the new name to stderr.
 
 """
 _MOVED = """
-`--format` of `predict` now names the format to read. With the name of a format that
-`predict` also writes, and without `--to`, it is refused, because it may be meant as it
-was before.
+`--format` of `predict` now names the format to read. Without `--to`, `predict` refuses
+a `--format` that it can also write, because the option may be meant in its old sense.
 """
 
 
