@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -183,6 +184,19 @@ class Observed:
         return {"valid_f1": metrics["f1"]}
 
 
+def test_lines_in_a_file_begin_with_the_time_if_a_run_takes_days() -> None:
+    out = io.StringIO()
+    bar = RichDisplay(Console(file=out, width=200), has_times=True)
+    part: Any = Part("federated", (object(),), None)
+    bar.begin(part, 10, 5)
+    bar.round(RoundResult(0, {"loss": 1.0}, 1, 0, 0, 1.0, True))
+    bar.warn("site a was away")
+    round_line, warning = out.getvalue().splitlines()
+    time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    assert re.match(f"{time} federated: round 1/10", round_line)
+    assert re.match(f"{time} warning: site a was away", warning)
+
+
 def test_square_brackets_in_names_of_sites_are_shown() -> None:
     out = io.StringIO()
     bar = RichDisplay(Console(file=out, width=200))
@@ -232,15 +246,15 @@ def progress_line(sites: int) -> str:
 
 def test_a_progress_line_names_up_to_ten_sites() -> None:
     line = progress_line(10)
-    assert all(f"site{n} 0.00{n}" in line for n in range(10))
+    assert all(f"site{n} 0.{n}%" in line for n in range(10))
     assert "mean" not in line
 
 
 def test_a_progress_line_of_many_sites_shows_mean_lowest_and_highest() -> None:
-    """The mean of 0, 1, … 300 thousandths is 0.150."""
+    """The mean of 0, 1, … 300 thousandths is 15.0%."""
     line = progress_line(301)
-    assert "F1 mean of 301 sites 0.150" in line
-    assert "lowest 0.000 (site0), highest 0.300 (site300)" in line
+    assert "F1 mean of 301 sites 15.0%" in line
+    assert "lowest 0.0% (site0), highest 30.0% (site300)" in line
     assert "site7 " not in line
     assert len(line) < 250
 

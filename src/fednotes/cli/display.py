@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -99,11 +100,15 @@ class RichDisplay(ProgressListener):
     Args:
         console: Where to print.
         ask: Whether to ask a person before long runs and large transfers.
+        has_times: Whether lines begin with the time if the output is not a terminal.
     """
 
-    def __init__(self, console: Console, *, ask: bool = False) -> None:
+    def __init__(
+        self, console: Console, *, ask: bool = False, has_times: bool = False
+    ) -> None:
         self.console = console
         self._ask = ask
+        self._has_times = has_times and not console.is_terminal
         self._bar: Progress | None = None
         self._time = TimeLeft()
         self._is_time_announced = False
@@ -161,7 +166,9 @@ class RichDisplay(ProgressListener):
                 announced_seconds = seconds_left
         self._bar.update(self._task, completed=result.round + 1, line=line, left=left)
         if result.evaluated and not self.console.is_terminal:
-            text = f"{self._part.name}: {self._place_text(result)}  {line}"
+            text = self.with_time(
+                f"{self._part.name}: {self._place_text(result)}  {line}"
+            )
             if left and not announced_seconds:
                 text += f"  {left}"
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -170,6 +177,12 @@ class RichDisplay(ProgressListener):
             self._announce(
                 f"the whole run: {left}", must_ask=announced_seconds > LONG_SECONDS
             )
+
+    def with_time(self, text: str) -> str:
+        """Return a line after the time, if lines have times."""
+        if not self._has_times:
+            return text
+        return f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}"
 
     def _place_text(self, result: RoundResult) -> str:
         """Return the round, and the epoch if the method counts epochs."""
@@ -186,11 +199,12 @@ class RichDisplay(ProgressListener):
         """Return the scores of an evaluation, by site if sites report them."""
         metrics = gather_site_metrics(result, self._part)
         if not metrics and "valid_f1" in result.metrics:  # a run between real sites
-            return f"F1 {result.metrics['valid_f1']:.3f}"
+            return f"F1 {_percent(result.metrics['valid_f1'])}"
         for name, key in _LINE_SCORES:
             scores = {site: own[key] for site, own in metrics.items() if key in own}
             if scores:
-                return f"{name} {site_scores_text(scores)}"
+                as_text = _percent if key == "f1" else _three_digits
+                return f"{name} {site_scores_text(scores, as_text)}"
         return " "
 
     def _loss_text(self, result: RoundResult) -> str:
@@ -219,7 +233,8 @@ class RichDisplay(ProgressListener):
 
     def _announce(self, line: str, *, must_ask: bool) -> None:
         """Print the cost of a run; ask for confirmation if it is high."""
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        text = self.with_time(line)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
         if must_ask and self._ask:
             with paused(self._bar):
                 typer.confirm("Continue?", abort=True)
@@ -250,7 +265,8 @@ class RichDisplay(ProgressListener):
         if text in self._warned:
             return
         self._warned.add(text)
-        self.console.print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)
+        line = self.with_time(f"[yellow]warning:[/yellow] {escape(text)}")
+        self.console.print(line, soft_wrap=True)
 
     def __enter__(self) -> RichDisplay:
         if self.console.is_terminal:
@@ -325,16 +341,33 @@ class _WorkBetweenParts:
             self._bar = None
 
 
-def site_scores_text(scores: Mapping[str, float]) -> str:
-    """Return the score of each site; for many sites, the mean, minimum and maximum."""
+def _percent(score: float) -> str:
+    """Return a score in percent, as in the tables."""
+    return f"{score:.1%}"
+
+
+def _three_digits(loss: float) -> str:
+    """Return a loss."""
+    return f"{loss:.3f}"
+
+
+def site_scores_text(
+    scores: Mapping[str, float], as_text: Callable[[float], str]
+) -> str:
+    """Return the score of each site; for many sites, the mean, minimum and maximum.
+
+    Args:
+        scores: Site → score.
+        as_text: Returns a score as it is shown.
+    """
     if len(scores) <= LISTED_SITES:
-        return " ".join(f"{site} {score:.3f}" for site, score in scores.items())
+        return " ".join(f"{site} {as_text(score)}" for site, score in scores.items())
     lowest = min(scores, key=scores.__getitem__)
     highest = max(scores, key=scores.__getitem__)
     return (
-        f"mean of {len(scores):,} sites {fmean(scores.values()):.3f}, "
-        f"lowest {scores[lowest]:.3f} ({lowest}), "
-        f"highest {scores[highest]:.3f} ({highest})"
+        f"mean of {len(scores):,} sites {as_text(fmean(scores.values()))}, "
+        f"lowest {as_text(scores[lowest])} ({lowest}), "
+        f"highest {as_text(scores[highest])} ({highest})"
     )
 
 

@@ -191,7 +191,7 @@ def describe_scores(path: Path) -> str:
     for kind, name, label in _SHOWN_SCORES:
         value = scores.get(kind, {}).get(name)
         if value is not None:
-            parts.append(f"{label} {value:.3f}")
+            parts.append(f"{label} {value:.1%}")
     return "test " + ", ".join(parts) if parts else f"scores: {path}"
 
 
