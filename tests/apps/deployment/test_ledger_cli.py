@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,10 +101,11 @@ def test_the_last_lines_are_shown_and_all_of_them_as_json(kit: Path) -> None:
     output = run_ledger("show", str(kit), "--tail", "2")
     assert output.index("run run-1") < output.index("run run-2")
     assert "12,345" in output
-    assert "refusal" in output
+    assert "refused: the site sent a reason instead of an update" in output
     assert "2 of 4 lines" in output
     assert lines[3]["sha256"][:8] in output
     assert "1 of 1 lines" in run_ledger(
-        "show", str(kit), "--first-round", "2", "--last-round", "6"
+        "show", str(kit), "--first-round", "3", "--last-round", "7"
     )
+    assert re.search(r" 8 +[a-z]", output), "rounds count from 1"
     assert "0 of 0 lines" in run_ledger("show", str(kit), "--run", "run-9")

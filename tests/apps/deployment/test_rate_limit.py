@@ -83,6 +83,14 @@ def test_a_repeated_line_is_logged_once_a_minute_with_a_count() -> None:
             )
         ),
         ([(CELLS, "no callback for request", logging.ERROR)], [True]),
+        # a run that has no progress yet
+        *(
+            ([(who, f"no app command func for topic {topic}", logging.ERROR)], [kept])
+            for who, topic, kept in (
+                ("nvflare.server", "fednotes.progress", False),
+                ("nvflare.server", "other", True),
+            )
+        ),
     ],
 )
 def test_the_log_passes_a_limited_number_of_lines_a_minute(

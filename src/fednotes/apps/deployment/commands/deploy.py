@@ -558,13 +558,17 @@ def _watch(
 
     kit = open_admin_kit(run.kit)
     output = choose_console(as_json=json_output)
-    with RichDisplay(output) as display:
+
+    def say_with_time(*lines: str) -> None:
+        say(*map(display.with_time, lines), to=output)
+
+    with RichDisplay(output, has_times=True) as display:
         listener = add_trackers(display, track or ())
         follower = Follower(
             replace(run, kit=kit.path),
             out,
             display=listener,
-            say=partial(say, to=output),
+            say=say_with_time,
             just_submitted=just_submitted,
         )
         with reporting(listener, out):
@@ -629,7 +633,7 @@ def _say_results(out: Path, name: str, result: RunResult, report: Path) -> None:
     f1 = result.metrics.get("valid_f1")
     score = ""
     if f1 is not None:
-        score = f", F1 {f1:.3f} on all sites' validation data"
+        score = f", F1 {f1:.1%} on all sites' validation data"
     rounds = result.conditions.get("federated", {}).get("rounds")
     say(f"done: {rounds} rounds in {_describe_time(result)}{score}")
     say(*result.notes)

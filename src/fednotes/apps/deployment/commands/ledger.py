@@ -81,10 +81,10 @@ def ledger_show(
     kit: Kit,
     run: Annotated[str | None, typer.Option(help="Show this run only.")] = None,
     first: Annotated[
-        int, typer.Option("--first-round", min=0, help="First round to show.")
-    ] = 0,
+        int, typer.Option("--first-round", min=1, help="First round to show.")
+    ] = 1,
     last: Annotated[
-        int | None, typer.Option("--last-round", help="Last round to show.")
+        int | None, typer.Option("--last-round", min=1, help="Last round to show.")
     ] = None,
     tail: Annotated[
         int,
@@ -94,12 +94,18 @@ def ledger_show(
 ) -> None:
     """List what left the site: time, round, task, tensors, bytes, hash.
 
-    With --json, also list the name, shape and norm of each tensor.
+    Rounds count from 1. With --json, also list the name, shape and norm of each tensor;
+    the rounds there are those of the file, which count from 0.
     """
     from fednotes.apps.deployment.rules.ledger import read_ledger_lines
 
     all_lines = list(
-        read_ledger_lines(_find_ledger(kit), run=run, first=first, last=last)
+        read_ledger_lines(
+            _find_ledger(kit),
+            run=run,
+            first=first - 1,
+            last=None if last is None else last - 1,
+        )
     )
     lines = all_lines[-tail:] if tail else all_lines
     if json_output:
@@ -110,6 +116,8 @@ def ledger_show(
         lines_by_run.setdefault(line["run"], []).append(line)
     for name, lines_of_run in lines_by_run.items():
         console.print(_make_table(name, lines_of_run))
+    if any(line.get("refusal") for line in lines):
+        say("refused: the site sent a reason instead of an update")
     say(
         f"{len(lines):,} of {len(all_lines):,} lines; each tensor's name, shape and "
         "norm: --json"
@@ -133,8 +141,8 @@ def _make_table(run: str, lines: list[dict[str, Any]]) -> Table:
         table.add_row(
             f"{line['seq']}",
             _format_time(line["time"]),
-            f"{line['round']}",
-            Text(clean(line["task"], NAME)),
+            f"{line['round'] + 1}",
+            Text(_describe_task(line["task"])),
             f"{len(line['tensors'])}",
             f"{line['bytes']:,}",
             line["sha256"][:8],
@@ -150,8 +158,17 @@ def _format_time(stamp: str) -> str:
     return without_year.replace("T", " ")
 
 
+def _describe_task(task: str) -> str:
+    """Return the task that a message answers, in words."""
+    from fednotes.apps.deployment.site_agreement import DESCRIBE, SCORES
+
+    words = {DESCRIBE: "description", SCORES: "test scores", "-": "start"}
+    return words.get(task, clean(task, NAME))
+
+
 def _describe_line(line: dict[str, Any]) -> str:
-    """Return "masked", the reason for a refusal, or "" for a plain update."""
+    """Return "masked", that and why it is a refusal, or "" for a plain update."""
     if line.get("refusal"):
-        return clean(line.get("reason") or "refusal", NAME)
+        reason = clean(line.get("reason") or "", NAME)
+        return f"refused: {reason}" if reason else "refused"
     return "masked" if line["masked"] else ""

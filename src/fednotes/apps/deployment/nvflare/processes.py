@@ -76,6 +76,8 @@ _REPEAT_SECONDS = 60.0  # minimum time between two logged lines of one kind
 # needed, because `presence.py` logs each absence once.
 _ABSENCE = re.compile(r"no connection to |target_unreachable|no path\b")
 _CELLS = "nvflare.fuel.f3.cellnet."
+# NVFlare's answer to a question about a run that starts or ends, which is no error.
+_NO_COMMAND = "no app command func for topic fednotes."
 # The id of a job, as NVFlare forms it; also the name of the job's folder in a kit.
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # Number of NVFlare's newest job folders that a start keeps; states are elsewhere.
@@ -541,6 +543,8 @@ class RateLimit(logging.Filter):
         """Return whether a record is written; called under the handler's lock."""
         text = one_line(record.getMessage(), 4000)
         if record.name.startswith(_CELLS) and _ABSENCE.search(text):
+            return False
+        if record.name.startswith("nvflare.") and text.startswith(_NO_COMMAND):
             return False
         pattern = text
         is_of_fednotes = record.name.split(".", 1)[0] == "fednotes"

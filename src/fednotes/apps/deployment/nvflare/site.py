@@ -118,9 +118,16 @@ class FednotesExecutor(Executor):
     def _log_failure(self, error: Exception) -> str:
         """Log why a frame failed, and return a reason that may leave the site."""
         if isinstance(error, FednotesError):
-            kind: LineKind = "state" if isinstance(error, NotApproved) else "problem"
-            logger.error(
-                "%s", describe_error_to_staff(error, self._site), extra=mark_line(kind)
+            kind: LineKind = "problem"
+            level = logging.ERROR
+            if isinstance(error, NotApproved):  # the site waits for a person
+                kind = "state"
+                level = logging.INFO
+            logger.log(
+                level,
+                "%s",
+                describe_error_to_staff(error, self._site),
+                extra=mark_line(kind),
             )
             return remove_folders(explain_error(error, self._site))
         reason = f"an error in the site's program: {launch.describe_place(error)}"
