@@ -15,6 +15,7 @@ from rich.console import Console
 from tiny_jobs import corpus
 
 from fednotes.cli.display import RichDisplay, WorkBar
+from fednotes.cli.shared import WorkLines
 from fednotes.core import work
 from fednotes.core.work import counted, shown_by
 from fednotes.data.formats import read
@@ -77,6 +78,20 @@ def test_a_run_shows_the_rate_of_work_and_removes_the_line_afterwards() -> None:
     assert "20/?" in shown
     assert "/s" in shown
     assert shown.rstrip().endswith("\x1b[2K")  # the line is erased
+
+
+def test_long_work_of_a_piped_command_prints_a_line_each_minute(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seconds = [0.0]
+    with shown_by(WorkLines(now=lambda: seconds[0])):
+        for _ in counted(range(150), "reading notes", 150):
+            seconds[0] += 1
+            list(counted(range(5), "inner work"))
+    assert capsys.readouterr().err.splitlines() == [
+        "reading notes: 60 of 150, 1.0/s",
+        "reading notes: 120 of 150, 1.0/s",
+    ]
 
 
 def test_a_piped_command_shows_no_work(run: Run, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import gc
 import os
 import shlex
 import sys
+import time
 
 from fednotes.core.stopping import Stopped, end_while_importing, raise_stopped
 
@@ -90,7 +91,7 @@ from fednotes.core.errors import (
     Problem,
     fold_problems,
 )
-from fednotes.core.wording import format_count
+from fednotes.core.wording import format_count, format_pace
 
 if TYPE_CHECKING:
     from fednotes.jobs.results import RunResult
@@ -454,11 +455,15 @@ def predict(
     options = LoadOptions(device, backbone, dictionary, workers=parse_workers(workers))
     # Predictions on the same terminal show by themselves how far it is.
     is_shown = bool(out) or not console.is_terminal
+    start = time.monotonic()
     with show_work("loading the model", is_shown=is_shown):
         number = run(model, source, output, options, tell=_print_note)
-    if out:
-        notes = format_count(number, "note")
-        print(f"predictions of {notes} in {out}", file=sys.stderr)
+    # A single note is predicted at once, and its predictions say enough.
+    if out or (is_shown and number > 1):
+        place = f" in {out}" if out else ""
+        pace = format_pace(number, "notes", time.monotonic() - start)
+        line = f"predictions of {format_count(number, 'note')}{place} ({pace})"
+        print(line, file=sys.stderr)
 
 
 def _print_note(message: str) -> None:

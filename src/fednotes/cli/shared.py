@@ -10,7 +10,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -29,6 +30,7 @@ from fednotes.core.databases import is_address
 if TYPE_CHECKING:
     from fednotes.data.notes import NoteDatabase
 
+_SECONDS_BETWEEN_LINES = 60.0  # of the progress of work that is not shown as a bar
 PIPED = 400  # columns of piped output, wide enough for the labels of all tables
 _SCREEN = sys.stdout.isatty() or "COLUMNS" in os.environ
 
@@ -231,21 +233,67 @@ def choose_console(*, as_json: bool) -> Console:
 
 @contextmanager
 def show_work(name: str, *, is_shown: bool = True) -> Iterator[None]:
-    """Show the work within the context on stderr, if that is a terminal.
+    """Show the work within the context on stderr.
+
+    In a terminal, this is a bar. Otherwise, long work prints a line each minute.
 
     Args:
         name: What to show while the work does not name itself, such as "loading".
         is_shown: Whether to show it at all.
     """
     shown = CleanConsole(stderr=True)
-    if not is_shown or not shown.is_terminal:
+    if not is_shown:
         yield
         return
-    from fednotes.cli.display import WorkBar
     from fednotes.core.work import shown_by
+
+    if not shown.is_terminal:
+        with shown_by(WorkLines()):
+            yield
+        return
+    from fednotes.cli.display import WorkBar
 
     with WorkBar(shown, name) as bar, shown_by(bar):
         yield
+
+
+class WorkLines:
+    """Prints how far long work is to stderr, at most once a minute.
+
+    Args:
+        now: Returns the current time, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._depth = 0  # of the newest work within other work
+        self._name = ""
+        self._total: int | None = None
+        self._began = 0.0
+        self._printed = now()
+
+    def begin(self, name: str, total: int | None) -> None:
+        """Note what is done, unless it is a part of other work."""
+        self._depth += 1
+        if self._depth == 1:
+            self._name = name
+            self._total = total
+            self._began = self._now()
+
+    def advance(self, done: int) -> None:
+        """Print how many items are done, if a minute has passed."""
+        now = self._now()
+        if self._depth != 1 or now - self._printed < _SECONDS_BETWEEN_LINES:
+            return
+        self._printed = now
+        of = "" if self._total is None else f" of {self._total:,}"
+        rate = done / max(now - self._began, 1e-9)
+        line = f"{self._name}: {done:,}{of}, {rate:,.1f}/s"
+        print(clean(line, None), file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Note that the newest work has ended."""
+        self._depth -= 1
 
 
 def print_json(value: Any) -> None:

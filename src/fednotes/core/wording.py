@@ -33,6 +33,19 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def format_pace(number: int, noun: str, seconds: float) -> str:
+    """Format how long some items took, such as "12.3 s, 8.1 notes/s".
+
+    Args:
+        number: How many items there were.
+        noun: What they are, in the plural.
+        seconds: How long they took.
+    """
+    rate = number / max(seconds, 1e-9)
+    shown_rate = f"{rate:.1f}" if rate < 100 else f"{rate:,.0f}"
+    return f"{format_duration(seconds)}, {shown_rate} {noun}/s"
+
+
 def format_rough_duration(seconds: float) -> str:
     """Format an estimate of a duration, such as "about 12 min"."""
     if seconds < 60:
