@@ -29,7 +29,7 @@ from fednotes.jobs.inputs import name_of_notes, open_inputs
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_check import check_job
 from fednotes.jobs.job_file import load_table, parse_job
-from fednotes.jobs.models import find_model_folder, load, open_model
+from fednotes.jobs.models import find_source_folder, load, open_model
 from fednotes.jobs.progress import AnyListener, to_listener
 from fednotes.jobs.proposal import (
     Choices,
@@ -540,7 +540,7 @@ def calibrate(
         ConfigError: The model finds phenotypes of patients.
         DataError: There are fewer than five notes, or none of the model's labels.
     """
-    folder = find_model_folder(path)
+    folder = find_source_folder(path)
     model = load(folder, device, backbone, calibrated=False)
     confidences, is_right, owners = model.judge_confidences(notes, label_map, encoding)
     weights = weights_digest(folder)

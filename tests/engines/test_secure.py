@@ -25,7 +25,7 @@ from fednotes.core.update import Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.secure import SecureSeal, SecureSum
 from fednotes.privacy.secure_sum import messages as wire
-from fednotes.privacy.secure_sum.fixed_point import encode
+from fednotes.privacy.secure_sum.fixed_point import encode_update
 from fednotes.privacy.secure_sum.messages import Masking
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
@@ -153,8 +153,10 @@ def test_no_frame_at_the_server_holds_numbers_of_a_site(
     for site, frame in net.came:  # nor any of the integers that the values become
         attached = decode_reply(frame).attached
         if "words" in attached.tensors:
-            message = wire.read_masked(wire.read(Masking, attached.facts), attached)
-            bare = encode(updates[site][turns[site]], message.layout)
+            message = wire.read_masked(
+                wire.read_message(Masking, attached.facts), attached
+            )
+            bare = encode_update(updates[site][turns[site]], message.layout)
             assert bare.shape == message.words.shape
             assert not np.isin(bare[bare != 0], message.words).any()
             turns[site] += 1

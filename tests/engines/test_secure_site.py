@@ -52,7 +52,7 @@ def exchanged(update: Update) -> tuple[dict[str, SecureSeal], Any, Any]:
     for seal in server.seals.values():
         reply = seal.seal(request("give", 9, attached=attached), update, QUESTION)
         server.chain.add_masked(
-            wire.read_masked(wire.read(Masking, reply.facts), reply)
+            wire.read_masked(wire.read_message(Masking, reply.facts), reply)
         )
     requests, following = server.chain.make_requests()
     return (
@@ -199,7 +199,7 @@ def test_receipts_of_250_sites_take_at_most_four_times_the_message() -> None:
     assert 4e6 < len(frame) < 4.4e6  # twice 250 x 250 x 32 bytes, and the keys
     tracemalloc.start()
     came = decode_request(frame).attached
-    stage = wire.read(Stage, came.facts)
+    stage = wire.read_message(Stage, came.facts)
     decoded = wire.read_unmask_request(stage, came, MANY[7])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -211,7 +211,7 @@ def test_receipts_of_250_sites_take_at_most_four_times_the_message() -> None:
 @pytest.mark.parametrize("wrong", ["receipts", "confirmations"])
 def test_malformed_tables_are_refused(wrong: str) -> None:
     attached, _ = asked_of_all()
-    stage, table = wire.read(Stage, attached.facts), attached.tensors[wrong]
+    stage, table = wire.read_message(Stage, attached.facts), attached.tensors[wrong]
     for value in (None, table[1:], table.to(torch.int8)):
         broken = {k: v for k, v in attached.tensors.items() if k != wrong}
         if value is not None:

@@ -382,7 +382,7 @@ def test_keys_for_sites_outside_the_task_open_nothing(tmp_path: Path) -> None:
         counted=dict.fromkeys(drawn, 0),
         attached=wire.pack(terms),
     )
-    answer = wire.read(
+    answer = wire.read_message(
         wire.Masking, seal.seal(task, Update({"x": torch.ones(2)}, 1), b"q").facts
     )
     assert "among other sites than those that the request names" in answer.again

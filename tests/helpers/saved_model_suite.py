@@ -11,7 +11,7 @@ from fednotes.core.errors import DataError, ParameterError
 from fednotes.core.parsing import read_json_table
 from fednotes.jobs.models import (
     find_model_class,
-    find_model_folder,
+    find_source_folder,
     load,
     open_model,
     read_description,
@@ -43,7 +43,7 @@ class SavedModelSuite:
     def test_a_loaded_model_knows_its_folder_and_its_types(
         self, model: SavedModel, folder: Path
     ) -> None:
-        assert model.folder == find_model_folder(model) == folder
+        assert model.folder == find_source_folder(model) == folder
         assert open_model(model) is model
         assert open_model(folder).types == model.types
         assert len(model.types) == 2

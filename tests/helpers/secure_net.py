@@ -102,11 +102,11 @@ class ByHand:
         now, number = self.chain.start(), self.chain.number
         for seal in self.seals.values():
             reply = seal.answer_stage(self.request("@keys", wire.pack(Stage(number))))
-            now.add_keys(wire.read(KeysMessage, reply.facts))
+            now.add_keys(wire.read_message(KeysMessage, reply.facts))
         encoded = wire.pack(Stage(number, now.collect_keys()))
         for seal in self.seals.values():
             reply = seal.answer_stage(self.request("@shares", encoded))
-            now.add_shares(wire.read(SharesMessage, reply.facts))
+            now.add_shares(wire.read_message(SharesMessage, reply.facts))
         names = None if metrics is None else tuple(metrics)
         return wire.pack_boxes(
             Terms(number, self.names, names, limits), now.collect_boxes()

@@ -40,7 +40,7 @@ from fednotes.jobs.local_files import list_site_path_keys
 from fednotes.jobs.reference import list_tables
 from fednotes.jobs.reference_text import format_page, format_tables
 from fednotes.methods import fedner, find_method, list_method_names
-from fednotes.taggers.saving import find_config_class, list_kinds
+from fednotes.taggers.saving import find_config_class, list_model_kinds
 
 BASE: dict[str, Any] = {"method": "fedner", "model": {"hashed_words": 8}}
 
@@ -686,11 +686,13 @@ def test_the_schema_offers_only_the_models_that_a_method_supports(
         return {model["properties"].get("kind", {}).get("const") for model in models}
 
     assert (model_kinds("fedner"), model_kinds("pretrain")) == ({"tagger"}, {None})
-    with_encoder = {kind for kind in list_kinds() if find_config_class(kind).encodes}
+    with_encoder = {
+        kind for kind in list_model_kinds() if find_config_class(kind).encodes
+    }
     assert {"token-classifier", "encoder-tagger"} <= with_encoder
     assert {"tagger", "prompt-bart"}.isdisjoint(with_encoder)
     assert model_kinds("finetune") == with_encoder
-    assert model_kinds("distill") == set(list_kinds())
+    assert model_kinds("distill") == set(list_model_kinds())
 
 
 def test_a_job_may_name_the_only_kind_of_model_of_its_method(tmp_path: Path) -> None:
@@ -714,7 +716,7 @@ OF_DOCUMENTS = [
 ]
 
 
-@pytest.mark.parametrize("kind", list_kinds())
+@pytest.mark.parametrize("kind", list_model_kinds())
 @pytest.mark.parametrize("method", OF_DOCUMENTS)
 def test_an_error_about_a_kind_names_only_methods_that_train_it(
     method: str, kind: str, tmp_path: Path
@@ -729,7 +731,7 @@ def test_an_error_about_a_kind_names_only_methods_that_train_it(
             tables["training"] = {"unannotated": "pseudo"}
         return parse_job(tables | {"synthetic": {}}, "job", tmp_path, "job.toml")
 
-    if kind in (find_method(method).list_models() or list_kinds()):
+    if kind in (find_method(method).list_models() or list_model_kinds()):
         assert job_of(method).method == method
         return
     with pytest.raises(ConfigError) as refusal:

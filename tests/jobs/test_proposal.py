@@ -29,7 +29,7 @@ from fednotes.jobs.proposal import (
 )
 from fednotes.jobs.proposal.decisions import Silos
 from fednotes.jobs.proposal.facts import Lengths, ReadOptions
-from fednotes.jobs.proposal.writing import describe_site
+from fednotes.jobs.proposal.writing import describe_site_notes
 
 ENCODINGS = "auto"
 
@@ -389,7 +389,7 @@ def test_a_site_with_a_single_note_is_described_in_the_singular() -> None:
     (site,) = facts_of({"north": {"Drug": 1}}).sites
     lengths = Lengths(1, 1, 1)
     site = replace(site, notes=1, patients=1, words=lengths)
-    assert describe_site(site) == (
+    assert describe_site_notes(site) == (
         "1 note (conll), 1 word in the median note, 1 patient, 1 mention: Drug 1."
     )
 

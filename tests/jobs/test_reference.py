@@ -50,7 +50,7 @@ def job_schema() -> dict[str, Any]:
 def kinds_of_model(method: str) -> list[str]:
     """Return the kinds of [model] of a method; [""] if it has no such key."""
     models = methods.find_method(method).list_models()
-    return list(models) if models else list(saving.list_kinds())
+    return list(models) if models else list(saving.list_model_kinds())
 
 
 PRESETS = [

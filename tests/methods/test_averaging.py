@@ -31,8 +31,8 @@ from fednotes.methods.averaging import (
 from fednotes.training.compression import (
     choose_step_sizes,
     compute_mean_squares,
-    decode,
-    encode,
+    decode_change,
+    encode_change,
     require_step_sizes,
     unpack_total,
 )
@@ -897,7 +897,7 @@ def test_packed_numbers_add_up_and_rounding_remainders_are_kept(
     sent, levels = [], dict.fromkeys(code, 0)
     for site, weight in zip(sites, weights, strict=True):
         part = count * weight / total_weight
-        words, remainder = encode(site, code, part, count)
+        words, remainder = encode_change(site, code, part, count)
         sent.append(Update(words, metrics={"part": part}))
         for name, value in site.items():
             assert words[name].dtype == torch.int64
@@ -913,7 +913,7 @@ def test_packed_numbers_add_up_and_rounding_remainders_are_kept(
             )
     total = unpack_total(Total.of(sent), sites[0], count)
     assert total.weight == pytest.approx(count)
-    decoded = decode(total.mean(), code, sites[0])
+    decoded = decode_change(total.mean(), code, sites[0])
     for name, level in levels.items():
         rms = np.sqrt(
             sum(
@@ -933,7 +933,7 @@ def test_packed_numbers_add_up_and_rounding_remainders_are_kept(
 def test_packed_numbers_at_their_maximum_do_not_carry(sites: int) -> None:
     """All sites at the bound, of either sign, side by side."""
     largest = {"w": torch.tensor([1e9, -1e9, 0.0, 1e9, -1e9, -1e9, 1e9, 1e9])}
-    words, _ = encode(largest, {"w": torch.tensor([1.0])}, 1.0, sites)
+    words, _ = encode_change(largest, {"w": torch.tensor([1.0])}, 1.0, sites)
     total = Total.of([Update(words, metrics={"part": 1.0})] * sites)
     decoded = unpack_total(total, largest, sites).tensors["w"]
     assert decoded.tolist() == [
@@ -949,7 +949,10 @@ def test_digits_do_not_carry_with_fractional_weights() -> None:
         {"w": torch.tensor([1.0])},
     )
     parts = (0.05, 1.95)
-    sent = [Update(encode(largest, code, p, 2)[0], metrics={"part": p}) for p in parts]
+    sent = [
+        Update(encode_change(largest, code, p, 2)[0], metrics={"part": p})
+        for p in parts
+    ]
     decoded = unpack_total(Total.of(sent), largest, 2).tensors["w"]
     assert decoded.tolist() == [25, -25, 25, 25]
 
@@ -958,7 +961,7 @@ def test_a_site_without_weight_keeps_its_change() -> None:
     """It sends zeros, and all that it could not send is left for the next time."""
     update = change(1)
     code = choose_step_sizes(compute_mean_squares(update))
-    words, remainder = encode(update, code, 0.0, 3)
+    words, remainder = encode_change(update, code, 0.0, 3)
     assert not any(value.any() for value in words.values())
     assert_same(remainder, update)
 
@@ -972,9 +975,11 @@ def test_error_feedback_eventually_sends_the_whole_change() -> None:
     for _ in range(60):
         now = {n: v + remainder[n] for n, v in constant.items()}
         steps = choose_step_sizes(compute_mean_squares(now))
-        sent, remainder = encode(now, steps)
+        sent, remainder = encode_change(now, steps)
         summed = Total.of([Update(sent, metrics={"part": 1.0})])
-        decoded = decode(unpack_total(summed, constant, 1).mean(), steps, constant)
+        decoded = decode_change(
+            unpack_total(summed, constant, 1).mean(), steps, constant
+        )
         total = {n: decoded[n] + total.get(n, 0) for n in decoded}
     for name, value in constant.items():
         torch.testing.assert_close(total[name] / 60, value, rtol=0, atol=0.4)
@@ -992,10 +997,10 @@ def test_a_small_site_is_delayed_as_the_page_states(part: float, cycle: int) -> 
     code = choose_step_sizes({"w": moved.square().mean(0, keepdim=True)})
     first = 0
     for now in range(1, 40):
-        words, remainder = encode({"w": moved + backlog}, code, part, 5)
+        words, remainder = encode_change({"w": moved + backlog}, code, part, 5)
         # of all five, only this one moves
         total = Total.of([Update(words, metrics={"part": 5.0})])
-        decoded = decode(
+        decoded = decode_change(
             unpack_total(total, {"w": moved}, 5).mean(),
             code,
             {"w": moved},

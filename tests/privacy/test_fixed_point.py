@@ -20,8 +20,8 @@ from fednotes.privacy.secure_sum.fixed_point import (
     SumLayout,
     check_layout,
     compute_limits,
-    decode,
-    encode,
+    decode_sum,
+    encode_update,
 )
 
 
@@ -37,8 +37,8 @@ def plain(updates: list[Update], name: str) -> list[Fraction]:
 def summed(updates: list[Update], layout: SumLayout) -> Total:
     words = np.zeros(layout.words, np.uint64)
     for update in updates:
-        words += encode(update, layout)
-    return decode(words, layout, [str(i) for i in range(len(updates))])
+        words += encode_update(update, layout)
+    return decode_sum(words, layout, [str(i) for i in range(len(updates))])
 
 
 sizes = st.floats(-1e3, 1e3, width=32)
@@ -122,7 +122,7 @@ def test_the_remainder_is_rounded_to_the_nearest_unit_of_the_second_word() -> No
     values = [1e-9, -1e-9, 3.3e-9, -7.7e-12, 1e-15, 0.3]
     update = Update({"w": torch.tensor(values, dtype=torch.float64)})
     layout = SumLayout.of(update, 5)
-    signed, field = encode(update, layout).view(np.int64), layout.fields[0]
+    signed, field = encode_update(update, layout).view(np.int64), layout.fields[0]
     cut_off = []
     for at, value in enumerate(values):
         scaled = Fraction(value) * Fraction(2) ** field.exponent
@@ -218,12 +218,14 @@ def test_a_sum_of_all_sites_at_the_limit_does_not_wrap(sites: int, sign: float) 
     layout = SumLayout.of(update, sites)
     words = np.zeros(layout.words, np.uint64)
     for _ in range(sites):
-        words += encode(update, layout)
+        words += encode_update(update, layout)
     names = [str(i) for i in range(sites)]
-    assert decode(words, layout, names).tensors["w"].tolist() == [sign * limit * sites]
+    assert decode_sum(words, layout, names).tensors["w"].tolist() == [
+        sign * limit * sites
+    ]
     above = torch.nextafter(torch.tensor([limit]), torch.tensor([math.inf])) * sign
     with pytest.raises(TrainingError, match=r"tensor 'w'.*limit 2\^31"):
-        encode(Update({"w": above}), layout)
+        encode_update(Update({"w": above}), layout)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
@@ -235,20 +237,20 @@ def test_invalid_values_are_refused_by_name_without_showing_them(bad: float) -> 
         with pytest.raises(
             TrainingError, match=r"tensor 'layer\.weight'.*nothing was sent"
         ) as error:
-            encode(update, SumLayout.of(update, 3))
+            encode_update(update, SumLayout.of(update, 3))
         assert "1e+30" not in str(error.value)
     for update in (Update(weight=bad), Update(metrics={"loss": bad})):
         with pytest.raises(TrainingError, match=r"weight|metric 'loss'"):
-            encode(update, SumLayout.of(update, 3))
+            encode_update(update, SumLayout.of(update, 3))
     update = Update({"w": torch.full((2,), 1e30)}, 1e300)  # the product overflows
     with pytest.raises(TrainingError, match=r"tensor 'w'.*limit"):
-        encode(update, SumLayout.of(update, 3))
+        encode_update(update, SumLayout.of(update, 3))
 
 
 def test_metrics_are_summed_by_agreed_names() -> None:
     update = Update(metrics={"b": 2.0})
     layout = SumLayout.of(update, 3, metrics=["c", "b", "b"])
-    total = decode(encode(update, layout), layout, ["x"])
+    total = decode_sum(encode_update(update, layout), layout, ["x"])
     assert total.metrics == {"b": 2.0, "c": 0.0}
     with pytest.raises(TrainingError, match="metric 'b' is not among"):
         SumLayout.of(update, 3, metrics=["c"])
@@ -257,17 +259,17 @@ def test_metrics_are_summed_by_agreed_names() -> None:
 def test_words_that_are_not_a_sum_give_no_total() -> None:
     update = Update({"w": torch.ones(3)}, metrics={"n": 1.0})
     layout = SumLayout.of(update, 3)
-    words = encode(update, layout)
+    words = encode_update(update, layout)
     for names in ([], ["a", "b"]):
         with pytest.raises(TrainingError, match="did not cancel"):
-            decode(words, layout, names)
+            decode_sum(words, layout, names)
     with pytest.raises(TrainingError, match="did not cancel"):
-        decode(words[1:], layout, ["a"])
+        decode_sum(words[1:], layout, ["a"])
     for at in range(layout.words - 1):  # a first and a fine word
         wrong = words.copy()
         wrong[at] = np.uint64(2**63)
         with pytest.raises(TrainingError, match="out of range"):
-            decode(wrong, layout, ["a"])
+            decode_sum(wrong, layout, ["a"])
 
 
 def test_layouts_with_any_difference_are_unequal() -> None:
@@ -294,7 +296,7 @@ def test_layouts_with_any_difference_are_unequal() -> None:
     for layout in (base, *others):
         check_layout(layout)
     with pytest.raises(TrainingError, match="not those that the secure sum expects"):
-        encode(update, others[-2])
+        encode_update(update, others[-2])
 
 
 def test_impossible_settings_are_refused() -> None:

@@ -26,8 +26,8 @@ from fednotes.privacy.secure_sum.messages import (
     UnmaskMessage,
     UnmaskRequest,
     pack_masked,
-    read,
     read_masked,
+    read_message,
 )
 from fednotes.privacy.secure_sum.site import SiteChain
 
@@ -78,7 +78,7 @@ def test_messages_survive_a_round_trip_through_json() -> None:
     kinds = set()
     for message in every_kind():
         facts, apart = header(message)
-        again = read(type(message), facts, **apart)
+        again = read_message(type(message), facts, **apart)
         kinds.add(type(message))
         for name in message.__dataclass_fields__:
             before, after = getattr(message, name), getattr(again, name)
@@ -91,7 +91,7 @@ def test_messages_survive_a_round_trip_through_json() -> None:
 def test_masked_words_are_sent_without_a_copy() -> None:
     message = next(m for m in every_kind() if isinstance(m, MaskedMessage))
     sent = pack_masked(Masking(None, b"h"), message)
-    words = read_masked(read(Masking, sent.facts), sent).words
+    words = read_masked(read_message(Masking, sent.facts), sent).words
     assert words.dtype == np.uint64
     assert words.tobytes() == message.words.tobytes()
     assert words.ctypes.data == message.words.ctypes.data  # no copy
@@ -101,7 +101,7 @@ def test_masked_words_are_sent_without_a_copy() -> None:
         {"words": torch.zeros((3, 3), dtype=torch.int64)},
     ):
         with pytest.raises(RefusedError, match="has no words"):
-            read_masked(read(Masking, sent.facts), replace(sent, tensors=wrong))
+            read_masked(read_message(Masking, sent.facts), replace(sent, tensors=wrong))
 
 
 def places(table: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -150,14 +150,14 @@ def test_malformed_messages_are_refused_or_valid() -> None:
                     target = target[key]
                 target[spot[-1]] = value
                 try:
-                    again = read(type(message), changed, **apart)
+                    again = read_message(type(message), changed, **apart)
                 except RefusedError:
                     refused += 1
                 else:
                     assert isinstance(again, type(message))
         for bad in (None, [], "x", {}, {**facts, "extra": 1}):
             with pytest.raises(RefusedError):
-                read(type(message), bad, **apart)
+                read_message(type(message), bad, **apart)
     assert refused > 1000
 
 
@@ -181,5 +181,5 @@ def test_an_impossible_layout_is_refused() -> None:
         changed = copy.deepcopy(facts)
         changed["layout"]["fields"][0] |= changes
         with pytest.raises(RefusedError, match=why):
-            run.server.add_masked(read(MaskedMessage, changed, **apart))
-    run.server.add_masked(read(MaskedMessage, facts, **apart))
+            run.server.add_masked(read_message(MaskedMessage, changed, **apart))
+    run.server.add_masked(read_message(MaskedMessage, facts, **apart))

@@ -13,7 +13,7 @@ from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.update import Update
 from fednotes.privacy.secure_sum import Parties, crypto
 from fednotes.privacy.secure_sum.crypto import add_streams, combine_shares
-from fednotes.privacy.secure_sum.fixed_point import encode
+from fednotes.privacy.secure_sum.fixed_point import encode_update
 from fednotes.privacy.secure_sum.messages import (
     KeysMessage,
     MaskedMessage,
@@ -175,7 +175,7 @@ def test_a_short_roster_for_one_site_is_refused(
         )
         streams.append((derive_pair_mask_key(shared, session, A, site, layout), -1))
     add_streams(words, streams)
-    assert (words == encode(powers(FIVE)[A], run.masked[A].layout)).all()
+    assert (words == encode_update(powers(FIVE)[A], run.masked[A].layout)).all()
 
 
 def two_lists(confirmed: bool) -> tuple[Any, dict[str, UnmaskRequest]]:

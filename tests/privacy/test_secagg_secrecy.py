@@ -15,7 +15,7 @@ from fednotes.core.update import Update
 from fednotes.privacy.secure_sum import crypto, server
 from fednotes.privacy.secure_sum import site as secagg_site
 from fednotes.privacy.secure_sum.crypto import SHARE_BYTES, add_streams, combine_shares
-from fednotes.privacy.secure_sum.fixed_point import SumLayout, encode
+from fednotes.privacy.secure_sum.fixed_point import SumLayout, encode_update
 from fednotes.privacy.secure_sum.messages import UnmaskMessage
 from fednotes.privacy.secure_sum.site import derive_pair_mask_key, derive_self_mask_key
 
@@ -87,7 +87,8 @@ def test_the_transcript_does_not_determine_a_summand(
     alternative |= {site: first[site] for site in dropped}
     layout = SumLayout.of(first[A], len(sites))
     d = {
-        s: encode(alternative[s], layout) - encode(first[s], layout) for s in (A, B, C)
+        s: encode_update(alternative[s], layout) - encode_update(first[s], layout)
+        for s in (A, B, C)
     }
     assert not (d[A] + d[B] + d[C]).any()
     assert all(part.any() for part in d.values())
@@ -125,7 +126,7 @@ def test_masked_uploads_look_uniform() -> None:
     }
     run = Exchange((A, B, C), seed="uniform")
     messages = run.upload(updates)
-    bare = encode(updates[A], messages[A].layout)
+    bare = encode_update(updates[A], messages[A].layout)
     assert uniform(bare) < 1e-100
     for message in messages.values():
         assert uniform(message.words) > 1e-4
@@ -233,7 +234,7 @@ def test_recovery_in_one_exchange_opens_no_other() -> None:
         add_streams(words, streams)
         return words
 
-    bare = encode(updates[C], late.layout)
+    bare = encode_update(updates[C], late.layout)
     own_seed = runs[0].sites[C]._seed
     assert (
         stripped(0, own_seed) == bare

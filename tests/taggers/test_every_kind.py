@@ -21,7 +21,7 @@ from every_kind import (
 
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.taggers.saving import list_kinds
+from fednotes.taggers.saving import list_model_kinds
 
 pytest.importorskip("transformers")
 SMALL_MODELS = KINDS | SAMPLE_KINDS  # the samples too, which have few settings
@@ -50,7 +50,7 @@ def partly(model: Any, known: tuple[str, ...] = ("Drug",)) -> Any:
 
 def test_every_kind_of_tagger_has_a_small_model() -> None:
     tested = {small.settings["kind"] for small in SMALL_MODELS.values()}
-    missing = set(list_kinds()) - tested
+    missing = set(list_model_kinds()) - tested
     assert not missing, f"add {missing} to KINDS in tests/helpers/every_kind.py"
 
 

@@ -26,7 +26,7 @@ from fednotes.jobs.simulate import simulate
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.saving import (
     build_model,
-    list_kinds,
+    list_model_kinds,
     load_model,
     read_model_config,
     save_model,
@@ -57,7 +57,7 @@ def _marked(text: str) -> Document:
 
 @each_kind
 def test_a_new_kind_is_discovered_trained_and_saved(kind: str, folder: Path) -> None:
-    assert kind in list_kinds()
+    assert kind in list_model_kinds()
     with pytest.raises(ConfigError, match="unknown key 'widht'; did you mean 'width'"):
         read_model_config({"kind": kind, "widht": 2})
     with pytest.raises(ConfigError, match="width = 0: expected"):

@@ -20,7 +20,7 @@ from fednotes.jobs.predict import predict
 from fednotes.jobs.saved_models import NoteSource
 from fednotes.taggers.saving import (
     build_model,
-    list_kinds,
+    list_model_kinds,
     load_model,
     read_model_config,
     save_model,
@@ -242,7 +242,7 @@ def test_predict_and_evaluate_accept_every_kind(
 
 
 def test_every_kind_is_configured_by_its_name() -> None:
-    for kind in list_kinds():
+    for kind in list_model_kinds():
         assert read_model_config({"kind": kind}).kind == kind
     assert read_model_config({"tagger": "cnn-crf", "dropout": 0.5}).kind == "tagger"
     with pytest.raises(

@@ -278,7 +278,7 @@ class SecureSeal:
         has_lost_history = self._opened.lost or has_done_nothing
         if not self.strict or not has_lost_history or not request.attached.facts:
             return None
-        history = wire.read(wire.Terms, request.attached.facts).history
+        history = wire.read_message(wire.Terms, request.attached.facts).history
         is_new = history not in (b"", asked.history)
         return history if is_new else None
 
@@ -289,7 +289,7 @@ class SecureSeal:
     def read_pace(self, request: Request) -> int | None:
         """Read the class of times in which all sites answer from a request's terms."""
         with suppress(RefusedError):  # the terms cannot be read
-            pace = wire.read(wire.Terms, request.attached.facts).pace
+            pace = wire.read_message(wire.Terms, request.attached.facts).pace
             return None if pace is None else min(pace, CLASSES - 1)
         return None
 
@@ -331,7 +331,7 @@ class SecureSeal:
                     "outside the secure sum"
                 )
             return Attached()
-        terms = wire.read(wire.Terms, request.attached.facts)
+        terms = wire.read_message(wire.Terms, request.attached.facts)
         round = 0 if request.preparing else request.round
         parties = self._requests.find(request)
         if self._requests.are_drawn:
@@ -353,7 +353,7 @@ class SecureSeal:
             return self._mask_again(request)
         if request.task not in wire.ANSWERS:
             raise RefusedError(f"site {self._site!r} has no task {request.task!r}")
-        stage = wire.read(wire.Stage, attached.facts)
+        stage = wire.read_message(wire.Stage, attached.facts)
         if request.task == wire.KEYS:
             parties = self._requests.find(request)
             return wire.pack(self._chain.make_keys(stage.number, parties))
@@ -386,7 +386,7 @@ class SecureSeal:
             raise RefusedError(
                 f"site {self._site!r} no longer has an update for the secure sum"
             )
-        terms = wire.read(wire.Terms, request.attached.facts)
+        terms = wire.read_message(wire.Terms, request.attached.facts)
         try:
             return self._mask(pending, terms, request.attached)
         except TrainingError as error:
@@ -851,7 +851,7 @@ class SecureSum(Summing):
         for site, attached in _iterate_in_order(exchange, replies):
             try:
                 _require_only(site, attached, "words")
-                answer = wire.read(wire.Masking, attached.facts)
+                answer = wire.read_message(wire.Masking, attached.facts)
                 _require_known_names(site, answer)
                 _require_short(site, answer, self._parties.sites)
                 if not answer.again:
@@ -931,7 +931,7 @@ class SecureSum(Summing):
         for site, answer in _iterate_in_order(exchange, replies):
             try:
                 _require_only(site, answer)
-                message = wire.read(wire.ANSWERS[stage], answer.facts)
+                message = wire.read_message(wire.ANSWERS[stage], answer.facts)
                 _require_own(site, message.site)
                 add(message)
             except RefusedError as error:

@@ -29,7 +29,7 @@ def list_model_classes(method: Method) -> Mapping[str, type[Any]]:
     classes = method.list_models()
     if classes is not None:
         return classes
-    return {kind: saving.find_config_class(kind) for kind in saving.list_kinds()}
+    return {kind: saving.find_config_class(kind) for kind in saving.list_model_kinds()}
 
 
 def list_model_file_keys(method: Method) -> frozenset[str]:

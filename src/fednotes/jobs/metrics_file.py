@@ -12,7 +12,7 @@ from fednotes.core import bounds
 from fednotes.core.errors import DataError, TrainingError, os_errors_as
 from fednotes.core.parsing import has_more_values, parse_json
 from fednotes.core.store import write_text
-from fednotes.jobs.run_files import parse_object, read_text
+from fednotes.jobs.run_files import parse_object, read_run_text
 
 if TYPE_CHECKING:
     from fednotes.engines.rounds import RoundResult
@@ -148,7 +148,7 @@ def _read_bounded(path: Path) -> str:
 
     The check comes before any line is parsed, so that a huge file cannot fill memory.
     """
-    text = read_text(path)
+    text = read_run_text(path)
     if len(text.encode()) > bounds.FILE:
         raise DataError(
             f"{path}: over {bounds.FILE:,} bytes; fednotes reads no larger file"

@@ -20,7 +20,7 @@ __all__ = [
     "MentionModel",
     "PatientModel",
     "find_model_class",
-    "find_model_folder",
+    "find_source_folder",
     "load",
     "load_mention_model",
     "open_model",
@@ -152,7 +152,7 @@ def load(
         ModelError: The folder contains no model, or a damaged one.
         MissingExtra: A package is missing.
     """
-    folder = find_model_folder(path)
+    folder = find_source_folder(path)
     require_model(folder)
     options = LoadOptions(device, backbone, dictionary, calibrated, workers)
     return find_model_class(folder).load(folder, options)
@@ -188,7 +188,7 @@ def open_model(model: SavedModel | str | Path) -> SavedModel:
     return load(path_of(model, "a model's folder"))
 
 
-def find_model_folder(source: object, expected: str = "a model's folder") -> Path:
+def find_source_folder(source: object, expected: str = "a model's folder") -> Path:
     """Return a path, or the folder that a model was loaded from.
 
     Args:

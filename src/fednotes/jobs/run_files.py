@@ -40,7 +40,7 @@ def read_versioned(path: Path, content: type[_Content]) -> _Content:
     Raises:
         DataError: The file is damaged, or of a later version.
     """
-    table = parse_object(path, 1, read_text(path))
+    table = parse_object(path, 1, read_run_text(path))
     version = table.get("version", 0)
     if not isinstance(version, int):
         raise DataError(
@@ -59,7 +59,7 @@ def read_versioned(path: Path, content: type[_Content]) -> _Content:
         raise DataError(f"{path}: {place}: {first['msg']}") from error
 
 
-def read_text(path: Path) -> str:
+def read_run_text(path: Path) -> str:
     """Return the text of a file; read at most one byte more than `bounds.FILE`.
 
     Raises:

@@ -67,8 +67,8 @@ from fednotes.training.compression import (
     choose_step_sizes,
     compute_mean_squares,
     count_bytes,
-    decode,
-    encode,
+    decode_change,
+    encode_change,
     list_encoded_shapes,
     require_step_sizes,
     unpack_total,
@@ -418,7 +418,7 @@ def _collect_encoded_changes(
     coded = federation.sum("send", steps, weight=mean_squares.weight, sites=sites)
     server.require_returned(coded, list_encoded_shapes(sent, sites))
     mean_levels = server.compute_mean(unpack_total(coded, sent, sites))
-    change = decode(mean_levels, steps, sent)
+    change = decode_change(mean_levels, steps, sent)
     return {name: sent[name] + change[name] for name in sent}
 
 
@@ -580,7 +580,8 @@ def _count_fewest_batches(steps: int, in_epoch: int) -> int:
         steps: Number of steps of each cycle.
         in_epoch: Number of mini-batches of an epoch.
     """
-    # Cycles begin at multiples of the greatest common divisor in an epoch.
+    # Cycles begin at multiples of the greatest common divisor in an epoch. The end of
+    # an epoch cuts the worst one in the middle, and the larger part counts.
     unit = math.gcd(steps, in_epoch)
     larger_part = unit * math.ceil(steps / (2 * unit))
     return min(in_epoch, larger_part)
@@ -938,7 +939,7 @@ class AveragingSite(SiteTasks):
         # Refusing weights below this site's weight would reveal its weight.
         weight = max(weight, self.weight)
         part = sites * self.weight / weight if weight else 0.0
-        sent, unsent = encode(self._change, tensors, part, sites)
+        sent, unsent = encode_change(self._change, tensors, part, sites)
         self._unsent |= unsent
         self._change = {}
         return self._make_update(sent, {}, part)

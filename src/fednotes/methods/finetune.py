@@ -54,7 +54,7 @@ from fednotes.privacy.promise import Privacy
 from fednotes.privacy.training import DPSupport
 from fednotes.taggers.corpora import EncoderCorpus
 from fednotes.taggers.model import Model, ModelConfig
-from fednotes.taggers.saving import build_model, find_config_class, list_kinds
+from fednotes.taggers.saving import build_model, find_config_class, list_model_kinds
 from fednotes.taggers.saving import read_model_config as any_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 from fednotes.training.local_trainer import Step
@@ -314,7 +314,7 @@ class Finetune(Method):
 
     def list_models(self) -> Mapping[str, type[Any]]:
         """Return the settings classes of all models that have an encoder."""
-        classes = {kind: find_config_class(kind) for kind in list_kinds()}
+        classes = {kind: find_config_class(kind) for kind in list_model_kinds()}
         return {kind: each for kind, each in classes.items() if each.encodes}
 
     def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:

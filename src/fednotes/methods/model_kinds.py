@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.methods import find_method, list_built_in_names
-from fednotes.taggers.saving import list_kinds
+from fednotes.taggers.saving import list_model_kinds
 
 
 def make_unsupported_kind_error(method: str, kind: object) -> ConfigError:
@@ -17,7 +17,7 @@ def make_unsupported_kind_error(method: str, kind: object) -> ConfigError:
         method: The name of the method.
         kind: The value of `kind` in the [model] table.
     """
-    known = list_kinds()
+    known = list_model_kinds()
     if kind not in known:
         return ConfigError(f"unknown kind {kind!r}; {nearest(kind, known)}")
     usable = " or ".join(

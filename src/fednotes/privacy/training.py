@@ -451,7 +451,10 @@ class DPSite(MethodSite):
         return Update()
 
     def _begin(self, agreed: Tensors) -> None:
-        """Prepare the first answer, unless an agreement is still pending."""
+        """Prepare the site for its first answer, and start its optimizer.
+
+        The method prepares its own site later if an agreement is still pending.
+        """
         if agreed or not self.support.starts_with_counts(self._config):
             self.support.begin(self.site, agreed)
         self._agreed = snapshot(agreed)

@@ -62,7 +62,7 @@ STEMS = (DEFAULT, "model")
 # ---- kinds of models -----------------------------------------------------------------
 
 
-def list_kinds() -> list[str]:
+def list_model_kinds() -> list[str]:
     """Return the names of all kinds: the default, other built-in kinds, plug-ins."""
     built_in = _list_built_in_kinds()
     return [*built_in, *sorted(plugins.added("taggers", built_in))]
@@ -117,7 +117,7 @@ def find_config_class(kind: str) -> type[ModelConfig]:
     """
     entry = _find_kind(kind)
     if entry is None:
-        raise ConfigError(f"unknown kind {kind!r}; {nearest(kind, list_kinds())}")
+        raise ConfigError(f"unknown kind {kind!r}; {nearest(kind, list_model_kinds())}")
     return entry.config
 
 
@@ -135,7 +135,7 @@ def read_model_config(table: Mapping[str, Any], where: str = "model") -> ModelCo
     name = table.get("kind", DEFAULT)
     entry = _find_kind(name) if isinstance(name, str) else None
     if entry is None:
-        known = nearest(str(name), list_kinds())
+        known = nearest(str(name), list_model_kinds())
         raise ConfigError(f"{place_prefix(where)}unknown kind {name!r}; {known}")
     config: ModelConfig
     if entry.read is None:

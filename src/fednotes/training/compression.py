@@ -75,7 +75,7 @@ def _is_step_size(step: Tensor) -> bool:
     return has_form and 0 <= float(step) < math.inf
 
 
-def encode(
+def encode_change(
     change: Tensors, steps: Tensors, part: float = 1.0, sites: int = 1
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return a change in whole steps, and the remainder for the next time.
@@ -103,7 +103,7 @@ def encode(
 
 
 def list_encoded_shapes(like: Tensors, sites: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that `encode` sends for changes like these tensors."""
+    """Return the shapes that `encode_change` sends for changes like these tensors."""
     _, digits = _choose_digits(sites)
     return {name: (_count_words(value, digits),) for name, value in like.items()}
 
@@ -130,7 +130,7 @@ def unpack_total(total: Total, like: Tensors, sites: int) -> Total:
     return replace(total, tensors=tensors, weight=total.metric("part"))
 
 
-def decode(
+def decode_change(
     means: Tensors, steps: Tensors, like: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return the mean change, from the weighted means of encoded changes.

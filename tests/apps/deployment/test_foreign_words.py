@@ -13,7 +13,11 @@ import pytest
 
 from fednotes.apps.deployment.nvflare.processes import KIT_VARIABLE, KitLog, RateLimit
 from fednotes.apps.deployment.problems import read_last_problem
-from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_job
+from fednotes.apps.deployment.rules.policy import (
+    Policy,
+    PolicyRefusal,
+    check_participation,
+)
 from fednotes.apps.deployment.site_agreement import Description, derive_config
 from fednotes.cli import app, shared
 from fednotes.core.errors import ConfigError, RefusedError
@@ -51,7 +55,9 @@ def test_a_foreign_version_is_cleaned_in_an_error() -> None:
 
 def test_a_foreign_method_name_is_cleaned_in_a_refusal() -> None:
     with pytest.raises(PolicyRefusal) as refusal:
-        check_job(Policy(methods=("fedner",)), EVIL, 3, 3, rounds=1, secure=True)
+        check_participation(
+            Policy(methods=("fedner",)), EVIL, 3, 3, rounds=1, secure=True
+        )
     assert plain(str(refusal.value))
     assert "\n" not in str(refusal.value)
 

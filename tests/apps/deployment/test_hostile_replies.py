@@ -24,7 +24,7 @@ from fednotes.apps.deployment.site_agreement import (
     Description,
     derive_config,
     pack_json,
-    read_description,
+    read_site_description,
 )
 from fednotes.apps.deployment.site_file import parse_site_job, read_site_file
 from fednotes.core import bounds
@@ -138,7 +138,7 @@ def test_a_job_may_name_any_number_of_types(tmp_path: Path) -> None:
 def test_an_entity_type_that_cannot_be_saved_is_refused() -> None:
     table = {**asdict(Description(types=("Drug",))), "types": ["\ud800"]}
     with pytest.raises(ConfigError, match="the description that site 'c' sent"):
-        read_description("c", {"description": pack_json(table)})
+        read_site_description("c", {"description": pack_json(table)})
 
 
 # numbers of patients

@@ -29,7 +29,7 @@ from fednotes.apps.deployment.nvflare.certificates import (
     CertificateIdentity,
     check_kit,
     read_certificate,
-    read_key,
+    read_kit_key,
 )
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.engines import launch
@@ -171,7 +171,7 @@ def test_certificates_of_server_and_admin_cannot_sign_for_a_site(
         shared_kits["admin"] / "startup/client",
     ):
         signer = CertificateIdentity(
-            read_certificate(stem), read_key(stem), honest.startup
+            read_certificate(stem), read_kit_key(stem), honest.startup
         )
         assert not any(honest.verify(site, TEXT, signer.sign(TEXT)) for site in SITES)
 
@@ -191,7 +191,7 @@ def test_a_server_that_replaces_keys_opens_no_sum(
     assert (total.tensors["layer.weight"] - plain).abs().max() < 1e-4
     stem = shared_kits["server"] / "startup/server"
     server = CertificateIdentity(
-        read_certificate(stem), read_key(stem), identities["a"].startup
+        read_certificate(stem), read_kit_key(stem), identities["a"].startup
     )
     _, engine, events, _ = network(
         tmp_path / "2", updates, identities={**identities, "b": server}

@@ -60,7 +60,11 @@ from fednotes.apps.deployment.nvflare.authority import ProjectConfig, provision
 from fednotes.apps.deployment.nvflare.certificates import check_kit
 from fednotes.apps.deployment.rules.guard import NoRoom
 from fednotes.apps.deployment.rules.ledger import Ledger, read_ledger_lines
-from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_job
+from fednotes.apps.deployment.rules.policy import (
+    Policy,
+    PolicyRefusal,
+    check_participation,
+)
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
 from fednotes.engines import launch
 
@@ -525,7 +529,7 @@ def test_a_refusal_of_the_executor_is_recorded_in_the_ledger(
     """Each time it leaves, and with the rule's name alone."""
     try:
         policy = Policy(min_sites=7, source="[policy] of /srv/x")
-        check_job(policy, "fedner", 6, 6, rounds=None, secure=False)
+        check_participation(policy, "fedner", 6, 6, rounds=None, secure=False)
     except PolicyRefusal as error:
         executor = refused(monkeypatch, error)
     for number in (1, 2):

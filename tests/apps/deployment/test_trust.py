@@ -35,7 +35,7 @@ from fednotes.apps.deployment.nvflare.certificates import (
     check_kit,
     find_withdrawal_of_peer,
     read_certificate,
-    read_key,
+    read_kit_key,
 )
 from fednotes.apps.deployment.nvflare.gate import require_admins_signature
 from fednotes.apps.deployment.nvflare.trust import (
@@ -205,7 +205,7 @@ def forged(kits: Kits) -> bytes:
     issuer: Any = genuine.roots[0].subject
     builder = x509.CertificateRevocationListBuilder(issuer, now, now + timedelta(9))
     builder = builder.add_extension(x509.CRLNumber(99), critical=False)
-    listed = builder.sign(read_key(kits["h2"] / "startup/client"), hashes.SHA256())
+    listed = builder.sign(read_kit_key(kits["h2"] / "startup/client"), hashes.SHA256())
     return Trust(genuine.roots, (), listed).encode()
 
 
@@ -289,7 +289,7 @@ def test_only_the_old_root_can_introduce_a_new_one(kits: Kits, tmp_path: Path) -
         revoke(strange, "h2")
     false = open_authority(PROJECT, tmp_path / "other")
     (root,) = false.list_valid_roots()
-    site = read_key(kits["h2"] / "startup/client")
+    site = read_kit_key(kits["h2"] / "startup/client")
     bridge = loaded(intruders.reissue(root, site, root, false.load_key(), (-1, 30)))
     old_authority = {
         "server": intruders.copy_kit(kits["server"].parent, tmp_path / "stolen")
@@ -324,7 +324,7 @@ def test_certificates_signed_by_a_site_or_a_stranger_are_refused(
     )
     victim, key = (
         read_certificate(kits["server"] / "startup/server"),
-        read_key(own_certificate),
+        read_kit_key(own_certificate),
     )
     for liar, signer in (
         (read_certificate(own_certificate), key),

@@ -40,7 +40,7 @@ from fednotes.apps.experiments.attention_maps import (
 from fednotes.apps.experiments.head_measures import (
     compare_models,
     compute_rank_correlation,
-    measure_distance,
+    measure_divergence_distance,
     measure_heads,
 )
 from fednotes.apps.experiments.passages import draw_passages
@@ -652,8 +652,8 @@ def test_spearman_of_equal_monotonic_and_reversed_values() -> None:
 
 def test_matrix_distance_equals_a_sum_by_hand() -> None:
     """|1 − 4| + |2 − 0| + 0 + |3 − 2| = 6, over four entries."""
-    assert measure_distance([[1, 2], [0, 3]], [[4, 0], [0, 2]]) == (1.5, 6)
+    assert measure_divergence_distance([[1, 2], [0, 3]], [[4, 0], [0, 2]]) == (1.5, 6)
     with pytest.raises(DataError, match="heads differ"):
-        measure_distance(np.zeros((2, 2)), np.zeros((3, 3)))
+        measure_divergence_distance(np.zeros((2, 2)), np.zeros((3, 3)))
     with pytest.raises(DataError, match="at least one text"):
         measure_heads([])

@@ -26,7 +26,7 @@ from fednotes.apps.experiments.grids import (
     Grid,
     choose_jobs,
     load_grid,
-    select_rows,
+    select_grid_rows,
 )
 from fednotes.apps.experiments.planning import require_applicable_settings
 from fednotes.apps.experiments.reproduce import reproduce
@@ -152,7 +152,7 @@ def settings_of(name: str, base: Sequence[str]) -> tuple[str, ...]:
     """Return the settings of TINY that reach a run of this experiment."""
     grid, path = load_grid(name)
     jobs = choose_jobs(grid, path.parent.name, base)
-    rows, _ = select_rows(grid, jobs, full=True)
+    rows, _ = select_grid_rows(grid, jobs, full=True)
     accepted = []
     for setting in TINY:
         request = GridRequest(

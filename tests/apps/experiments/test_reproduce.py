@@ -20,7 +20,7 @@ from fednotes.apps.experiments.grid_runs import GridRequest, GridRun, plan_row
 from fednotes.apps.experiments.grids import (
     Jobs,
     load_grid,
-    select_rows,
+    select_grid_rows,
 )
 from fednotes.apps.experiments.reproduce import reproduce
 from fednotes.apps.experiments.scores import read_column
@@ -42,7 +42,7 @@ def plan_runs(name: str, full: bool, out: Path) -> list[GridRun]:
     """Return all runs of an experiment on its own jobs."""
     grid, _ = load_grid(name)
     request = request_of(name, full, out)
-    rows, _ = select_rows(grid, request.jobs, full=full)
+    rows, _ = select_grid_rows(grid, request.jobs, full=full)
     return [
         run
         for row in rows

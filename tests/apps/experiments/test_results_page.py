@@ -15,7 +15,7 @@ from fednotes.apps.experiments.grids import (
     Grid,
     choose_jobs,
     load_grid,
-    select_rows,
+    select_grid_rows,
 )
 from fednotes.jobs.job_file import load_table
 
@@ -110,7 +110,7 @@ def test_a_command_prints_the_rows_of_its_table(table: Shown) -> None:
     """The order is the same too. The page may leave out rows and columns."""
     grid, path = load_grid(table.name)
     jobs = choose_jobs(grid, path.parent.name, ())
-    rows, _ = select_rows(grid, jobs, full=False)
+    rows, _ = select_grid_rows(grid, jobs, full=False)
     printed = [(row.label, each) for row in rows for each in row.conditions]
     on_page = [
         (label, condition.partition(" + ")[0])
@@ -156,7 +156,7 @@ def test_the_jobs_of_a_command_can_replace_those_of_the_experiment(
     (tmp_path / "my-job.toml").write_text(f'method = "{method}"\n', "utf-8")
     monkeypatch.chdir(tmp_path)
     jobs = choose_jobs(grid, path.parent.name, command.base)
-    rows, missing = select_rows(grid, jobs, full=False)
+    rows, missing = select_grid_rows(grid, jobs, full=False)
     assert rows
     assert {row.base for row in rows}.isdisjoint(missing)
     assert len(jobs.replacements) == len(command.base)

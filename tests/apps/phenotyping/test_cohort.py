@@ -16,7 +16,7 @@ from fednotes.apps.phenotyping.cohort import (
     FeatureSpace,
     SitePatients,
     Vectors,
-    compute_fingerprint,
+    compute_site_fingerprint,
     deal_cohort,
     pool_cohorts,
     pool_sites,
@@ -385,14 +385,14 @@ def test_a_fingerprint_changes_with_the_content_of_a_site() -> None:
             original, train=replace(original.train, bags=Vectors(np.zeros((1, 5))))
         ),
     ]
-    assert len({compute_fingerprint(s) for s in (original, *changed)}) == 1 + len(
+    assert len({compute_site_fingerprint(s) for s in (original, *changed)}) == 1 + len(
         changed
     )
-    assert compute_fingerprint(replace(original, id="b")) == compute_fingerprint(
-        original
-    )
+    assert compute_site_fingerprint(
+        replace(original, id="b")
+    ) == compute_site_fingerprint(original)
     turned = replace(original, codes=dict(reversed(original.codes.items())))
-    assert compute_fingerprint(turned) == compute_fingerprint(original)
+    assert compute_site_fingerprint(turned) == compute_site_fingerprint(original)
 
 
 def test_the_repr_of_a_site_and_its_cohorts_shows_no_patient() -> None:

@@ -20,7 +20,7 @@ from patient_files import SECRET, everyone, job, load, parts, write, write_terms
 from fednotes.apps.phenotyping.cohort import (
     Bags,
     Vectors,
-    compute_fingerprint,
+    compute_site_fingerprint,
     pool_sites,
 )
 from fednotes.cli import app
@@ -252,8 +252,8 @@ def test_generated_patients_need_no_file(tmp_path: Path) -> None:
     sizes = [len(everyone(s)) for s in loaded.data]
     assert [t for t in calls if t[0] == t[1]] == [(n, n) for n in sizes]
     again = load(tmp_path, synthetic={"sites": 2, "patients": 40})
-    assert [compute_fingerprint(s) for s in loaded.data] == [
-        compute_fingerprint(s) for s in again.data
+    assert [compute_site_fingerprint(s) for s in loaded.data] == [
+        compute_site_fingerprint(s) for s in again.data
     ]
     dealt = load(tmp_path, synthetic={"sites": 2, "patients": 40}, silos={"number": 3})
     assert sorted(everyone(pool_sites(dealt.data))) == sorted(
@@ -265,7 +265,9 @@ def test_a_run_on_other_patients_is_not_resumed(place: Path) -> None:
     first_job, out = job(place, sites={"a": SITE}, concepts=CONCEPTS), place / "out"
     sites = load_sites(first_job, cache=place / "cache")
     record_inputs(first_job, out, sites, resume=False)
-    assert read_job_record(out)["notes"] == {"a": compute_fingerprint(sites.data[0])}
+    assert read_job_record(out)["notes"] == {
+        "a": compute_site_fingerprint(sites.data[0])
+    }
     (out / "metrics.jsonl").write_text("{}\n")
     record_inputs(first_job, out, load_sites(first_job, cache=None), resume=True)
     (place / "CPTEVENTS.csv").write_text("ROW_ID,SUBJECT_ID,CPT_CD\n1,8,99254\n")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from patient_files import job, load, parts, save_model, write, write_terms
 
-from fednotes.apps.phenotyping.cohort import compute_fingerprint
+from fednotes.apps.phenotyping.cohort import compute_site_fingerprint
 from fednotes.core.errors import ConfigError, ParameterError
 from fednotes.data.notes import NoteDatabase
 from fednotes.jobs.models import load as load_model
@@ -57,7 +57,7 @@ def test_a_job_on_patients_reads_the_same_notes_from_a_database(place: Path) -> 
     )
     database = {**SITE, "notes": "sqlite:///notes.db", "query": QUERY}
     by_database = load(place, sites={"a": database}, phenotypes=PHENOTYPES)
-    assert compute_fingerprint(by_database.data[0]) == compute_fingerprint(
+    assert compute_site_fingerprint(by_database.data[0]) == compute_site_fingerprint(
         by_table.data[0]
     )
     assert sum(map(len, parts(by_database.data[0]))) == len(TEXTS)

@@ -21,7 +21,7 @@ needs_app("tracking")
 import fednotes as fn
 from fednotes.apps.tracking import mlflow as mlflow_tool
 from fednotes.apps.tracking.export import export_mlflow, export_tensorboard
-from fednotes.apps.tracking.facts import Point, RunFacts, list_points, read_facts
+from fednotes.apps.tracking.facts import Point, RunFacts, list_points, read_run_facts
 from fednotes.apps.tracking.tracker import Tracker
 from fednotes.core.errors import (
     ConfigError,
@@ -438,7 +438,7 @@ def test_a_run_between_real_sites_is_tracked(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         json.dumps({**entry, "valid_f1": 0.25, "took_part": 2, "bytes_up": 10}) + "\n"
     )
-    facts = read_facts(tmp_path)
+    facts = read_run_facts(tmp_path)
     assert (facts.title, facts.method) == ("Two wards", "fedner")
     recorder = Recorder()
     tracker = Tracker(recorder)

@@ -21,7 +21,7 @@ from fednotes.core.tensors import snapshot
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import CommittedRound
-from fednotes.training.compression import decode, unpack_total
+from fednotes.training.compression import decode_change, unpack_total
 
 MAX_ROUNDS = 200  # maximum number of rounds to wait for an evaluation
 FULL_SUMS = 8  # sums whose tensors are kept; also first and last rounds to run
@@ -262,7 +262,7 @@ class ObservingEngine(InProcess):
         if self.summing is None:
             total = Total.of([compressed.audited_update])
         mean = unpack_total(total, shapes, sites).mean()
-        change = decode(mean, code, shapes)
+        change = decode_change(mean, code, shapes)
         before = training.sent_to_site
         tensors = {name: before[name] + value for name, value in change.items()}
         return replace(training, tensors=tensors)

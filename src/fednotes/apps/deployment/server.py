@@ -45,7 +45,7 @@ from fednotes.apps.deployment.site_agreement import (
     encode_descriptions,
     make_threshold_function,
     name_key_exchange,
-    read_description,
+    read_site_description,
     require_as_declared,
     unpack_json,
 )
@@ -411,7 +411,7 @@ def _agree(setup: Setup, job: Job, engine: Deployed, progress: RunProgress) -> A
             return derive_config(job, decode_descriptions(saved_text))
 
     descriptions = {
-        site: read_description(site, tensors)
+        site: read_site_description(site, tensors)
         for site, tensors in engine.collect_public_facts(DESCRIBE).items()
     }
     require_as_declared(job, descriptions)

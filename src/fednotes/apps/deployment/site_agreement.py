@@ -229,7 +229,7 @@ def decode_descriptions(text: str) -> dict[str, Description]:
     return {site: build(Description, table, f"site {site!r}") for site, table in tables}
 
 
-def read_description(site: str, tensors: Tensors) -> Description:
+def read_site_description(site: str, tensors: Tensors) -> Description:
     """Return the description that a site sent.
 
     Raises:

@@ -80,7 +80,7 @@ def _read_tail(path: Path) -> list[str]:
 # ---- a site --------------------------------------------------------------------------
 
 
-class Connection(NamedTuple):
+class SiteConnection(NamedTuple):
     """The connection of a site's process to the server.
 
     Attributes:
@@ -92,7 +92,7 @@ class Connection(NamedTuple):
     text: str
 
 
-def describe_connection(kit: Path, process: Status) -> Connection:
+def describe_connection(kit: Path, process: Status) -> SiteConnection:
     """Return whether the server answers a site's process, and a line about it.
 
     Args:
@@ -114,8 +114,8 @@ def describe_connection(kit: Path, process: Status) -> Connection:
         problem = f"not connected: {where} has not answered since {since}"
     else:
         since = _format_time(contact.since)
-        return Connection(is_up=True, text=f"connected to {where} since {since}")
-    return Connection(is_up=False, text=problem)
+        return SiteConnection(is_up=True, text=f"connected to {where} since {since}")
+    return SiteConnection(is_up=False, text=problem)
 
 
 def await_contact(kit: Path, pid: int | None, seconds: float) -> LastContact | None:

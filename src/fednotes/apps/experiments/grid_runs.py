@@ -359,7 +359,7 @@ def split_settings(
     accepted = []
     skipped = {}
     for setting in settings:
-        key = read_key(setting)
+        key = read_setting_key(setting)
         if is_set_by(fixed, key):
             skipped[setting] = "they set it themselves"
         elif not has_key(job, key, method):
@@ -369,7 +369,7 @@ def split_settings(
     return tuple(accepted), skipped
 
 
-def read_key(setting: str) -> str:
+def read_setting_key(setting: str) -> str:
     """Return the key of an assignment such as "training.epochs=3"."""
     return setting.partition("=")[0].strip()
 
@@ -390,7 +390,7 @@ def is_set_by(settings: Settings, key: str) -> bool:
     parts = key.split(".")
     for setting in settings:
         # If one key is shorter, it is a table that contains the other.
-        pairs = zip(read_key(setting).split("."), parts, strict=False)
+        pairs = zip(read_setting_key(setting).split("."), parts, strict=False)
         if all(a == b or "*" in (a, b) for a, b in pairs):
             return True
     return False
@@ -419,7 +419,7 @@ def _require_known_sites(row: Row, job: str, settings: Settings) -> None:
     """
     sites = load_table(job)[0].get("sites", {})
     for setting in settings:
-        parts = read_key(setting).split(".")
+        parts = read_setting_key(setting).split(".")
         if parts[0] != "sites" or len(parts) < 3:
             continue
         if not sites:

@@ -318,7 +318,9 @@ def _require_same_method(replaced: str, job: str) -> None:
         )
 
 
-def select_rows(grid: Grid, jobs: Jobs, *, full: bool) -> tuple[list[Row], list[str]]:
+def select_grid_rows(
+    grid: Grid, jobs: Jobs, *, full: bool
+) -> tuple[list[Row], list[str]]:
     """Return the rows to run, with their jobs, and the jobs whose rows are omitted.
 
     Args:

@@ -193,7 +193,7 @@ def compute_rank_correlation(a: ArrayLike, b: ArrayLike) -> float:
     return float(spearmanr(x, y).statistic)  # [bert table 2 spearman]
 
 
-def measure_distance(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:
+def measure_divergence_distance(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:
     """Return the mean and sum of absolute differences of two divergence matrices.
 
     The paper describes the mean. For mean divergences, it is at most ln 2.
@@ -231,7 +231,7 @@ def compare_models(heads: Mapping[str, Heads]) -> dict[str, Floats]:
     pairs = [
         (
             compute_rank_correlation(a.entropy, b.entropy),
-            *measure_distance(a.divergence, b.divergence),
+            *measure_divergence_distance(a.divergence, b.divergence),
         )
         for a, b in product(models, repeat=2)
     ]

@@ -23,7 +23,7 @@ from fednotes.apps.experiments.grid_runs import (
     is_set_by,
     plan_model,
     plan_row,
-    read_key,
+    read_setting_key,
 )
 from fednotes.apps.experiments.grids import (
     Grid,
@@ -441,7 +441,7 @@ def _require_applicable_setting(
         ConfigError: No job of the grid has the key.
         ParameterError: Seeds and conditions are set otherwise, or the rows set the key.
     """
-    key = read_key(setting)
+    key = read_setting_key(setting)
     if key == "seed":
         raise ParameterError(
             f"`settings` {setting}: the rows of an experiment set their seeds: give "

@@ -18,7 +18,7 @@ from fednotes.apps.experiments.grids import (
     Size,
     choose_jobs,
     load_grid,
-    select_rows,
+    select_grid_rows,
 )
 from fednotes.apps.experiments.planning import (
     GridPlan,
@@ -160,7 +160,7 @@ def _choose_rows(
     grid: Grid, jobs: Jobs, *, full: bool, say: Callable[[str], None]
 ) -> list[Row]:
     """Return the rows to run, and report the omitted ones."""
-    rows, missing = select_rows(grid, jobs, full=full)
+    rows, missing = select_grid_rows(grid, jobs, full=full)
     for job in missing:
         say(
             f"skipped the rows of job {job!r}: to run them, give your own job with "

@@ -26,9 +26,9 @@ from fednotes.apps.phenotyping.tables import (
     PATIENT_COLUMNS,
     Damaged,
     HeaderTable,
-    Row,
+    NumberedRow,
     TableReport,
-    read_lines,
+    read_numbered_lines,
     split_lines,
 )
 from fednotes.core.errors import ConfigError, DataError, nearest
@@ -53,7 +53,7 @@ class PatientCodes:
     def add_rows(
         self,
         path: Path,
-        rows: Iterable[Row | Damaged],
+        rows: Iterable[NumberedRow | Damaged],
         columns: _Columns,
         known: Collection[str | None] | None = None,
     ) -> None:
@@ -328,7 +328,7 @@ def read_codiesp(path: Path, kinds: str = "DP") -> PatientCodes:
         name = file.name.removesuffix(".gz")
         for kind in kinds:
             if name.endswith(f"{kind}.tsv"):
-                rows = split_lines(read_lines(file), 2, "\t")
+                rows = split_lines(read_numbered_lines(file), 2, "\t")
                 columns = _Columns(0, 1, _RowSystem(_CODIESP[kind]))
                 result.add_rows(file, rows, columns)
     if not result.tables:

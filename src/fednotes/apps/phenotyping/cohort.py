@@ -626,7 +626,7 @@ def pool_sites(sites: Sequence[SitePatients]) -> SitePatients:
     )
 
 
-def compute_fingerprint(site: SitePatients) -> str:
+def compute_site_fingerprint(site: SitePatients) -> str:
     """Return a SHA-256 digest of a site's patients and parts.
 
     The digest is as private as the patients themselves.

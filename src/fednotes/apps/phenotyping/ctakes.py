@@ -25,7 +25,7 @@ from fednotes.apps.phenotyping.concepts import (
     join_bags,
 )
 from fednotes.apps.phenotyping.context import Option
-from fednotes.apps.phenotyping.tables import Damaged, TableReport, read_lines
+from fednotes.apps.phenotyping.tables import Damaged, TableReport, read_numbered_lines
 from fednotes.core.errors import DataError
 from fednotes.data.formats.folders import find_corpus_files
 from fednotes.data.formats.xml_files import read_elements
@@ -248,7 +248,7 @@ def _read_cuis(path: Path, mentions: Mentions, report: TableReport) -> None:
     """Add the mentions of a file that contains only CUIs of one patient or note."""
     name = path.stem
     mentions[name] = []
-    for number, line in read_lines(path):
+    for number, line in read_numbered_lines(path):
         if line is not None and not line.strip():
             continue
         report.rows += 1
@@ -267,7 +267,7 @@ def _read_flat(path: Path, mentions: Mentions, report: TableReport) -> None:
     The parts of a line are separated by tabs, spaces, commas, semicolons or bars. The
     first line may be a header.
     """
-    for number, line in read_lines(path):
+    for number, line in read_numbered_lines(path):
         if line is not None and not line.strip():
             continue
         name, *texts = [""] if line is None else _SEPARATORS.split(line.strip())

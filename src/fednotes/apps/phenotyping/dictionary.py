@@ -29,9 +29,9 @@ import numpy as np
 from fednotes.apps.phenotyping.cohort import compute_offsets
 from fednotes.apps.phenotyping.tables import (
     Damaged,
-    Row,
+    NumberedRow,
     TableReport,
-    read_lines,
+    read_numbered_lines,
     split_cells,
     split_lines,
 )
@@ -52,7 +52,7 @@ _TUI = re.compile(r"T\d{3}")
 T = TypeVar("T")
 
 
-class Entry(NamedTuple):
+class TermEntry(NamedTuple):
     """A term of a dictionary, and the id of a concept that it denotes."""
 
     concept: str
@@ -206,7 +206,7 @@ def _select_usable_rows(
 
 def _read_nonblank_lines(path: Path) -> Iterator[tuple[int, str | None]]:
     """Yield the lines of a file that are not blank, with their numbers."""
-    for number, line in read_lines(path):
+    for number, line in read_numbered_lines(path):
         if line is None or line.strip():
             yield number, line
 
@@ -271,7 +271,7 @@ def _read_umls(
     sources: Collection[str] = SOURCES,
     types: Collection[str] | None = None,
     left_out_kinds: Collection[str] = LEFT_OUT_KINDS,
-) -> Iterator[Entry]:
+) -> Iterator[TermEntry]:
     """Yield the terms of MRCONSO.RRF, filtered as for cTAKES' fast dictionary.
 
     Synonyms of RxNorm (SY) and suppressed rows (SUPPRESS of E, O or Y) are left out.
@@ -308,7 +308,7 @@ def _read_umls(
         )
         if is_wanted and (concepts is None or row.concept in concepts):
             is_empty = False
-            yield Entry(row.concept, clean_term(row.term))
+            yield TermEntry(row.concept, clean_term(row.term))
     if is_empty:
         present = ", ".join(source for source, _ in rows_of_source.most_common(10))
         raise DataError(
@@ -361,7 +361,7 @@ _Stanza = dict[str, list[str]]
 
 def _read_obo(
     path: Path, *, scopes: Collection[str] = ("EXACT",), ids: str = "own"
-) -> Iterator[Entry]:
+) -> Iterator[TermEntry]:
     """Yield the terms of an ontology in OBO format: names and synonyms.
 
     Obsolete terms, malformed synonyms, and lines that are not UTF-8 are left out.
@@ -393,7 +393,7 @@ def _read_obo(
         for concept in concepts:
             for term in _list_terms(stanza, scopes):
                 is_empty = False
-                yield Entry(concept, term)
+                yield TermEntry(concept, term)
     if is_empty:
         raise DataError(
             f'{path}: no terms have a cross-reference to {ids}: set ids = "own"'
@@ -468,7 +468,7 @@ _ID_NAMES: Final = frozenset("id cui concept concept_id code identifier".split()
 _TERM_NAMES: Final = frozenset("term str name synonym label text string".split())
 
 
-def _read_table(path: Path) -> Iterator[Entry]:
+def _read_table(path: Path) -> Iterator[TermEntry]:
     """Yield the terms of a table with two columns, id and term.
 
     Tabs or commas separate the columns. If the first row names both columns (id, cui,
@@ -500,18 +500,18 @@ def _read_table(path: Path) -> Iterator[Entry]:
 
     kind = "row of a dictionary table, with two columns, id and term"
     for concept, term in _select_usable_rows(path, kind, entries, is_usable=_is_entry):
-        yield Entry(concept.strip(), clean_term(term))
+        yield TermEntry(concept.strip(), clean_term(term))
 
 
 def _read_entries(
-    rows: Iterable[Row | Damaged], id_column: int, term_column: int
-) -> Iterator[tuple[int, Entry | None]]:
+    rows: Iterable[NumberedRow | Damaged], id_column: int, term_column: int
+) -> Iterator[tuple[int, TermEntry | None]]:
     """Yield the line and entry of each row; None for a damaged row."""
     for row in rows:
         if isinstance(row, Damaged):
             yield row.line, None
         else:
-            yield row.line, Entry(row.cells[id_column], row.cells[term_column])
+            yield row.line, TermEntry(row.cells[id_column], row.cells[term_column])
 
 
 def _find_column(header: Sequence[str], names: Collection[str]) -> int | None:
@@ -519,7 +519,7 @@ def _find_column(header: Sequence[str], names: Collection[str]) -> int | None:
     return next((at for at, name in enumerate(header) if name in names), None)
 
 
-def _is_entry(entry: Entry) -> bool:
+def _is_entry(entry: TermEntry) -> bool:
     """Return whether a row has an id and a term."""
     return bool(entry.concept.strip() and clean_term(entry.term))
 
@@ -530,7 +530,7 @@ def _is_entry(entry: Entry) -> bool:
 class _Reader(NamedTuple):
     """How a format is read, and the names of the reader's options."""
 
-    read: Callable[..., Iterator[Entry]]
+    read: Callable[..., Iterator[TermEntry]]
     options: tuple[str, ...] = ()
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from fednotes.apps.phenotyping.cohort import LABELS
 from fednotes.apps.phenotyping.labels import read_labels
 from fednotes.apps.phenotyping.obesity import read_obesity
-from fednotes.apps.phenotyping.patient_notes import PatientNotes
+from fednotes.apps.phenotyping.patient_notes import StreamedPatientNotes
 from fednotes.core.errors import DataError
 from fednotes.core.parsing import JsonError, parse_json
 from fednotes.data.encodings import named_encoding
@@ -62,7 +62,7 @@ def rename_labels(gold: Gold, label_map: Mapping[str, str]) -> RenamedLabels:
     return RenamedLabels(renamed, tuple(names), num_conflicts)
 
 
-def read_gold(path: Path) -> tuple[PatientNotes, Gold]:
+def read_gold(path: Path) -> tuple[StreamedPatientNotes, Gold]:
     """Read labelled patients from JSON lines, or from the folder of the challenge.
 
     Returns:
@@ -75,15 +75,15 @@ def read_gold(path: Path) -> tuple[PatientNotes, Gold]:
     return _read_challenge(path) if path.is_dir() else _read_json_lines(path)
 
 
-def _read_challenge(folder: Path) -> tuple[PatientNotes, Gold]:
+def _read_challenge(folder: Path) -> tuple[StreamedPatientNotes, Gold]:
     """Read the summaries of the obesity challenge in a folder, and their labels."""
     summaries, labels = read_obesity(folder)
     gold = {note.id: labels.get_labels(note.id) for note in summaries}
     notes = [PatientNote(note.id, note.text) for note in summaries]
-    return PatientNotes(tuple(gold), lambda: iter(notes)), gold
+    return StreamedPatientNotes(tuple(gold), lambda: iter(notes)), gold
 
 
-def _read_json_lines(path: Path) -> tuple[PatientNotes, Gold]:
+def _read_json_lines(path: Path) -> tuple[StreamedPatientNotes, Gold]:
     """Read the labels of all patients in JSON lines; the notes are read later."""
     gold: Gold = {}
     encoding = named_encoding()
@@ -104,7 +104,7 @@ def _read_json_lines(path: Path) -> tuple[PatientNotes, Gold]:
         for record in _read_records(path, encoding):
             yield PatientNote(record.patient, record.text)
 
-    return PatientNotes(tuple(gold), read_again), gold
+    return StreamedPatientNotes(tuple(gold), read_again), gold
 
 
 class _Record(NamedTuple):

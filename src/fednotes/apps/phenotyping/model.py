@@ -6,7 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from fednotes.apps.phenotyping.patient_notes import PatientNotes, read_patient_notes
+from fednotes.apps.phenotyping.patient_notes import (
+    StreamedPatientNotes,
+    read_patient_notes,
+)
 from fednotes.apps.phenotyping.phenotyper import load_phenotyper
 from fednotes.apps.phenotyping.predict import (
     PatientReader,
@@ -54,7 +57,7 @@ class PhenotypeModel(PatientModel):
         return names if isinstance(names, list) else ()
 
     @staticmethod
-    def read_notes(source: NoteSource) -> PatientNotes:
+    def read_notes(source: NoteSource) -> StreamedPatientNotes:
         """Return the notes in a file or folder, read one at a time."""
         return read_patient_notes(
             source.path,

@@ -23,7 +23,7 @@ from fednotes.jobs.patient_models import PatientNote
 
 
 @dataclass(frozen=True)
-class PatientNotes(Iterable[PatientNote]):
+class StreamedPatientNotes(Iterable[PatientNote]):
     """The notes of patients, read again from their source at each iteration.
 
     Attributes:
@@ -46,7 +46,7 @@ def read_patient_notes(
     column: str | None = None,
     id_column: str | None = None,
     encoding: str = AUTO,
-) -> PatientNotes:
+) -> StreamedPatientNotes:
     """Return the notes of patients, which are read again whenever they are iterated.
 
     This function reads a file, folder or database once, so a damaged one is refused
@@ -66,7 +66,7 @@ def read_patient_notes(
     source = find_source(place, text, encoding)
     if isinstance(source, Document):
         note = PatientNote(source.id, source.text)
-        return PatientNotes((note.patient,), lambda: iter([note]))
+        return StreamedPatientNotes((note.patient,), lambda: iter([note]))
 
     summaries: list[Path] = []
     found_format = format
@@ -92,7 +92,7 @@ def read_patient_notes(
     patients = tuple(dict.fromkeys(note.patient for note in read()))
     if not patients:
         raise DataError(f"{source}: contains no notes with text")
-    return PatientNotes(patients, read)
+    return StreamedPatientNotes(patients, read)
 
 
 def _find_summary_files(path: Path) -> list[Path]:

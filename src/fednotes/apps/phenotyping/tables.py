@@ -51,7 +51,7 @@ class Damaged:
     reason: str
 
 
-class Row(NamedTuple):
+class NumberedRow(NamedTuple):
     """A row of a table: its line, counted from 1, and its cells."""
 
     line: int
@@ -130,7 +130,7 @@ class TableReport:
 # ---- lines and cells -----------------------------------------------------------------
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str | None]]:
+def read_numbered_lines(path: Path) -> Iterator[tuple[int, str | None]]:
     """Yield the lines of a file with their numbers, without line ends.
 
     A line is None if it is not in the file's encoding, or too long. The encoding is
@@ -198,11 +198,11 @@ def split_lines(
     delimiter: str,
     *,
     has_quotes: bool = True,
-) -> Iterator[Row | Damaged]:
+) -> Iterator[NumberedRow | Damaged]:
     """Yield the rows of a table, without empty lines.
 
     Args:
-        lines: Numbered lines, as `read_lines` yields them.
+        lines: Numbered lines, as `read_numbered_lines` yields them.
         width: Number of cells in a row.
         delimiter: The character between cells.
         has_quotes: Whether a cell may be quoted.
@@ -223,7 +223,7 @@ def split_lines(
             yield Damaged(number, "a closing quote is missing")
             continue
         if len(cells) == width:
-            yield Row(number, cells)
+            yield NumberedRow(number, cells)
         else:
             yield Damaged(number, f"{len(cells)} columns instead of {width}")
 
@@ -261,7 +261,7 @@ class HeaderTable:
         if path.is_dir():
             raise DataError(f"{path} is a folder: give the table of {what} in it")
         self.path = path
-        self._lines = read_lines(path)
+        self._lines = read_numbered_lines(path)
         self.line, header = next(self._lines, (1, ""))
         if header is None or not header.strip():
             raise self.make_error(
@@ -329,7 +329,7 @@ class HeaderTable:
         hint = nearest(_normalise_name(name), self.names, otherwise)
         return self.make_error(f"there is no column {name!r}: {hint}{remedy}")
 
-    def read_rows(self) -> Iterator[Row | Damaged]:
+    def read_rows(self) -> Iterator[NumberedRow | Damaged]:
         """Yield the rows after the header. They can be read only once."""
         return split_lines(self._lines, len(self.names), self._delimiter)
 

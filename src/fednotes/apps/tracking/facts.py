@@ -19,7 +19,7 @@ from fednotes.jobs.card import CARD
 from fednotes.jobs.declaration import drop_places
 from fednotes.jobs.metrics_file import METRICS
 from fednotes.jobs.results import SUMMARY, RunResult, read_result
-from fednotes.jobs.run_files import read_text
+from fednotes.jobs.run_files import read_run_text
 from fednotes.jobs.run_folder import read_result_so_far
 from fednotes.jobs.seeds import list_seed_folders
 from fednotes.jobs.show import show_job
@@ -90,7 +90,7 @@ class FinalScores:
 # ---- settings ------------------------------------------------------------------------
 
 
-def read_facts(folder: Path) -> RunFacts:
+def read_run_facts(folder: Path) -> RunFacts:
     """Return the facts of a run that starts or has ended.
 
     Raises:
@@ -231,7 +231,7 @@ def write_artifacts(folder: Path, out: Path) -> list[Path]:
         DataError: A file of the run is damaged, or a card is another file of this
             machine.
     """
-    toml = read_facts(folder).toml
+    toml = read_run_facts(folder).toml
     if toml:
         write_text(out / "job.toml", toml)
     if (folder / SUMMARY).is_file():
@@ -239,7 +239,7 @@ def write_artifacts(folder: Path, out: Path) -> list[Path]:
         config = _read_public_table(result.config)
         result.model_copy(update={"config": config, "command": ""}).write(out)
         if (folder / METRICS).is_file():
-            write_text(out / METRICS, read_text(folder / METRICS))
+            write_text(out / METRICS, read_run_text(folder / METRICS))
         write_report(out)
         (out / METRICS).unlink(missing_ok=True)
         for model in _find_federated_models(folder):
@@ -263,7 +263,7 @@ def _read_card(card: Path, run: Path) -> str:
             f"{card}: a link that leads out of the run, so another file of this "
             "machine would be sent: put a copy of its target there if you trust it"
         )
-    text = read_text(card)
+    text = read_run_text(card)
     if len(text) > bounds.FILE:
         raise DataError(f"{card}: over {bounds.FILE:,} characters: shorten it")
     return text

@@ -13,7 +13,7 @@ from fednotes.apps.tracking.facts import (
     RunFacts,
     list_final_scores,
     list_points,
-    read_facts,
+    read_run_facts,
     write_artifacts,
 )
 from fednotes.engines.rounds import RoundResult
@@ -59,7 +59,7 @@ class Tracker(ProgressListener):
     def start(self, folder: Path) -> None:
         """Begin a run, with the curves of a run that resumes."""
         self._logged.clear()
-        self._tool.open(read_facts(folder))
+        self._tool.open(read_run_facts(folder))
         self._is_open = True
         for entry in read_metrics(folder):
             self._add_entry(entry)

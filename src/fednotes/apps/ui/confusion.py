@@ -13,7 +13,7 @@ _MAX_FREQUENT = 5  # most frequent confusions that are listed
 _SHADES = 5  # number of shades in the style sheet
 
 
-class Cell(NamedTuple):
+class ConfusionCell(NamedTuple):
     """A cell of the matrix.
 
     Attributes:
@@ -54,7 +54,7 @@ class Confusion:
     labels: tuple[str, ...]
     counts: Counter[tuple[str | None, str | None]]
 
-    def list_cells(self, annotated: str | None) -> list[Cell]:
+    def list_cells(self, annotated: str | None) -> list[ConfusionCell]:
         """Return the cells of a row: each predicted type, then "missed".
 
         The row of None, predictions where nothing is annotated, has no such last cell.
@@ -64,7 +64,7 @@ class Confusion:
             predicted.append(None)
         total = sum(self.counts[annotated, label] for label in predicted)
         return [
-            Cell(
+            ConfusionCell(
                 annotated,
                 label,
                 self.counts[annotated, label],
@@ -73,7 +73,7 @@ class Confusion:
             for label in predicted
         ]
 
-    def list_most_frequent(self) -> list[Cell]:
+    def list_most_frequent(self) -> list[ConfusionCell]:
         """Return the most frequent confusions of one type with another."""
         cells = [
             cell

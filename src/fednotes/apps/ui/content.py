@@ -18,7 +18,12 @@ from fednotes.apps.ui.patient_review import (
     make_review_loader,
     review_patients_of_run,
 )
-from fednotes.apps.ui.review import Predict, Review, predict_notes, review_run
+from fednotes.apps.ui.review import (
+    Predict,
+    Review,
+    predict_notes,
+    review_mentions_of_run,
+)
 from fednotes.apps.ui.run_list import find_runs, has_finished
 from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, FednotesError
@@ -320,14 +325,14 @@ def _add_errors_of_run(content: Content, runs: Sequence[Path], file: Path) -> No
     if not runs:
         return
     if content.review is None and _finds_mentions(runs[0]):
-        content.review = BackgroundWork(partial(review_run, runs[0], file))
+        content.review = BackgroundWork(partial(review_mentions_of_run, runs[0], file))
     if content.patients is None and _has_patients(runs[0]):
         content.patients = BackgroundWork(partial(review_patients_of_run, runs[0]))
 
 
 def _review_errors(folder: Path) -> Review:
     """Return the errors of a run, with the decisions in the file beside it."""
-    return review_run(folder, _locate_corrections(folder))
+    return review_mentions_of_run(folder, _locate_corrections(folder))
 
 
 def _locate_corrections(path: Path) -> Path:

@@ -26,7 +26,7 @@ Action = Literal["gold", "predicted", "label-gold", "label-predicted", "delete"]
 _MAX_LABEL = 200  # maximum length of a type that a person enters
 
 
-class Place(NamedTuple):
+class MentionPlace(NamedTuple):
     """The position and type that distinguish a mention from others in its note.
 
     Attributes:
@@ -42,7 +42,7 @@ class Place(NamedTuple):
     fragments: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of(cls, span: Span | None) -> Place | None:
+    def of(cls, span: Span | None) -> MentionPlace | None:
         """Return the place of a span; None if there is no span."""
         if span is None:
             return None
@@ -63,8 +63,8 @@ class MentionKey(NamedTuple):
     site: str
     document: str
     text: str
-    gold: Place | None
-    predicted: Place | None
+    gold: MentionPlace | None
+    predicted: MentionPlace | None
 
 
 class Decision(BaseModel):
@@ -87,8 +87,8 @@ class Decision(BaseModel):
     site: str
     document: str
     text: str
-    gold: Place | None
-    predicted: Place | None
+    gold: MentionPlace | None
+    predicted: MentionPlace | None
     action: Action
     label: str = Field("", max_length=_MAX_LABEL, pattern=r"^[^\x00-\x1f\x7f]*$")
 
@@ -104,7 +104,7 @@ class Decision(BaseModel):
         )
 
     @property
-    def final(self) -> Place | None:
+    def final(self) -> MentionPlace | None:
         """The correct mention; None if there should be none."""
         if self.action == "gold":
             return self.gold

@@ -23,7 +23,7 @@ from fednotes.core.errors import ConfigError, FednotesError, needs
 from fednotes.core.http_server import Refused, read_body, run
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import OnError
-from fednotes.jobs.models import find_model_folder
+from fednotes.jobs.models import find_source_folder
 from fednotes.jobs.saved_models import SavedModel
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def open_ui(  # noqa: PLR0913 - what a person may want to set
             "nothing to show: give a run, a model and notes, or a site's kit"
         )
     content = load_content(
-        [find_model_folder(path, "a run, a model or notes") for path in paths],
+        [find_source_folder(path, "a run, a model or notes") for path in paths],
         format=format or None,
         corrections=None if corrections is None else Path(corrections),
         on_error=on_error,

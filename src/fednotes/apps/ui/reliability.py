@@ -146,7 +146,7 @@ def _format_percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-class Mark(NamedTuple):
+class DiagramMark(NamedTuple):
     """A bin on the diagram, in its coordinates.
 
     Attributes:
@@ -179,7 +179,7 @@ class Diagram:
         description: What it shows, for people who cannot see it.
     """
 
-    marks: list[Mark]
+    marks: list[DiagramMark]
     ticks: list[tuple[float, float, str]]
     things: str
     x_label: str
@@ -233,7 +233,7 @@ def _draw_bins(
     return Diagram(marks, ticks, things, x_label, y_label, "; ".join(texts))
 
 
-def _make_mark(row: BinRow, largest: int, text: str) -> Mark:
+def _make_mark(row: BinRow, largest: int, text: str) -> DiagramMark:
     """Return the mark of a bin.
 
     Args:
@@ -242,7 +242,7 @@ def _make_mark(row: BinRow, largest: int, text: str) -> Mark:
         text: What the bin says.
     """
     low, high = row.interval
-    return Mark(
+    return DiagramMark(
         _to_x(row.confidence),
         _to_y(row.right),
         _to_y(low),

@@ -17,7 +17,7 @@ from fednotes.apps.ui.corrections import (
     CorrectionsFile,
     Decision,
     MentionKey,
-    Place,
+    MentionPlace,
     digest_text,
     make_decision,
 )
@@ -418,7 +418,7 @@ class Review:
             return packed.name, packed.read_bytes()
 
 
-def review_run(run: Path, file: Path) -> Review:
+def review_mentions_of_run(run: Path, file: Path) -> Review:
     """Return the errors of a run's models in its test notes.
 
     The models are the federated ones; without these, the pooled ones, or those trained
@@ -474,8 +474,8 @@ def _list_items(sources: Sequence[ReviewedNotes]) -> list[Item]:
                     site=source.name,
                     document=gold.id,
                     text=digest,
-                    gold=Place.of(mention.gold),
-                    predicted=Place.of(mention.predicted),
+                    gold=MentionPlace.of(mention.gold),
+                    predicted=MentionPlace.of(mention.predicted),
                 )
                 item = Item(
                     number=len(items),
@@ -497,7 +497,7 @@ def _apply_decisions(
     if not decisions:
         return tuple(spans)
     replaced = {decision.gold for decision in decisions}
-    corrected = [span for span in spans if Place.of(span) not in replaced]
+    corrected = [span for span in spans if MentionPlace.of(span) not in replaced]
     for decision in decisions:
         place = decision.final
         if place is not None:

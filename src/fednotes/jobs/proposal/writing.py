@@ -45,7 +45,7 @@ def format_job(proposal: Proposal, folder: Path) -> str:
         sites=[
             {
                 "name": site.name,
-                "about": describe_site(site),
+                "about": describe_site_notes(site),
                 "keys": list(_list_site_keys(site, proposal.facts, folder)),
                 "label_maps": [
                     _format_label_map(each)
@@ -85,7 +85,7 @@ def format_comment(text: str) -> str:
     )
 
 
-def describe_site(site: SiteFacts) -> str:
+def describe_site_notes(site: SiteFacts) -> str:
     """Describe the notes of a site in one sentence."""
     words = f"{format_count(site.words.median, 'word')} in the median note"
     notes = format_count(site.notes, "note")

@@ -1,6 +1,6 @@
 """The worker processes of a simulation, seen by the process that starts them.
 
-They run on this machine, or on the nodes of a cluster (`Host`).
+They run on this machine, or on the nodes of a cluster (`WorkerHost`).
 
 A worker receives the tables of the job, and reads the sites' data itself.
 """
@@ -49,7 +49,7 @@ LONG_SECONDS = 30.0
 _REMEDY = "give `resume` to continue the run, and fewer `workers` if memory is short"
 
 
-class Host(Protocol):
+class WorkerHost(Protocol):
     """Where workers run: on this machine, or on a cluster.
 
     Attributes:
@@ -73,15 +73,15 @@ class Host(Protocol):
 
 
 class ThisMachine:
-    """This machine, whose workers are children of this process (`Host`).
+    """This machine, whose workers are children of this process (`WorkerHost`).
 
     Args:
         devices: The PyTorch device of each worker.
 
     Attributes:
-        device: As in `Host`.
-        limit: As in `Host`.
-        processors: As in `Host`.
+        device: As in `WorkerHost`.
+        limit: As in `WorkerHost`.
+        processors: As in `WorkerHost`.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -91,7 +91,7 @@ class ThisMachine:
         self._devices = devices
 
     def start(self, number: int, folders: Sequence[Path]) -> Iterator[WorkerProcess]:
-        """Start workers and yield each; see `Host`."""
+        """Start workers and yield each; see `WorkerHost`."""
         del folders
         for worker, device in enumerate(self._devices[:number], 1):
             yield WorkerProcess(ChildProcess(SITES), worker, device, remedy=_REMEDY)
@@ -117,7 +117,7 @@ class Workers:
         all: The processes.
     """
 
-    def __init__(self, host: Host, start: Start = Start.AT_ONCE) -> None:
+    def __init__(self, host: WorkerHost, start: Start = Start.AT_ONCE) -> None:
         self.all: list[WorkerProcess] = []
         self._host = host
         self._start = start
@@ -257,7 +257,7 @@ def running_workers(
     with ExitStack() as stack:
         if cluster is not None:
             ray = stack.enter_context(connecting_to_cluster(cluster))
-            host: Host = Cluster(ray, device, number, threads)
+            host: WorkerHost = Cluster(ray, device, number, threads)
             start = Start.WITH_PARTS
         else:
             host, start = _plan_local(device, number, threads)

@@ -185,7 +185,7 @@ class SumLayout:
         return hash_parts(*parts)
 
 
-def encode(update: Update, layout: SumLayout) -> Words:
+def encode_update(update: Update, layout: SumLayout) -> Words:
     """Encode an update as the words of a layout.
 
     Raises:
@@ -219,7 +219,7 @@ def encode(update: Update, layout: SumLayout) -> Words:
     return words
 
 
-def decode(words: Words, layout: SumLayout, included: Sequence[str]) -> Total:
+def decode_sum(words: Words, layout: SumLayout, included: Sequence[str]) -> Total:
     """Decode the sum of several sites' words into a total.
 
     Args:

@@ -226,7 +226,7 @@ def pack(message: Any, **tensors: Tensor) -> Attached:
     return Attached(plain(message), tensors)
 
 
-def read(kind: type[M], facts: Any, **excluded: Any) -> M:
+def read_message(kind: type[M], facts: Any, **excluded: Any) -> M:
     """Parse the message in a header.
 
     Args:
@@ -260,7 +260,9 @@ def read_masked(answer: Masking, attached: Attached) -> MaskedMessage:
     words = attached.tensors.get("words")
     if words is None or words.dtype is not torch.int64 or words.dim() != 1:
         raise RefusedError("a masked update has no words")
-    return read(MaskedMessage, answer.message, words=words.numpy().view(np.uint64))
+    return read_message(
+        MaskedMessage, answer.message, words=words.numpy().view(np.uint64)
+    )
 
 
 def pack_boxes(terms: Terms, boxes: Mapping[str, Mapping[str, bytes]]) -> Attached:

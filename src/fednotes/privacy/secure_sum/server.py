@@ -14,7 +14,7 @@ from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.update import Total
 from fednotes.privacy.secure_sum import Parties, crypto
 from fednotes.privacy.secure_sum.crypto import SHARE_BYTES
-from fednotes.privacy.secure_sum.fixed_point import SumLayout, check_layout, decode
+from fednotes.privacy.secure_sum.fixed_point import SumLayout, check_layout, decode_sum
 from fednotes.privacy.secure_sum.messages import (
     BOX_BYTES,
     RECEIPT_BYTES,
@@ -278,7 +278,7 @@ class SecureServer:
                 streams += self._undo_pair_masks(site, layout_digest)
         self.phase = "closed"
         crypto.add_streams(self._sum.words, streams)
-        return decode(self._sum.words, layout, self.survivors)
+        return decode_sum(self._sum.words, layout, self.survivors)
 
     def _rebuild_seed(self, site: str) -> bytes:
         """Return the seed of a survivor's self mask from the opened shares."""

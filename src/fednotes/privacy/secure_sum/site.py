@@ -27,7 +27,7 @@ from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Update
 from fednotes.privacy.secure_sum import Parties, crypto
 from fednotes.privacy.secure_sum.crypto import KEY_BYTES, SHARE_BYTES
-from fednotes.privacy.secure_sum.fixed_point import SumLayout, encode
+from fednotes.privacy.secure_sum.fixed_point import SumLayout, encode_update
 from fednotes.privacy.secure_sum.messages import (
     ConfirmMessage,
     KeysMessage,
@@ -268,7 +268,7 @@ class SecureSite:
             raise RefusedError(f"shares of site {site!r}, which sent no keys")
         layout = SumLayout.of(update, len(self._parties.sites), **layout_options)
         try:
-            words = encode(update, layout)
+            words = encode_update(update, layout)
         except TrainingError:
             self._refusals += 1
             if self._refusals == REFUSALS:

@@ -32,7 +32,7 @@ from fednotes.apps.deployment.nvflare.authority import (
     provision,
     refuse_passphrase,
 )
-from fednotes.apps.deployment.nvflare.certificates import read_certificate, read_key
+from fednotes.apps.deployment.nvflare.certificates import read_certificate, read_kit_key
 from fednotes.apps.deployment.nvflare.processes import NO_WATCH_VARIABLE
 from fednotes.apps.deployment.nvflare.renewal import create_key_pem
 from fednotes.engines import launch
@@ -134,7 +134,7 @@ def redate(
         authority.root,
         authority.load_key(),
         read_certificate(path),
-        read_key(path),
+        read_kit_key(path),
         days,
     )
     path.with_suffix(".crt").write_bytes(certificate)
@@ -151,7 +151,7 @@ def self_sign(kit: Path) -> None:
     path = kit / "startup/client"
     certificate = read_certificate(path)
     path.with_suffix(".key").write_bytes(create_key_pem())
-    key = read_key(path)
+    key = read_kit_key(path)
     path.with_suffix(".crt").write_bytes(
         reissue(certificate, key, certificate, key, (-1, 100))
     )

@@ -23,7 +23,7 @@ from fednotes.apps.deployment.rules.approval import (
     Signer,
     encode_public_key,
     make_key,
-    read_key,
+    read_signing_key,
 )
 from fednotes.apps.deployment.rules.policy import Policy, build_policy
 from fednotes.core.errors import ConfigError
@@ -219,7 +219,7 @@ def test_only_its_owner_can_read_a_key(tmp_path: Path) -> None:
     path = tmp_path / "alice.key"
     public = make_key(path, "alice")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    key = read_key(path, never)
+    key = read_signing_key(path, never)
     assert encode_public_key(key) == public
     assert Quorum("h1", 1, {"alice": public}).find_person(key, path) == "alice"
     before = path.read_bytes()
@@ -230,27 +230,27 @@ def test_only_its_owner_can_read_a_key(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="other users can read this file; run: chmod 600"
     ):
-        read_key(path, never)
+        read_signing_key(path, never)
 
 
 def test_a_passphrase_locks_a_key(tmp_path: Path) -> None:
     path = tmp_path / "alice.key"
     public = make_key(path, "alice", "s3cret")
     assert b"ENCRYPTED" in path.read_bytes()
-    assert encode_public_key(read_key(path, lambda: "s3cret")) == public
+    assert encode_public_key(read_signing_key(path, lambda: "s3cret")) == public
     for wrong in ("S3cret", ""):
         with pytest.raises(ConfigError, match="the passphrase is wrong"):
-            read_key(path, lambda wrong=wrong: wrong)
+            read_signing_key(path, lambda wrong=wrong: wrong)
 
 
 def test_unknown_missing_and_invalid_keys_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"not among the approvers .*\(alice, bob\)"):
         TWO.find_person(KEYS["c"], tmp_path / "c.key")
     with pytest.raises(ConfigError, match="No such file"):
-        read_key(tmp_path / "none", never)
+        read_signing_key(tmp_path / "none", never)
     (tmp_path / "text").write_text("no key")
     (tmp_path / "text").chmod(0o600)
     with pytest.raises(ConfigError, match="it contains no private key"):
-        read_key(tmp_path / "text", never)
+        read_signing_key(tmp_path / "text", never)
     with pytest.raises(ConfigError, match="letters, digits"):
         make_key(tmp_path / "x", "../x")

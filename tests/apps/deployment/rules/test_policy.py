@@ -18,7 +18,7 @@ from fednotes.apps.deployment.rules.policy import (
     check_audit,
     check_count_step,
     check_difference,
-    check_job,
+    check_participation,
     check_request,
     check_storage,
     check_update,
@@ -31,7 +31,9 @@ NIGHT = datetime(2026, 3, 1, 23, 30, tzinfo=UTC)
 LSTM = ("lstm.weight_ih", "cnn.weight")
 WORDS = (*LSTM, "encoder.embeddings.word_embeddings.weight")
 COVERED = {"tokens": 900, "steps": 12, "patients": 8}
-JOB = partial(check_job, method="fedner", sites=3, threshold=3, rounds=20, secure=True)
+JOB = partial(
+    check_participation, method="fedner", sites=3, threshold=3, rounds=20, secure=True
+)
 ASK = {n: Request("job", 1, 1, "train", round=n) for n in (4, 99, 100)}
 EACH = Request("job", 1, 1, "train", round=4, each=True)
 REQUEST = partial(

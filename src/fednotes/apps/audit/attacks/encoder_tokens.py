@@ -28,7 +28,7 @@ from fednotes.apps.audit.attack import Attack, Trial
 from fednotes.apps.audit.attacks.gradient_span import (
     compute_outside_span,
     find_layer_update,
-    measure_distance,
+    measure_distance_to_span,
 )
 from fednotes.apps.audit.listening import (
     Observation,
@@ -186,7 +186,7 @@ def _measure_distances(
     for ids in torch.from_numpy(tokens)[:, None].split(TOKENS_A_CALL):
         repeated = ids.expand(-1, places)
         [(_, embeddings)] = _record_inputs(library, [lowest_layer], repeated)
-        parts.append(measure_distance(embeddings.double(), outside))
+        parts.append(measure_distance_to_span(embeddings.double(), outside))
     return torch.cat(parts)
 
 

@@ -97,7 +97,7 @@ def compute_outside_span(gradients: Sequence[Tensor], *, soft: bool = False) -> 
     return outside
 
 
-def measure_distance(rows: Tensor, outside: Tensor) -> Tensor:
+def measure_distance_to_span(rows: Tensor, outside: Tensor) -> Tensor:
     """Return (…,) the fraction d(x) of each row outside the span, from 0 to 1.
 
     Args:

@@ -25,7 +25,7 @@ from fednotes.apps.audit.attack import Attack, Trial
 from fednotes.apps.audit.attacks.gradient_span import (
     compute_outside_span,
     find_layer_update,
-    measure_distance,
+    measure_distance_to_span,
 )
 from fednotes.apps.audit.listening import Observation, TrainingRecord
 from fednotes.apps.audit.scene import Scene
@@ -172,7 +172,7 @@ def _list_distinct_words(
 def _score_words(rows: Tensor, words: np.ndarray, outside: Tensor) -> Tensor:
     """Return (words,) −d(x(v)), without words whose row is zero."""
     chosen = rows[torch.from_numpy(words)]
-    return -measure_distance(chosen[chosen.any(dim=1)], outside)
+    return -measure_distance_to_span(chosen[chosen.any(dim=1)], outside)
 
 
 _SEES = "an update of a convolution or LSTM that reads words"

@@ -817,7 +817,7 @@ def _load_signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:
     Raises:
         ConfigError: A key is missing, or the site's rules list no keys.
     """
-    from fednotes.apps.deployment.rules.approval import Signer, read_key
+    from fednotes.apps.deployment.rules.approval import Signer, read_signing_key
 
     if file is None and quorum.people:
         raise ConfigError(
@@ -829,5 +829,5 @@ def _load_signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:
         return None
     if not quorum.people:
         raise ConfigError(f"{kit}: its rules list no approvers: approve without --key")
-    key = read_key(file, _ask_passphrase)
+    key = read_signing_key(file, _ask_passphrase)
     return Signer(quorum.find_person(key, file), key)

@@ -73,7 +73,7 @@ def read_certificate(stem: Path) -> x509.Certificate:
     return load_kit_file(stem.with_suffix(".crt"), x509.load_pem_x509_certificate)
 
 
-def read_key(stem: Path) -> rsa.RSAPrivateKey:
+def read_kit_key(stem: Path) -> rsa.RSAPrivateKey:
     """Read a kit's private key.
 
     Args:
@@ -156,7 +156,7 @@ def _check_certificate(stem: Path, name: str, owner: str) -> dict[Path, datetime
             f"{certificate_file}: the certificate names "
             f"{', '.join(names) or 'nobody'}, but the kit belongs to {name}: {REMEDY}"
         )
-    if read_key(stem).public_key() != certificate.public_key():
+    if read_kit_key(stem).public_key() != certificate.public_key():
         raise ConfigError(
             f"{certificate_file}: the certificate does not belong to the kit's key: "
             f"{REMEDY}"
@@ -238,7 +238,7 @@ class CertificateIdentity:
             ConfigError: A file is missing or cannot be read.
         """
         path = kit / stem
-        return cls(read_certificate(path), read_key(path), path.parent)
+        return cls(read_certificate(path), read_kit_key(path), path.parent)
 
     def sign(self, text: bytes, purpose: str = KEYS_PURPOSE) -> bytes:
         """Sign a text (RSA-PSS, SHA-256).

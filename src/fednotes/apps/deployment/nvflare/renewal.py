@@ -18,7 +18,7 @@ from fednotes.apps.deployment.nvflare.certificates import (
     CertificateIdentity,
     find_stems,
     read_certificate,
-    read_key,
+    read_kit_key,
 )
 from fednotes.apps.deployment.nvflare.trust import (
     Trust,
@@ -65,7 +65,7 @@ def request_renewal(kit: Path) -> bytes:
         if not new_key_file.exists():
             new_key_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(new_key_file, create_key_pem())
-        new_key = read_key(new_stem)
+        new_key = read_kit_key(new_stem)
         public_key = new_key.public_key().public_bytes(
             Encoding.DER, PublicFormat.SubjectPublicKeyInfo
         )
@@ -140,7 +140,7 @@ def _match_certificates(kit: Path, answer: Trust) -> dict[Path, x509.Certificate
                 f"{kit} has no pending request: create one with fednotes kit "
                 f"renew {kit}"
             )
-        new_key = read_key(new_stem).public_key()
+        new_key = read_kit_key(new_stem).public_key()
         certificate = next(
             (leaf for leaf in answer.leaves if leaf.public_key() == new_key), None
         )

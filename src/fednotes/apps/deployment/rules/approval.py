@@ -197,7 +197,7 @@ def make_key(path: Path, person: str, passphrase: str = "") -> str:
     return encode_public_key(key)
 
 
-def read_key(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
+def read_signing_key(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
     """Return a person's private key.
 
     Args:

@@ -56,7 +56,7 @@ from fednotes.apps.deployment.rules.policy import (
     Policy,
     PolicyRefusal,
     check_coverage,
-    check_job,
+    check_participation,
     check_request,
     check_rounds,
     check_storage,
@@ -684,7 +684,7 @@ class SiteGuard:
             Withheld: A file of the site is damaged.
         """
         policy = self._read_policy()
-        check_job(
+        check_participation(
             policy,
             method,
             sites,

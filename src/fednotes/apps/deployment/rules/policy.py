@@ -1,12 +1,13 @@
 """A site's rules for what a federation may ask of it; no server can override them.
 
-`check_job` checks a job's requirements before the site joins, `check_difference` its
-training examples, `check_request` each request, `check_storage` the stored files, and
-`check_update` the contents of a reply before it leaves. Each raises `PolicyRefusal` if
-a rule is broken. The error's message names the rule, the request, the permitted values,
-and the file and key where the site can change the rule. The server receives only the
-error's `public` text, which names the rule alone, because a site's number of patients
-and its limits are confidential. No tensor's value is read here.
+`check_participation` checks a job's requirements before the site joins,
+`check_difference` its training examples, `check_request` each request, `check_storage`
+the stored files, and `check_update` the contents of a reply before it leaves. Each
+raises `PolicyRefusal` if a rule is broken. The error's message names the rule, the
+request, the permitted values, and the file and key where the site can change the rule.
+The server receives only the error's `public` text, which names the rule alone, because
+a site's number of patients and its limits are confidential. No tensor's value is read
+here.
 """
 
 from __future__ import annotations
@@ -279,7 +280,7 @@ def build_policy(table: Mapping[str, Any], where: str) -> Policy:
     return replace(build(Policy, table, where), source=where)
 
 
-def check_job(
+def check_participation(
     policy: Policy,
     method: str,
     sites: int,

@@ -17,7 +17,7 @@ from fednotes.core.settings import path_of
 from fednotes.core.store import write_folder, write_out
 from fednotes.jobs.card import render_card
 from fednotes.jobs.export_forms import ExportForm
-from fednotes.jobs.models import find_model_class, find_model_folder
+from fednotes.jobs.models import find_model_class, find_source_folder
 from fednotes.jobs.saved_models import ModelInput, SavedModel
 
 _CARD = "card"
@@ -75,7 +75,7 @@ def export(
         ModelError: The model cannot be read or exported.
         MissingExtra: A package that the form needs is not installed.
     """
-    folder = find_model_folder(model)
+    folder = find_source_folder(model)
     target = path_of(out, "a path to write")
     if form == "spacy":
         raise ConfigError(
