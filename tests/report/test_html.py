@@ -86,7 +86,7 @@ def metrics() -> list[dict[str, Any]]:
 
 
 def test_tables_show_the_numbers_of_the_summary(tmp_path: Path) -> None:
-    """Every score of the summary, rounded to three places, in the row of its site."""
+    """Every score of the summary, in percent with one decimal, in the row of its site."""
     values = summary()
     rows = Tree(report(tmp_path, values)).rows
     site = ""
@@ -103,11 +103,13 @@ def test_tables_show_the_numbers_of_the_summary(tmp_path: Path) -> None:
         alone = conditions["alone"]["strict"]["f1"]
         for condition, scores in conditions.items():
             strict, relaxed = (
-                [f"{scores[key][m]:.3f}" for m in ("precision", "recall", "f1")]
+                [f"{100 * scores[key][m]:.1f}" for m in ("precision", "recall", "f1")]
                 for key in ("strict", "relaxed")
             )
             change = (
-                "" if condition == "alone" else f"{strict_change(scores, alone):+.3f}"
+                ""
+                if condition == "alone"
+                else f"{100 * strict_change(scores, alone):+.1f}"
             )
             assert rows_shown[name, condition] == [*strict, change, *relaxed]
     starts = [place for place, row in enumerate(rows) if row[0] == "ADR"]
@@ -116,7 +118,7 @@ def test_tables_show_the_numbers_of_the_summary(tmp_path: Path) -> None:
         counts = [values["sites"][name][c]["by_type"]["ADR"] for c in trained]
         expected = [
             [
-                f"{c[key][m]:.3f}"
+                f"{100 * c[key][m]:.1f}"
                 for key in ("strict", "relaxed")
                 for m in ("precision", "recall", "f1")
             ]
@@ -180,7 +182,7 @@ def test_curves_are_drawn_at_the_values_of_the_metrics(tmp_path: Path) -> None:
     chart = next(c for c in charts(page) if c.find(f"{SVG}title").get("id") == "f1-0-t")  # type: ignore[union-attr]
     marks = [m for m in chart if "c1 mark" in m.get("class", "")]
     assert [m.find(f"{SVG}title").text for m in marks] == [  # type: ignore[union-attr]
-        f"federated, round {10 * n}: {0.11 * n:.4g}" for n in (1, 2, 3)
+        f"federated, round {10 * n}: {11 * n}" for n in (1, 2, 3)
     ]
     x, y = ([float(m.get(key, "nan")) for m in marks] for key in ("cx", "cy"))
     assert x[2] - x[1] == pytest.approx(x[1] - x[0], abs=0.2)
@@ -200,10 +202,10 @@ def test_curves_are_also_shown_as_tables(tmp_path: Path) -> None:
     """Over all sites and for each site; a long run has a row for every nth round."""
     rows = Tree(report(tmp_path, summary(), metrics())).rows
     heads = [row for row in rows if row[0] == "Round"]
-    assert heads[2][:3] == ["Round", "F1, alone", "F1, federated"]
+    assert heads[2][:3] == ["Round", "F1 in %, alone", "F1 in %, federated"]
     of_federated = [line for line in metrics() if line["condition"] == "federated"]
     for line in of_federated:
-        value = f"{line['valid_f1']:.4g}"
+        value = f"{round(100 * line['valid_f1'], 1):.4g}"
         assert any(row[0] == str(line["round"] + 1) and value in row for row in rows)
     lines = [{"round": n, "loss": 1 / (n + 1)} for n in range(999)]
     rows = Tree(report(tmp_path, summary(), lines)).rows
@@ -423,7 +425,7 @@ def stages() -> list[dict[str, Any]]:
 
 
 def test_every_score_of_a_site_is_in_its_row(tmp_path: Path) -> None:
-    """To three places, intervals to two behind them."""
+    """In percent with one decimal, except losses and Brier scores."""
     values = diseases()
     rows = Tree(report(tmp_path, values)).rows
     start = next(n for n, row in enumerate(rows) if row[:2] == ["north", "alone"])
@@ -432,16 +434,20 @@ def test_every_score_of_a_site_is_in_its_row(tmp_path: Path) -> None:
     for n, condition in enumerate(CONDITIONS):
         scores = site[condition]
         macro = scores["phenotypes"]
-        expected = [f"{macro[k]:.3f}" for k in ("precision", "recall", "f1")]
-        expected.append("" if condition == "alone" else f"{macro['f1'] - alone:+.3f}")
+        expected = [f"{100 * macro[k]:.1f}" for k in ("precision", "recall", "f1")]
+        expected.append(
+            "" if condition == "alone" else f"{100 * (macro['f1'] - alone):+.1f}"
+        )
         expected += [
-            f"{scores['present'][k]:.3f}" for k in ("precision", "recall", "f1")
+            f"{100 * scores['present'][k]:.1f}" for k in ("precision", "recall", "f1")
         ]
         for key in ("auroc", "auprc"):
             low, high = scores["ranking"][f"{key}_interval"]
-            expected.append(f"{scores['ranking'][key]:.3f} ({low:.2f}\u2013{high:.2f})")
+            interval = f"({100 * low:.1f}\u2013{100 * high:.1f})"
+            expected.append(f"{100 * scores['ranking'][key]:.1f} {interval}")
         expected += [f"{scores['calibration']['brier']:.3f}"]
-        expected += [f"{scores['codes'][k]:.3f}" for k in ("loss", "auroc")]
+        codes = scores["codes"]
+        expected += [f"{codes['loss']:.3f}", f"{100 * codes['auroc']:.1f}"]
         assert rows[start + n][-len(expected) - 1 :] == [condition, *expected]
 
 
@@ -476,13 +482,13 @@ def test_diseases_are_shown_in_a_table_with_an_average(tmp_path: Path) -> None:
     mean = {c: values["mean"][c]["by_output"] for c in CONDITIONS}
     for name in OUTPUTS:
         cells = [mean[c][name][key] for c in CONDITIONS for key in keys]
-        assert [name, *("—" if v is None else f"{v:.3f}" for v in cells)] in rows
+        assert [name, *("—" if v is None else f"{100 * v:.1f}" for v in cells)] in rows
     averages = [
         fmean(v for name in OUTPUTS if (v := mean[c][name][key]) is not None)
         for c in CONDITIONS
         for key in keys
     ]
-    assert ["Average", *(f"{v:.3f}" for v in averages)] in rows
+    assert ["Average", *(f"{100 * v:.1f}" for v in averages)] in rows
 
 
 def test_each_disease_of_a_site_shows_its_patients_and_intervals(
@@ -503,8 +509,9 @@ def test_each_disease_of_a_site_shows_its_patients_and_intervals(
         for k in ("precision", "recall", "f1")
     ]
     area = obesity["auroc"]
-    assert row[4:10] == [f"{v:.3f}" for v in scores]
-    assert row[10] == f"{area['value']:.3f} ({area['low']:.2f}\u2013{area['high']:.2f})"
+    assert row[4:10] == [f"{100 * v:.1f}" for v in scores]
+    low, high = 100 * area["low"], 100 * area["high"]
+    assert row[10] == f"{100 * area['value']:.1f} ({low:.1f}\u2013{high:.1f})"
 
 
 def test_the_page_of_a_phenotyping_run_speaks_of_patients(tmp_path: Path) -> None:
@@ -537,7 +544,7 @@ def test_a_run_of_stage_1_alone_has_no_section_of_diseases(tmp_path: Path) -> No
     Tree(page)
     assert "<h2>Phenotypes</h2>" not in page
     assert "AUROC of codes" in page
-    assert "0.715" in page  # the mean of 0.71 and 0.72, on a tile
+    assert "71.5 %" in page  # the mean of 0.71 and 0.72, on a tile
 
 
 def test_sites_with_codes_alone_are_listed_beside_the_others(tmp_path: Path) -> None:
@@ -547,7 +554,7 @@ def test_sites_with_codes_alone_are_listed_beside_the_others(tmp_path: Path) -> 
     rows = Tree(report(tmp_path, values)).rows
     row = next(r for r in rows if r[:2] == ["b", "federated"])
     assert row[2:-2] == ["—", "—", "—", "", "—", "—", "—", "—", "—", "—"]
-    assert row[-2:] == ["0.320", "0.720"]
+    assert row[-2:] == ["0.320", "72.0"]
 
 
 def test_curves_without_test_patients_name_validation_patients(tmp_path: Path) -> None:

@@ -125,6 +125,25 @@ SCORES: Mapping[str, ScoreLayout] = {
 }
 
 
+# Measures that are no fractions of a whole, so they are not shown in percent.
+_ABSOLUTE = frozenset({"loss", "perplexity", "brier", "valid_loss"})
+
+
+def is_percent(measure: str) -> bool:
+    """Return whether people read a measure in percent, such as F1."""
+    return measure not in _ABSOLUTE
+
+
+def format_score(value: float, measure: str = "f1") -> str:
+    """Format a score for people: "64.9" for an F1 of 0.649, "0.320" for a loss."""
+    return f"{100 * value:.1f}" if is_percent(measure) else f"{value:.3f}"
+
+
+def format_change(value: float, measure: str = "f1") -> str:
+    """Format the difference of two scores, in points or as that of two losses."""
+    return f"{100 * value:+.1f}" if is_percent(measure) else f"{value:+.3f}"
+
+
 class CurveTitles(NamedTuple):
     """Titles of the charts of one measure: over all sites, and at each site."""
 
@@ -151,7 +170,7 @@ class CurveLayout:
 CURVES: Mapping[str, CurveLayout] = {
     "valid_f1": CurveLayout(
         "f1",
-        "F1",
+        "F1 in %",
         {
             "documents": CurveTitles(
                 "Strict F1 on the validation sets",

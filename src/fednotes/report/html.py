@@ -37,7 +37,13 @@ from fednotes.jobs.results import (
     Scores,
     read_result,
 )
-from fednotes.jobs.score_layouts import CURVES, SCORES, Dots
+from fednotes.jobs.score_layouts import (
+    CURVES,
+    SCORES,
+    Dots,
+    format_change,
+    format_score,
+)
 from fednotes.jobs.seeds import SEEDS_FILE, read_seeds
 
 Chart = Mapping[str, Any]  # values from which the templates draw a chart
@@ -68,6 +74,7 @@ _MAX_MARKED = 24  # curves with more points have no markers
 _MAX_LABEL = 24  # maximum length of a row's label
 _STYLES = 6  # number of curve styles in the style sheet
 _MIN_RANGE = 1e-100  # smaller ranges count as zero: tick steps would underflow
+_CURVE_SCORES = ("valid_f1", "f1")  # scores in lines of evaluations
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
@@ -170,6 +177,8 @@ def environment(*packages: str) -> Environment:
     )
     jinja_environment.globals |= {"number": number, "most": _most}
     jinja_environment.filters["code"] = mark_code
+    jinja_environment.filters["score"] = format_score
+    jinja_environment.filters["change"] = format_change
     return jinja_environment
 
 
@@ -215,7 +224,7 @@ def compare_runs(runs: Mapping[str, ComparedRun]) -> dict[str, Any]:
         "curves": the training of all sides as a figure.
     """
     rows, dots = _compare_scores(runs)
-    caption = "The axis need not begin at zero."
+    caption = "In %; the axis need not begin at zero."
     return {
         "rows": rows,
         "dots": _figure(dots, caption),
@@ -389,8 +398,9 @@ class _Page:
             for name, score in self._by_condition(result.mean, kind, measure).items():
                 remark = f"mean {what}"
                 if alone is not None and name != "alone":
-                    remark += f", {score - alone:+.3f}"
-                yield name.capitalize(), f"{score:.3f}", remark
+                    remark += f", {format_change(score - alone, measure)}"
+                text = format_score(score, measure)
+                yield name.capitalize(), f"{text} %", remark
         yield from self._facts()
 
     def _facts(self) -> Iterator[tuple[str, str, str]]:
@@ -442,7 +452,7 @@ class _Page:
             }
             charts += self._dot_chart(f"dots-{kind}", title, rows)
         what = _SCORED.get(self.result.holds, "F1 on the test sets")
-        return _figure(charts, f"{what}; the axis need not begin at zero.")
+        return _figure(charts, f"{what}, in %; the axis need not begin at zero.")
 
     def _dot_chart(
         self, ident: str, title: str, rows: Mapping[str, Mapping[str, float]]
@@ -524,8 +534,8 @@ class _Page:
             if tables
         ]
         caption = (
-            "Diseases on the test patients, mean of the sites; axes need not begin at "
-            "zero."
+            "Diseases on the test patients, mean of the sites, in %; axes need not "
+            "begin at zero."
         )
         return {
             "dots": _figure(charts, caption),
@@ -716,15 +726,18 @@ class _Page:
         """Return a curve for each condition that has points.
 
         The page counts rounds from 1, as progress lines do; metrics.jsonl counts from
-        0. If there are several lines for one round, the last one counts.
+        0. If there are several lines for one round, the last one counts. Scores are in
+        percent, with one decimal.
         """
+        has_percent = path[-1] in _CURVE_SCORES
         curves: list[Series] = []
         for style, condition in enumerate(self.conditions):
             points = {}
             for line in lines:
                 value = number(line, *path)
                 if _condition(line) == condition and value is not None:
-                    points[float(line["round"]) + 1] = value
+                    shown_value = round(100 * value, 1) if has_percent else value
+                    points[float(line["round"]) + 1] = shown_value
             if points:
                 curves.append((condition, style, sorted(points.items())))
         return curves
@@ -926,9 +939,14 @@ def dot_chart(
     Args:
         ident: An id that is unique on the page.
         title: The chart's title.
-        groups: The values of each group by condition.
+        groups: The scores of each group by condition, as fractions; the chart has
+            percent.
         conditions: All conditions; a condition's index decides its style.
     """
+    groups = {
+        label: {name: 100 * value for name, value in row.items()}
+        for label, row in groups.items()
+    }
     values = [value for row in groups.values() for value in row.values()]
     marks = ticks(min(values), max(values), 5)
     step = 34 if len(groups) <= 24 else 20
@@ -944,7 +962,7 @@ def dot_chart(
             # Markers are slightly offset, so that equal scores do not hide each other.
             shift = (order - (len(row) - 1) / 2) * min(4.5, step / 5)
             style = conditions.index(name) % _STYLES
-            tip = f"{label}, {name}: {value:.3f}"
+            tip = f"{label}, {name}: {value:.1f} %"
             markers.append((style, across(value), round(middle + shift, 1), tip))
         xs = [x for _, x, _, _ in markers]
         short_label = (

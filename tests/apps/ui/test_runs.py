@@ -83,7 +83,7 @@ def test_the_page_of_a_run_equals_its_report(runs: Path) -> None:
     report = (runs / "one" / "summary.json").read_text("utf-8")
     f1 = json.loads(report)["mean"]["federated"]["strict"]["f1"]
     assert "<h1>Two sites</h1>" in text
-    assert f"<dd>{f1:.3f}<small>mean strict F1" in text
+    assert f"<dd>{100 * f1:.1f} %<small>mean strict F1" in text
     assert "Did the federation pay?" in text
     assert 'aria-labelledby="mean-f1-t' in text  # a curve
     assert "data-poll" not in text
@@ -122,7 +122,7 @@ def test_a_folder_of_runs_lists_each_run_with_its_facts(
     browser = browse(content)
     rows = rows_by_name(browser.get("/runs").text)
     result = read_result(runs / "one")
-    score = f"{result.mean['federated']['strict']['f1']:.3f}"
+    score = f"{100 * result.mean['federated']['strict']['f1']:.1f} %"
     assert rows["seeds/seed-1"][:4] == [
         "finished",
         "fedner",
@@ -234,7 +234,8 @@ def test_conditions_of_one_or_two_runs_are_compared(runs: Path) -> None:
         first, second = (
             scores[name]["strict"]["f1"] for name in ("federated", "alone")
         )
-        values = [f"{first:.3f}", f"{second:.3f}", f"{first - second:+.3f}"]
+        change = f"{100 * (first - second):+.1f}"
+        values = [f"{100 * first:.1f}", f"{100 * second:.1f}", change]
         assert [site, "Strict F1", *values] in rows
 
     query = "a=one&b=two&condition=alone&against=federated&test=1"
@@ -244,8 +245,8 @@ def test_conditions_of_one_or_two_runs_are_compared(runs: Path) -> None:
     tested = Tree(wait_for_page(browser, f"/compare?{query}")).rows
     for site, test in comparison.tests.items():
         (row,) = [row for row in tested if row[0] == site and len(row) == 7]
-        assert row[1] == f"{test.f1_a:.3f}"
-        assert row[3] == f"{test.difference:+.3f}"
+        assert row[1] == f"{100 * test.f1_a:.1f}"
+        assert row[3] == f"{100 * test.difference:+.1f}"
 
     same = browser.get("/compare?a=one&b=one")
     assert same.status_code == 400
@@ -264,7 +265,10 @@ def test_curves_are_also_tables(runs: Path) -> None:
     federated = [line for line in lines if line["condition"] == "federated"]
     assert federated
     for line in federated:
-        assert [str(line["round"] + 1), f"{line['valid_f1']:.4g}"] in rows
+        assert [
+            str(line["round"] + 1),
+            f"{round(100 * line['valid_f1'], 1):.4g}",
+        ] in rows
 
 
 def test_two_runs_are_compared_and_their_difference_is_tested(runs: Path) -> None:
@@ -273,12 +277,11 @@ def test_two_runs_are_compared_and_their_difference_is_tested(runs: Path) -> Non
     result = read_result(runs / "one")
     rows = Tree(browser.get("/compare").text).rows
     for site, scores in result.sites.items():
-        f1 = f"{scores['federated']['strict']['f1']:.3f}"
-        assert [site, "Strict F1", f1, f1, "+0.000"] in rows
+        f1 = f"{100 * scores['federated']['strict']['f1']:.1f}"
+        assert [site, "Strict F1", f1, f1, "+0.0"] in rows
     tested = Tree(wait_for_page(browser, "/compare?a=one&b=two&test=1")).rows
     assert [row[3:] for row in tested if row[0] in result.sites and len(row) == 7] == [
-        ["+0.000", "+0.000 to +0.000", "1.0000", "no difference shown"]
-        for _ in result.sites
+        ["+0.0", "+0.0 to +0.0", "1.0000", "no difference shown"] for _ in result.sites
     ]
     assert browser.get("/compare?a=%3Cb%3E&b=none").status_code == 200
     assert browser.get("/runs/2").status_code == 400

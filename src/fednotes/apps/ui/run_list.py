@@ -20,7 +20,7 @@ from fednotes.jobs.run_folder import (
     read_job_record,
     read_result_so_far,
 )
-from fednotes.jobs.score_layouts import CURVES, SCORES
+from fednotes.jobs.score_layouts import CURVES, SCORES, format_score, is_percent
 
 FINISHED = "finished"
 IN_PROGRESS = "in progress"
@@ -58,11 +58,11 @@ class RunScore:
     """The score that represents a run.
 
     Attributes:
-        value: The score.
+        text: The score, in percent unless it is a loss.
         meaning: What it measures, such as "strict F1, federated".
     """
 
-    value: float
+    text: str
     meaning: str
 
 
@@ -169,8 +169,15 @@ def _find_final_score(result: RunResult) -> RunScore | None:
         for condition in _PREFERRED:
             value = number(result.mean, condition, kind, layout.dots.measure)
             if value is not None:
-                return RunScore(value, f"test {layout.dots.tile}, {condition}")
+                text = _format_value(value, layout.dots.measure)
+                return RunScore(text, f"test {layout.dots.tile}, {condition}")
     return None
+
+
+def _format_value(value: float, measure: str) -> str:
+    """Return a score with its unit."""
+    unit = " %" if is_percent(measure) else ""
+    return f"{format_score(value, measure)}{unit}"
 
 
 def _find_latest_score(lines: Sequence[Mapping[str, Any]]) -> RunScore | None:
@@ -180,8 +187,12 @@ def _find_latest_score(lines: Sequence[Mapping[str, Any]]) -> RunScore | None:
             value = number(line, key)
             if value is not None:
                 condition = line.get("condition", "federated")
-                meaning = f"validation {curve.short}, {condition}, in round"
-                return RunScore(value, f"{meaning} {line.get('round')}")
+                short = curve.short.removesuffix(" in %")
+                meaning = f"validation {short}, {condition}, in round"
+                text = _format_value(value, key)
+                # Pages count rounds from 1, and the lines from 0.
+                place = (number(line, "round") or 0) + 1
+                return RunScore(text, f"{meaning} {place:.0f}")
     return None
 
 
