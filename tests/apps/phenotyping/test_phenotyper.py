@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -239,7 +240,7 @@ def test_a_changed_fact_is_detected(tmp_path: Path) -> None:
         ({"network": None}, "9 features, but 6 features that the classifiers read"),
         ({"classifier": {"loss": "foo"}}, "classifier.loss = 'foo'"),
         ({"classifier": {"alpha": 0}}, "alpha = 0"),
-        ({"classes": [[0, 1]] * 3 + [[]]}, "svm.intercept"),
+        ({"classes": [[0, 1]] * 3 + [[]]}, "3 machines, but 4 columns of 'svm.weight'"),
         ({"classes": [[0, 7]] * 4}, "classes of a disease"),
         ({"classes": [0, 1, 1, 1]}, "classes = 0: expected a list"),
         ({"classes": None}, "4 phenotypes, but 0 lists of classes"),
@@ -256,10 +257,7 @@ def test_an_error_names_impossible_facts(
     """The checksum fits, so the message is about the fact, and names the folder."""
     folder = tmp_path / "m"
     model().save(folder)
-    path = folder / "phenotyper.json"
-    facts = without(json.loads(path.read_text()) | changes, "checksum")
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    path.write_text(json.dumps(facts | {"checksum": digest}))
+    forge(folder, {}, **changes)
     with pytest.raises(ModelError, match=message) as error:
         load_phenotyper(folder)
     assert str(error.value).startswith(f"{folder}: ")
@@ -291,16 +289,43 @@ def test_an_error_names_impossible_numbers(
     folder = tmp_path / "m"
     model().save(folder)
     tensors = load_file(folder / "phenotyper.safetensors")
-    tensors[name] = change(tensors.get(name, torch.ones(9))).contiguous()
-    data = save(tensors)
-    (folder / "phenotyper.safetensors").write_bytes(data)
-    path = folder / "phenotyper.json"
-    facts = without(json.loads(path.read_text()), "checksum")
-    facts["sha256"] = hashlib.sha256(data).hexdigest()
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    path.write_text(json.dumps(facts | {"checksum": digest}))
+    forge(folder, {name: change(tensors.get(name, torch.ones(9))).contiguous()})
     with pytest.raises(ModelError, match=message):
         load_phenotyper(folder)
+
+
+def forge(folder: Path, changed: Mapping[str, torch.Tensor], **facts: Any) -> None:
+    """Change tensors and facts of a saved model, with checksums that fit."""
+    data = save(load_file(folder / "phenotyper.safetensors") | changed)
+    (folder / "phenotyper.safetensors").write_bytes(data)
+    path = folder / "phenotyper.json"
+    forged = without(json.loads(path.read_text()) | facts, "checksum")
+    forged["sha256"] = hashlib.sha256(data).hexdigest()
+    digest = hashlib.sha256(json.dumps(forged, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(forged | {"checksum": digest}))
+
+
+HUGE = 2**40
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "facts"),
+    [
+        ("network.embedding", (HUGE, 0), {"space": {"width": HUGE}}),
+        ("network.output_bias", (HUGE, 0), {"code_names": []}),
+        ("svm.weight", (HUGE, 0), {"space": {"width": HUGE}, "network": None}),
+    ],
+)
+def test_a_description_of_a_huge_model_is_refused_before_it_is_built(
+    tmp_path: Path, name: str, shape: tuple[int, ...], facts: dict[str, Any]
+) -> None:
+    """A tensor without numbers has the shape, and would be built in terabytes."""
+    folder = tmp_path / "m"
+    model().save(folder)
+    forge(folder, {name: torch.empty(shape)}, **facts)
+    with pytest.raises(ModelError, match=f"^{folder}: ") as error:
+        load_phenotyper(folder)
+    assert re.search("over [0-9,]+ numbers|4 machines, but 0 columns", str(error.value))
 
 
 # ---- recipes -------------------------------------------------------------------------

@@ -265,7 +265,7 @@ class LinearSVMs:
                 raise ConfigError(
                     f"the classes of a disease must be some of {CLASSES}, each once"
                 )
-        self.machines = _list_machines(self.classes)
+        self.machines = list_machines(self.classes)
         self.weight: Floats = np.zeros((features, len(self.machines)))
         self.intercept: Floats = np.zeros(len(self.machines))
         self.steps: Ints = np.zeros(len(self.machines), np.int64)
@@ -485,7 +485,7 @@ class LinearSVMs:
         """Expand per-machine values to (patients, diseases, 3) values per class.
 
         A disease with one class has no machine, one with two classes has one, and one
-        with three classes has a machine for each (`_list_machines`).
+        with three classes has a machine for each (`list_machines`).
 
         Args:
             values: (patients, machines) values of the machines' positive classes.
@@ -515,7 +515,7 @@ class LinearSVMs:
             )
 
 
-def _list_machines(classes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, int], ...]:
+def list_machines(classes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, int], ...]:
     """Return the disease and the positive class of each machine."""
     machines: list[tuple[int, int]] = []
     for disease, of_disease in enumerate(classes):

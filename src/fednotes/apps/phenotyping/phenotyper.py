@@ -30,6 +30,7 @@ from fednotes.apps.phenotyping.classifiers import (
     LinearSVMs,
     SvmConfig,
     compute_tfidf,
+    list_machines,
 )
 from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace, Vectors
 from fednotes.apps.phenotyping.dan import KNOWN, Dan, DanConfig
@@ -379,9 +380,16 @@ def _build_model(
         platt=platt,
     )
     if facts.classes is not None:
-        width = len(tensors["svm.weight"])
+        # NumPy would allocate any shape, so it is checked before the classifiers exist.
+        width, columns = tensors["svm.weight"].shape
         _require_equal(
             "features", model.width, "features that the classifiers read", width
+        )
+        _require_equal(
+            "machines",
+            len(list_machines(facts.classes)),
+            "columns of 'svm.weight'",
+            columns,
         )
         machines = LinearSVMs(facts.classes, width, facts.classifier)
         targets = machines.trainable()
