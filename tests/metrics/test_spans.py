@@ -26,6 +26,7 @@ from fednotes.metrics.spans import (
     SpanCounts,
     document_counts,
     forms_of,
+    overlap_differs,
     token_kappa,
 )
 
@@ -487,3 +488,14 @@ def test_the_kappa_of_tokens_equals_scikit_learn() -> None:
     number, kappa = token_kappa(*documents)
     assert number == 60
     assert kappa == pytest.approx(metrics.cohen_kappa_score(first, second), rel=1e-12)
+
+
+@pytest.mark.parametrize(("points", "expected"), [(9, False), (11, True)])
+def test_a_difference_of_more_than_ten_points_between_overlap_scores_is_shown(
+    points: int, expected: bool
+) -> None:
+    scores = {
+        "relaxed": {"f1": 0.6},
+        "relaxed_one_to_one": {"f1": 0.6 - points / 100},
+    }
+    assert overlap_differs(scores) is expected

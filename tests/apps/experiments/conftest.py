@@ -19,6 +19,12 @@ from fednotes.jobs.job import Job
 class Tiny:
     """The only experiment, "FOLDER-tiny".
 
+    Args:
+        place: The folder of its files.
+        monkeypatch: Replaces what carries out and rehearses runs.
+        rehearses: Whether its runs are rehearsed as those of real experiments; if not,
+            `refusal` decides.
+
     Attributes:
         place: The folder of its files.
         executed: The runs that were carried out.
@@ -26,16 +32,19 @@ class Tiny:
         refusal: Returns why a rehearsal refuses a job; "" if it does not.
     """
 
-    def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch, *, rehearses: bool = False
+    ) -> None:
         self.place = place
         self._patch = monkeypatch
         self.executed: list[GridRun] = []
         self.summary: Callable[[GridRun], dict[str, Any]] = lambda run: {}
         self.refusal: Callable[[Job], str] = lambda job: ""
         monkeypatch.setattr(work, "run_command", self._execute)
-        monkeypatch.setattr(
-            Rehearsal, "try_job", lambda rehearsal, job: self.refusal(job)
-        )
+        if not rehearses:
+            monkeypatch.setattr(
+                Rehearsal, "try_job", lambda rehearsal, job: self.refusal(job)
+            )
 
     def _execute(self, run: GridRun) -> None:
         if not run.is_done():
@@ -72,3 +81,9 @@ class Tiny:
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
     monkeypatch.setenv("FEDNOTES_CORPORA", str(tmp_path / "corpora"))
     return Tiny(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
+    """Return the experiment whose runs are rehearsed before the first one starts."""
+    return Tiny(tmp_path, monkeypatch, rehearses=True)

@@ -206,6 +206,18 @@ def test_paper_jobs_of_fine_tuning_train_on_every_training_note(
         assert sum(len(d.spans) for d in documents) == number * mentions
 
 
+@pytest.mark.parametrize("name", ["mimic", "i2b2-2010", "i2b2-2012"])
+def test_the_paper_jobs_of_fine_tuning_train_bert_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The preset of the other jobs has a smaller encoder."""
+    for variable in ("MIMIC_III", "I2B2_2010", "I2B2_2012"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setenv("BERT_BASE", str(tmp_path / "bert-base"))
+    job = load_job(f"bert/{name}")
+    assert job.config.model.encoder == str(tmp_path / "bert-base")
+
+
 ADE = """\
 10030778|He took gold for pain.|pain|18|22|gold|8|12
 10030778|He took zinc for pain.|pain|38|42|zinc|28|32

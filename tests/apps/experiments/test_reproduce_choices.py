@@ -555,6 +555,16 @@ def test_settings_reach_the_runs_that_train_models(tiny: Any, tmp_path: Path) ->
     assert "model.encoder=x" not in last.arguments
 
 
+def test_the_device_of_the_command_reaches_every_run(
+    tiny: Any, tmp_path: Path, run_cli: Any
+) -> None:
+    tiny.write(GRID)
+    words = ("--seeds", 1, "--workers", 1, "--device", "cpu:0", "--json")
+    code, _, err = run_cli("reproduce", tiny.name, "--out", tmp_path / "out", *words)
+    assert code == 0, err
+    assert {run.arguments[-2:] for run in tiny.executed} == {("--device", "cpu:0")}
+
+
 def of_finetuning(run: GridRun) -> dict[str, Any]:
     """Return a made-up summary with the only column of SEVERAL."""
     condition_scores = {run.condition: {"strict": {"f1": 0.5}}}
