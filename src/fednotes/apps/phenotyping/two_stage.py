@@ -328,11 +328,7 @@ def _train_classifiers(
         is_last = number == config.classifier_cycles
         is_evaluated = is_last or number % config.evaluate_every == 0
         if is_evaluated:
-            counts = federation.sum("evaluate", shared, cycle=cycle.number)
-            scores = summarise_held_out(counts.metrics)
-            metrics |= {
-                name: score for name, score in scores.items() if math.isfinite(score)
-            }
+            metrics |= _evaluate_classifiers(federation, shared, cycle.number)
         state = State(
             cycle.number + 1,
             {**representation.tensors, **shared},
@@ -344,6 +340,15 @@ def _train_classifiers(
     federation.sum("finish", {**shared, **platt})
     facts = {"outputs": representation.facts["outputs"]}
     return State(last, {**representation.tensors, **shared}, facts)
+
+
+def _evaluate_classifiers(
+    federation: Federation, shared: Tensors, cycle: int
+) -> dict[str, float]:
+    """Return the finite scores of classifiers on the sites' held-out patients."""
+    counts = federation.sum("evaluate", shared, cycle=cycle)
+    scores = summarise_held_out(counts.metrics)
+    return {name: score for name, score in scores.items() if math.isfinite(score)}
 
 
 def _restore_classifiers(shared: Tensors, resumed: State) -> Tensors:
