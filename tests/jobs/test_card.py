@@ -74,7 +74,7 @@ def test_every_model_of_a_run_has_a_card_with_the_scores_of_the_run(run: Path) -
     metrics = metrics_of(head)
     site_scores = summary["sites"][site]["federated"]
     assert metrics["Strict f1"] == pytest.approx(site_scores["strict"]["f1"], abs=5e-5)
-    assert f"| Strict | f1 | {site_scores['strict']['f1']:.3f} |" in text
+    assert f"| Strict | f1 | {100 * site_scores['strict']['f1']:.1f} |" in text
     total = summary["conditions"]["federated"]["examples"]
     assert total <= 3 * 30
     assert f"Trained on {total} examples of all sites together" in text
@@ -110,7 +110,7 @@ def test_sums_and_means_are_not_shown_for_two_sites(
     summary = json.loads((run / "summary.json").read_text())
     first, second, third = sorted(summary["sites"].items())
     source = run / "federated" / "sites" / first[0] / "model" / "tagger.json"
-    mean = f"{summary['mean']['federated']['strict']['f1']:.3f}"
+    mean = f"| {100 * summary['mean']['federated']['strict']['f1']:.1f} |"
     for sites in ((first, second), (first, second, third), ()):
         place = tmp_path / str(len(sites))
         model = place / "federated" / model_path.format(site=first[0])
@@ -120,7 +120,7 @@ def test_sums_and_means_are_not_shown_for_two_sites(
         )
         (model / "tagger.json").write_bytes(source.read_bytes())
         text = render_card(model)
-        site_f1 = f"{first[1]['federated']['strict']['f1']:.3f}"
+        site_f1 = f"| {100 * first[1]['federated']['strict']['f1']:.1f} |"
         assert ("examples of all sites together" in text) == (len(sites) == 3)
         assert (mean in text.replace(site_f1, "")) == (
             len(sites) == 3 and mean != site_f1
@@ -260,13 +260,13 @@ def test_the_card_of_a_federated_model_shows_the_audit_of_its_run(run: Path) -> 
     finally:
         (run / AUDIT).unlink()
     attack_result = (
-        "it finds 0.500 (0.250 to 0.750) of what is there at 1 % false alarms."
+        "it finds 50.0 % (25.0 to 75.0 %) of what is there at 1 % false alarms."
     )
     assert f"- Attack on one site's notes, words \\| a: {attack_result}" in text
-    guessing = "Guessing finds 0.010, and the attack without any defence"
-    assert f"{guessing} 1.000.\n" in text
-    assert f"{guessing} 0.200. The attack is too weak to prove anything.\n" in text
+    guessing = "Guessing finds 1.0 %, and the attack without any defence"
+    assert f"{guessing} 100.0 %.\n" in text
+    assert f"{guessing} 20.0 %. The attack is too weak to prove anything.\n" in text
     assert "none here" not in text
-    assert "success alone: it finds 0.500 of what" in text
-    assert "Guessing finds 0.000. The attack is too weak to prove anything.\n" in text
+    assert "success alone: it finds 50.0 % of what" in text
+    assert "Guessing finds 0.0 %. The attack is too weak to prove anything.\n" in text
     assert "false alarms" not in alone

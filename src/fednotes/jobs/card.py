@@ -25,7 +25,7 @@ from fednotes.jobs.audit_result import Audit, read_audit
 from fednotes.jobs.models import find_model_class, read_description
 from fednotes.jobs.results import CONDITIONS, PROMISED, SUMMARY, RunResult, read_result
 from fednotes.jobs.run_folder import JOB_RECORD
-from fednotes.jobs.score_layouts import SCORES
+from fednotes.jobs.score_layouts import SCORES, format_change, format_score
 from fednotes.jobs.text_templates import make_text_environment
 from fednotes.metrics.gap import Verdict
 
@@ -146,6 +146,8 @@ def _make_environment() -> Environment:
     environment = make_text_environment()
     environment.filters |= {
         "plain": _to_markdown,
+        "score": format_score,
+        "change": format_change,
         "quoted": _to_yaml,
         "code": _to_code,
     }
