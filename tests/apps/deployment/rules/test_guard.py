@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +21,7 @@ from fednotes.apps.deployment.rules import guard as module
 from fednotes.apps.deployment.rules.guard import NoRoom, Withheld, open_approvals
 from fednotes.apps.deployment.rules.ledger import (
     FIRST,
+    Entry,
     Head,
     Ledger,
     describe_tensors,
@@ -30,7 +33,15 @@ from fednotes.apps.deployment.rules.ledger import (
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
 from fednotes.apps.deployment.site_agreement import SCORES
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
-from fednotes.core.messages import BEGIN, CHECKPOINT, END, Attached, Request, encode
+from fednotes.core.messages import (
+    BEGIN,
+    CHECKPOINT,
+    END,
+    Attached,
+    Reply,
+    Request,
+    encode,
+)
 from fednotes.core.tables import table_fingerprint
 from fednotes.core.update import Update
 
@@ -460,6 +471,29 @@ def test_a_repeated_question_does_not_count_as_a_round(tmp_path: Path) -> None:
     assert len(counted) == 1
     reply = site.ask("train", 9, 0, tensors=parameters(2.0))
     assert "refused by max_rounds" in reply.refusal
+
+
+def test_processes_that_answer_at_the_same_time_share_the_number_of_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has counted before any of them has written its line, unless they wait."""
+    first = Guarded(tmp_path, replace(OPEN, max_rounds=1), updates(1))
+    runs = [first.in_another_run(f"run{n}", updates(1)) for n in range(2, 6)]
+    append = Ledger.append
+
+    def append_slowly(ledger: Ledger, entry: Entry) -> None:
+        time.sleep(0.2)
+        append(ledger, entry)
+
+    monkeypatch.setattr(Ledger, "append", append_slowly)
+
+    def ask(n: int) -> Reply:
+        return runs[n].ask("train", 1, tensors=parameters(float(n)))
+
+    with ThreadPoolExecutor(len(runs)) as threads:
+        replies = list(threads.map(ask, range(len(runs))))
+    assert sum(reply.update is not None for reply in replies) == 1
+    assert all("refused by max_rounds" in r.refusal for r in replies if not r.update)
 
 
 def test_a_question_after_a_saved_state_is_recognised(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -886,6 +886,38 @@ class SiteGuard:
             RefusedError: It is unknown which update the reply contains.
             Withheld: The ledger or another file of the site cannot be read or written.
         """
+        with self._holding_replies():
+            self._check_and_record(request, reply, update, reason, question)
+
+    @contextmanager
+    def _holding_replies(self) -> Iterator[None]:
+        """Keep other processes of the kit from checking a reply meanwhile.
+
+        A reply is counted and then written in the ledger. Two processes that count at
+        the same time would both find the last place of `max_rounds` free.
+
+        Raises:
+            Withheld: The file that is locked cannot be opened.
+        """
+        path = self._kit / RULES / "replies.lock"
+        with ExitStack() as stack:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                stack.enter_context(locked_file(path))
+            except OSError as error:
+                public = f"site {self._site!r} cannot lock its ledger"
+                raise Withheld(f"{path}: {error}", public, later=True) from error
+            yield
+
+    def _check_and_record(
+        self,
+        request: Request,
+        reply: Frame,
+        update: Update | None,
+        reason: str,
+        question: bytes,
+    ) -> None:
+        """Check a reply and write its line; see `check_reply`."""
         if update is None:  # for a new update, the host has called `require_room`
             self._require_room_for_line()
         message = decode_reply(reply, checked=True)
