@@ -93,6 +93,26 @@ def test_a_real_trial_gives_an_estimate(tmp_path: Path) -> None:
     assert 0 < sum(seconds.values()) < 600
 
 
+def test_a_round_that_never_ends_is_left_without_an_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duration, "MAX_SECONDS", 0.1)
+    training = {"rounds": 2, "warmup": 1, "local_epochs": 1_000_000}
+    job, parts = parts_of(tmp_path, method="distill", training=training)
+    assert estimate_seconds(job, parts) == {}
+
+
+def test_an_error_of_torch_in_a_trial_leaves_no_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> float:
+        raise RuntimeError("not enough memory: you tried to allocate 9 bytes")
+
+    job, parts = parts_of(tmp_path)
+    monkeypatch.setattr(job.module, "train", fail)
+    assert estimate_seconds(job, parts) == {}
+
+
 def test_sites_without_samples_have_no_estimate(tmp_path: Path) -> None:
     job, parts = parts_of(tmp_path)
     job = replace(job, kind=replace(job.kind, shrink=None))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fednotes.core.errors import FednotesError
 from fednotes.engines.rounds import RoundResult
@@ -24,6 +25,7 @@ from fednotes.jobs.parts import (
 
 SAMPLE_EXAMPLES = 64  # of all sites together
 TRIAL_SECONDS = 4.0
+MAX_SECONDS = 120.0  # of a whole trial, however long its first round takes
 _MOST_SITES = 8  # with more sites, the models alone would take long to make
 
 
@@ -88,7 +90,7 @@ def estimate_seconds(job: Job, parts: Sequence[Part]) -> dict[str, float]:
     try:
         pace = _time_round(job, sample)
         work = _count_examples_read(job, sample, rounds=1)
-    except FednotesError:
+    except (FednotesError, RuntimeError, MemoryError):  # torch raises RuntimeError
         return {}
     if pace is None or not work:
         return {}
@@ -128,9 +130,31 @@ def _time_round(job: Job, part: Part) -> float | None:
         secure=is_summed_securely(job, part),
         sampling=find_sampling(job, part),
     )
-    with suppress(_TrialOverError):
+    with suppress(_TrialOverError), _limit_seconds(MAX_SECONDS):
         job.module.train(engine, part.config)
     return trial.compute_seconds_per_round()
+
+
+@contextmanager
+def _limit_seconds(limit: float) -> Iterator[None]:
+    """Raise _TrialOverError at the first optimizer step after some seconds.
+
+    A round of many local epochs would otherwise never end.
+
+    Args:
+        limit: The seconds.
+    """
+    end = time.monotonic() + limit
+
+    def check(*_: object) -> None:
+        if time.monotonic() > end:
+            raise _TrialOverError
+
+    hook = register_optimizer_step_post_hook(check)  # of every optimizer here
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _count_examples_read(job: Job, part: Part, rounds: int | None = None) -> float:
