@@ -157,3 +157,16 @@ def test_a_description_of_a_huge_model_is_refused_before_it_is_built(
     with pytest.raises(ModelError, match=r"tagger\.json: "):
         load_model(tmp_path / "m")
     assert largest < 2**20
+
+
+def test_more_types_than_the_parameters_can_predict_are_refused(
+    saved: Path, tmp_path: Path
+) -> None:
+    """The rules of decoding would have ten thousand times ten thousand numbers."""
+    shutil.copytree(saved, tmp_path / "m")
+    file = tmp_path / "m" / "tagger.json"
+    facts = json.loads(file.read_text())
+    facts["tagset"]["types"] = [f"type{n}" for n in range(5_000)]
+    file.write_text(json.dumps(facts))
+    with pytest.raises(ModelError, match="describes 5,000 entity types, far more than"):
+        load_model(tmp_path / "m")

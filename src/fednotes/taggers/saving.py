@@ -55,6 +55,8 @@ from fednotes.taggers.model import Kind, Model, ModelConfig, SavesItself
 
 FORMAT = 1
 DEFAULT = "tagger"
+# Pairs of tags beyond the number of parameters: those of 4,000 types in BIO.
+_SPARE_PAIRS = 2**26
 # The file names in a folder, without suffix: of the default kind, and of all others.
 STEMS = (DEFAULT, "model")
 
@@ -349,6 +351,13 @@ def _build_described(
         ModelError: The described model cannot be built.
     """
     size = sum(tensor.numel() for tensor in tensors.values())
+    # The rules of decoding have a number for each pair of tags.
+    if len(tagset.tags) ** 2 > size + _SPARE_PAIRS:
+        raise ModelError(
+            f"{file}: describes {len(tagset.types):,} entity types, far more than the "
+            "folder's parameters can predict: it is damaged or was tampered with; copy "
+            "the folder again"
+        )
     try:
         with bounded_allocation(size):
             return build_model(config, tagset, seed=0, device=device)
