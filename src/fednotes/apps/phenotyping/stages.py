@@ -415,7 +415,7 @@ class Classifiers:
 
     @property
     def fewest_held_out(self) -> int:
-        """The held-out patients behind the sums of the classifier that has the fewest.
+        """The number of held-out patients of the classifier that has the fewest.
 
         Each classifier's sums leave as a part of the update by themselves.
         """

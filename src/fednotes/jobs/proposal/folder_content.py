@@ -51,7 +51,7 @@ class FolderContent:
 def describe_folders_left_out(content: FolderContent) -> Iterator[str]:
     """Yield a remark on folders that are not sites because they have no notes."""
     if content.empty_folders:
-        names = list_files_by_name(content.empty_folders)
+        names = join_file_names(content.empty_folders)
         remark = (
             f"{content.path}: {names} {_has(content.empty_folders)} no notes that "
             f"fednotes can read, so {_it_was(content.empty_folders)} left out"
@@ -61,7 +61,7 @@ def describe_folders_left_out(content: FolderContent) -> Iterator[str]:
         yield remark
     if content.links:
         yield (
-            f"{content.path}: {list_files_by_name(content.links)} "
+            f"{content.path}: {join_file_names(content.links)} "
             f"{_was(content.links)} left out, because links to folders are not "
             "followed; give the folders themselves as further paths"
         )
@@ -71,7 +71,7 @@ def describe_files_left_out(content: FolderContent) -> Iterator[str]:
     """Yield a remark on files beside the folders of sites that are not read."""
     if content.notes:
         yield (
-            f"{content.path}: {list_files_by_name(content.notes)} "
+            f"{content.path}: {join_file_names(content.notes)} "
             f"{_has(content.notes)} no annotations and {_was(content.notes)} left out"
         )
     data_files = [
@@ -79,7 +79,7 @@ def describe_files_left_out(content: FolderContent) -> Iterator[str]:
     ]
     if data_files:
         yield (
-            f"{content.path}: {list_files_by_name(data_files)} {_was(data_files)} "
+            f"{content.path}: {join_file_names(data_files)} {_was(data_files)} "
             "left out, because a site's files must be in its folder"
         )
 
@@ -88,7 +88,7 @@ def describe_unused_folders(content: FolderContent) -> str:
     """Return a remark on folders without annotations beside annotated files."""
     return (
         f"{content.path}: the annotated files in it are one site, and "
-        f"{list_files_by_name(content.folders)} {_was(content.folders)} left out: "
+        f"{join_file_names(content.folders)} {_was(content.folders)} left out: "
         "no annotations"
     )
 
@@ -97,7 +97,7 @@ def describe_years(content: FolderContent) -> str:
     """Return the remark that folders of years are one site."""
     return (
         f"{content.path}: one site, because its folders are years "
-        f"({list_files_by_name(content.folders)}); if each of them is a site, run "
+        f"({join_file_names(content.folders)}); if each of them is a site, run "
         f"`{_format_init_command(content)}`"
     )
 
@@ -106,7 +106,7 @@ def describe_shared_labels(content: FolderContent) -> str:
     """Return the remark that folders with one table of labels are one site."""
     return (
         f"{content.path}: one site, because the table of labels in it is for the "
-        f"patients of all its folders ({list_files_by_name(content.folders)}); for a "
+        f"patients of all its folders ({join_file_names(content.folders)}); for a "
         "site for each folder, put a table of labels into each"
     )
 
@@ -122,13 +122,13 @@ def make_unclear_sites_error(
     """
     return DataError(
         f"{content.path}: it is not clear what the sites are, because there are notes "
-        f"in its folders ({list_files_by_name(content.folders)}) and beside them "
-        f"({list_files_by_name(files)}): run `{_format_init_command(content)}` for the "
+        f"in its folders ({join_file_names(content.folders)}) and beside them "
+        f"({join_file_names(files)}): run `{_format_init_command(content)}` for the "
         "folders alone, or move the files into a folder"
     )
 
 
-def list_files_by_name(paths: Sequence[Path]) -> str:
+def join_file_names(paths: Sequence[Path]) -> str:
     """Return the names of files or folders on one line, sanitised."""
     return list_names([one_line(path.name, NAME) for path in paths], _MAX_NAMED)
 

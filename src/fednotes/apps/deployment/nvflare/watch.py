@@ -186,8 +186,8 @@ class WatchedRun:
     """The watch's memory of one run.
 
     Attributes:
-        step: The step that the last look chose. A step is taken only if two consecutive
-            looks choose it.
+        step: The step that the last examination chose. A step is taken only if two
+            consecutive examinations choose it.
         attempts: Number of consecutive submissions that committed no round.
         pauses: How often the run was told to pause.
         step_time: When the chosen step changed, in seconds.
@@ -376,7 +376,7 @@ class Watch:
         job: Mapping[str, Any],
         connected_sites: frozenset[str],
     ) -> Step:
-        """Take the next step for a run, if the last look chose the same step.
+        """Take the next step for a run, if the last examination chose the same step.
 
         Args:
             server: The server's jobs and sites.
