@@ -240,12 +240,12 @@ def test_the_page_of_several_seeds_shows_the_means(finished_runs) -> None:
     out, result = finished_runs
     page = fn.write_report(out).read_text("utf-8")
     f1 = result.mean["federated"]["strict"]["f1"]
-    assert f"<td>{f1['mean']:.3f} ± {f1['std']:.3f}</td>" in page
+    assert f"<td>{100 * f1['mean']:.1f} ± {100 * f1['std']:.1f}</td>" in page
     assert 'href="seed-7/report.html"' in page
     test = result.differences[-1]
     assert (
-        f"<td>{test.low:+.3f} to {test.high:+.3f}</td><td>{test.p_value:.4f}</td>"
-        in page
+        f"<td>{100 * test.low:+.1f} to {100 * test.high:+.1f}</td>"
+        f"<td>{test.p_value:.4f}</td>" in page
     )
 
 

@@ -32,7 +32,7 @@ def test_weights_equal_those_of_a_simulation(job: str, tmp_path: Path) -> None:
         text = (hospitals.results(name) / "model" / "README.md").read_text()
         scores = json.loads((hospitals.results(name) / "scores.json").read_text())
         # and no mean beside it
-        assert f"| Strict | f1 | {scores['strict']['f1']:.3f} |\n" in text
+        assert f"| Strict | f1 | {100 * scores['strict']['f1']:.1f} |\n" in text
         assert f'condition "federated"; {len(data)} sites.' in text
         assert "Secure sum of the sites' updates: " in text
         assert not any(

@@ -58,7 +58,7 @@ from fednotes.apps.deployment.nvflare import server as flare
 from fednotes.apps.deployment.nvflare import site as nvflare_site
 from fednotes.apps.deployment.nvflare.authority import ProjectConfig, provision
 from fednotes.apps.deployment.nvflare.certificates import check_kit
-from fednotes.apps.deployment.rules.guard import NoRoom
+from fednotes.apps.deployment.rules.guard import NoRoom, NotApproved
 from fednotes.apps.deployment.rules.ledger import Ledger, read_ledger_lines
 from fednotes.apps.deployment.rules.policy import (
     Policy,
@@ -549,6 +549,26 @@ def test_a_refusal_of_the_executor_is_recorded_in_the_ledger(
         assert lines[-1]["sha256"] == hashlib.sha256(reason.encode()).hexdigest()
     assert "this site allows 7 sites or more" in caplog.text
     assert "/srv/x" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [
+        (NotApproved("site 'a' has not approved this job"), "INFO"),
+        (RefusedError("closed today"), "ERROR"),
+    ],
+)
+def test_a_site_that_waits_for_an_approval_logs_no_error(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    level: str,
+) -> None:
+    caplog.set_level("INFO")
+    request_setup(refused(monkeypatch, error), tmp_path)
+    levels = [each.levelname for each in caplog.records if str(error) in each.message]
+    assert levels == [level]
 
 
 def test_nothing_leaves_without_a_record_in_the_ledger(
