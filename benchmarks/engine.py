@@ -39,11 +39,11 @@ from torch import Tensor
 
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.types import SiteData, TagSet
-from fednotes.data.batches import buckets
+from fednotes.data.batches import draw_epoch_batches
 from fednotes.data.formats import read
-from fednotes.data.split import sentence_documents
+from fednotes.data.split import make_sentence_documents
 from fednotes.data.synthetic import generate
-from fednotes.data.tags import types_of
+from fednotes.data.tags import list_types
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import RoundResult
 from fednotes.methods import fedner
@@ -101,7 +101,7 @@ class ByHand:
         epoch, position = divmod(self.step, -(-self.sentences // share))
         if position == 0:
             rng = rng_of(self.config.seed, "order", self.id, epoch)
-            self.batches = buckets(self.corpus.lengths, share, rng)
+            self.batches = draw_epoch_batches(self.corpus.lengths, share, rng)
         with torch.no_grad():
             for mine, received in zip(self.shared, shared, strict=True):
                 mine.copy_(received)
@@ -186,10 +186,12 @@ def sites(sentences: int) -> list[SiteData]:
         ]
     files = ("psytar/train.txt", "bc5cdr/train.tsv", "ncbi_disease/train.tsv")
     corpora = {
-        file: sentence_documents(read(Path(root) / file))[:sentences] for file in files
+        file: make_sentence_documents(read(Path(root) / file))[:sentences]
+        for file in files
     }
     return [
-        SiteData(n, TagSet(types_of(docs)), docs, (), ()) for n, docs in corpora.items()
+        SiteData(n, TagSet(list_types(docs)), docs, (), ())
+        for n, docs in corpora.items()
     ]
 
 

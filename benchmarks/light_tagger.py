@@ -35,8 +35,8 @@ import torch
 import fednotes as fn
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import jsonl
-from fednotes.data.split import sentence_documents
-from fednotes.metrics.paired_tests import paired_t
+from fednotes.data.split import make_sentence_documents
+from fednotes.metrics.paired_tests import run_paired_t_test
 from fednotes.metrics.spans import SpanCounts
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
@@ -116,7 +116,7 @@ def read_parts(folder: Path) -> Parts:
     return {
         part: [
             document
-            for document in sentence_documents(fn.read(folder / file))
+            for document in make_sentence_documents(fn.read(folder / file))
             if document.text.strip()
         ]
         for part, file in FILES.items()
@@ -234,7 +234,7 @@ def describe(differences: Sequence[float]) -> str:
     """Return the mean difference, with its 95 % interval and p value if it has one."""
     if len(differences) < 2:
         return f"{statistics.fmean(differences):+.1f}"
-    test = paired_t(differences)
+    test = run_paired_t_test(differences)
     return (
         f"{test.mean:+.1f} (95 % interval {test.low:+.1f} to {test.high:+.1f}, "
         f"p = {test.p_value:.3f}, paired t test over {test.n} seeds)"

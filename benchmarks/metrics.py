@@ -19,7 +19,7 @@ import numpy as np
 from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
 from fednotes.core.types import Document, Span
-from fednotes.metrics.spans import SpanCounts, forms_of
+from fednotes.metrics.spans import SpanCounts, collect_forms
 
 Tags = list[list[str]]
 
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=100_000)
     gold_tags, predicted_tags = random_tags(parser.parse_args().sentences)
     gold, predicted = documents(gold_tags), documents(predicted_tags)
-    training_forms = forms_of(gold[: len(gold) // 2])
+    training_forms = collect_forms(gold[: len(gold) // 2])
     conversion, _ = timed(lambda: (documents(gold_tags), documents(predicted_tags)), 1)
     ours, counts = timed(
         lambda: SpanCounts.of(gold, predicted, training_forms).scores(), 3

@@ -29,7 +29,7 @@ import transformers
 from torch import Tensor
 
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.data.batches import buckets
+from fednotes.data.batches import draw_epoch_batches
 from fednotes.taggers.pointer import PointerCorpus
 from fednotes.taggers.prompt_bart import PromptBart, PromptBartConfig, build_prompt_bart
 
@@ -124,7 +124,7 @@ def compare(name: str, model: PromptBart, repeats: int) -> float:
     rng = np.random.default_rng(0)
     corpus = model.prepare(documents(rng))
     corpus = model.annotate(corpus, corpus.documents, KNOWN)
-    batches = buckets(corpus.lengths, BATCH, rng)[:BATCHES]
+    batches = draw_epoch_batches(corpus.lengths, BATCH, rng)[:BATCHES]
     model.eval().double()
     shared = model.frozen
     model.frozen = copy.deepcopy(shared)

@@ -28,7 +28,7 @@ import torch
 import fednotes as fn
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import jsonl
-from fednotes.data.split import sentence_documents
+from fednotes.data.split import make_sentence_documents
 from fednotes.data.synthetic import generate
 from fednotes.metrics.spans import SpanCounts
 
@@ -52,7 +52,7 @@ def corpus(train: int) -> tuple[str, dict[str, tuple[Document, ...]]]:
         folder = Path(root) / "ncbi_disease"
         files = {"train": "train.tsv", "valid": "devel.tsv", "test": "test.tsv"}
         parts = {
-            part: sentence_documents(fn.read(folder / name))
+            part: make_sentence_documents(fn.read(folder / name))
             for part, name in files.items()
         }
         name = "NCBI disease"
@@ -60,7 +60,8 @@ def corpus(train: int) -> tuple[str, dict[str, tuple[Document, ...]]]:
         data = generate(num_sites=1, sentences_per_site=train, seed=1)[0].data
         parts = {"train": data.train, "valid": data.valid, "test": data.test}
         parts = {
-            part: sentence_documents(documents) for part, documents in parts.items()
+            part: make_sentence_documents(documents)
+            for part, documents in parts.items()
         }
         name = "generated"
     parts = {

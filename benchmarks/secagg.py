@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import torch
 
-from fednotes.core.messages import plain
+from fednotes.core.messages import to_json_values
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Total, Update
 from fednotes.privacy.secure_sum import Parties
@@ -50,7 +50,7 @@ class Clock:
 def size(message: object) -> int:
     """Bytes on a wire whose headers are JSON."""
     words = message.words.nbytes if isinstance(message, MaskedMessage) else 0
-    return len(json.dumps(plain(message, "words"))) + words
+    return len(json.dumps(to_json_values(message, "words"))) + words
 
 
 def start(server: ServerChain, sites: dict[str, SiteChain]) -> None:

@@ -29,7 +29,7 @@ import torch
 
 from fednotes.core.messages import Frame, decode_request
 from fednotes.core.types import SiteData, TagSet
-from fednotes.data.split import sentence_documents
+from fednotes.data.split import make_sentence_documents
 from fednotes.data.synthetic import generate
 from fednotes.engines.answer_times import AnswerTimes
 from fednotes.engines.deployed import Deployed
@@ -67,7 +67,7 @@ def run(rounds: int, seed: int, steady: bool, folder: Path) -> dict[str, list[fl
     generated = generate(num_sites=3, sentences_per_site=max(SIZES), seed=seed)
     data = [
         SiteData(
-            s.data.id, s.data.tags, sentence_documents(s.data.train)[:size], (), ()
+            s.data.id, s.data.tags, make_sentence_documents(s.data.train)[:size], (), ()
         )
         for s, size in zip(generated, SIZES, strict=True)
     ]

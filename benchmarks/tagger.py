@@ -29,9 +29,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torchcrf import CRF
 
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.data.batches import buckets
+from fednotes.data.batches import draw_epoch_batches
 from fednotes.data.formats import read
-from fednotes.data.tags import types_of
+from fednotes.data.tags import list_types
 from fednotes.encoders.vectors import WordVectors
 from fednotes.taggers.corpora import TaggerCorpus
 from fednotes.taggers.layers import INVENTORY
@@ -176,7 +176,7 @@ def build(documents: tuple[Document, ...]) -> tuple[Tagger, TaggerCorpus]:
         Path("random"), {w: i + 1 for i, w in enumerate(words)}, table
     )
     config = replace(PRESETS["elmoner"], word_vectors="random", contextual="random")
-    tagger = Tagger(config, TagSet(types_of(documents)), 1, vectors, RandomEncoder())
+    tagger = Tagger(config, TagSet(list_types(documents)), 1, vectors, RandomEncoder())
     return tagger, tagger.prepare(documents)
 
 
@@ -207,7 +207,9 @@ def main() -> None:
         f"{name}: {len(chosen)} sentences, {tokens / len(chosen):.1f} tokens each, batch {BATCH}"
     )
     random = np.split(chosen, args.steps)
-    bucketed = [chosen[b] for b in buckets(prepared.lengths[chosen], BATCH, rng)]
+    bucketed = [
+        chosen[b] for b in draw_epoch_batches(prepared.lengths[chosen], BATCH, rng)
+    ]
 
     tagger.eval(), plain.eval()
     with torch.no_grad():

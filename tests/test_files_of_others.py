@@ -24,7 +24,7 @@ from fednotes.encoders.pretrained import (
     open_tokenizer,
 )
 from fednotes.encoders.vectors import load_vectors
-from fednotes.metrics.calibration import weights_digest
+from fednotes.metrics.calibration import hash_weights
 from fednotes.taggers.saving import (
     build_model,
     load_model,
@@ -67,7 +67,7 @@ OWN_FILES = {
     "cli/app.py:main": "the null device",
     "core/errors.py:_read_install_record": "a file of the installation",
     "core/parsing.py:open_regular": "it checks what it has opened",
-    "core/parsing.py:shipped": _SHIPPED,
+    "core/parsing.py:read_shipped_table": _SHIPPED,
     "core/tensors.py:fill": _TEMPORARY,
     "core/tensors.py:load_state": _CHECKED,
     "encoders/elmo.py:_reading_weights": _CHECKED,
@@ -188,7 +188,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "binary word vectors": _of_a_pipe("a.bin", load_vectors),
     "a file's digest": _of_a_pipe("a", compute_file_sha256),
     "weights for a digest": _of_a_pipe(
-        "a.safetensors", lambda path: weights_digest(path.parent)
+        "a.safetensors", lambda path: hash_weights(path.parent)
     ),
     "a tagger": _model_with_a_pipe,
     "a tokenizer": _encoder_with_a_pipe("tokenizer.json", open_tokenizer),

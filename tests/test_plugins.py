@@ -220,7 +220,7 @@ def test_a_format_that_cannot_be_loaded_does_not_affect_the_others(
 def test_a_package_cannot_replace_a_command_of_an_application(tmp_path: Path) -> None:
     command = next(
         name
-        for name, entry in plugins.registered("commands").items()
+        for name, entry in plugins.list_entries("commands").items()
         if entry.module.startswith("fednotes.apps.")
     )
     greedy = unpack_acme(
@@ -301,7 +301,7 @@ def test_an_error_names_the_wrong_entry_point(
 ) -> None:
     entry = EntryPoint("mine", value, f"fednotes.{group}")
     with pytest.raises(ConfigError, match=message):
-        plugins.load(entry, expected)
+        plugins.load_entry(entry, expected)
 
 
 def test_a_kind_is_registered_under_the_value_of_its_key(
@@ -309,7 +309,7 @@ def test_a_kind_is_registered_under_the_value_of_its_key(
 ) -> None:
     value = "fednotes.taggers.token_classifier:KIND"
     entry = EntryPoint("my_cnn", value, "fednotes.taggers")
-    monkeypatch.setattr(plugins, "registered", lambda group: {"my_cnn": entry})
+    monkeypatch.setattr(plugins, "list_entries", lambda group: {"my_cnn": entry})
     message = (
         "registered as 'my_cnn' in fednotes.taggers, and .* TokenClassifierConfig has "
         "kind = 'token-classifier': rename the entry point to 'token-classifier', the value of"

@@ -131,7 +131,7 @@ def _read_one(path: Path) -> list[str]:
 
 def _plain(file: Path) -> list[str]:
     if file.suffix.lower() == ".txt":
-        return [read_text(file, empty=True)]
+        return [read_text(file, may_be_empty=True)]
     try:
         rows = list(csv.reader(read_text(file).splitlines(keepends=True)))
     except csv.Error as error:

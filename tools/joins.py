@@ -31,7 +31,7 @@ from statistics import fmean, stdev
 
 from maccrobat import TYPES, site_of
 
-from fednotes.core.stopping import call
+from fednotes.core.stopping import run_child_process
 from fednotes.core.store import write_text
 from fednotes.jobs.results import SUMMARY, read_result
 
@@ -83,7 +83,7 @@ def run(out: Path, name: str, text: str, settings: Sequence[str]) -> Path:
         command += ["--resume"] if (folder / "job.json").is_file() else []
         command += [word for setting in settings for word in ("--set", setting)]
         with log.open("ab") as output:
-            if call([*command, "--yes"], stdout=output, stderr=output):
+            if run_child_process([*command, "--yes"], stdout=output, stderr=output):
                 sys.exit(f"error: {folder.name} failed; its last words are in {log}")
     return folder
 

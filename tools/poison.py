@@ -50,7 +50,7 @@ from fednotes.jobs.job_file import load_job
 from fednotes.jobs.parts import make_method_sites, prepare
 from fednotes.methods.fedner import METHOD
 from fednotes.metrics.spans import SpanCounts
-from fednotes.report.markdown import markdown_table
+from fednotes.report.markdown import format_markdown_table
 
 SITES, PUBLIC, HOSTILE = ("s1", "s2", "s3", "s4", "s5"), "public", "s5"
 NEXT = {"problem": "test", "test": "treatment", "treatment": "problem"}
@@ -320,7 +320,7 @@ def _f1_table(
     for rule in rules:
         scores = [_values(numbers, rule, attack, "f1") for attack in attacks]
         rows.append([rule, *map(_cell, scores)])
-    return markdown_table(("F1", *attacks), rows)
+    return format_markdown_table(("F1", *attacks), rows)
 
 
 def _success_table(
@@ -337,7 +337,7 @@ def _success_table(
             cells.append(succeeded)
         rows.append([rule, *cells])
     heads = [f"{attack} ({HONEST})" for attack in attacks]
-    return markdown_table(("success", *heads), rows)
+    return format_markdown_table(("success", *heads), rows)
 
 
 def _recall_table(numbers: Mapping[Key, Numbers], rules: Sequence[str]) -> str:
@@ -345,7 +345,7 @@ def _recall_table(numbers: Mapping[Key, Numbers], rules: Sequence[str]) -> str:
     for rule in rules:
         recalls = [_values(numbers, rule, HONEST, name) for name in RECALLS]
         rows.append([rule, *map(_cell, recalls)])
-    return markdown_table(("recall", *RECALLS.values()), rows)
+    return format_markdown_table(("recall", *RECALLS.values()), rows)
 
 
 def _lost_table(numbers: Mapping[Key, Numbers], rules: Sequence[str]) -> str:
@@ -358,7 +358,7 @@ def _lost_table(numbers: Mapping[Key, Numbers], rules: Sequence[str]) -> str:
             lost = [a - b for a, b in zip(means, under_rule, strict=True)]
             cells.append(_cell(lost))
         rows.append([rule, *cells])
-    return markdown_table(("recall lost", *RECALLS.values()), rows)
+    return format_markdown_table(("recall lost", *RECALLS.values()), rows)
 
 
 def _values(

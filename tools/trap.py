@@ -62,7 +62,7 @@ from trap_encoders import (
 from fednotes.apps.deployment.rules.policy import Policy, check_update
 from fednotes.apps.phenotyping.site import NETWORK
 from fednotes.core.federation import EVALUATE, TRAIN
-from fednotes.core.tensors import prefixed
+from fednotes.core.tensors import add_prefix
 from fednotes.core.update import Tensors, Total
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job import load_sites
@@ -391,7 +391,7 @@ def classifiers_trap(chosen: int, concepts: int) -> Callable[[Tensors], Tensors]
 
     def trap(tensors: Tensors) -> Tensors:
         if "classes" in tensors:  # stage 2 begins
-            return {**tensors, **prefixed(NETWORK, network)}
+            return {**tensors, **add_prefix(NETWORK, network)}
         if "svm.weight" in tensors:
             machines = tensors["svm.weight"].shape[1]
             return {**tensors, "svm.weight": torch.zeros(concepts + 1, machines)}

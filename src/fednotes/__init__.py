@@ -116,7 +116,7 @@ def _find_added_names() -> Mapping[str, "EntryPoint"]:
     """
     from fednotes.core import plugins
 
-    return plugins.added("api", __all__)
+    return plugins.list_added_entries("api", __all__)
 
 
 def __getattr__(name: str) -> Any:
@@ -130,7 +130,7 @@ def __getattr__(name: str) -> Any:
     if entry is not None:
         from fednotes.core import plugins
 
-        value = plugins.load(entry, object)
+        value = plugins.load_entry(entry, object)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

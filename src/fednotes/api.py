@@ -13,13 +13,13 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError, ParameterError
-from fednotes.core.settings import over, path_of
+from fednotes.core.settings import merge_tables, require_path
 from fednotes.core.types import Document
 from fednotes.data import formats
 from fednotes.data.encodings import AUTO
-from fednotes.data.formats.gathering import with_unique_ids
-from fednotes.data.formats.problems import OnError, refuses
-from fednotes.data.notes import NoteDatabase, NotePlace, place_of_notes
+from fednotes.data.formats.gathering import make_ids_unique
+from fednotes.data.formats.problems import OnError, is_refused
+from fednotes.data.notes import NoteDatabase, NotePlace, make_note_place
 from fednotes.jobs.built_in_jobs import list_built_in_jobs
 from fednotes.jobs.card import write_cards
 from fednotes.jobs.checking import Checked, check_against, check_files
@@ -48,10 +48,10 @@ from fednotes.jobs.tracking import add_trackers
 from fednotes.metrics.calibration import (
     Calibrated,
     Reliability,
-    weights_digest,
+    hash_weights,
 )
 from fednotes.metrics.calibration import calibrate as fit_calibration
-from fednotes.metrics.platt import fit_platt, platt_sums
+from fednotes.metrics.platt import compute_platt_sums, fit_platt
 
 PathLike = str | Path
 NotesLike = PathLike | NoteDatabase
@@ -83,7 +83,7 @@ def read(
         DataError: Something is wrong with a file; the message names file and line.
         ConfigError: A parameter has an impossible value.
     """
-    place = place_of_notes(path)
+    place = make_note_place(path)
     if isinstance(place, Path):
         if not place.exists():
             raise DataError(f"{path}: no such file or folder")
@@ -99,7 +99,7 @@ def read(
         id_column=id_column,
         encoding=encoding,
     )
-    return with_unique_ids(inputs.read_all())
+    return make_ids_unique(inputs.read_all())
 
 
 def check(
@@ -143,7 +143,7 @@ def check(
             "encoding": encoding != AUTO,
             "format": bool(format),
             "against": bool(against),
-            "on_error": not refuses(on_error),
+            "on_error": not is_refused(on_error),
         }
         for parameter, is_given in for_corpora.items():
             if is_given:
@@ -161,7 +161,7 @@ def check(
         return check_files(places, format or None, on_error, encoding)
     if len(names) > 1:
         raise ParameterError("`against` compares two corpora: give only one beside it")
-    other = path_of(against, "a corpus to compare with")
+    other = require_path(against, "a corpus to compare with")
     if not isinstance(places[0], Path):
         raise ParameterError(
             "`against` compares two annotations, and a database has none: leave it out"
@@ -177,10 +177,10 @@ def _list_checked_places(targets: Sequence[NotesLike]) -> list[NotePlace]:
     """
     for target in targets:
         if not isinstance(target, NoteDatabase):
-            path_of(target, "a corpus or a job")
+            require_path(target, "a corpus or a job")
     if not targets or not all(str(target).strip() for target in targets):
         raise ConfigError("nothing to check: give a corpus file or folder, or a job")
-    return [place_of_notes(target) for target in targets]
+    return [make_note_place(target) for target in targets]
 
 
 def doctor(
@@ -208,7 +208,7 @@ def doctor(
         return diagnose(job(target), settings)
     if isinstance(target, Job):
         return diagnose(target, settings)
-    return diagnose(path_of(target, "the folder of a run, or a job"), settings)
+    return diagnose(require_path(target, "the folder of a run, or a job"), settings)
 
 
 def init(
@@ -251,7 +251,7 @@ def init(
         ConfigError: A parameter has an invalid value, or `out` exists.
         MissingExtra: The notes need an encoder, and none is installed.
     """
-    file = None if out is None else path_of(out, "a job file to write")
+    file = None if out is None else require_path(out, "a job file to write")
     options = ReadOptions(
         format=format or "",
         column=column or "",
@@ -325,7 +325,7 @@ def job(source: PathLike | Mapping[str, Any] | None = None, /, **changes: Any) -
         folder, name, where = path.resolve().parent, path.stem, str(path)
     try:
         # Convert to JSON and back, because a run stores its job as JSON.
-        table = json.loads(json.dumps(over(tables, changes), default=_to_json))
+        table = json.loads(json.dumps(merge_tables(tables, changes), default=_to_json))
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"{where}: {error}: a job contains text, numbers, true or false, "
@@ -415,7 +415,7 @@ def simulate(
         FednotesError: The job cannot run, or the folder cannot be used.
     """
     parsed = source if isinstance(source, Job) else job(source)
-    folder = path_of(out, "a folder")
+    folder = require_path(out, "a folder")
     listener = add_trackers(to_listener(progress), track)
     if seeds is not None:
         return simulate_seeds(
@@ -479,7 +479,7 @@ def evaluate(
     options = EvaluationOptions(
         types=types,
         label_map=label_map,
-        labels=None if labels is None else path_of(labels, "a table of labels"),
+        labels=None if labels is None else require_path(labels, "a table of labels"),
         format=format,
         on_error=on_error,
         encoding=encoding,
@@ -543,7 +543,7 @@ def calibrate(
     folder = find_source_folder(path)
     model = load(folder, device, backbone, calibrated=False)
     confidences, is_right, owners = model.judge_confidences(notes, label_map, encoding)
-    weights = weights_digest(folder)
+    weights = hash_weights(folder)
     calibrated = fit_calibration(confidences, is_right, owners, _fit_platt, weights)
     if calibrated.calibration is not None:
         calibrated.calibration.write(folder)
@@ -559,6 +559,6 @@ def _fit_platt(odds: np.ndarray, right: np.ndarray) -> tuple[float, float]:
     """
     scores = odds[:, None]
     targets = np.where(right, 1, -1)[:, None]
-    fitted = fit_platt(lambda platt: platt_sums(platt, scores, targets), 1)
+    fitted = fit_platt(lambda platt: compute_platt_sums(platt, scores, targets), 1)
     slope, intercept = fitted[0].tolist()
     return slope, intercept

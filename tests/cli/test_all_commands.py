@@ -72,7 +72,7 @@ def registering(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
         name: EntryPoint(name, value, "fednotes.commands")
         for name, value in values.items()
     }
-    monkeypatch.setattr(plugins, "added", lambda group, built_in: entries)
+    monkeypatch.setattr(plugins, "list_added_entries", lambda group, built_in: entries)
     program = typer.Typer(cls=AllCommands, rich_markup_mode=None)
 
     @program.callback()
@@ -116,9 +116,9 @@ def test_a_command_runs_whatever_class_its_entry_point_has(
     names = ("name", "value", "group", "dist", "load")
     foreign = {
         name: SimpleNamespace(**{each: getattr(entry, each) for each in names})
-        for name, entry in plugins.added("commands", ()).items()
+        for name, entry in plugins.list_added_entries("commands", ()).items()
     }
-    monkeypatch.setattr(plugins, "added", lambda group, built_in: foreign)
+    monkeypatch.setattr(plugins, "list_added_entries", lambda group, built_in: foreign)
     assert CliRunner().invoke(registering, ["hello"]).stdout == "hello\n"
 
 
@@ -202,7 +202,7 @@ def test_the_installed_entry_points_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     for group, values in project["entry-points"].items():
         if group.startswith("fednotes."):
-            registered = plugins.registered(group.removeprefix("fednotes."))
+            registered = plugins.list_entries(group.removeprefix("fednotes."))
             own_entries = {
                 name: entry.value
                 for name, entry in registered.items()
@@ -233,7 +233,7 @@ def command_of_each_app() -> dict[str, str]:
     """Return the name of a command for each application that registers some."""
     return {
         entry.module.split(".")[2]: name
-        for name, entry in plugins.registered("commands").items()
+        for name, entry in plugins.list_entries("commands").items()
         if entry.module.startswith("fednotes.apps.")
     }
 

@@ -18,7 +18,7 @@ from fednotes.cli.app import app
 from fednotes.cli.completion import VARIABLE, Shell
 from fednotes.core import plugins
 from fednotes.core.errors import ConfigError
-from fednotes.data.formats import FORMATS, writable_formats
+from fednotes.data.formats import FORMATS, list_writable_formats
 from fednotes.jobs.built_in_jobs import list_built_in_jobs
 
 Run = Callable[..., tuple[str, str]]
@@ -91,7 +91,7 @@ def test_bash_completes_options_but_no_old_names(complete: Complete) -> None:
 def test_bash_completes_formats(complete: Complete) -> None:
     offered = complete("convert", "a", "b", "--format", "")
     assert offered > {*FORMATS}
-    assert complete("convert", "a", "b", "--to", "") == {*writable_formats()}
+    assert complete("convert", "a", "b", "--to", "") == {*list_writable_formats()}
     assert complete("predict", "m", "--to", "") == {
         *("jsonl", "parquet", "omop", "omop-parquet", "brat", "conll", "csv")
     }
@@ -199,7 +199,9 @@ def test_a_package_that_cannot_be_imported_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken = EntryPoint("broken", "there_is_no_such_module:x", "fednotes.commands")
-    monkeypatch.setattr(plugins, "added", lambda group, built_in: {"broken": broken})
+    monkeypatch.setattr(
+        plugins, "list_added_entries", lambda group, built_in: {"broken": broken}
+    )
     group = get_group(app)
     context = group.context_class(group, resilient_parsing=True)
     offered = [item.value for item in group.shell_complete(context, "")]

@@ -28,7 +28,7 @@ from shown_tables import cells_of, row_of
 from tiny_jobs import TABLE
 
 from fednotes.cli import display
-from fednotes.cli.display import RichDisplay, runs_bar
+from fednotes.cli.display import RichDisplay, showing_runs
 from fednotes.cli.shared import CleanConsole
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data.checks import Finding
@@ -47,7 +47,7 @@ from fednotes.jobs.results import PairedDifference, RunResult
 from fednotes.jobs.simulate import simulate
 from fednotes.metrics.paired_tests import Bootstrap
 from fednotes.metrics.spans import SpanCounts
-from fednotes.metrics.summaries import mean_scores
+from fednotes.metrics.summaries import average_scores
 
 JOBS: dict[str, dict[str, Any]] = {
     "fedner": {
@@ -381,15 +381,15 @@ def test_the_remark_on_missed_types_names_at_most_six() -> None:
 
 
 def result_table(values: dict[str, Any]) -> Table:
-    return display.result_table(RunResult(**values))
+    return display.make_result_table(RunResult(**values))
 
 
 def disease_table(values: dict[str, Any]) -> Table | None:
-    return display.disease_table(RunResult(**values))
+    return display.make_disease_table(RunResult(**values))
 
 
 def nothing_judged(values: dict[str, Any]) -> str:
-    return display.nothing_judged(RunResult(**values))
+    return display.explain_missing_scores(RunResult(**values))
 
 
 def rows_of(table: Table, site: str) -> dict[str, list[str]]:
@@ -437,7 +437,7 @@ def mention_score(*pairs: tuple[int, int]) -> dict[str, Any]:
 def mention_run(*scores: dict[str, Any]) -> RunResult:
     """Return a run of one condition, with a site for each of the scores."""
     sites = {f"s{n}": {"federated": each} for n, each in enumerate(scores)}
-    return RunResult(sites=sites, mean={"federated": mean_scores(scores)})
+    return RunResult(sites=sites, mean={"federated": average_scores(scores)})
 
 
 def test_mentions_have_precision_and_recall_under_both_definitions() -> None:
@@ -445,33 +445,33 @@ def test_mentions_have_precision_and_recall_under_both_definitions() -> None:
     Strict: 2/4 and 2/10; by any overlap: 4/4 and 4/10."""
     run = mention_run(mention_score((0, 10), (10, 20), (20, 25), (31, 39)))
     cells = ["50.0", "20.0", "28.6", "100.0", "40.0", "57.1"]
-    assert rows_of(display.result_table(run), "s0") == {"federated": cells}
+    assert rows_of(display.make_result_table(run), "s0") == {"federated": cells}
 
 
 def test_one_long_mention_over_a_note_does_not_look_perfect() -> None:
     """By hand: one prediction over ten mentions is right and finds all ten by any
     overlap; one to one it has one pair: precision 1, recall 0.1, F1 2/11."""
     overlong, good = mention_score((0, 100)), mention_score((0, 10), (10, 20))
-    table = display.result_table(mention_run(overlong, good))
+    table = display.make_result_table(mention_run(overlong, good))
     cells = ["0.0", "0.0", "0.0", *["100.0"] * 3, "100.0", "10.0", "18.2"]
     assert rows_of(table, "s0") == {"federated": cells}
     assert "one long mention can match several" in str(table.caption)
     assert "100.0 10.0 18.2" in " ".join(
-        row_of(display.evaluation_table(overlong), "Drug")
+        row_of(display.make_evaluation_table(overlong), "Drug")
     )
-    only_good = display.result_table(mention_run(good))
+    only_good = display.make_result_table(mention_run(good))
     assert len(rows_of(only_good, "s0")["federated"]) == 6
-    assert len(row_of(display.evaluation_table(good), "Drug")) == 7
+    assert len(row_of(display.make_evaluation_table(good), "Drug")) == 7
     assert only_good.caption is None
 
 
 def test_no_table_of_a_run_is_wider_than_80_columns() -> None:
     overlong = mention_score((0, 100))
     sites = {f"hospital_{n}": dict.fromkeys(CONDITIONS, overlong) for n in range(2)}
-    mean = dict.fromkeys(CONDITIONS, mean_scores([overlong]))
+    mean = dict.fromkeys(CONDITIONS, average_scores([overlong]))
     paired = {"difference": 0.01, "low": -0.1, "high": 0.11, "p_value": 0.6}
     values = {"sites": sites, "mean": mean, "paired": {"alone": {"hospital_0": paired}}}
-    for table in display.result_tables(RunResult(title="a job", seed=1, **values)):
+    for table in display.make_result_tables(RunResult(title="a job", seed=1, **values)):
         out = io.StringIO()
         Console(file=out, width=80).print(table)
         lines = out.getvalue().splitlines()
@@ -489,30 +489,30 @@ def test_the_verdict_follows_the_paired_test() -> None:
             "federated": mention_score((0, 10), (10, 20)),
         }
     }
-    mean = {c: mean_scores([sites["a"][c]]) for c in sites["a"]}
+    mean = {c: average_scores([sites["a"][c]]) for c in sites["a"]}
     alone = RunResult.model_validate({"sites": sites, "mean": mean})
-    row = row_of(display.verdict_table(alone), "a")
+    row = row_of(display.make_verdict_table(alone), "a")
     assert " ".join(row[-3:]) == "no difference shown"
     assert row[-5] == "–"  # no p
-    assert "an unpaired interval" in str(display.verdict_table(alone).caption)  # type: ignore[union-attr]
+    assert "an unpaired interval" in str(display.make_verdict_table(alone).caption)  # type: ignore[union-attr]
     paired = {"difference": 0.15, "low": 0.02, "high": 0.3, "p_value": 0.0084}
     judged = alone.model_copy(
         update={"paired": {"alone": {"a": PairedDifference(**paired)}}}
     )
-    row = row_of(display.verdict_table(judged), "a")
+    row = row_of(display.make_verdict_table(judged), "a")
     assert row[0] == "15.0"
     assert row[-3:] == ["0.0084", "–", "federated"]
     doubtful = {"a": PairedDifference(**{**paired, "p_value": 0.078})}
     judged = alone.model_copy(update={"paired": {"alone": doubtful}})
     assert (
-        " ".join(row_of(display.verdict_table(judged), "a")[-3:])
+        " ".join(row_of(display.make_verdict_table(judged), "a")[-3:])
         == "no difference shown"
     )
 
 
 def test_the_gain_of_each_site_is_shown_in_a_table() -> None:
     values = summary()
-    verdicts = display.verdict_table(RunResult(**values))
+    verdicts = display.make_verdict_table(RunResult(**values))
     for site, scores in values["sites"].items():
         gain = 100 * (
             scores["federated"]["phenotypes"]["f1"]
@@ -523,12 +523,12 @@ def test_the_gain_of_each_site_is_shown_in_a_table() -> None:
         assert " ".join(row[-3:]) == "no difference shown"
     assert row_of(verdicts, "mean")
     assert (
-        display.verdict_table(
+        display.make_verdict_table(
             RunResult(**summary_of({"a": {"federated": codes_alone(1)}}))
         )
         is None
     )
-    assert len(display.result_tables(RunResult(**values))) == 3
+    assert len(display.make_result_tables(RunResult(**values))) == 3
 
 
 def test_a_run_of_stage_1_alone_shows_loss_and_auroc_of_codes() -> None:
@@ -587,7 +587,7 @@ def test_the_table_notes_if_interval_and_p_value_disagree(
     low: float, p: float, disagreements: int
 ) -> None:
     test = Bootstrap(0.5, 0.4, 0.1, low, 0.2, p, 100)
-    table = display.comparison_table(
+    table = display.make_comparison_table(
         Comparison("strict F1", "a", "b", 100, {"x": test}, {}, {}, {})
     )
     words = " ".join(word for line in cells_of(table) for word in line)
@@ -599,14 +599,18 @@ def test_a_comparison_of_two_runs_names_both() -> None:
     runs = ("first", "second")
     of_two = Comparison("AUROC", "pooled", "pooled", 100, {"x": test}, {}, {}, {}, runs)
     words = " ".join(
-        word for line in cells_of(display.comparison_table(of_two)) for word in line
+        word
+        for line in cells_of(display.make_comparison_table(of_two))
+        for word in line
     )
     assert "pooled of first minus pooled of second" in words
     assert words.count("first") == words.count("second") == 2
 
     of_one = of_two._replace(against="alone", runs=())
     words = " ".join(
-        word for line in cells_of(display.comparison_table(of_one)) for word in line
+        word
+        for line in cells_of(display.make_comparison_table(of_one))
+        for word in line
     )
     assert "pooled minus alone" in words
 
@@ -684,7 +688,7 @@ def test_the_progress_bar_shows_planning_and_then_the_runs() -> None:
     """Only the runs are left on the terminal when all have ended."""
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=120)
-    with runs_bar(console, "tiny") as bar:
+    with showing_runs(console, "tiny") as bar:
         bar.show_planning("first, alone", 0, 2)
         bar.show_planning("second, alone", 1, 2)
         bar.show_planning("", 2, 2)
@@ -697,7 +701,7 @@ def test_the_progress_bar_shows_planning_and_then_the_runs() -> None:
 
 def test_planning_prints_one_line_if_the_output_is_not_a_terminal() -> None:
     output = io.StringIO()
-    with runs_bar(Console(file=output, width=120), "tiny") as bar:
+    with showing_runs(Console(file=output, width=120), "tiny") as bar:
         bar.show_planning("first, alone", 0, 2)
         bar.show_planning("second, alone", 1, 2)
         bar.show_planning("", 2, 2)
@@ -714,7 +718,7 @@ def test_square_brackets_in_the_names_of_runs_are_shown(is_terminal: bool) -> No
     console = Console(
         file=output, force_terminal=is_terminal, color_system=None, width=120
     )
-    with runs_bar(console, "[tiny] jobs") as bar:
+    with showing_runs(console, "[tiny] jobs") as bar:
         bar.show_planning("[red]ward[/red], alone", 0, 1)
         bar.show_planning("", 1, 1)
         bar("[red]ward[/red], alone, seed 1", 1, 4)

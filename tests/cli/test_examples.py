@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fednotes.cli.app import app
 from fednotes.cli.options_page import list_commands
-from fednotes.cli.plain_help import used_old_names
+from fednotes.cli.plain_help import list_used_old_names
 from fednotes.jobs.built_in_jobs import list_built_in_jobs
 
 LISTED = dict(list_commands(get_group(app)))
@@ -40,7 +40,7 @@ def test_each_command_has_one_to_three_valid_examples(words: str) -> None:
         assert example[: len(name)] == name
         # an unknown option, a bad value or a missing argument raises an error
         context = command.make_context(words, example[len(name) :])
-        assert not used_old_names(context), example
+        assert not list_used_old_names(context), example
 
 
 @pytest.mark.parametrize("words", LISTED)

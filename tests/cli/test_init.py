@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from fednotes.cli import init as command
 from fednotes.cli.app import app
-from fednotes.cli.display import facts_tables
+from fednotes.cli.display import make_facts_tables
 from fednotes.jobs.proposal import first_job
 
 Run = Callable[..., tuple[str, str]]
@@ -56,7 +56,7 @@ def test_init_describes_the_notes_and_writes_a_job_that_passes_check(
 def test_types_that_a_site_lacks_come_first_in_a_table_that_is_cut() -> None:
     shared = {f"Type{number}": 900 for number in range(20)}
     facts = facts_of({"a": {**shared, "Dose": 30, "Height": 3}, "b": shared})
-    _, table = facts_tables(facts)
+    _, table = make_facts_tables(facts)
     names = [str(cell) for cell in table.columns[0].cells]
     assert names[:3] == ["Dose", "Height", "Type0"]
     assert table.caption == f"and {22 - len(names)} more"

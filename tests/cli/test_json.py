@@ -17,7 +17,7 @@ from typer.main import get_group
 from fednotes.cli.app import app
 from fednotes.cli.options_page import list_commands
 from fednotes.cli.shared import print_json
-from fednotes.data.formats import FORMATS, known_corpora
+from fednotes.data.formats import FORMATS, read_known_corpora
 from fednotes.jobs.results import SUMMARY
 from fednotes.jobs.seeds import SEEDS_FILE
 
@@ -158,7 +158,7 @@ def test_the_commands_of_corpora_print_documents(
     assert row["documents"] == str(north)
     assert row["shared_sentences"] == 0
     assert {row["format"] for row in read("corpus", "formats")} == {*FORMATS}
-    assert read("corpus", "list").keys() == known_corpora().keys()
+    assert read("corpus", "list").keys() == read_known_corpora().keys()
 
 
 def test_convert_lists_what_is_lost(read: Any, run: Run, tmp_path: Path) -> None:

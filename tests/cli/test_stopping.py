@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 
 from fednotes.cli import app
-from fednotes.core.stopping import end_at_once
+from fednotes.core.stopping import ending_at_once
 
 HEARD = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 STUBBORN = """
 import threading, time
 from pathlib import Path
-from fednotes.core.stopping import end_at_once
+from fednotes.core.stopping import ending_at_once
 threading.Thread(target=time.sleep, args=(60,)).start()
-with end_at_once("first") as farewell:
+with ending_at_once("first") as farewell:
     farewell.line = "the run goes on"
     farewell.undo = lambda: Path("undone").touch()
     print("ready", flush=True)
@@ -85,7 +85,7 @@ def test_an_interrupt_during_imports_ends_without_a_traceback(
 def test_signal_handlers_are_restored_afterwards() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with end_at_once("x"):
+        with ending_at_once("x"):
             assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
@@ -96,7 +96,7 @@ def test_an_ignored_interrupt_remains_ignored() -> None:
     """A shell gives a command in the background SIG_IGN."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with end_at_once("x"):
+        with ending_at_once("x"):
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)

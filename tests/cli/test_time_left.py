@@ -36,9 +36,9 @@ def test_no_time_is_shown_before_the_rounds_allow_an_estimate() -> None:
     clock = Clock()
     clock.begin("federated", 20)
     clock.rounds(500.0, 2.0, 2.0)
-    assert clock.time_left.seconds() is None  # two rounds
+    assert clock.time_left.estimate_seconds() is None  # two rounds
     clock.rounds(2.0)
-    assert clock.time_left.seconds() == pytest.approx(2.0 * 16)
+    assert clock.time_left.estimate_seconds() == pytest.approx(2.0 * 16)
 
 
 def test_too_few_short_rounds_give_no_estimate() -> None:
@@ -47,13 +47,13 @@ def test_too_few_short_rounds_give_no_estimate() -> None:
     clock = Clock()
     clock.begin("alone/a", 1000)
     clock.rounds(*[2.0] * 5)
-    assert clock.time_left.seconds() is None
+    assert clock.time_left.estimate_seconds() is None
     clock.rounds(*[2.0] * 26)
-    assert clock.time_left.seconds() == pytest.approx(2.0 * 969)
+    assert clock.time_left.estimate_seconds() == pytest.approx(2.0 * 969)
     quick = Clock()
     quick.begin("alone/a", 20)
     quick.rounds(*[0.1] * 19)
-    assert quick.time_left.seconds() is None  # less than five seconds in all
+    assert quick.time_left.estimate_seconds() is None  # less than five seconds in all
 
 
 def test_evaluations_are_estimated_separately_from_rounds() -> None:
@@ -64,7 +64,7 @@ def test_evaluations_are_estimated_separately_from_rounds() -> None:
     for _ in range(2):
         clock.rounds(*[1.0] * 9)
         clock.rounds(11.0, evaluated=True)
-    assert clock.time_left.seconds() == pytest.approx(2.0 * 20)
+    assert clock.time_left.estimate_seconds() == pytest.approx(2.0 * 20)
 
 
 def test_waiting_time_is_not_counted() -> None:
@@ -76,7 +76,7 @@ def test_waiting_time_is_not_counted() -> None:
     clock = Clock()
     clock.begin("federated", 20, start=3600.0)
     clock.rounds(2.0, *[2.0] * 5, 1800.0, *[2.0] * 4)
-    assert clock.time_left.seconds() == pytest.approx(2.0 * 9)
+    assert clock.time_left.estimate_seconds() == pytest.approx(2.0 * 9)
 
 
 def test_the_estimate_covers_all_parts() -> None:
@@ -85,15 +85,17 @@ def test_the_estimate_covers_all_parts() -> None:
     clock = Clock(a=100.0, b=150.0, c=300.0)
     clock.begin("a", 10)
     clock.rounds(*[2.0] * 5)
-    assert clock.time_left.seconds() == pytest.approx(10.0 + 30.0 + 60.0)
+    assert clock.time_left.estimate_seconds() == pytest.approx(10.0 + 30.0 + 60.0)
     clock.rounds(*[2.0] * 5)
     clock.time_left.end()
     clock.begin("b", 15)
     clock.rounds(2.0)  # its own pace is not known yet: that of `a` is
-    assert clock.time_left.seconds() == pytest.approx(0.2 * 150 * 14 / 15 + 60.0)
+    assert clock.time_left.estimate_seconds() == pytest.approx(
+        0.2 * 150 * 14 / 15 + 60.0
+    )
     # twice as slow as `a`: 0.4 s an example, 0.3 s for both parts' mean
     clock.rounds(*[4.0] * 4)
-    assert clock.time_left.seconds() == pytest.approx(4.0 * 10 + 0.3 * 300)
+    assert clock.time_left.estimate_seconds() == pytest.approx(4.0 * 10 + 0.3 * 300)
 
 
 def test_parts_that_end_early_shorten_the_estimate_of_the_others() -> None:
@@ -104,18 +106,18 @@ def test_parts_that_end_early_shorten_the_estimate_of_the_others() -> None:
     clock.time_left.end()
     clock.begin("b", 10)
     clock.rounds(*[2.0] * 5)
-    assert clock.time_left.seconds() == pytest.approx(2.0 * 5 + 0.5 * 20.0)
+    assert clock.time_left.estimate_seconds() == pytest.approx(2.0 * 5 + 0.5 * 20.0)
 
 
 def test_no_time_is_shown_if_the_work_is_unknown() -> None:
     clock = Clock(a=100.0, b=0.0)
     clock.begin("a", 10)
     clock.rounds(*[2.0] * 8)
-    assert clock.time_left.seconds() is None
+    assert clock.time_left.estimate_seconds() is None
     unknown = Clock()
     unknown.begin("federated", 0)
     unknown.rounds(*[20.0] * 8)
-    assert unknown.time_left.seconds() is None
+    assert unknown.time_left.estimate_seconds() is None
 
 
 def test_the_estimate_of_a_resumed_run_starts_at_its_round() -> None:
@@ -124,4 +126,4 @@ def test_the_estimate_of_a_resumed_run_starts_at_its_round() -> None:
     clock.begin("federated", 20, start=900.0)
     clock.number = 10
     clock.rounds(30.0, 3.0, 3.0, 3.0)
-    assert clock.time_left.seconds() == pytest.approx(3.0 * 6)
+    assert clock.time_left.estimate_seconds() == pytest.approx(3.0 * 6)

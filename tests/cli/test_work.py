@@ -17,7 +17,7 @@ from tiny_jobs import corpus
 from fednotes.cli.display import RichDisplay, WorkBar
 from fednotes.cli.shared import WorkLines
 from fednotes.core import work
-from fednotes.core.work import counted, shown_by
+from fednotes.core.work import count_items, reporting_to
 from fednotes.data.formats import read
 
 Run = Callable[..., tuple[str, str]]
@@ -41,9 +41,9 @@ def text_of(console: Console) -> str:
 
 def test_a_bar_shows_the_outer_work_its_count_and_its_rate() -> None:
     console = make_console()
-    with WorkBar(console, "loading") as bar, shown_by(bar):
-        for number in counted(range(30), "reading notes", 30):
-            list(counted(range(5), "inner work"))
+    with WorkBar(console, "loading") as bar, reporting_to(bar):
+        for number in count_items(range(30), "reading notes", 30):
+            list(count_items(range(5), "inner work"))
             if number == 20:
                 bar._bar.refresh()
     shown = text_of(console)
@@ -71,7 +71,7 @@ def test_a_run_shows_work_only_between_its_parts(tmp_path: Path) -> None:
 def test_a_run_shows_the_rate_of_work_and_removes_the_line_afterwards() -> None:
     console = make_console()
     with RichDisplay(console) as display:
-        for number in counted(range(30), "reading notes"):
+        for number in count_items(range(30), "reading notes"):
             if number == 20 and display._bar is not None:
                 display._bar.refresh()
     shown = text_of(console)
@@ -84,10 +84,10 @@ def test_long_work_of_a_piped_command_prints_a_line_each_minute(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     seconds = [0.0]
-    with shown_by(WorkLines(now=lambda: seconds[0])):
-        for _ in counted(range(150), "reading notes", 150):
+    with reporting_to(WorkLines(now=lambda: seconds[0])):
+        for _ in count_items(range(150), "reading notes", 150):
             seconds[0] += 1
-            list(counted(range(5), "inner work"))
+            list(count_items(range(5), "inner work"))
     assert capsys.readouterr().err.splitlines() == [
         "reading notes: 60 of 150, 1.0/s",
         "reading notes: 120 of 150, 1.0/s",

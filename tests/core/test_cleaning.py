@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from fednotes.core.cleaning import LINE, NAME, clean, one_line
+from fednotes.core.cleaning import LINE, NAME, clean, clean_to_one_line
 
 
 @pytest.mark.parametrize(
@@ -77,5 +77,5 @@ def test_a_text_is_cut_to_the_given_length() -> None:
 
 
 def test_several_lines_become_one_line() -> None:
-    assert one_line(" a\n\tb\r\n\x1b[2J  c ") == "a b \\x1b[2J c"
-    assert one_line(ValueError("no\nway")) == "no way"
+    assert clean_to_one_line(" a\n\tb\r\n\x1b[2J  c ") == "a b \\x1b[2J c"
+    assert clean_to_one_line(ValueError("no\nway")) == "no way"

@@ -26,7 +26,7 @@ def test_a_kernel_is_compiled_only_for_the_type_with_which_it_is_called() -> Non
         compiled_signatures.extend(kernel._signatures)
         return kernels.numba.njit([*kernel._signatures])(_double)
 
-    with mock.patch.object(Kernel, "compiled", compile_without_cache):
+    with mock.patch.object(Kernel, "compile", compile_without_cache):
         for dtype, signature in (
             (np.float64, "void(f8[::1], f8[::1])"),
             (np.float32, "void(f4[::1], f8[::1])"),
@@ -44,6 +44,6 @@ def test_a_kernel_can_be_compiled_for_both_types_in_advance() -> None:
     )
     double = decorate(_double)
     assert isinstance(double, KernelByType)
-    with mock.patch.object(Kernel, "compiled") as compiled:
+    with mock.patch.object(Kernel, "compile") as compiled:
         double.compile()
     assert compiled.call_count == 2

@@ -7,7 +7,13 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from fednotes.core.settings import FilledIn, LocalFile, Mark, checked, marked_fields
+from fednotes.core.settings import (
+    FilledIn,
+    LocalFile,
+    Mark,
+    checked,
+    list_marked_fields,
+)
 
 
 @checked(frozen=True)
@@ -30,11 +36,11 @@ class Plain:
 
 
 def test_marked_fields_of_base_classes_are_listed() -> None:
-    assert marked_fields(Base, Mark.LOCAL_FILE) == {"path"}
-    assert marked_fields(Base, Mark.FILLED_IN) == {"seed"}
-    assert marked_fields(Derived, Mark.LOCAL_FILE) == {"path", "table"}
-    assert marked_fields(Derived, Mark.FILLED_IN) == {"seed", "names"}
-    assert marked_fields(Plain, Mark.LOCAL_FILE) == {"path"}
+    assert list_marked_fields(Base, Mark.LOCAL_FILE) == {"path"}
+    assert list_marked_fields(Base, Mark.FILLED_IN) == {"seed"}
+    assert list_marked_fields(Derived, Mark.LOCAL_FILE) == {"path", "table"}
+    assert list_marked_fields(Derived, Mark.FILLED_IN) == {"seed", "names"}
+    assert list_marked_fields(Plain, Mark.LOCAL_FILE) == {"path"}
 
 
 def test_marks_change_neither_values_nor_their_repr() -> None:

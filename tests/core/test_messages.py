@@ -24,10 +24,10 @@ from fednotes.core.messages import (
     Reply,
     Request,
     WireError,
-    decode,
+    decode_message,
     decode_reply,
     decode_request,
-    encode,
+    encode_message,
 )
 from fednotes.core.update import Update
 
@@ -102,8 +102,8 @@ def same(first: Any, second: Any) -> bool:
 def test_every_message_survives_a_round_trip_and_has_one_encoding(
     message: Request | Reply,
 ) -> None:
-    frame = encode(message)
-    again = decode(frame)
+    frame = encode_message(message)
+    again = decode_message(frame)
     # names of options and sites are sorted on the wire
     if isinstance(message, Request):
         assert again.counted == message.counted  # type: ignore[union-attr]
@@ -111,9 +111,9 @@ def test_every_message_survives_a_round_trip_and_has_one_encoding(
         assert same(again.tensors, message.tensors)  # type: ignore[union-attr]
     else:
         assert same(again, message)
-    assert encode(again) == frame
-    assert same(decode(bytearray(frame)), again)
-    assert same(decode(memoryview(frame)), again)
+    assert encode_message(again) == frame
+    assert same(decode_message(bytearray(frame)), again)
+    assert same(decode_message(memoryview(frame)), again)
 
 
 def test_the_layout_of_a_reply_is_as_documented() -> None:
@@ -138,7 +138,7 @@ def test_the_layout_of_a_reply_is_as_documented() -> None:
     body = struct.pack("<2f", 1.0, -2.0) + bytes(56)
     head = struct.pack("<4sHBBIQ", b"fedn", 3, 2, 0, len(text), len(body))
     digest = hashlib.sha256(text + body).digest()
-    assert encode(reply) == head + digest + bytes(12) + text + body
+    assert encode_message(reply) == head + digest + bytes(12) + text + body
 
 
 def test_framing_adds_at_most_one_percent_to_a_message_of_5_mb() -> None:
@@ -146,17 +146,17 @@ def test_framing_adds_at_most_one_percent_to_a_message_of_5_mb() -> None:
     tensors = {f"layer.{i}.weight": torch.zeros(150, 145) for i in range(60)}
     size = sum(value.nbytes for value in tensors.values())
     frames = (
-        encode(
+        encode_message(
             Request("f" * 64, 1, 1, "train", tensors=tensors, counted={"a": 1, "b": 2})
         ),
-        encode(Reply("f" * 64, 1, 1, "a", Update(tensors, 1.0))),
+        encode_message(Reply("f" * 64, 1, 1, "a", Update(tensors, 1.0))),
     )
     assert size > 5_000_000
     assert all(len(frame) < 1.002 * size for frame in frames)
 
 
 def test_decoded_tensors_share_the_memory_of_a_writable_frame_and_are_aligned() -> None:
-    frame = bytearray(encode(REPLY))
+    frame = bytearray(encode_message(REPLY))
     reply = decode_reply(frame)
     assert reply.update is not None
     value = reply.update.tensors["float32"]
@@ -166,15 +166,15 @@ def test_decoded_tensors_share_the_memory_of_a_writable_frame_and_are_aligned() 
     assert place % 64 == 0
     frame[place] ^= 1
     assert not torch.equal(value.view(torch.uint8), before.view(torch.uint8))
-    message = encode(REPLY)
+    message = encode_message(REPLY)
     changed = decode_reply(message)
     assert changed.update is not None
     changed.update.tensors["int64"].zero_()  # bytes are copied, never written to
-    assert message == encode(REPLY)
+    assert message == encode_message(REPLY)
 
 
 def test_the_checksum_of_a_checked_frame_is_not_computed_again() -> None:
-    frame = bytearray(encode(REPLY))
+    frame = bytearray(encode_message(REPLY))
     frame[20] ^= 1
     assert same(decode_reply(frame, checked=True), REPLY)
     with pytest.raises(WireError, match="damaged in transit"):
@@ -184,7 +184,7 @@ def test_the_checksum_of_a_checked_frame_is_not_computed_again() -> None:
 def test_tensors_that_are_not_contiguous_or_need_a_gradient_are_sent_by_value() -> None:
     value = torch.arange(12.0).reshape(3, 4).requires_grad_()
     sent_value = decode_request(
-        encode(Request("j", 1, 1, "t", tensors={"w": value.T[1:]}))
+        encode_message(Request("j", 1, 1, "t", tensors={"w": value.T[1:]}))
     ).tensors["w"]
     assert sent_value.tolist() == value.T[1:].tolist()
     assert not sent_value.requires_grad
@@ -212,7 +212,7 @@ def test_a_message_that_cannot_be_encoded_is_refused_with_the_reason(
     message: Request | Reply, reason: str
 ) -> None:
     with pytest.raises(WireError, match=reason):
-        encode(message)
+        encode_message(message)
 
 
 def forged(header: bytes | dict[str, Any], body: bytes = b"", kind: int = 2) -> bytes:
@@ -258,8 +258,8 @@ def listed(*entry: Any) -> dict[str, Any]:
         (HEAD.pack(b"fedn", 3, 3, 0, 0, 0, b""), "unknown kind"),
         (HEAD.pack(b"fedn", 3, 1, 0, 2**32 - 1, 0, b""), "header is too long"),
         (HEAD.pack(b"fedn", 3, 1, 0, 0, 2**64 - 1, b""), "received 64"),
-        (encode(REPLY)[:-1], "received"),
-        (encode(REPLY) + b"\0", "received"),
+        (encode_message(REPLY)[:-1], "received"),
+        (encode_message(REPLY) + b"\0", "received"),
         (forged(b"[" * 10_000), "nested too deep"),
         (forged(b"[" * 100_000), "header has too many values"),
         (forged(GOOD | {"refusal": "," * 100_000}), "too many values"),
@@ -309,21 +309,21 @@ def test_a_malformed_frame_is_refused_with_the_reason(
     frame: bytes, reason: str
 ) -> None:
     with pytest.raises(WireError, match=reason):
-        decode(frame)
+        decode_message(frame)
 
 
 def test_a_message_of_another_kind_is_refused() -> None:
     with pytest.raises(WireError, match="received a reply, expected a request"):
-        decode_request(encode(REPLY))
+        decode_request(encode_message(REPLY))
     with pytest.raises(WireError, match="received a request, expected a reply"):
-        decode_reply(encode(REQUEST))
+        decode_reply(encode_message(REQUEST))
 
 
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_and_headers_raise_only_wire_error(noise: bytes) -> None:
     for frame in (noise, forged(noise), forged(canonical(GOOD), noise)):
         try:
-            decode(frame)
+            decode_message(frame)
         except WireError:
             continue
         assert not noise.strip(b"\0")
@@ -332,7 +332,7 @@ def test_arbitrary_bytes_and_headers_raise_only_wire_error(noise: bytes) -> None
 # fuzzing
 
 SEEDS = [
-    encode(message)
+    encode_message(message)
     for message in (
         REPLY,
         REFUSAL,
@@ -410,11 +410,13 @@ def fuzz(count: int, seed: int) -> tuple[int, int]:
         if number % 20 == 0:
             tracemalloc.start()
         try:
-            message = decode(frame)
+            message = decode_message(frame)
         except WireError:
             refused += 1
         else:
-            assert encode(message) == frame  # what is read has this one encoding
+            assert (
+                encode_message(message) == frame
+            )  # what is read has this one encoding
         if number % 20 == 0:
             peak = max(peak, tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
@@ -483,7 +485,7 @@ def test_decoding_a_header_takes_bounded_memory(
     assert 2_090_000 < len(frame) < 2_100_000
     tracemalloc.start()
     with suppress(WireError):
-        decode(frame)
+        decode_message(frame)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # a body of 6 MB is copied once; that is four times the whole
@@ -497,11 +499,11 @@ def test_a_header_that_could_exceed_the_bound_is_not_parsed() -> None:
     ):
         tracemalloc.start()
         with pytest.raises(WireError, match=reason):
-            decode(frame)
+            decode_message(frame)
         assert tracemalloc.get_traced_memory()[1] < 2.1 * 2**20
         tracemalloc.stop()
     with pytest.raises(WireError, match="header is too large"):
-        encode(Request("j", 1, 1, "t", marks=tuple(range(2**16))))
+        encode_message(Request("j", 1, 1, "t", marks=tuple(range(2**16))))
 
 
 def test_large_models_and_many_metrics_fit_into_a_message() -> None:
@@ -511,5 +513,5 @@ def test_large_models_and_many_metrics_fit_into_a_message() -> None:
         for i in range(2000)
     }
     metrics = {f"relaxed/entity_type_{i}/predicted": 1.0 for i in range(10_000)}
-    frame = encode(Reply("j", 1, 1, "s", Update(tensors, 1.0, metrics)))
+    frame = encode_message(Reply("j", 1, 1, "s", Update(tensors, 1.0, metrics)))
     assert len(decode_reply(frame).update.metrics) == 10_000  # type: ignore[union-attr]

@@ -101,7 +101,7 @@ def test_a_refusal_takes_no_more_memory_than_the_text() -> None:
     text = "[" + "[]," * 2**20 + "[]]"
     tracemalloc.start()
     with pytest.raises(JsonError, match="more than 65,536 values"):
-        parse_json(text, most_values=2**16)
+        parse_json(text, max_values=2**16)
     assert tracemalloc.get_traced_memory()[1] < 1e5
     tracemalloc.stop()
 
@@ -169,10 +169,10 @@ def test_a_toml_file_that_is_slow_to_parse_is_refused(tmp_path: Path) -> None:
 def test_commas_and_brackets_inside_strings_are_not_counted_as_values(
     text: str, values: int
 ) -> None:
-    assert parse_json(text, most_values=values) == json.loads(text)
+    assert parse_json(text, max_values=values) == json.loads(text)
     if values:
         with pytest.raises(JsonError, match="more than"):
-            parse_json(text, most_values=values - 1)
+            parse_json(text, max_values=values - 1)
 
 
 def test_an_unclosed_string_is_read_in_linear_time() -> None:
@@ -180,7 +180,7 @@ def test_an_unclosed_string_is_read_in_linear_time() -> None:
     text = "[" * 2000 + '"' + '\\"' * 500_000
     began = time.process_time()
     with pytest.raises(JsonError, match="more than 1,000 values"):
-        parse_json(text, most_values=1000)
+        parse_json(text, max_values=1000)
     with pytest.raises(JsonError):
         parse_json(text)
     assert time.process_time() - began < 5

@@ -14,7 +14,7 @@ from fednotes.core.settings import (
     assign,
     build,
     checked,
-    expand,
+    expand_path,
     read_toml,
     require_variables,
 )
@@ -204,8 +204,8 @@ def test_variables_and_the_home_folder_are_expanded_in_a_path(
 ) -> None:
     monkeypatch.setenv("NOTES", "/notes")
     monkeypatch.setenv("HOME", "/home/ann")
-    assert expand("$NOTES/${NOTES}/a", "path") == "/notes//notes/a"
-    assert expand("~/a", "path") == "/home/ann/a"
+    assert expand_path("$NOTES/${NOTES}/a", "path") == "/notes//notes/a"
+    assert expand_path("~/a", "path") == "/home/ann/a"
 
 
 def test_set_variables_pass_the_check(
@@ -222,7 +222,7 @@ def test_an_error_suggests_the_former_name_of_a_variable_if_that_is_set(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MIMIC3", "/mimic")
     with pytest.raises(ConfigError) as error:
-        expand("$MIMIC_III/NOTEEVENTS.csv", "path")
+        expand_path("$MIMIC_III/NOTEEVENTS.csv", "path")
     assert str(error.value) == (
         "path = '$MIMIC_III/NOTEEVENTS.csv': the environment variable MIMIC_III is not "
         "set; MIMIC3, its former name, is set: export MIMIC_III=$MIMIC3"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fednotes.core import work
-from fednotes.core.work import counted, shown_by, working
+from fednotes.core.work import count_items, reporting_to, working
 
 
 class Recorder:
@@ -34,10 +34,10 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 def test_counting_yields_the_same_items_with_and_without_a_listener(
     recorder: Recorder,
 ) -> None:
-    assert list(counted("abc", "letters")) == ["a", "b", "c"]
+    assert list(count_items("abc", "letters")) == ["a", "b", "c"]
     assert recorder.events == []
-    with shown_by(recorder):
-        assert list(counted("ab", "letters", 2)) == ["a", "b"]
+    with reporting_to(recorder):
+        assert list(count_items("ab", "letters", 2)) == ["a", "b"]
     assert recorder.events == [
         ("begin", "letters", 2),
         ("advance", 1),
@@ -54,10 +54,10 @@ def test_work_ends_after_an_error_and_when_the_consumer_stops_reading(
             count.add(3)
             raise ValueError("no more")
 
-    with shown_by(recorder):
+    with reporting_to(recorder):
         with pytest.raises(ValueError, match="no more"):
             fail_at_once()
-        stream = counted("abc", "letters")
+        stream = count_items("abc", "letters")
         next(stream)
         stream.close()  # type: ignore[attr-defined]
     assert recorder.events == [
@@ -74,8 +74,8 @@ def test_at_most_one_report_is_sent_per_interval(
 ) -> None:
     recorder = Recorder()
     monkeypatch.setattr(work, "INTERVAL", 1000.0)
-    with shown_by(recorder):
-        list(counted(range(10), "numbers"))
+    with reporting_to(recorder):
+        list(count_items(range(10), "numbers"))
     assert [event for event in recorder.events if event[0] == "advance"] == [
         ("advance", 1)
     ]

@@ -15,17 +15,21 @@ from hypothesis import strategies as st
 
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data.checks import Finding, check_documents, check_sites
-from fednotes.data.formats import FORMATS, known_corpora, read
+from fednotes.data.formats import FORMATS, read, read_known_corpora
 from fednotes.data.notes import read_notes
 from fednotes.data.overlap import (
     MIN_WORDS,
     NGRAM,
     SharedText,
     index_documents,
-    shared_text,
+    measure_shared_text,
     shares_sentence,
 )
-from fednotes.data.stats import corpus_stats, overlapping_forms, span_form
+from fednotes.data.stats import (
+    compute_corpus_stats,
+    find_overlapping_forms,
+    normalise_span,
+)
 
 SECRET = "Zyxwolan"
 
@@ -241,7 +245,7 @@ SITES = {
 def test_statistics_of_a_corpus_equal_counts_by_hand() -> None:
     """Every number below was counted on the texts above; they are plain values for
     JSON."""
-    stats = corpus_stats(SITES)
+    stats = compute_corpus_stats(SITES)
     posts, wards, labs = stats["sites"]
     assert posts == {
         **{"site": "posts", "documents": 2, "sentences": 3, "annotated_sentences": 2},
@@ -266,17 +270,20 @@ def test_statistics_of_a_corpus_equal_counts_by_hand() -> None:
     assert stats["overlapping"] == 2
     assert stats["pairwise"] == [[2, 1, 1], [1, 2, 0], [1, 0, 1]]
     assert json.loads(json.dumps(stats)) == stats
-    assert corpus_stats({})["overlapping"] == 0
+    assert compute_corpus_stats({})["overlapping"] == 0
 
 
 def test_forms_of_mentions_are_normalised_and_overlapping_forms_listed() -> None:
     wards = SITES["wards"][0]
-    assert [span_form(wards.text, s) for s in wards.spans] == ["bad rash", "arm pain"]
-    assert overlapping_forms(SITES.values()) == {"aspirin", "bad rash"}
+    assert [normalise_span(wards.text, s) for s in wards.spans] == [
+        "bad rash",
+        "arm pain",
+    ]
+    assert find_overlapping_forms(SITES.values()) == {"aspirin", "bad rash"}
 
 
 def test_the_catalogue_names_existing_readers() -> None:
-    known = known_corpora()
+    known = read_known_corpora()
     assert {
         item["format"] for item in known.values() if "format" in item
     } <= FORMATS.keys()
@@ -294,14 +301,14 @@ def test_psytar_has_the_published_counts(corpora: Path) -> None:
         for f in ("train", "dev", "test")
         for d in read(corpora / "psytar" / f"{f}.txt", "conll")
     ]
-    (site,) = corpus_stats({"psytar": documents})["sites"]
+    (site,) = compute_corpus_stats({"psytar": documents})["sites"]
     assert site["entities"] == {"ADR": 3543, "DI": 716, "SSI": 340, "WD": 444}
     assert site["sentences"] == 5591
 
 
 @pytest.mark.corpora
 def test_maccrobat_has_the_published_counts(corpora: Path) -> None:
-    (site,) = corpus_stats({"m": read(corpora / "maccrobat", "brat")})["sites"]
+    (site,) = compute_corpus_stats({"m": read(corpora / "maccrobat", "brat")})["sites"]
     assert (site["documents"], site["mentions"], len(site["types"])) == (200, 25189, 41)
     assert site["entities"]["Sign_symptom"] == 3382
     assert site["entities"]["Medication"] == 1080
@@ -350,7 +357,7 @@ def test_counts_of_shared_text_equal_brute_force(
         sum(g in grams for note in notes for g in _grams(note)),
     )
     index = index_documents(map(_document, documents))
-    assert shared_text(map(_written, notes), [index]) == (expected,)
+    assert measure_shared_text(map(_written, notes), [index]) == (expected,)
     assert [shares_sentence(_written(n), index) for n in notes] == [
         n > 0 for n in shared
     ]
@@ -362,10 +369,10 @@ def test_shared_text_is_counted_per_collection() -> None:
         index_documents([_document([words])]),
         index_documents([_document([words[::-1]])]),
     )
-    overlaps = shared_text([_written([words]), _written([["x"] * 20])], [a, b])
+    overlaps = measure_shared_text([_written([words]), _written([["x"] * 20])], [a, b])
     assert overlaps == (SharedText(2, 1, 1, 8, 0), SharedText(2, 0, 0, 8, 0))
     assert overlaps[0] + overlaps[1] == SharedText(4, 1, 1, 16, 0)
-    assert shared_text([_written([words])], []) == ()
+    assert measure_shared_text([_written([words])], []) == ()
 
 
 @pytest.mark.parametrize(
@@ -409,7 +416,7 @@ def test_shared_text_that_is_split_differently_is_detected_by_its_ngrams() -> No
     """20 words in a row, of which the other text has 16: 16 - 13 + 1 n-grams in common."""
     words = [f"w{number}" for number in range(20)]
     index = index_documents([_document([words])])
-    (overlap,) = shared_text(
+    (overlap,) = measure_shared_text(
         [_written([["x", *words[2:10]], [*words[10:18], "y"]])], [index]
     )
     assert (overlap.shared_sentences, overlap.ngrams, overlap.shared_ngrams) == (
@@ -427,10 +434,12 @@ def test_very_long_and_odd_texts_are_indexed() -> None:
     index = index_documents([Document("d", " ".join(words))])
     assert len(index.ngrams) == len(words) - NGRAM + 1
     assert np.all(np.diff(index.ngrams.astype(object)) > 0)
-    (overlap,) = shared_text([" ".join(words), "…" * 200_000, "\n" * 1000], [index])
+    (overlap,) = measure_shared_text(
+        [" ".join(words), "…" * 200_000, "\n" * 1000], [index]
+    )
     assert overlap.shared_ngrams == overlap.ngrams == len(words) - NGRAM + 1
     empty = index_documents([])
-    assert shared_text(["a b c"], [empty]) == (SharedText(),)
+    assert measure_shared_text(["a b c"], [empty]) == (SharedText(),)
 
 
 @pytest.mark.corpora
@@ -443,7 +452,7 @@ def test_a_corpus_shares_all_its_text_with_itself(corpora: Path) -> None:
     documents = read(corpora / "maccrobat")
     index = index_documents(documents)
     notes = [note.text for note in read_notes(corpora / "maccrobat", "text")][:40]
-    (overlap,) = shared_text(notes, [index])
+    (overlap,) = measure_shared_text(notes, [index])
     assert overlap.shared_ngrams == overlap.ngrams > 10_000
     assert overlap.shared_sentences == overlap.sentences > 500
     assert overlap.notes_with_shared == 40

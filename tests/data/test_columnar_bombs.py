@@ -33,7 +33,7 @@ from peak_memory import read_apart
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document
 from fednotes.data.formats import read, write
-from fednotes.data.formats.parquet import rows
+from fednotes.data.formats.parquet import read_rows
 from fednotes.data.notes import read_notes
 
 MIB = 100  # that reading a hostile file may take
@@ -244,7 +244,7 @@ def test_a_list_over_many_pages_is_refused_before_it_is_unpacked(
 
 def test_a_list_over_a_few_pages_is_read(tmp_path: Path) -> None:
     (path,) = write_all(tmp_path, {"a": list_over_pages(10, 100)}, ".parquet")
-    (row,) = rows(path, ["text"])
+    (row,) = read_rows(path, ["text"])
     assert row == [["a" * 100] * 10]
 
 

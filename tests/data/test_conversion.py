@@ -26,12 +26,12 @@ from fednotes.data.formats import (
     FORMATS,
     LossyError,
     convert,
-    differences,
-    format_table,
+    count_differences,
+    count_losses,
     guess_format,
-    measure_loss,
+    list_writable_formats,
+    make_format_table,
     read,
-    writable_formats,
     write,
 )
 from fednotes.jobs.inputs import open_inputs
@@ -129,7 +129,7 @@ GENERATED = st.lists(
 
 
 def test_every_writable_format_has_a_row_in_the_test_table() -> None:
-    without = set(writable_formats()) - {name.split()[0] for name in MAY_LOSE}
+    without = set(list_writable_formats()) - {name.split()[0] for name in MAY_LOSE}
     assert not without, f"add a row to MAY_LOSE for {without}"
 
 
@@ -199,7 +199,7 @@ def test_each_kind_of_difference_is_counted() -> None:
     )
     spans_kept = (Span(0, 3, "A"), Span(5, 8, "G"), Span(9, 11, "F"), Span(11, 13, "E"))
     changed = Document("b", "one  two xy z", spans_kept, meta={"n": 2, "o": 3})
-    assert differences([original], [changed]) == {
+    assert count_differences([original], [changed]) == {
         **{
             "ids": 1,
             "patient": 1,
@@ -211,17 +211,17 @@ def test_each_kind_of_difference_is_counted() -> None:
         **{"repeated mentions": 1, "overlapping mentions": 1, "mentions in pieces": 1},
         **{"labels": 1, "bounds of mentions": 1, "confidences": 1},
     }
-    assert differences([original, replace(original, id="c")], [original]) == {
+    assert count_differences([original, replace(original, id="c")], [original]) == {
         "documents": 1
     }
     blank = Document("a", "ab c", (Span(3, 4, "X"),))
-    assert differences([blank], [Document("a", "a b  c", (Span(5, 6, "X"),))]) == {
-        "spacing": 1
-    }
-    assert differences([blank], [Document("a", "ab d", (Span(3, 4, "X"),))]) == {
+    assert count_differences(
+        [blank], [Document("a", "a b  c", (Span(5, 6, "X"),))]
+    ) == {"spacing": 1}
+    assert count_differences([blank], [Document("a", "ab d", (Span(3, 4, "X"),))]) == {
         "texts": 1
     }
-    assert differences([original], [original]) == {}
+    assert count_differences([original], [original]) == {}
 
 
 def test_nothing_is_written_if_something_would_be_lost(
@@ -307,7 +307,7 @@ def test_lines_with_metadata_of_another_format_are_recognised_as_lines(
 
 def test_the_page_of_formats_has_the_current_table() -> None:
     """docs/formats.md shows what the formats do, not what they once did."""
-    rows = format_table()
+    rows = make_format_table()
     heads = list(max(rows, key=len))
     lines = [f"| {' | '.join(row.get(head, '') for head in heads)} |" for row in rows]
     page = (ROOT / "docs" / "formats.md").read_text("utf-8")
@@ -374,7 +374,7 @@ def test_maccrobat_survives_a_round_trip_in_every_format(
     """25,189 mentions, 44 of them in pieces, events in every document: there and back."""
     documents = read(corpora / "maccrobat")
     file, may = MAY_LOSE[name]
-    losses = measure_loss(documents, name.split()[0], tmp_path / file)
+    losses = count_losses(documents, name.split()[0], tmp_path / file)
     special = {"mentions in pieces": 44, "meta brat": 200, "bounds of mentions": 3}
     lost = {kind: n for kind, n in special.items() if re.fullmatch(may, kind)}
     if name == "brat":  # the corpus is in this format

@@ -111,9 +111,9 @@ def test_unusable_rows_are_reported_with_their_numbers(
 
 
 def test_a_relative_sqlite_path_of_a_job_is_below_its_folder(tmp_path: Path) -> None:
-    located = DatabaseAddress("sqlite:///data/notes.db").located(tmp_path)
+    located = DatabaseAddress("sqlite:///data/notes.db").resolve_from(tmp_path)
     assert located.text == f"sqlite:///{tmp_path}/data/notes.db"
-    assert located.located(Path("/other")) == located
+    assert located.resolve_from(Path("/other")) == located
     relative = DatabaseAddress("sqlite:///notes.db").relative_to(Path("jobs"))
     assert relative.text == "sqlite:///../notes.db"
 

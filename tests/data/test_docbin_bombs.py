@@ -17,7 +17,7 @@ import pytest
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import read, write
-from fednotes.data.formats.msgpack_values import has_more_values
+from fednotes.data.formats.msgpack_values import has_more_msgpack_values
 
 pytest.importorskip("spacy")
 
@@ -161,13 +161,13 @@ def test_values_of_msgpack_are_counted_while_they_are_built() -> None:
     inner = 2 + 2 + 2 + 20 + 70_000 + 40
     data = srsly.msgpack_dumps(values)
     number = 1 + len(values) + inner
-    assert not has_more_values(data, number)
-    assert has_more_values(data, number - 1)
+    assert not has_more_msgpack_values(data, number)
+    assert has_more_msgpack_values(data, number - 1)
     for end in (0, 1, 40, len(data) - 1):
         with pytest.raises(ValueError, match="end too early"):
-            has_more_values(data[:end], number)
+            has_more_msgpack_values(data[:end], number)
     with pytest.raises(ValueError, match="no value begins with"):
-        has_more_values(b"\xc1", 9)
+        has_more_msgpack_values(b"\xc1", 9)
 
 
 def test_a_broken_docbin_does_not_change_the_garbage_collector(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_an_encoding_without_a_byte_order_is_that_of_most_machines(
     """Tables of notes ended with a traceback, and other files were read."""
     path = tmp_path / "a.csv"
     table = f'id,text\n1,"{TEXT}"\n'
-    path.write_bytes(table.encode(encodings.encoding_of(name)))
+    path.write_bytes(table.encode(encodings.resolve_encoding(name)))
     tables = (open_inputs(str(path), encoding=name), read_notes(path, encoding=name))
     for notes in tables:
         assert [note.text for note in notes] == [TEXT]
@@ -196,9 +196,9 @@ def test_an_unknown_encoding_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_aliases_of_an_encoding_are_equal() -> None:
-    assert {encodings.encoding_of(name) for name in ("latin1", "latin-1", "L1")} == {
-        "iso8859-1"
-    }
+    assert {
+        encodings.resolve_encoding(name) for name in ("latin1", "latin-1", "L1")
+    } == {"iso8859-1"}
     assert encodings.contains_ascii("cp1252")
     assert not encodings.contains_ascii("utf-16-le")
     assert not encodings.contains_ascii("iso2022_jp")

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednotes.core.parsing import shipped
+from fednotes.core.parsing import read_shipped_table
 from fednotes.data.identifiers import KINDS, count_identifiers
 
 # Pieces of identifiers, and what may stand between them.
@@ -43,7 +43,9 @@ note = st.lists(
 
 
 def count_without_hints(text: str) -> Counter[str]:
-    text = re.sub(shipped("data/identifiers.toml")["placeholder"], "\n", text)
+    text = re.sub(
+        read_shipped_table("data/identifiers.toml")["placeholder"], "\n", text
+    )
     counts: Counter[str] = Counter()
     for kind, pattern in KINDS.items():
         text, number = pattern.subn("\n", text)

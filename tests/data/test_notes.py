@@ -25,17 +25,17 @@ from fednotes.data.notes import (
     OTHER,
     Note,
     guess_notes,
-    patient_of,
+    make_patient_key,
     read_notes,
 )
 from fednotes.data.notes._settings import COMMON_KEYS
 from fednotes.data.notes.sites import (
     NoteCorpus,
     SiteNotes,
-    assign,
-    fingerprint,
-    pooled_notes,
-    site_notes,
+    assign_to_silos,
+    fingerprint_notes,
+    make_sites,
+    pool_notes,
 )
 from fednotes.data.overlap import index_documents
 
@@ -431,13 +431,13 @@ def test_notes_of_a_site_are_split_by_patient(
 ) -> None:
     """Counts of patients and characters by hand, from the notes in memory."""
     notes = _notes(patients)
-    ((site,), _) = site_notes([_corpus(notes, valid_fraction=fraction)], seed)
+    ((site,), _) = make_sites([_corpus(notes, valid_fraction=fraction)], seed)
     train, valid = list(site.train()), list(site.valid())
     assert sorted(n.id for n in train + valid) == sorted(n.id for n in notes)
     assert [int(n.id) for n in train] == sorted(int(n.id) for n in train)
     train_patients, valid_patients = (
-        {patient_of(n) for n in train},
-        {patient_of(n) for n in valid},
+        {make_patient_key(n) for n in train},
+        {make_patient_key(n) for n in valid},
     )
     assert not train_patients & valid_patients
     number = len(train_patients) + len(valid_patients)
@@ -470,22 +470,22 @@ def test_patients_are_partitioned_into_silos_of_even_size(
         with pytest.raises(
             DataError, match=f"{units} patients or notes cannot fill {silos} silos"
         ):
-            assign(keys, silos, seed)
+            assign_to_silos(keys, silos, seed)
         return
-    silo_of = assign(keys, silos, seed)
+    silo_of = assign_to_silos(keys, silos, seed)
     sizes = Counter(silo_of.values())
     assert (set(silo_of), set(sizes)) == (set(keys), set(range(silos)))
     assert max(sizes.values()) - min(sizes.values()) <= 1
-    assert assign(iter(keys[::-1]), silos, seed) == silo_of
+    assert assign_to_silos(iter(keys[::-1]), silos, seed) == silo_of
 
 
 def test_silos_depend_on_the_seed_and_none_is_empty() -> None:
     keys = [(str(i),) for i in range(30)]
-    assert assign(keys, 5) != assign(keys, 5, seed=1)
+    assert assign_to_silos(keys, 5) != assign_to_silos(keys, 5, seed=1)
     with pytest.raises(ConfigError, match="at least 1, not 0"):
-        assign([("a",)], 0)
+        assign_to_silos([("a",)], 0)
     with pytest.raises(DataError, match="cannot fill 1 silos"):
-        assign([], 1)
+        assign_to_silos([], 1)
 
 
 def test_a_note_without_patient_is_its_own_patient_in_each_source() -> None:
@@ -494,7 +494,7 @@ def test_a_note_without_patient_is_its_own_patient_in_each_source() -> None:
     notes = [
         Note(name, "text", patient, None, source) for name, patient, source in rows
     ]
-    assert len(set(map(patient_of, notes))) == 3
+    assert len(set(map(make_patient_key, notes))) == 3
 
 
 @settings(max_examples=60, deadline=None)
@@ -506,29 +506,30 @@ def test_dealing_by_patient_from_files_equals_dealing_in_memory(
     notes = _notes(patients)
     half = len(notes) // 2
     corpora = [_corpus(notes[:half], "a"), _corpus(notes[half:], "b")][half == 0 :]
-    if len({patient_of(n) for n in notes}) < silos:
+    if len({make_patient_key(n) for n in notes}) < silos:
         with pytest.raises(
             ConfigError, match=rf"\[silos\] number = {silos}: .* ask for"
         ):
-            site_notes(corpora, seed, silos)
+            make_sites(corpora, seed, silos)
         return
-    sites, _ = site_notes(corpora, seed, silos)
-    silo_of = assign(map(patient_of, notes), silos, seed)
+    sites, _ = make_sites(corpora, seed, silos)
+    silo_of = assign_to_silos(map(make_patient_key, notes), silos, seed)
     expected = [
-        [n for n in notes if silo_of[patient_of(n)] == silo] for silo in range(silos)
+        [n for n in notes if silo_of[make_patient_key(n)] == silo]
+        for silo in range(silos)
     ]
     assert [site.id for site in sites] == [f"silo{i + 1}" for i in range(silos)]
     for site, part in zip(sites, expected, strict=True):
         assert sorted(n.id for n in _all(site)) == sorted(n.id for n in part)
         assert site.train_patients + site.valid_patients == len(
-            {patient_of(n) for n in part}
+            {make_patient_key(n) for n in part}
         )
 
 
 def test_silos_by_document_may_separate_the_notes_of_a_patient() -> None:
     """23 notes of one patient, twelve of them alike: silos of 8, 8 and 7."""
     notes = [Note("x", "same text", "p", None, "s")] * 12 + _notes(["p"] * 11)
-    sites, _ = site_notes([_corpus(notes)], 1, 3, "document")
+    sites, _ = make_sites([_corpus(notes)], 1, 3, "document")
     assert sorted(len(_all(site)) for site in sites) == [7, 8, 8]
     texts = Counter(n.text for site in sites for n in _all(site))
     assert texts == Counter(n.text for n in notes)
@@ -538,7 +539,7 @@ def test_silos_depend_on_the_seed_and_not_on_the_order_of_notes() -> None:
     notes = _notes([str(i) for i in range(40)])
 
     def homes(pool: list[Note], seed: int, by: str) -> list[set[str]]:
-        sites, _ = site_notes([_corpus(pool)], seed, 4, by)  # type: ignore[arg-type]
+        sites, _ = make_sites([_corpus(pool)], seed, 4, by)  # type: ignore[arg-type]
         return [
             {n.id for n in part()}
             for site in sites
@@ -552,29 +553,30 @@ def test_silos_depend_on_the_seed_and_not_on_the_order_of_notes() -> None:
 def test_a_limit_keeps_the_training_notes_with_the_lowest_hashes() -> None:
     """Those whose hash of (seed, patient, id) is lowest, sorted here in memory; nested."""
     notes = _notes([str(i // 2) for i in range(60)])
-    ((unlimited,), _) = site_notes([_corpus(notes)], 3)
+    ((unlimited,), _) = make_sites([_corpus(notes)], 3)
     ranked = sorted(
-        unlimited.train(), key=lambda n: seed_of(3, "max_notes", *patient_of(n), n.id)
+        unlimited.train(),
+        key=lambda n: seed_of(3, "max_notes", *make_patient_key(n), n.id),
     )
     for limit in (1, 7, 30):
-        ((site,), messages) = site_notes([_corpus(notes, max_notes=limit)], 3)
+        ((site,), messages) = make_sites([_corpus(notes, max_notes=limit)], 3)
         assert {n.id for n in site.train()} == {n.id for n in ranked[:limit]}
         assert [n.id for n in site.valid()] == [n.id for n in unlimited.valid()]
         assert (
             f"a: {limit} of {unlimited.train_notes} training notes are used" in messages
         )
-    assert not site_notes([_corpus(notes, max_notes=99)], 3)[1]
+    assert not make_sites([_corpus(notes, max_notes=99)], 3)[1]
     with pytest.raises(
         ConfigError, match=r"'silo\d': no training note is left; raise max_notes"
     ):
-        site_notes([_corpus(notes, max_notes=1)], 3, 2)
+        make_sites([_corpus(notes, max_notes=1)], 3, 2)
 
 
 def test_a_lone_patient_is_used_for_training() -> None:
-    ((site,), messages) = site_notes([_corpus(_notes(["p"] * 3))], 1)
+    ((site,), messages) = make_sites([_corpus(_notes(["p"] * 3))], 1)
     assert (site.train_notes, site.valid_notes, list(site.valid())) == (3, 0, [])
     assert messages == ("a: only one patient, so nothing is held out for validation",)
-    sites, messages = site_notes([_corpus(_notes("pqr"))], 1, 3)
+    sites, messages = make_sites([_corpus(_notes("pqr"))], 1, 3)
     assert [site.train_patients for site in sites] == [1, 1, 1]
     assert sum("one patient" in line for line in messages) == 3
     assert "3 notes of 3 patients in 3 silos by patient" in messages
@@ -587,7 +589,7 @@ def test_notes_that_share_a_sentence_are_left_out() -> None:
         Note("2", "The patient was given five mg of heparin.", "q", None, "s"),
     ]
     index = index_documents([Document("d", f"Before. {shared}")])
-    ((site,), messages) = site_notes([_corpus(notes, exclude=index)], 1)
+    ((site,), messages) = make_sites([_corpus(notes, exclude=index)], 1)
     assert [n.id for n in _all(site)] == ["2"]
     assert messages[0] == (
         "a: notes left out: 1 that share a sentence with an excluded corpus"
@@ -595,18 +597,18 @@ def test_notes_that_share_a_sentence_are_left_out() -> None:
     with pytest.raises(
         ConfigError, match=r"site 'a': found no usable notes in a\.csv but 1 that share"
     ):
-        site_notes([_corpus(notes[:1], exclude=index)], 1)
+        make_sites([_corpus(notes[:1], exclude=index)], 1)
 
 
 def test_the_pool_has_the_notes_of_every_site() -> None:
     a, b = _corpus(_notes("aabbcc"), "a"), _corpus(_notes("ddeeff", "t"), "b")
-    sites, _ = site_notes([a, b], 1)
-    pool = pooled_notes(sites)
+    sites, _ = make_sites([a, b], 1)
+    pool = pool_notes(sites)
     assert pool.id == "pooled"
     assert list(pool.train()) == [n for site in sites for n in site.train()]
     assert list(pool.valid()) == [n for site in sites for n in site.valid()]
     assert list(pool.train()) == list(pool.train())
-    assert pool.train_patients == len({patient_of(n) for n in pool.train()})
+    assert pool.train_patients == len({make_patient_key(n) for n in pool.train()})
     assert pool.train_characters == sum(len(n.text) for n in pool.train())
     assert pool.longest == max(site.longest for site in sites)
 
@@ -615,20 +617,20 @@ def test_the_fingerprint_depends_on_texts_patients_and_parts() -> None:
     """The one made while dealing is that of a pass over the sources; any change changes
     it."""
     notes = _notes("aabbccdd")
-    ((site,), _) = site_notes([_corpus(notes)], 1)
-    assert fingerprint(site) == fingerprint(replace(site, content=""))
+    ((site,), _) = make_sites([_corpus(notes)], 1)
+    assert fingerprint_notes(site) == fingerprint_notes(replace(site, content=""))
     moved = replace(site, train=site.valid, valid=site.train, content="")
     text, *others = notes
-    ((other_text,), _) = site_notes(
+    ((other_text,), _) = make_sites(
         [_corpus([replace(text, text="other"), *others])], 1
     )
-    ((patient,), _) = site_notes([_corpus([replace(text, patient="b"), *others])], 1)
-    ((category,), _) = site_notes(
+    ((patient,), _) = make_sites([_corpus([replace(text, patient="b"), *others])], 1)
+    ((category,), _) = make_sites(
         [_corpus([replace(n, category="x") for n in notes])], 1
     )
-    prints = [fingerprint(s) for s in (site, moved, other_text, patient)]
+    prints = [fingerprint_notes(s) for s in (site, moved, other_text, patient)]
     assert len(set(prints)) == 4
-    assert fingerprint(category) == prints[0]
+    assert fingerprint_notes(category) == prints[0]
 
 
 class _Text(str):
@@ -659,15 +661,15 @@ def test_at_most_two_texts_are_in_memory() -> None:
     )
     corpus = NoteCorpus("a", _counted, "a.csv", max_notes=100, exclude=index)
     _Text.alive = _Text.peak = 0
-    sites, _ = site_notes([corpus], 1, 4)
+    sites, _ = make_sites([corpus], 1, 4)
     assert _Text.alive == 0
     assert _Text.peak == 1
-    for site in (*sites, pooled_notes(sites)):
+    for site in (*sites, pool_notes(sites)):
         for part in (site.train, site.valid):
             for _note in part():
                 assert _Text.alive <= 2
             del _note
-        fingerprint(replace(site, content=""))
+        fingerprint_notes(replace(site, content=""))
     assert _Text.peak == 2
 
 
@@ -690,7 +692,7 @@ def test_a_large_file_is_not_loaded_into_memory(tmp_path: Path) -> None:
     path = _table(tmp_path / "notes.csv", rows)
     tracemalloc.start()
     try:
-        sites, _ = site_notes([_files(path)], 1, 3)
+        sites, _ = make_sites([_files(path)], 1, 3)
         longest = max(len(n.text) for site in sites for n in site.train())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -704,7 +706,7 @@ def test_several_files_are_read_and_notes_left_out_are_counted(tmp_path: Path) -
         tmp_path / "a.csv", ["1,1,x,,one", "1,2,y,,two", "2,3,x,1,three", '2,4,x,,"  "']
     )
     second = _table(tmp_path / "b.csv", ["3,1,x,,four", "3,2,x,,"])
-    ((site,), messages) = site_notes([_files(first, second, categories=("X",))], 1)
+    ((site,), messages) = make_sites([_files(first, second, categories=("X",))], 1)
     assert sorted(n.text for n in _all(site)) == ["four", "one"]
     assert messages == (
         "a: notes left out: 2 without text, 1 marked as errors, 1 of another category",
@@ -744,7 +746,7 @@ def test_an_error_names_a_file_without_notes(
     path = tmp_path / "notes.csv"
     path.write_bytes(data)
     with pytest.raises(error, match=message):
-        site_notes([_files(path)], 1)
+        make_sites([_files(path)], 1)
 
 
 @pytest.mark.parametrize("change", ["text", "fewer", "more"])
@@ -753,7 +755,7 @@ def test_a_file_that_changes_during_reading_is_reported(
 ) -> None:
     rows = [f"{i},{i},x,,note {i}" for i in range(10)]
     path = _table(tmp_path / "notes.csv", rows)
-    ((site,), _) = site_notes([_files(path)], 1)
+    ((site,), _) = make_sites([_files(path)], 1)
     seen_notes = len(list(site.train()))
     changed = {
         "text": [*rows[:9], "9,9,x,,NOTE 9"],
@@ -764,5 +766,5 @@ def test_a_file_that_changes_during_reading_is_reported(
     with pytest.raises(
         DataError, match=r"site 'a': the notes in notes\.csv changed while"
     ):
-        list(pooled_notes([site]).train()) + list(site.valid())
+        list(pool_notes([site]).train()) + list(site.valid())
     assert seen_notes == site.train_notes

@@ -24,7 +24,7 @@ def count(values):
     with Repeats() as repeats:
         for start in range(0, values, 1000):
             repeats.add(map(str, range(start, start + 1000)))
-        assert repeats.count() == 0
+        assert repeats.count_repeats() == 0
 
 count(200_000)
 before = peak()
@@ -55,7 +55,7 @@ with Repeats(cache=64) as repeats:
     try:
         for start in range(0, 1_000_000, 1000):
             repeats.add(map(str, range(start, start + 1000)))
-        repeats.count()
+        repeats.count_repeats()
     except FednotesError as error:
         print(error)
 """
@@ -77,17 +77,17 @@ def test_distinct_values_are_counted_exactly(cache: int) -> None:
         for start in range(0, len(values), 7):
             repeats.add(values[start : start + 7])
         assert repeats.total == len(values)
-        assert repeats.distinct() == len(set(values))
-        assert repeats.count() == len(values) - len(set(values))
+        assert repeats.count_distinct() == len(set(values))
+        assert repeats.count_repeats() == len(values) - len(set(values))
 
 
 def test_counting_does_not_end_the_stream() -> None:
     with Repeats() as repeats:
-        assert repeats.count() == 0
+        assert repeats.count_repeats() == 0
         repeats.add(["a", "b"])
-        assert repeats.count() == 0
+        assert repeats.count_repeats() == 0
         repeats.add(["a"])
-        assert repeats.count() == 1
+        assert repeats.count_repeats() == 1
 
 
 def test_places_of_repeated_values_are_listed_in_stream_order() -> None:
@@ -102,8 +102,8 @@ def test_places_of_repeated_values_are_listed_in_stream_order() -> None:
             if value in earlier:
                 expected.append(place)
             earlier.add(value)
-        assert repeats.places(1000) == expected
-        assert repeats.places(10) == expected[:10]
+        assert repeats.list_places(1000) == expected
+        assert repeats.list_places(10) == expected[:10]
 
 
 @pytest.mark.slow

@@ -16,23 +16,23 @@ from fednotes.core.types import Document, Span
 from fednotes.data.checks import check_sites
 from fednotes.data.formats import read
 from fednotes.data.split import (
+    make_sentence_documents,
     mask_overlap,
-    sentence_documents,
-    split,
+    remove_leaks,
+    split_documents,
     subsample,
-    without_leaks,
 )
-from fednotes.data.stats import overlapping_forms, span_form
+from fednotes.data.stats import find_overlapping_forms, normalise_span
 from fednotes.data.synthetic import (
     GENRE_TYPES,
     PARTS,
     TYPES,
     SyntheticSite,
-    _compile,
+    _compile_template,
     generate,
     write_sites,
 )
-from fednotes.data.tags import encode
+from fednotes.data.tags import encode_tags
 from fednotes.data.text import split_sentences, tokenize
 
 THREE = {"train": 0.8, "valid": 0.1, "test": 0.1}
@@ -97,7 +97,7 @@ def test_identical_sentences_are_in_one_part(
             for i, sentences in enumerate(corpus)
         )
     ]
-    items = list(sentence_documents(documents)) if by == "sentence" else documents
+    items = list(make_sentence_documents(documents)) if by == "sentence" else documents
     limit = 1 if by == "sentence" else 5
     units = []
     for item in items:
@@ -109,9 +109,9 @@ def test_identical_sentences_are_in_one_part(
     groups = components(units)
     if len(groups) < 3:
         with pytest.raises(DataError, match=r"only \d+ group"):
-            split(documents, THREE, by, seed)
+            split_documents(documents, THREE, by, seed)
         return
-    parts = split(documents, THREE, by, seed)
+    parts = split_documents(documents, THREE, by, seed)
     part_of = {d.id: name for name, docs in parts.items() for d in docs}
     assert Counter(d.id for docs in parts.values() for d in docs) == Counter(
         d.id for d in items
@@ -126,7 +126,7 @@ def test_parts_have_the_requested_sizes() -> None:
     singles = [
         document(f"d{i}", f"sentence {i} is not like the others") for i in range(1000)
     ]
-    parts = split(singles, THREE, "sentence", 3)
+    parts = split_documents(singles, THREE, "sentence", 3)
     assert {k: len(v) for k, v in parts.items()} == {
         "train": 800,
         "valid": 100,
@@ -142,7 +142,7 @@ def test_parts_have_the_requested_sizes() -> None:
     for seed in range(5):
         sizes = {
             k: [len(d.sentences) for d in v]
-            for k, v in split(
+            for k, v in split_documents(
                 notes, {"train": 0.7, "test": 0.3}, "document", seed
             ).items()
         }
@@ -154,25 +154,31 @@ def test_parts_have_the_requested_sizes() -> None:
 def test_no_part_is_empty_and_the_seed_decides() -> None:
     """Four tenths of a note are still a note, if there is one to spare."""
     notes = [document(f"n{i}", f"note number {i} is short .") for i in range(50)]
-    sizes = {k: len(v) for k, v in split(notes[:5], THREE, "document").items()}
+    sizes = {
+        k: len(v) for k, v in split_documents(notes[:5], THREE, "document").items()
+    }
     assert sizes == {"train": 3, "valid": 1, "test": 1}
-    assert split(notes, THREE, "document", 1) == split(notes, THREE, "document", 1)
-    assert split(notes, THREE, "document", 1) != split(notes, THREE, "document", 2)
+    assert split_documents(notes, THREE, "document", 1) == split_documents(
+        notes, THREE, "document", 1
+    )
+    assert split_documents(notes, THREE, "document", 1) != split_documents(
+        notes, THREE, "document", 2
+    )
 
 
 def test_short_sentences_join_sentences_but_not_documents() -> None:
     """The "OK" in every note joins no notes, but all its copies are in one part by
     sentence."""
     notes = [document(f"n{i}", "OK", f"note number {i} is short .") for i in range(20)]
-    assert len(split(notes, THREE, "document")["train"]) == 16
-    parts = split(notes, THREE, "sentence")
+    assert len(split_documents(notes, THREE, "document")["train"]) == 16
+    parts = split_documents(notes, THREE, "sentence")
     assert sorted(sum(d.text == "OK" for d in docs) for docs in parts.values()) == [
         0,
         0,
         20,
     ]
     with pytest.raises(DataError, match="only 1 group"):
-        split(notes, THREE, "document", min_words=1)
+        split_documents(notes, THREE, "document", min_words=1)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +199,8 @@ def test_impossible_splits_are_refused(
 ) -> None:
     notes = [document(f"n{i}", f"note number {i} is short .") for i in range(10)]
     with pytest.raises((ConfigError, DataError), match=message):
-        split(notes, *arguments)
-    assert split(notes, {"train": 1.0, "test": 0.0})["test"] == ()
+        split_documents(notes, *arguments)
+    assert split_documents(notes, {"train": 1.0, "test": 0.0})["test"] == ()
 
 
 def test_sentence_documents_keep_spans_and_tokens() -> None:
@@ -205,7 +211,7 @@ def test_sentence_documents_keep_spans_and_tokens() -> None:
     bounds, tokens = ((0, 3), (4, 22)), ((0, 1), (2, 3), (4, 5), (6, 11))
     meta = {"ward": 1, "raw": ("lines",)}
     note = Document("d", text, spans, "p", ("1",), meta, bounds, tokens)
-    first, second = sentence_documents([note])
+    first, second = make_sentence_documents([note])
     assert (first.text, first.spans, first.tokens) == ("a c", (), ((0, 1), (2, 3)))
     assert second.text == "b drug1 of x drug2"
     assert second.spans == (Span(2, 7, "X"), Span(2, 18, "Y", ((2, 7), (13, 18))))
@@ -221,7 +227,7 @@ def test_no_span_is_lost_or_changed(text: str, data: st.DataObject) -> None:
     edges = st.integers(0, len(text))
     pairs = data.draw(st.lists(st.tuples(edges, edges), max_size=4))
     spans = {Span(a, b, "X") for a, b in pairs if text[a:b].strip()}
-    pieces = sentence_documents([Document("d", text, tuple(spans))])
+    pieces = make_sentence_documents([Document("d", text, tuple(spans))])
     mention_texts = [p.text[s.start : s.end] for p in pieces for s in p.spans]
     assert sorted(mention_texts) == sorted(text[s.start : s.end] for s in spans)
 
@@ -245,7 +251,7 @@ def test_training_sentences_that_occur_in_the_test_part_are_dropped() -> None:
         document("b", "All new here ."),
     ]
     test = [document("c", "it  HELPED ."), document("d", "no .")]
-    remaining, dropped = without_leaks(train, test)
+    remaining, dropped = remove_leaks(train, test)
     assert dropped == 1
     assert [d.text for d in remaining] == ["I took drug1 .", "All new here ."]
     assert remaining[0].spans == (Span(7, 12, "X"),)
@@ -306,7 +312,7 @@ def test_masking_equals_replacing_words(
         w for site in sites for w in {w for ws in site for w in ws if w[0] == "d"}
     )
     forms = {w for w, n in site_counts.items() if n > 1}
-    assert overlapping_forms(documents) == forms
+    assert find_overlapping_forms(documents) == forms
     results = [
         mask_overlap(site, documents[:i] + documents[i + 1 :], ratio, seed)
         for i, site in enumerate(documents)
@@ -324,7 +330,7 @@ def test_masking_equals_replacing_words(
         for words, result in zip(site, masked_documents, strict=True):
             expected = " ".join("MASK" if w in masked_words else w for w in words)
             assert result.text == expected
-            labelled = [span_form(result.text, s) for s in result.spans]
+            labelled = [normalise_span(result.text, s) for s in result.spans]
             assert labelled == [
                 w for w in words if w[0] == "d" and w not in masked_words
             ]
@@ -334,7 +340,7 @@ def test_masking_equals_replacing_words(
 def test_real_corpora_split_without_leaks(corpora: Path) -> None:
     """PsyTAR by sentence: no normalised sentence in two parts, sizes within 1 %."""
     documents = read(corpora / "psytar" / "train.txt", "conll")
-    parts = split(documents, {"train": 0.8, "test": 0.2}, "sentence", 1)
+    parts = split_documents(documents, {"train": 0.8, "test": 0.2}, "sentence", 1)
     texts = {
         k: {" ".join(d.text.casefold().split()) for d in v} for k, v in parts.items()
     }
@@ -396,7 +402,7 @@ def test_offsets_sentences_and_tokens_agree(sites: tuple[SyntheticSite, ...]) ->
                 assert any(
                     a <= span.start < span.end <= b for a, b in document.sentences
                 )
-            _, alignment = encode(
+            _, alignment = encode_tags(
                 document.spans, tokenize(document.text), site.complete.tags
             )
             assert alignment.exact == len(document.spans)
@@ -457,7 +463,7 @@ def test_the_context_decides_the_type_and_some_test_names_are_unseen(
     for site in sites:
         for d in documents(site):
             for span in d.spans:
-                labels[span_form(d.text, span)].add(span.label)
+                labels[normalise_span(d.text, span)].add(span.label)
     shared = [
         f
         for f, types in labels.items()
@@ -465,15 +471,15 @@ def test_the_context_decides_the_type_and_some_test_names_are_unseen(
     ]
     assert len(shared) > 50
     for site in sites:
-        known = {span_form(d.text, s) for d in site.data.train for s in d.spans}
-        forms = [span_form(d.text, s) for d in site.data.test for s in d.spans]
+        known = {normalise_span(d.text, s) for d in site.data.train for s in d.spans}
+        forms = [normalise_span(d.text, s) for d in site.data.test for s in d.spans]
         unseen = sum(f not in known for f in forms) / len(forms)
         assert 0.2 < unseen < 0.8
 
 
 def test_templates_compile_to_the_expected_parts() -> None:
     """Parsed by hand."""
-    assert _compile("a [b|{Drug} [c|]]{dur}") == (
+    assert _compile_template("a [b|{Drug} [c|]]{dur}") == (
         ("text", "a "),
         (
             "choice",
@@ -489,7 +495,7 @@ def test_templates_compile_to_the_expected_parts() -> None:
         ("slot", "dur"),
     )
     with pytest.raises(ValueError, match="unbalanced"):
-        _compile("a] b")
+        _compile_template("a] b")
 
 
 def test_impossible_sizes_and_noise_are_refused() -> None:

@@ -16,21 +16,21 @@ from seqeval.metrics.sequence_labeling import get_entities
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Scheme, Span, TagSet
 from fednotes.data import batches
-from fednotes.data.batches import buckets, encode_corpus
+from fednotes.data.batches import draw_epoch_batches, encode_corpus
 from fednotes.data.tags import (
     Alignment,
     FlattenCounts,
     FlattenRule,
     TagSets,
-    allowed_transitions,
-    decode,
+    decode_tags,
     draw_appendix_d,
     draw_disjoint,
-    encode,
+    encode_tags,
+    find_allowed_transitions,
     find_spans,
     flatten,
+    list_types,
     relabel,
-    types_of,
 )
 
 SCHEMES: tuple[Scheme, ...] = ("BIO", "BIOES", "IO")
@@ -76,7 +76,7 @@ def test_decoding_inverts_encoding(
     counts."""
     tokens, spans = case
     tagset = TagSet(TYPES, scheme)
-    ids, alignment = encode(spans, tokens, tagset)
+    ids, alignment = encode_tags(spans, tokens, tagset)
     expected: list[Span] = []
     after = {int(a): int(b) for a, b in zip(tokens[:-1, 1], tokens[1:, 0], strict=True)}
     merged = 0
@@ -92,7 +92,7 @@ def test_decoding_inverts_encoding(
             merged += 1
         else:
             expected.append(span)
-    assert decode(ids, tokens, tagset) == expected
+    assert decode_tags(ids, tokens, tagset) == expected
     assert alignment == Alignment(exact=len(spans) - merged, merged=merged)
 
 
@@ -130,8 +130,8 @@ def test_encoding_of_flat_spans_equals_brute_force(
         else:
             counts["gone"] += 1
     tagset = TagSet(TYPES, "BIOES")
-    ids, actual = encode(spans, tokens, tagset)
-    assert decode(ids, tokens, tagset) == expected
+    ids, actual = encode_tags(spans, tokens, tagset)
+    assert decode_tags(ids, tokens, tagset) == expected
     assert actual.spans == len(spans)
     assert (actual.exact, actual.snapped, actual.shortened) == (
         counts["exact"],
@@ -146,13 +146,15 @@ def test_a_collision_in_a_token_is_counted_as_merged_shortened_or_lost() -> None
     tokens = np.array([[0, 4], [5, 8]])
     same = [Span(0, 2, "Drug"), Span(2, 4, "Drug")]
     colliding = [Span(0, 2, "Drug"), Span(2, 4, "ADR"), Span(3, 8, "ADR")]
-    assert encode(same, tokens, TagSet(TYPES))[1] == Alignment(snapped=1, merged=1)
-    ids, counts = encode(colliding[:2], tokens, TagSet(TYPES))
+    assert encode_tags(same, tokens, TagSet(TYPES))[1] == Alignment(snapped=1, merged=1)
+    ids, counts = encode_tags(colliding[:2], tokens, TagSet(TYPES))
     assert counts == Alignment(snapped=1, lost=1)
-    ids, counts = encode([colliding[0], colliding[2]], tokens, TagSet(TYPES))
+    ids, counts = encode_tags([colliding[0], colliding[2]], tokens, TagSet(TYPES))
     assert counts == Alignment(snapped=1, shortened=1)
     assert [TagSet(TYPES).tags[i] for i in ids] == ["B-Drug", "B-ADR"]
-    assert encode([Span(4, 5, "ADR")], tokens, TagSet(TYPES))[1] == Alignment(lost=1)
+    assert encode_tags([Span(4, 5, "ADR")], tokens, TagSet(TYPES))[1] == Alignment(
+        lost=1
+    )
 
 
 def test_the_longer_of_two_mentions_with_one_start_gets_the_tokens() -> None:
@@ -163,7 +165,7 @@ def test_the_longer_of_two_mentions_with_one_start_gets_the_tokens() -> None:
             [Span(0, 4, short), Span(0, 8, long)],
             [Span(0, 8, long), Span(0, 4, short)],
         ):
-            ids, counts = encode(spans, tokens, tagset)
+            ids, counts = encode_tags(spans, tokens, tagset)
             assert [tagset.tags[i] for i in ids] == [f"B-{long}", f"I-{long}"]
             assert counts == Alignment(exact=1, lost=1)
 
@@ -171,7 +173,7 @@ def test_the_longer_of_two_mentions_with_one_start_gets_the_tokens() -> None:
 def test_an_error_names_an_unknown_label() -> None:
     """The message names the label and the tag set."""
     with pytest.raises(DataError, match=r"'WD' is not in the tag set \{ADR, Drug\}"):
-        encode([Span(0, 1, "WD")], np.array([[0, 1]]), TagSet(TYPES))
+        encode_tags([Span(0, 1, "WD")], np.array([[0, 1]]), TagSet(TYPES))
 
 
 @pytest.mark.parametrize("scheme", ["BIO", "BIOES"])
@@ -198,7 +200,7 @@ def test_allowed_transitions_are_those_that_encoding_produces(scheme: Scheme) ->
     """All sequences of up to 4 tags: allowed if and only if encode(decode(sequence)) is
     it."""
     tagset = TagSet(("X", "Y"), scheme)
-    start, transition, end = allowed_transitions(tagset)
+    start, transition, end = find_allowed_transitions(tagset)
     T = len(tagset.tags)
     assert (start.shape, transition.shape, end.shape) == ((T,), (T, T), (T,))
     for length in range(1, 4 if scheme == "BIOES" else 5):
@@ -206,7 +208,9 @@ def test_allowed_transitions_are_those_that_encoding_produces(scheme: Scheme) ->
         for ids in product(range(T), repeat=length):
             legal = start[ids[0]] and end[ids[-1]]
             legal = legal and all(transition[a, b] for a, b in pairwise(ids))
-            again = encode(decode(np.array(ids), tokens, tagset), tokens, tagset)[0]
+            again = encode_tags(
+                decode_tags(np.array(ids), tokens, tagset), tokens, tagset
+            )[0]
             assert bool(legal) == (tuple(again) == ids), ids
 
 
@@ -301,7 +305,7 @@ def test_relabelling_maps_drops_and_keeps_labels() -> None:
     assert second is documents[1]
     only_ade = relabel(documents, {"ADR": "ADE"}, {"ADE"})
     assert [d.spans for d in only_ade] == [(Span(0, 1, "ADE"),), ()]
-    assert types_of(documents) == ("ADR", "Drug", "WD")
+    assert list_types(documents) == ("ADR", "Drug", "WD")
 
 
 # ---- tag sets drawn at random: what always holds, and how often each outcome comes
@@ -600,7 +604,7 @@ def test_an_epoch_holds_every_sentence_once(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches, "_WINDOW", window)
         epoch, again = (
-            buckets(
+            draw_epoch_batches(
                 np.array(lengths, dtype=np.int64), batch, np.random.default_rng(seed)
             )
             for _ in range(2)
@@ -616,8 +620,8 @@ def test_batches_group_similar_lengths_and_vary() -> None:
     """Padding of 3,200 lengths from 1 to 60: random batches of 32 fill about half a
     padded matrix (mean 30 of a maximum near 60); bucketed ones nearly all of it."""
     lengths = np.random.default_rng(0).integers(1, 61, size=3200)
-    first = buckets(lengths, 32, np.random.default_rng(1))
-    second = buckets(lengths, 32, np.random.default_rng(2))
+    first = draw_epoch_batches(lengths, 32, np.random.default_rng(1))
+    second = draw_epoch_batches(lengths, 32, np.random.default_rng(2))
     padded = sum(lengths[b].max() * len(b) for b in first)
     assert lengths.sum() / padded > 0.95
     assert {frozenset(b.tolist()) for b in first} != {

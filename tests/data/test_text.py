@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fednotes.core.types import Document, Span
-from fednotes.data.clinical import is_header, sentences
+from fednotes.data.clinical import is_header, list_note_sentences
 from fednotes.data.formats import read
 from fednotes.data.notes import read_notes
 from fednotes.data.text import (
@@ -230,7 +230,7 @@ NOTES = tomllib.loads(
 
 @pytest.mark.parametrize("note", NOTES)
 def test_notes_are_split_into_sentences_as_by_hand(note: dict[str, Any]) -> None:
-    assert sentences(note["text"]) == note["sentences"]
+    assert list_note_sentences(note["text"]) == note["sentences"]
 
 
 def test_section_headers_are_recognised() -> None:
@@ -279,7 +279,7 @@ _TEXTS = st.one_of(
 def test_sentences_lose_no_visible_character(text: str) -> None:
     """All characters but white space stay, in order; runs of rule signs may go, no
     others."""
-    actual = sentences(text)
+    actual = list_note_sentences(text)
     assert all(s and s == s.strip() and s == " ".join(s.split()) for s in actual)
     if not _MARKUP.search(text):
         assert _visible("".join(actual)) == _visible(text)
@@ -292,10 +292,10 @@ def test_a_very_long_note_is_split_in_linear_time() -> None:
     """200,000 characters with stops, and without one; also runs that could make `re` go
     back."""
     text = "The patient was stable overnight. " * 6000
-    assert len(sentences(text)) == 6000
+    assert len(list_note_sentences(text)) == 6000
     # each stop could begin the end of a sentence
     dots = "Well. So " + "." * 200_000 + "x"
-    assert _visible("".join(sentences(dots))) == _visible(dots)
+    assert _visible("".join(list_note_sentences(dots))) == _visible(dots)
     for unit in (
         "x",
         "x ",
@@ -310,7 +310,7 @@ def test_a_very_long_note_is_split_in_linear_time() -> None:
         "  A",
     ):
         long = unit * (200_000 // len(unit))
-        assert _visible("".join(sentences(long))) == _visible(long)
+        assert _visible("".join(list_note_sentences(long))) == _visible(long)
 
 
 @pytest.mark.corpora
@@ -321,13 +321,13 @@ def test_real_notes_lose_no_visible_character(corpora: Path) -> None:
     notes += list(read_notes(corpora / "codiesp/background"))[::10]
     total = words = 0
     for note in notes:
-        actual = sentences(note.text)
+        actual = list_note_sentences(note.text)
         if not _MARKUP.search(note.text):
             assert _visible("".join(actual)) == _visible(note.text)
         total += len(actual)
         words += sum(len(s.split()) for s in actual)
     assert 8 < words / total < 25
-    actual = sentences(next(read_notes(corpora / "aci_bench/train.csv")).text)
+    actual = list_note_sentences(next(read_notes(corpora / "aci_bench/train.csv")).text)
     assert actual[:3] == [
         "CHIEF COMPLAINT",
         "Annual exam.",

@@ -18,7 +18,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer, Whitespace
 
 from fednotes.core.errors import DataError, FednotesError, ModelError
-from fednotes.core.store import try_lock_folder
+from fednotes.core.store import trying_to_lock_folder
 from fednotes.data.notes import Note, read_notes
 from fednotes.encoders import token_cache
 from fednotes.encoders.packing import plan_full
@@ -154,7 +154,7 @@ def test_clearing_removes_only_cached_corpora(tmp_path: Path) -> None:
         folder.mkdir()
     abandoned = tmp_path / "tokens" / f".{'b' * 32}.{'0' * 16}.tmp"
     abandoned.mkdir()
-    with try_lock_folder(remaining[0]) as ours:
+    with trying_to_lock_folder(remaining[0]) as ours:
         assert ours
         assert clear_tokens(tmp_path / "tokens") == size > 0
     assert sorted((tmp_path / "tokens").iterdir()) == sorted(remaining)

@@ -17,7 +17,7 @@ from fault_toy import JOB, SITES, by_hand, toy_job
 from fednotes.core import tensors as core_tensors
 from fednotes.core.errors import ConfigError, FednotesError, ModelError, TrainingError
 from fednotes.core.federation import State
-from fednotes.core.messages import Attached, Frame, Reply, Request, encode
+from fednotes.core.messages import Attached, Frame, Reply, Request, encode_message
 from fednotes.core.update import Update
 from fednotes.engines.requests import Answers, Event, Participants, Patience, RunState
 from fednotes.engines.rounds import RoundResult
@@ -176,7 +176,7 @@ class Scripted:
     def exchange(
         self, frames: Mapping[str, Frame], **limits: Any
     ) -> Iterator[tuple[str, Frame]]:
-        yield "a", encode(self.replies.pop(0))
+        yield "a", encode_message(self.replies.pop(0))
 
 
 def collect_answers(

@@ -33,7 +33,7 @@ from fednotes.core.messages import (
     Reply,
     Request,
     decode_reply,
-    encode,
+    encode_message,
 )
 from fednotes.core.update import Tensors, Update
 from fednotes.engines import history
@@ -62,7 +62,7 @@ class Server:
         )
 
     def send(self, request: Request) -> Reply:
-        return decode_reply(self.host.handle(encode(request)))
+        return decode_reply(self.host.handle(encode_message(request)))
 
     def ask(self, task: str, tensors: Tensors | None = None, **fields: Any) -> Reply:
         reply = self.send(self.request(task, tensors, **fields))
@@ -117,7 +117,7 @@ def train(number: int, counted: int, run: int = 1, **fields: Any) -> Request:
 
 
 def send(site: SiteHost, request: Request) -> Reply:
-    return decode_reply(site.handle(encode(request)))
+    return decode_reply(site.handle(encode_message(request)))
 
 
 def finished(site: SiteHost, number: int, counted: int, run: int = 1) -> float:
@@ -132,10 +132,10 @@ def test_a_repeated_request_gets_the_stored_reply_and_runs_no_task(
     server: Server, tmp_path: Path
 ) -> None:
     request = server.request("train", X, first=True, options={"round": 0})
-    first = server.host.handle(encode(request))
-    assert server.host.handle(encode(request)) == first
+    first = server.host.handle(encode_message(request))
+    assert server.host.handle(encode_message(request)) == first
     server.host = host(tmp_path)  # kill -9 and restart: nothing but the folder is left
-    assert server.host.handle(encode(request)) == first
+    assert server.host.handle(encode_message(request)) == first
     server.counted = request.number
     assert local_metric(server.ask("finish", X)) == reference(1)
 
@@ -482,7 +482,7 @@ def test_the_guard_sees_every_message_and_can_refuse(tmp_path: Path) -> None:
     guard = Watch(request="share", leaving="send")
     server = Server(host(tmp_path, guard=guard))
     request = server.request("train", X, first=True, options={"round": 0})
-    frames = [server.host.handle(encode(request)) for _ in range(2)]
+    frames = [server.host.handle(encode_message(request)) for _ in range(2)]
     server.counted = request.number
     refused = server.ask("share", options={"sizes": 3})
     assert (refused.refusal, refused.later) == ("outside the allowed hours", True)
@@ -508,7 +508,7 @@ def test_nothing_is_written_beyond_the_limit_of_the_guard(tmp_path: Path) -> Non
     assert contents(tmp_path) == before
 
     request = server.request("train", X, first=True, options={"round": 1})
-    size = len(encode(request))
+    size = len(encode_message(request))
     for room in (size - 1, size):  # too little for it, and for it with its reply
         guard.room = room
         assert server.send(request).refusal == "there is no room"
@@ -639,13 +639,13 @@ def test_a_stored_reply_answers_only_the_same_request(
 ) -> None:
     request = train(1, 0)
     site = host(tmp_path)
-    first = site.handle(encode(request))
+    first = site.handle(encode_message(request))
     for again in (site, host(tmp_path)):  # the second has nothing but the folder
         refused = send(again, replace(request, **changes))
         assert "request 1 of run 1 came before with other content" in refused.refusal
         assert (refused.update, refused.later) == (None, False)
-        assert again.handle(encode(request)) == first
-        assert again.handle(bytearray(encode(request))) == first
+        assert again.handle(encode_message(request)) == first
+        assert again.handle(bytearray(encode_message(request))) == first
     assert finished(site, 2, 1) == by_toy((X, 1))
 
 
@@ -665,24 +665,24 @@ def test_a_reply_of_another_request_does_not_leave(tmp_path: Path) -> None:
     path = tmp_path / "journal" / "00000001.reply"
     send(site, train(1, 0))
     stored = path.read_bytes()
-    first = site.handle(encode(request))
+    first = site.handle(encode_message(request))
     path.write_bytes(stored)
-    assert site.handle(encode(request)) == first
+    assert site.handle(encode_message(request)) == first
     path.write_bytes(stored[:-1])
-    assert site.handle(encode(request)) == first
+    assert site.handle(encode_message(request)) == first
     (tmp_path / "journal" / "00000001.request").write_bytes(b"?")
-    assert site.handle(encode(request)) == first
+    assert site.handle(encode_message(request)) == first
 
 
 # when it is on disk
 
 
 def frame(number: int) -> bytes:
-    return encode(train(number, 0))
+    return encode_message(train(number, 0))
 
 
 def answer(number: int) -> bytes:
-    return encode(Reply(JOB, 1, number, "b", Update()))
+    return encode_message(Reply(JOB, 1, number, "b", Update()))
 
 
 def test_a_request_is_never_stored_without_its_reply(tmp_path: Path) -> None:

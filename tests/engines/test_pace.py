@@ -15,7 +15,7 @@ from fault_net import Net
 from fault_toy import JOB
 from secure_net import Giver
 
-from fednotes.core.messages import Request, decode_reply, encode
+from fednotes.core.messages import Request, decode_reply, encode_message
 from fednotes.core.update import Update
 from fednotes.engines.answer_times import (
     CLASSES,
@@ -170,7 +170,7 @@ def test_refusals_and_rebuilt_states_take_a_power_of_four(
 
         request = Request(JOB, 1, number, task, first=True, counted={site: 0})
         reply = decode_reply(
-            host(tmp_path, site, make_site, clock).handle(encode(request))
+            host(tmp_path, site, make_site, clock).handle(encode_message(request))
         )
         assert ("outside the secure sum" in reply.refusal) == (task == "give")
         took[site] = clock.now

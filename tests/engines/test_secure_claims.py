@@ -14,7 +14,7 @@ from fault_toy import JOB
 from secure_net import SITES, network, random_updates
 
 from fednotes.core.errors import TrainingError
-from fednotes.core.messages import Attached, Request, plain
+from fednotes.core.messages import Attached, Request, to_json_values
 from fednotes.core.update import Update
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.history import OPENED, OpenedSums, OpeningRecord
@@ -208,7 +208,10 @@ def _answers(facts: dict[str, dict[str, Any]]) -> mock._patch[object]:
 def _reports(histories: dict[str, bytes]) -> mock._patch[object]:
     """Let sites report another history than theirs after each sum."""
     return _answers(
-        {site: {"history": plain(history)} for site, history in histories.items()}
+        {
+            site: {"history": to_json_values(history)}
+            for site, history in histories.items()
+        }
     )
 
 

@@ -17,8 +17,8 @@ from fednotes.core.messages import (
     Request,
     WireError,
     decode_request,
-    encode,
-    plain,
+    encode_message,
+    to_json_values,
 )
 from fednotes.core.update import Update
 from fednotes.engines.secure import SecureSeal
@@ -42,7 +42,7 @@ def request(task: str, number: int, note: Any = None, **changes: Any) -> Request
 
 
 def stage(number: int, keys: Any = None) -> Any:
-    return plain(Stage(number, keys or {}))
+    return to_json_values(Stage(number, keys or {}))
 
 
 def exchanged(update: Update) -> tuple[dict[str, SecureSeal], Any, Any]:
@@ -168,7 +168,7 @@ MANY = tuple(f"hospital-{i:03d}" for i in range(250))
 def test_a_message_that_is_too_large_to_read_is_not_sent() -> None:
     attached = wire.pack(Terms(0, (), tuple(f"n{i}" for i in range(70_000))))
     with pytest.raises(WireError, match="header is too large"):
-        encode(Request("j", 1, 1, "t", attached=attached))
+        encode_message(Request("j", 1, 1, "t", attached=attached))
 
 
 def asked_of_all() -> tuple[Attached, dict[str, UnmaskRequest]]:
@@ -195,7 +195,7 @@ def asked_of_all() -> tuple[Attached, dict[str, UnmaskRequest]]:
 
 def test_receipts_of_250_sites_take_at_most_four_times_the_message() -> None:
     attached, requests = asked_of_all()
-    frame = bytearray(encode(Request("j", 1, 1, "@unmask", attached=attached)))
+    frame = bytearray(encode_message(Request("j", 1, 1, "@unmask", attached=attached)))
     assert 4e6 < len(frame) < 4.4e6  # twice 250 x 250 x 32 bytes, and the keys
     tracemalloc.start()
     came = decode_request(frame).attached

@@ -18,9 +18,9 @@ from fednotes.core.messages import (
     Reply,
     Request,
     decode_reply,
-    encode,
+    encode_message,
 )
-from fednotes.core.tensors import load_state, save_state, tensor_fingerprint
+from fednotes.core.tensors import fingerprint_tensors, load_state, save_state
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.history import Trail
 from fednotes.engines.host import SiteHost
@@ -34,7 +34,7 @@ REQUEST = Request(JOB, 1, 7, "train", round=3, first=True, told=5, options={"rou
 
 
 def received(tensors: Tensors) -> bytes:
-    return tensor_fingerprint(tensors) if tensors else b""
+    return fingerprint_tensors(tensors) if tensors else b""
 
 
 def ask(trail: Trail, request: Request, tensors: Tensors, update: Update) -> Trail:
@@ -228,7 +228,7 @@ class Server:
             first=True,
             **fields,
         )
-        reply: Reply = decode_reply(self.host.handle(encode(request)))
+        reply: Reply = decode_reply(self.host.handle(encode_message(request)))
         assert reply.update is not None, reply.refusal
         if task != CHECKPOINT:
             self.counted = self.number

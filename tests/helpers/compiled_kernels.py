@@ -13,7 +13,5 @@ from fednotes.training import row_adam
 
 for module in (kernels, crf_kernels, layers, row_adam):
     for value in [*vars(module).values()]:
-        if isinstance(value, Kernel):
-            value.compiled()
-        elif isinstance(value, KernelByType):
+        if isinstance(value, Kernel | KernelByType):
             value.compile()

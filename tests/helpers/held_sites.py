@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from fednotes.core.messages import Reply, Request, decode
+from fednotes.core.messages import Reply, Request, decode_message
 from fednotes.engines.remote_programs import RemotePrograms, SiteHolder
 
 
@@ -31,7 +31,7 @@ class HeldSites:
         return self._readable
 
     def send(self, frame: bytes) -> None:
-        request = decode(bytearray(frame), checked=True)
+        request = decode_message(bytearray(frame), checked=True)
         assert isinstance(request, Request)
         self.requests.append(request)
         for reply in self._holder.answer(request):
@@ -40,7 +40,7 @@ class HeldSites:
 
     def receive(self) -> Reply:
         os.read(self._readable, 1)
-        reply = decode(bytearray(self._replies.popleft()), checked=True)
+        reply = decode_message(bytearray(self._replies.popleft()), checked=True)
         assert isinstance(reply, Reply)
         return reply
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fednotes.metrics.classification import ClassCounts, rankings
-from fednotes.metrics.summaries import mean_scores, summed_scores
+from fednotes.metrics.classification import ClassCounts, measure_rankings
+from fednotes.metrics.summaries import average_scores, score_pooled_sites
 
 OUTPUTS = ("asthma", "gout", "obesity")
 CONDITIONS = ("alone", "federated", "pooled")
@@ -29,7 +29,10 @@ def site_score(seed: int, codes: bool = True) -> dict[str, Any]:
     """Return the scores of one site under one condition, as in summary.json."""
     labels, predicted, scores = draw_patients(seed)
     counts = ClassCounts.of(labels, predicted, OUTPUTS)
-    scored, ranked = counts.scores(), rankings(labels, scores, OUTPUTS, samples=50)
+    scored, ranked = (
+        counts.scores(),
+        measure_rankings(labels, scores, OUTPUTS, samples=50),
+    )
     areas = ("auroc", "auprc")
     of_codes = {
         "codes": {"loss": 0.3 + seed / 100, "auroc": 0.7 + seed / 100, "outputs": 9}
@@ -79,9 +82,11 @@ def summary_of(sites: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "bytes_up": 1_000_000,
         "bytes_down": 2_000_000,
         "sites": sites,
-        "mean": {c: mean_scores(scores) for c, scores in each.items()},
+        "mean": {c: average_scores(scores) for c, scores in each.items()},
         "micro": {
-            c: summed for c, scores in each.items() if (summed := summed_scores(scores))
+            c: summed
+            for c, scores in each.items()
+            if (summed := score_pooled_sites(scores))
         },
         "command": "fednotes simulate job.toml --out run",
         "notes": [],

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednotes.core.tensors import snapshot
+from fednotes.core.tensors import copy_tensors
 from fednotes.privacy import training
 
 COMPANY = 4  # units whose sums are compared
@@ -41,7 +41,7 @@ def sum_units(site: Any, units: Sequence[int]) -> Moved:
     these.
     """
     start = site.state()
-    shared = snapshot(site.site.shared)
+    shared = copy_tensors(site.site.shared)
     draws: list[Sequence[int]] = [(), units]
     picked = lambda stream, count, rate: np.isin(np.arange(count), draws.pop(0))  # noqa: E731
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
@@ -74,7 +74,7 @@ def answer_with_noise(site: Any) -> dict[str, Tensor]:
     """Return a site's answer in a round in which no unit is drawn."""
     nobody = lambda stream, count, rate: np.zeros(count, bool)  # noqa: E731
     with mock.patch.object(training, "draw_units", nobody):
-        answer = site.noisy_gradients(snapshot(site.site.shared), round=0)
+        answer = site.noisy_gradients(copy_tensors(site.site.shared), round=0)
     assert (answer.weight, dict(answer.metrics)) == (1.0, {})
     tensors: dict[str, Tensor] = dict(answer.tensors)
     assert all(value.dtype == torch.int64 for value in tensors.values())

@@ -26,7 +26,7 @@ from fednotes.core.messages import (
     Frame,
     decode_reply,
     decode_request,
-    encode,
+    encode_message,
 )
 from fednotes.core.update import Tensors, Update
 
@@ -188,7 +188,7 @@ class BranchingNet(Net):
                 assert self.fault is not None
                 self.names = self.fault.names_in(request.tensors, {})
                 wrong = self.fault.of_tensors(request.tensors)
-                changed[site] = encode(replace(request, tensors=wrong))
+                changed[site] = encode_message(replace(request, tensors=wrong))
         return changed
 
     def _changed_reply(self, task: str, site: str, frame: Frame) -> Frame:
@@ -200,7 +200,7 @@ class BranchingNet(Net):
         if not names:
             return frame
         self.names = names
-        return encode(replace(reply, update=self.fault.of_update(reply.update)))
+        return encode_message(replace(reply, update=self.fault.of_update(reply.update)))
 
 
 def downward_faults(task: str) -> list[Fault]:

@@ -14,7 +14,7 @@ from corpus_files import write_damaged_brat, write_hospitals, write_notes
 from fednotes.cli.app import fail
 from fednotes.core.errors import DataError, Problem
 from fednotes.core.types import Document
-from fednotes.core.work import shown_by
+from fednotes.core.work import reporting_to
 from fednotes.data.checks import Finding
 from fednotes.data.formats import examine, read
 from fednotes.jobs.checking import Checked, check_files
@@ -402,7 +402,7 @@ def test_the_number_of_documents_read_so_far_is_reported(
         def end(self) -> None:
             pass
 
-    with shown_by(Listener()):
+    with reporting_to(Listener()):
         check_files([write_short_notes(tmp_path / "a.jsonl")])
     assert numbers == list(range(1, 51))
 

@@ -10,7 +10,7 @@ import pytest
 from corpus_files import write_hospitals, write_notes
 from tiny_jobs import JOB, SITES, corpus
 
-from fednotes.data.checks import Finding, notes_of_several_sites
+from fednotes.data.checks import Finding, find_notes_of_several_sites
 from fednotes.jobs.checking import Checked
 from fednotes.jobs.job import load_sites
 from fednotes.jobs.job_check import check_job
@@ -157,14 +157,14 @@ def test_notes_without_annotations_are_compared(tmp_path: Path) -> None:
     table = {"method": "pretrain", "sites": sites}
     job = parse_job(table, "j", tmp_path, "j.toml")
     texts = {site.id: job.kind.iterate_notes(site) for site in load_sites(job).data}
-    (finding,) = notes_of_several_sites(texts)
+    (finding,) = find_notes_of_several_sites(texts)
     assert finding.counts == {"notes": 10, "of": 40}
 
 
 def test_at_most_ten_pairs_of_sites_with_equal_notes_are_listed() -> None:
     """Six equal sites have 15 pairs."""
     notes = [f"Case {number} took aspirin every day." for number in range(40)]
-    *pairs, remainder = notes_of_several_sites(dict.fromkeys("abcdef", notes))
+    *pairs, remainder = find_notes_of_several_sites(dict.fromkeys("abcdef", notes))
     assert len(pairs) == 10
     assert {finding.code for finding in (*pairs, remainder)} == {"equal_notes"}
     assert remainder.message == "5 more pairs of sites have many notes in common"

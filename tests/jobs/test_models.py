@@ -58,7 +58,7 @@ def test_importing_the_package_loads_no_other_module() -> None:
         timeout=120,
         check=True,
     )
-    assert ended.stdout == f"[] [] {sorted(plugins.registered('api'))}\n"
+    assert ended.stdout == f"[] [] {sorted(plugins.list_entries('api'))}\n"
     assert all(callable(getattr(fn, name)) for name in dir(fn) if name[0] != "_")
     assert not hasattr(fn, "simulat")
 

@@ -10,9 +10,9 @@ import pytest
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document
-from fednotes.data.notes import patient_of, read_notes
+from fednotes.data.notes import make_patient_key, read_notes
 from fednotes.data.notes.sites import SiteNotes
-from fednotes.data.overlap import index_documents, shared_text
+from fednotes.data.overlap import index_documents, measure_shared_text
 from fednotes.jobs.job import Job, NotesConfig, Sites, load_sites
 from fednotes.jobs.job_file import parse_job
 
@@ -110,7 +110,7 @@ def test_silos_are_dealt_from_the_notes_of_all_tables(tmp_path: Path) -> None:
     loaded = load(tmp_path, sites=sites, silos={"number": 4})
     assert [site.id for site in loaded.data] == ["silo1", "silo2", "silo3", "silo4"]
     patients = [
-        {patient_of(n) for p in (site.train, site.valid) for n in p()}
+        {make_patient_key(n) for p in (site.train, site.valid) for n in p()}
         for site in loaded.data
     ]
     assert [len(of_silo) for of_silo in patients] == [5] * 4
@@ -301,5 +301,7 @@ def test_a_shared_sentence_is_recognised_in_another_copy_of_its_note(
     document: str, note: str
 ) -> None:
     """The copy is tokenised differently, or de-identified with other placeholders."""
-    (overlap,) = shared_text([note], [index_documents([Document("d", document)])])
+    (overlap,) = measure_shared_text(
+        [note], [index_documents([Document("d", document)])]
+    )
     assert overlap.shared_sentences == 1

@@ -19,7 +19,7 @@ from fednotes.jobs.patient_models import PatientModel
 def test_the_built_in_kinds_come_before_the_registered_ones() -> None:
     names = [kind.name for kind in kinds.list_kinds()]
     assert names[:2] == ["documents", "notes"]
-    assert set(names[2:]) == set(plugins.registered("site_kinds"))
+    assert set(names[2:]) == set(plugins.list_entries("site_kinds"))
     for name in names:
         assert isinstance(kinds.find(name), SiteKind)
         assert kinds.find(name).name == name
@@ -43,7 +43,7 @@ def test_a_patient_model_is_recognised_by_the_name_of_its_file(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tests_of_kinds", sys.modules[__name__])
     target = "tests_of_kinds:Scorer"
-    monkeypatch.setattr(plugins, "registered", lambda group: registered_as(target))
+    monkeypatch.setattr(plugins, "list_entries", lambda group: registered_as(target))
     assert find_model_class(tmp_path) is MentionModel
     (tmp_path / "scorer.json").write_text("{}")
     assert find_model_class(tmp_path) is Scorer
@@ -53,7 +53,7 @@ def test_a_registered_class_must_be_a_patient_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        plugins, "registered", lambda group: registered_as("pathlib:Path")
+        plugins, "list_entries", lambda group: registered_as("pathlib:Path")
     )
     (tmp_path / "scorer.json").write_text("{}")
     with pytest.raises(ConfigError, match="pathlib:Path is not a subclass"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny_models import save_bert
 
-from fednotes.cli.display import result_table, result_tables
+from fednotes.cli.display import make_result_table, make_result_tables
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.jobs.compare import compare as compare_runs
 from fednotes.jobs.job import Job
@@ -71,7 +71,7 @@ def test_a_pretraining_job_ends_with_a_report(bert: Path, tmp_path: Path) -> Non
     assert summary.micro == {}
     for site, held_out in summary.valid["federated"]["sites"].items():
         assert held_out == -summary.sites[site]["federated"]["masked"]["loss"]
-    assert [*result_table(summary).columns[1].cells] == ["federated", "pooled"] * 3
+    assert [*make_result_table(summary).columns[1].cells] == ["federated", "pooled"] * 3
     page = write_report(out).read_text("utf-8")
     assert "Masked words" in page
     assert "Held-out loss" in page
@@ -124,7 +124,7 @@ def test_a_personal_run_also_shows_the_mix_of_two_own_models(
         result.conditions["own-mix"]["bytes_up"]
         < 0.1 * result.conditions["federated"]["bytes_up"]
     )
-    titles = [str(table.title) for table in result_tables(result)]
+    titles = [str(table.title) for table in make_result_tables(result)]
     assert titles[-1].startswith("federated against the mix of two own models")
     page = write_report(out).read_text("utf-8")
     assert "Compared with the mix of two own models" in page

@@ -11,8 +11,8 @@ import pytest
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document
-from fednotes.data.notes.sites import assign
-from fednotes.data.tags import types_of
+from fednotes.data.notes.sites import assign_to_silos
+from fednotes.data.tags import list_types
 from fednotes.data.text import split_sentences
 from fednotes.jobs.job import Sites, load_sites
 from fednotes.jobs.job_file import parse_job
@@ -159,7 +159,7 @@ def test_a_label_map_renames_and_drops_labels(tmp_path: Path) -> None:
     (site,) = load(tmp_path, a={"path": name, "label_map": {"ADR": "ADE"}}).data
     assert site.tags.types == ("ADE", "Drug")
     (site,) = load(tmp_path, a={"path": name, "label_map": {"ADR": ""}}).data
-    assert site.tags.types == types_of(site.train) == ("Drug",)
+    assert site.tags.types == list_types(site.train) == ("Drug",)
 
 
 def test_a_label_map_with_an_unused_label_causes_a_remark(
@@ -174,7 +174,7 @@ def test_a_site_may_choose_its_types_and_its_scheme(tmp_path: Path) -> None:
     name = conll(tmp_path / "a", 0, 40, ("Drug", "ADR"))
     (site,) = load(tmp_path, a={"path": name, "types": ["ADR"], "scheme": "BIOES"}).data
     assert site.tags.tags == ("O", "B-ADR", "I-ADR", "E-ADR", "S-ADR")
-    assert types_of(site.train) == ("ADR",)
+    assert list_types(site.train) == ("ADR",)
 
 
 def test_a_type_may_be_missing_from_a_part_but_not_from_all(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_masking_hides_the_forms_that_another_site_annotates(tmp_path: Path) -> 
     }
     assert not words & set(DRUGS)
     assert words >= set(FINDINGS)
-    assert types_of(loaded.data[0].train) == ("ADE",)
+    assert list_types(loaded.data[0].train) == ("ADE",)
     words = {
         word for document in loaded.data[1].train for word in document.text.split()
     }
@@ -420,9 +420,9 @@ def test_a_site_can_be_tested_on_more_types_than_it_trains_on(tmp_path: Path) ->
     assert (first.tags.types, second.tags.types) == (("Drug",), ("ADE",))
     assert (first.test_types, first.scored_types) == (("ADE", "Drug"), ("ADE", "Drug"))
     assert (second.test_types, second.scored_types) == ((), ("ADE",))
-    assert types_of(first.train) == types_of(first.valid) == ("Drug",)
-    assert types_of(first.test) == ("ADE", "Drug")
-    assert types_of(second.test) == ("ADE",)
+    assert list_types(first.train) == list_types(first.valid) == ("Drug",)
+    assert list_types(first.test) == ("ADE", "Drug")
+    assert list_types(second.test) == ("ADE",)
 
 
 def test_test_types_need_no_tags_table(tmp_path: Path) -> None:
@@ -559,7 +559,7 @@ def load_silos(folder: Path, table: dict[str, Any], **sites: dict[str, Any]) -> 
 
 
 def test_every_part_is_dealt_into_silos_by_document(tmp_path: Path) -> None:
-    """Compare with `assign` on the documents of the undealt site, part by part."""
+    """Compare with `assign_to_silos` on the documents of the undealt site, part by part."""
     name = conll(tmp_path / "all", 0, 180)
     site = {"path": name, "split": "document", "scheme": "BIOES"}
     (undivided,) = load(tmp_path, 1, a=site).data
@@ -568,7 +568,7 @@ def test_every_part_is_dealt_into_silos_by_document(tmp_path: Path) -> None:
     assert {s.tags for s in loaded.data} == {undivided.tags}
     for part in ("train", "valid", "test"):
         documents = getattr(undivided, part)
-        silo_of = assign([("document", "a", d.id) for d in documents], 3, 1)
+        silo_of = assign_to_silos([("document", "a", d.id) for d in documents], 3, 1)
         expected = [
             {k[2] for k, silo in silo_of.items() if silo == i} for i in range(3)
         ]

@@ -15,7 +15,7 @@ import torch
 from tiny_taggers import assert_same, plain_adamw, resumed, values
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
-from fednotes.core.tensors import snapshot, unprefixed
+from fednotes.core.tensors import copy_tensors, select_prefix
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods.averaging import (
@@ -260,7 +260,9 @@ def test_nesterov_at_the_server_equals_that_of_torch(rate: float) -> None:
         outer.step()
         for name, weight in weights.items():
             torch.testing.assert_close(shared[name], weight, rtol=1e-5, atol=1e-6)
-    assert set(unprefixed("moment.velocity.", server.state().tensors)) == weights.keys()
+    assert (
+        set(select_prefix("moment.velocity.", server.state().tensors)) == weights.keys()
+    )
 
 
 def test_shared_batches_take_as_many_steps_as_training_in_one_place() -> None:
@@ -437,7 +439,7 @@ def test_an_update_never_covers_fewer_tokens_than_promised(
     lengths = np.random.default_rng(size).integers(1, 30, size)
     site = Fit(1, config, size, lengths=lengths.tolist())
     promised = site.count_covered("train")
-    tensors = snapshot(site.shared)
+    tensors = copy_tensors(site.shared)
     for cycle in range(config.cycles):
         before = len(site.read)
         site.train(tensors, cycle=cycle)

@@ -14,10 +14,10 @@ from tiny_taggers import MODEL, NO_DROPOUT, assert_same, generated, values
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.seeds import Draws, rng_of, seed_of
-from fednotes.core.tensors import load_into, unprefixed
+from fednotes.core.tensors import load_into, select_prefix
 from fednotes.core.types import Document, SiteData, Span, TagSet
-from fednotes.core.update import Tensors, Total, Update, contribution
-from fednotes.data.batches import buckets
+from fednotes.core.update import Tensors, Total, Update, compute_contribution
+from fednotes.data.batches import draw_epoch_batches
 from fednotes.data.synthetic import generate
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill
@@ -76,7 +76,7 @@ def federate(sites, settings, **options):
 
 
 def shared(state) -> dict[str, torch.Tensor]:
-    return unprefixed("shared.", state.tensors)
+    return select_prefix("shared.", state.tensors)
 
 
 def plain_training(
@@ -96,7 +96,7 @@ def plain_training(
     step = 0
     for epoch in range(int(settings.local_epochs)):
         rng = rng_of(settings.seed, "order", data.id, round, epoch)
-        for batch in buckets(prepared.lengths, settings.batch_size, rng):
+        for batch in draw_epoch_batches(prepared.lengths, settings.batch_size, rng):
             torch.manual_seed(seed_of(settings.seed, "dropout", data.id, round, step))
             model.train()
             adam.zero_grad()
@@ -414,7 +414,9 @@ def test_a_partial_epoch_has_the_matching_number_of_batches(
     lengths = member.train_set.lengths
     batches_drawn = list(member._iterate_batches(member.train_set, 3))
     orders = [
-        buckets(lengths, 8, rng_of(settings.seed, "order", member.id, 3, epoch))
+        draw_epoch_batches(
+            lengths, 8, rng_of(settings.seed, "order", member.id, 3, epoch)
+        )
         for epoch in (0, 1)
     ]
     expected = [*orders[0], *orders[1]][:batches]
@@ -813,5 +815,5 @@ def test_a_total_minus_an_own_contribution_leaves_the_others() -> None:
     """Bitwise for integers that float64 holds; the identity that Eq. 11 rests on."""
     a = Update({"g": torch.tensor([1.5, -2.0])}, 3)
     b = Update({"g": torch.tensor([0.25, 8.0])}, 2)
-    others = Total.of((a, b)).tensors["g"] - contribution(a)["g"]
+    others = Total.of((a, b)).tensors["g"] - compute_contribution(a)["g"]
     assert torch.equal(others, torch.tensor([0.5, 16.0], dtype=torch.float64))

@@ -20,8 +20,8 @@ from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.tensors import load_into, nbytes, require_tensor, restoring
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Total
-from fednotes.data.batches import buckets
-from fednotes.data.split import sentence_documents
+from fednotes.data.batches import draw_epoch_batches
+from fednotes.data.split import make_sentence_documents
 from fednotes.engines.host import explain_error
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill, fedner
@@ -67,7 +67,7 @@ def plain_epochs(
     step = 0
     for epoch in range(settings.epochs):
         rng = rng_of(settings.seed, "order", data.id, epoch)
-        for batch in buckets(train.lengths, settings.batch_size, rng):
+        for batch in draw_epoch_batches(train.lengths, settings.batch_size, rng):
             torch.manual_seed(seed_of(settings.seed, "dropout", data.id, step))
             adam.zero_grad()
             loss = tagger.train().loss(train, batch)
@@ -138,7 +138,7 @@ def test_equal_platforms_that_share_all_layers_equal_one_large_batch(sites) -> N
 
     The plain loop below sees the union of the platforms' mini-batches as one batch.
     """
-    documents = sentence_documents(sites[0].train)[:24]
+    documents = make_sentence_documents(sites[0].train)[:24]
     tags = sites[0].tags
     halves = [
         SiteData(name, tags, documents[i::2], (), ()) for i, name in enumerate("ab")
@@ -162,7 +162,9 @@ def test_equal_platforms_that_share_all_layers_equal_one_large_batch(sites) -> N
     )
     for epoch in range(settings.epochs):
         orders = [
-            buckets(lengths[i], 4, rng_of(settings.seed, "order", half.id, epoch))
+            draw_epoch_batches(
+                lengths[i], 4, rng_of(settings.seed, "order", half.id, epoch)
+            )
             for i, half in enumerate(halves)
         ]
         for first_order, second_batch in zip(*orders, strict=True):
@@ -217,7 +219,7 @@ def test_an_epoch_ends_with_the_left_over_sentences(sites, left_over: int) -> No
 
     Checked against `plain_epochs`, whose epoch is one walk over all mini-batches.
     """
-    documents = sentence_documents(sites[0].train)[: 24 + left_over]
+    documents = make_sentence_documents(sites[0].train)[: 24 + left_over]
     data = replace(sites[0], train=documents, valid=())
     settings = config([data], epochs=3, select="last")
     rounds: list[bool] = []
@@ -236,8 +238,8 @@ def test_an_epoch_ends_with_the_left_over_sentences(sites, left_over: int) -> No
 def unequal(sites: list[SiteData]) -> list[SiteData]:
     """Return three platforms of 24, 15 and 9 sentences of the first site, without test
     data."""
-    documents, cuts = sentence_documents(sites[0].train), (0, 24, 39, 48)
-    documents += sentence_documents(sites[1].train)
+    documents, cuts = make_sentence_documents(sites[0].train), (0, 24, 39, 48)
+    documents += make_sentence_documents(sites[1].train)
     tags = sites[0].tags.union(sites[1].tags)
     return [
         SiteData(name, tags, documents[low:high], (), ())
@@ -250,7 +252,9 @@ def first_batch(data: SiteData, settings: fedner.Config, share: int):
     loss."""
     tagger = build_tagger(settings.model, data.tags, settings.seed)
     corpus = tagger.prepare(data.train)
-    order = buckets(corpus.lengths, share, rng_of(settings.seed, "order", data.id, 0))
+    order = draw_epoch_batches(
+        corpus.lengths, share, rng_of(settings.seed, "order", data.id, 0)
+    )
     torch.manual_seed(seed_of(settings.seed, "dropout", data.id, 0))
     loss = tagger.train().loss(corpus, order[0])
     loss.backward()
@@ -551,7 +555,9 @@ def test_no_sum_from_the_server_makes_a_batch_of_one_at_the_end_of_an_epoch(
         member = SizeOnly("a", size, config)
         share = int(member.take_share({}, examples=examples).metrics["share"])
         lengths = np.arange(size) % 30 + 1
-        batches = buckets(lengths, share, np.random.default_rng(1), least=6)
+        batches = draw_epoch_batches(
+            lengths, share, np.random.default_rng(1), min_size=6
+        )
         assert sorted(np.concatenate(batches).tolist()) == list(range(size))
         assert min(map(len, batches)) >= min(6, size)
         assert len(batches) == member._plan_epoch()[0]

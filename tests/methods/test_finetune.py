@@ -18,8 +18,8 @@ from tiny_taggers import values as copied
 from fednotes.core.errors import ConfigError
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.types import Document, SiteData, Span, TagSet
-from fednotes.data.batches import buckets
-from fednotes.data.split import pool
+from fednotes.data.batches import draw_epoch_batches
+from fednotes.data.split import pool_documents
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill, finetune, personal
 from fednotes.methods.finetune import Config, Site, _Sentences, count_notes
@@ -136,7 +136,8 @@ def test_a_federation_of_one_site_equals_ordinary_fine_tuning_bit_for_bit(
         return model.losses(corpus, batch).source.sum() / int(corpus.words[batch].sum())
 
     epochs = (
-        buckets(corpus.lengths, 4, rng_of(3, "order", "a", epoch)) for epoch in range(2)
+        draw_epoch_batches(corpus.lengths, 4, rng_of(3, "order", "a", epoch))
+        for epoch in range(2)
     )
     batches = [batch for epoch in epochs for batch in epoch]
     steps = [partial(loss, step, batch) for step, batch in enumerate(batches)]
@@ -348,7 +349,7 @@ def test_pooled_training_uses_all_notes_and_no_private_layers(bert: Path) -> Non
     together, settings = finetune.METHOD.configure_pooled(
         config(bert, sites), sites, None
     )
-    assert together[0].train == pool(sites).train
+    assert together[0].train == pool_documents(sites).train
     assert not settings.private
     mixed = [site_data("a", 1, 5, "drug"), site_data("b", 2, 5, "finding")]
     apart, settings = finetune.METHOD.configure_pooled(config(bert, mixed), mixed, None)

@@ -23,7 +23,7 @@ from fednotes.core.seeds import rng_of
 from fednotes.core.tensors import nbytes
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.update import Tensors, Total
-from fednotes.data.batches import buckets
+from fednotes.data.batches import draw_epoch_batches
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import finetune, personal
 from fednotes.methods.personal import Config, Server, Site, make_initial_parameters
@@ -138,7 +138,8 @@ def test_training_of_one_site_equals_a_plain_loop(encoder: Path) -> None:
         return torch.stack([sentence(i) for i in batch]).sum() / number
 
     epochs = (
-        buckets(site.train_set.lengths, 4, rng_of(3, "order", "a", e)) for e in range(2)
+        draw_epoch_batches(site.train_set.lengths, 4, rng_of(3, "order", "a", e))
+        for e in range(2)
     )
     steps = [partial(loss, batch) for epoch in epochs for batch in epoch]
     plain_adamw(trained, settings, steps)

@@ -17,8 +17,8 @@ from tiny_taggers import assert_same, plain_adamw, values
 
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.seeds import rng_of, seed_of
-from fednotes.core.tensors import snapshot
-from fednotes.data.clinical import sentences
+from fednotes.core.tensors import copy_tensors
+from fednotes.data.clinical import list_note_sentences
 from fednotes.data.notes import Note
 from fednotes.data.notes.sites import SiteNotes
 from fednotes.encoders.language_model import LanguageModelConfig, build_language_model
@@ -92,7 +92,10 @@ def test_a_federation_of_one_site_equals_ordinary_pretraining_bit_for_bit(
     _, trained_values = train([site_notes("a", train_notes)], settings, tmp_path)
     model = build_language_model(settings.model, settings.seed)
     tokens = tokens_of(
-        [model.tokenizer.tokenize(sentences(note.text)) for note in train_notes]
+        [
+            model.tokenizer.tokenize(list_note_sentences(note.text))
+            for note in train_notes
+        ]
     )
     model.train(True)
 
@@ -169,7 +172,10 @@ def test_the_held_out_loss_is_the_mean_over_masked_tokens(
     ).eval()
     model = sites[0].model
     tokens = tokens_of(
-        [model.tokenizer.tokenize(sentences(note.text)) for note in held_out_notes]
+        [
+            model.tokenizer.tokenize(list_note_sentences(note.text))
+            for note in held_out_notes
+        ]
     )
     plan = plan_full(tokens, 24, 5, 0)
     batch = gather_sequences(tokens, plan, np.arange(len(plan)), model.specials)
@@ -412,7 +418,7 @@ def test_a_partial_epoch_covers_at_least_the_shortest_sequences(
         return gathered(tokens, plan, rows, specials)
 
     promised = site.count_covered("train")["tokens"]
-    tensors = snapshot(site.shared)
+    tensors = copy_tensors(site.shared)
     with mock.patch.object(pretrain, "gather_sequences", gather):
         for cycle in range(settings.cycles):
             read.clear()
@@ -428,7 +434,7 @@ def test_longer_sequences_need_fewer_steps(bert: Path, tmp_path: Path) -> None:
     settings = config(bert, model={"train": "all"}, min_tokens=0, min_steps=0, **longer)
     data = site_notes("a", notes(1, 8, 8))
     site = Site(data, settings, cache=tmp_path)
-    tensors = snapshot(site.shared)
+    tensors = copy_tensors(site.shared)
     steps = []
     for cycle in range(2):
         before = site.trainer.steps_taken

@@ -21,11 +21,11 @@ from fednotes.metrics.calibration import (
     Calibrated,
     Calibration,
     Reliability,
-    _figure,
+    _make_figure,
     calibrate,
+    hash_weights,
     judge_spans,
     log_odds,
-    weights_digest,
 )
 
 DOCUMENTS, EACH = 80, 25
@@ -79,7 +79,7 @@ def test_the_picture_shows_the_numbers_of_the_table(
     pytest.importorskip("matplotlib")
     stats = pytest.importorskip("scipy.stats")
     actual = fitted(0.5, -0.7)
-    panel, counts_panel = _figure(actual.shown).axes
+    panel, counts_panel = _make_figure(actual.reliabilities).axes
     for number, each in enumerate((actual.before, actual.after)):
         line, _, (bars,) = panel.containers[number]
         assert line.get_xdata().tolist() == [b.confidence for b in each.bins]
@@ -123,7 +123,7 @@ def test_the_fit_equals_scikit_learn() -> None:
     )
     calibration = fitted(0.5, -0.7).calibration
     assert calibration is not None
-    assert calibration.values(chances) == pytest.approx(
+    assert calibration.apply(chances) == pytest.approx(
         reference.predict(log_odds(chances)), rel=1e-3
     )
 
@@ -229,19 +229,19 @@ def test_a_calibration_is_refused_for_other_weights(tmp_path: Path) -> None:
     """Written and read again; damaged or of other weights it is refused, with the
     remedy."""
     with pytest.raises(ModelError, match="no model here"):
-        weights_digest(tmp_path)
+        hash_weights(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    assert Calibration.of(tmp_path) is None
+    assert Calibration.read(tmp_path) is None
     calibration = Calibration(
-        0.5, -0.25, weights_digest(tmp_path), 9, 5, (0.2, 0.1), (0.5, 0.4)
+        0.5, -0.25, hash_weights(tmp_path), 9, 5, (0.2, 0.1), (0.5, 0.4)
     )
     before = compute_folder_fingerprint(tmp_path)
     calibration.write(tmp_path)
-    assert Calibration.of(tmp_path) == calibration
+    assert Calibration.read(tmp_path) == calibration
     assert (
         compute_folder_fingerprint(tmp_path) == before
     )  # as an encoder it is what it was
-    (document,) = calibration.on(
+    (document,) = calibration.apply_to(
         [Document("a", "x", (Span(0, 1, "A", confidence=0.8),))]
     )
     by_hand = 1 / (1 + np.exp(-(0.5 * np.log(4) - 0.25)))
@@ -255,15 +255,15 @@ def test_a_calibration_is_refused_for_other_weights(tmp_path: Path) -> None:
     ):
         (tmp_path / FILE).write_text(json.dumps(table | wrong))
         with pytest.raises(ModelError, match="calibrate the model again, or delete"):
-            Calibration.of(tmp_path)
+            Calibration.read(tmp_path)
     for text in ("", "[]", "{", json.dumps(table).replace("0.5", "NaN", 1)):
         (tmp_path / FILE).write_text(text)
         with pytest.raises(ModelError, match=r"calibration.json: .*delete this file"):
-            Calibration.of(tmp_path)
+            Calibration.read(tmp_path)
     calibration.write(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"others")
     with pytest.raises(ModelError, match="belongs to other weights"):
-        Calibration.of(tmp_path)
+        Calibration.read(tmp_path)
 
 
 def test_a_calibration_with_a_gain_within_its_standard_error_is_dropped() -> None:

@@ -24,15 +24,15 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Span
 from fednotes.core.update import Total, Update
 from fednotes.metrics import classification
-from fednotes.metrics.classification import CLASSES, ClassCounts, rankings
+from fednotes.metrics.classification import CLASSES, ClassCounts, measure_rankings
 from fednotes.metrics.paired_tests import (
     Bootstrap,
-    paired_bootstrap,
-    paired_patients,
-    paired_sites,
+    bootstrap_documents,
+    bootstrap_patients,
+    bootstrap_sites,
 )
 from fednotes.metrics.spans import SpanCounts
-from fednotes.metrics.summaries import mean_scores, summarise, summed_scores
+from fednotes.metrics.summaries import average_scores, score_pooled_sites, summarise
 
 NAMES = (
     "Asthma",
@@ -223,7 +223,7 @@ def is_the_loop(
 def test_the_paired_test_of_macro_f1_equals_a_plain_loop() -> None:
     labels, a = random_labels(30)
     b = np.where(np.random.default_rng(3).random(a.shape) < 0.2, 0, a).astype(np.int8)
-    bootstrap = paired_patients(labels, a, b, samples=60, seed=5)
+    bootstrap = bootstrap_patients(labels, a, b, samples=60, seed=5)
     is_the_loop(
         bootstrap,
         lambda draw, predictions: scikit_learn(labels[draw], predictions[draw])[2],
@@ -252,7 +252,7 @@ def test_the_paired_test_of_areas_equals_a_plain_loop() -> None:
         return float(np.mean(each))
 
     is_the_loop(
-        paired_patients(labels, a, b, "auroc", samples=60, seed=5), area, a, b, 40
+        bootstrap_patients(labels, a, b, "auroc", samples=60, seed=5), area, a, b, 40
     )
 
 
@@ -268,9 +268,9 @@ def test_areas_equal_scikit_learn(ties: bool) -> None:
     scores = rng.normal(size=200) + (labels == 1)
     scores = np.round(scores) if ties else scores
     is_labelled = (labels == 0) | (labels == 1)
-    ranked = rankings(labels[:, None], scores[:, None], ["d"], samples=0)["by_output"][
-        "d"
-    ]
+    ranked = measure_rankings(labels[:, None], scores[:, None], ["d"], samples=0)[
+        "by_output"
+    ]["d"]
     for name, area in (("auroc", roc_auc_score), ("auprc", average_precision_score)):
         assert ranked[name]["value"] == pytest.approx(
             area(labels[is_labelled], scores[is_labelled])
@@ -285,7 +285,7 @@ def test_intervals_equal_a_plain_loop() -> None:
     labels[:, 2] = 0
     labels[:2, 2] = 1  # so rare that some draws have none
     scores = np.round(rng.normal(size=labels.shape) + labels, 1)
-    ranked = rankings(labels, scores, ["a", "b", "c"], samples=100, seed=2)
+    ranked = measure_rankings(labels, scores, ["a", "b", "c"], samples=100, seed=2)
     areas = {"auroc": roc_auc_score, "auprc": average_precision_score}
     for name, area in areas.items():
         per_draw = np.full((101, 3), np.nan)
@@ -316,7 +316,7 @@ def test_an_output_with_one_class_has_no_area() -> None:
     """Oracle: scikit-learn refuses; here None, and the macro mean goes without it."""
     labels = np.array([[1, 0, -1], [1, 1, -1], [1, 0, 2]])
     scores = np.array([[0.1, 0.2, 0.3], [0.2, 0.9, 0.3], [0.3, 0.3, 0.3]])
-    ranked = rankings(labels, scores, ["all", "some", "none"], samples=20)
+    ranked = measure_rankings(labels, scores, ["all", "some", "none"], samples=20)
     nothing = {"value": None, "low": None, "high": None}
     for name in ("all", "none"):
         assert (
@@ -331,13 +331,16 @@ def test_an_output_with_one_class_has_no_area() -> None:
         == 1
     )
     assert (
-        rankings(labels[:0], scores[:0], ["a", "b", "c"])["macro"]["auroc"] == nothing
+        measure_rankings(labels[:0], scores[:0], ["a", "b", "c"])["macro"]["auroc"]
+        == nothing
     )
     assert (
-        rankings(labels, scores, ["a", "b", "c"], samples=0)["macro"]["auroc"]["low"]
+        measure_rankings(labels, scores, ["a", "b", "c"], samples=0)["macro"]["auroc"][
+            "low"
+        ]
         is None
     )
-    assert rankings(labels[:, :0], scores[:, :0], [])["macro"]["outputs"] == 0
+    assert measure_rankings(labels[:, :0], scores[:, :0], [])["macro"]["outputs"] == 0
 
 
 @pytest.mark.parametrize(
@@ -350,22 +353,25 @@ def test_an_output_with_one_class_has_no_area() -> None:
         (lambda z: ClassCounts.of(z + 3, z, "ab"), "a label is not one of"),
         (lambda z: ClassCounts.of(z, z - 2, "ab"), "a prediction is not one of"),
         (lambda z: ClassCounts.of(z, z, "ab", [(0, 1)]), "classes of 1 outputs for 2"),
-        (lambda z: paired_patients(z, z, z, samples=0), "at least one sample"),
-        (lambda z: paired_patients(z[:0], z[:0], z[:0]), "at least one patient"),
-        (lambda z: paired_patients(z, z[:, :1], z, "auroc"), "must be alike"),
-        (lambda z: rankings(z, np.zeros((4, 3)), "ab"), r"scores \(4, 3\)"),
-        (lambda z: rankings(z, np.full((4, 2), np.nan), "ab"), "not a finite number"),
+        (lambda z: bootstrap_patients(z, z, z, samples=0), "at least one sample"),
+        (lambda z: bootstrap_patients(z[:0], z[:0], z[:0]), "at least one patient"),
+        (lambda z: bootstrap_patients(z, z[:, :1], z, "auroc"), "must be alike"),
+        (lambda z: measure_rankings(z, np.zeros((4, 3)), "ab"), r"scores \(4, 3\)"),
         (
-            lambda z: paired_bootstrap(*systems(3, (0.1, 0.1)), "relaxd"),
+            lambda z: measure_rankings(z, np.full((4, 2), np.nan), "ab"),
+            "not a finite number",
+        ),
+        (
+            lambda z: bootstrap_documents(*systems(3, (0.1, 0.1)), "relaxd"),
             "did you mean 'relaxed'",
         ),
         (
-            lambda z: paired_bootstrap(*systems(3, (0.1, 0.1)), samples=0),
+            lambda z: bootstrap_documents(*systems(3, (0.1, 0.1)), samples=0),
             "at least one sample",
         ),
-        (lambda z: paired_bootstrap([], [], []), "at least one document"),
+        (lambda z: bootstrap_documents([], [], []), "at least one document"),
         (
-            lambda z: paired_bootstrap(*systems(3, (0, 0))[:2], []),
+            lambda z: bootstrap_documents(*systems(3, (0, 0))[:2], []),
             "3 gold documents but 0",
         ),
     ],
@@ -443,7 +449,7 @@ def test_the_bootstrap_equals_explicit_resampling(
     # all at once, and seven resamples at a time
     for chunk in (classification._CHUNK, 15 * 7):
         monkeypatch.setattr(classification, "_CHUNK", chunk)
-        is_the_loop(paired_bootstrap(gold, a, b, metric, 60, 5), f1, a, b, 15)
+        is_the_loop(bootstrap_documents(gold, a, b, metric, 60, 5), f1, a, b, 15)
 
 
 def test_p_values_are_uniform_for_equal_systems() -> None:
@@ -453,7 +459,9 @@ def test_p_values_are_uniform_for_equal_systems() -> None:
     (binomial).
     """
     p = [
-        paired_bootstrap(*systems(60, (0.3, 0.3), seed), samples=200, seed=seed).p_value
+        bootstrap_documents(
+            *systems(60, (0.3, 0.3), seed), samples=200, seed=seed
+        ).p_value
         for seed in range(100)
     ]
     assert 2 <= sum(x < 0.1 for x in p) <= 24
@@ -464,7 +472,7 @@ def test_a_large_corpus_is_resampled_quickly() -> None:
     machines)."""
     gold, a, b = systems(5000, (0.2, 0.21))
     begin = time.perf_counter()
-    paired_bootstrap(gold, a, b)
+    bootstrap_documents(gold, a, b)
     assert time.perf_counter() - begin < 15
 
 
@@ -474,7 +482,7 @@ def test_a_large_corpus_is_resampled_quickly() -> None:
 def test_a_mean_covers_the_sites_that_report_the_score() -> None:
     """By hand: a site of codes alone is in the mean of codes and in no other."""
     a, b = site_score(1), site_score(2)
-    means = mean_scores([a, codes_alone(5), b, {}])
+    means = average_scores([a, codes_alone(5), b, {}])
     assert means["codes"]["loss"] == pytest.approx((0.31 + 0.35 + 0.32) / 3)
     assert means["calibration"] == {"brier": pytest.approx(0.115)}
     for kind, key in (
@@ -494,17 +502,17 @@ def test_a_mean_covers_the_sites_that_report_the_score() -> None:
 def test_the_mean_of_a_score_that_no_site_reports_is_none() -> None:
     """Nobody has gout, so it has no AUROC; a site without one does not count."""
     a, b = site_score(1), site_score(2)
-    assert mean_scores([a, b])["by_output"]["gout"]["auroc"] is None
+    assert average_scores([a, b])["by_output"]["gout"]["auroc"] is None
     a["ranking"]["auroc"] = None
-    assert mean_scores([a, b])["ranking"]["auroc"] == b["ranking"]["auroc"]
+    assert average_scores([a, b])["ranking"]["auroc"] == b["ranking"]["auroc"]
     b["ranking"]["auroc"] = None
-    assert mean_scores([a, b])["ranking"]["auroc"] is None
+    assert average_scores([a, b])["ranking"]["auroc"] is None
 
 
 def test_the_mean_over_diseases_equals_the_macro_score() -> None:
     """An identity where all sites judge the same diseases: the mean of means, either
     way."""
-    means = mean_scores([site_score(seed) for seed in (1, 2, 3)])
+    means = average_scores([site_score(seed) for seed in (1, 2, 3)])
     for key in ("precision", "recall", "f1"):
         each = [disease[key] for disease in means["by_output"].values()]
         assert fmean(each) == pytest.approx(means["phenotypes"][key])
@@ -512,15 +520,15 @@ def test_the_mean_over_diseases_equals_the_macro_score() -> None:
 
 def test_an_interval_is_kept_only_if_all_sites_report_the_same() -> None:
     area = site_score(1)["by_output"]["asthma"]["auroc"]
-    equal_sites = mean_scores([site_score(1), site_score(1)])["by_output"]["asthma"]
+    equal_sites = average_scores([site_score(1), site_score(1)])["by_output"]["asthma"]
     assert equal_sites["auroc_interval"] == [area["low"], area["high"]]
     assert (
         "auroc_interval"
-        not in mean_scores([site_score(1), site_score(2)])["by_output"]["gout"]
+        not in average_scores([site_score(1), site_score(2)])["by_output"]["gout"]
     )
     assert (
         "auroc_interval"
-        not in mean_scores([site_score(1), site_score(2)])["by_output"]["asthma"]
+        not in average_scores([site_score(1), site_score(2)])["by_output"]["asthma"]
     )
 
 
@@ -529,7 +537,7 @@ def test_summed_scores_equal_the_scores_of_all_patients_together() -> None:
     patients."""
     parts = [draw_patients(seed) for seed in (1, 2)]
     labels, predicted = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-    summed = summed_scores([site_score(1), codes_alone(3), site_score(2)])
+    summed = score_pooled_sites([site_score(1), codes_alone(3), site_score(2)])
     each = []
     for column, name in enumerate(OUTPUTS):
         known = labels[:, column] >= 0
@@ -543,9 +551,9 @@ def test_summed_scores_equal_the_scores_of_all_patients_together() -> None:
 def test_scores_without_counts_cannot_be_summed() -> None:
     score = site_score(1)
     del score["class_counts"]
-    assert summed_scores([score, site_score(2)]) == {}
-    assert summed_scores([codes_alone(1)]) == {}
-    assert summed_scores([{}]) == {}
+    assert score_pooled_sites([score, site_score(2)]) == {}
+    assert score_pooled_sites([codes_alone(1)]) == {}
+    assert score_pooled_sites([{}]) == {}
 
 
 def document_table(seed: int, documents: int) -> np.ndarray:
@@ -574,7 +582,7 @@ def test_means_over_sites_are_compared_by_resampling_each_site() -> None:
         "c": counts["c"],
         "empty": counts["empty"],
     }
-    each, mean = paired_sites(counts, 2000, 7)
+    each, mean = bootstrap_sites(counts, 2000, 7)
     assert list(each) == ["a", "b", "c"]
     assert mean is not None
 
@@ -601,5 +609,5 @@ def test_means_over_sites_are_compared_by_resampling_each_site() -> None:
 
 def test_sites_without_test_documents_are_not_compared() -> None:
     empty = np.zeros((0, 4), np.int64)
-    assert paired_sites({"a": (empty, empty)}) == ({}, None)
-    assert paired_sites({}) == ({}, None)
+    assert bootstrap_sites({"a": (empty, empty)}) == ({}, None)
+    assert bootstrap_sites({}) == ({}, None)

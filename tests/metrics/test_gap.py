@@ -13,12 +13,12 @@ from fednotes.metrics.gap import (
     BELOW,
     WITHIN,
     Gap,
-    f1_error,
-    gap_by_seed,
-    gap_of_scores,
-    gap_of_sites,
+    compute_gap,
+    compute_gap_by_seed,
+    compute_gap_of_sites,
+    estimate_f1_error,
+    find_main_score,
     judge_gain,
-    main_score,
 )
 from fednotes.metrics.spans import SpanCounts, TypeCounts
 
@@ -46,35 +46,37 @@ def test_the_standard_error_of_f1_equals_that_of_simulated_counts(
     parts = np.array([right, predicted - right, gold - right])
     tp, fp, fn = rng.multinomial(parts.sum(), parts / parts.sum(), 200_000).T
     deviation = (2 * tp / (2 * tp + fp + fn)).std()
-    assert f1_error(right, predicted, gold) == pytest.approx(deviation, rel=0.04)
+    assert estimate_f1_error(right, predicted, gold) == pytest.approx(
+        deviation, rel=0.04
+    )
 
 
 def test_f1_without_mentions_has_no_standard_error() -> None:
-    assert f1_error(0, 0, 0) == 0.0
+    assert estimate_f1_error(0, 0, 0) == 0.0
 
 
 def test_the_standard_error_for_few_mentions_is_never_zero() -> None:
     """The share of right ones is then (n + 1) / (n + 2), after Agresti and Coull."""
     for right, gold, share in ((2, 2, 3 / 4), (0, 2, 1 / 4), (10, 10, 11 / 12)):
         expected = 2 / (1 + share) ** 2 * (share * (1 - share) / (gold + 2)) ** 0.5
-        assert f1_error(right, right, gold) == pytest.approx(expected)
+        assert estimate_f1_error(right, right, gold) == pytest.approx(expected)
 
 
 def test_the_share_is_1_for_the_full_gain_and_missing_within_noise() -> None:
-    assert gap_of_scores(0.4, 0.6, 0.6, 0.05) == Gap(1.0)
-    assert gap_of_scores(0.4, 0.45, 0.6, 0.05).closed == pytest.approx(0.25)
-    assert gap_of_scores(0.4, 0.3, 0.6, 0.05).closed == pytest.approx(-0.5)
-    assert gap_of_scores(0.4, 0.5, 0.44, 0.05) == Gap(None, WITHIN)
-    assert gap_of_scores(0.44, 0.5, 0.4, 0.05) == Gap(None, WITHIN)
-    assert gap_of_scores(0.6, 0.5, 0.4, 0.05) == Gap(None, BELOW)
+    assert compute_gap(0.4, 0.6, 0.6, 0.05) == Gap(1.0)
+    assert compute_gap(0.4, 0.45, 0.6, 0.05).closed == pytest.approx(0.25)
+    assert compute_gap(0.4, 0.3, 0.6, 0.05).closed == pytest.approx(-0.5)
+    assert compute_gap(0.4, 0.5, 0.44, 0.05) == Gap(None, WITHIN)
+    assert compute_gap(0.44, 0.5, 0.4, 0.05) == Gap(None, WITHIN)
+    assert compute_gap(0.6, 0.5, 0.4, 0.05) == Gap(None, BELOW)
 
 
 def test_a_site_needs_many_mentions_for_a_share() -> None:
     rights = dict(zip(("alone", "federated", "pooled"), (8, 10, 12), strict=True))
     few = {c: mentions(k, 20, 20) for c, k in rights.items()}
     many = {c: mentions(100 * k, 2000, 2000) for c, k in rights.items()}
-    assert gap_of_sites([few]) == Gap(None, WITHIN)
-    actual = gap_of_sites([many])
+    assert compute_gap_of_sites([few]) == Gap(None, WITHIN)
+    actual = compute_gap_of_sites([many])
     assert actual is not None
     assert actual.closed == pytest.approx(0.5)
 
@@ -122,9 +124,11 @@ def test_sites_without_a_condition_are_left_out() -> None:
         )
     }
     part = {"alone": mentions(1, 9, 9), "federated": mentions(2, 9, 9)}
-    assert gap_of_sites([part]) is None
-    assert gap_of_sites([{}]) is None
-    assert gap_of_sites([complete_site, part, {}]) == gap_of_sites([complete_site])
+    assert compute_gap_of_sites([part]) is None
+    assert compute_gap_of_sites([{}]) is None
+    assert compute_gap_of_sites([complete_site, part, {}]) == compute_gap_of_sites(
+        [complete_site]
+    )
 
 
 def test_the_score_of_a_disease_is_the_mean_over_its_classes() -> None:
@@ -138,9 +142,9 @@ def test_the_score_of_a_disease_is_the_mean_over_its_classes() -> None:
         "phenotypes": counts.scores()["macro"],
         "by_output": counts.scores()["by_output"],
     }
-    actual = main_score(scores)
+    actual = find_main_score(scores)
     assert actual is not None
-    absent, present = f1_error(50, 70, 60), f1_error(40, 50, 60)
+    absent, present = estimate_f1_error(50, 70, 60), estimate_f1_error(40, 50, 60)
     assert actual[1] == pytest.approx(np.hypot(absent, present) / 2)
     f1s = [2 * 50 / 130, 2 * 40 / 110]
     assert actual[0] == pytest.approx(np.mean(f1s))
@@ -151,12 +155,12 @@ def test_a_lower_loss_of_masked_words_counts_as_better() -> None:
         c: {"masked": {"loss": loss, "tokens": 10_000}}
         for c, loss in {"alone": 3.0, "federated": 2.2, "pooled": 2.0}.items()
     }
-    actual = gap_of_sites([each])
+    actual = compute_gap_of_sites([each])
     assert actual is not None
     assert actual.closed == pytest.approx(0.8)
     # two errors are 0.084
     each["pooled"] = {"masked": {"loss": 2.95, "tokens": 10_000}}
-    assert gap_of_sites([each]) == Gap(None, WITHIN)
+    assert compute_gap_of_sites([each]) == Gap(None, WITHIN)
 
 
 def test_the_verdict_follows_the_interval_over_seeds() -> None:
@@ -164,7 +168,7 @@ def test_the_verdict_follows_the_interval_over_seeds() -> None:
     alone = list(0.46 + 0.01 * rng.standard_normal(5))
     pooled = list(0.57 + 0.01 * rng.standard_normal(5))
     federated = list(0.56 + 0.01 * rng.standard_normal(5))
-    shares, why = gap_by_seed(alone, federated, pooled)
+    shares, why = compute_gap_by_seed(alone, federated, pooled)
     gain_pooled = np.mean(pooled) - np.mean(alone)
     assert why == ""
     assert np.mean(shares) == pytest.approx(
@@ -173,15 +177,15 @@ def test_the_verdict_follows_the_interval_over_seeds() -> None:
     near = [a + d for a, d in zip(alone, (0.02, -0.01, 0.01, 0.0, 0.005), strict=True)]
     interval = stats.ttest_rel(near, alone).confidence_interval()
     assert interval.low < 0 < interval.high
-    assert gap_by_seed(alone, federated, near) == ([], WITHIN)
-    assert gap_by_seed(pooled, federated, alone) == ([], BELOW)
-    assert gap_by_seed([0.1], [0.2], [0.3]) == ([], "one seed")
+    assert compute_gap_by_seed(alone, federated, near) == ([], WITHIN)
+    assert compute_gap_by_seed(pooled, federated, alone) == ([], BELOW)
+    assert compute_gap_by_seed([0.1], [0.2], [0.3]) == ([], "one seed")
 
 
 def test_a_run_without_a_score_has_no_share() -> None:
     """A missing score counts neither as a loss of 0, the best, nor as NaN."""
     ends: Any = [1.0, 1.1, 0.9], [3.0, 2.9, 3.1]
-    assert gap_by_seed(ends[0], [2.0, float("nan"), 2.0], ends[1]) == (
+    assert compute_gap_by_seed(ends[0], [2.0, float("nan"), 2.0], ends[1]) == (
         [],
         "a run has no score",
     )

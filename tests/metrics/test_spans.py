@@ -24,10 +24,10 @@ from fednotes.metrics.judging import KINDS, judge_mentions
 from fednotes.metrics.spans import (
     DEFINITIONS,
     SpanCounts,
-    document_counts,
-    forms_of,
+    collect_forms,
+    compute_token_kappa,
+    count_by_document,
     overlap_differs,
-    token_kappa,
 )
 
 LENGTH = 14
@@ -335,7 +335,7 @@ def test_recall_of_unseen_forms_is_counted_separately() -> None:
     train = [
         Document("t", "took ASPIRIN  plus", (Span(5, 12, "Drug"), Span(5, 18, "Drug")))
     ]
-    assert forms_of(train) == {"aspirin", "aspirin plus"}
+    assert collect_forms(train) == {"aspirin", "aspirin plus"}
     text = "aspirin ibuprofen rash aspirin\nplus"
     gold = Document(
         "a", text, tuple(Span(*s, "Drug") for s in [(0, 7), (8, 17), (18, 22)])
@@ -344,9 +344,11 @@ def test_recall_of_unseen_forms_is_counted_separately() -> None:
         gold,
         spans=tuple(Span(*s, "Drug") for s in [(0, 7), (8, 17), (8, 22), (23, 35)]),
     )
-    counts = SpanCounts.of([gold], [predicted], forms_of(train)).by_type["Drug"]
+    counts = SpanCounts.of([gold], [predicted], collect_forms(train)).by_type["Drug"]
     assert (counts.unseen_gold, counts.unseen_predicted, counts.unseen) == (2, 2, 1)
-    assert SpanCounts.of([gold], [predicted], forms_of(train)).scores()["unseen"] == {
+    assert SpanCounts.of([gold], [predicted], collect_forms(train)).scores()[
+        "unseen"
+    ] == {
         "precision": 0.5,
         "recall": 0.5,
         "f1": 0.5,
@@ -382,7 +384,7 @@ def test_counts_of_documents_add_up_to_those_of_the_corpus() -> None:
         ],
     }
     for definition in DEFINITIONS:
-        counts = document_counts(gold, predicted, definition)
+        counts = count_by_document(gold, predicted, definition)
         assert counts.shape == (30, 4)
         assert counts.sum(axis=0).tolist() == expected[definition]
         one_document = SpanCounts.of(gold[4:5], predicted[4:5]).total
@@ -440,7 +442,7 @@ def test_documents_that_do_not_match_are_refused() -> None:
         with pytest.raises(DataError, match=f"'d0': span {start}:{end}"):
             SpanCounts.of(gold, bad)
     with pytest.raises(ConfigError, match="did you mean 'strict'"):
-        document_counts(gold, predicted, "strickt")
+        count_by_document(gold, predicted, "strickt")
 
 
 def test_the_macro_mean_includes_a_type_that_is_only_predicted() -> None:
@@ -485,7 +487,7 @@ def test_the_kappa_of_tokens_equals_scikit_learn() -> None:
         ]
         for row in (first.tolist(), second.tolist())
     ]
-    number, kappa = token_kappa(*documents)
+    number, kappa = compute_token_kappa(*documents)
     assert number == 60
     assert kappa == pytest.approx(metrics.cohen_kappa_score(first, second), rel=1e-12)
 

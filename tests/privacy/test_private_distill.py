@@ -16,7 +16,7 @@ from tiny_models import save_bert
 from tiny_taggers import NO_DROPOUT, assert_same
 
 from fednotes.core.errors import ConfigError
-from fednotes.core.tensors import load_into, snapshot
+from fednotes.core.tensors import copy_tensors, load_into
 from fednotes.core.types import SiteData, TagSet
 from fednotes.data.synthetic import generate
 from fednotes.data.tags import relabel
@@ -80,7 +80,7 @@ def other_than(site: Any, seed: int = 9) -> dict[str, torch.Tensor]:
     """Return parameters that a server may send, whose model finds mentions of every
     type."""
     model = build_model(site._config.model, site._config.tags, seed)
-    return {n: 3 * value for n, value in snapshot(model.trainable()).items()}
+    return {n: 3 * value for n, value in copy_tensors(model.trainable()).items()}
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def without_noise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[int]], 
 
 def second(site: Any, teacher: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return the answer to the initial parameters where θ_t is another model."""
-    sent = snapshot(site.site.shared)
+    sent = copy_tensors(site.site.shared)
     site.noisy_gradients(teacher, round=0)
     return dict(site.noisy_gradients(sent, round=1).tensors)
 
@@ -165,7 +165,7 @@ def plain(
     settings = replace(config_of(unannotated=unannotated), privacy=None)
     reference = distill.Site(data, settings)
     reference.begin(teacher, round=0)
-    (_, corpus), start = reference._begun, snapshot(site.site.shared)
+    (_, corpus), start = reference._begun, copy_tensors(site.site.shared)
     load_into(reference.parameters, start)
     losses = reference.model.losses(corpus, range(reference.num_examples))
     return list(torch.autograd.grad((losses.source + losses.target * (unannotated != "marginal")).mean(),
@@ -180,7 +180,7 @@ def test_a_unit_is_completed_as_without_differential_privacy(
     alone."""
     without_noise([2])
     site = site_of(unannotated=unannotated, privacy={"clip": 1e6})
-    start, teacher = snapshot(site.site.shared), other_than(site)
+    start, teacher = copy_tensors(site.site.shared), other_than(site)
     private_gradient = second(site, teacher)
     load_into(site.site.shared, start)
     plain_gradient = plain(site, teacher, unannotated, [4, 5])
@@ -217,7 +217,7 @@ def test_predictions_of_other_types_complete_the_annotation() -> None:
     )
     assert all(
         torch.equal(v, site.site.shared[n])
-        for n, v in snapshot(site.site.shared).items()
+        for n, v in copy_tensors(site.site.shared).items()
     )
 
 
@@ -242,7 +242,7 @@ def test_answers_depend_on_the_teacher() -> None:
     other noise; after the same one, made again from the kept state too, the same bits.
     """
     site, again, third_site = site_of(), site_of(), site_of()
-    teacher, sent = other_than(site), snapshot(site.site.shared)
+    teacher, sent = other_than(site), copy_tensors(site.site.shared)
     first = second(site, teacher)
     again.noisy_gradients(teacher, round=0)
     back = site_of()
@@ -260,7 +260,7 @@ def test_a_round_without_units_is_only_noise(monkeypatch: pytest.MonkeyPatch) ->
         private, "draw_units", lambda stream, count, rate: np.zeros(count, bool)
     )
     site = site_of()
-    answer = site.noisy_gradients(snapshot(site.site.shared), round=0)
+    answer = site.noisy_gradients(copy_tensors(site.site.shared), round=0)
     noise = (
         np.concatenate([v.double().numpy().ravel() for v in answer.tensors.values()])
         / SCALE

@@ -16,7 +16,7 @@ import torch
 from scipy import stats
 from tiny_notes import tiny_site
 
-from fednotes.core.tensors import snapshot
+from fednotes.core.tensors import copy_tensors
 from fednotes.core.types import SiteData, TagSet
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import personal
@@ -83,7 +83,7 @@ def test_a_unit_changes_sent_and_own_parameters_by_at_most_the_clip(
         site = PRIVATE.make_site(data, config, secret=bytes(32))
         moved: dict[str, torch.Tensor] = {}
         site._adam.step = moved.update
-        answer = site.noisy_gradients(snapshot(site.site.shared), round=0).tensors
+        answer = site.noisy_gradients(copy_tensors(site.site.shared), round=0).tensors
         assert not answer["classifier.weight.B-ADE"].any()
         assert {name.split(".")[0] for name in moved} == {"private", "classifier"}
         sent_part = [
@@ -121,7 +121,9 @@ def test_a_run_saves_only_the_model_trained_with_noise(
         for n, d in enumerate(sites)
     ]
     first = (
-        members[0].noisy_gradients(snapshot(members[0].site.shared), round=0).tensors
+        members[0]
+        .noisy_gradients(copy_tensors(members[0].site.shared), round=0)
+        .tensors
     )
     lacked = first["classifier.weight.B-ADE"].double().numpy() / SCALE
     low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], lacked.size)
@@ -129,7 +131,7 @@ def test_a_run_saves_only_the_model_trained_with_noise(
     members[0] = PRIVATE.make_site(
         sites[0], config, secret=bytes(32), directory=tmp_path / "a"
     )
-    untrained = snapshot(members[0].site.own.parameters)
+    untrained = copy_tensors(members[0].site.own.parameters)
     final = PRIVATE.train(InProcess(members), config)
     assert final.round == 4
     assert {"parts", "unseen"}.isdisjoint(members[0].scores)

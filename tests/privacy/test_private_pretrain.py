@@ -14,7 +14,7 @@ from scipy import stats
 from small_tokens import tokens_of
 
 from fednotes.core.errors import ConfigError
-from fednotes.data.clinical import sentences
+from fednotes.data.clinical import list_note_sentences
 from fednotes.data.notes import Note
 from fednotes.data.notes.sites import SiteNotes
 from fednotes.encoders.packing import gather_sequences, mask, plan_full
@@ -116,7 +116,8 @@ def test_a_unit_has_only_the_tokens_of_its_notes(bert: Path, tmp_path: Path) -> 
     site = make_private_site(bert, tmp_path)
     tokenize = site.site.model.tokenizer.tokenize
     ids_by_note = [
-        [i for line in tokenize(sentences(n.text)) for i in line] for n in notes()
+        [i for line in tokenize(list_note_sentences(n.text)) for i in line]
+        for n in notes()
     ]
     assert site.site.train_set.dropped == 1
     assert not ids_by_note[1]
@@ -193,7 +194,7 @@ def test_a_clipped_gradient_is_that_of_the_loss_of_the_unit(
     split = [
         lines
         for n in unit_notes
-        if (lines := model.tokenizer.tokenize(sentences(n.text)))
+        if (lines := model.tokenizer.tokenize(list_note_sentences(n.text)))
     ]
     tokens = tokens_of([lines for lines in split if any(lines)])
     plan = plan_full(tokens, LENGTH, 5, 0)

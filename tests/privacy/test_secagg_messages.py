@@ -14,7 +14,7 @@ import torch
 from secagg import Exchange
 
 from fednotes.core.errors import RefusedError
-from fednotes.core.messages import plain
+from fednotes.core.messages import to_json_values
 from fednotes.core.update import Update
 from fednotes.privacy.secure_sum import Parties
 from fednotes.privacy.secure_sum.messages import (
@@ -70,7 +70,7 @@ def every_kind() -> list[Any]:
 def header(message: Any) -> tuple[Any, dict[str, Any]]:
     """Return the header as JSON text, and the tensors beside it."""
     apart = {"words": message.words} if isinstance(message, MaskedMessage) else {}
-    return json.loads(json.dumps(plain(message, *apart))), apart
+    return json.loads(json.dumps(to_json_values(message, *apart))), apart
 
 
 def test_messages_survive_a_round_trip_through_json() -> None:

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from secagg import Exchange
 
-from fednotes.core.messages import plain
+from fednotes.core.messages import to_json_values
 from fednotes.core.update import Update
 from fednotes.privacy.secure_sum import crypto, server
 from fednotes.privacy.secure_sum import site as secagg_site
@@ -55,7 +55,10 @@ class Oracle:
 
 def tables(sent: list[Any]) -> list[Any]:
     return [
-        (plain(message, "words"), getattr(message, "words", np.empty(0)).tobytes())
+        (
+            to_json_values(message, "words"),
+            getattr(message, "words", np.empty(0)).tobytes(),
+        )
         for message in sent
     ]
 

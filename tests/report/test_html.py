@@ -17,7 +17,7 @@ from phenotype_scores import summary_of as of_patients
 
 from fednotes.core.errors import DataError
 from fednotes.jobs.results import read_result
-from fednotes.report.html import tick, ticks, write_report
+from fednotes.report.html import choose_ticks, format_tick, write_report
 
 
 def three(f1: float) -> dict[str, float]:
@@ -389,7 +389,7 @@ def test_ticks_are_round_numbers_that_enclose_the_values(
     low: float, high: float
 ) -> None:
     """Equal steps of 1, 2, 2.5 or 5 times a power of ten, by decimal digits."""
-    marks = ticks(low, high, 5)
+    marks = choose_ticks(low, high, 5)
     assert marks[0] <= low <= high <= marks[-1]
     assert 2 <= len(marks) <= 13
     steps = {f"{b - a:.3e}" for a, b in pairwise(marks)}
@@ -398,7 +398,7 @@ def test_ticks_are_round_numbers_that_enclose_the_values(
 
 
 def test_ticks_separate_thousands_by_thin_spaces() -> None:
-    assert [tick(v) for v in (0.25, 1500.0, 2_000_000.0)] == [
+    assert [format_tick(v) for v in (0.25, 1500.0, 2_000_000.0)] == [
         "0.25",
         "1\u202f500",
         "2\u202f000\u202f000",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.types import Scheme, TagSet
-from fednotes.data.tags import allowed_transitions
+from fednotes.data.tags import find_allowed_transitions
 from fednotes.taggers.crf import CRF
 from fednotes.taggers.partial import (
     compute_source_and_target_loss,
@@ -142,7 +142,7 @@ def case(
     size, longest = len(tagset.tags), max(lengths)
     crfs = []
     for _ in range(2):
-        crf = CRF(size, *allowed_transitions(tagset)).double()
+        crf = CRF(size, *find_allowed_transitions(tagset)).double()
         computing(crf, backend)
         with torch.no_grad():
             for parameter in crf.parameters():

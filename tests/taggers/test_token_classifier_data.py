@@ -25,7 +25,7 @@ from tiny_models import save_encoder
 from fednotes.core.errors import TrainingError
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.data.batches import buckets, encode_corpus
+from fednotes.data.batches import draw_epoch_batches, encode_corpus
 from fednotes.data.synthetic import generate
 from fednotes.encoders.encoder import CPU_BATCH
 from fednotes.engines.inprocess import InProcess
@@ -277,7 +277,7 @@ def test_distillation_trains_token_classifiers(
         list(model.trainable().values()), lr=settings.learning_rate, fused=True
     )
     rng = rng_of(settings.seed, "order", sites[0].id, 0, 0)
-    for step, batch in enumerate(buckets(corpus.lengths, 4, rng)):
+    for step, batch in enumerate(draw_epoch_batches(corpus.lengths, 4, rng)):
         torch.manual_seed(seed_of(settings.seed, "dropout", sites[0].id, 0, step))
         model.train()
         losses = model.losses(corpus, batch)

@@ -45,7 +45,7 @@ def commands_run(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         write_json(Path(command[6]) / "summary.json", {"sites": sites})
         return 0
 
-    monkeypatch.setattr(joins, "call", call)
+    monkeypatch.setattr(joins, "run_child_process", call)
     monkeypatch.setenv("FEDNOTES_CORPORA", "corpora")
     return commands
 
@@ -98,7 +98,7 @@ def test_runs_with_different_test_notes_are_not_compared(
     )
     with pytest.raises(SystemExit, match="judged by different test notes"):
         joins.main([str(tmp_path), "--seeds", "1"])
-    monkeypatch.setattr(joins, "call", lambda command, **options: 1)
+    monkeypatch.setattr(joins, "run_child_process", lambda command, **options: 1)
     with pytest.raises(SystemExit, match=r"failed; its last words are in .*\.log"):
         joins.main([str(tmp_path), "--seeds", "7"])
 

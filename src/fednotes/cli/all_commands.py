@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from fednotes.cli.plain_help import use_plain_help
 from fednotes.core import plugins
-from fednotes.core.cleaning import one_line
+from fednotes.core.cleaning import clean_to_one_line
 from fednotes.core.errors import ConfigError
 
 START, DATA, TRAIN, USE = "Start", "Data", "Train", "Use"
@@ -41,6 +41,7 @@ def in_panel(panel: str) -> Callable[[Command], Command]:
     """
 
     def mark(function: Command) -> Command:
+        """Note the panel at a function."""
         vars(function)["help_panel"] = panel
         return function
 
@@ -88,7 +89,7 @@ class RegisteredCommands(TyperGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        registered = plugins.added(self.entry_points, self.commands)
+        registered = plugins.list_added_entries(self.entry_points, self.commands)
         table = CommandTable(self.commands)
         for name, entry in registered.items():
             table[name] = RegisteredCommand(entry)
@@ -99,11 +100,15 @@ class RegisteredCommands(TyperGroup):
         return list(self.commands)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; None if there is none, or a shell asks for a broken one."""
+        """Return a command; None if there is none.
+
+        Raises:
+            ConfigError: The package that registers it cannot be imported.
+        """
         try:
             return super().get_command(ctx, cmd_name)
         except ConfigError:
-            if ctx.resilient_parsing:  # a shell has no place for its error
+            if ctx.resilient_parsing:  # completion in a shell cannot show an error
                 return None
             raise
 
@@ -135,7 +140,7 @@ class AllCommands(RegisteredCommands):
             try:
                 command = self.commands[name]
             except ConfigError as error:
-                print(f"warning: {one_line(error, None)}", file=sys.stderr)
+                print(f"warning: {clean_to_one_line(error, None)}", file=sys.stderr)
                 continue
             if not command.hidden:
                 panel = getattr(command, "rich_help_panel", None) or OTHER
@@ -144,12 +149,12 @@ class AllCommands(RegisteredCommands):
 
 
 def _load(name: str, entry: EntryPoint) -> Any:
-    """Import a registered command.
+    """Import a registered command and give it a plain help.
 
     Raises:
         ConfigError: The package cannot be imported, or the object is of another type.
     """
-    loaded = plugins.load(entry, (typer.Typer, FunctionType))
+    loaded = plugins.load_entry(entry, (typer.Typer, FunctionType))
     parent = typer.Typer(rich_markup_mode=None)
     if isinstance(loaded, typer.Typer):
         panel = loaded.rich_help_panel

@@ -11,7 +11,7 @@ import shlex
 import sys
 import time
 
-from fednotes.core.stopping import Stopped, end_while_importing, raise_stopped
+from fednotes.core.stopping import Stopped, end_while_importing, raising_stopped
 
 if __name__ == "__main__" or sys.argv[0].endswith("fednotes"):
     end_while_importing(sys.argv)  # before the slow imports
@@ -42,8 +42,8 @@ from fednotes.cli.groups import cache, convert, corpus, jobs, show_checked
 from fednotes.cli.init import init
 from fednotes.cli.plain_help import (
     OldName,
+    list_used_old_names,
     use_plain_help,
-    used_old_names,
     with_examples,
 )
 from fednotes.cli.shared import (
@@ -73,15 +73,15 @@ from fednotes.cli.shared import (
     can_ask,
     choose_console,
     console,
+    name_options,
     print_json,
     read_place,
     read_places,
     say,
-    show_work,
+    showing_work,
     tell,
-    with_options,
 )
-from fednotes.core.cleaning import one_line
+from fednotes.core.cleaning import clean_to_one_line
 from fednotes.core.databases import hide_passwords, is_address
 from fednotes.core.errors import (
     ConfigError,
@@ -118,6 +118,7 @@ app.command(rich_help_panel=INSPECT)(doctor)
 
 
 def _show_version(is_given: bool) -> None:
+    """Print the version and exit, if the option `--version` is given."""
     if is_given:
         say(f"fednotes {__version__}")
         raise typer.Exit
@@ -273,15 +274,15 @@ def _show_run(
         report: The report.
         shown_warnings: The warnings that were printed before training.
     """
-    from fednotes.cli.display import nothing_judged, result_tables
+    from fednotes.cli.display import explain_missing_scores, make_result_tables
 
     shown = {f"warning: {text}" for text in shown_warnings} | set(shown_warnings)
     tell(note for note in result.notes if note not in shown)
-    missing = nothing_judged(result)
+    missing = explain_missing_scores(result)
     if missing:
         say(f"note: {missing}")
     say(f"report: {report}")
-    for table in result_tables(result):  # printed late, so that they stay in view
+    for table in make_result_tables(result):  # printed late, so that they stay in view
         console.print(table)
     _show_next_step(result, out)
 
@@ -302,15 +303,16 @@ def _show_next_step(result: RunResult, out: Path) -> None:
 
 def _show_seeds(result: SeedsResult, report: Path) -> None:
     """Print the notes and tables of a job's seeds, and the path of their report."""
-    from fednotes.cli.display import seeds_tables
+    from fednotes.cli.display import make_seeds_tables
 
     tell(result.notes)
     say(f"report: {report}")
-    for table in seeds_tables(result):
+    for table in make_seeds_tables(result):
         console.print(table)
 
 
 def _parse_label_map(label_map: list[str] | None) -> dict[str, str]:
+    """Return the new name of each label, from pairs OLD=NEW."""
     new_names: dict[str, str] = {}
     for pair in label_map or ():
         old, sign, new = pair.partition("=")
@@ -334,8 +336,8 @@ def _parse_types(values: Sequence[str]) -> tuple[str, ...]:
 
 
 @contextmanager
-def _fast_imports() -> Iterator[None]:
-    """Turn the garbage collector off while large modules are imported.
+def _importing_fast() -> Iterator[None]:
+    """Import large modules in the context without garbage collection.
 
     Collection would take a fifth of the import time and free nothing.
     """
@@ -426,7 +428,7 @@ def predict(
     folder of these. Or it is a database: its URL without a password, or env:NAME for
     an environment variable that holds the URL.
     """
-    with _fast_imports():
+    with _importing_fast():
         from fednotes.jobs.predict import predict as run
         from fednotes.jobs.saved_models import LoadOptions, NoteSource, PredictionOutput
         from fednotes.jobs.workers.dealing import parse_workers
@@ -456,7 +458,7 @@ def predict(
     # Predictions on the same terminal show by themselves how far it is.
     is_shown = bool(out) or not console.is_terminal
     start = time.monotonic()
-    with show_work("loading the model", is_shown=is_shown):
+    with showing_work("loading the model", is_shown=is_shown):
         number = run(model, source, output, options, tell=_print_note)
     # A single note is predicted at once, and its predictions say enough.
     if out or (is_shown and number > 1):
@@ -467,7 +469,8 @@ def predict(
 
 
 def _print_note(message: str) -> None:
-    print(f"note: {one_line(with_options(message))}", file=sys.stderr)
+    """Print a remark to stderr, with the names of options."""
+    print(f"note: {clean_to_one_line(name_options(message))}", file=sys.stderr)
 
 
 def _require_clear_format(context: typer.Context, format: str) -> None:
@@ -478,7 +481,7 @@ def _require_clear_format(context: typer.Context, format: str) -> None:
     source = context.get_parameter_source("to")
     is_alone = source is not None and source.name == "DEFAULT"
     is_ambiguous = is_alone and format in _FORMERLY_WRITTEN
-    if is_ambiguous and "--from" not in used_old_names(context):
+    if is_ambiguous and "--from" not in list_used_old_names(context):
         raise FednotesError(
             f"--format {format}: this option now names the format of PATH, and --to "
             "the format to write: give --to as well"
@@ -518,12 +521,12 @@ def evaluate(
 ) -> None:
     """Score a saved model on annotated text, or on labelled patients."""
     from fednotes.api import evaluate as run
-    from fednotes.cli.display import evaluation_table
+    from fednotes.cli.display import make_evaluation_table
     from fednotes.jobs.models import load
 
     new_names = _parse_label_map(label_map)
     chosen_types = _parse_types(types or ())
-    with show_work("loading the model"):
+    with showing_work("loading the model"):
         loaded = load(model, device, backbone, calibrated=False, dictionary=dictionary)
         evaluation = run(
             loaded,
@@ -540,7 +543,7 @@ def evaluate(
     if json_output:
         print_json(evaluation.to_dict())
     else:
-        console.print(evaluation_table(evaluation.scores))
+        console.print(make_evaluation_table(evaluation.scores))
 
 
 @app.command(rich_help_panel=USE)
@@ -576,15 +579,15 @@ def calibrate(
     confidences by more than chance. `predict` and the Python API then use it.
     """
     from fednotes import api
-    from fednotes.cli.display import reliability_table
+    from fednotes.cli.display import make_reliability_table
     from fednotes.jobs.models import load
-    from fednotes.metrics.calibration import picture
+    from fednotes.metrics.calibration import draw_picture
 
     if plot is not None:
-        picture({}, plot)  # fail before any work if the plot cannot be written
+        draw_picture({}, plot)  # fail before any work if the plot cannot be written
     new_names = _parse_label_map(label_map)
     if report_only:
-        with show_work("loading the model"):
+        with showing_work("loading the model"):
             loaded = load(model, device, backbone)
             result: Any = api.reliability(
                 loaded, notes, label_map=new_names, encoding=encoding
@@ -592,7 +595,7 @@ def calibrate(
         tables = {"as they are": result}
         conclusion = loaded.confidence
     else:
-        with show_work("calibrating"):
+        with showing_work("calibrating"):
             result = api.calibrate(
                 model,
                 notes,
@@ -601,7 +604,7 @@ def calibrate(
                 backbone=backbone,
                 encoding=encoding,
             )
-        tables = result.shown
+        tables = result.reliabilities
         outcome = "nothing was written"
         if result.calibration is not None:
             outcome = f"saved in {model / 'calibration.json'}"
@@ -615,7 +618,7 @@ def calibrate(
         print_json(asdict(result))
         return
     for title, reliability in tables.items():
-        console.print(reliability_table(title, reliability))
+        console.print(make_reliability_table(title, reliability))
     say(conclusion)
 
 
@@ -657,7 +660,7 @@ def check(
     """
     from fednotes.api import check as run
 
-    with show_work("checking"):
+    with showing_work("checking"):
         checked = run(
             *read_places(targets, query, omop),
             format=format,
@@ -725,15 +728,15 @@ def compare(
     json_output: Json = False,
 ) -> None:
     """Compare two runs on the same test data by a paired bootstrap."""
-    from fednotes.cli.display import comparison_table
+    from fednotes.cli.display import make_comparison_table
     from fednotes.jobs.compare import compare as run
 
-    with show_work("comparing"):
+    with showing_work("comparing"):
         comparison = run(a, b, condition, other_condition, metric, samples)
     if json_output:
         print_json(comparison.to_dict())
     else:
-        console.print(comparison_table(comparison))
+        console.print(make_comparison_table(comparison))
 
 
 use_plain_help(app)
@@ -742,7 +745,7 @@ use_plain_help(app)
 def main() -> None:
     """Run the command line; the entry point of the console script."""
     try:
-        with raise_stopped():
+        with raising_stopped():
             _run()
     except Stopped as stopped:
         print(stopped.line, file=sys.stderr)
@@ -750,7 +753,7 @@ def main() -> None:
     except FednotesError as error:
         message = str(error)
         if isinstance(error, NamesParameters | DataError):
-            message = with_options(message)
+            message = name_options(message)
         fail(message, error.problems[1:] if isinstance(error, DataError) else ())
     except typer.Abort:
         sys.exit(130)
@@ -776,6 +779,7 @@ def _fail_unexpected(error: Exception) -> None:
 
 
 def _run() -> None:
+    """Run the command that the arguments name, or answer a shell that completes one."""
     answer_shell()
     try:
         app(standalone_mode=False)
@@ -792,10 +796,10 @@ def fail(message: str, more: Sequence[Problem] = ()) -> None:
         message: What is wrong, on one line.
         more: Further problems; of many similar ones, only a few are printed.
     """
-    print(f"error: {one_line(hide_passwords(message), None)}", file=sys.stderr)
+    print(f"error: {clean_to_one_line(hide_passwords(message), None)}", file=sys.stderr)
     lines = fold_problems(more)
     for line in lines[: _MAX_PROBLEMS - 1]:
-        print(f"error: {one_line(with_options(line), None)}", file=sys.stderr)
+        print(f"error: {clean_to_one_line(name_options(line), None)}", file=sys.stderr)
     unlisted = len(lines) + 1 - _MAX_PROBLEMS
     if unlisted > 0:
         print(f"error: {format_count(unlisted, 'further problem')}", file=sys.stderr)

@@ -23,6 +23,7 @@ def complete_from(list_values: Callable[[], Iterable[str]]) -> Completer:
     """Return a function that completes the values which another function lists."""
 
     def complete(incomplete: str) -> list[str]:
+        """Return the values that begin with the incomplete one."""
         try:
             values = list_values()
         except FednotesError:  # of a package that cannot be imported
@@ -49,7 +50,7 @@ def _list_jobs() -> list[str]:
 
 
 def _list_formats() -> list[str]:
-    """Return the formats that can be read."""
+    """Return the formats of corpora and of notes that can be read."""
     from fednotes.data.formats import FORMATS
     from fednotes.data.notes import FORMATS as NOTE_FORMATS
 
@@ -58,9 +59,9 @@ def _list_formats() -> list[str]:
 
 def _list_output_formats() -> Iterable[str]:
     """Return the formats that can be written."""
-    from fednotes.data.formats import writable_formats
+    from fednotes.data.formats import list_writable_formats
 
-    return writable_formats()
+    return list_writable_formats()
 
 
 complete_job = complete_from(_list_jobs)

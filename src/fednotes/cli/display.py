@@ -29,15 +29,15 @@ from rich.table import Table
 from rich.text import Text
 
 from fednotes.cli.time_left import TimeLeft
-from fednotes.core.cleaning import NAME, clean, one_line
-from fednotes.core.parsing import number
+from fednotes.core.cleaning import NAME, clean, clean_to_one_line
+from fednotes.core.parsing import find_number
 from fednotes.core.wording import (
     format_duration,
     format_rough_duration,
     format_size,
     list_names,
 )
-from fednotes.core.work import shown_by
+from fednotes.core.work import reporting_to
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.parts import Part, Traffic
 from fednotes.jobs.progress import LARGE_BYTES, LONG_SECONDS, ProgressListener
@@ -135,30 +135,30 @@ class RichDisplay(ProgressListener):
 
     def begin(self, part: Part, rounds: int, examples: int) -> None:
         """Start the bar of a part."""
-        self._close()
+        self._close_bar()
         self._part = part
         self._rounds = rounds
         self._examples = examples
         self._first: RoundResult | None = None
         self._time.begin(part.name, rounds)
         self._scores = ""
-        self._begin(part.name, rounds or None)
+        self._start_bar(part.name, rounds or None)
 
     def round(self, result: RoundResult) -> None:
         """Show a round: loss, scores, pace, bytes and the time left."""
         assert self._bar is not None
         if result.evaluated:
-            self._scores = self._scores_text(result)
+            self._scores = self._format_scores(result)
         self._first = self._first or result
-        line = "  ".join([self._loss_text(result), self._pace_text(result)])
+        line = "  ".join([self._format_loss(result), self._format_pace(result)])
         if self._part.condition == "federated":  # elsewhere nothing leaves a site
             sent = format_size(result.bytes_up)
             line += f"↑{sent} ↓{format_size(result.bytes_down)}"
         line = line.rstrip()
 
         self._time.round(result)
-        seconds_left = self._time.seconds()
-        left = self._left_text(seconds_left) if seconds_left else ""
+        seconds_left = self._time.estimate_seconds()
+        left = self._format_time_left(seconds_left) if seconds_left else ""
         announced_seconds = 0.0
         if seconds_left is not None and not self._is_time_announced:
             self._is_time_announced = True
@@ -167,7 +167,7 @@ class RichDisplay(ProgressListener):
         self._bar.update(self._task, completed=result.round + 1, line=line, left=left)
         if result.evaluated and not self.console.is_terminal:
             text = self.with_time(
-                f"{self._part.name}: {self._place_text(result)}  {line}"
+                f"{self._part.name}: {self._format_place(result)}  {line}"
             )
             if left and not announced_seconds:
                 text += f"  {left}"
@@ -184,7 +184,7 @@ class RichDisplay(ProgressListener):
             return text
         return f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}"
 
-    def _place_text(self, result: RoundResult) -> str:
+    def _format_place(self, result: RoundResult) -> str:
         """Return the round, and the epoch if the method counts epochs."""
         rounds = result.round + 1
         place = f"round {rounds}/{self._rounds or '?'}"
@@ -195,7 +195,7 @@ class RichDisplay(ProgressListener):
             place = f"epoch {epoch}/{epochs}, {place}"
         return place
 
-    def _scores_text(self, result: RoundResult) -> str:
+    def _format_scores(self, result: RoundResult) -> str:
         """Return the scores of an evaluation, by site if sites report them."""
         metrics = gather_site_metrics(result, self._part)
         if not metrics and "valid_f1" in result.metrics:  # a run between real sites
@@ -204,17 +204,17 @@ class RichDisplay(ProgressListener):
             scores = {site: own[key] for site, own in metrics.items() if key in own}
             if scores:
                 as_text = _percent if key == "f1" else _three_digits
-                return f"{name} {site_scores_text(scores, as_text)}"
+                return f"{name} {format_site_scores(scores, as_text)}"
         return " "
 
-    def _loss_text(self, result: RoundResult) -> str:
+    def _format_loss(self, result: RoundResult) -> str:
         """Return loss and scores; or ε for a private run, which reports neither."""
         if self._part.is_private:
             epsilon = result.metrics.get("epsilon")
             return "" if epsilon is None else f"ε {epsilon:.2f}"
         return f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}"
 
-    def _pace_text(self, result: RoundResult) -> str:
+    def _format_pace(self, result: RoundResult) -> str:
         """Return the number of training examples per second, in words.
 
         The first round has no rate, because it is measured from the end of that round.
@@ -227,7 +227,7 @@ class RichDisplay(ProgressListener):
         pace = rounds * self._examples / seconds
         return f"{pace:.0f} {self._part.unit}/s  "
 
-    def _left_text(self, seconds: float) -> str:
+    def _format_time_left(self, seconds: float) -> str:
         """Return the time until the whole run ends, in words."""
         return f"about {format_duration(seconds)} left"
 
@@ -236,7 +236,7 @@ class RichDisplay(ProgressListener):
         text = self.with_time(line)
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
         if must_ask and self._ask:
-            with paused(self._bar):
+            with pausing(self._bar):
                 typer.confirm("Continue?", abort=True)
 
     def end(self) -> None:
@@ -244,18 +244,18 @@ class RichDisplay(ProgressListener):
         if self._bar is not None:
             self._bar.update(self._task, completed=self._rounds or None)
         self._time.end()
-        self._close()
+        self._close_bar()
 
     def features(self, done: int, total: int) -> None:
         """Show how many notes have features of the frozen encoder."""
-        bar = self._bar or self._begin("features of notes", total)
+        bar = self._bar or self._start_bar("features of notes", total)
         bar.update(self._task, completed=done, total=total)
         if done >= total:
-            self._close()
+            self._close_bar()
 
     def seed(self, seed: int, place: int, total: int) -> None:
         """Announce the run with a seed."""
-        self._close()
+        self._close_bar()
         self._time = TimeLeft()
         self._is_time_announced = False
         self.console.print(f"seed {seed} ({place} of {total})", highlight=False)
@@ -270,12 +270,12 @@ class RichDisplay(ProgressListener):
 
     def __enter__(self) -> RichDisplay:
         if self.console.is_terminal:
-            self._context.enter_context(shown_by(_WorkBetweenParts(self)))
+            self._context.enter_context(reporting_to(_WorkBetweenParts(self)))
         return self
 
     def __exit__(self, *error: object) -> None:
         self._context.close()
-        self._close()  # an error must not leave the cursor hidden
+        self._close_bar()  # an error must not leave the cursor hidden
 
     def begin_work(self, name: str, total: int | None) -> Progress | None:
         """Start the bar of work outside of all parts, such as reading.
@@ -285,25 +285,33 @@ class RichDisplay(ProgressListener):
         """
         if self._bar is not None:
             return None
-        return self._begin(name, total, transient=True)
+        return self._start_bar(name, total, transient=True)
 
     def end_work(self, bar: Progress) -> None:
         """End a bar of `begin_work`, unless a part has replaced it."""
         if self._bar is bar:
-            self._close()
+            self._close_bar()
 
-    def _begin(
+    def _start_bar(
         self, name: str, total: int | None, *, transient: bool = False
     ) -> Progress:
+        """Replace the bar by a new one, and show it.
+
+        Args:
+            name: What it shows.
+            total: The number of items; None if it is unknown.
+            transient: Whether it disappears in the end and estimates its own time left.
+        """
         time_left: ProgressColumn = TextColumn("{task.fields[left]}")
         if transient:
             time_left = TimeRemainingColumn(compact=True)
-        self._bar = _bar(self.console, time_left, transient=transient)
+        self._bar = _make_bar(self.console, time_left, transient=transient)
         self._task = self._bar.add_task(name, total=total, line="", left="")
         self._bar.start()
         return self._bar
 
-    def _close(self) -> None:
+    def _close_bar(self) -> None:
+        """Stop the bar, if there is one."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -331,7 +339,7 @@ class _WorkBetweenParts:
         """Show how many items are done."""
         if self._depth == 1 and self._bar is not None:
             task = self._bar.tasks[0]
-            self._bar.update(task.id, completed=done, line=_rate_text(task))
+            self._bar.update(task.id, completed=done, line=_format_rate(task))
 
     def end(self) -> None:
         """Remove the bar when the work has ended."""
@@ -351,7 +359,7 @@ def _three_digits(loss: float) -> str:
     return f"{loss:.3f}"
 
 
-def site_scores_text(
+def format_site_scores(
     scores: Mapping[str, float], as_text: Callable[[float], str]
 ) -> str:
     """Return the score of each site; for many sites, the mean, minimum and maximum.
@@ -371,8 +379,8 @@ def site_scores_text(
     )
 
 
-def sheet(*heads: str | Text, left: int = 1, **options: Any) -> Table:
-    """Return an empty table.
+def make_sheet(*heads: str | Text, left: int = 1, **options: Any) -> Table:
+    """Return an empty table with headings.
 
     Args:
         heads: Headings of the columns.
@@ -386,47 +394,50 @@ def sheet(*heads: str | Text, left: int = 1, **options: Any) -> Table:
     return table
 
 
-def compact_sheet(*heads: str | Text, left: int = 1, title: str = "") -> Table:
-    """Return an empty table that is narrow enough for 80 columns; see `sheet`."""
+def make_compact_sheet(*heads: str | Text, left: int = 1, title: str = "") -> Table:
+    """Return an empty table, narrow enough for 80 columns; see `make_sheet`."""
     options: dict[str, Any] = {
         "box": box.SIMPLE_HEAD,
         "padding": (0, 1, 0, 0),
         "pad_edge": False,
     }
-    return sheet(*heads, left=left, title=title, **options)
+    return make_sheet(*heads, left=left, title=title, **options)
 
 
-def result_tables(result: RunResult) -> list[Table]:
+def make_result_tables(result: RunResult) -> list[Table]:
     """Return the tables to show for a run, as far as its models were scored."""
-    scores = result_table(result) if any(result.mean.values()) else None
-    verdicts = [verdict_table(result, against) for against in BASELINES]
-    tables = [scores, disease_table(result), *verdicts]
+    scores = make_result_table(result) if any(result.mean.values()) else None
+    verdicts = [make_verdict_table(result, against) for against in BASELINES]
+    tables = [scores, make_disease_table(result), *verdicts]
     return [table for table in tables if table is not None]
 
 
-def result_table(result: RunResult) -> Table:
+def make_result_table(result: RunResult) -> Table:
     """Return the scores of each site and condition on test data or held-out words."""
     mean = result.mean
     conditions = [c for c in CONDITIONS if c in mean]
-    kinds = _shown_kinds(result, conditions)
+    kinds = _choose_kinds(result, conditions)
     first = kinds[0] if kinds else "masked"
     described = _TITLES.get(first, _TEST_SCORES)
     title = f"{escape(result.title)} ({described}, seed {result.seed})"
-    table = compact_sheet("site", "trained", left=2, title=title)
+    table = make_compact_sheet("site", "trained", left=2, title=title)
     for kind in kinds:
         layout = SCORES[kind]
-        heads = _heads_of(layout.columns)
+        heads = _join_heads(layout.columns)
         heading = layout.heading
         table.add_column(
             f"{heading:^{len(heads)}}\n{heads}", justify="right", no_wrap=True
         )
 
-    def add(name: str, scores: Mapping[str, Any], style: str = "") -> None:
+    def add_rows(name: str, scores: Mapping[str, Any], style: str = "") -> None:
+        """Add a row for each condition of a site, or of the mean."""
         trained = [condition for condition in conditions if condition in scores]
         for place, condition in enumerate(trained):
-            cells = (_measures(scores[condition], kind) for kind in kinds)
-            label = _label(condition, result.marks)
-            table.add_row(_name("" if place else name), label, *cells, style=style)
+            cells = (_format_measures(scores[condition], kind) for kind in kinds)
+            label = _mark_condition(condition, result.marks)
+            table.add_row(
+                _make_name_cell("" if place else name), label, *cells, style=style
+            )
         table.add_section()
 
     hidden = 0
@@ -435,10 +446,10 @@ def result_table(result: RunResult) -> Table:
         if first == "phenotypes" and not is_scored:
             hidden += 1
         else:
-            add(site, scores)
-    add("mean", mean, "bold")
+            add_rows(site, scores)
+    add_rows("mean", mean, "bold")
 
-    notes = _mark_notes(conditions, result.marks)
+    notes = _list_mark_notes(conditions, result.marks)
     if hidden:
         notes.append(f"{hidden} more sites have no labelled test patient")
     if "relaxed_one_to_one" in kinds:
@@ -447,22 +458,22 @@ def result_table(result: RunResult) -> Table:
     return table
 
 
-def _name(text: str) -> Text:
+def _make_name_cell(text: str) -> Text:
     """Return a name that a narrow terminal truncates instead of the numbers."""
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
-def _label(condition: str, marks: Mapping[str, str]) -> str:
+def _mark_condition(condition: str, marks: Mapping[str, str]) -> str:
     """Return a condition's name, with a star if there is a note on it."""
     return f"{condition} *" if condition in marks else condition
 
 
-def _mark_notes(conditions: Sequence[str], marks: Mapping[str, str]) -> list[str]:
+def _list_mark_notes(conditions: Sequence[str], marks: Mapping[str, str]) -> list[str]:
     """Return the notes on the conditions that have a star."""
     return [f"* {escape(marks[c])}" for c in conditions if c in marks]
 
 
-def _shown_kinds(result: RunResult, conditions: Sequence[str]) -> list[str]:
+def _choose_kinds(result: RunResult, conditions: Sequence[str]) -> list[str]:
     """Return the kinds of scores that a run's table shows."""
     mean = result.mean
     kinds = [
@@ -480,26 +491,32 @@ def _shown_kinds(result: RunResult, conditions: Sequence[str]) -> list[str]:
     return kinds
 
 
-def _measures(scores: Mapping[str, Any], kind: str) -> str:
+def _format_measures(scores: Mapping[str, Any], kind: str) -> str:
     """Return the measures of one kind of score, side by side."""
     columns = SCORES[kind].columns
     cells = [
-        number_of(number(scores, kind, column.measure), column.factor, column.digits)
+        format_number(
+            find_number(scores, kind, column.measure), column.factor, column.digits
+        )
         for column in columns
     ]
-    return _side_by_side(cells, [column.head for column in columns])
+    return _join_cells(cells, [column.head for column in columns])
 
 
-def seeds_tables(result: SeedsResult) -> list[Table]:
+def make_seeds_tables(result: SeedsResult) -> list[Table]:
     """Return the tables of several seeds: means and deviations, then paired tests."""
-    tests = seeds_test_table(result)
-    return [seeds_table(result)] if tests is None else [seeds_table(result), tests]
+    tests = make_seeds_test_table(result)
+    return (
+        [make_seeds_table(result)]
+        if tests is None
+        else [make_seeds_table(result), tests]
+    )
 
 
-def seeds_table(result: SeedsResult) -> Table:
+def make_seeds_table(result: SeedsResult) -> Table:
     """Return mean ± standard deviation over the seeds, for each site and condition."""
     conditions = [c for c in CONDITIONS if c in result.mean]
-    kinds = _shown_kinds(_means_of(result), conditions)
+    kinds = _choose_kinds(_take_means(result), conditions)
     columns = [
         (kind, column)
         for kind in kinds
@@ -509,7 +526,7 @@ def seeds_table(result: SeedsResult) -> Table:
     seeds = len(result.seeds)
     described = _TITLES.get(kinds[0], _TEST_SCORES) if kinds else _TEST_SCORES
     title = f"{escape(result.title)} ({described}, mean ± SD of {seeds} seeds)"
-    table = compact_sheet("site", "trained", left=2, title=title)
+    table = make_compact_sheet("site", "trained", left=2, title=title)
     for place, (kind, column) in enumerate(columns):
         is_first = not place or columns[place - 1][0] != kind
         heading = SCORES[kind].heading if is_first else ""
@@ -518,35 +535,38 @@ def seeds_table(result: SeedsResult) -> Table:
         trained = [c for c in conditions if c in scores]
         for place, condition in enumerate(trained):
             cells = (
-                _mean_and_sd(scores[condition], kind, column)
+                _format_mean_and_sd(scores[condition], kind, column)
                 for kind, column in columns
             )
-            label = _label(condition, result.marks)
+            label = _mark_condition(condition, result.marks)
             style = "bold" if site == "mean" else ""
-            table.add_row(_name("" if place else site), label, *cells, style=style)
+            table.add_row(
+                _make_name_cell("" if place else site), label, *cells, style=style
+            )
         table.add_section()
 
-    notes = _mark_notes(conditions, result.marks)
+    notes = _list_mark_notes(conditions, result.marks)
     if "relaxed_one_to_one" in kinds:
         notes.append(ONE_TO_ONE)
     table.caption = "\n".join(notes) or None
     return table
 
 
-def _mean_and_sd(scores: Mapping[str, Any], kind: str, column: Column) -> str:
+def _format_mean_and_sd(scores: Mapping[str, Any], kind: str, column: Column) -> str:
     """Return the mean ± standard deviation of the measure that a column shows."""
-    mean = number(scores, kind, column.measure, "mean")
-    std = number(scores, kind, column.measure, "std")
-    text = number_of(mean, column.factor, column.digits)
+    mean = find_number(scores, kind, column.measure, "mean")
+    std = find_number(scores, kind, column.measure, "std")
+    text = format_number(mean, column.factor, column.digits)
     if std is None:
         return text
-    return f"{text} ± {number_of(std, column.factor, column.digits)}"
+    return f"{text} ± {format_number(std, column.factor, column.digits)}"
 
 
-def _means_of(result: SeedsResult) -> RunResult:
-    """Return the means over the seeds as a run's scores."""
+def _take_means(result: SeedsResult) -> RunResult:
+    """Return the means over the seeds in the form of one run."""
 
-    def means(scores: Mapping[str, Any]) -> dict[str, Any]:
+    def take_means(scores: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the mean of each measure, from its mean and deviation."""
         return {
             kind: {
                 measure: value.get("mean")
@@ -559,40 +579,41 @@ def _means_of(result: SeedsResult) -> RunResult:
 
     sites = {}
     for site, conditions in result.sites.items():
-        sites[site] = {name: means(scores) for name, scores in conditions.items()}
-    mean = {name: means(scores) for name, scores in result.mean.items()}
+        sites[site] = {name: take_means(scores) for name, scores in conditions.items()}
+    mean = {name: take_means(scores) for name, scores in result.mean.items()}
     return RunResult(sites=sites, mean=mean)
 
 
-def seeds_test_table(result: SeedsResult) -> Table | None:
+def make_seeds_test_table(result: SeedsResult) -> Table | None:
     """Return the table of paired tests over the seeds; None if there are none."""
     if not result.differences:
         return None
-    unit = _unit(result.holds)
+    unit = _name_unit(result.holds)
     title = f"federated − another condition, {unit}, paired t test over seeds"
-    table = compact_sheet(
+    table = make_compact_sheet(
         "site", "against", "gain", "95 %", "p", "seeds", left=2, title=title
     )
     for test in result.differences:
         gain, low, high = (
-            _signed(value, result.holds) for value in (test.mean, test.low, test.high)
+            _format_difference(value, result.holds)
+            for value in (test.mean, test.low, test.high)
         )
         cells = (gain, f"{low} to {high}", f"{test.p_value:.4f}", str(test.n))
         table.add_row(Text(test.site or "mean"), test.against, *cells)
     return table
 
 
-def _unit(holds: str) -> str:
+def _name_unit(holds: str) -> str:
     """Return the unit of differences between models of this kind of data."""
     return "nats of held-out loss" if holds == "notes" else "points of F1"
 
 
-def _signed(value: float, holds: str) -> str:
+def _format_difference(value: float, holds: str) -> str:
     """Return a difference between models with its sign."""
     return f"{value:+.3f}" if holds == "notes" else f"{100 * value:+.1f}"
 
 
-def verdict_table(result: RunResult, against: str = "alone") -> Table | None:
+def make_verdict_table(result: RunResult, against: str = "alone") -> Table | None:
     """Return each site's gain from the federation, and the model that it should use.
 
     Returns:
@@ -603,16 +624,24 @@ def verdict_table(result: RunResult, against: str = "alone") -> Table | None:
         return None
     other = "each site alone" if against == "alone" else OWN_MIX_WORDS
     heads = ("gain", "95 %", "p", "gap\nclosed")
-    title = f"federated against {other}, {_unit(result.holds)}"
-    table = compact_sheet("site", *heads, title=title)
+    title = f"federated against {other}, {_name_unit(result.holds)}"
+    table = make_compact_sheet("site", *heads, title=title)
     table.add_column("use")
 
     verdicts = [(site, result.verdict(site, against)) for site in result.sites]
     rows = [(site, verdict) for site, verdict in verdicts if verdict is not None]
     for site, verdict in [*rows, ("mean", mean)]:
-        gain, low, high = (_signed(value, result.holds) for value in verdict[:3])
+        gain, low, high = (
+            _format_difference(value, result.holds) for value in verdict[:3]
+        )
         p_value = "–" if verdict.p_value is None else f"{verdict.p_value:.4f}"
-        cells = (gain, f"{low} to {high}", p_value, gap_of(verdict.gap), verdict.use)
+        cells = (
+            gain,
+            f"{low} to {high}",
+            p_value,
+            format_gap(verdict.gap),
+            verdict.use,
+        )
         table.add_row(Text(site), *cells)
 
     notes = []
@@ -626,22 +655,22 @@ def verdict_table(result: RunResult, against: str = "alone") -> Table | None:
     return table
 
 
-def gap_of(gap: Gap | None) -> str:
+def format_gap(gap: Gap | None) -> str:
     """Return the share of pooled − alone that is closed; a dash if there is none."""
     return "–" if gap is None or gap.closed is None else f"{gap.closed:.2f}"
 
 
-def nothing_judged(result: RunResult) -> str:
+def explain_missing_scores(result: RunResult) -> str:
     """Return why a run has no table of scores; "" if it has one."""
     return "" if any(result.mean.values()) else result.wording.unscored
 
 
-def number_of(value: float | None, factor: float = 100, digits: int = 1) -> str:
+def format_number(value: float | None, factor: float = 100, digits: int = 1) -> str:
     """Return a number for a table; a dash if it is None."""
     return "–" if value is None else f"{factor * value:.{digits}f}"
 
 
-def disease_table(result: RunResult) -> Table | None:
+def make_disease_table(result: RunResult) -> Table | None:
     """Return the scores of each disease and their average, in percent.
 
     This is Table 3 of Liu, Dligach and Miller 2019. The score of a disease is the mean
@@ -661,81 +690,83 @@ def disease_table(result: RunResult) -> Table | None:
 
     sites = max(table[d]["sites"] for table in scores.values() for d in table)
     means = "its classes" if sites == 1 else f"its classes and {sites} sites"
-    table = compact_sheet(
+    table = make_compact_sheet(
         "disease", left=1, title=f"each disease, mean over {means} (test, %)"
     )
     names = [head for _, head in _DISEASE_MEASURES]
-    heads = _side_by_side(names, names)
+    heads = _join_cells(names, names)
     for condition in scores:
         table.add_column(f"{condition:^{len(heads)}}\n{heads}", no_wrap=True)
     for disease in diseases:
-        cells = (_averages([own.get(disease, {})]) for own in scores.values())
-        table.add_row(_name(disease), *cells)
+        cells = (_format_averages([own.get(disease, {})]) for own in scores.values())
+        table.add_row(_make_name_cell(disease), *cells)
     table.add_section()
-    averages = (_averages(list(own.values())) for own in scores.values())
+    averages = (_format_averages(list(own.values())) for own in scores.values())
     table.add_row("average", *averages, style="bold")
     return table
 
 
-def _averages(scores: list[Mapping[str, Any]]) -> str:
-    """Return the mean of each measure over the numbers that exist."""
+def _format_averages(scores: list[Mapping[str, Any]]) -> str:
+    """Return the mean of each measure over the diseases that have it, side by side."""
     numbers = []
     for key, _ in _DISEASE_MEASURES:
         values = [each[key] for each in scores if each.get(key) is not None]
-        numbers.append(number_of(fmean(values) if values else None))
-    return _side_by_side(numbers, [head for _, head in _DISEASE_MEASURES])
+        numbers.append(format_number(fmean(values) if values else None))
+    return _join_cells(numbers, [head for _, head in _DISEASE_MEASURES])
 
 
-def _heads_of(columns: Sequence[Column]) -> str:
+def _join_heads(columns: Sequence[Column]) -> str:
     """Return the headings of columns that share a cell."""
     heads = [column.head for column in columns]
-    return _side_by_side(heads, heads)
+    return _join_cells(heads, heads)
 
 
-def _side_by_side(cells: Sequence[str], heads: Sequence[str]) -> str:
+def _join_cells(cells: Sequence[str], heads: Sequence[str]) -> str:
     """Return short texts as one cell; each is as wide as its heading or as 100.0."""
     pairs = zip(cells, heads, strict=True)
     return " ".join(f"{cell:>{max(5, len(head))}}" for cell, head in pairs)
 
 
-def evaluation_table(scores: Mapping[str, Any]) -> Table:
+def make_evaluation_table(scores: Mapping[str, Any]) -> Table:
     """Return the scores of a model, by disease or by entity type."""
     if "by_output" in scores:
-        return _patient_score_table(scores)
-    return _mention_score_table(scores)
+        return _make_patient_score_table(scores)
+    return _make_mention_score_table(scores)
 
 
-def _mention_score_table(scores: Mapping[str, Any]) -> Table:
+def _make_mention_score_table(scores: Mapping[str, Any]) -> Table:
     """Return precision, recall and F1 in percent, by type and for all types."""
     kinds = ["strict", "relaxed"]
     rows: dict[str, Any] = dict(scores["by_type"])
     if any(map(overlap_differs, [scores, *rows.values()])):
         kinds.append("relaxed_one_to_one")
-    table = compact_sheet("type", "mentions")
+    table = make_compact_sheet("type", "mentions")
     for kind in kinds:
         layout = SCORES[kind]
-        heads = _heads_of(layout.columns)
+        heads = _join_heads(layout.columns)
         heading = layout.heading
         table.add_column(
             f"{heading:^{len(heads)}}\n{heads}", justify="right", no_wrap=True
         )
     for label, score in rows.items():
-        cells = (_measures(score, kind) for kind in kinds)
+        cells = (_format_measures(score, kind) for kind in kinds)
         table.add_row(Text(label), str(score["support"]), *cells)
     table.add_section()
     support = sum(score["support"] for score in rows.values())
-    cells = (_measures(scores, kind) for kind in kinds)
+    cells = (_format_measures(scores, kind) for kind in kinds)
     table.add_row("all", str(support), *cells, style="bold")
     table.caption = ONE_TO_ONE if "relaxed_one_to_one" in kinds else None
     return table
 
 
-def reliability_table(title: str, reliability: Reliability) -> Table:
+def make_reliability_table(title: str, reliability: Reliability) -> Table:
     """Return confidences by bin: their number, mean, and share that is right."""
     heads = ("mentions", "mean confidence", "right, %")
-    table = sheet("confidence", *heads, title=f"{title}: ECE {reliability.ece:.3f}")
+    table = make_sheet(
+        "confidence", *heads, title=f"{title}: ECE {reliability.ece:.3f}"
+    )
     for row in reliability.bins:
-        numbers = (f"{row.spans:,}", f"{row.confidence:.3f}", number_of(row.right))
+        numbers = (f"{row.spans:,}", f"{row.confidence:.3f}", format_number(row.right))
         table.add_row(f"{row.low:.2f}–{row.high:.2f}", *numbers)
     table.caption = (
         f"{reliability.spans:,} mentions in {reliability.documents:,} notes, log loss "
@@ -744,39 +775,44 @@ def reliability_table(title: str, reliability: Reliability) -> Table:
     return table
 
 
-def _patient_score_table(scores: Mapping[str, Any]) -> Table:
+def _make_patient_score_table(scores: Mapping[str, Any]) -> Table:
     """Return the scores of each disease and their average.
 
     All scores are in percent. Precision, recall and F1 are means over a disease's
     classes.
     """
 
-    def cells(macro: Mapping[str, Any], area: Mapping[str, Any]) -> list[str]:
+    def format_cells(macro: Mapping[str, Any], area: Mapping[str, Any]) -> list[str]:
+        """Return P, R, F1, AUROC and the interval of AUROC."""
         bounds = ""
         if area["low"] is not None:
-            bounds = f"{number_of(area['low'])}–{number_of(area['high'])}"
-        numbers = [number_of(macro[key]) for key in ("precision", "recall", "f1")]
-        return [*numbers, number_of(area["value"]), bounds]
+            bounds = f"{format_number(area['low'])}–{format_number(area['high'])}"
+        numbers = [format_number(macro[key]) for key in ("precision", "recall", "f1")]
+        return [*numbers, format_number(area["value"]), bounds]
 
-    table = sheet("phenotype", "present", "absent", "P", "R", "F1", "AUROC", "95 %")
+    table = make_sheet(
+        "phenotype", "present", "absent", "P", "R", "F1", "AUROC", "95 %"
+    )
     for name, score in scores["by_output"].items():
         numbers = [
             str(score.get(kind, {}).get("support", 0)) for kind in ("present", "absent")
         ]
-        table.add_row(Text(name), *numbers, *cells(score["macro"], score["auroc"]))
+        table.add_row(
+            Text(name), *numbers, *format_cells(score["macro"], score["auroc"])
+        )
     table.add_section()
-    average = cells(scores["macro"], scores["ranking"]["auroc"])
+    average = format_cells(scores["macro"], scores["ranking"]["auroc"])
     table.add_row("average", "", "", *average, style="bold")
     return table
 
 
-def comparison_table(found: Comparison) -> Table:
+def make_comparison_table(found: Comparison) -> Table:
     """Return the table that `fednotes compare` prints, in percent."""
     sides = (found.condition, found.against)
     gaps = found.gaps if any(found.gaps.values()) else {}
-    table = compact_sheet("site", title=escape(found.title))
+    table = make_compact_sheet("site", title=escape(found.title))
     for place, side in enumerate(sides):
-        heads = _side_by_side(_PRF, _PRF) if found.scores else ""
+        heads = _join_cells(_PRF, _PRF) if found.scores else ""
         lines = [*found.runs[place : place + 1], side]
         width = max(map(len, (*lines, heads)))
         centred = [f"{line:^{width}}" for line in lines]
@@ -788,40 +824,43 @@ def comparison_table(found: Comparison) -> Table:
     table.caption = escape("\n".join(found.remarks())) or None
     for site, test in found.tests.items():
         if found.scores:
-            pair = (_precision_recall_f1(side) for side in found.scores[site])
+            pair = (_format_precision_recall_f1(side) for side in found.scores[site])
         else:
-            pair = (number_of(value) for value in (test.f1_a, test.f1_b))
+            pair = (format_number(value) for value in (test.f1_a, test.f1_b))
         table.add_row(
             Text(site),
             *pair,
             f"{100 * test.difference:+.1f}",
             f"{100 * test.low:+.1f} to {100 * test.high:+.1f}",
             f"{test.p_value:.4f}",
-            *([gap_of(gaps.get(site))] if gaps else []),
+            *([format_gap(gaps.get(site))] if gaps else []),
         )
     return table
 
 
-def _precision_recall_f1(scores: Mapping[str, float]) -> str:
-    numbers = [number_of(scores[name]) for name in ("precision", "recall", "f1")]
-    return _side_by_side(numbers, _PRF)
+def _format_precision_recall_f1(scores: Mapping[str, float]) -> str:
+    """Return precision, recall and F1 in percent, side by side."""
+    numbers = [format_number(scores[name]) for name in ("precision", "recall", "f1")]
+    return _join_cells(numbers, _PRF)
 
 
-def audit_table(audit: Audit) -> Table:
+def make_audit_table(audit: Audit) -> Table:
     """Return the table that `fednotes audit` prints, in percent."""
     title = f"{escape(audit.title)}: what leaves {escape(audit.site)}"
-    table = sheet("attack", "success", "control", "chance", title=title)
+    table = make_sheet("attack", "success", "control", "chance", title=title)
     table.add_column("defence, or why it does not apply")
     for leak in audit.attacks:
-        remark = leak.why or leak.closes
+        not_applicable = leak.why
+        defence = leak.closes
+        remark = not_applicable or defence
         if leak.success is not None and not leak.proven:
             remark = UNPROVEN
         cells = ["–", "–", "–"]
         if leak.success is not None and leak.low is not None and leak.high is not None:
-            success = number_of(leak.success)
+            success = format_number(leak.success)
             if leak.low < leak.high:
-                success += f"\n{number_of(leak.low)} to {number_of(leak.high)}"
-            cells = [success, number_of(leak.control), number_of(leak.chance)]
+                success += f"\n{format_number(leak.low)} to {format_number(leak.high)}"
+            cells = [success, format_number(leak.control), format_number(leak.chance)]
         table.add_row(Text(leak.attack), *cells, Text(remark))
     table.caption = (
         "success: fraction of the present items that the attack names at "
@@ -860,21 +899,22 @@ class WorkBar:
         """Show work, unless it is a part of other work."""
         self._depth += 1
         if self._depth == 1:
-            self._restart(name, total)
+            self._restart_bar(name, total)
 
     def advance(self, done: int) -> None:
         """Show how many items are done, and how many in a second."""
         if self._depth == 1:
-            rate = _rate_text(self._bar.tasks[0])
+            rate = _format_rate(self._bar.tasks[0])
             self._bar.update(self._task, completed=done, count=f"{done:,}  {rate}")
 
     def end(self) -> None:
         """Show the first name again when the work has ended."""
         self._depth -= 1
         if self._depth == 0:
-            self._restart(self._name, None)
+            self._restart_bar(self._name, None)
 
-    def _restart(self, name: str, total: int | None) -> None:
+    def _restart_bar(self, name: str, total: int | None) -> None:
+        """Show new work at zero items."""
         self._bar.reset(self._task, description=name, total=total, count="")
 
     def __enter__(self) -> WorkBar:
@@ -885,7 +925,7 @@ class WorkBar:
         self._bar.stop()
 
 
-def _rate_text(task: Task) -> str:
+def _format_rate(task: Task) -> str:
     """Return how many items a second are done; "" while it is not known."""
     return f"{task.speed:,.0f}/s" if task.speed else ""
 
@@ -927,6 +967,7 @@ class RunsBar:
             self._print(f"{self._name}: {done}/{total} {run}")
 
     def _print(self, line: str) -> None:
+        """Print a line as it is."""
         self._console.print(line, highlight=False, markup=False)
 
     def confirm(self, line: str) -> None:  # noqa: ARG002 - printed before
@@ -935,19 +976,19 @@ class RunsBar:
         Raises:
             typer.Abort: The answer is no.
         """
-        with paused(self._bar):
+        with pausing(self._bar):
             typer.confirm("Continue?", abort=True)
 
 
 @contextmanager
-def runs_bar(console: Console, name: str) -> Iterator[RunsBar]:
-    """Show a bar over several runs within the context."""
-    with _bar(console, TimeRemainingColumn(compact=True)) as bar:
+def showing_runs(console: Console, name: str) -> Iterator[RunsBar]:
+    """Show a bar over several runs within the context; yield it."""
+    with _make_bar(console, TimeRemainingColumn(compact=True)) as bar:
         yield RunsBar(console, name, bar)
 
 
 @contextmanager
-def paused(bar: Progress | None) -> Iterator[None]:
+def pausing(bar: Progress | None) -> Iterator[None]:
     """Stop a bar within the context, so that a person can be asked a question."""
     if bar is None:
         yield
@@ -957,7 +998,7 @@ def paused(bar: Progress | None) -> Iterator[None]:
     bar.start()
 
 
-def _bar(
+def _make_bar(
     console: Console, time_left: ProgressColumn, *, transient: bool = False
 ) -> Progress:
     """Return a bar with a description, a count, a free text and the time left.
@@ -977,12 +1018,12 @@ def _bar(
     )
 
 
-def stats_tables(stats: Mapping[str, Any]) -> list[Table]:
+def make_stats_tables(stats: Mapping[str, Any]) -> list[Table]:
     """Return tables of each site's counts, and of surface forms that sites share.
 
     This is Table 1 of Ge et al. 2020.
     """
-    table = sheet(
+    table = make_sheet(
         "site",
         "documents",
         "sentences",
@@ -1003,7 +1044,7 @@ def stats_tables(stats: Mapping[str, Any]) -> list[Table]:
     if len(stats["sites"]) == 1:
         return [table]
     title = f"overlapping entities: {stats['overlapping']:,} forms at two sites or more"
-    shared = sheet(
+    shared = make_sheet(
         "forms in common", *(Text(site["site"]) for site in stats["sites"]), title=title
     )
     for site, row in zip(stats["sites"], stats["pairwise"], strict=True):
@@ -1011,24 +1052,24 @@ def stats_tables(stats: Mapping[str, Any]) -> list[Table]:
     return [table, shared]
 
 
-def facts_tables(facts: Facts) -> list[Table]:
-    """Return what `fednotes init` counted: the sites, and their entity types."""
-    tables = [_sites_table(facts)]
+def make_facts_tables(facts: Facts) -> list[Table]:
+    """Return tables of what `fednotes init` counted: the sites and their types."""
+    tables = [_make_sites_table(facts)]
     annotated = [site for site in facts.sites if site.types]
     if annotated:
         counts = {site.name: site.types for site in annotated}
-        tables.append(_types_table("entity type", counts, "mentions of each type"))
+        tables.append(_make_types_table("entity type", counts, "mentions of each type"))
     labelled = {
         site.name: site.labels.counts for site in facts.sites if site.labels is not None
     }
     if labelled:
-        tables.append(_types_table("label", labelled, "labelled patients"))
+        tables.append(_make_types_table("label", labelled, "labelled patients"))
     return tables
 
 
-def _sites_table(facts: Facts) -> Table:
+def _make_sites_table(facts: Facts) -> Table:
     """Return the size of each site's notes."""
-    table = compact_sheet(
+    table = make_compact_sheet(
         "site",
         "format",
         "notes",
@@ -1045,8 +1086,8 @@ def _sites_table(facts: Facts) -> Table:
         if site.mentions:
             overlapping = f"{100 * site.overlapping / site.mentions:.1f} %"
         table.add_row(
-            _name(clean(site.name, NAME)),
-            _name(clean(site.format, NAME)),
+            _make_name_cell(clean(site.name, NAME)),
+            _make_name_cell(clean(site.format, NAME)),
             f"{site.notes:,}",
             f"{site.patients:,}" if site.patients else "–",
             f"{site.words.median:,}",
@@ -1062,7 +1103,7 @@ def _sites_table(facts: Facts) -> Table:
     return table
 
 
-def _types_table(
+def _make_types_table(
     head: str, sites: Mapping[str, Mapping[str, int]], title: str
 ) -> Table:
     """Return the counts of each name, by site if there are few sites.
@@ -1081,7 +1122,7 @@ def _types_table(
         heads = [Text(name) for name in sites]
     if len(sites) > 1:
         heads.append("sites")
-    table = compact_sheet(head, *heads, title=title)
+    table = make_compact_sheet(head, *heads, title=title)
     number_of_sites = Counter(label for counts in sites.values() for label in counts)
     # The table may be cut, and types that a site lacks decide the method.
     ordered = sorted(
@@ -1095,16 +1136,16 @@ def _types_table(
         cells = [f"{count:,}" if count else "–" for count in numbers]
         if len(sites) > 1:
             cells.append(f"{number_of_sites[label]} of {len(sites)}")
-        table.add_row(_name(clean(label, NAME)), *cells)
+        table.add_row(_make_name_cell(clean(label, NAME)), *cells)
     unlisted = len(ordered) - _LISTED_TYPES
     if unlisted > 0:
         table.caption = f"and {unlisted:,} more"
     return table
 
 
-def decisions_table(proposal: Proposal) -> Table:
-    """Return what `fednotes init` decided, with the reasons."""
-    table = compact_sheet("", "proposal", "reason", left=3, title="first job")
+def make_decisions_table(proposal: Proposal) -> Table:
+    """Return a table of what `fednotes init` decided, with the reasons."""
+    table = make_compact_sheet("", "proposal", "reason", left=3, title="first job")
     method, model = proposal.method, proposal.model
     table.add_row("method", method.value, method.reason)
     name = "light tagger" if proposal.is_light else clean(model.value, NAME)
@@ -1118,7 +1159,7 @@ def decisions_table(proposal: Proposal) -> Table:
         )
     for each in proposal.label_maps:
         old = clean(each.old, NAME)
-        reason = f"{each.site}: {old} {one_line(each.reason)}."
+        reason = f"{each.site}: {old} {clean_to_one_line(each.reason)}."
         action = "rename"
         if not each.is_active:
             action = "keep"
@@ -1145,11 +1186,13 @@ def list_findings(findings: Sequence[Finding]) -> list[Text]:
         shown = group if is_short else group[:1]
         for finding in shown:
             message = f"{finding.where}: {finding.message} [{finding.code}]"
-            text = one_line(message, None)
+            text = clean_to_one_line(message, None)
             lines.append(Text.assemble((level, styles[level]), "  ", text))
         unshown = group[len(shown) :]
         if unshown:
-            places = list_names([one_line(each.where, NAME) for each in unshown])
+            places = list_names(
+                [clean_to_one_line(each.where, NAME) for each in unshown]
+            )
             lines.append(Text(f"{' ' * len(level)}  the same kind: {places}"))
     return lines
 
@@ -1175,11 +1218,11 @@ def describe_run_time(seconds: Mapping[str, float]) -> list[str]:
     return lines
 
 
-def count_tables(counts: Sequence[CountTable]) -> list[Table]:
+def make_count_tables(counts: Sequence[CountTable]) -> list[Table]:
     """Return tables of counts about a job's sites."""
     tables = []
     for each in counts:
-        table = compact_sheet(*each.heads, left=each.words, title=each.title)
+        table = make_compact_sheet(*each.heads, left=each.words, title=each.title)
         for row in each.rows:
             table.add_row(*map(Text, row))
         tables.append(table)

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from fednotes.cli.completers import complete_job
 from fednotes.cli.plain_help import with_examples
-from fednotes.cli.shared import Json, Settings, console, print_json, say, show_work
-from fednotes.core.cleaning import one_line
+from fednotes.cli.shared import Json, Settings, console, print_json, say, showing_work
+from fednotes.core.cleaning import clean_to_one_line
 
 if TYPE_CHECKING:
     from fednotes.jobs.causes import Cause
@@ -49,7 +49,7 @@ def doctor(
     """
     from fednotes.jobs.diagnosis import diagnose
 
-    with show_work("examining"):
+    with showing_work("examining"):
         diagnosis = diagnose(target, settings or ())
     if json_output:
         print_json(diagnosis.to_dict())
@@ -65,7 +65,7 @@ def _show(diagnosis: Diagnosis) -> None:
         say("nothing found")
     _print(Text.assemble(("checked: ", "bold"), ", ".join(diagnosis.checked)))
     for text in diagnosis.unchecked:
-        _print(Text.assemble(("not checked: ", "bold"), one_line(text)))
+        _print(Text.assemble(("not checked: ", "bold"), clean_to_one_line(text)))
     if diagnosis.command:
         say(
             "try the settings of one cause at a time, from the top:",
@@ -86,23 +86,25 @@ def _show_cause(place: int, cause: Cause) -> None:
             f"{place}. ",
             (cause.importance, _STYLES[cause.importance]),
             "  ",
-            (one_line(f"{where}{cause.message}"), "bold"),
+            (clean_to_one_line(f"{where}{cause.message}"), "bold"),
         )
     )
     for evidence in cause.evidence[:_MAX_EVIDENCE]:
         source = f" ({evidence.file})" if evidence.file else ""
-        _print(Text(one_line(f"{evidence.text}{source}")), indent=_INDENT)
+        _print(Text(clean_to_one_line(f"{evidence.text}{source}")), indent=_INDENT)
     unshown = len(cause.evidence) - _MAX_EVIDENCE
     if unshown > 0:
         _print(Text(f"and {unshown} more; --json shows all"), indent=_INDENT)
     if cause.advice:
-        text = Text.assemble(("advice: ", "bold"), one_line(cause.advice))
+        text = Text.assemble(("advice: ", "bold"), clean_to_one_line(cause.advice))
         _print(text, indent=_INDENT)
     for setting in cause.settings:
         current = "" if setting.current is None else f"  (now {setting.current})"
         option = f"--set {shlex.quote(setting.assignment)}"
         text = Text.assemble(
-            " " * _INDENT, ("try: ", "bold green"), one_line(f"{option}{current}", None)
+            " " * _INDENT,
+            ("try: ", "bold green"),
+            clean_to_one_line(f"{option}{current}", None),
         )
         # Neither cut nor broken into lines, so that the option can be pasted.
         console.print(text, highlight=False, soft_wrap=True)

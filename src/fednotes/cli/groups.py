@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
@@ -28,13 +29,13 @@ from fednotes.cli.shared import (
     Seed,
     Settings,
     console,
+    name_options,
     print_json,
     say,
-    show_work,
+    showing_work,
     tell,
-    with_options,
 )
-from fednotes.core.cleaning import one_line
+from fednotes.core.cleaning import clean_to_one_line
 from fednotes.core.errors import (
     UNREADABLE,
     FednotesError,
@@ -45,6 +46,8 @@ from fednotes.core.errors import (
 from fednotes.core.wording import format_count
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from fednotes.jobs.checking import Checked
 
 corpus = typer.Typer(
@@ -71,20 +74,22 @@ class Output(StrEnum):
     conll = "conll"
 
 
-def _with_options(problem: Problem) -> Problem:
-    """Return a problem whose message shows the options of the command line."""
+def _name_options(problem: Problem) -> Problem:
+    """Return a problem whose message names the options of the command line."""
     if isinstance(problem, JobProblem):
         return problem
-    return replace(problem, message=with_options(problem.message))
+    return replace(problem, message=name_options(problem.message))
 
 
 def show_checked(checked: Checked) -> None:
     """Print the result of `fednotes check`: tables, findings, and each problem."""
-    from fednotes.cli.display import count_tables, describe_run_time, list_findings
+    from fednotes.cli.display import describe_run_time, list_findings, make_count_tables
 
     if checked.job is not None and checked.sites is not None:
         tell(checked.sites.remarks)
-        for table in count_tables(checked.job.kind.tabulate_counts(checked.sites.data)):
+        for table in make_count_tables(
+            checked.job.kind.tabulate_counts(checked.sites.data)
+        ):
             console.print(table)
     for line in list_findings(checked.findings):
         console.print(line, width=min(_WIDTH, console.width), highlight=False)
@@ -93,7 +98,7 @@ def show_checked(checked: Checked) -> None:
     for finding in checked.findings:
         if finding.level == "error":
             problems += finding.problems
-    say(*fold_problems(map(_with_options, problems)))
+    say(*fold_problems(map(_name_options, problems)))
 
     if checked.wrong:
         counts = checked.to_dict()["counts"]
@@ -128,23 +133,23 @@ def corpus_stats(
 
     Also count what the sites have in common.
     """
-    from fednotes.cli.display import stats_tables
+    from fednotes.cli.display import make_stats_tables
     from fednotes.data.formats import examine
     from fednotes.data.formats.folders import name_paths
-    from fednotes.data.stats import corpus_stats as count
+    from fednotes.data.stats import compute_corpus_stats as count
     from fednotes.jobs.input_readers import requiring_annotations
 
     places = name_paths(paths)
     corpora = {}
     left_out = {}
     for name, path in places.items():
-        with show_work("reading"), requiring_annotations(encoding):
+        with showing_work("reading"), requiring_annotations(encoding):
             documents, problems = examine(path, format or None, encoding)
-        problems.refuse(on_error.value, documents)
+        problems.raise_if_refused(on_error.value, documents)
         corpora[name] = documents
         if problems.number:
             left_out[name] = problems
-    with show_work("counting"):
+    with showing_work("counting"):
         stats = count(corpora)
     if json_output:
         counts = {name: dict(problems.counts) for name, problems in left_out.items()}
@@ -152,7 +157,7 @@ def corpus_stats(
         return
     for name, problems in left_out.items():
         say(f"note: left out of {name}: {problems}")
-    for table in stats_tables(stats):
+    for table in make_stats_tables(stats):
         console.print(table)
 
 
@@ -177,13 +182,42 @@ def corpus_overlap(
 
     Count sentences and sequences of 13 words.
     """
-    from fednotes.cli.display import sheet
     from fednotes.data.formats import read
     from fednotes.data.notes import read_notes
-    from fednotes.data.overlap import MIN_WORDS, NGRAM, index_documents, shared_text
+    from fednotes.data.overlap import index_documents, measure_shared_text
 
-    with show_work("reading"):
+    with showing_work("reading"):
         indexes = [index_documents(read(path, encoding=encoding)) for path in documents]
+    rows: list[dict[str, Any]] = []
+    with showing_work("comparing"):
+        for path in notes:
+            source = read_notes(path, format or None, encoding=encoding)
+            texts = (note.text for note in source)
+            for other, shared in zip(
+                documents, measure_shared_text(texts, indexes), strict=True
+            ):
+                rows.append({"notes": path, "documents": other, **asdict(shared)})
+    if json_output:
+        print_json(rows)
+    else:
+        console.print(_make_overlap_table(rows))
+    total = sum(row["shared_sentences"] for row in rows)
+    if strict and total:
+        raise FednotesError(
+            f"{total:,} sentences of the notes occur in the documents: leave those "
+            "notes out (exclude in a job's site), or test on other documents"
+        )
+
+
+def _make_overlap_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table of the text that notes and documents share.
+
+    Args:
+        rows: The paths of notes and of documents, and the counts of `SharedText`.
+    """
+    from fednotes.cli.display import make_sheet
+    from fednotes.data.overlap import MIN_WORDS, NGRAM
+
     title = (
         f"shared text: sentences of {MIN_WORDS} words or more, and "
         f"{NGRAM} words in a row"
@@ -197,31 +231,15 @@ def corpus_overlap(
         "n-grams",
         "shared",
     )
-    table = sheet(*heads, left=2, title=title)
-    rows: list[dict[str, Any]] = []
-    with show_work("comparing"):
-        for path in notes:
-            source = read_notes(path, format or None, encoding=encoding)
-            texts = (note.text for note in source)
-            for other, shared in zip(
-                documents, shared_text(texts, indexes), strict=True
-            ):
-                numbers = asdict(shared)
-                names = (
-                    Text("/".join(p.parts[-2:]), overflow="fold") for p in (path, other)
-                )
-                table.add_row(*names, *(f"{n:,}" for n in numbers.values()))
-                rows.append({"notes": path, "documents": other, **numbers})
-    if json_output:
-        print_json(rows)
-    else:
-        console.print(table)
-    total = sum(row["shared_sentences"] for row in rows)
-    if strict and total:
-        raise FednotesError(
-            f"{total:,} sentences of the notes occur in the documents: leave those "
-            "notes out (exclude in a job's site), or test on other documents"
+    table = make_sheet(*heads, left=2, title=title)
+    for row in rows:
+        notes, documents, *counts = row.values()
+        names = (
+            Text("/".join(path.parts[-2:]), overflow="fold")
+            for path in (notes, documents)
         )
+        table.add_row(*names, *(f"{count:,}" for count in counts))
+    return table
 
 
 @corpus.command("formats")
@@ -233,10 +251,10 @@ def corpus_formats(
     json_output: Json = False,
 ) -> None:
     """List the formats, and which parts of a document each preserves."""
-    from fednotes.cli.display import sheet
-    from fednotes.data.formats import format_table
+    from fednotes.cli.display import make_sheet
+    from fednotes.data.formats import make_format_table
 
-    rows = format_table()
+    rows = make_format_table()
     if json_output:
         print_json(rows)
         return
@@ -250,7 +268,7 @@ def corpus_formats(
         "formats, and what each keeps of a document; dashes mark formats "
         "that cannot be written"
     )
-    table = sheet(*heads, left=len(heads), title=title)
+    table = make_sheet(*heads, left=len(heads), title=title)
     for line in lines:
         table.add_row(*line)
     console.print(table)
@@ -290,7 +308,7 @@ def convert(
     from fednotes.jobs.input_readers import requiring_annotations
 
     try:
-        with show_work("comparing"), requiring_annotations(encoding):
+        with showing_work("comparing"), requiring_annotations(encoding):
             number, losses, problems = run(
                 source,
                 out,
@@ -301,8 +319,8 @@ def convert(
                 encoding=encoding,
             )
     except LossyError as error:
-        message = with_options(str(error))
-        print(f"error: {one_line(message, None)}", file=sys.stderr)
+        message = name_options(str(error))
+        print(f"error: {clean_to_one_line(message, None)}", file=sys.stderr)
         sys.exit(1)
     if json_output:
         left_out = dict(problems.counts)
@@ -322,12 +340,12 @@ def convert(
 )
 def corpus_list(json_output: Json = False) -> None:
     """List the corpora of built-in jobs and where to get them."""
-    from fednotes.data.formats import known_corpora
+    from fednotes.data.formats import read_known_corpora
 
     if json_output:
-        print_json(known_corpora())
+        print_json(read_known_corpora())
         return
-    for name, item in known_corpora().items():
+    for name, item in read_known_corpora().items():
         console.print(f"[bold]{name}[/bold]  {item['what']}", highlight=False)
         console.print(f"    {item['size']}; {item['licence']}", highlight=False)
         console.print(
@@ -357,7 +375,7 @@ def corpus_synthesise(
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FednotesError(f"{out} is not an empty folder: give a new or empty one")
-    with show_work("writing"):
+    with showing_work("writing"):
         generated = generate(num_sites=sites, sentences_per_site=sentences, seed=seed)
         write_sites(generated, out, to.value)
     say(f"{len(generated)} sites in {out}; next: fednotes corpus stats {out}/*/train*")

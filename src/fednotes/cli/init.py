@@ -24,9 +24,9 @@ from fednotes.cli.shared import (
     console,
     print_json,
     say,
-    show_work,
+    showing_work,
 )
-from fednotes.core.cleaning import NAME, one_line
+from fednotes.core.cleaning import NAME, clean_to_one_line
 from fednotes.core.errors import FednotesError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def init(
     types, a method and a model, each with its reason. A folder with a folder for each
     site is read as these sites; a single corpus is divided among simulated sites.
     """
-    from fednotes.cli.display import facts_tables
+    from fednotes.cli.display import make_facts_tables
     from fednotes.jobs.proposal import (
         Choices,
         ReadOptions,
@@ -112,7 +112,7 @@ def init(
             "or the options --method, --encoder and --sites"
         )
     options = ReadOptions(format, column, on_error.value, encoding)
-    with show_work("examining"):
+    with showing_work("examining"):
         places = find_places(paths, encoding, query=query, omop=omop)
         # Before the notes are read, which may take minutes.
         if not interactive:
@@ -120,7 +120,7 @@ def init(
         facts = read_facts(places, options)
     choices = Choices(method=method, encoder=encoder, silos=sites)
     if not json_output:
-        for table in facts_tables(facts):
+        for table in make_facts_tables(facts):
             console.print(table)
     if interactive:
         choices = _ask_choices(facts, choices)
@@ -134,10 +134,10 @@ def init(
 
 def _show(first_job: FirstJob, choices: Choices) -> None:
     """Print the decisions, their reasons, what to do next, and how long it takes."""
-    from fednotes.cli.display import decisions_table, describe_run_time
+    from fednotes.cli.display import describe_run_time, make_decisions_table
     from fednotes.jobs.run_folder import find_free_folder
 
-    console.print(decisions_table(first_job.proposal))
+    console.print(make_decisions_table(first_job.proposal))
     for remark in first_job.proposal.remarks:
         console.print(f"note: {remark}", highlight=False, markup=False)
     run = find_free_folder(Path("runs", "first"))
@@ -169,7 +169,7 @@ def _estimate_seconds(first_job: FirstJob) -> Mapping[str, float]:
     if notes > _QUICKLY_READ_NOTES:
         return {}
     try:
-        with show_work("timing a few sentences"):
+        with showing_work("timing a few sentences"):
             job = load_job(str(first_job.path))
             _, _, parts = prepare(job)
             return estimate_seconds(job, parts)
@@ -198,7 +198,7 @@ def _ask_choices(facts: Facts, choices: Choices) -> Choices:
     proposal = propose(facts, choices, has_minilm=has_minilm())
     answers: dict[tuple[str, str], bool] = {}
     for each in proposal.label_maps:
-        old, new = one_line(each.old, NAME), one_line(each.new, NAME)
+        old, new = clean_to_one_line(each.old, NAME), clean_to_one_line(each.new, NAME)
         answers[each.site, each.old] = typer.confirm(
             f"{each.site}: {old} {each.reason}. Rename it to {new}?",
             default=each.is_active,

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from fednotes.cli.app import app
-from fednotes.cli.plain_help import PlainCommand, with_placeholders
+from fednotes.cli.plain_help import PlainCommand, replace_types
 
 # What the option means in all commands, where their help texts say more.
 MEANINGS = {
@@ -94,7 +94,7 @@ def list_options(group: Any) -> list[OptionName]:
             name = parameter.opts[0]
             option = options.setdefault(name, OptionName(name))
             option.commands.append(words)
-            _add_new(option.shown, with_placeholders(record[0]))
+            _add_new(option.shown, replace_types(record[0]))
             _add_new(option.meanings, parameter.help)
     return [options[name] for name in sorted(options)]
 

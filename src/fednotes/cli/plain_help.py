@@ -40,6 +40,7 @@ def with_examples(*lines: str) -> Callable[[Command], Command]:
     """
 
     def mark(function: Command) -> Command:
+        """Note the examples at a function."""
         vars(function)["examples"] = lines
         return function
 
@@ -89,7 +90,7 @@ class PlainCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command's words; print the new name of each old one."""
-        used = self.old_names.keys() & _option_names(args)
+        used = self.old_names.keys() & _find_option_names(args)
         ctx.meta[_USED] = used
         rest = super().parse_args(ctx, args)
         if not ctx.resilient_parsing:  # which completion uses
@@ -102,7 +103,7 @@ class PlainCommand(TyperCommand):
         """Return the words of the usage line after the command's name."""
         pieces = [self.options_metavar or ""]
         for parameter in filter(_is_argument, self.get_params(ctx)):
-            name = _display_name(parameter)
+            name = _format_argument(parameter)
             pieces.append(name if parameter.required else f"[{name}]")
         return pieces
 
@@ -115,9 +116,9 @@ class PlainCommand(TyperCommand):
             if record is None:
                 continue
             if _is_argument(parameter):
-                arguments.append((_display_name(parameter), record[1]))
+                arguments.append((_format_argument(parameter), record[1]))
             else:
-                options.append((with_placeholders(record[0]), record[1]))
+                options.append((replace_types(record[0]), record[1]))
         for heading, rows in (("Arguments", arguments), ("Options", options)):
             if rows:
                 with formatter.section(heading):
@@ -132,7 +133,7 @@ class PlainCommand(TyperCommand):
                     formatter.write(f"  {line}\n")
 
 
-def used_old_names(context: typer.Context) -> Set[str]:
+def list_used_old_names(context: typer.Context) -> Set[str]:
     """Return the old names of options that a command was called with."""
     names: Set[str] = context.meta.get(_USED, frozenset())
     return names
@@ -147,28 +148,30 @@ def use_plain_help(program: typer.Typer) -> None:
             use_plain_help(group.typer_instance)
 
 
-def _option_names(words: list[str]) -> set[str]:
+def _find_option_names(words: list[str]) -> set[str]:
     """Return the names of the options in a command's words."""
     end = words.index("--") if "--" in words else len(words)
     return {word.partition("=")[0] for word in words[:end] if word.startswith("--")}
 
 
 def _is_argument(parameter: Any) -> bool:
+    """Return whether a parameter is an argument, not an option."""
     return bool(parameter.param_type_name == "argument")
 
 
-def _display_name(argument: Any) -> str:
-    """Return an argument's name; dots follow it if it may be repeated."""
+def _format_argument(argument: Any) -> str:
+    """Return an argument's name for the help; dots follow it if it may be repeated."""
     name = str(argument.metavar)
     if argument.nargs != 1 and "…" not in name:
         name += "..."
     return name
 
 
-def with_placeholders(option: str) -> str:
-    """Return an option as a person types it, such as "--seed N"."""
+def replace_types(option: str) -> str:
+    """Return an option as a person types it, such as "--seed N", not "--seed <int>"."""
     return _TYPE.sub(_replace_type, option)
 
 
 def _replace_type(match: re.Match[str]) -> str:
+    """Return the placeholder for a type that the help names."""
     return _PLACEHOLDERS.get(match[1].lower(), match[1])

@@ -232,7 +232,7 @@ def choose_console(*, as_json: bool) -> Console:
 
 
 @contextmanager
-def show_work(name: str, *, is_shown: bool = True) -> Iterator[None]:
+def showing_work(name: str, *, is_shown: bool = True) -> Iterator[None]:
     """Show the work within the context on stderr.
 
     In a terminal, this is a bar. Otherwise, long work prints a line each minute.
@@ -245,15 +245,15 @@ def show_work(name: str, *, is_shown: bool = True) -> Iterator[None]:
     if not is_shown:
         yield
         return
-    from fednotes.core.work import shown_by
+    from fednotes.core.work import reporting_to
 
     if not shown.is_terminal:
-        with shown_by(WorkLines()):
+        with reporting_to(WorkLines()):
             yield
         return
     from fednotes.cli.display import WorkBar
 
-    with WorkBar(shown, name) as bar, shown_by(bar):
+    with WorkBar(shown, name) as bar, reporting_to(bar):
         yield
 
 
@@ -339,10 +339,11 @@ _OPTIONS = {
 _PARAMETER = re.compile('`([a-z_]+)(?: = "([^"`]*)")?`')
 
 
-def with_options(message: str) -> str:
-    """Return a message with its parameters in backticks written as options."""
+def name_options(message: str) -> str:
+    """Return a message in which options replace the parameters in backticks."""
 
     def option(match: re.Match[str]) -> str:
+        """Return the option of a parameter, with the value if there is one."""
         parameter, value = match.groups()
         name = _OPTIONS.get(parameter) or "--" + parameter.replace("_", "-")
         return name if value is None else f"{name} {value}"

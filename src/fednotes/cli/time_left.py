@@ -32,8 +32,11 @@ class _Part:
     done: int = 0
     times: list[tuple[float, bool]] = field(default_factory=list)
 
-    def seconds_per_round(self) -> float:
-        """Return the mean time of a round; one that has waited counts as a median."""
+    def compute_seconds_per_round(self) -> float:
+        """Return the mean time of a round.
+
+        A round that has waited, and so took far longer, counts as a median one.
+        """
         total = 0.0
         for evaluated in (False, True):
             times = [seconds for seconds, judged in self.times if judged == evaluated]
@@ -49,7 +52,7 @@ class _Part:
         """Return whether the rounds so far suffice to predict the others."""
         if not self.rounds or len(self.times) < FEWEST_ROUNDS:
             return False
-        seconds = self.seconds_per_round() * len(self.times)
+        seconds = self.compute_seconds_per_round() * len(self.times)
         share = len(self.times) / self.rounds
         settled = seconds >= SETTLED_SECONDS or share >= SETTLED_SHARE
         return seconds >= FEWEST_SECONDS and settled
@@ -101,7 +104,7 @@ class TimeLeft:
         self._part = _Part("", 0)
         self._last = None
 
-    def seconds(self) -> float | None:
+    def estimate_seconds(self) -> float | None:
         """Return the seconds until the run ends; None while they are not known.
 
         It is an estimate: rounds become faster or slower, and parts may stop early.
@@ -109,39 +112,41 @@ class TimeLeft:
         part = self._part
         paces = [
             pace
-            for pace in map(self._pace, [*self._finished, part])
+            for pace in map(self._compute_pace, [*self._finished, part])
             if pace is not None
         ]
-        waiting = self._waiting()
+        unstarted_work = self._list_unstarted_work()
         if not part.rounds or (not part.is_settled() and not paces):
             return None
-        if waiting and (not paces or 0 in waiting):
+        if unstarted_work and (not paces or 0 in unstarted_work):
             return None
         if part.is_settled():
-            current = part.seconds_per_round() * (part.rounds - part.done)
+            current = part.compute_seconds_per_round() * (part.rounds - part.done)
         elif part.name in self._work:
             undone = 1 - part.done / part.rounds
             current = fmean(paces) * self._work[part.name] * undone
         else:
             return None
         unstarted_seconds = (
-            sum(waiting) * fmean(paces) * self._share_run() if waiting else 0.0
+            sum(unstarted_work) * fmean(paces) * self._compute_share_run()
+            if unstarted_work
+            else 0.0
         )
         return current + unstarted_seconds
 
-    def _pace(self, part: _Part) -> float | None:
+    def _compute_pace(self, part: _Part) -> float | None:
         """Return the seconds per unit of work; None if the part does not show it."""
         work = self._work.get(part.name, 0.0)
         if not work or not part.is_settled():
             return None
-        return part.seconds_per_round() * part.rounds / work
+        return part.compute_seconds_per_round() * part.rounds / work
 
-    def _waiting(self) -> Sequence[float]:
+    def _list_unstarted_work(self) -> Sequence[float]:
         """Return the work of each part that has not begun."""
         begun = {part.name for part in (*self._finished, self._part)}
         return [work for name, work in self._work.items() if name not in begun]
 
-    def _share_run(self) -> float:
+    def _compute_share_run(self) -> float:
         """Return the share of their rounds that the finished parts ran."""
         shares = [
             part.done / part.rounds

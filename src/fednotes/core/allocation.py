@@ -30,13 +30,14 @@ class OversizedModelError(ModelError):
     """A description claims far more memory than the tensors in its folder need."""
 
 
-class _Bounded(TorchFunctionMode):
+class _AllocationLimit(TorchFunctionMode):
     """Count the tensors that torch's factory functions create, and their elements."""
 
     def __init__(self, limit: int) -> None:
+        """Start at zero; `limit` is the maximum number of elements."""
         super().__init__()
         self._limit = limit
-        self._count = 0
+        self._elements = 0
         self._tensors = 0
 
     def __torch_function__(
@@ -54,8 +55,8 @@ class _Bounded(TorchFunctionMode):
                 "model in use: it is damaged or was tampered with; copy the folder "
                 "again"
             )
-        self._count += _count_elements(func, args, options)
-        if self._count > self._limit:
+        self._elements += _count_elements(func, args, options)
+        if self._elements > self._limit:
             raise OversizedModelError(
                 f"describes a model of over {self._limit:,} numbers, far more than the "
                 "folder holds: it is damaged or was tampered with; copy the folder "
@@ -65,17 +66,17 @@ class _Bounded(TorchFunctionMode):
 
 
 @contextmanager
-def bounded_allocation(held: int) -> Iterator[None]:
+def limiting_allocation(stored: int) -> Iterator[None]:
     """Limit the tensors created in the context, and their elements in memory.
 
     Args:
-        held: Number of elements of the tensors in the folder.
+        stored: Number of elements of the tensors in the folder.
 
     Raises:
-        OversizedModelError: The context allocates far more elements than `held`, or
+        OversizedModelError: The context allocates far more elements than `stored`, or
             creates more than `MAX_TENSORS` tensors.
     """
-    with _Bounded(held + SPARE_ELEMENTS):
+    with _AllocationLimit(stored + SPARE_ELEMENTS):
         yield
 
 

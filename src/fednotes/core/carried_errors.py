@@ -20,7 +20,7 @@ Plain = str | int | float | bool | None
 
 def describe_error(error: Exception) -> dict[str, Any]:
     """Return an error as JSON values for `rebuild_error`."""
-    kind = _carried_class(error)
+    kind = _find_known_class(error)
     values = {
         name: value for name, value in vars(error).items() if isinstance(value, Plain)
     }
@@ -30,7 +30,9 @@ def describe_error(error: Exception) -> dict[str, Any]:
         "module": kind.__module__,
         "class": kind.__qualname__,
         "text": str(error),
-        "arguments": _arguments(error) if is_plain and type(error) is kind else None,
+        "arguments": _list_arguments(error)
+        if is_plain and type(error) is kind
+        else None,
         "fields": values,
         "problems": [asdict(problem) for problem in problems],
         "trace": "".join(traceback.format_tb(error.__traceback__)),
@@ -64,15 +66,15 @@ def rebuild_error(description: Mapping[str, Any]) -> Exception:
     return error
 
 
-def _arguments(error: Exception) -> list[Plain]:
-    """Return the arguments with which an error can be made again."""
+def _list_arguments(error: Exception) -> list[Plain]:
+    """Return the arguments of the constructor that make an equal error."""
     if isinstance(error, OSError) and error.filename is not None:
         return [error.errno, error.strerror, str(error.filename)]
     return list(error.args)
 
 
-def _carried_class(error: Exception) -> type[BaseException]:
-    """Return the nearest class of an error that the other process knows."""
+def _find_known_class(error: Exception) -> type[BaseException]:
+    """Return the nearest class of an error that the receiving process can import."""
     for kind in type(error).__mro__:
         is_top_level = "." not in kind.__qualname__
         is_known = issubclass(kind, FednotesError) or kind.__module__ == "builtins"

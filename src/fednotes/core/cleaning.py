@@ -20,7 +20,7 @@ _PICTURE = "[\u2190-\u2bff\ufe0f\U0001f000-\U0001faff]"
 _JOINER = re.compile(f"(?<={_PICTURE})\u200d(?={_PICTURE})")
 
 
-def clean(text: object, most: int | None = LINE) -> str:
+def clean(text: object, limit: int | None = LINE) -> str:
     r"""Return text on one line in which every character is visible.
 
     Control characters, line ends, direction marks, invisible characters and all blanks
@@ -28,31 +28,37 @@ def clean(text: object, most: int | None = LINE) -> str:
 
     Args:
         text: The text.
-        most: Maximum number of characters. Longer text is cut and ends with "…". None
+        limit: Maximum number of characters. Longer text is cut and ends with "…". None
             sets no limit.
     """
     line = str(text)
-    if most is not None:
-        line = line[: most + 1]
+    if limit is not None:
+        line = line[: limit + 1]
     if not line.isprintable() or _INVISIBLE.search(line):
         line = _escape(line)
-    if most is not None and len(line) > most:
-        line = f"{line[: most - 1]}…"
+    if limit is not None and len(line) > limit:
+        line = f"{line[: limit - 1]}…"
     return line
 
 
-def one_line(text: object, most: int | None = LINE) -> str:
-    """Clean text, with one blank for each run of white space."""
-    return clean(" ".join(str(text).split()), most)
+def clean_to_one_line(text: object, limit: int | None = LINE) -> str:
+    """Return text on one line, cleaned, with one blank for each run of white space.
+
+    Args:
+        text: The text.
+        limit: As in `clean`.
+    """
+    return clean(" ".join(str(text).split()), limit)
 
 
-def joiners(text: str) -> set[int]:
+def find_joiners(text: str) -> set[int]:
     """Return the offsets of the invisible joiners within emoji."""
     return {match.start() for match in _JOINER.finditer(text)}
 
 
 def _escape(text: str) -> str:
-    joining = joiners(text)
+    """Return text with invisible characters escaped, except joiners within emoji."""
+    joining = find_joiners(text)
     characters = []
     for offset, character in enumerate(text):
         is_visible = character.isprintable() and not _INVISIBLE.match(character)

@@ -50,9 +50,9 @@ def scale_sum(total: float, count: int, step: int) -> float:
     """Scale a sum over examples to match their reported number.
 
     The mean over the examples is unchanged: the sum is multiplied by reported / exact.
-        With a step above 1 the result is rounded to float32. With all its bits, a
-        scaled sum of short numbers would reveal the exact count: only one of the
-        possible divisors would leave a short number.
+    With a step above 1 the result is rounded to float32. With all its bits, a scaled
+    sum of short numbers would reveal the exact count: only one of the possible divisors
+    would leave a short number.
 
     Args:
         total: The sum over the examples, such as a loss.

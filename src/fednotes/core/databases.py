@@ -259,6 +259,8 @@ class DatabaseAddress:
                 connection = self._open_connection(engine)
                 is_postgresql = engine.dialect.name == "postgresql"
                 if is_postgresql and not writes:
+                    # The session's later transactions are read-only, and so is the
+                    # first one, which begins after the commit.
                     connection.execute(sa.text(_READ_ONLY_SESSION))
                     connection.commit()
                     connection.execute(sa.text("SET TRANSACTION READ ONLY"))
@@ -288,7 +290,10 @@ class DatabaseAddress:
 
     @contextmanager
     def _naming_errors(self, action: str) -> Iterator[None]:
-        """Turn errors of the driver into a message without what the driver says.
+        """Turn errors of the driver into a DataError of this module's own words.
+
+        Args:
+            action: What failed, for the message, such as "connect to the database".
 
         Raises:
             DataError: The driver raised an error.
@@ -309,7 +314,7 @@ class DatabaseAddress:
         from sqlalchemy.exc import ArgumentError
         from sqlalchemy.pool import NullPool
 
-        text = self._resolve()
+        text = self._read_url()
         scheme, _, remainder = text.partition("://")
         driver = _DRIVERS[scheme.lower()]
         try:
@@ -323,6 +328,7 @@ class DatabaseAddress:
             mode = "rwc" if writes else "ro"
 
             def open_file() -> sqlite3.Connection:
+                """Open the SQLite file."""
                 return sqlite3.connect(f"file:{quote(path)}?mode={mode}", uri=True)
 
             return sa.create_engine(
@@ -361,7 +367,7 @@ class DatabaseAddress:
             )
         return os.path.abspath(path)
 
-    def _resolve(self) -> str:
+    def _read_url(self) -> str:
         """Return the URL, read from the environment if the address says so.
 
         Raises:
@@ -386,10 +392,14 @@ class DatabaseAddress:
         Raises:
             ConfigError: The variable of the address is not set.
         """
-        return self._resolve().lower().startswith("sqlite")
+        return self._read_url().lower().startswith("sqlite")
 
-    def located(self, folder: Path) -> DatabaseAddress:
-        """Return the address with a SQLite file's relative path below a folder."""
+    def resolve_from(self, folder: Path) -> DatabaseAddress:
+        """Return the address with an absolute path, if it is a SQLite file.
+
+        Args:
+            folder: The folder that a relative path starts from.
+        """
         prefix = _RELATIVE_FILE.match(self.text)
         if prefix is None:
             return self
@@ -397,9 +407,10 @@ class DatabaseAddress:
         return DatabaseAddress(f"{prefix[0]}{path}")
 
     def relative_to(self, folder: Path) -> DatabaseAddress:
-        """Return the address with a SQLite file's relative path as seen from a folder.
+        """Return the address with a path as seen from `folder`, if it is a SQLite file.
 
-        This is the inverse of `located` for a path that is relative to the current one.
+        This is the inverse of `resolve_from`, for a path that is relative to the
+        current folder.
         """
         prefix = _RELATIVE_FILE.match(self.text)
         if prefix is None:
@@ -436,7 +447,10 @@ def _require_known_scheme(text: str, where: str) -> None:
 
 
 def _describe_cause(error: SQLAlchemyError) -> str:
-    """Return what is wrong and a remedy, in words of this module only."""
+    """Return the cause of an error and a remedy, in words of this module only.
+
+    PostgreSQL's errors are recognised by their codes, others by their messages.
+    """
     original = getattr(error, "orig", None)
     code = getattr(original, "sqlstate", None) or ""
     for cause in _CAUSES:

@@ -155,8 +155,10 @@ class NoTextColumnError(DataError):
 
 
 @contextmanager
-def parameters_as_keys() -> Iterator[None]:
-    """Name keys of a job in place of parameters in the errors about data in a context.
+def naming_keys_for_parameters() -> Iterator[None]:
+    """Turn errors about data in the context into ones that name keys, not parameters.
+
+    Messages name a parameter in backticks; the key of a job has the same name.
 
     Raises:
         DataError: A DataError was raised in the context.
@@ -323,13 +325,13 @@ def needs(package: str, extra: str) -> Iterator[None]:
 
 
 @contextmanager
-def within(
+def naming_place(
     place: str,
     kind: type[FednotesError],
     *kinds: type[FednotesError],
     become: Any = None,
 ) -> Iterator[None]:
-    """Add a place to the message of errors that are raised within the context.
+    """Add a place to the message of errors that are raised in the context.
 
     Args:
         place: The place of the error, such as a path.
@@ -344,7 +346,7 @@ def within(
 
 
 @contextmanager
-def os_errors_as(
+def raising_os_errors_as(
     kind: type[FednotesError],
     path: object,
     *,
@@ -367,23 +369,27 @@ def os_errors_as(
         ) from error
 
 
-def readable(path: object, kind: type[FednotesError]) -> AbstractContextManager[None]:
-    """Turn an OSError while a file is read into an error of class `kind`."""
-    return os_errors_as(kind, path, action="be read")
+def raising_if_unreadable(
+    path: object, kind: type[FednotesError]
+) -> AbstractContextManager[None]:
+    """Turn an OSError of reading a file into an error of class `kind`."""
+    return raising_os_errors_as(kind, path, action="be read")
 
 
-def nearest(name: object, known: Iterable[str], none: str | None = None) -> str:
+def suggest_name(
+    name: object, known: Iterable[str], fallback: str | None = None
+) -> str:
     """Return a hint for a misspelt name, such as "did you mean 'rounds'?".
 
     Args:
         name: The misspelt name.
         known: The names that exist.
-        none: The hint if no name is similar; by default the list of known names.
+        fallback: The hint if no name is similar; by default the list of known names.
     """
     options = sorted(known)
     matches = get_close_matches(str(name), options, n=1, cutoff=0.6)
     if matches:
         return f"did you mean {matches[0]!r}?"
-    if none is not None:
-        return none
+    if fallback is not None:
+        return fallback
     return f"known: {', '.join(options)}" if options else "none are known"

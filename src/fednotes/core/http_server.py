@@ -42,7 +42,7 @@ class Refused(Exception):
 
 
 async def read_body(
-    receive: Receive, max_bytes: int, seconds: float, *, keep: bool = True
+    receive: Receive, max_bytes: int, seconds: float, *, keeps_body: bool = True
 ) -> bytes:
     """Return a request's body.
 
@@ -50,7 +50,7 @@ async def read_body(
         receive: Returns the request's next message, as ASGI defines it.
         max_bytes: The maximum size of the body.
         seconds: Time in which the body must arrive.
-        keep: Whether to return the body; otherwise it is read and discarded.
+        keeps_body: Whether to return the body; otherwise it is read and discarded.
 
     Raises:
         Refused: The body is too large, or did not arrive in time.
@@ -66,8 +66,8 @@ async def read_body(
                 is_complete = not message.get("more_body", False)
                 length += len(part)
                 if length > max_bytes:
-                    raise too_large(max_bytes)
-                if keep:
+                    raise make_size_refusal(max_bytes)
+                if keeps_body:
                     parts.append(part)
     except TimeoutError:
         raise Refused(
@@ -78,8 +78,8 @@ async def read_body(
     return b"".join(parts)
 
 
-def too_large(max_bytes: int) -> Refused:
-    """Return the refusal of a request with more than `max_bytes` bytes."""
+def make_size_refusal(max_bytes: int) -> Refused:
+    """Return the error for a request with more than `max_bytes` bytes."""
     return Refused(
         413,
         f"a request may have at most {max_bytes:,} bytes: send less at a time",
@@ -87,8 +87,8 @@ def too_large(max_bytes: int) -> Refused:
     )
 
 
-def protocol_with_deadline() -> Any:
-    """Return uvicorn's protocol with a deadline for the head of each request.
+def make_protocol_with_deadline() -> Any:
+    """Make a class of uvicorn's protocol that sets a deadline for each request's head.
 
     If there are too many connections, the one that has waited longest for a head is
     closed.
@@ -112,6 +112,7 @@ def protocol_with_deadline() -> Any:
                 self._close_oldest()
 
         def _close_oldest(self) -> None:
+            """Close the connection whose deadline comes first."""
             connections: Any = self.connections
             by_deadline = {
                 each.timeout_keep_alive_task: each
@@ -131,13 +132,15 @@ def protocol_with_deadline() -> Any:
             self._unset_keepalive_if_required()  # for the next request
 
         def _unset_keepalive_if_required(self) -> None:
+            # uvicorn would end the deadline at the first byte; it must last until the
+            # head is complete.
             if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
                 super()._unset_keepalive_if_required()
 
     return DeadlineProtocol
 
 
-def run(
+def serve_application(
     app: Any,
     host: str,
     port: int,
@@ -166,7 +169,7 @@ def run(
     with needs("uvicorn", extra):
         import uvicorn
 
-    class Listening(uvicorn.Server):
+    class AnnouncingServer(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             if self.started:
@@ -181,7 +184,7 @@ def run(
         app,
         host,
         port,
-        http=protocol_with_deadline(),
+        http=make_protocol_with_deadline(),
         ws="none",
         backlog=128,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
@@ -193,7 +196,7 @@ def run(
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
-    server = Listening(config)
+    server = AnnouncingServer(config)
     try:
         if _has_running_loop():
             _run_in_thread(server)

@@ -50,8 +50,8 @@ class Kernel:
         self._options = options
         self._compiled: Callable[..., Any] | None = None
 
-    def compiled(self) -> Callable[..., Any]:
-        """Return the compiled function, compiling or loading it on the first call.
+    def compile(self) -> Callable[..., Any]:
+        """Compile the function, or load it from the cache, once; return it.
 
         numba caches next to the source file, or in the user's cache directory if the
         source folder is read-only. If neither is writable, nothing is cached.
@@ -70,15 +70,18 @@ class Kernel:
         return compiled
 
     def _compile_callees(self) -> None:
-        """Replace the kernels that this one calls by their compiled functions."""
+        """Replace the kernels that this one calls by their compiled functions.
+
+        numba can compile a call only to a function that it has compiled itself.
+        """
         names = self._function.__globals__
         for name in self._function.__code__.co_names:
             if isinstance(names.get(name), Kernel):
-                names[name] = names[name].compiled()
+                names[name] = names[name].compile()
 
     def __call__(self, *args: Any) -> Any:
         """Call the compiled function."""
-        return self.compiled()(*args)
+        return self.compile()(*args)
 
 
 def kernel(
@@ -110,9 +113,9 @@ class KernelByType:
         self._kernels = kernels
 
     def compile(self) -> None:
-        """Compile or load the function for both types."""
+        """Compile the function for both types, or load it from the cache."""
         for each in self._kernels.values():
-            each.compiled()
+            each.compile()
 
     def __call__(self, first: Floats | Singles, *args: Any) -> Any:
         """Call the function that is compiled for the type of the first argument."""
@@ -140,7 +143,7 @@ def kernel_by_type(
 BLOCK = 2**15  # elements per block, so that a block stays in the cache
 
 
-def weighted_sum(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+def sum_weighted(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """Return Σ weight · value in float64, added in the given order.
 
     Args:
@@ -157,13 +160,13 @@ def weighted_sum(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     arrays = [value.view(-1).numpy() for value in values]
     for start in range(0, sums.size, BLOCK):
         part = slice(start, start + BLOCK)
-        _times(sums[part], arrays[0][part], weights[0])
+        _multiply(sums[part], arrays[0][part], weights[0])
         for array, weight in zip(arrays[1:], weights[1:], strict=True):
             _add(sums[part], array[part], weight)
     return total
 
 
-def quotient(total: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
+def divide(total: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
     """Return total / weight, cast once to `dtype`."""
     if dtype is not torch.float32 or not _is_plain(total):
         return (total / weight).to(dtype)
@@ -179,19 +182,22 @@ def _is_plain(value: Tensor) -> bool:
 
 
 @kernel("void(f8[::1], f4[::1], f8)", "void(f8[::1], f8[::1], f8)", fused=False)
-def _times(product: Floats, value: Singles | Floats, weight: float) -> None:
+def _multiply(product: Floats, value: Singles | Floats, weight: float) -> None:
+    """Set product = value · weight."""
     for i in range(value.size):
         product[i] = np.float64(value[i]) * weight
 
 
 @kernel("void(f8[::1], f4[::1], f8)", "void(f8[::1], f8[::1], f8)", fused=False)
 def _add(total: Floats, value: Singles | Floats, weight: float) -> None:
+    """Add value · weight to total."""
     for i in range(value.size):
         total[i] += np.float64(value[i]) * weight
 
 
 @kernel("void(f4[::1], f8[::1], f8)", fused=False)
 def _divide(result: Singles, total: Floats, weight: float) -> None:
+    """Set result = total / weight."""
     for i in range(total.size):
         result[i] = total[i] / weight
 

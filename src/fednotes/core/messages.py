@@ -104,8 +104,7 @@ class Attached:
     """Values that the secure sum attaches to a message.
 
     Attributes:
-        facts: JSON values; `plain` converts a typed message to them, and `typed` reads
-            them.
+        facts: JSON values, from `to_json_values` and for `from_json_values`.
         tensors: Tensors by name.
     """
 
@@ -114,7 +113,7 @@ class Attached:
 
     def nbytes(self) -> int:
         """Return the bytes of the encoded facts and of the tensors' elements."""
-        return len(_canonical(self.facts)) + nbytes(self.tensors)
+        return len(_encode_header(self.facts)) + nbytes(self.tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,21 +195,21 @@ _UPDATE_FIELDS: dict[str, Any] = {
 # ---- encoding ------------------------------------------------------------------------
 
 
-def encode(message: Request | Reply) -> bytes:
+def encode_message(message: Request | Reply) -> bytes:
     """Return a message as bytes.
 
     Raises:
         WireError: The message has a value that cannot be sent, such as an option that
             is NaN or a tensor of an unknown type.
     """
-    kind, header, tensors = _split(message)
+    kind, header, tensors = _split_message(message)
     attached = message.attached.tensors
     try:
         _read_fields(kind, header)  # the same check as at the receiver
         header["facts"] = message.attached.facts
-        header["tensors"] = _describe(tensors)
-        header["attached"] = _describe(attached)
-        text = _canonical(header)
+        header["tensors"] = _describe_tensors(tensors)
+        header["attached"] = _describe_tensors(attached)
+        text = _encode_header(header)
     except KeyError as error:
         raise WireError(f"tensors of type {error.args[0]} cannot be sent") from None
     except (WireError, TypeError, ValueError) as error:
@@ -240,9 +239,9 @@ def encode(message: Request | Reply) -> bytes:
     return b"".join([head, *pieces])  # the only copy of the tensors' elements
 
 
-def _split(message: Request | Reply) -> tuple[int, dict[str, Any], Tensors]:
-    """Return a message's kind, the fields of its header, and its tensors."""
-    header = plain(message, *_NOT_IN_HEADER)
+def _split_message(message: Request | Reply) -> tuple[int, dict[str, Any], Tensors]:
+    """Return the kind of a message, the fields of its header, and its tensors."""
+    header = to_json_values(message, *_NOT_IN_HEADER)
     if isinstance(message, Request):
         return REQUEST, header, message.tensors
 
@@ -257,8 +256,8 @@ def _split(message: Request | Reply) -> tuple[int, dict[str, Any], Tensors]:
     return REPLY, header, update.tensors
 
 
-def _describe(tensors: Tensors) -> list[list[Any]]:
-    """Return name, type and shape of each tensor as JSON values.
+def _describe_tensors(tensors: Tensors) -> list[list[Any]]:
+    """Return the header's entry of each tensor: its name, type and shape.
 
     Raises:
         KeyError: A tensor has a type that cannot be sent.
@@ -273,7 +272,7 @@ def _describe(tensors: Tensors) -> list[list[Any]]:
 # ---- decoding ------------------------------------------------------------------------
 
 
-def decode(frame: Frame, *, checked: bool = False) -> Request | Reply:
+def decode_message(frame: Frame, *, checked: bool = False) -> Request | Reply:
     """Decode a message.
 
     Args:
@@ -285,12 +284,12 @@ def decode(frame: Frame, *, checked: bool = False) -> Request | Reply:
     Raises:
         WireError: The bytes are not a message. No other error is raised.
     """
-    kind, header, body = _open_frame(memoryview(frame), checked=checked)
+    kind, header, body_start = _open_frame(memoryview(frame), checked=checked)
     descriptions = [header.pop(name, None) for name in ("tensors", "attached")]
     facts = header.pop("facts", None)
     _require(isinstance(facts, dict), "the facts are not a table")
     values = _read_fields(kind, header)
-    tensors, attached_tensors = _tensors(descriptions, frame, body)
+    tensors, attached_tensors = _read_tensors(descriptions, frame, body_start)
     attached = Attached(facts, attached_tensors)
 
     if kind == REQUEST:
@@ -310,7 +309,7 @@ def decode_request(frame: Frame) -> Request:
     Raises:
         WireError: The bytes are not a request.
     """
-    message = decode(frame)
+    message = decode_message(frame)
     if not isinstance(message, Request):
         raise WireError("received a reply, expected a request")
     return message
@@ -321,25 +320,43 @@ def decode_reply(frame: Frame, *, checked: bool = False) -> Reply:
 
     Args:
         frame: The bytes.
-        checked: As in `decode`.
+        checked: As in `decode_message`.
 
     Raises:
         WireError: The bytes are not a reply.
     """
-    message = decode(frame, checked=checked)
+    message = decode_message(frame, checked=checked)
     if not isinstance(message, Reply):
         raise WireError("received a request, expected a reply")
     return message
 
 
-def _open_frame(view: memoryview, *, checked: bool) -> tuple[int, dict[str, Any], int]:
-    """Check lengths and checksum, and parse the header.
+class _OpenedFrame(NamedTuple):
+    """A frame whose head was checked.
+
+    Attributes:
+        kind: The kind of message, `REQUEST` or `REPLY`.
+        header: The header.
+        body_start: The offset at which the body begins.
+    """
+
+    kind: int
+    header: dict[str, Any]
+    body_start: int
+
+
+def _open_frame(view: memoryview, *, checked: bool) -> _OpenedFrame:
+    """Check the lengths and the checksum of a message, and parse its header.
 
     A parsed JSON value takes up to 100 times the memory of its text, so values are
     counted before parsing.
 
-    Returns:
-        The kind of message, the header, and the offset of the body.
+    Args:
+        view: The bytes.
+        checked: As in `decode_message`.
+
+    Raises:
+        WireError: The bytes are not a message.
     """
     if len(view) < HEAD.size:
         raise WireError(
@@ -361,27 +378,28 @@ def _open_frame(view: memoryview, *, checked: bool) -> tuple[int, dict[str, Any]
         "the reserved bytes are not zero",
     )
     _require(header_bytes <= MAX_HEADER, "the header is too long")
-    body = HEAD.size + header_bytes
-    if len(view) != body + body_bytes:
+    body_start = HEAD.size + header_bytes
+    if len(view) != body_start + body_bytes:
         raise WireError(
-            f"expected a message of {body + body_bytes:,} bytes, received {len(view):,}"
+            f"expected a message of {body_start + body_bytes:,} bytes, received "
+            f"{len(view):,}"
         )
     is_intact = checked or hashlib.sha256(view[HEAD.size :]).digest() == digest
     _require(is_intact, "damaged in transit")
-    raw = view[HEAD.size : body]
+    raw = view[HEAD.size : body_start]
     try:
         text = str(raw, "ascii")
         _require(count_values(text) <= MAX_VALUES, "the header has too many values")
         header = parse_json(text)
         del text
-        canonical = _canonical(header)
+        canonical = _encode_header(header)
     except ValueError as error:
         raise WireError(f"the header cannot be read ({str(error)[:80]})") from None
     _require(
         isinstance(header, dict) and canonical == raw,
         "the header is not canonical JSON",
     )
-    return kind, header, body
+    return _OpenedFrame(kind, header, body_start)
 
 
 class _Place(NamedTuple):
@@ -392,7 +410,7 @@ class _Place(NamedTuple):
     offset: int
 
 
-def _tensors(
+def _read_tensors(
     descriptions: list[Any], frame: Frame, offset: int
 ) -> list[dict[str, Tensor]]:
     """Return the tensors in the body, as views of the frame if it is writable.
@@ -426,7 +444,7 @@ def _tensors(
     if view.readonly and has_elements:
         frame = bytearray(frame)  # torch has no read-only tensors
     return [
-        {name: _tensor(frame, place) for name, place in places.items()}
+        {name: _make_tensor(frame, place) for name, place in places.items()}
         for places in parts
     ]
 
@@ -449,7 +467,8 @@ def _read_description(entry: Any) -> tuple[str, torch.dtype, list[int]]:
     return name, dtype, shape
 
 
-def _tensor(frame: Frame, place: _Place) -> Tensor:
+def _make_tensor(frame: Frame, place: _Place) -> Tensor:
+    """Return the tensor at a place of a frame."""
     dtype, shape, offset = place
     count = math.prod(shape)
     if not count:
@@ -464,7 +483,8 @@ def _tensor(frame: Frame, place: _Place) -> Tensor:
     return value
 
 
-def _canonical(header: Any) -> bytes:
+def _encode_header(header: Any) -> bytes:
+    """Return a header as canonical JSON, padded with spaces to a multiple of ALIGN."""
     text = json.dumps(
         header, sort_keys=True, separators=(",", ":"), allow_nan=False
     ).encode()
@@ -472,9 +492,14 @@ def _canonical(header: Any) -> bytes:
 
 
 def _read_fields(kind: int, header: Any) -> dict[str, Any]:
-    """Return the fields of a message, without tensors and attached values."""
+    """Check and return the fields of a message, without tensors and attached values.
+
+    Args:
+        kind: `REQUEST` or `REPLY`.
+        header: The header without the entries of tensors and attached values.
+    """
     message_type = Request if kind == REQUEST else Reply
-    values = _table_reader(message_type)(header)
+    values = _make_table_reader(message_type)(header)
     if kind == REPLY:
         is_refused = values["weight"] is None
         refusal = values["refusal"]
@@ -484,6 +509,7 @@ def _read_fields(kind: int, header: Any) -> dict[str, Any]:
 
 
 def _require(condition: bool, reason: str) -> None:  # noqa: FBT001 - as `assert`
+    """Raise WireError for a reason unless a condition holds."""
     if not condition:
         raise WireError(f"not a readable message: {reason}")
 
@@ -491,25 +517,25 @@ def _require(condition: bool, reason: str) -> None:  # noqa: FBT001 - as `assert
 # ---- typed values in a header --------------------------------------------------------
 
 
-def plain(value: Any, *excluded: str) -> Any:
-    """Return a message as JSON values.
+def to_json_values(value: Any, *excluded: str) -> Any:
+    """Convert a message, or a value in one, to JSON values.
 
     Args:
-        value: A message, or a value in one. Bytes are converted to hexadecimal digits.
-        excluded: Fields to leave out.
+        value: The message or value. Bytes become hexadecimal digits.
+        excluded: Fields of the message to leave out.
     """
     if is_dataclass(value):
         names = [field.name for field in fields(value) if field.name not in excluded]
-        return {name: plain(getattr(value, name)) for name in names}
+        return {name: to_json_values(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
-        return {name: plain(inner) for name, inner in value.items()}
+        return {name: to_json_values(inner) for name, inner in value.items()}
     if isinstance(value, tuple | list):
-        return [plain(inner) for inner in value]
+        return [to_json_values(inner) for inner in value]
     return value.hex() if isinstance(value, bytes) else value
 
 
-def typed(kind: type[T], value: Any, **excluded: Any) -> T:
-    """Return the message encoded by JSON values.
+def from_json_values(kind: type[T], value: Any, **excluded: Any) -> T:
+    """Return the message whose fields are JSON values: the inverse of `to_json_values`.
 
     Args:
         kind: The class of the message.
@@ -519,12 +545,12 @@ def typed(kind: type[T], value: Any, **excluded: Any) -> T:
     Raises:
         WireError: The values are not a valid message; the error names the field.
     """
-    values = _table_reader(cast("Any", kind), *excluded)(value)
+    values = _make_table_reader(cast("Any", kind), *excluded)(value)
     return kind(**values, **excluded)
 
 
 @cache
-def _table_reader(kind: Any, *excluded: str) -> Callable[[Any], dict[str, Any]]:
+def _make_table_reader(kind: Any, *excluded: str) -> Callable[[Any], dict[str, Any]]:
     """Return a function that reads the fields of a message class from a table."""
     hints = get_type_hints(kind, include_extras=True)
     if kind in (Request, Reply):
@@ -532,10 +558,11 @@ def _table_reader(kind: Any, *excluded: str) -> Callable[[Any], dict[str, Any]]:
     if kind is Reply:
         hints |= _UPDATE_FIELDS
     readers = {
-        name: _reader(hint) for name, hint in hints.items() if name not in excluded
+        name: _make_reader(hint) for name, hint in hints.items() if name not in excluded
     }
 
     def read_table(table: Any) -> dict[str, Any]:
+        """Return the fields of a table; raise WireError if one is missing or wrong."""
         has_fields = type(table) is dict and table.keys() == readers.keys()
         _require(has_fields, f"fields of a {kind.__name__} are missing or unknown")
         values = {}
@@ -553,33 +580,38 @@ def _table_reader(kind: Any, *excluded: str) -> Callable[[Any], dict[str, Any]]:
     return read_table
 
 
-def _reader(kind: Any) -> Callable[[Any], Any]:
+def _make_reader(kind: Any) -> Callable[[Any], Any]:
     """Return a function that reads a value of a type or raises ValueError."""
     if kind in _LEAVES:
         return _LEAVES[kind]
     if isinstance(kind, type) and is_dataclass(kind):
-        return _dataclass_reader(kind)
+        return _make_dataclass_reader(kind)
     origin = get_origin(kind)
     arguments = get_args(kind)
     if origin is Literal:
-        return _only_if(arguments.__contains__)
+        return _accept_if(arguments.__contains__)
     if origin is UnionType:
-        choices = {_json_type(each): _reader(each) for each in arguments}
+        choices = {_find_json_type(each): _make_reader(each) for each in arguments}
         return lambda value: choices.get(type(value), _refuse)(value)
     if origin is Mapping:
-        return _mapping_reader(_reader(arguments[0]), _reader(arguments[1]))
-    read_item = _reader(arguments[0])
+        return _make_mapping_reader(
+            _make_reader(arguments[0]), _make_reader(arguments[1])
+        )
+    read_item = _make_reader(arguments[0])
     return lambda value: tuple(map(read_item, _LEAVES[list](value)))
 
 
-def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
-    read_table = _table_reader(kind)
+def _make_dataclass_reader(kind: type) -> Callable[[Any], Any]:
+    """Return a function that reads an instance of a dataclass from a table."""
+    read_table = _make_table_reader(kind)
     return lambda value: kind(**read_table(value))
 
 
-def _mapping_reader(
+def _make_mapping_reader(
     read_key: Callable[[Any], Any], read_value: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
+    """Return a function that reads each key and value of a table."""
+
     def read(table: Any) -> Any:
         return {
             read_key(key): read_value(value)
@@ -589,15 +621,15 @@ def _mapping_reader(
     return read
 
 
-def _json_type(kind: Any) -> Any:
-    """Return the JSON type of a type's values in a header."""
+def _find_json_type(kind: Any) -> Any:
+    """Return the Python type that values of a type have in parsed JSON."""
     if is_dataclass(kind):
         return dict
     return {Mapping: dict, tuple: list}.get(get_origin(kind), kind)
 
 
-def _only_if(condition: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    """Return a function that returns its argument if a condition holds."""
+def _accept_if(condition: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    """Return a function that returns its argument if a condition holds, else raises."""
 
     def read(value: Any) -> Any:
         if not condition(value):
@@ -607,43 +639,49 @@ def _only_if(condition: Callable[[Any], bool]) -> Callable[[Any], Any]:
     return read
 
 
-def _exactly(kind: type) -> Callable[[Any], Any]:
-    return _only_if(lambda value: type(value) is kind)
+def _accept_type(kind: type) -> Callable[[Any], Any]:
+    """Return a function that returns its argument if it has exactly this type."""
+    return _accept_if(lambda value: type(value) is kind)
 
 
 def _is_count(value: Any) -> bool:
+    """Return whether a value is a whole number from 0 to MAX_INT."""
     return type(value) is int and 0 <= value <= MAX_INT
 
 
 def _is_int(value: Any) -> bool:
+    """Return whether a value is a whole number of at most MAX_INT in magnitude."""
     return type(value) is int and abs(value) <= MAX_INT
 
 
 def _is_text(value: Any) -> bool:
     # `clean` escapes half of a surrogate pair, so such text is refused
+    """Return whether a value is text in which every character is visible."""
     return isinstance(value, str) and clean(value, None) == value
 
 
 def _is_name(value: Any) -> bool:
+    """Return whether a value is visible text of 1 to MAX_NAME characters."""
     return _is_text(value) and 0 < len(value) <= MAX_NAME
 
 
 def _read_bytes(value: Any) -> bytes:
+    """Return the bytes that hexadecimal digits stand for."""
     return bytes.fromhex(_LEAVES[str](value))
 
 
-_refuse = _only_if(lambda _: False)
+_refuse = _accept_if(lambda _: False)
 _LEAVES: dict[Any, Callable[[Any], Any]] = {
-    str: _only_if(_is_text),
-    Name: _only_if(_is_name),
-    Count: _only_if(_is_count),
-    int: _only_if(_is_int),
+    str: _accept_if(_is_text),
+    Name: _accept_if(_is_name),
+    Count: _accept_if(_is_count),
+    int: _accept_if(_is_int),
     bytes: _read_bytes,
-    bool: _exactly(bool),
-    float: _exactly(float),
-    dict: _exactly(dict),
-    list: _exactly(list),
-    NoneType: _exactly(NoneType),
+    bool: _accept_type(bool),
+    float: _accept_type(float),
+    dict: _accept_type(dict),
+    list: _accept_type(list),
+    NoneType: _accept_type(NoneType),
     Any: lambda value: value,
 }
 

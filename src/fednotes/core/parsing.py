@@ -104,7 +104,7 @@ def require_file(mode: int, path: Path | None = None) -> None:
         )
 
 
-def shipped(name: str) -> dict[str, Any]:
+def read_shipped_table(name: str) -> dict[str, Any]:
     """Read a TOML file of the package, such as "data/words.toml"."""
     path = resources.files("fednotes").joinpath(name)
     return tomllib.loads(path.read_text("utf-8"))
@@ -127,7 +127,7 @@ class JsonError(ValueError):
 
 
 def read_json(
-    path: Path, *, most_values: int = bounds.JSON_VALUES, strict: bool = True
+    path: Path, *, max_values: int = bounds.JSON_VALUES, strict: bool = True
 ) -> Any:
     """Return the JSON value in a file; arguments are those of `parse_json`.
 
@@ -137,7 +137,7 @@ def read_json(
     """
     with open(path, "rb", opener=open_regular) as file:
         raw = read_at_most(file, bounds.FILE)
-    return parse_json(raw, most_values=most_values, strict=strict)
+    return parse_json(raw, max_values=max_values, strict=strict)
 
 
 def read_json_table(path: Path) -> dict[str, Any]:
@@ -152,16 +152,16 @@ def read_json_table(path: Path) -> dict[str, Any]:
 def parse_json(
     raw: str | bytes | memoryview,
     *,
-    most_values: int = bounds.JSON_VALUES,
-    most_depth: int = bounds.JSON_DEPTH,
+    max_values: int = bounds.JSON_VALUES,
+    max_depth: int = bounds.JSON_DEPTH,
     strict: bool = True,
 ) -> Any:
     """Return the value of a JSON text.
 
     Args:
         raw: The text, or its bytes in UTF-8.
-        most_values: Maximum number of commas and brackets outside of strings.
-        most_depth: Maximum nesting depth of objects and lists.
+        max_values: Maximum number of commas and brackets outside of strings.
+        max_depth: Maximum nesting depth of objects and lists.
         strict: Whether to refuse duplicate names in an object and numbers that are not
             finite, which some programs write.
 
@@ -172,11 +172,11 @@ def parse_json(
         raise JsonError(f"over {bounds.FILE:,} bytes")
     try:
         text = raw if isinstance(raw, str) else str(raw, "utf-8")
-        if has_more_values(text, most_values):
-            raise JsonError(f"more than {most_values:,} values")
+        if has_more_values(text, max_values):
+            raise JsonError(f"more than {max_values:,} values")
         value = json.loads(text, **_STRICT) if strict else json.loads(text)
-        may_be_deep = text.count("[") + text.count("{") > most_depth
-        if may_be_deep and _is_deeper(value, most_depth):
+        may_be_deep = text.count("[") + text.count("{") > max_depth
+        if may_be_deep and _is_deeper(value, max_depth):
             raise RecursionError
     except JsonError:
         raise
@@ -185,7 +185,7 @@ def parse_json(
     except UnicodeDecodeError:
         raise JsonError("not UTF-8 text") from None
     except RecursionError:
-        raise JsonError(f"nested too deeply: more than {most_depth} levels") from None
+        raise JsonError(f"nested too deeply: more than {max_depth} levels") from None
     except MemoryError:
         raise JsonError("too large for the memory of this machine") from None
     except ValueError:  # an integer of thousands of digits
@@ -201,19 +201,19 @@ def count_values(text: str) -> int:
     return sum(map(text.count, ",[{"))
 
 
-def has_more_values(text: str, most: int) -> bool:
-    """Return whether a JSON text may contain more than `most` values.
+def has_more_values(text: str, limit: int) -> bool:
+    """Return whether a JSON text may contain more than `limit` values.
 
     Commas and brackets within strings are subtracted only if the total is too large.
     This takes linear time and memory for one copy of the text.
     """
-    return count_values(text) > most and count_values(_STRINGS.sub("", text)) > most
+    return count_values(text) > limit and count_values(_STRINGS.sub("", text)) > limit
 
 
-def _is_deeper(value: Any, most: int) -> bool:
-    """Return whether objects and lists are nested more than `most` deep."""
+def _is_deeper(value: Any, limit: int) -> bool:
+    """Return whether objects and lists are nested more than `limit` deep."""
     level = [value]
-    for _ in range(most):
+    for _ in range(limit):
         inner_values = (
             outer.values() if isinstance(outer, dict) else outer for outer in level
         )
@@ -228,14 +228,24 @@ def _is_deeper(value: Any, most: int) -> bool:
     return True
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _require_distinct_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object's pairs as a table.
+
+    Raises:
+        JsonError: A name occurs twice.
+    """
     table = dict(pairs)
     if len(table) != len(pairs):
         raise JsonError("a name occurs twice in an object")
     return table
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
+    """Return the number that a JSON text names.
+
+    Raises:
+        JsonError: It is NaN or infinite.
+    """
     number = float(text)
     if not math.isfinite(number):
         raise JsonError("NaN or Infinity, which JSON does not allow")
@@ -243,25 +253,29 @@ def _finite(text: str) -> float:
 
 
 _STRICT: dict[str, Any] = {
-    "object_pairs_hook": _distinct,
-    "parse_float": _finite,
-    "parse_constant": _finite,
+    "object_pairs_hook": _require_distinct_names,
+    "parse_float": _parse_finite,
+    "parse_constant": _parse_finite,
 }
 
 
-def mapping(value: object) -> Mapping[str, Any]:
-    """Return the value if it is an object, else an empty object."""
+def as_mapping(value: object) -> Mapping[str, Any]:
+    """Return a JSON value if it is an object, else an empty object."""
     return value if isinstance(value, Mapping) else {}
 
 
-def number(scores: object, *path: str) -> float | None:
-    """Return the number at a path of keys.
+def find_number(scores: object, *path: str) -> float | None:
+    """Return the number at a path of keys in nested objects.
+
+    Args:
+        scores: The outermost object, or any other value, which contains no number.
+        path: The keys, the outermost first. Without keys, `scores` is the number.
 
     Returns:
         None if there is no number, or it is NaN or beyond ±`LARGEST`.
     """
     for key in path:
-        scores = mapping(scores).get(key)
+        scores = as_mapping(scores).get(key)
     if isinstance(scores, bool) or not isinstance(scores, int | float):
         return None
     # NaN and integers too long for a float compare safely as out of range.

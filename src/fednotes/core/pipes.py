@@ -54,10 +54,12 @@ class FramePipe:
         return self._read(length)
 
     def _write(self, view: memoryview) -> None:
+        """Write all bytes; the pipe may take only some of them at a time."""
         while view:
             view = view[os.write(self._writing, view) :]
 
     def _read(self, length: int) -> bytearray:
+        """Read exactly `length` bytes, which the pipe may give in several parts."""
         content = bytearray(length)
         with memoryview(content) as view:
             done = 0

@@ -73,7 +73,7 @@ _CONSTANTS = {
 
 
 @cache
-def modules_in(*folders: str) -> tuple[str, ...]:
+def list_modules(*folders: str) -> tuple[str, ...]:
     """Return the names of the modules in a package's folders.
 
     The result is cached, because a site needs it at every request.
@@ -82,8 +82,8 @@ def modules_in(*folders: str) -> tuple[str, ...]:
 
 
 @cache
-def registered(group: Group) -> Mapping[str, EntryPoint]:
-    """Return the entry points of a group by name.
+def list_entries(group: Group) -> Mapping[str, EntryPoint]:
+    """Return the entry points of a group by their names.
 
     Raises:
         ConfigError: Two packages register the same name.
@@ -92,28 +92,30 @@ def registered(group: Group) -> Mapping[str, EntryPoint]:
     for entry in entry_points(group=f"fednotes.{group}"):
         earlier = by_name.setdefault(entry.name, entry)
         if earlier.value == entry.value:
-            continue
+            continue  # it is the first one, or the same one is listed twice
         packages = (entry, earlier)
         foreign = [each for each in packages if not _is_of_fednotes(each)]
         if len(foreign) == 1:
-            raise ConfigError(_built_in_message(foreign[0], group))
+            raise ConfigError(_describe_taken_name(foreign[0], group))
         raise ConfigError(
-            f"the packages {_package(earlier)} and {_package(entry)} both register "
-            f"{entry.name!r} in fednotes.{group}: uninstall one of them"
+            f"the packages {_name_package(earlier)} and {_name_package(entry)} both "
+            f"register {entry.name!r} in fednotes.{group}: uninstall one of them"
         )
     return by_name
 
 
-def added(group: Group, built_in: Collection[str]) -> dict[str, EntryPoint]:
-    """Return the entry points of a group that add to the built-in names.
+def list_added_entries(
+    group: Group, built_in: Collection[str]
+) -> dict[str, EntryPoint]:
+    """Return the entry points of a group, none of which has a built-in name.
 
     Raises:
         ConfigError: A package registers a built-in name, or two packages register the
             same name.
     """
-    by_name = dict(registered(group))
+    by_name = dict(list_entries(group))
     for name in by_name.keys() & set(built_in):
-        raise ConfigError(_built_in_message(by_name[name], group))
+        raise ConfigError(_describe_taken_name(by_name[name], group))
     return by_name
 
 
@@ -131,18 +133,18 @@ def load_all(group: Group, expected: type | tuple[type, ...]) -> dict[str, Any]:
         ConfigError: An object cannot be imported or has another type, or two packages
             register the same name.
     """
-    entries = registered(group)
+    entries = list_entries(group)
     built_in_first = sorted(
         entries, key=lambda name: not _is_of_fednotes(entries[name])
     )
-    return {name: load(entries[name], expected) for name in built_in_first}
+    return {name: load_entry(entries[name], expected) for name in built_in_first}
 
 
-def load(entry: EntryPoint, expected: type | tuple[type, ...]) -> Any:
-    """Import the object behind an entry point.
+def load_entry(entry: EntryPoint, expected: type | tuple[type, ...]) -> Any:
+    """Import the object that an entry point names.
 
     Args:
-        entry: An entry point from `registered`.
+        entry: An entry point from `list_entries`.
         expected: The object's type, or several possible types.
 
     Raises:
@@ -152,17 +154,19 @@ def load(entry: EntryPoint, expected: type | tuple[type, ...]) -> Any:
         loaded = entry.load()
     except Exception as error:  # the import of another package can fail in any way
         raise ConfigError(
-            f"the package {_package(entry)} cannot be loaded "
+            f"the package {_name_package(entry)} cannot be loaded "
             f"({entry.group}: {entry.name} = {entry.value}: {type(error).__name__}: "
             f"{error}): update or uninstall it, or, if it is yours, fix this error"
         ) from error
     if not isinstance(loaded, expected):
         types = expected if isinstance(expected, tuple) else (expected,)
-        raise _wrong_type(entry, loaded, types)
+        raise _make_type_error(entry, loaded, types)
     return loaded
 
 
-def _wrong_type(entry: EntryPoint, loaded: Any, types: tuple[type, ...]) -> ConfigError:
+def _make_type_error(
+    entry: EntryPoint, loaded: Any, types: tuple[type, ...]
+) -> ConfigError:
     """Return the error for an entry point whose object has the wrong type.
 
     Args:
@@ -171,7 +175,7 @@ def _wrong_type(entry: EntryPoint, loaded: Any, types: tuple[type, ...]) -> Conf
         types: The types expected in the group.
     """
     where = f"{entry.name!r} in {entry.group}"
-    package = f"the package {_package(entry)}"
+    package = f"the package {_name_package(entry)}"
     if isinstance(loaded, type) and issubclass(loaded, types):
         constant = _CONSTANTS.get(entry.group, "ENTRY")
         return ConfigError(
@@ -188,17 +192,20 @@ def _wrong_type(entry: EntryPoint, loaded: Any, types: tuple[type, ...]) -> Conf
     )
 
 
-def _built_in_message(entry: EntryPoint, group: Group) -> str:
+def _describe_taken_name(entry: EntryPoint, group: Group) -> str:
     """Return the message for another package that registers a built-in name."""
     return (
-        f"the package {_package(entry)} registers {entry.name!r} in fednotes.{group}, "
-        "which is built in: uninstall the package, or ask its authors for another name"
+        f"the package {_name_package(entry)} registers {entry.name!r} in "
+        f"fednotes.{group}, which is built in: uninstall the package, or ask its "
+        "authors for another name"
     )
 
 
 def _is_of_fednotes(entry: EntryPoint) -> bool:
+    """Return whether fednotes itself registers an entry point."""
     return entry.dist is not None and entry.dist.name == "fednotes"
 
 
-def _package(entry: EntryPoint) -> str:
+def _name_package(entry: EntryPoint) -> str:
+    """Return the name of the package that registers an entry point, in quotes."""
     return repr(entry.dist.name) if entry.dist is not None else repr(entry.module)

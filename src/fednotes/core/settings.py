@@ -22,7 +22,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic_core import PydanticCustomError, core_schema
 
-from fednotes.core.errors import ConfigError, ParameterError, nearest
+from fednotes.core.errors import ConfigError, ParameterError, suggest_name
 from fednotes.core.parsing import open_regular
 
 if TYPE_CHECKING:
@@ -34,17 +34,17 @@ __all__ = [
     "FilledIn",
     "LocalFile",
     "Mark",
-    "adapter",
     "assign",
     "build",
     "checked",
-    "expand",
-    "marked_fields",
-    "path_of",
-    "place_prefix",
+    "expand_path",
+    "get_adapter",
+    "list_marked_fields",
+    "list_unset_variables",
+    "make_place_prefix",
     "read_toml",
+    "require_path",
     "require_variables",
-    "unset_variables",
 ]
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ LocalFile = Annotated[str, Mark.LOCAL_FILE]
 FilledIn = Annotated[T, Mark.FILLED_IN]
 
 
-def marked_fields(cls: Any, mark: Mark) -> frozenset[str]:
+def list_marked_fields(cls: Any, mark: Mark) -> frozenset[str]:
     """Return the names of a checked class's fields whose types have a mark."""
     hints = _evaluate_hints(cls)
     return frozenset(
@@ -142,33 +142,35 @@ if not TYPE_CHECKING:
         """
 
         def decorate(cls: type) -> type:
+            """Return the dataclass with checked values."""
             post_init = vars(cls).get("__post_init__")
             if post_init is not None:
-                cls.__post_init__ = _raising_within_pydantic(post_init)
-            cls.__get_pydantic_core_schema__ = classmethod(_schema_of)
+                cls.__post_init__ = _make_checking_post_init(post_init)
+            cls.__get_pydantic_core_schema__ = classmethod(_make_schema)
             checked_class = pydantic_dataclass(cls, config=_CONFIG, **options)
-            checked_class.__init__ = _raising_config_errors(checked_class)
+            checked_class.__init__ = _make_checking_init(checked_class)
             return checked_class
 
         return decorate
 
 
-def _raising_config_errors(cls: Any) -> Any:
+def _make_checking_init(cls: Any) -> Any:
     """Return the `__init__` of a pydantic dataclass that raises ConfigError."""
     init = cls.__init__
     names = [field.name for field in fields(cls) if field.init]
 
     @functools.wraps(init)
     def checking_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        """Call the dataclass's `__init__`; turn errors of pydantic into ConfigError."""
         try:
             init(self, *args, **kwargs)
         except ValidationError as error:
-            raise ConfigError(_message(error, "", names)) from None
+            raise ConfigError(_describe_error(error, "", names)) from None
 
     return checking_init
 
 
-def _raising_within_pydantic(post_init: Any) -> Any:
+def _make_checking_post_init(post_init: Any) -> Any:
     """Return a `__post_init__` whose ConfigError becomes an error of pydantic.
 
     pydantic then adds the value's place in its table.
@@ -176,58 +178,64 @@ def _raising_within_pydantic(post_init: Any) -> Any:
 
     @functools.wraps(post_init)
     def check(self: Any) -> None:
+        """Call the `__post_init__`; turn ConfigError into an error of pydantic."""
         try:
             post_init(self)
         except ConfigError as error:
-            raise _refusal(str(error)) from error
+            raise _make_refusal(str(error)) from error
 
     return check
 
 
-def _refusal(message: str) -> PydanticCustomError:
+def _make_refusal(message: str) -> PydanticCustomError:
+    """Return the error of pydantic's own kind that carries a message of this module."""
     return PydanticCustomError(_REFUSED, "{message}", {"message": message})
 
 
-def _schema_of(cls: type, source: Any, handler: Any) -> Any:
+def _make_schema(cls: type, source: Any, handler: Any) -> Any:
     """Return pydantic's schema of a class, with strict scalars and only known keys.
 
-    pydantic's own strict mode would refuse a list where a tuple is declared, and TOML
-    has no tuples.
+    It replaces the class's `__get_pydantic_core_schema__`. pydantic's own strict mode
+    would refuse a list where a tuple is declared, and TOML has no tuples.
     """
 
     def require_known_keys(table: Any) -> Any:
+        """Refuse keys that are no fields of the class; return the table."""
         if isinstance(table, Mapping):
             known = {field.name: field for field in fields(cls) if field.init}
             for key in table:
                 if key not in known:
-                    hint = nearest(str(key), known)
-                    raise _refusal(f"unknown key {key!r}; {hint}")
+                    hint = suggest_name(str(key), known)
+                    raise _make_refusal(f"unknown key {key!r}; {hint}")
         return table
 
     return core_schema.no_info_before_validator_function(
-        require_known_keys, _with_strict_scalars(handler(source))
+        require_known_keys, _make_scalars_strict(handler(source))
     )
 
 
-def _with_strict_scalars(schema: Any) -> Any:
-    """Make text, numbers and booleans in a schema strict, in place; return it."""
+def _make_scalars_strict(schema: Any) -> Any:
+    """Make text, numbers and booleans in a schema strict, in place; return it.
+
+    A strict value is not converted: "3" is no number, and 1 is not true.
+    """
     if isinstance(schema, list):
         for part in schema:
-            _with_strict_scalars(part)
+            _make_scalars_strict(part)
     elif isinstance(schema, dict):
         for name, part in schema.items():
             if name not in ("default", "metadata"):
-                _with_strict_scalars(part)
+                _make_scalars_strict(part)
         if schema.get("type") in ("str", "int", "float", "bool"):
             schema["strict"] = True
     return schema
 
 
 @functools.cache
-def adapter(cls: Any) -> TypeAdapter[Any]:
+def get_adapter(cls: Any) -> TypeAdapter[Any]:
     """Return pydantic's adapter for a checked class, a plain dataclass or a model.
 
-    A plain dataclass first gets the strict schema of `_schema_of`.
+    A plain dataclass first gets the strict schema of `_make_schema`.
     """
     is_plain = is_dataclass(cls) and "__get_pydantic_core_schema__" not in vars(cls)
     if is_plain:
@@ -236,8 +244,8 @@ def adapter(cls: Any) -> TypeAdapter[Any]:
 
 
 def _install_schema(cls: Any) -> None:
-    """Give a plain dataclass the strict schema of `_schema_of`."""
-    cls.__get_pydantic_core_schema__ = classmethod(_schema_of)
+    """Give a plain dataclass the strict schema of `_make_schema`."""
+    cls.__get_pydantic_core_schema__ = classmethod(_make_schema)
     cls.__pydantic_config__ = _CONFIG
 
 
@@ -254,19 +262,21 @@ def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
         ConfigError: A key is unknown or missing, or a value is impossible.
     """
     try:
-        instance: T = adapter(cls).validate_python(table)  # type: ignore[arg-type]
+        instance: T = get_adapter(cls).validate_python(table)  # type: ignore[arg-type]
         return instance
     except ValidationError as error:
-        raise ConfigError(_message(error, where)) from error
+        raise ConfigError(_describe_error(error, where)) from error
     except ConfigError as error:
-        raise ConfigError(f"{place_prefix(where)}{error}") from error
+        raise ConfigError(f"{make_place_prefix(where)}{error}") from error
 
 
 # ---- messages ------------------------------------------------------------------------
 
 
-def _message(error: ValidationError, where: str, names: Sequence[str] = ()) -> str:
-    """Return a message about the first error and its place.
+def _describe_error(
+    error: ValidationError, where: str, names: Sequence[str] = ()
+) -> str:
+    """Return a message about the first of pydantic's errors and its place.
 
     Args:
         error: pydantic's error.
@@ -281,18 +291,20 @@ def _message(error: ValidationError, where: str, names: Sequence[str] = ()) -> s
     *tables, key = [part for part in place if isinstance(part, str)] or [""]
 
     if kind in ("missing", "missing_argument"):
-        return f"{place_prefix(where, *tables)}the key {key!r} is missing"
+        return f"{make_place_prefix(where, *tables)}the key {key!r} is missing"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"{place_prefix(where, *tables)}unknown key {key!r}"
+        return f"{make_place_prefix(where, *tables)}unknown key {key!r}"
     if kind == _REFUSED:
-        return f"{place_prefix(where, *tables, key)}{first['msg']}"
+        return f"{make_place_prefix(where, *tables, key)}{first['msg']}"
 
     dotted = ".".join([*tables, key])
     assignment = f"{dotted} = {first['input']!r}"
     limits = first.get("ctx", {})
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
-        return f"{place_prefix(where)}{assignment}: expected {words} {limits[name]:g}"
+        return (
+            f"{make_place_prefix(where)}{assignment}: expected {words} {limits[name]:g}"
+        )
     if kind == "literal_error":
         expected = f"expected one of {limits['expected'].replace(' or ', ', ')}"
     else:
@@ -300,7 +312,7 @@ def _message(error: ValidationError, where: str, names: Sequence[str] = ()) -> s
     return f"{where} {assignment}: {expected}".lstrip()
 
 
-def place_prefix(*names: str) -> str:
+def make_place_prefix(*names: str) -> str:
     """Return a message's prefix, the names and a colon; "" if all names are empty."""
     place = " ".join(name for name in names if name)
     return f"{place}: " if place else ""
@@ -376,8 +388,8 @@ def _inner_tables(
     return inner
 
 
-def path_of(value: object, expected: str) -> Path:
-    """Check and return a path from a user.
+def require_path(value: object, expected: str) -> Path:
+    """Return a value from a user as a path, or raise ConfigError.
 
     Args:
         value: The path.
@@ -395,7 +407,7 @@ def path_of(value: object, expected: str) -> Path:
 _FORMER_NAMES = {"MIMIC_III": "MIMIC3"}
 
 
-def expand(text: str, where: str) -> str:
+def expand_path(text: str, where: str) -> str:
     """Return a path with "$NAME" and "~" replaced.
 
     Args:
@@ -409,7 +421,7 @@ def expand(text: str, where: str) -> str:
     return os.path.expanduser(os.path.expandvars(text))
 
 
-def unset_variables(text: str) -> list[str]:
+def list_unset_variables(text: str) -> list[str]:
     """Return the environment variables in a path that are not set."""
     names = re.findall(r"\$\{?(\w+)\}?", text)
     return [name for name in names if name not in os.environ]
@@ -427,7 +439,7 @@ def require_variables(paths: Iterable[tuple[str, str]]) -> None:
     """
     texts_by_variable: dict[str, dict[str, str]] = {}
     for key, text in paths:
-        for name in unset_variables(text):
+        for name in list_unset_variables(text):
             texts_by_variable.setdefault(name, {})[key] = text
     if not texts_by_variable:
         return
@@ -435,7 +447,7 @@ def require_variables(paths: Iterable[tuple[str, str]]) -> None:
         uses = ", ".join(
             f"{name} ({', '.join(texts)})" for name, texts in texts_by_variable.items()
         )
-        assignments = " ".join(map(_example_assignment, texts_by_variable))
+        assignments = " ".join(map(_make_example_assignment, texts_by_variable))
         raise ConfigError(
             f"environment variables are not set: {uses}; for example: export "
             f"{assignments}"
@@ -451,18 +463,18 @@ def require_variables(paths: Iterable[tuple[str, str]]) -> None:
     )
     raise ConfigError(
         f"{keys}: the environment variable {name} is not set; {start}: export "
-        f"{_example_assignment(name)}"
+        f"{_make_example_assignment(name)}"
     )
 
 
-def _example_assignment(name: str) -> str:
-    """Return an example assignment for `export`."""
+def _make_example_assignment(name: str) -> str:
+    """Return an example of an assignment to a variable, for the shell's `export`."""
     former = _FORMER_NAMES.get(name, "")
     return f"{name}=${former}" if former in os.environ else f"{name}=/path/to/folder"
 
 
-def over(preset: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a preset's table, overridden by a job's values.
+def merge_tables(preset: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a preset's table in which a job's values replace those of the preset.
 
     Nested tables are merged in the same way.
     """
@@ -470,7 +482,7 @@ def over(preset: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in table.items():
         inner = preset.get(key)
         if isinstance(value, Mapping) and isinstance(inner, Mapping):
-            merged[key] = over(inner, value)
+            merged[key] = merge_tables(inner, value)
         else:
             merged[key] = value
     return merged

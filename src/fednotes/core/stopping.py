@@ -64,7 +64,7 @@ class Interrupt:
 
 
 @contextmanager
-def end_at_once(line: str) -> Iterator[Interrupt]:
+def ending_at_once(line: str) -> Iterator[Interrupt]:
     """Let either signal end the process at once within the context."""
     interrupt = Interrupt(line)
     with _handling(interrupt.end):
@@ -72,10 +72,11 @@ def end_at_once(line: str) -> Iterator[Interrupt]:
 
 
 @contextmanager
-def raise_stopped() -> Iterator[None]:
+def raising_stopped() -> Iterator[None]:
     """Let either signal raise Stopped within the context; a second one ends at once."""
 
     def stop(number: int, _: object) -> None:
+        """Stop the child processes and raise Stopped; a second signal ends at once."""
         for each in SIGNALS:  # the terminal and the parent process may each send one
             end = Interrupt("stopped at once").end
             signal.signal(each, end if each == number else signal.SIG_IGN)
@@ -108,8 +109,12 @@ def _handling(handler: Callable[[int, object], None]) -> Iterator[None]:
 
 
 @contextmanager
-def resumable(command: str) -> Iterator[None]:
-    """Name the command that resumes the context, if it is stopped."""
+def telling_how_to_resume(command: str) -> Iterator[None]:
+    """Tell the user how to resume the work in the context, if a signal stops it.
+
+    Args:
+        command: The command that resumes it.
+    """
     try:
         yield
     except Stopped as stopped:
@@ -117,7 +122,7 @@ def resumable(command: str) -> Iterator[None]:
         raise
 
 
-def call(command: list[str], **options: Any) -> int:
+def run_child_process(command: list[str], **options: Any) -> int:
     """Run a command like `subprocess.call`, and stop it if this process is stopped.
 
     Returns:
@@ -139,6 +144,7 @@ def end_while_importing(words: list[str]) -> None:
     Args:
         words: The command line, with the program's name first.
     """
+    # Only `fednotes run` submits a job, which a user must know when stopping it.
     is_run = words[1:2] == ["run"]
     line = "stopped; nothing was submitted" if is_run else "stopped"
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:

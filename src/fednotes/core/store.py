@@ -29,7 +29,7 @@ from typing import IO, Any
 from safetensors import SafetensorError
 
 from fednotes.core.cleaning import clean
-from fednotes.core.errors import BusyError, FednotesError, os_errors_as
+from fednotes.core.errors import BusyError, FednotesError, raising_os_errors_as
 
 _KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a FIFO"}
 _MAX_LINKS = 40  # in a chain of links, the limit of the operating system
@@ -78,9 +78,10 @@ def replacing(
     """
 
     def create(name: str, flags: int) -> int:
+        """Create the temporary file with the requested permissions."""
         return os.open(name, flags, mode)
 
-    temporary = temporary_path(path)
+    temporary = make_temporary_path(path)
     try:
         with open(temporary, "xb", opener=create) as file:
             yield file
@@ -95,10 +96,10 @@ def replacing(
             temporary.unlink(missing_ok=True)
 
 
-def private_folder(path: Path) -> None:
+def create_private_folder(path: Path) -> None:
     """Create a folder and its missing parents, readable only by their owner."""
     if not path.exists():
-        private_folder(path.parent)
+        create_private_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
 
 
@@ -108,7 +109,7 @@ def open_private(name: str, flags: int) -> int:
 
 
 @contextmanager
-def locked_file(path: Path) -> Iterator[IO[bytes]]:
+def locking_file(path: Path) -> Iterator[IO[bytes]]:
     """Yield an open locked file, waiting for other processes if necessary.
 
     If the file does not exist, it is created readable only by its owner.
@@ -150,7 +151,7 @@ def make_private(folder: Path) -> dict[Path, int]:
     return closed
 
 
-def temporary_path(path: Path, ending: str = "tmp") -> Path:
+def make_temporary_path(path: Path, ending: str = "tmp") -> Path:
     """Return a new hidden name in the folder of `path`.
 
     It is random, because process ids are not unique if containers share a volume.
@@ -162,8 +163,8 @@ def lock(file: int | IO[Any], *, wait: bool = True) -> bool:
     """Lock an open file or folder (`flock`).
 
     The lock ends when the file is closed, however the process ends. It works between
-        machines only if the file system supports this: NFS does from version 4, unless
-        mounted with `nolock` or `local_lock`.
+    machines only if the file system supports this: NFS does from version 4, unless
+    mounted with `nolock` or `local_lock`.
 
     Args:
         file: The open file or its descriptor.
@@ -183,7 +184,7 @@ def lock(file: int | IO[Any], *, wait: bool = True) -> bool:
 
 
 @contextmanager
-def try_lock_folder(folder: Path) -> Iterator[bool]:
+def trying_to_lock_folder(folder: Path) -> Iterator[bool]:
     """Try to lock a folder for the context; yield whether the lock was acquired.
 
     It is acquired only if no other process, in any container, is writing the folder.
@@ -200,7 +201,7 @@ def try_lock_folder(folder: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def locked_folder(path: Path, *, mode: int = 0o777) -> Iterator[None]:
+def locking_folder(path: Path, *, mode: int = 0o777) -> Iterator[None]:
     """Create a folder and lock it for the context, so that no process cleans it up.
 
     Args:
@@ -210,7 +211,7 @@ def locked_folder(path: Path, *, mode: int = 0o777) -> Iterator[None]:
     for attempt in range(1, _LOCK_ATTEMPTS + 1):
         # Another process may clean up the folder before it is locked.
         path.mkdir(mode=mode, exist_ok=True)
-        with try_lock_folder(path) as is_locked:
+        with trying_to_lock_folder(path) as is_locked:
             # A file system without locks never locks it; the folder is then used as it
             # is.
             if is_locked or attempt == _LOCK_ATTEMPTS:
@@ -218,7 +219,7 @@ def locked_folder(path: Path, *, mode: int = 0o777) -> Iterator[None]:
                 return
 
 
-def disk_usage(folder: Path) -> int:
+def measure_disk_usage(folder: Path) -> int:
     """Return the bytes that the files of a folder take on disk.
 
     File sizes are rounded up to blocks of 4 KiB, because otherwise many small files
@@ -257,21 +258,27 @@ def write_text(path: Path, text: str, *, private: bool = True) -> None:
     Raises:
         FednotesError: The file cannot be written.
     """
-    with os_errors_as(FednotesError, path, ending=_describe_earlier(path)):
+    with raising_os_errors_as(FednotesError, path, ending=_describe_earlier(path)):
         _make_folder(path.parent, private=private)
         replace_file(path, text.encode(), mode=0o600 if private else 0o666)
 
 
 def _describe_earlier(path: Path) -> str:
-    """Return what an error says about the content that a path has before a write."""
+    """Return the end of an error of writing: that the earlier content is unchanged."""
     if os.path.lexists(path):
         return "; the earlier content is unchanged"
     return ""
 
 
 def _make_folder(path: Path, *, private: bool) -> None:
+    """Create a folder and its missing parents.
+
+    Args:
+        path: The folder.
+        private: Whether only the owner may read the folders that are created.
+    """
     if private:
-        private_folder(path)
+        create_private_folder(path)
     else:
         path.mkdir(parents=True, exist_ok=True)
 
@@ -298,12 +305,12 @@ def write_folder(
     Raises:
         FednotesError: The folder cannot be written.
     """
-    temporary = temporary_path(path)
-    old = temporary_path(path, "old")
+    temporary = make_temporary_path(path)
+    old = make_temporary_path(path, "old")
     try:
-        with os_errors_as(FednotesError, path, ending=_describe_earlier(path)):
+        with raising_os_errors_as(FednotesError, path, ending=_describe_earlier(path)):
             _make_folder(path.parent, private=private)
-            with locked_folder(temporary, mode=0o700 if private else 0o777):
+            with locking_folder(temporary, mode=0o700 if private else 0o777):
                 fill(temporary)
                 if private:
                     make_private(temporary)
@@ -343,17 +350,17 @@ def _put_in_place(temporary: Path, path: Path, old: Path) -> None:
 
 
 def write_out(path: Path, text: str | bytes) -> None:
-    """Write bytes, or text as UTF-8, to a path from a user.
+    """Write bytes, or text as UTF-8, to a path from a user; see `streaming_out`.
 
     Raises:
-        FednotesError: As `stream_out`.
+        FednotesError: As `streaming_out`.
     """
-    with stream_out(path) as file:
+    with streaming_out(path) as file:
         file.write(text.encode("utf-8") if isinstance(text, str) else text)
 
 
 @contextmanager
-def stream_out(path: Path) -> Iterator[IO[bytes]]:
+def streaming_out(path: Path) -> Iterator[IO[bytes]]:
     """Yield a file for streaming output to a path from a user.
 
     The file appears complete when the context ends, or not at all. A file of this user
@@ -369,7 +376,7 @@ def stream_out(path: Path) -> Iterator[IO[bytes]]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _open_out(_follow_links(path)) as file:
+        with _opening_out(_follow_links(path)) as file:
             yield file
     except UnicodeEncodeError as error:
         raise FednotesError(
@@ -383,8 +390,8 @@ def stream_out(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _open_out(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, device or FIFO that is not a link; see `stream_out`."""
+def _opening_out(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, device or FIFO that is not a link; see `streaming_out`."""
     if is_stream(path):
         with open(path, "ab") as stream:  # appends to earlier output on stdout
             yield stream
@@ -462,6 +469,7 @@ def _require_trusted(path: Path, status: os.stat_result) -> None:
 
 
 def _open_existing(name: str, flags: int) -> int:
+    """Open a file that exists and is no link; use it as the `opener` of `open`."""
     return os.open(name, flags & ~os.O_CREAT | os.O_NOFOLLOW)
 
 
@@ -474,7 +482,7 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def hold_folder(folder: Path) -> Iterator[None]:
+def holding_folder(folder: Path) -> Iterator[None]:
     """Lock a folder for exclusive use within the context.
 
     The folder is created if it does not exist, and removed again if it stays empty. It
@@ -484,9 +492,9 @@ def hold_folder(folder: Path) -> Iterator[None]:
         BusyError: Another process has locked it; the message names the process.
         FednotesError: The folder cannot be written.
     """
-    with os_errors_as(FednotesError, folder):
+    with raising_os_errors_as(FednotesError, folder):
         is_new = not folder.exists()
-        lock_descriptor, folder_descriptor = _acquire(folder)
+        lock_descriptor, folder_descriptor = _lock_folder(folder)
     try:
         yield
     finally:
@@ -501,7 +509,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
-    """Return whether another process holds a folder (`hold_folder`).
+    """Return whether another process holds a folder (`holding_folder`).
 
     Only the lock file of a process that was killed is locked, for a moment: a process
     that ends normally deletes its lock file.
@@ -518,8 +526,8 @@ def is_held(folder: Path) -> bool:
         os.close(descriptor)
 
 
-def _acquire(folder: Path) -> tuple[int, int]:
-    """Lock a folder.
+def _lock_folder(folder: Path) -> tuple[int, int]:
+    """Lock a folder, and write into its lock file which process holds it.
 
     Returns:
         The descriptors of the lock file and of the folder, both verified to be at this
@@ -547,13 +555,15 @@ def _acquire(folder: Path) -> tuple[int, int]:
             )
             if is_same_lock and _is_same(folder.stat(), folder_descriptor):
                 os.ftruncate(lock_descriptor, 0)
-                os.write(lock_descriptor, _this_process().encode("utf-8", "replace"))
+                os.write(
+                    lock_descriptor, _describe_this_process().encode("utf-8", "replace")
+                )
                 stack.pop_all()
                 return lock_descriptor, folder_descriptor
 
 
-def _this_process() -> str:
-    """Describe this process for users who find its lock."""
+def _describe_this_process() -> str:
+    """Return a line about this process, for users who find its lock."""
     since = datetime.now().astimezone().isoformat(" ", "seconds")
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     command = command[: _MAX_OWNER_BYTES // 2]
@@ -584,4 +594,5 @@ def _lock_or_raise(folder: Path, descriptor: int) -> None:
 
 
 def _is_same(status: os.stat_result, descriptor: int) -> bool:
+    """Return whether a status is that of the file behind an open descriptor."""
     return os.path.samestat(status, os.fstat(descriptor))

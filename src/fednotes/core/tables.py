@@ -24,7 +24,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def table_fingerprint(table: Table) -> str:
+def fingerprint_table(table: Table) -> str:
     """Return the SHA-256 of a table as canonical JSON, in hexadecimal.
 
     The order of keys does not matter; the types of values do (1 differs from 1.0).
@@ -33,12 +33,12 @@ def table_fingerprint(table: Table) -> str:
         RefusedError: The table contains something that is not a JSON value.
     """
     text = json.dumps(
-        plain_copy(table), sort_keys=True, separators=(",", ":"), allow_nan=False
+        copy_json_value(table), sort_keys=True, separators=(",", ":"), allow_nan=False
     )
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def table_differences(old: Table, new: Table) -> tuple[str, ...]:
+def compare_tables(old: Table, new: Table) -> tuple[str, ...]:
     """Return the differences between two tables, one line per dotted key.
 
     Returns:
@@ -50,8 +50,8 @@ def table_differences(old: Table, new: Table) -> tuple[str, ...]:
     Raises:
         RefusedError: A table contains something that is not a JSON value.
     """
-    before = dict(_leaves(plain_copy(old), ""))
-    after = dict(_leaves(plain_copy(new), ""))
+    before = dict(_list_leaves(copy_json_value(old), ""))
+    after = dict(_list_leaves(copy_json_value(new), ""))
 
     lines = []
     for key in sorted(before.keys() | after.keys()):
@@ -64,7 +64,7 @@ def table_differences(old: Table, new: Table) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def plain_copy(value: Any, depth: int = 0, where: str = "") -> Any:
+def copy_json_value(value: Any, depth: int = 0, where: str = "") -> Any:
     """Return a copy of a JSON value that consists of plain dicts and lists.
 
     Args:
@@ -87,12 +87,12 @@ def plain_copy(value: Any, depth: int = 0, where: str = "") -> Any:
                     f"{where or 'the job'}: a key is {type(key).__name__}, not text"
                 )
         return {
-            key: plain_copy(inner, depth + 1, _join(where, key))
+            key: copy_json_value(inner, depth + 1, _join_key(where, key))
             for key, inner in value.items()
         }
     if type(value) in (list, tuple):
         return [
-            plain_copy(item, depth + 1, f"{where}[{index}]")
+            copy_json_value(item, depth + 1, f"{where}[{index}]")
             for index, item in enumerate(value)
         ]
     if not _is_scalar(value):
@@ -121,28 +121,29 @@ def _is_text(value: Any) -> bool:
     return type(value) is str and not _SURROGATE.search(value)
 
 
-def _leaves(value: Any, where: str) -> Iterator[tuple[str, str]]:
+def _list_leaves(value: Any, where: str) -> Iterator[tuple[str, str]]:
     """Yield dotted keys and their values as JSON.
 
     A list is one value unless it contains tables or lists.
     """
     if isinstance(value, dict) and (value or not where):
         for key, inner in value.items():
-            yield from _leaves(inner, _join(where, key))
+            yield from _list_leaves(inner, _join_key(where, key))
     elif isinstance(value, list) and any(
         isinstance(item, dict | list) for item in value
     ):
         for index, inner in enumerate(value):
-            yield from _leaves(inner, f"{where}[{index}]")
+            yield from _list_leaves(inner, f"{where}[{index}]")
     else:
         yield where, _to_json(value)
 
 
-def _join(where: str, key: str) -> str:
+def _join_key(where: str, key: str) -> str:
     """Return the dotted key of a key inside a table, quoted where TOML quotes it."""
     name = key if _BARE_KEY.fullmatch(key) else _to_json(key)
     return f"{where}.{name}" if where else name
 
 
 def _to_json(value: Any) -> str:
+    """Return a value as one line of JSON in which every character is visible."""
     return clean(json.dumps(value, sort_keys=True, ensure_ascii=False), None)

@@ -29,7 +29,7 @@ FORMAT = 1
 TENSORS, FACTS, MANIFEST = "tensors.safetensors", "facts.json", "manifest.json"
 
 
-def device_of(spec: str | torch.device) -> torch.device:
+def find_device(spec: str | torch.device) -> torch.device:
     """Return the device with a name such as "cpu", "cuda" (the first GPU) or "cuda:1".
 
     Raises:
@@ -47,7 +47,7 @@ def device_of(spec: str | torch.device) -> torch.device:
 
 
 @contextmanager
-def seeded(seed: int, layer: str) -> Iterator[None]:
+def seeding_layer(seed: int, layer: str) -> Iterator[None]:
     """Seed torch's CPU generator for the initial values of one layer.
 
     The generator's earlier state is restored when the context ends.
@@ -74,7 +74,7 @@ def nbytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(value.numel() * value.element_size() for value in tensors.values())
 
 
-def tensor_fingerprint(tensors: Mapping[str, Tensor]) -> bytes:
+def fingerprint_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Return the SHA-256 of names, types, shapes and values, in the order of names."""
     hasher = hashlib.sha256()
     for name in sorted(tensors):
@@ -94,23 +94,23 @@ def is_finite(value: Tensor) -> bool:
     return math.isfinite(low) and math.isfinite(high)
 
 
-def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+def list_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor by its name."""
     return {name: tuple(value.shape) for name, value in tensors.items()}
 
 
-def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies that later training steps do not change."""
     return {name: value.detach().clone() for name, value in tensors.items()}
 
 
-def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the same tensors with a prefix, such as "shared.", before their names."""
     return {f"{prefix}{name}": value for name, value in tensors.items()}
 
 
-def unprefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names have a prefix, without the prefix."""
+def select_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names have a prefix, under their names without it."""
     return {
         name.removeprefix(prefix): value
         for name, value in tensors.items()
@@ -179,12 +179,13 @@ def save_state(
     """Write a state folder atomically, with checksums."""
 
     def fill(folder: Path) -> None:
+        """Write the files of the state, and sync them to disk."""
         contiguous = {
             name: value.detach().contiguous() for name, value in tensors.items()
         }
         save_file(contiguous, folder / TENSORS)
         (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
-        sums = {name: _digest(folder / name) for name in (TENSORS, FACTS)}
+        sums = {name: _hash_file(folder / name) for name in (TENSORS, FACTS)}
         manifest = {"format": FORMAT, "sha256": sums}
         (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
         for name in (*sums, MANIFEST):
@@ -219,7 +220,7 @@ def load_state(
                 "each file)"
             )
         for name, digest in manifest["sha256"].items():
-            if _digest(path / name) != digest:
+            if _hash_file(path / name) != digest:
                 raise ModelError(
                     f"{path / name}: damaged (its checksum does not match)"
                 )
@@ -256,6 +257,7 @@ def restoring(path: Path | str) -> Iterator[None]:
         ) from error
 
 
-def _digest(path: Path) -> str:
+def _hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal."""
     with open(path, "rb", opener=open_regular) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

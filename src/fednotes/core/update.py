@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fednotes.core.errors import TrainingError
-from fednotes.core.kernels import quotient, weighted_sum
+from fednotes.core.kernels import divide, sum_weighted
 
 Tensors = Mapping[str, Tensor]
 GROUP_SIZE = 8  # updates that are added in one pass over memory
@@ -39,7 +39,7 @@ class Update:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it contains no number of the site, like `Update()`."""
+        """Whether it has no number of the site, as `Update()`."""
         return not self.tensors and not self.metrics and self.weight == 1.0
 
 
@@ -74,7 +74,8 @@ class Total:
         sites = 0
         remaining = iter(updates)
         while group := tuple(islice(remaining, GROUP_SIZE)):
-            sums = _sum((Update(sums), *group) if sites else group)
+            # The sum so far is added first, as an update of weight 1.
+            sums = _add_weighted((Update(sums), *group) if sites else group)
             for update in group:
                 for name, number in update.metrics.items():
                     metrics[name] = metrics.get(name, 0.0) + float(number)
@@ -124,7 +125,7 @@ class Total:
                 "the sites' weights sum to zero: no site has any training data"
             )
         return {
-            name: quotient(value, self.weight, dtype)
+            name: divide(value, self.weight, dtype)
             for name, value in self.tensors.items()
         }
 
@@ -140,23 +141,23 @@ def require_metrics(metrics: Mapping[str, float], *names: str) -> None:
             raise TrainingError(f"no site reported the count {name!r}: {_SAME_VERSION}")
 
 
-def contribution(update: Update) -> dict[str, Tensor]:
+def compute_contribution(update: Update) -> dict[str, Tensor]:
     """Return what an update adds to a sum: weight · value in float64.
 
     `Total.of` computes the same bits, so a site that subtracts this from a sum with its
     update gets the sum of the others.
     """
-    return _sum((update,))
+    return _add_weighted((update,))
 
 
-def _sum(updates: Sequence[Update]) -> dict[str, Tensor]:
+def _add_weighted(updates: Sequence[Update]) -> dict[str, Tensor]:
     """Return Σ weight · value in float64, added in the order of the updates."""
     first, *others = updates
     for update in others:
         _require_same_tensors(first.tensors, update.tensors)
     weights = [update.weight for update in updates]
     return {
-        name: weighted_sum(
+        name: sum_weighted(
             [update.tensors[name].detach() for update in updates], weights
         )
         for name in first.tensors
@@ -164,6 +165,7 @@ def _sum(updates: Sequence[Update]) -> dict[str, Tensor]:
 
 
 def _require_same_tensors(left: Tensors, right: Tensors) -> None:
+    """Raise TrainingError unless tensors have the same names and shapes."""
     if left.keys() != right.keys():
         odd = sorted(left.keys() ^ right.keys())[0]
         raise TrainingError(

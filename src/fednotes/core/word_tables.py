@@ -49,6 +49,7 @@ def find_word_tables(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _is_word_table(name: str) -> bool:
+    """Return whether a name, in lower case, is that of a tensor with a row per word."""
     if any(fnmatchcase(name, pattern) for pattern in _NO_WORD_TABLES):
         return False
     return any(fnmatchcase(name, pattern) for pattern in _WORD_TABLES)

@@ -11,13 +11,13 @@ def format_size(count: float) -> str:
     """Format a number of bytes, with decimal units, such as "1.5 MB"."""
     for unit in _UNITS:
         if abs(count) < 999.5:
-            return _with_unit(count, unit)
+            return _format_with_unit(count, unit)
         count /= 1000
-    return _with_unit(count, "TB")
+    return _format_with_unit(count, "TB")
 
 
-def _with_unit(value: float, unit: str) -> str:
-    """Format a value with up to three significant digits and its unit."""
+def _format_with_unit(value: float, unit: str) -> str:
+    """Return a value with up to three significant digits, and its unit."""
     number = f"{value:.3g}" if abs(value) < 99.95 else f"{value:.0f}"
     return f"{number} {unit}"
 
@@ -69,11 +69,11 @@ def format_count(number: int, noun: str, plural: str = "") -> str:
 
 
 def list_names(names: Sequence[str], limit: int = 6) -> str:
-    """List the first names in one line, and the number of others.
+    """Return names in one line, such as "a, b and 3 more".
 
     Args:
         names: The names.
-        limit: Maximum number of names to list.
+        limit: Number of names that are listed; the others are only counted.
     """
     listed = ", ".join(names[:limit])
     unlisted = len(names) - limit

@@ -1,8 +1,8 @@
 """Long work, such as reading or predicting, and whoever shows how far it is.
 
-    for note in counted(notes, "reading notes"):   # where the work is done
+    for note in count_items(notes, "reading notes"):   # where the work is done
         ...
-    with shown_by(listener):                       # where somebody waits for it
+    with reporting_to(listener):                       # where somebody waits for it
         ...
 
 Without a listener, counting costs nothing.
@@ -42,8 +42,8 @@ _listener: ContextVar[WorkListener | None] = ContextVar("listener", default=None
 
 
 @contextmanager
-def shown_by(listener: WorkListener) -> Iterator[None]:
-    """Report the work within the context to a listener."""
+def reporting_to(listener: WorkListener) -> Iterator[None]:
+    """Report the work that is done within the context to a listener."""
     token = _listener.set(listener)
     try:
         yield
@@ -70,7 +70,7 @@ class Count:
             self._next_report = now + INTERVAL
 
     def each(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yield items, and count each once the next one is asked for."""
+        """Yield items; count each one when the next one is requested."""
         for item in items:
             yield item
             self.add()
@@ -78,7 +78,12 @@ class Count:
 
 @contextmanager
 def working(name: str, total: int | None = None) -> Iterator[Count]:
-    """Yield a count of the items of some work; see `WorkListener.begin`."""
+    """Announce work for the context; yield the count that reports its items.
+
+    Args:
+        name: What is done, such as "reading notes".
+        total: The number of items; None if it is unknown.
+    """
     listener = _listener.get()
     if listener is None:
         yield Count(None)
@@ -90,9 +95,15 @@ def working(name: str, total: int | None = None) -> Iterator[Count]:
         listener.end()
 
 
-def counted(
+def count_items(
     items: Iterable[Item], name: str, total: int | None = None
 ) -> Iterator[Item]:
-    """Yield items, and report how many are done; see `WorkListener.begin`."""
+    """Yield items, and report to the listener how many are done.
+
+    Args:
+        items: The items.
+        name: What is done with them, such as "reading notes".
+        total: Their number; None if it is unknown.
+    """
     with working(name, total) as count:
         yield from count.each(items)

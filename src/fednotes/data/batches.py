@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.data.tags import decode, encode, flatten
+from fednotes.data.tags import decode_tags, encode_tags, flatten
 from fednotes.data.text import Bounds, Passage, split_sentences, tokenize
 
 Unit = Literal["sentence", "document"]
@@ -120,25 +120,26 @@ def encode_corpus(
         spans, _ = flatten(document.spans, "outermost")
         sentence_tokens: list[np.ndarray] = []
         sentences = split_sentences(document)
-        by_sentence = _spans_by_sentence(spans, sentences)
+        by_sentence = _group_spans_by_sentence(spans, sentences)
         for (start, end), sentence_spans in zip(sentences, by_sentence, strict=True):
             tokens = tokenize(document.text[start:end]) + np.int32(start)
-            ids, _ = encode(sentence_spans, tokens, tagset)
+            ids, _ = encode_tags(sentence_spans, tokens, tagset)
             if len(tokens) == 0:
                 continue
             for token_start, token_end in tokens.tolist():
                 word = document.text[token_start:token_end]
                 form.append(forms.setdefault(word, len(forms)))
             if unit == "sentence":
-                lengths += _piece_lengths(tokens, sentence_spans, max_tokens)
+                lengths += _measure_pieces(tokens, sentence_spans, max_tokens)
             sentence_tokens.append(tokens)
             tags.append(ids)
         offsets += sentence_tokens
         if unit == "document" and sentence_tokens:
             sentence_ends = np.cumsum([len(tokens) for tokens in sentence_tokens])
-            lengths += _piece_lengths(
+            lengths += _measure_pieces(
                 np.concatenate(sentence_tokens), spans, max_tokens, sentence_ends
             )
+        # All pieces that were added belong to this document.
         owners += [number] * (len(lengths) - len(owners))
     return Encoded(
         documents=tuple(documents),
@@ -153,15 +154,15 @@ def encode_corpus(
     )
 
 
-def without_gold(documents: Sequence[Document]) -> tuple[Document, ...]:
+def remove_mentions(documents: Sequence[Document]) -> tuple[Document, ...]:
     """Return documents without mentions, so that no annotation can leak to a model."""
     return tuple(replace(document, spans=()) for document in documents)
 
 
-def with_spans(
+def decode_documents(
     encoded: Encoded, ids: np.ndarray, confidences: np.ndarray | None = None
 ) -> tuple[Document, ...]:
-    """Return the documents with mentions decoded from other tags.
+    """Return the documents with the mentions that other tags describe.
 
     Args:
         encoded: The encoded documents.
@@ -173,7 +174,7 @@ def with_spans(
         encoded.sentence_document, pairwise(encoded.bounds), strict=True
     ):
         if ids[start:end].any():
-            spans[owner] += decode(
+            spans[owner] += decode_tags(
                 ids[start:end],
                 encoded.offsets[start:end],
                 encoded.tagset,
@@ -185,8 +186,8 @@ def with_spans(
     )
 
 
-def buckets(
-    lengths: np.ndarray, batch_size: int, rng: np.random.Generator, least: int = 1
+def draw_epoch_batches(
+    lengths: np.ndarray, batch_size: int, rng: np.random.Generator, min_size: int = 1
 ) -> list[np.ndarray]:
     """Draw the mini-batches of one epoch, with every sentence exactly once.
 
@@ -199,7 +200,7 @@ def buckets(
         lengths: (sentences,) tokens in each sentence.
         batch_size: Sentences in a batch.
         rng: Source of randomness.
-        least: Batches with fewer sentences are merged into another one.
+        min_size: A batch with fewer sentences is merged into another one.
 
     Returns:
         Arrays of sentence indices.
@@ -222,17 +223,18 @@ def buckets(
         batches += [
             window[i : i + batch_size] for i in range(0, len(window), batch_size)
         ]
-    if least > 1 and len(batches) > 1 and 0 < len(order) % batch_size < least:
+    if min_size > 1 and len(batches) > 1 and 0 < len(order) % batch_size < min_size:
         shortest = min(range(len(batches)), key=lambda i: len(batches[i]))
         short_batch = batches.pop(shortest)
+        # The batch before it, or the last one, gets its sentences.
         batches[shortest - 1] = np.concatenate([batches[shortest - 1], short_batch])
     return [batches[i] for i in rng.permutation(len(batches))]
 
 
-def _spans_by_sentence(
+def _group_spans_by_sentence(
     spans: Sequence[Span], sentences: Sequence[Bounds]
 ) -> list[list[Span]]:
-    """Return the spans of each sentence, without spans outside all sentences."""
+    """Return the spans of each sentence; those outside all sentences are left out."""
     by_sentence: list[list[Span]] = [[] for _ in sentences]
     starts = [start for start, _ in sentences]
     for span in spans:
@@ -245,7 +247,7 @@ def _spans_by_sentence(
     return by_sentence
 
 
-def _piece_lengths(
+def _measure_pieces(
     tokens: np.ndarray,
     spans: Sequence[Span],
     max_tokens: int | None,

@@ -19,20 +19,26 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from fednotes.core.cleaning import joiners
+from fednotes.core.cleaning import find_joiners
 from fednotes.core.errors import Problem
-from fednotes.core.parsing import shipped
+from fednotes.core.parsing import read_shipped_table
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.wording import list_names
 from fednotes.data.formats.problems import UNANNOTATED, WINDOWS, Problems
 from fednotes.data.identifiers import KINDS, count_identifiers
 from fednotes.data.repeats import Repeats, SharedValues
-from fednotes.data.split import MIN_WORDS, sentence_keys
-from fednotes.data.stats import overlapping_forms
-from fednotes.data.tags import Alignment, FlattenCounts, encode, flatten, types_of
+from fednotes.data.split import MIN_WORDS, list_sentence_keys
+from fednotes.data.stats import find_overlapping_forms
+from fednotes.data.tags import (
+    Alignment,
+    FlattenCounts,
+    encode_tags,
+    flatten,
+    list_types,
+)
 from fednotes.data.text import (
+    count_tokens_by_sentence,
     normalise,
-    sentence_lengths,
     split_sentences,
     tokenize,
 )
@@ -46,7 +52,7 @@ MANY_SHARED = 0.05
 # Maximum number of site pairs to name; fifty identical sites would give 1,225.
 _MAX_PAIRS = 10
 
-_FINDINGS = shipped("data/findings.toml")
+_FINDINGS = read_shipped_table("data/findings.toml")
 # An id that a reader composed of a file name and a number.
 _NUMBERED_ID = re.compile(r":[0-9]+$")
 
@@ -90,7 +96,7 @@ class _Count(int):
         return f"{int(self)} {singular if self == 1 else plural}"
 
 
-def _finding(
+def _make_finding(
     where: str,
     code: str,
     counts: Mapping[str, int],
@@ -116,6 +122,7 @@ def _finding(
             for name, value in values.items()
         }
     )
+    # Findings with one name may have several sentences, such as "read:repeated_ids".
     stable_name = code.split(":")[-1]
     return Finding(level or entry["level"], stable_name, where, message, counts)
 
@@ -140,19 +147,19 @@ def check_documents(
     with CorpusCheck(name, tagset, max_tokens) as check:
         for document in documents:
             check.add(document)
-        return check.findings()
+        return check.list_findings()
 
 
 class CorpusCheck:
     r"""Check a corpus whose documents arrive one by one.
 
     Memory does not grow with the corpus. No text is stored: repeated sentences and
-        documents are recognised by hashes in temporary files.
+    documents are recognised by hashes in temporary files.
 
         with CorpusCheck("train") as check:
             for document in documents:
                 check.add(document)
-            print(*check.findings(), sep="\n")
+            print(*check.list_findings(), sep="\n")
     """
 
     def __init__(
@@ -226,6 +233,7 @@ class CorpusCheck:
             self._count_sentences(document)
 
     def _count_sentences(self, document: Document) -> None:
+        """Count a document's sentences, their lengths and its mentions' alignment."""
         bounds = split_sentences(document)
         keys = [normalise(document.text[start:end]) for start, end in bounds]
         self._sentences.add(keys)
@@ -234,65 +242,68 @@ class CorpusCheck:
             self._texts.add(["\n".join(keys)])
 
         tokens = tokenize(document.text)
-        self._lengths.update(sentence_lengths(bounds, tokens))
+        self._lengths.update(count_tokens_by_sentence(bounds, tokens))
         self._count_mentions(document, tokens)
 
     def _count_mentions(self, document: Document, tokens: np.ndarray) -> None:
         """Count the alignment of a document's mentions with its tokens."""
-        types = self._tagset.types if self._tagset else types_of([document])
+        types = self._tagset.types if self._tagset else list_types([document])
         mentions = [span for span in document.spans if span.label in types]
         if not mentions:
             return
         flat_mentions, shapes = flatten(mentions, "outermost")
-        _, alignment = encode(flat_mentions, tokens, TagSet(types))
+        _, alignment = encode_tags(flat_mentions, tokens, TagSet(types))
         self._shapes += shapes
         self._alignment += alignment
 
-    def findings(self) -> list[Finding]:
+    def list_findings(self) -> list[Finding]:
         """Return the findings about the documents so far.
 
         Raises:
             FednotesError: The temporary folder is full.
         """
         if not self._documents:
-            return [_finding(self.name, "empty", {}, what="documents")]
+            return [_make_finding(self.name, "empty", {}, what="documents")]
         types = self._tagset.types if self._tagset else tuple(sorted(self._labels))
         is_named = self._tagset is not None
         findings = [
-            *self._offset_findings(),
-            *_label_findings(self._labels, types, self.name, is_named=is_named),
-            *self._annotated_notes.findings(self.name),
-            *self._character_findings(),
-            *self._identifier_findings(),
+            *self._check_offsets(),
+            *_check_labels(self._labels, types, self.name, is_named=is_named),
+            *self._annotated_notes.check_mentions(self.name),
+            *self._check_characters(),
+            *self._check_identifiers(),
         ]
         if not self._misplaced_mentions:  # the rest relies on the offsets
-            findings += self._length_findings()
-            findings += self._alignment_findings()
-            findings += self._repeat_findings()
+            findings += self._check_lengths()
+            findings += self._check_alignment()
+            findings += self._check_repeats()
         return findings
 
-    def _offset_findings(self) -> Iterator[Finding]:
+    def _check_offsets(self) -> Iterator[Finding]:
+        """Yield a finding about mentions whose offsets cannot be right."""
         if self._misplaced_mentions:
             counts = {"mentions": self._misplaced_mentions}
-            yield _finding(self.name, "offsets", counts)
+            yield _make_finding(self.name, "offsets", counts)
 
-    def _character_findings(self) -> Iterator[Finding]:
+    def _check_characters(self) -> Iterator[Finding]:
+        """Yield findings about blank documents and unprintable characters."""
         if self._blank_documents:
             counts = {"documents": self._blank_documents}
-            yield _finding(self.name, "blank_documents", counts)
+            yield _make_finding(self.name, "blank_documents", counts)
         if self._unprintable_characters:
             counts = {
                 "characters": self._unprintable_characters,
-                "documents": self._unprintable_notes.flagged(),
+                "documents": self._unprintable_notes.count_flagged(),
             }
-            yield _finding(self.name, "unprintable", counts)
+            yield _make_finding(self.name, "unprintable", counts)
 
-    def _identifier_findings(self) -> Iterator[Finding]:
+    def _check_identifiers(self) -> Iterator[Finding]:
+        """Yield a finding about texts that look like identifiers of patients."""
         counts = {
             kind: self._identifiers[kind] for kind in KINDS if self._identifiers[kind]
         }
         if counts:
-            yield _finding(
+            yield _make_finding(
                 self.name,
                 "identifiers",
                 {**counts, "documents": self._documents_with_identifiers},
@@ -301,30 +312,34 @@ class CorpusCheck:
                 of=self._documents,
             )
 
-    def _length_findings(self) -> Iterator[Finding]:
+    def _check_lengths(self) -> Iterator[Finding]:
+        """Yield findings about the lengths of sentences in tokens."""
         lengths = self._lengths
         if lengths:
             counts = {
                 "sentences": lengths.total(),
                 "tokens": sum(length * number for length, number in lengths.items()),
-                "p5": int(_percentile(lengths, 5)),
-                "median": int(_percentile(lengths, 50)),
-                "p95": int(_percentile(lengths, 95)),
+                "p5": int(_compute_percentile(lengths, 5)),
+                "median": int(_compute_percentile(lengths, 50)),
+                "p95": int(_compute_percentile(lengths, 95)),
                 "longest": max(lengths),
             }
-            yield _finding(self.name, "lengths", counts)
+            yield _make_finding(self.name, "lengths", counts)
         too_long = sum(
             number for length, number in lengths.items() if length > self.max_tokens
         )
         if too_long:
             counts = {"sentences": too_long}
-            yield _finding(self.name, "long_sentences", counts, most=self.max_tokens)
+            yield _make_finding(
+                self.name, "long_sentences", counts, most=self.max_tokens
+            )
 
-    def _alignment_findings(self) -> Iterator[Finding]:
+    def _check_alignment(self) -> Iterator[Finding]:
+        """Yield findings about mentions that do not fit the tokens, or overlap."""
         alignment = self._alignment
         moved = alignment.snapped + alignment.shortened
         if moved:
-            yield _finding(
+            yield _make_finding(
                 self.name,
                 "snapped",
                 {"snapped": alignment.snapped, "shortened": alignment.shortened},
@@ -335,7 +350,7 @@ class CorpusCheck:
         without_token = alignment.lost + alignment.merged
         if without_token:
             counts = {"lost": alignment.lost, "merged": alignment.merged}
-            yield _finding(self.name, "lost", counts, gone=without_token)
+            yield _make_finding(self.name, "lost", counts, gone=without_token)
         shapes = {
             "discontinuous": self._shapes.discontinuous,
             "nested": self._shapes.nested,
@@ -345,23 +360,24 @@ class CorpusCheck:
         shapes = {shape: number for shape, number in shapes.items() if number}
         if shapes:
             shown = ", ".join(f"{number} {shape}" for shape, number in shapes.items())
-            yield _finding(self.name, "not_flat", shapes, shown=shown)
+            yield _make_finding(self.name, "not_flat", shapes, shown=shown)
 
-    def _repeat_findings(self) -> Iterator[Finding]:
-        repeated_ids = self._ids.count()
+    def _check_repeats(self) -> Iterator[Finding]:
+        """Yield findings about repeated ids, documents and sentences."""
+        repeated_ids = self._ids.count_repeats()
         if repeated_ids:
-            yield _finding(self.name, "repeated_ids", {"documents": repeated_ids})
-        repeated_texts = self._texts.count()
+            yield _make_finding(self.name, "repeated_ids", {"documents": repeated_ids})
+        repeated_texts = self._texts.count_repeats()
         if repeated_texts:
             counts = {"documents": repeated_texts}
-            yield _finding(self.name, "repeated_documents", counts)
-        repeated_sentences = self._sentences.count()
+            yield _make_finding(self.name, "repeated_documents", counts)
+        repeated_sentences = self._sentences.count_repeats()
         if repeated_sentences:
             counts = {"sentences": repeated_sentences, "of": self._sentences.total}
-            yield _finding(self.name, "repeated_sentences", counts)
+            yield _make_finding(self.name, "repeated_sentences", counts)
 
 
-def _percentile(counts: Mapping[int, int], percent: float) -> float:
+def _compute_percentile(counts: Mapping[int, int], percent: float) -> float:
     """Return a percentile of counted numbers, interpolated linearly as in NumPy.
 
     Args:
@@ -412,28 +428,31 @@ class _NoteFlags:
         if flag:
             self._flagged_cut.add([str(name)])
 
-    def flagged(self) -> int:
+    def count_flagged(self) -> int:
         """Return the number of notes with the property."""
-        return self._flagged_uncut + self._flagged_cut.distinct()
+        return self._flagged_uncut + self._flagged_cut.count_distinct()
 
-    def findings(self, where: str) -> Iterator[Finding]:
-        """Yield the number of notes without mentions, if the property is having one."""
-        notes = self._uncut + self._cut.distinct()
-        bare = notes - self.flagged()
+    def check_mentions(self, where: str) -> Iterator[Finding]:
+        """Yield a finding about the notes without mentions.
+
+        The flag must be whether a note has mentions.
+        """
+        notes = self._uncut + self._cut.count_distinct()
+        bare = notes - self.count_flagged()
         if bare:
             counts = {"documents": bare, "of": notes}
-            yield _finding(where, "bare_documents", counts)
+            yield _make_finding(where, "bare_documents", counts)
 
 
-def bare_documents(documents: Iterable[Document], where: str) -> Iterator[Finding]:
-    """Yield the number of documents without mentions.
+def find_bare_documents(documents: Iterable[Document], where: str) -> Iterator[Finding]:
+    """Yield a finding about the documents without mentions.
 
     The sentences of a document that was split count as one document.
     """
     with _NoteFlags() as annotated:
         for document in documents:
             annotated.add(document, flag=bool(document.spans))
-        yield from annotated.findings(where)
+        yield from annotated.check_mentions(where)
 
 
 def _count_unprintable(text: str) -> int:
@@ -444,19 +463,20 @@ def _count_unprintable(text: str) -> int:
     if "".join(text.split()).isprintable():
         return 0
     odd = sum(not c.isprintable() and not c.isspace() for c in text)
-    return odd - len(joiners(text))
+    return odd - len(find_joiners(text))
 
 
 def _list_counts(counts: Mapping[str, int]) -> str:
-    """Return the first counts of types in words, and the number of others."""
+    """Return the first counts by type in words, such as "Drug 3, ADE 1 and 2 more"."""
     return list_names([f"{label} {number}" for label, number in counts.items()])
 
 
-def _in_braces(types: Collection[str]) -> str:
+def _join_in_braces(types: Collection[str]) -> str:
+    """Return types as "{a, b}"."""
     return "{" + ", ".join(types) + "}"
 
 
-def _label_findings(
+def _check_labels(
     counts: Counter[str], types: Sequence[str], where: str, *, is_named: bool
 ) -> Iterator[Finding]:
     """Yield findings about the labels of a corpus.
@@ -470,28 +490,30 @@ def _label_findings(
     ordered = dict(sorted(counts.items()))
     total = counts.total()
     listed = _list_counts(dict(counts.most_common())) or "none"
-    yield _finding(where, "types", dict(counts), total=total, listed=listed)
+    yield _make_finding(where, "types", dict(counts), total=total, listed=listed)
     unknown = {label: n for label, n in ordered.items() if label not in types}
     if unknown:
-        yield _finding(
+        yield _make_finding(
             where,
             "unknown_labels",
             unknown,
             total=sum(unknown.values()),
-            unknown=_in_braces(unknown),
-            types=_in_braces(types),
+            unknown=_join_in_braces(unknown),
+            types=_join_in_braces(types),
         )
     if counts["O"]:
-        yield _finding(where, "outside_label", {"mentions": counts["O"]})
+        yield _make_finding(where, "outside_label", {"mentions": counts["O"]})
     if not is_named and not total:
-        yield _finding(where, "no_mentions", {})
+        yield _make_finding(where, "no_mentions", {})
     rare = {label: counts[label] for label in types if counts[label] < RARE}
     if rare:
         rarest_first = dict(sorted(rare.items(), key=lambda item: item[1]))
-        yield _finding(where, "rare_types", rare, listed=_list_counts(rarest_first))
+        yield _make_finding(
+            where, "rare_types", rare, listed=_list_counts(rarest_first)
+        )
 
 
-def agreement(scores: Mapping[str, Any], where: str) -> Iterator[Finding]:
+def report_agreement(scores: Mapping[str, Any], where: str) -> Iterator[Finding]:
     """Yield findings about the agreement of two annotations of a corpus.
 
     Args:
@@ -499,25 +521,26 @@ def agreement(scores: Mapping[str, Any], where: str) -> Iterator[Finding]:
         where: The name of the corpus in findings.
     """
     if scores["apart"]:
-        yield _finding(where, "not_of_both", {"documents": scores["apart"]})
+        yield _make_finding(where, "not_of_both", {"documents": scores["apart"]})
     counts = {
         name: scores[name] for name in ("documents", "gold", "predicted", "tokens")
     }
-    yield _finding(
+    yield _make_finding(
         where,
         "agreement",
         counts,
-        strict=_show_rate(scores["strict"]),
-        relaxed=_show_rate(scores["relaxed"]),
-        kappa=_show_rate(scores["kappa"]),
+        strict=_format_rate(scores["strict"]),
+        relaxed=_format_rate(scores["relaxed"]),
+        kappa=_format_rate(scores["kappa"]),
     )
 
 
-def _show_rate(rate: float | None) -> str:
+def _format_rate(rate: float | None) -> str:
+    """Return a rate with three digits; "-" if it is undefined."""
     return "-" if rate is None else f"{rate:.3f}"
 
 
-def problem_findings(problems: Problems, where: str, name: str) -> Iterator[Finding]:
+def report_problems(problems: Problems, where: str, name: str) -> Iterator[Finding]:
     """Yield findings about items that a reader left out, and its other remarks.
 
     Args:
@@ -526,19 +549,21 @@ def problem_findings(problems: Problems, where: str, name: str) -> Iterator[Find
         name: Name of the file or folder.
     """
     if problems.number:
-        left_out = _finding(
+        left_out = _make_finding(
             where, "left_out", dict(problems.counts), problems=problems, name=name
         )
         yield replace(left_out, problems=tuple(problems.listed))
     if problems.repeated_ids:
         counts = {"documents": len(problems.repeated_ids)}
-        repeated = _finding(where, "read:repeated_ids", counts, name=name)
+        repeated = _make_finding(where, "read:repeated_ids", counts, name=name)
         yield replace(repeated, problems=tuple(problems.repeated_ids))
     if problems.unannotated:
         counts = {"texts": len(problems.unannotated)}
-        yield _finding(where, "texts_without_annotations", counts, name=name)
+        yield _make_finding(where, "texts_without_annotations", counts, name=name)
     if problems.ignored[WINDOWS]:
-        yield _finding(where, "windows_line_ends", {"texts": problems.ignored[WINDOWS]})
+        yield _make_finding(
+            where, "windows_line_ends", {"texts": problems.ignored[WINDOWS]}
+        )
     counts = {
         kind: number
         for kind, number in sorted(problems.ignored.items())
@@ -546,10 +571,10 @@ def problem_findings(problems: Problems, where: str, name: str) -> Iterator[Find
     }
     if counts:
         kinds = ", ".join(f"{kind}: {number:,}" for kind, number in counts.items())
-        yield _finding(where, "passed_over", counts, name=name, kinds=kinds)
+        yield _make_finding(where, "passed_over", counts, name=name, kinds=kinds)
 
 
-def other_size(name: str, sentences: int, expected: int) -> Finding:
+def compare_size(name: str, sentences: int, expected: int) -> Finding:
     """Return a finding about a corpus whose size differs from the published one.
 
     A difference of up to 5 % may come from another way of splitting sentences; more is
@@ -561,7 +586,7 @@ def other_size(name: str, sentences: int, expected: int) -> Finding:
         expected: The number of sentences in the publication.
     """
     difference = 100 * (sentences - expected) / expected
-    return _finding(
+    return _make_finding(
         name,
         "other_size",
         {"sentences": sentences, "expected": expected},
@@ -588,66 +613,72 @@ def check_sites(
             these, a note in two parts is a warning, not an error.
     """
     if not sites:
-        return [_finding("job", "empty", {}, what="sites")]
+        return [_make_finding("job", "empty", {}, what="sites")]
     findings: list[Finding] = []
     sentences: dict[tuple[str, str], _SentenceCounts] = {}
     for site in sites:
-        parts = _parts_of(site)
+        parts = _list_parts(site)
         for part, documents in parts.items():
             findings += _check_part(site, part, documents, max_tokens)
             sentences[site.id, part] = _count_sentences(documents)
-        findings += _find_leaks(
+        findings += _compare_parts(
             {part: sentences[site.id, part] for part in parts}, site.id
         )
         level: Level = "warning" if site.id in chosen else "error"
-        findings += in_two_parts(parts, site.id, level)
-        findings += unlearnt(site)
-        findings += _parts_without_mentions(parts, site.id)
+        findings += find_shared_notes(parts, site.id, level)
+        findings += find_unlearnt_types(site)
+        findings += _find_parts_without_mentions(parts, site.id)
     return [*findings, *_compare_sites(sites, sentences)]
 
 
-def _parts_of(site: SiteData) -> dict[str, tuple[Document, ...]]:
+def _list_parts(site: SiteData) -> dict[str, tuple[Document, ...]]:
+    """Return the documents of each part of a site by its name."""
     return {"train": site.train, "valid": site.valid, "test": site.test}
 
 
 def _check_part(
     site: SiteData, part: str, documents: Sequence[Document], max_tokens: int
 ) -> list[Finding]:
+    """Return the findings about one part of a site."""
     where = f"{site.id}/{part}"
     if not documents and part != "train":
-        return [_finding(where, "empty_part", {})]
+        return [_make_finding(where, "empty_part", {})]
     types = site.scored_types if part == "test" else site.tags.types
     tagset = TagSet(types, site.tags.scheme)
     findings = check_documents(documents, tagset, where, max_tokens)
     if part == "train":
         return findings
-    # Unknown labels are not errors in the other parts; `unlearnt` reports them.
+    # Unknown labels are not errors in the other parts, where `find_unlearnt_types`
+    # reports them.
     return [finding for finding in findings if finding.code != "unknown_labels"]
 
 
-def _parts_without_mentions(
+def _find_parts_without_mentions(
     parts: Mapping[str, Sequence[Document]], site: str
 ) -> Iterator[Finding]:
+    """Yield a finding about each part with documents but no mentions."""
     for part, documents in parts.items():
         if documents and not any(document.spans for document in documents):
             code = "no_mentions" if part == "train" else f"no_{part}_mentions"
-            yield _finding(f"{site}/{part}", code, {})
+            yield _make_finding(f"{site}/{part}", code, {})
 
 
-def unlearnt(site: SiteData) -> Iterator[Finding]:
-    """Yield the number of mentions in valid and test with a type that train lacks.
+def find_unlearnt_types(site: SiteData) -> Iterator[Finding]:
+    """Yield a finding about valid and test if they have types that train lacks.
 
     This applies to jobs that do not name the types.
     """
     for part, types in (("valid", site.tags.types), ("test", site.scored_types)):
         labels = Counter(
-            span.label for document in _parts_of(site)[part] for span in document.spans
+            span.label
+            for document in _list_parts(site)[part]
+            for span in document.spans
         )
         unknown = {
             label: n for label, n in sorted(labels.items()) if label not in types
         }
         if unknown:
-            yield _finding(
+            yield _make_finding(
                 f"{site.id}/{part}",
                 "unlearnt_types",
                 unknown,
@@ -657,67 +688,83 @@ def unlearnt(site: SiteData) -> Iterator[Finding]:
 
 
 def _count_sentences(documents: Iterable[Document]) -> _SentenceCounts:
-    return Counter(key for document in documents for key in sentence_keys(document))
+    """Count how often each sentence occurs in the documents of a part."""
+    return Counter(
+        key for document in documents for key in list_sentence_keys(document)
+    )
 
 
-def leaks(parts: Mapping[str, Sequence[Document]], where: str) -> Iterator[Finding]:
-    """Yield the number of sentences that each pair of parts shares.
+def find_leaks(
+    parts: Mapping[str, Sequence[Document]], where: str
+) -> Iterator[Finding]:
+    """Yield a finding about the sentences that each pair of parts shares.
 
     Args:
         parts: The documents of each part by its name.
         where: The name of the corpus in findings.
     """
     sentences = {part: _count_sentences(documents) for part, documents in parts.items()}
-    yield from _find_leaks(sentences, where)
+    yield from _compare_parts(sentences, where)
 
 
-def _find_leaks(
+def _compare_parts(
     sentences: Mapping[str, _SentenceCounts], where: str
 ) -> Iterator[Finding]:
+    """Yield a finding about the sentences that each pair of parts shares."""
     for a, b in combinations(sentences, 2):
-        yield from _leak(sentences[a], sentences[b], where, "leakage", a=a, b=b)
+        yield from _find_shared_sentences(
+            sentences[a], sentences[b], where, "leakage", a=a, b=b
+        )
 
 
-def _leak(
+def _find_shared_sentences(
     train: _SentenceCounts,
     test: _SentenceCounts,
     where: str,
     code: str,
     **words: str,
 ) -> Iterator[Finding]:
-    """Yield the number of sentences of `test` that occur in `train`."""
+    """Yield a finding about the sentences of `test` that occur in `train`.
+
+    Args:
+        train: The sentences of one part or site.
+        test: The sentences of the other one.
+        where: The name of the corpus in the finding.
+        code: The code of the finding.
+        words: Further values for the sentence of the finding.
+    """
     shared = {key: number for key, number in test.items() if key in train}
     if not shared:
         return
     long = sum(n for key, n in shared.items() if len(key.split()) >= MIN_WORDS)
     counts = {"sentences": sum(shared.values()), "of": test.total(), "long": long}
-    yield _finding(where, code, counts, "warning" if long else "info", **words)
+    yield _make_finding(where, code, counts, "warning" if long else "info", **words)
 
 
-def in_two_parts(
+def find_shared_notes(
     parts: Mapping[str, Sequence[Document]], where: str, level: Level = "error"
 ) -> Iterator[Finding]:
-    """Yield the numbers of patients and notes that each pair of parts shares.
+    """Yield findings about patients and notes that two parts have in common.
 
     A note is recognised by its text or by its id. Two kinds of ids are ignored: line or
-        sentence numbers in a file, and plain file names (brat).
+    sentence numbers in a file, and plain file names (brat).
 
     Args:
         parts: The documents of each part by its name.
         where: The name of the corpus in findings.
         level: How much it matters.
     """
-    patients = {part: _patients_of(documents) for part, documents in parts.items()}
+    patients = {part: _collect_patients(documents) for part, documents in parts.items()}
     notes = {part: _group_by_note(documents) for part, documents in parts.items()}
     texts = {
-        part: {text for document in documents if (text := _comparable_text(document))}
+        part: {text for document in documents if (text := _normalise_note(document))}
         for part, documents in parts.items()
     }
     for a, b in combinations(parts, 2):
         shared_patients = len(patients[a] & patients[b])
         if shared_patients:
             counts = {"patients": shared_patients}
-            yield _finding(where, "shared_patients", counts, level, a=a, b=b)
+            yield _make_finding(where, "shared_patients", counts, level, a=a, b=b)
 
         shared_names = notes[a].keys() & notes[b].keys()
         shared_ids = {
@@ -726,16 +773,17 @@ def in_two_parts(
             if _is_one_note(notes[a][name], notes[b][name])
         }
         same_text = sum(
-            document.id not in shared_ids and _comparable_text(document) in texts[a]
+            document.id not in shared_ids and _normalise_note(document) in texts[a]
             for document in parts[b]
         )
         shared_notes = len(shared_ids) + same_text
         if shared_notes:
             counts = {"notes": shared_notes}
-            yield _finding(where, "shared_notes", counts, level, a=a, b=b)
+            yield _make_finding(where, "shared_notes", counts, level, a=a, b=b)
 
 
-def _patients_of(documents: Iterable[Document]) -> set[str]:
+def _collect_patients(documents: Iterable[Document]) -> set[str]:
+    """Return the ids of the patients whose notes these are."""
     return {document.patient for document in documents if document.patient is not None}
 
 
@@ -768,13 +816,13 @@ def _is_one_note(one: Sequence[Document], two: Sequence[Document]) -> bool:
     )
 
 
-def _comparable_text(document: Document) -> str:
-    """Return the text of a note, ignoring case and white space.
+def _normalise_note(document: Document) -> str:
+    """Return the text of a note for comparison, ignoring case and white space.
 
     For a note of a single sentence it returns "", because equal sentences do not imply
     equal notes.
     """
-    keys = sentence_keys(document)
+    keys = list_sentence_keys(document)
     return "\n".join(keys) if len(keys) > 1 else ""
 
 
@@ -789,27 +837,29 @@ def _compare_sites(
     """
     for site_id, number in Counter(site.id for site in sites).items():
         if number > 1:
-            yield _finding(site_id, "site_ids", {"sites": number})
+            yield _make_finding(site_id, "site_ids", {"sites": number})
     if len(sites) < 2:
         return
     for site in sites:
         others = [other for other in sites if other is not site]
         other_types = sorted({t for other in others for t in other.tags.types})
         if set(site.tags.types).isdisjoint(other_types):
-            yield _finding(
+            yield _make_finding(
                 site.id,
                 "no_shared_types",
                 {},
-                own=_in_braces(site.tags.types),
-                known=_in_braces(other_types),
+                own=_join_in_braces(site.tags.types),
+                known=_join_in_braces(other_types),
             )
         other_train = sum(
             (sentences[other.id, "train"] for other in others), Counter[str]()
         )
         test = sentences[site.id, "test"]
-        yield from _leak(other_train, test, site.id, "leakage_between_sites")
-    forms = len(overlapping_forms(site.train for site in sites))
-    yield _finding("all sites", "overlapping_forms", {"forms": forms})
+        yield from _find_shared_sentences(
+            other_train, test, site.id, "leakage_between_sites"
+        )
+    forms = len(find_overlapping_forms(site.train for site in sites))
+    yield _make_finding("all sites", "overlapping_forms", {"forms": forms})
 
 
 class _SharedNotes(NamedTuple):
@@ -828,7 +878,7 @@ class _SharedNotes(NamedTuple):
     larger: str
 
 
-def notes_of_several_sites(
+def find_notes_of_several_sites(
     texts_by_site: Mapping[str, Iterable[str]],
 ) -> Iterator[Finding]:
     """Yield a warning for each pair of sites that have many notes in common.
@@ -849,7 +899,7 @@ def notes_of_several_sites(
             notes.add(site, _normalise_long(texts))
         sizes = notes.count_distinct()
         shared = [
-            _SharedNotes(number, min(sizes[a], sizes[b]), *_by_size(a, b, sizes))
+            _SharedNotes(number, min(sizes[a], sizes[b]), *_order_by_size(a, b, sizes))
             for (a, b), number in notes.count_shared().items()
         ]
     many = [pair for pair in shared if pair.number >= MANY_SHARED * pair.of]
@@ -857,10 +907,10 @@ def notes_of_several_sites(
     for pair in many[:_MAX_PAIRS]:
         counts = {"notes": pair.number, "of": pair.of}
         sites = f"{pair.smaller}, {pair.larger}"
-        yield _finding(sites, "equal_notes", counts, a=pair.smaller, b=pair.larger)
+        yield _make_finding(sites, "equal_notes", counts, a=pair.smaller, b=pair.larger)
     if len(many) > _MAX_PAIRS:
         counts = {"pairs": len(many) - _MAX_PAIRS}
-        yield _finding("all sites", "more:equal_notes", counts)
+        yield _make_finding("all sites", "more:equal_notes", counts)
 
 
 def _normalise_long(texts: Iterable[str]) -> Iterator[str]:
@@ -870,6 +920,6 @@ def _normalise_long(texts: Iterable[str]) -> Iterator[str]:
             yield text
 
 
-def _by_size(a: str, b: str, sizes: Mapping[str, int]) -> tuple[str, str]:
-    """Return two sites, the smaller one first."""
+def _order_by_size(a: str, b: str, sizes: Mapping[str, int]) -> tuple[str, str]:
+    """Return the names of two sites, the smaller site first."""
     return (a, b) if sizes[a] <= sizes[b] else (b, a)

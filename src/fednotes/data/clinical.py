@@ -73,17 +73,17 @@ def _is_title(text: str) -> bool:
     return all(word in _SMALL_WORDS or word[0].isupper() for word in words)
 
 
-def blocks(text: str) -> list[str]:
+def list_note_blocks(text: str) -> list[str]:
     """Return the blocks of a note in order, each as one line with single spaces.
 
     A block is a header with its one-line answer, a header, a list item, or a paragraph
     of wrapped lines. Rules (`----`, `____`) end a block and are dropped.
     """
-    width = _wrap_width(text)
+    width = _guess_wrap_width(text)
     parts: list[str] = []  # blocks, with "" for gaps
     lines: list[str] = []
     for line in (*_split_lines(text), None):
-        if lines and not _continues(lines[-1], line, width):
+        if lines and not _is_continuation(lines[-1], line, width):
             parts.append(" ".join(" ".join(lines).split()))
             lines = []
         if line is None:
@@ -94,7 +94,7 @@ def blocks(text: str) -> list[str]:
 
 
 def _split_lines(text: str) -> list[str | None]:
-    """Return lines split at rules and columns; None for a blank line or a rule."""
+    """Return the lines of a note, split at rules and columns; None stands for a gap."""
     lines: list[str | None] = []
     for line in text.split("\n"):
         if not line or line.isspace() or _ONLY_RULE.fullmatch(line):
@@ -110,11 +110,12 @@ def _split_lines(text: str) -> list[str | None]:
     return lines
 
 
-def _wrap_width(text: str) -> int | None:
-    """Return the width at which a note's lines were wrapped.
+def _guess_wrap_width(text: str) -> int | None:
+    """Return the width at which a note's lines were wrapped; None if they were not.
 
     It is the upper quartile of sufficiently long lines, which tables and single wide
-    lines hardly affect. It is None if each paragraph is one line.
+    lines hardly affect. If each paragraph is one line, the quartile is too large for a
+    width.
     """
     lengths = sorted(len(line) for line in text.split("\n") if len(line) >= _MIN_WIDTH)
     if not lengths:
@@ -123,8 +124,14 @@ def _wrap_width(text: str) -> int | None:
     return width if width <= _MAX_WIDTH else None
 
 
-def _continues(before: str, line: str | None, width: int | None) -> bool:
-    """Return whether a line continues the previous one."""
+def _is_continuation(before: str, line: str | None, width: int | None) -> bool:
+    """Return whether a line continues the sentence or paragraph of the line before.
+
+    Args:
+        before: The line before.
+        line: The line; None for a gap or the end of the note.
+        width: The width at which the note's lines were wrapped, or None.
+    """
     if line is None or is_header(before) or is_header(line):
         return False
     header = _HEADER.match(line)
@@ -173,7 +180,7 @@ def _is_answer(parts: list[str], position: int) -> bool:
     return not following or is_header(following)
 
 
-def sentences(text: str) -> list[str]:
+def list_note_sentences(text: str) -> list[str]:
     """Return the sentences of a note, none of them empty or with a line end.
 
     All visible characters except those of rules are kept, in order. A line end inside a
@@ -181,7 +188,9 @@ def sentences(text: str) -> list[str]:
     """
     unbroken = PLACEHOLDER.sub(lambda match: " ".join(match.group().split()), text)
     return [
-        sentence for block in blocks(unbroken) for sentence in _cut_sentences(block)
+        sentence
+        for block in list_note_blocks(unbroken)
+        for sentence in _cut_sentences(block)
     ]
 
 

@@ -85,11 +85,11 @@ _DICOM = (128, b"DICM")
 
 _SEVEN_BIT = ("iso2022", "hz")
 
-_named: ContextVar[str] = ContextVar("encoding", default=AUTO)
+_user_encoding: ContextVar[str] = ContextVar("encoding", default=AUTO)
 
 
 @lru_cache(maxsize=256)
-def encoding_of(name: str) -> str:
+def resolve_encoding(name: str) -> str:
     """Return the canonical name of a user-specified encoding.
 
     Args:
@@ -114,6 +114,7 @@ def encoding_of(name: str) -> str:
 
 
 def _is_file_encoding(codec: codecs.CodecInfo) -> bool:
+    """Return whether a codec of Python is a character encoding of files."""
     is_text: bool = codec._is_text_encoding
     return is_text and codec.name.replace("_", "-") not in _UNSUITABLE
 
@@ -125,44 +126,44 @@ def reading_as(encoding: str) -> Iterator[None]:
     Readers open files in many places and do not depend on the encoding, so it is a
     context variable instead of an argument of each reader.
     """
-    token = _named.set(encoding_of(encoding))
+    token = _user_encoding.set(resolve_encoding(encoding))
     try:
         yield
     finally:
-        _named.reset(token)
+        _user_encoding.reset(token)
 
 
-def named_encoding() -> str:
+def get_user_encoding() -> str:
     """Return the user-specified encoding of the files being read, or "auto"."""
-    return _named.get()
+    return _user_encoding.get()
 
 
-def marked(head: bytes) -> tuple[str, int]:
-    """Return a byte-order mark's encoding and length; "" and 0 without a mark."""
+def find_mark(head: bytes) -> tuple[str, int]:
+    """Return the encoding and length of a byte-order mark; "" and 0 without a mark."""
     for mark, encoding in _MARKS:
         if head.startswith(mark):
             return encoding, len(mark)
     return "", 0
 
 
-def codec_of(head: bytes, named: str = AUTO) -> tuple[str, int]:
+def choose_codec(head: bytes, user_encoding: str = AUTO) -> tuple[str, int]:
     """Return the codec to try first on a file, and the length of its byte-order mark.
 
     Args:
         head: The file's first bytes, of which at most `HEAD` are used.
-        named: The user-specified encoding, from `encoding_of`.
+        user_encoding: The user-specified encoding, from `resolve_encoding`.
 
     Raises:
         DataError: The file is not text, or it is UTF-16 or UTF-32 without a mark and
             the user did not name this encoding.
     """
-    encoding, length = marked(head)
+    encoding, length = find_mark(head)
     if encoding:
         return encoding, length
     require_text(head)
-    if named != AUTO and not contains_ascii(named):
-        return named, 0
-    if wide := _wide(head[:HEAD]):
+    if user_encoding != AUTO and not contains_ascii(user_encoding):
+        return user_encoding, 0
+    if wide := _guess_wide_encoding(head[:HEAD]):
         raise DataError(
             f"the text looks like {wide.upper()} without a byte-order mark: set "
             f'`encoding = "{wide}"`'
@@ -186,21 +187,21 @@ def require_text(head: bytes) -> None:
         raise DataError(f"the file is a DICOM image, not text: {_EXPORT}")
 
 
-def undecodable(place: str, encoding: str, named: str, *, binary: bool) -> str:
-    """Return the message for a byte that cannot be decoded.
-
-    Its remedy does not damage any file.
+def describe_undecodable(
+    place: str, encoding: str, user_encoding: str, *, binary: bool
+) -> str:
+    """Return the message for a byte that cannot be decoded, with a safe remedy.
 
     Args:
         place: The name of the byte in the message, such as "byte 12".
         encoding: The codec that failed.
-        named: The user-specified encoding, or "auto".
+        user_encoding: The user-specified encoding, or "auto".
         binary: Whether there are NUL bytes near it.
     """
     if binary:
         return "the file holds binary data, not text: give a text file"
-    fact = f"{place} is not {_display_name(encoding)}"
-    if named not in (AUTO, "utf-8"):
+    fact = f"{place} is not {_format_name(encoding)}"
+    if user_encoding not in (AUTO, "utf-8"):
         return f"{fact}: check whether the file has another encoding"
     if encoding == "utf-8":
         return (
@@ -212,12 +213,12 @@ def undecodable(place: str, encoding: str, named: str, *, binary: bool) -> str:
     )
 
 
-def decode(data: bytes, named: str = AUTO) -> tuple[str, int]:
+def decode_text(data: bytes, user_encoding: str = AUTO) -> tuple[str, int]:
     """Decode a text.
 
     Args:
         data: The content of the file.
-        named: The user-specified encoding, or "auto".
+        user_encoding: The user-specified encoding, or "auto".
 
     Returns:
         The text without its byte-order mark, and the mark's length.
@@ -227,16 +228,20 @@ def decode(data: bytes, named: str = AUTO) -> tuple[str, int]:
             not name the file.
         UndecodableError: A byte is invalid; `line` is its line.
     """
-    codec, length = codec_of(data[:HEAD], named)
+    codec, length = choose_codec(data[:HEAD], user_encoding)
     try:
         return data[length:].decode(codec), length
     except UnicodeDecodeError as error:
-        if codec != "utf-8" or length or named in (AUTO, "utf-8"):
-            raise _at(data, error, length, codec, named) from None
+        if codec != "utf-8" or length or user_encoding in (AUTO, "utf-8"):
+            raise _make_undecodable_error(
+                data, error, length, codec, user_encoding
+            ) from None
     try:
-        return data.decode(named), 0
+        return data.decode(user_encoding), 0
     except UnicodeDecodeError as error:
-        raise _at(data, error, 0, named, named) from None
+        raise _make_undecodable_error(
+            data, error, 0, user_encoding, user_encoding
+        ) from None
 
 
 class UndecodableError(DataError):
@@ -251,19 +256,33 @@ class UndecodableError(DataError):
         self.line = line
 
 
-def _at(
-    data: bytes, error: UnicodeDecodeError, skipped: int, codec: str, named: str
+def _make_undecodable_error(
+    data: bytes, error: UnicodeDecodeError, skipped: int, codec: str, user_encoding: str
 ) -> UndecodableError:
+    """Return the error for a byte that cannot be decoded, with its line.
+
+    Args:
+        data: The content of the file.
+        error: Python's error, whose positions count from the end of the mark.
+        skipped: The length of the mark.
+        codec: The codec that failed.
+        user_encoding: The user-specified encoding, or "auto".
+    """
     position = error.start + skipped
     has_nul = b"\0" in data[max(0, position - HEAD) : position + HEAD]
-    message = undecodable(
-        f"byte {position}", codec, named, binary=has_nul and contains_ascii(codec)
+    message = describe_undecodable(
+        f"byte {position}",
+        codec,
+        user_encoding,
+        binary=has_nul and contains_ascii(codec),
     )
     before = data[skipped:position].decode(codec, "replace")
     return UndecodableError(message, before.count("\n") + 1)
 
 
-def codec_of_stream(file: BinaryIO, head: bytes, named: str) -> tuple[str, int]:
+def choose_codec_of_stream(
+    file: BinaryIO, head: bytes, user_encoding: str
+) -> tuple[str, int]:
     """Return the codec of a file to be read in pieces, and its mark's length.
 
     If the user named an encoding that contains ASCII, the whole file is read to check
@@ -272,13 +291,13 @@ def codec_of_stream(file: BinaryIO, head: bytes, named: str) -> tuple[str, int]:
     Args:
         file: The file, positioned after `head`; in that case it is read to its end.
         head: The file's first `HEAD` bytes, or all of them.
-        named: The user-specified encoding, or "auto".
+        user_encoding: The user-specified encoding, or "auto".
 
     Raises:
-        DataError: As `codec_of`.
+        DataError: As `choose_codec`.
     """
-    codec, length = codec_of(head, named)
-    if codec != "utf-8" or length or named in (AUTO, "utf-8"):
+    codec, length = choose_codec(head, user_encoding)
+    if codec != "utf-8" or length or user_encoding in (AUTO, "utf-8"):
         return codec, length
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
@@ -288,7 +307,7 @@ def codec_of_stream(file: BinaryIO, head: bytes, named: str) -> tuple[str, int]:
             piece = file.read(_CHUNK)
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
-        return named, 0
+        return user_encoding, 0
     return "utf-8", 0
 
 
@@ -306,8 +325,8 @@ def contains_ascii(encoding: str) -> bool:
         return False
 
 
-def _wide(head: bytes) -> str:
-    """Guess UTF-16 or UTF-32 from the NUL bytes of a text without a mark, or "".
+def _guess_wide_encoding(head: bytes) -> str:
+    """Return UTF-16 or UTF-32 if a text without a mark looks like it, else "".
 
     In Western text, every second byte is NUL in UTF-16, and three of four are NUL in
     UTF-32.
@@ -329,5 +348,6 @@ def _wide(head: bytes) -> str:
     return ""
 
 
-def _display_name(encoding: str) -> str:
+def _format_name(encoding: str) -> str:
+    """Return the name of an encoding for messages."""
     return encoding.upper() if re.match("utf", encoding) else encoding

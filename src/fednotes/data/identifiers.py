@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from fednotes.core.parsing import shipped
+from fednotes.core.parsing import read_shipped_table
 
-_PATTERNS = shipped("data/identifiers.toml")
+_PATTERNS = read_shipped_table("data/identifiers.toml")
 
 
 def _compile(pattern: str) -> re.Pattern[str]:

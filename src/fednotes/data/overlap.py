@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 
 from fednotes.core.types import Counts, Document
-from fednotes.data.clinical import PLACEHOLDER, sentences
+from fednotes.data.clinical import PLACEHOLDER, list_note_sentences
 from fednotes.data.text import split_sentences
 
 MIN_WORDS: Final = 8
@@ -73,12 +73,12 @@ def index_documents(documents: Iterable[Document]) -> TextIndex:
     """Return the index of annotated documents.
 
     Each document is split into sentences in two ways: like notes, and by its source or
-        the general rule of fednotes. A sentence is then recognised in both cases.
+    the general rule of fednotes. A sentence is then recognised in both cases.
     """
     sentence_hashes = [np.zeros(0, np.uint64)]
     ngram_hashes = [np.zeros(0, np.uint64)]
     for document in documents:
-        as_notes = sentences(document.text)
+        as_notes = list_note_sentences(document.text)
         as_source = [
             document.text[start:end] for start, end in split_sentences(document)
         ]
@@ -90,7 +90,7 @@ def index_documents(documents: Iterable[Document]) -> TextIndex:
     )
 
 
-def shared_text(
+def measure_shared_text(
     texts: Iterable[str], indexes: Sequence[TextIndex]
 ) -> tuple[SharedText, ...]:
     """Measure the overlap of notes with each of several collections.
@@ -101,7 +101,7 @@ def shared_text(
     """
     totals = [SharedText() for _ in indexes]
     for text in texts:
-        cut = sentences(text)
+        cut = list_note_sentences(text)
         sentence_hashes = _hash_sentences(cut)
         ngram_hashes = _hash_ngrams(cut)
         for number, index in enumerate(indexes):
@@ -118,7 +118,7 @@ def shared_text(
 
 def shares_sentence(text: str, index: TextIndex) -> bool:
     """Return whether a sentence of at least MIN_WORDS words is in a collection."""
-    return _count_known(_hash_sentences(sentences(text)), index.sentences) > 0
+    return _count_known(_hash_sentences(list_note_sentences(text)), index.sentences) > 0
 
 
 def _hash(text: str) -> int:
@@ -130,7 +130,8 @@ def _hash(text: str) -> int:
 _hash_word = lru_cache(maxsize=1 << 20)(_hash)
 
 
-def _words_of(sentence: str) -> list[str]:
+def _split_words(sentence: str) -> list[str]:
+    """Return the words of a sentence for comparison, without placeholders."""
     plain = PLACEHOLDER.sub(" ", unicodedata.normalize("NFKC", sentence))
     return _WORD.findall(plain.casefold())
 
@@ -139,7 +140,7 @@ def _hash_sentences(cut: Iterable[str]) -> np.ndarray:
     """Return hashes of sentences with at least MIN_WORDS words, uint64."""
     hashes = (
         _hash(" ".join(words))
-        for words in map(_words_of, cut)
+        for words in map(_split_words, cut)
         if len(words) >= MIN_WORDS
     )
     return np.fromiter(hashes, np.uint64)
@@ -153,7 +154,7 @@ def _hash_ngrams(cut: Iterable[str]) -> np.ndarray:
         words i = 0, …, NGRAM - 1 of each n-gram, modulo 2^64.
     """
     word_hashes = np.fromiter(
-        (_hash_word(word) for sentence in cut for word in _words_of(sentence)),
+        (_hash_word(word) for sentence in cut for word in _split_words(sentence)),
         np.uint64,
     )
     number = max(0, len(word_hashes) - NGRAM + 1)

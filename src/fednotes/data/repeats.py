@@ -2,8 +2,8 @@
 
     with Repeats() as sentences:
         for document in documents:
-            sentences.add(sentence_keys(document))
-        print(sentences.count())           # how many repeat an earlier one
+            sentences.add(list_sentence_keys(document))
+        print(sentences.count_repeats())   # how many repeat an earlier one
 
     with SharedValues() as notes:
         for site in sites:
@@ -105,11 +105,11 @@ class Repeats(_HashDatabase):
         """
         rows = [(hash(value),) for value in values]
         self.total += len(rows)
-        with _on_scratch_disk():
+        with _explaining_disk_errors():
             self._database.executemany("INSERT INTO seen (hash) VALUES (?)", rows)
 
     def add_at(self, value: str, file: int, line: int) -> None:
-        """Add a value with its place, for `places`.
+        """Add a value with its place, for `list_places`.
 
         Args:
             value: The value.
@@ -120,30 +120,30 @@ class Repeats(_HashDatabase):
             FednotesError: The temporary folder is full.
         """
         self.total += 1
-        with _on_scratch_disk():
+        with _explaining_disk_errors():
             self._database.execute(
                 "INSERT INTO seen VALUES (?, ?, ?)", (hash(value), file, line)
             )
 
-    def distinct(self) -> int:
+    def count_distinct(self) -> int:
         """Return the number of different values.
 
         Raises:
             FednotesError: The temporary folder is full.
         """
-        with _on_scratch_disk():
+        with _explaining_disk_errors():
             (number,) = self._database.execute(_DISTINCT).fetchone()
         return int(number)
 
-    def count(self) -> int:
+    def count_repeats(self) -> int:
         """Return the number of values that repeat an earlier one.
 
         Raises:
             FednotesError: The temporary folder is full.
         """
-        return self.total - self.distinct()
+        return self.total - self.count_distinct()
 
-    def places(self, limit: int) -> list[tuple[int, int]]:
+    def list_places(self, limit: int) -> list[tuple[int, int]]:
         """Return the places of values that repeat an earlier one, in stream order.
 
         Args:
@@ -155,7 +155,7 @@ class Repeats(_HashDatabase):
         Raises:
             FednotesError: The temporary folder is full.
         """
-        with _on_scratch_disk():
+        with _explaining_disk_errors():
             rows: list[Any] = self._database.execute(
                 _REPEATED_PLACES, (limit,)
             ).fetchall()
@@ -189,7 +189,7 @@ class SharedValues(_HashDatabase):
         """
         number = len(self._streams)
         self._streams.append(stream)
-        with _on_scratch_disk():
+        with _explaining_disk_errors():
             rows = ((hash(value), number) for value in values)
             self._database.executemany(_INSERT, rows)
 
@@ -200,7 +200,7 @@ class SharedValues(_HashDatabase):
             FednotesError: The temporary folder is full.
         """
         counts = Counter(
-            stream for streams in self._streams_of_values() for stream in streams
+            stream for streams in self._list_streams_by_value() for stream in streams
         )
         return {name: counts[number] for number, name in enumerate(self._streams)}
 
@@ -216,7 +216,7 @@ class SharedValues(_HashDatabase):
         """
         counts = Counter(
             pair
-            for streams in self._streams_of_values()
+            for streams in self._list_streams_by_value()
             for pair in combinations(streams, 2)
         )
         return {
@@ -224,9 +224,9 @@ class SharedValues(_HashDatabase):
             for one, two in sorted(counts)
         }
 
-    def _streams_of_values(self) -> Iterator[list[int]]:
+    def _list_streams_by_value(self) -> Iterator[list[int]]:
         """Yield, for each distinct value, the numbers of the streams that have it."""
-        with _on_scratch_disk():
+        with _explaining_disk_errors():
             rows = self._database.execute(_FILES_BY_HASH)
             for _, group in groupby(rows, key=itemgetter(0)):
                 yield [stream for _, stream in group]
@@ -249,8 +249,12 @@ def _open_database(cache: int) -> sqlite3.Connection:
 
 
 @contextmanager
-def _on_scratch_disk() -> Iterator[None]:
-    """Turn a database error into one with a remedy."""
+def _explaining_disk_errors() -> Iterator[None]:
+    """Turn an error of the database in the context into one with a remedy.
+
+    Raises:
+        FednotesError: The temporary folder is full.
+    """
     try:
         yield
     except sqlite3.Error as error:

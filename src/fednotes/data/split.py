@@ -21,18 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.errors import ConfigError, DataError, suggest_name
 from fednotes.core.seeds import rng_of
 from fednotes.core.types import Document, Offsets, SiteData, Span, TagSet
-from fednotes.data.stats import overlapping_forms, span_form
+from fednotes.data.stats import find_overlapping_forms, normalise_span
 from fednotes.data.text import merge_overlapping, normalise, split_sentences
 
 MIN_WORDS = 5
 MASK = "MASK"
 
 
-def sentence_documents(documents: Iterable[Document]) -> tuple[Document, ...]:
-    """Return one document per sentence, in order, with its mentions and tokens.
+def make_sentence_documents(documents: Iterable[Document]) -> tuple[Document, ...]:
+    """Cut documents into sentences; return each as a document with its mentions.
 
     Ids are `<document>#<number>`, and `meta["document"]` is the id of the note. No
     mention crosses a sentence boundary (`split_sentences`). Applying the function again
@@ -49,7 +49,7 @@ def _cut_document(document: Document) -> Iterator[Document]:
     span_starts = [span.start for span in spans]
     token_starts = [start for start, _ in document.tokens]
     token_ends = [end for _, end in document.tokens]
-    meta = {"document": document.id, **_plain_values(document.meta)}
+    meta = {"document": document.id, **_select_plain_values(document.meta)}
     for number, (start, end) in enumerate(split_sentences(document)):
         first_span = bisect_left(span_starts, start)
         stop_span = bisect_left(span_starts, end)
@@ -73,10 +73,11 @@ def _shift(span: Span, by: int) -> Span:
 
 
 def _shift_pieces(pieces: Offsets, by: int) -> Offsets:
+    """Return stretches of a text shifted left by `by` characters."""
     return tuple((start - by, end - by) for start, end in pieces)
 
 
-def _plain_values(meta: Mapping[str, Any]) -> dict[str, Any]:
+def _select_plain_values(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata values by which a corpus can be split.
 
     A reader's record of the source file is left out, because it has the old offsets.
@@ -88,14 +89,14 @@ def _plain_values(meta: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def sentence_keys(document: Document) -> list[str]:
+def list_sentence_keys(document: Document) -> list[str]:
     """Return the normalised text of each sentence, for comparison."""
     return [
         normalise(document.text[start:end]) for start, end in split_sentences(document)
     ]
 
 
-def split(
+def split_documents(
     documents: Iterable[Document],
     fractions: Mapping[str, float],
     by: str = "",
@@ -115,14 +116,14 @@ def split(
         fractions: Each part's fraction of the sentences; they must sum to 1. A
             fraction of 0 gives an empty part.
         by: "patient", "document", "sentence" (every result is a document of one
-            sentence) or a key of `Document.meta`. "" uses the result of `unit_of`; a
-            document without a patient is then a separate unit.
+            sentence) or a key of `Document.meta`. "" uses the result of `choose_unit`;
+            a document without a patient is then a separate unit.
         seed: Seed of the split.
         min_words: Units of several sentences are joined by an identical sentence only
             if it has at least this many words: "She was discharged ." would join all
             notes of a hospital. In a split by sentence, identical sentences always stay
             together. `fednotes check` counts shorter repeats across parts, and
-            `without_leaks` drops them.
+            `remove_leaks` drops them.
 
     Raises:
         ConfigError: The fractions are negative or do not sum to 1.
@@ -131,17 +132,17 @@ def split(
     _check_fractions(fractions)
     documents = tuple(documents)
     may_lack_unit = not by
-    by = by or unit_of(documents)
+    by = by or choose_unit(documents)
     items = documents
     if by == "sentence":
-        items = sentence_documents(documents)
+        items = make_sentence_documents(documents)
         min_words = 1
-    keys = [sentence_keys(item) for item in items]
+    keys = [list_sentence_keys(item) for item in items]
     units = [
-        _unit_value(items, index, by, may_be_missing=may_lack_unit)
+        _find_unit(items, index, by, may_be_missing=may_lack_unit)
         for index in range(len(items))
     ]
-    groups = _group(keys, units, min_words)
+    groups = _group_documents(keys, units, min_words)
     sizes = [sum(max(1, len(keys[i])) for i in group) for group in groups]
     shares = {name: fraction for name, fraction in fractions.items() if fraction > 0}
     if len(groups) < len(shares):
@@ -159,13 +160,14 @@ def split(
         )
 
     parts: dict[str, tuple[Document, ...]] = dict.fromkeys(fractions, ())
-    for name, dealt in _deal(sizes, shares, rng_of(seed, "split", by)).items():
+    for name, dealt in _deal_groups(sizes, shares, rng_of(seed, "split", by)).items():
         indices = sorted(index for group in dealt for index in groups[group])
         parts[name] = tuple(items[index] for index in indices)
     return parts
 
 
 def _check_fractions(fractions: Mapping[str, float]) -> None:
+    """Raise ConfigError unless fractions sum to 1 and none is negative."""
     values = fractions.values()
     if not values or min(values) < 0 or abs(sum(values) - 1) > 1e-6:
         shown = ", ".join(f"{name} = {value:g}" for name, value in fractions.items())
@@ -175,12 +177,12 @@ def _check_fractions(fractions: Mapping[str, float]) -> None:
         )
 
 
-def unit_of(documents: Iterable[Document]) -> str:
+def choose_unit(documents: Iterable[Document]) -> str:
     """Return the default unit: "patient" if a document has one, else "document"."""
     return "patient" if any(d.patient is not None for d in documents) else "document"
 
 
-def _group(
+def _group_documents(
     keys: Sequence[Sequence[str]], units: Sequence[str | None], min_words: int
 ) -> list[list[int]]:
     """Return the indices of the documents that stay together (union-find).
@@ -201,24 +203,30 @@ def _group(
         for link in links:
             other = first_index.setdefault(link, index)
             smaller, larger = sorted((group_of[other], group_of[index]), key=len)
-            if smaller is not larger:
+            if smaller is not larger:  # join the two groups
                 larger += smaller
                 group_of |= dict.fromkeys(smaller, larger)
     distinct = {id(group): sorted(group) for group in group_of.values()}
     return sorted(distinct.values())
 
 
-def _unit_value(
+def _find_unit(
     items: Sequence[Document], index: int, by: str, *, may_be_missing: bool
 ) -> str | None:
-    """Return the unit of a document; None if documents are not joined by units.
+    """Return the unit of a document; None if units do not join it to others.
+
+    Args:
+        items: All documents, for the message.
+        index: The index of the document.
+        by: As in `split_documents`.
+        may_be_missing: Whether the document may lack the unit.
 
     Raises:
         DataError: The document lacks a unit that must not be missing.
     """
     if by in ("sentence", "document"):
         return None
-    value = _raw_unit(items[index], by)
+    value = _get_unit(items[index], by)
     if value is not None:
         return str(value)
     if may_be_missing:
@@ -226,32 +234,36 @@ def _unit_value(
     known: Sequence[str] = ()
     if by != "patient":
         known = ("patient", "document", "sentence", *items[index].meta)
-    hint = nearest(
+    hint = suggest_name(
         by,
         known,
         "leave split out: known patients stay together, and each other document is a "
         "unit of its own",
     )
-    missing = sum(_raw_unit(document, by) is None for document in items)
+    missing = sum(_get_unit(document, by) is None for document in items)
     raise DataError(
         f"cannot split by {by}: {missing} of {len(items)} documents have no value for "
         f"it; {hint}"
     )
 
 
-def _raw_unit(document: Document, by: str) -> object:
+def _get_unit(document: Document, by: str) -> object:
+    """Return the value of a unit that a document has; None if it has none."""
     return document.patient if by == "patient" else document.meta.get(by)
 
 
-def _deal(
+def _deal_groups(
     sizes: Sequence[int], shares: Mapping[str, float], rng: np.random.Generator
 ) -> dict[str, list[int]]:
-    """Return the group indices of each part, none empty (Webster's rule).
+    """Assign groups to parts by Webster's rule, so that no part is empty.
 
     Args:
         sizes: Sentences of each group.
         shares: Fraction of each part, above 0.
         rng: Source of randomness.
+
+    Returns:
+        The indices of the groups of each part, by the part's name.
     """
     order = rng.permutation(len(sizes)).tolist()
     # The sort is stable, so groups stay shuffled within a class.
@@ -285,24 +297,27 @@ def subsample(
     return tuple(documents[i] for i in sorted(order[:count].tolist()))
 
 
-def without_leaks(
+def remove_leaks(
     train: Sequence[Document], test: Iterable[Document]
 ) -> tuple[tuple[Document, ...], int]:
-    """Return `train` without sentences of `test`, and the number dropped.
+    """Remove the sentences of `test` from `train`.
 
     Documents without such sentences are returned unchanged. The remaining sentences of
     other documents are returned as single-sentence documents.
+
+    Returns:
+        The training documents, and the number of sentences that were removed.
     """
-    test_keys = {key for document in test for key in sentence_keys(document)}
+    test_keys = {key for document in test for key in list_sentence_keys(document)}
     clean: list[Document] = []
     dropped = 0
     for document in train:
-        is_leak = [key in test_keys for key in sentence_keys(document)]
+        is_leak = [key in test_keys for key in list_sentence_keys(document)]
         if not any(is_leak):
             clean.append(document)
             continue
         dropped += sum(is_leak)
-        sentences = sentence_documents([document])
+        sentences = make_sentence_documents([document])
         clean += [
             sentence
             for sentence, leaks in zip(sentences, is_leak, strict=True)
@@ -337,10 +352,10 @@ def mask_overlap(
         ratio: Fraction of the shared forms to mask, 0 to 1.
         seed: Seed of the draw.
     """
-    forms = sorted(overlapping_forms([documents, *other_sites_documents]))
+    forms = sorted(find_overlapping_forms([documents, *other_sites_documents]))
     order = rng_of(seed, "mask").permutation(len(forms))
     drawn = {forms[i] for i in order[: round(ratio * len(forms))].tolist()}
-    return tuple(_mask(document, drawn) for document in documents)
+    return tuple(_mask_forms(document, drawn) for document in documents)
 
 
 class _Masking:
@@ -376,22 +391,25 @@ class _Masking:
 
     def touches(self, start: int, end: int) -> bool:
         """Return whether a piece of text overlaps a masked stretch."""
-        return bool(self._touched(start, end))
+        return bool(self._find_touched(start, end))
 
     def breaks(self, start: int, end: int) -> bool:
         """Return whether a piece is inside a masked stretch or crosses its boundary."""
         return any(
             (start, end) == (s, e) or not (start <= s and e <= end)
-            for s, e in self._touched(start, end)
+            for s, e in self._find_touched(start, end)
         )
 
-    def _touched(self, start: int, end: int) -> list[tuple[int, int]]:
+    def _find_touched(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the masked stretches that overlap a piece of text."""
         return [(s, e) for s, e in self.stretches if start < e and s < end]
 
 
-def _mask(document: Document, forms: set[str]) -> Document:
+def _mask_forms(document: Document, forms: set[str]) -> Document:
     """Return a document in which the mentions of some forms are masked."""
-    masked_spans = [s for s in document.spans if span_form(document.text, s) in forms]
+    masked_spans = [
+        s for s in document.spans if normalise_span(document.text, s) in forms
+    ]
     if not masked_spans:
         return document
     masking = _Masking(
@@ -417,12 +435,12 @@ def _mask(document: Document, forms: set[str]) -> Document:
         text=masking.apply(document.text),
         spans=tuple(sorted(spans)),
         tokens=tokens,
-        meta=_plain_values(document.meta),
+        meta=_select_plain_values(document.meta),
         sentences=masking.move_pieces(document.sentences),
     )
 
 
-def pool(sites: Sequence[SiteData]) -> SiteData:
+def pool_documents(sites: Sequence[SiteData]) -> SiteData:
     """Return one site with all sites' training and validation documents and types."""
     return SiteData(
         id="pooled",

@@ -13,8 +13,8 @@ from fednotes.core.types import Document, Span
 from fednotes.data.text import normalise, split_sentences, tokenize
 
 
-def span_form(text: str, span: Span) -> str:
-    """Return a mention's normalised form, with its pieces joined by spaces.
+def normalise_span(text: str, span: Span) -> str:
+    """Return the form of a mention: its normalised pieces, joined by spaces.
 
     Args:
         text: The document's text.
@@ -23,22 +23,24 @@ def span_form(text: str, span: Span) -> str:
     return normalise(" ".join(text[start:end] for start, end in span.pieces))
 
 
-def _forms(documents: Iterable[Document]) -> set[str]:
-    """Return the annotated forms in documents."""
+def _collect_forms(documents: Iterable[Document]) -> set[str]:
+    """Return the forms of all mentions in documents."""
     return {
-        span_form(document.text, span)
+        normalise_span(document.text, span)
         for document in documents
         for span in document.spans
     }
 
 
-def overlapping_forms(sites: Iterable[Iterable[Document]]) -> set[str]:
+def find_overlapping_forms(sites: Iterable[Iterable[Document]]) -> set[str]:
     """Return the forms annotated at two or more sites, with any types."""
-    sites_with = Counter(form for documents in sites for form in _forms(documents))
+    sites_with = Counter(
+        form for documents in sites for form in _collect_forms(documents)
+    )
     return {form for form, number in sites_with.items() if number > 1}
 
 
-def corpus_stats(sites: Mapping[str, Sequence[Document]]) -> dict[str, Any]:
+def compute_corpus_stats(sites: Mapping[str, Sequence[Document]]) -> dict[str, Any]:
     """Compute each site's statistics, and the overlap between sites.
 
     Args:
@@ -52,18 +54,18 @@ def corpus_stats(sites: Mapping[str, Sequence[Document]]) -> dict[str, Any]:
         more sites (the paper's "overlapping entities"). "pairwise": [i][j] distinct
         forms annotated at both i and j; on the diagonal, the number of forms at i.
     """
-    forms = [_forms(documents) for documents in sites.values()]
+    forms = [_collect_forms(documents) for documents in sites.values()]
     return {
         "sites": [
-            _site_row(name, documents, forms=len(site_forms))
+            _make_site_row(name, documents, forms=len(site_forms))
             for (name, documents), site_forms in zip(sites.items(), forms, strict=True)
         ],
-        "overlapping": len(overlapping_forms(sites.values())),
+        "overlapping": len(find_overlapping_forms(sites.values())),
         "pairwise": [[len(a & b) for b in forms] for a in forms],
     }
 
 
-def _site_row(
+def _make_site_row(
     name: str, documents: Sequence[Document], *, forms: int
 ) -> dict[str, Any]:
     """Return the row of Table 1 for a site with this many distinct forms."""

@@ -29,10 +29,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fednotes.core.errors import ConfigError
-from fednotes.core.parsing import shipped
+from fednotes.core.parsing import read_shipped_table
 from fednotes.core.seeds import rng_of
 from fednotes.core.types import Document, SiteData, Span, TagSet
-from fednotes.core.work import counted
+from fednotes.core.work import count_items
 from fednotes.data.formats import FORMATS
 from fednotes.data.tags import relabel
 
@@ -56,9 +56,9 @@ Template = tuple[tuple[str, Any], ...]
 
 
 @lru_cache(maxsize=1)
-def words() -> dict[str, Any]:
+def read_words() -> dict[str, Any]:
     """Return `lexicon.toml`, lists of words and phrases, some of them by genre."""
-    return shipped("data/lexicon.toml")
+    return read_shipped_table("data/lexicon.toml")
 
 
 def make_lexicon(
@@ -69,7 +69,7 @@ def make_lexicon(
     They depend only on `rng`. Names are listed by kind, the most common first; each
     site has its own frequencies.
     """
-    known = words()
+    known = read_words()
 
     def draw(slot: str) -> str:
         """Draw from a list of the file, or compose a name of a kind.
@@ -88,7 +88,7 @@ def make_lexicon(
             name = f"{draw('course')} {name}"
         return name.title() if slot[0].isupper() else name
 
-    def distinct(count: int, slot: str) -> list[str]:
+    def draw_distinct(count: int, slot: str) -> list[str]:
         """Return `count` different names, or fewer if the lexicon is too small."""
         names: dict[str, None] = {}
         for _ in range(20 * count):
@@ -97,24 +97,25 @@ def make_lexicon(
             names[draw(slot)] = None
         return list(names)
 
-    def shuffled(names: list[str]) -> tuple[str, ...]:
+    def shuffle(names: list[str]) -> tuple[str, ...]:
+        """Return the names in random order."""
         return tuple(names[i] for i in rng.permutation(len(names)).tolist())
 
-    brands = distinct(size // 3, "Brand")
-    generics = distinct(size - len(brands) - len(known["electrolytes"]), "generic")
-    companies = distinct(200, "Brand")
+    brands = draw_distinct(size // 3, "Brand")
+    generics = draw_distinct(size - len(brands) - len(known["electrolytes"]), "generic")
+    companies = draw_distinct(200, "Brand")
     orgs = [f"{name} {draw('orgs')}" for name in companies[:90]]
     orgs += [f"{draw('places')} {draw('orgs')}" for _ in range(30)]
     devices = [f"{name} {draw('devices')}" for name in companies[90:]]
     devices += known["devices"]
     return {
-        "drug": shuffled([*brands, *generics, *known["electrolytes"]]),
-        "finding": shuffled(distinct(size, "finding")),
-        "disease": shuffled(distinct(size // 2, "disease")),
-        "test": shuffled(distinct(180, "test")),
-        "org": shuffled(orgs),
-        "device": shuffled(devices),
-        "brand": shuffled(companies),
+        "drug": shuffle([*brands, *generics, *known["electrolytes"]]),
+        "finding": shuffle(draw_distinct(size, "finding")),
+        "disease": shuffle(draw_distinct(size // 2, "disease")),
+        "test": shuffle(draw_distinct(180, "test")),
+        "org": shuffle(orgs),
+        "device": shuffle(devices),
+        "brand": shuffle(companies),
     }
 
 
@@ -139,40 +140,44 @@ class Writer:
         self._rng = rng
         self._drawn: list[float] = []
         self._typo_rate = _TYPO_RATE if genre == "posts" else 0.0
-        known = words()
-        weights = _clause_weights(known["clauses"], genre, seed)
-        self._clause = self._tail(_compiled(), weights, rng, 0.5)
-        drug = self._name_source(lexicon["drug"], rng)
-        finding = self._name_source(lexicon["finding"], rng)
-        disease = self._name_source(lexicon["disease"], rng)
-        test = self._name_source(lexicon["test"], rng)
-        one = self._choice
+        known = read_words()
+        weights = _draw_clause_weights(known["clauses"], genre, seed)
+        self._clause = self._make_weighted_source(_compile_clauses(), weights, rng, 0.5)
+        drug = self._make_name_source(lexicon["drug"], rng)
+        finding = self._make_name_source(lexicon["finding"], rng)
+        disease = self._make_name_source(lexicon["disease"], rng)
+        test = self._make_name_source(lexicon["test"], rng)
+        make_source = self._make_uniform_source
         # Sources of text, by type of mention or by name of slot.
         self._fill: dict[str, Callable[[], str]] = {
             "Drug": drug,
             "Test": test,
             "Symptom": finding,
             "ADE": finding,
-            "Disease": lambda: (disease if self._uniform() < 0.4 else finding)(),
-            "Dosage": self._number(known["dosages"]),
-            "dur": one(known["durations"]),
-            "month": one(known["months"]),
-            "person": one(known["people"]),
-            "place": one(known["places"]),
-            "org": one(lexicon["org"]),
-            "device": one(lexicon["device"]),
-            "brand": one(lexicon["brand"]),
-            "poss": one(known["possessives"][genre]),
-            "obj": one(known["objects"][genre]),
+            "Disease": lambda: (disease if self._draw_uniform() < 0.4 else finding)(),
+            "Dosage": self._make_number_source(known["dosages"]),
+            "dur": make_source(known["durations"]),
+            "month": make_source(known["months"]),
+            "person": make_source(known["people"]),
+            "place": make_source(known["places"]),
+            "org": make_source(lexicon["org"]),
+            "device": make_source(lexicon["device"]),
+            "brand": make_source(lexicon["brand"]),
+            "poss": make_source(known["possessives"][genre]),
+            "obj": make_source(known["objects"][genre]),
             "num": lambda: str(1 + self._draw_index(99)),
-            "value": self._number(known["values"]),
+            "value": self._make_number_source(known["values"]),
         }
-        self._lead = one([_compile(lead) for lead in known["leads"][genre]])
-        self._subject = one([_compile(subject) for subject in known["subjects"][genre]])
-        self._join = one(known["joins"][genre])
-        self._end = one(known["ends"][genre])
+        self._lead = make_source(
+            [_compile_template(lead) for lead in known["leads"][genre]]
+        )
+        self._subject = make_source(
+            [_compile_template(subject) for subject in known["subjects"][genre]]
+        )
+        self._join = make_source(known["joins"][genre])
+        self._end = make_source(known["ends"][genre])
 
-    def _uniform(self) -> float:
+    def _draw_uniform(self) -> float:
         """Return a uniform number.
 
         Thousands are drawn at once, because NumPy's generator is slow for single draws.
@@ -182,9 +187,10 @@ class Writer:
         return self._drawn.pop()
 
     def _draw_index(self, count: int) -> int:
-        return int(self._uniform() * count)
+        """Return a random index of `count` items."""
+        return int(self._draw_uniform() * count)
 
-    def note(
+    def write_note(
         self, name: str, patient: str, length: int, part: str, used: dict[str, str]
     ) -> Document:
         """Return a note whose sentences do not occur in another part of any site.
@@ -201,9 +207,9 @@ class Writer:
         texts: list[str] = []
         at = 0
         for _ in range(length):
-            text, mentions = self._sentence()
+            text, mentions = self._write_sentence()
             while used.setdefault(text.casefold(), part) != part:
-                text, mentions = self._sentence()
+                text, mentions = self._write_sentence()
             spans += [Span(a + at, b + at, label) for a, b, label in mentions]
             bounds.append((at, at + len(text)))
             texts.append(text)
@@ -217,47 +223,50 @@ class Writer:
             sentences=tuple(bounds),
         )
 
-    def _sentence(self) -> tuple[str, list[tuple[int, int, str]]]:
-        """Return a sentence and its mentions (start, end, type)."""
+    def _write_sentence(self) -> tuple[str, list[tuple[int, int, str]]]:
+        """Draw a sentence; return it with its mentions (start, end, type)."""
         pieces: list[str] = []
         mentions: list[tuple[int, int, str]] = []
-        at = self._write(self._lead(), pieces, mentions, 0)
-        at = self._write(self._clause(), pieces, mentions, at)
-        if self._uniform() < 0.3:
+        at = self._fill_template(self._lead(), pieces, mentions, 0)
+        at = self._fill_template(self._clause(), pieces, mentions, at)
+        if self._draw_uniform() < 0.3:
             join = self._join()
             pieces.append(join)
-            at = self._write(self._clause(), pieces, mentions, at + len(join))
+            at = self._fill_template(self._clause(), pieces, mentions, at + len(join))
         pieces.append(self._end())
         text = "".join(pieces)
-        if self.genre == "posts" and self._uniform() < 0.5:
+        if self.genre == "posts" and self._draw_uniform() < 0.5:
             return text.lower(), mentions
         return text[0].upper() + text[1:], mentions
 
-    def _write(
+    def _fill_template(
         self,
         template: Template,
         pieces: list[str],
         mentions: list[tuple[int, int, str]],
         at: int,
     ) -> int:
-        """Append a filled template; return the offset after it.
+        """Append a template to a sentence, with its slots filled at random.
 
         Args:
             template: The template.
             pieces: The pieces of the sentence; those of the template are added.
             mentions: The mentions of the sentence; those of the template are added.
             at: The offset at which the template begins.
+
+        Returns:
+            The offset after it.
         """
         for kind, value in template:
             if kind == "choice":
                 option = value[self._draw_index(len(value))]
-                at = self._write(option, pieces, mentions, at)
+                at = self._fill_template(option, pieces, mentions, at)
                 continue
             if value == "subj":
-                at = self._write(self._subject(), pieces, mentions, at)
+                at = self._fill_template(self._subject(), pieces, mentions, at)
                 continue
             text = value if kind == "text" else self._fill[value]()
-            if self._typo_rate and self._uniform() < self._typo_rate:
+            if self._typo_rate and self._draw_uniform() < self._typo_rate:
                 text = self._mistype(text)
             if kind == "mention":
                 mentions.append((at, at + len(text), value))
@@ -275,32 +284,32 @@ class Writer:
         mistakes = (second + first, second, first + first + second)
         return text[:i] + mistakes[self._draw_index(3)] + text[i + 2 :]
 
-    def _number(self, patterns: Sequence[str]) -> Callable[[], str]:
+    def _make_number_source(self, patterns: Sequence[str]) -> Callable[[], str]:
         """Return a source of patterns in which "{n}" is replaced by a number."""
-        pattern = self._choice(patterns)
-        value = self._choice(words()["numbers"])
+        pattern = self._make_uniform_source(patterns)
+        value = self._make_uniform_source(read_words()["numbers"])
         return lambda: pattern().replace("{n}", value())
 
-    def _choice(self, options: Sequence[T]) -> Callable[[], T]:
+    def _make_uniform_source(self, options: Sequence[T]) -> Callable[[], T]:
         """Return a source that draws options uniformly."""
         count = len(options)
         return lambda: options[self._draw_index(count)]
 
-    def _name_source(
+    def _make_name_source(
         self, names: Sequence[str], rng: np.random.Generator
     ) -> Callable[[], str]:
         """Return a source of names, with the first ones most frequent."""
         weights = 1 / (np.arange(len(names)) + 8.0) ** 0.9
-        return self._tail(names, weights, rng, 1.0)
+        return self._make_weighted_source(names, weights, rng, 1.0)
 
-    def _tail(
+    def _make_weighted_source(
         self,
         items: Sequence[T],
         weights: np.ndarray,
         rng: np.random.Generator,
         spread: float,
     ) -> Callable[[], T]:
-        """Return a source that draws items by long-tailed weights.
+        """Return a source that draws items by weights, which differ between sites.
 
         Args:
             items: The items.
@@ -311,10 +320,10 @@ class Writer:
         site_weights = weights * np.exp(rng.normal(0.0, spread, len(items)))
         edges = (np.cumsum(site_weights) / site_weights.sum()).tolist()
         last = len(items) - 1
-        return lambda: items[min(bisect_right(edges, self._uniform()), last)]
+        return lambda: items[min(bisect_right(edges, self._draw_uniform()), last)]
 
 
-def _clause_weights(clauses: Sequence[str], genre: str, seed: int) -> np.ndarray:
+def _draw_clause_weights(clauses: Sequence[str], genre: str, seed: int) -> np.ndarray:
     """Return the frequency of each clause in a genre, (clauses,).
 
     The frequencies have a long tail and favour clauses with the genre's own types.
@@ -328,25 +337,28 @@ def _clause_weights(clauses: Sequence[str], genre: str, seed: int) -> np.ndarray
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> tuple[Template, ...]:
-    """Return the templates of all clauses."""
-    return tuple(map(_compile, words()["clauses"]))
+def _compile_clauses() -> tuple[Template, ...]:
+    """Return the templates of all clauses, which are parsed once."""
+    return tuple(map(_compile_template, read_words()["clauses"]))
 
 
-def _compile(text: str) -> Template:
-    """Parse `[a|b]` choices (nested) and `{slots}`."""
-    (template,), end = _parse(text, 0)
+def _compile_template(text: str) -> Template:
+    """Return the template of a text with `[a|b]` choices (nested) and `{slots}`."""
+    (template,), end = _parse_options(text, 0)
     if end != len(text):
         raise ValueError(f"unbalanced brackets in {text!r}")
     return template
 
 
-def _parse(text: str, at: int) -> tuple[list[Template], int]:
-    """Return the alternatives up to the closing bracket or the end, and its offset.
+def _parse_options(text: str, at: int) -> tuple[list[Template], int]:
+    """Parse alternatives, which `|` separates, up to their closing bracket or the end.
 
     Args:
-        text: The template.
-        at: The start offset.
+        text: The text of a template.
+        at: The offset of the first alternative.
+
+    Returns:
+        The alternatives, and the offset of the bracket.
     """
     options: list[Template] = [()]
     token = _TOKEN.match(text, at)
@@ -356,7 +368,7 @@ def _parse(text: str, at: int) -> tuple[list[Template], int]:
         if piece == "|":
             options.append(())
         elif piece == "[":
-            choices, closing = _parse(text, at)
+            choices, closing = _parse_options(text, at)
             options[-1] += (("choice", choices),)
             at = closing + 1
         elif piece.startswith("{"):
@@ -413,14 +425,14 @@ def generate(
     lexicon = _draw_lexicon(seed)
     used: dict[str, str] = {}
     sites = []
-    for index in counted(range(num_sites), "generating sites", num_sites):
+    for index in count_items(range(num_sites), "generating sites", num_sites):
         rng = rng_of(seed, "synthetic", index)
-        name, shares, types = _profile(index, rng)
+        name, shares, types = _draw_profile(index, rng)
         writers = [Writer(genre, seed, rng, lexicon) for genre in GENRES]
         size = round(sentences_per_site * _SIZES[index % len(_SIZES)])
         sizes = map(max, (size, size // 5, size // 4), MIN_PART_SIZES)
         train, valid, test = (
-            _notes(f"{name}-{part}", part, count, shares, writers, rng, used)
+            _write_notes(f"{name}-{part}", part, count, shares, writers, rng, used)
             for part, count in zip(PARTS, sizes, strict=True)
         )
         complete = SiteData(name, TagSet(TYPES), train, valid, test)
@@ -444,10 +456,10 @@ def _draw_lexicon(seed: int) -> dict[str, tuple[str, ...]]:
     return make_lexicon(rng_of(seed, "lexicon"))
 
 
-def _profile(
+def _draw_profile(
     index: int, rng: np.random.Generator
 ) -> tuple[str, list[float], tuple[str, ...]]:
-    """Return a site's name, its shares of the genres, and its tag set.
+    """Draw a site's name, its shares of the genres, and its tag set.
 
     The first three sites have one genre each; others are mixtures.
     """
@@ -464,7 +476,7 @@ def _profile(
     )
 
 
-def _notes(
+def _write_notes(
     prefix: str,
     part: str,
     sentences: int,
@@ -473,7 +485,7 @@ def _notes(
     rng: np.random.Generator,
     used: dict[str, str],
 ) -> tuple[Document, ...]:
-    """Return notes of patients, one to three notes of three to nine sentences each.
+    """Write the notes of patients, one to three of three to nine sentences each.
 
     Args:
         prefix: Beginning of the ids.
@@ -482,7 +494,7 @@ def _notes(
         shares: The share of each genre.
         writers: A writer for each genre.
         rng: The site's source of randomness.
-        used: As in `Writer.note`.
+        used: As in `Writer.write_note`.
     """
     documents: list[Document] = []
     edges = np.cumsum(shares).tolist()
@@ -499,7 +511,7 @@ def _notes(
         length = min(sentences_left, int(rng.integers(3, 10)))
         patient = f"{prefix}-p{patient_number:04d}"
         name = f"{patient}-n{notes_left}"
-        documents.append(writer.note(name, patient, length, part, used))
+        documents.append(writer.write_note(name, patient, length, part, used))
         sentences_left -= length
         notes_left -= 1
     return tuple(documents)
@@ -514,7 +526,9 @@ def _add_noise(
     """Return notes with errors in a fraction of their mentions."""
     noisy_notes = []
     for note in notes:
-        spans = [_annotate(note, span, types, noise, rng) for span in note.spans]
+        spans = [
+            _annotate_carelessly(note, span, types, noise, rng) for span in note.spans
+        ]
         # An extended mention may overlap the next one, which is then dropped.
         flat: list[Span] = []
         for span in sorted(span for span in spans if span):
@@ -524,14 +538,22 @@ def _add_noise(
     return tuple(noisy_notes)
 
 
-def _annotate(
+def _annotate_carelessly(
     note: Document,
     span: Span,
     types: Sequence[str],
     noise: float,
     rng: np.random.Generator,
 ) -> Span | None:
-    """Return the mention as annotated by a careless annotator; None if missed."""
+    """Return a mention as a careless annotator marks it; None if it is missed.
+
+    Args:
+        note: The note.
+        span: The true mention.
+        types: The types that the annotator uses.
+        noise: The probability of a mistake.
+        rng: Source of randomness.
+    """
     if rng.random() >= noise:
         return span
     kind = rng.random()

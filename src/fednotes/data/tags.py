@@ -2,7 +2,7 @@
 
 A tagger assigns one tag per token (BIO, BIOES or IO). Tags therefore cannot express
 that a mention starts inside a token, is nested in another mention, or consists of
-several pieces. `encode` and `flatten` count every mention that they change.
+several pieces. `encode_tags` and `flatten` count every mention that they change.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class _TagTable:
 
 
 @lru_cache(maxsize=256)
-def _tag_table(tagset: TagSet) -> _TagTable:
+def _make_tag_table(tagset: TagSet) -> _TagTable:
+    """Return the meaning of each tag of a tag set."""
     width = len(tagset.prefixes)
     type_indices = np.repeat(np.arange(len(tagset.types)), width)
     return _TagTable(
@@ -99,7 +100,7 @@ def _tag_table(tagset: TagSet) -> _TagTable:
     )
 
 
-def encode(
+def encode_tags(
     spans: Iterable[Span], tokens: np.ndarray, tagset: TagSet
 ) -> tuple[np.ndarray, Alignment]:
     """Return the tag ids of one sentence, and the alignment of its mentions.
@@ -131,13 +132,19 @@ def encode(
     counts: dict[AlignmentKind, int] = {}
     settled = 0  # mentions are sorted, so earlier tokens are decided
     for span, first, stop in zip(ordered, firsts, stops, strict=True):
-        tag = _first_tag(span, tagset)
+        tag = _find_first_tag(span, tagset)
         first_free = max(first, settled)
-        is_on_bounds = (
+        is_on_token_boundaries = (
             first < stop and starts[first] == span.start and ends[stop - 1] == span.end
         )
-        kind = _alignment_kind(
-            ids, tag, tagset, (first, first_free, stop), is_on_bounds=is_on_bounds
+        kind = _classify_alignment(
+            ids,
+            tag,
+            tagset,
+            first=first,
+            first_free=first_free,
+            stop=stop,
+            is_on_token_boundaries=is_on_token_boundaries,
         )
         counts[kind] = counts.get(kind, 0) + 1
         if first_free < stop:
@@ -146,9 +153,9 @@ def encode(
     return ids, Alignment(**counts)
 
 
-def _first_tag(span: Span, tagset: TagSet) -> int:
+def _find_first_tag(span: Span, tagset: TagSet) -> int:
     """Return the id of the first tag of a mention's type."""
-    tag = _tag_table(tagset).first_tag.get(span.label)
+    tag = _make_tag_table(tagset).first_tag.get(span.label)
     if tag is None:
         raise DataError(
             f"label {span.label!r} is not in the tag set "
@@ -157,27 +164,29 @@ def _first_tag(span: Span, tagset: TagSet) -> int:
     return tag
 
 
-def _alignment_kind(
+def _classify_alignment(
     ids: np.ndarray,
     tag: int,
     tagset: TagSet,
-    bounds: tuple[int, int, int],
     *,
-    is_on_bounds: bool,
+    first: int,
+    first_free: int,
+    stop: int,
+    is_on_token_boundaries: bool,
 ) -> AlignmentKind:
-    """Return the kind of a mention's alignment with tokens.
+    """Return how a mention is aligned with tokens.
 
     Args:
         ids: (tokens,) tag ids of the sentence, settled before the first free token.
         tag: The first tag of the mention's type.
         tagset: Types and scheme of the tags.
-        bounds: The mention's first token, its first free token, and the token after its
-            last.
-        is_on_bounds: Whether the mention is on token boundaries.
+        first: The mention's first token.
+        first_free: Its first token that no earlier mention has.
+        stop: The token after its last one.
+        is_on_token_boundaries: Whether the mention begins and ends with a token.
     """
-    first, first_free, stop = bounds
     if first_free >= stop:
-        type_index = _tag_table(tagset).type_index
+        type_index = _make_tag_table(tagset).type_index
         has_token = first < stop
         if has_token and type_index[ids[stop - 1]] == type_index[tag]:
             return "merged"
@@ -186,7 +195,7 @@ def _alignment_kind(
         return "merged"
     if first_free > first:
         return "shortened"
-    return "exact" if is_on_bounds else "snapped"
+    return "exact" if is_on_token_boundaries else "snapped"
 
 
 def _write_tags(ids: np.ndarray, tag: int, tagset: TagSet) -> None:
@@ -207,8 +216,7 @@ def find_spans(
     """Return the mentions in a tag sequence, as read by conlleval.
 
     Any sequence is accepted (Tjong Kim Sang and Buchholz 2000): an I- or E- without a
-        preceding tag of its mention starts one, and a B- without an end tag is a
-        mention.
+    preceding tag of its mention starts one, and a B- without an end tag is a mention.
 
     Args:
         tag_ids: (tokens,) tag ids.
@@ -217,7 +225,7 @@ def find_spans(
     Returns:
         First token, token after the last, and type index, each (mentions,).
     """
-    table = _tag_table(tagset)
+    table = _make_tag_table(tagset)
     ids = np.asarray(tag_ids, dtype=np.int64)
     type_index = table.type_index[ids]
     prefix = table.prefix[ids]
@@ -237,7 +245,7 @@ def find_spans(
     return first, stop, type_index[first]
 
 
-def decode(
+def decode_tags(
     tag_ids: np.ndarray,
     tokens: np.ndarray,
     tagset: TagSet,
@@ -245,9 +253,9 @@ def decode(
 ) -> list[Span]:
     """Return the mentions of one sentence from its tags.
 
-    This is the inverse of `encode` for flat mentions on token boundaries. Under IO,
-    adjacent mentions of the same type are merged, because the scheme cannot distinguish
-    them.
+    This is the inverse of `encode_tags` for flat mentions on token boundaries. Under
+    IO, adjacent mentions of the same type are merged, because the scheme cannot
+    distinguish them.
 
     Args:
         tag_ids: (tokens,) tag ids.
@@ -269,10 +277,10 @@ def decode(
 
 
 @lru_cache(maxsize=4096)
-def span_tag_mask(tagset: TagSet, type_index: int, size: int) -> np.ndarray:
+def make_span_mask(tagset: TagSet, type_index: int, size: int) -> np.ndarray:
     """Return the tags with which a legal sequence contains exactly a given mention.
 
-    Legal sequences are those that `allowed_transitions` permits.
+    Legal sequences are those that `find_allowed_transitions` permits.
 
     Args:
         tagset: Types and scheme of the tags.
@@ -284,7 +292,7 @@ def span_tag_mask(tagset: TagSet, type_index: int, size: int) -> np.ndarray:
         (size + 2, tags) bool: the tags permitted for the token before the mention, for
         its tokens, and for the token after it.
     """
-    table = _tag_table(tagset)
+    table = _make_tag_table(tagset)
     is_of_type = table.type_index == type_index
     mask = np.ones((size + 2, len(is_of_type)), dtype=bool)
     if type_index == OUTSIDE:
@@ -295,14 +303,12 @@ def span_tag_mask(tagset: TagSet, type_index: int, size: int) -> np.ndarray:
     mask[1:-1] = continues
     mask[-1] = ~continues
     if tagset.scheme == "IO":
-        mask[
-            0
-        ] = ~is_of_type  # a neighbour of the same type would be part of the mention
+        # A neighbour of the same type would be part of the mention.
+        mask[0] = ~is_of_type
     else:
         mask[1] = is_of_type & ~continues
-        mask[1:size] &= ~np.isin(
-            table.prefix, ["E", "S"]
-        )  # only the last token ends it
+        # Only the last token ends it.
+        mask[1:size] &= ~np.isin(table.prefix, ["E", "S"])
     return mask
 
 
@@ -343,7 +349,7 @@ def flatten(
             )
         ]
     else:
-        flat = _select_longest([_one_piece(span, rule) for span in distinct])
+        flat = _select_longest([_join_pieces(span, rule) for span in distinct])
     counts = FlattenCounts(
         spans=len(all_spans),
         flat=len(flat),
@@ -355,8 +361,8 @@ def flatten(
     return tuple(flat), counts
 
 
-def _one_piece(span: Span, rule: FlattenRule) -> Span:
-    """Return a mention as one continuous stretch."""
+def _join_pieces(span: Span, rule: FlattenRule) -> Span:
+    """Return a mention as one continuous stretch, chosen by a rule of `flatten`."""
     if rule == "first_fragment" and span.fragments:
         start, end = span.fragments[0]
         return Span(start, end, span.label)
@@ -435,20 +441,22 @@ def relabel(
     return tuple(relabelled)
 
 
-def types_of(documents: Iterable[Document]) -> tuple[str, ...]:
+def list_types(documents: Iterable[Document]) -> tuple[str, ...]:
     """Return the labels that occur in documents, sorted."""
     return tuple(
         sorted({span.label for document in documents for span in document.spans})
     )
 
 
-def allowed_transitions(tagset: TagSet) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def find_allowed_transitions(
+    tagset: TagSet,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the tags that may start, follow each other in, and end a sentence.
 
     Returns:
         Boolean arrays: start (tags,), transition (tags, tags) [from, to], end (tags,).
     """
-    table = _tag_table(tagset)
+    table = _make_tag_table(tagset)
     type_index = table.type_index
     anywhere = np.ones(len(type_index), dtype=bool)
     if tagset.scheme == "IO":
@@ -502,7 +510,7 @@ def draw_disjoint(
             if site in has_spare:
                 size += 1
         sets.append({types[order.pop()] for _ in range(size)})
-    return _in_order(types, sets)
+    return _sort_types(types, sets)
 
 
 def draw_appendix_d(types: Sequence[str], sites: int, seed: int = 0) -> TagSets:
@@ -529,7 +537,7 @@ def draw_appendix_d(types: Sequence[str], sites: int, seed: int = 0) -> TagSets:
         chosen = rng.choice(sites, size=number, replace=False)  # [tagsets appendix d]
         for site in chosen.tolist():
             sets[site].add(types[index])
-    return _in_order(types, sets)
+    return _sort_types(types, sets)
 
 
 def _check_design(types: Sequence[str], sites: int) -> None:
@@ -545,6 +553,6 @@ def _check_design(types: Sequence[str], sites: int) -> None:
         )
 
 
-def _in_order(types: Sequence[str], sets: Sequence[set[str]]) -> TagSets:
+def _sort_types(types: Sequence[str], sets: Sequence[set[str]]) -> TagSets:
     """Return each site's types in the order of the complete tag set."""
     return tuple(tuple(t for t in types if t in chosen) for chosen in sets)

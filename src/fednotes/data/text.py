@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fednotes.core.parsing import shipped
+from fednotes.core.parsing import read_shipped_table
 from fednotes.core.types import Document, Span
 
 # Python's `re` does not treat combining accents and vowel signs as word characters;
@@ -60,7 +60,7 @@ def tokenize(text: str) -> np.ndarray:
     if len(text) >= _LONG:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         if codes.max() < _CODES:
-            kinds = _character_kinds()[codes]
+            kinds = _classify_characters()[codes]
             if not (kinds == _MARK).any():
                 return _tokenize_kinds(kinds)
     bounds = [match.span() for match in TOKEN.finditer(text)]
@@ -73,7 +73,7 @@ _SPACE, _LETTER, _OTHER, _MARK = range(4)
 
 
 @lru_cache(maxsize=1)
-def _character_kinds() -> np.ndarray:
+def _classify_characters() -> np.ndarray:
     """Return the kind of each character according to `TOKEN`, (_CODES,) uint8."""
     kinds = np.full(_CODES, _OTHER, dtype=np.uint8)
     for code in range(_CODES):
@@ -109,7 +109,8 @@ def normalise(form: str) -> str:
 
 
 _WORDS = {
-    name: frozenset(words.split()) for name, words in shipped("data/words.toml").items()
+    name: frozenset(words.split())
+    for name, words in read_shipped_table("data/words.toml").items()
 }
 # The look-behind keeps a match from starting within a run of marks; otherwise a row of
 # 200,000 dots would be tried from each dot.
@@ -126,10 +127,10 @@ def split_sentences(document: Document) -> list[Bounds]:
     """Return the trimmed, non-empty sentences of a document.
 
     Sentences from the source are used if available. Otherwise lines are split by a rule
-        that knows clinical abbreviations, numbers and list items. A long line that
-        continues in lower case was wrapped and is joined to the next line. No sentence
-        boundary splits a gold span: sentences are joined, or widened to white space
-        that a span includes.
+    that knows clinical abbreviations, numbers and list items. A long line that
+    continues in lower case was wrapped and is joined to the next line. No sentence
+    boundary splits a gold span: sentences are joined, or widened to white space that a
+    span includes.
 
     Returns:
         Half-open character offsets, in order.
@@ -178,7 +179,7 @@ def merge_overlapping(stretches: Iterable[Bounds]) -> list[Bounds]:
     return merged
 
 
-def sentence_lengths(bounds: Sequence[Bounds], tokens: np.ndarray) -> list[int]:
+def count_tokens_by_sentence(bounds: Sequence[Bounds], tokens: np.ndarray) -> list[int]:
     """Return the number of tokens of each sentence.
 
     Args:

@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, ModelError, needs
-from fednotes.core.tensors import seeded
+from fednotes.core.tensors import seeding_layer
 
 # The names of the maps of queries and values in several architectures.
 CHANGED = "query value q v q_lin v_lin q_proj v_proj query_proj value_proj".split()
@@ -88,7 +88,7 @@ class Prompts(nn.Module):
             raise ConfigError(
                 f"prompts: width {width} is not a multiple of heads {list(self.heads)}"
             )
-        with seeded(seed, "prompts"):
+        with seeding_layer(seed, "prompts"):
             self.q = nn.Parameter(torch.randn(count, width))
             self.w1 = nn.Parameter(_draw_uniform(num_layers, width, hidden))
             self.w2 = nn.Parameter(_draw_uniform(num_layers, hidden, 2 * width))
@@ -295,7 +295,7 @@ class LoRA(nn.Module):
             down_shape = (len(linears), rank, inputs[0])
             up_shape = (len(linears), outputs[0], rank)
 
-        with seeded(seed, layer):
+        with seeding_layer(seed, layer):
             drawn = torch.rand(down_shape) * 2 - 1
         if self._is_stacked:
             down = drawn / inputs[0] ** 0.5

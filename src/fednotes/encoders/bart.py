@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fednotes.core.errors import ConfigError, ModelError, nearest
-from fednotes.core.tensors import device_of
+from fednotes.core.errors import ConfigError, ModelError, suggest_name
+from fednotes.core.tensors import find_device
 from fednotes.data.text import Passage
 from fednotes.encoders.adapters import install_prompts
 from fednotes.encoders.pretrained import (
@@ -130,7 +130,7 @@ def _load(
         )
     tokenizer, model, missing = open_pretrained(directory, "BartModel")
     require_complete(directory, missing)
-    model = model.to(device_of(device)).eval().requires_grad_(requires_grad=False)
+    model = model.to(find_device(device)).eval().requires_grad_(requires_grad=False)
     set_layer_norm_eps(model)
     install_prompts(model)
     begin, end, pad = _read_marks(directory, model.config)
@@ -220,7 +220,7 @@ def make_fixed_rows(
     for label in label_words:
         if label not in types:
             raise ConfigError(
-                f"label_words: unknown type {label!r}; {nearest(label, types)}"
+                f"label_words: unknown type {label!r}; {suggest_name(label, types)}"
             )
     table = backbone.model.get_input_embeddings()
     device = table.weight.device

@@ -36,9 +36,9 @@ from fednotes.core.errors import (
     ConfigError,
     FednotesError,
     ModelError,
-    nearest,
-    os_errors_as,
-    readable,
+    raising_if_unreadable,
+    raising_os_errors_as,
+    suggest_name,
 )
 from fednotes.core.store import lock
 from fednotes.data.text import Passage
@@ -133,7 +133,7 @@ def _parse_options(spec: str, words: Sequence[str]) -> _Options:
         elif layer is not None:
             options = options._replace(layer=int(layer[1]))
         else:
-            hint = nearest(word, ("mean", "first", "layer=5", "layers=4"))
+            hint = suggest_name(word, ("mean", "first", "layer=5", "layers=4"))
             raise ConfigError(f"encoder {spec!r}: unknown option {word!r}; {hint}")
     if options.layer is not None and options.layers > 1:
         raise ConfigError(f"encoder {spec!r}: layer= and layers= exclude each other")
@@ -238,7 +238,7 @@ def clear_cache(cache: Path) -> int:
         if file.suffix == ".part" and _is_locked(file):
             continue
         with (
-            os_errors_as(FednotesError, file, action="be removed"),
+            raising_os_errors_as(FednotesError, file, action="be removed"),
             suppress(FileNotFoundError),
         ):
             size = file.stat().st_size
@@ -346,7 +346,7 @@ class _Store:
         """Make the folder private, and return the store of a key."""
         folder = cache / "features"
         remedy = "; set FEDNOTES_CACHE to a folder of your own"
-        with os_errors_as(
+        with raising_os_errors_as(
             FednotesError, folder, ending=remedy, action="be the feature cache"
         ):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -374,7 +374,7 @@ class _Store:
         """
         is_intact: bool | None = None  # None: there is no file
         with (
-            readable(self.file, FednotesError),
+            raising_if_unreadable(self.file, FednotesError),
             suppress(FileNotFoundError),
             self.file.open("rb") as file,
         ):

@@ -32,7 +32,7 @@ from fednotes.core.numbers import NonNegativeInt, PositiveFloat, PositiveInt
 from fednotes.core.seeds import seed_of
 from fednotes.core.settings import LocalFile, build, checked
 from fednotes.core.store import write_folder
-from fednotes.core.tensors import device_of
+from fednotes.core.tensors import find_device
 from fednotes.encoders.adapters import Changed, LoRA, find_linears
 from fednotes.encoders.bart import set_layer_norm_eps
 from fednotes.encoders.packing import IGNORED, Masked, Sequences, Specials
@@ -710,7 +710,7 @@ def build_language_model(
         set_layer_norm_eps(model)
     if config.objective == "mlm+nsp" and not hasattr(model.cls, "seq_relationship"):
         raise ModelError(f"{directory}: {_NO_PAIRS}")
-    target = device_of(device)
+    target = find_device(device)
     language_model = LanguageModel(
         config, tokenizer, model.to(target), new_head=bool(missing), seed=seed
     )

@@ -32,9 +32,15 @@ from fednotes.core import bounds
 from fednotes.core.allocation import (
     MAX_TENSORS,
     OversizedModelError,
-    bounded_allocation,
+    limiting_allocation,
 )
-from fednotes.core.errors import ConfigError, MissingExtra, ModelError, needs, readable
+from fednotes.core.errors import (
+    ConfigError,
+    MissingExtra,
+    ModelError,
+    needs,
+    raising_if_unreadable,
+)
 from fednotes.core.parsing import (
     NotAFile,
     is_within,
@@ -99,7 +105,7 @@ def open_pretrained(
     with (
         silencing_library(),
         torch.random.fork_rng(devices=[]),
-        bounded_allocation(max_numbers),
+        limiting_allocation(max_numbers),
     ):
         torch.default_generator.manual_seed(0)
         tokenizer = _load(directory, lambda: _open_tokenizer(directory))
@@ -282,7 +288,7 @@ def find_encoder_directory(name: str, spec: str = "") -> Path:
 
 def read_stamp(path: Path) -> Stamp:
     """Return names, times and sizes of a directory's files, to detect changes."""
-    with readable(path, ModelError):
+    with raising_if_unreadable(path, ModelError):
         return tuple(
             (file.name, file.stat().st_mtime_ns, file.stat().st_size)
             for file in sorted(path.iterdir())
@@ -546,7 +552,7 @@ def _require_bounded_text(where: Path, *steps: Any) -> None:
 def _read_steps(file: Path) -> tuple[Any, Any]:
     """Return the normalizer and the pre-tokenizer in a tokenizer.json."""
     # The vocabularies and merges of some models have millions of values.
-    content = read_json(file, most_values=bounds.FILE, strict=False)
+    content = read_json(file, max_values=bounds.FILE, strict=False)
     if not isinstance(content, Mapping):
         raise ModelError(f"{file}: not a tokenizer: copy the directory again")
     return content.get("normalizer"), content.get("pre_tokenizer")

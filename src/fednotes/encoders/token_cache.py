@@ -29,11 +29,11 @@ from typing import Any, Final
 import numpy as np
 from tokenizers import Tokenizer
 
-from fednotes.core.errors import DataError, ModelError, os_errors_as
+from fednotes.core.errors import DataError, ModelError, raising_os_errors_as
 from fednotes.core.parsing import read_json
-from fednotes.core.store import try_lock_folder, write_folder
-from fednotes.data.clinical import RECIPE, sentences
-from fednotes.data.notes import Note, patient_of
+from fednotes.core.store import trying_to_lock_folder, write_folder
+from fednotes.data.clinical import RECIPE, list_note_sentences
+from fednotes.data.notes import Note, make_patient_key
 from fednotes.encoders.features import clear_cache
 from fednotes.encoders.reading import converting_panics
 
@@ -116,7 +116,7 @@ def tokenize_with_cache(
 def _remove_leftovers(folder: Path, key: str) -> None:
     """Remove unfinished folders of processes that were killed."""
     for leftover in folder.glob(f".{key}.*.tmp") if folder.is_dir() else []:
-        with try_lock_folder(leftover) as is_locked:
+        with trying_to_lock_folder(leftover) as is_locked:
             if is_locked:
                 shutil.rmtree(leftover, ignore_errors=True)
 
@@ -151,12 +151,12 @@ def clear_tokens(folder: Path) -> int:
         name = re.fullmatch(r"\.?[0-9a-f]{32}(\.[0-9a-f]+\.(tmp|old))?", path.name)
         if name is None or not path.is_dir():
             continue
-        with try_lock_folder(path) as is_locked:
+        with trying_to_lock_folder(path) as is_locked:
             is_unfinished = bool(name[1])
             if is_unfinished and not is_locked:
                 continue
             size = sum(file.stat().st_size for file in path.iterdir())
-            with os_errors_as(DataError, path, action="be removed"):
+            with raising_os_errors_as(DataError, path, action="be removed"):
                 shutil.rmtree(path)
             freed += size
     return freed
@@ -165,14 +165,14 @@ def clear_tokens(folder: Path) -> int:
 def _compute_digest(notes: Iterable[Note]) -> tuple[str, int]:
     """Return a hash of all texts and their patients, and the number of patients."""
     digest = hashlib.sha256()
-    patients = {patient_of(note) for note in _hash_each(notes, digest)}
+    patients = {make_patient_key(note) for note in _hash_each(notes, digest)}
     return digest.hexdigest(), len(patients)
 
 
 def _hash_each(notes: Iterable[Note], digest: Any) -> Iterator[Note]:
     """Yield notes, adding each one's patient and text to a hash."""
     for note in notes:
-        for part in (*patient_of(note), note.text):
+        for part in (*make_patient_key(note), note.text):
             data = part.encode("utf-8")
             digest.update(len(data).to_bytes(8, "little"))
             digest.update(data)
@@ -229,7 +229,7 @@ def _batch_notes(notes: Iterable[Note]) -> Iterator[list[list[str]]]:
     batch: list[list[str]] = []
     size = 0
     for note in notes:
-        batch.append(sentences(note.text))
+        batch.append(list_note_sentences(note.text))
         size += len(batch[-1])
         if size >= _BATCH:
             yield batch

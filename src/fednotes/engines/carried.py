@@ -18,8 +18,8 @@ import torch
 
 from fednotes.core.carried_errors import describe_error, rebuild_error
 from fednotes.core.federation import Option, State
-from fednotes.core.messages import Attached, Reply, Request, encode
-from fednotes.core.tensors import prefixed, unprefixed
+from fednotes.core.messages import Attached, Reply, Request, encode_message
+from fednotes.core.tensors import add_prefix, select_prefix
 from fednotes.core.update import Tensors, Update
 
 JOB = "on this machine"  # stands for the fingerprint of a job
@@ -64,7 +64,7 @@ def make_request(
         options=options or {},
         attached=_attach(values, attached),
     )
-    return NumberedFrame(request.number, encode(request))
+    return NumberedFrame(request.number, encode_message(request))
 
 
 def make_reply(
@@ -92,7 +92,7 @@ def make_reply(
         Update(tensors or {}),
         attached=_attach(values, attached),
     )
-    return encode(reply)
+    return encode_message(reply)
 
 
 def make_failure(request: Request, site: str, error: Exception) -> bytes:
@@ -105,7 +105,7 @@ def make_failure(request: Request, site: str, error: Exception) -> bytes:
         refusal=_FAILED,
         attached=_attach(describe_error(error)),
     )
-    return encode(reply)
+    return encode_message(reply)
 
 
 def _attach(values: Any, tensors: Tensors | None = None) -> Attached:
@@ -164,14 +164,14 @@ def reply_with_state(request: Request, site: str, state: State) -> bytes:
         request,
         site,
         _make_state_values(state),
-        attached=prefixed(_STATE, state.tensors),
+        attached=add_prefix(_STATE, state.tensors),
     )
 
 
 def request_restore(site: str, state: State) -> NumberedFrame:
     """Return an encoded request that restores a site's state."""
     values = {"site": site, **_make_state_values(state)}
-    return make_request(RESTORE, values, attached=prefixed(_STATE, state.tensors))
+    return make_request(RESTORE, values, attached=add_prefix(_STATE, state.tensors))
 
 
 def _make_state_values(state: State) -> dict[str, Any]:
@@ -182,5 +182,5 @@ def _make_state_values(state: State) -> dict[str, Any]:
 def read_state(message: Request | Reply) -> State:
     """Return the state of a site that a message carries."""
     values = read_values(message)
-    tensors = unprefixed(_STATE, message.attached.tensors)
+    tensors = select_prefix(_STATE, message.attached.tensors)
     return State(values["round"], tensors, values["facts"])

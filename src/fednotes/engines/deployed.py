@@ -35,7 +35,7 @@ from fednotes.core.messages import CHECKPOINT, END, Attached, Request
 from fednotes.core.parsing import read_json
 from fednotes.core.settings import build
 from fednotes.core.store import write_json
-from fednotes.core.tensors import restoring, snapshot
+from fednotes.core.tensors import copy_tensors, restoring
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.requests import (
     PATIENCE,
@@ -251,13 +251,13 @@ class Deployed(Rounds):
             request, {site: exchange.numbers[site] for site in included}
         )
         if self._is_preparing:
-            tensors = snapshot(request.tensors)
+            tensors = copy_tensors(request.tensors)
             earlier = Earlier(request.task, tensors, dict(request.options))
             members.prologue.append(earlier)
             members.prepared |= dict.fromkeys(included, len(members.prologue))
         if request.tensors:
             self._sent_number = request.number
-            self._sent_tensors = dict(snapshot(request.tensors))
+            self._sent_tensors = dict(copy_tensors(request.tensors))
         if not self._active_sites:
             self._num_participants = len(included)
             self._absent_sites = tuple(

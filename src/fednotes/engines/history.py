@@ -46,8 +46,8 @@ from fednotes.core.messages import (
 )
 from fednotes.core.parsing import parse_json, read_json
 from fednotes.core.store import (
+    create_private_folder,
     open_private,
-    private_folder,
     replace_file,
     sync_folder,
     write_json,
@@ -101,7 +101,7 @@ class Journal:
         self._run_file = directory / "run.json"
         with _naming_disk_errors(directory.name, "what it did"):
             for folder in (self._states, self._entries):
-                private_folder(folder)
+                create_private_folder(folder)
                 for partial in folder.glob(".*"):  # written by a killed process
                     if partial.is_dir():
                         shutil.rmtree(partial)

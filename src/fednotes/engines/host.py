@@ -17,7 +17,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Protocol
 
-from fednotes.core.cleaning import one_line
+from fednotes.core.cleaning import clean_to_one_line
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
 from fednotes.core.federation import SiteTasks, State
 from fednotes.core.messages import (
@@ -31,9 +31,9 @@ from fednotes.core.messages import (
     Request,
     WireError,
     decode_request,
-    encode,
+    encode_message,
 )
-from fednotes.core.tensors import nbytes, restoring, tensor_fingerprint
+from fednotes.core.tensors import fingerprint_tensors, nbytes, restoring
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.answer_times import AnswerTimes
 from fednotes.engines.history import Journal, QuestionHistory, StatePath, Trail
@@ -334,7 +334,9 @@ class SiteHost:
                     f"site {self._name!r} does not take part in secure sums"
                 )
             attached = self._sealer.answer_stage(request)
-        reply = encode(replace(self._make_reply(request, Update()), attached=attached))
+        reply = encode_message(
+            replace(self._make_reply(request, Update()), attached=attached)
+        )
         self._record(request, reply, None)
         return reply
 
@@ -374,7 +376,7 @@ class SiteHost:
                 seconds = time.monotonic() - start_time
                 masked_update = self._seal(request, update, seconds)
                 message = replace(message, update=Update(), attached=masked_update)
-            reply = encode(message)
+            reply = encode_message(message)
             self._require_room(len(frame) + len(reply))
             self._record(request, reply, update)
             self._journal.add(request.number, frame, reply)
@@ -427,7 +429,7 @@ class SiteHost:
                 f"site {self._name!r}: task {request.task!r} of the approved job does "
                 f"not accept the options {names}"
             ) from error
-        fingerprint = tensor_fingerprint(tensors) if tensors else b""
+        fingerprint = fingerprint_tensors(tensors) if tensors else b""
         if self._sealer is not None:
             strict = self._sealer.strict
             self._asked = self._asked.add_request(request, fingerprint, strict=strict)
@@ -587,7 +589,9 @@ class SiteHost:
         )
         public = self._explain_to_server(error, self._name)
         public = remove_folders(public.replace(f"{self._directory}/", ""))
-        reply = encode(replace(self._make_reply(request), refusal=public, later=later))
+        reply = encode_message(
+            replace(self._make_reply(request), refusal=public, later=later)
+        )
         self._record(request, reply, None, getattr(error, "reason", ""))
         return reply
 
@@ -615,14 +619,14 @@ def explain_error(error: Exception, site: str) -> str:
     """
     public = getattr(error, "public", "") if isinstance(error, FednotesError) else ""
     if public:
-        return one_line(public) or "refused"
+        return clean_to_one_line(public) or "refused"
     return describe_error_to_staff(error, site)
 
 
 def describe_error_to_staff(error: Exception, site: str) -> str:
     """Describe an error in one line for the site's staff, without note text."""
     if isinstance(error, FednotesError):
-        return one_line(error) or "refused"
+        return clean_to_one_line(error) or "refused"
     return f"site {site!r}: the task failed ({describe_place(error)})"
 
 

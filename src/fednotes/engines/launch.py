@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from fednotes.core.errors import BusyError, ConfigError, TrainingError
 from fednotes.core.parsing import read_json, read_json_table
-from fednotes.core.store import hold_folder, private_folder, write_json
+from fednotes.core.store import create_private_folder, holding_folder, write_json
 from fednotes.privacy.secure_sum.crypto import Identity
 
 JOB_FILE = "job.json"  # the declaration, in the app's config folder
@@ -81,7 +81,7 @@ def read_setup(app: Path, kit: Path, site: str, job_id: str) -> Setup:
     if run != Path(run).name or run in ("", ".", ".."):
         raise ConfigError(f"{JOB_FILE} of job {job_id}: {run!r} cannot name a run")
     folder = app.parent / "fednotes"
-    private_folder(folder)
+    create_private_folder(folder)
     return Setup(
         kit=kit,
         site=site,
@@ -129,7 +129,7 @@ def holding_state(state: Path) -> Iterator[None]:
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(hold_folder(state))
+            stack.enter_context(holding_folder(state))
         except BusyError as error:
             raise TrainingError(
                 f"{state.name}: an earlier submission is still ending"

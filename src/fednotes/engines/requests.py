@@ -23,7 +23,7 @@ from fednotes.core.messages import (
     Request,
     WireError,
     decode_reply,
-    encode,
+    encode_message,
 )
 from fednotes.core.numbers import NonNegativeInt
 from fednotes.core.settings import checked
@@ -273,7 +273,9 @@ class Participants:
             least: Minimum number of sites that must answer.
             timeout: Seconds to wait; None for those of `patience`.
         """
-        encoded = {id(request): encode(request) for request in requests.values()}
+        encoded = {
+            id(request): encode_message(request) for request in requests.values()
+        }
         frames = {site: encoded[id(request)] for site, request in requests.items()}
         answers = Answers(missing=set(requests))
         timeout = timeout or self.patience.timeout

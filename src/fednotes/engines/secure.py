@@ -45,7 +45,7 @@ from typing import Any, NamedTuple, TypeVar
 from fednotes.core.cleaning import LINE
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.messages import OURS, Attached, Reply, Request
-from fednotes.core.tensors import tensor_fingerprint
+from fednotes.core.tensors import fingerprint_tensors
 from fednotes.core.update import Total, Update
 from fednotes.engines.answer_times import (
     CLASSES,
@@ -521,7 +521,7 @@ class SecureSeal:
 def _hash_update(update: Update) -> bytes:
     """Return the SHA-256 of an update's values."""
     counts = repr((float(update.weight), sorted(update.metrics.items())))
-    return hash_parts(counts, tensor_fingerprint(update.tensors))
+    return hash_parts(counts, fingerprint_tensors(update.tensors))
 
 
 # ---- the server's side ---------------------------------------------------------------

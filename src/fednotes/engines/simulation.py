@@ -18,7 +18,7 @@ from typing import Any
 from fednotes.core.errors import TrainingError
 from fednotes.core.federation import Option, State
 from fednotes.core.messages import Attached, Reply, Request
-from fednotes.core.tensors import nbytes, tensor_fingerprint
+from fednotes.core.tensors import fingerprint_tensors, nbytes
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.rounds import Checkpoints, Observer, Parts, Rounds
 from fednotes.engines.sampling import RoundSampling
@@ -242,7 +242,7 @@ class _Exchange:
         )
         listed = repr(sorted(options.items()))
         self._question = hash_parts(
-            "question", self.request.round, task, listed, tensor_fingerprint(sent)
+            "question", self.request.round, task, listed, fingerprint_tensors(sent)
         )
 
     def run_task(

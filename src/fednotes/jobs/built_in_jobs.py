@@ -29,8 +29,8 @@ def list_built_in_jobs() -> Mapping[str, Path]:
             name.
     """
     jobs = {"demo": Path(str(resources.files("fednotes") / "jobs" / "demo.toml"))}
-    for entry in plugins.registered("jobs").values():
-        folder = Path(str(resources.files(plugins.load(entry, ModuleType))))
+    for entry in plugins.list_entries("jobs").values():
+        folder = Path(str(resources.files(plugins.load_entry(entry, ModuleType))))
         for path in folder.rglob("*.toml"):
             # A file with "base" is a grid over a job, not a job itself.
             if "base" in read_toml(path):

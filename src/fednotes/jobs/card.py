@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment
 
-from fednotes.core.cleaning import one_line
+from fednotes.core.cleaning import clean_to_one_line
 from fednotes.core.errors import ModelError
-from fednotes.core.parsing import mapping, number, read_json_table
+from fednotes.core.parsing import as_mapping, find_number, read_json_table
 from fednotes.core.store import write_text
 from fednotes.jobs.audit_result import Audit, read_audit
 from fednotes.jobs.models import find_model_class, read_description
@@ -216,10 +216,10 @@ def _describe_run(origin: _Origin, model: Path) -> dict[str, Any]:
     """Return the template's values about the training of a model."""
     result = origin.result
     condition = origin.condition
-    promise = mapping(result.privacy.get(condition))
+    promise = as_mapping(result.privacy.get(condition))
     promise = promise or read_json_table(model.parent / PROMISED)
 
-    costs = dict(mapping(result.conditions.get(condition)))
+    costs = dict(as_mapping(result.conditions.get(condition)))
     # Under "alone", the number covers the separate trainings of all sites. A privacy
     # guarantee covers the number of examples, too.
     if condition == "alone" or not origin.reveals_no_site or promise:
@@ -236,7 +236,9 @@ def _describe_run(origin: _Origin, model: Path) -> dict[str, Any]:
         "costs": costs,
         "promise": promise,
         "audit": origin.audit,
-        "is_secure": bool(mapping(result.config.get("federation")).get("secure_sum")),
+        "is_secure": bool(
+            as_mapping(result.config.get("federation")).get("secure_sum")
+        ),
         "settings": settings,
         "job": {key: str(origin.job.get(key, "")) for key in ("job", "fingerprint")},
     }
@@ -246,11 +248,11 @@ def _describe_scores(origin: _Origin, model: Path) -> dict[str, Any]:
     """Return the template's values about the scores of a model."""
     result = origin.result
     condition = origin.condition
-    site_scores = mapping(result.sites.get(origin.site, {}).get(condition))
+    site_scores = as_mapping(result.sites.get(origin.site, {}).get(condition))
     site_scores = site_scores or read_json_table(model.parent / SCORES_FILE)
     mean: Mapping[str, Any] = {}
     if origin.reveals_no_site:
-        mean = mapping(result.mean.get(condition))
+        mean = as_mapping(result.mean.get(condition))
     shown = site_scores or mean
     means = {(title, measure): value for title, measure, value in _list_scores(mean)}
     return {
@@ -269,7 +271,7 @@ def _list_scores(scores: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
     """Yield the title, measure and value of each available score."""
     for kind, layout in SCORES.items():
         for measure in layout.measures:
-            value = number(scores, kind, measure)
+            value = find_number(scores, kind, measure)
             if value is not None:
                 yield layout.title, measure, value
 
@@ -296,21 +298,21 @@ class _TypeTable(NamedTuple):
 
 def _make_type_table(scores: Mapping[str, Any]) -> _TypeTable | None:
     """Return the scores of each entity type or disease; None if there are none."""
-    by_type = mapping(scores.get("by_type"))
+    by_type = as_mapping(scores.get("by_type"))
     if by_type:
         rows = [
             (
                 name,
-                number(type_scores, "strict", "f1"),
-                number(type_scores, "relaxed", "f1"),
+                find_number(type_scores, "strict", "f1"),
+                find_number(type_scores, "relaxed", "f1"),
             )
             for name, type_scores in by_type.items()
         ]
         return _TypeTable(("type", "strict F1", "relaxed F1"), rows)
-    by_disease = mapping(scores.get("by_output"))
+    by_disease = as_mapping(scores.get("by_output"))
     if by_disease:
         rows = [
-            (name, number(disease, "f1"), number(disease, "auroc"))
+            (name, find_number(disease, "f1"), find_number(disease, "auroc"))
             for name, disease in by_disease.items()
         ]
         return _TypeTable(("label", "F1", "AUROC"), rows)
@@ -337,14 +339,14 @@ def _list_public_settings(
 
 def _to_markdown(value: object) -> str:
     """Return a value as one line of Markdown that shows it literally."""
-    return _SPECIAL.sub(r"\\\1", one_line(value, _MAX_CHARACTERS))
+    return _SPECIAL.sub(r"\\\1", clean_to_one_line(value, _MAX_CHARACTERS))
 
 
 def _to_code(value: object) -> str:
     """Return a value as one line of text that can stand between backticks."""
-    return one_line(value, _MAX_CHARACTERS).replace("`", "'")
+    return clean_to_one_line(value, _MAX_CHARACTERS).replace("`", "'")
 
 
 def _to_yaml(value: object) -> str:
     """Return a value as a quoted string of YAML."""
-    return json.dumps(one_line(value, _MAX_CHARACTERS), ensure_ascii=False)
+    return json.dumps(clean_to_one_line(value, _MAX_CHARACTERS), ensure_ascii=False)

@@ -19,16 +19,16 @@ from fednotes.core.types import Document
 from fednotes.data.checks import (
     CorpusCheck,
     Finding,
-    agreement,
-    in_two_parts,
-    leaks,
-    problem_findings,
+    find_leaks,
+    find_shared_notes,
+    report_agreement,
+    report_problems,
 )
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats import read, stream
 from fednotes.data.formats.folders import name_paths
-from fednotes.data.formats.gathering import with_unique_ids
-from fednotes.data.formats.problems import OnError, Problems, refuses
+from fednotes.data.formats.gathering import make_ids_unique
+from fednotes.data.formats.problems import OnError, Problems, is_refused
 from fednotes.data.notes import NotePlace
 from fednotes.jobs.input_readers import choose_reader, explain_unknown_format
 from fednotes.jobs.job import Job, Sites
@@ -133,7 +133,7 @@ def check_files(
     path_by_name = _name_places(paths) if has_parts else {"corpus": paths[0]}
     # The documents of a single corpus need not be in memory at the same time.
     reader = _PartReader(
-        format, encoding, refuses=refuses(on_error), holds_documents=has_parts
+        format, encoding, refuses=is_refused(on_error), holds_documents=has_parts
     )
     parts = [reader.check(name, path) for name, path in path_by_name.items()]
     problems = [problem for part in parts for problem in part.problems]
@@ -141,8 +141,8 @@ def check_files(
     documents = {
         part.name: part.documents for part in parts if part.documents is not None
     }
-    findings += in_two_parts(documents, "corpus")
-    findings += leaks(documents, "corpus")
+    findings += find_shared_notes(documents, "corpus")
+    findings += find_leaks(documents, "corpus")
     return Checked(
         problems=tuple(problems),
         number=sum(part.num_problems for part in parts),
@@ -241,7 +241,7 @@ class _PartReader:
             refused = tuple(problems.listed)
             num_refused = problems.number
             problems.counts.clear()  # what is refused is no finding too
-        findings = list(problem_findings(problems, name, _shorten_place(path)))
+        findings = list(report_problems(problems, name, _shorten_place(path)))
         # That nothing was read is a finding only if no problem explains it.
         if corpus.num_documents or not problems.listed:
             findings += _keep_applicable_findings(path, corpus.findings)
@@ -270,7 +270,7 @@ class _PartReader:
                 num_documents += 1
                 if self.holds_documents:
                     documents.append(document)
-            return _ReadCorpus(documents, num_documents, check.findings())
+            return _ReadCorpus(documents, num_documents, check.list_findings())
 
     def _stream_documents(
         self, place: NotePlace, problems: Problems
@@ -327,10 +327,10 @@ def check_against(
     """
     _require_path(path)
     reader = _PartReader(
-        format, encoding, refuses=refuses(on_error), holds_documents=True
+        format, encoding, refuses=is_refused(on_error), holds_documents=True
     )
     part = reader.check_readable("corpus", path)
-    documents = with_unique_ids(part.documents or ())
+    documents = make_ids_unique(part.documents or ())
     scores = measure_agreement(documents, read(other, None, on_error, encoding))
     if not scores["documents"]:
         raise DataError(
@@ -339,7 +339,7 @@ def check_against(
     return Checked(
         problems=part.problems,
         number=part.num_problems,
-        findings=(*part.findings, *agreement(scores, path.name)),
+        findings=(*part.findings, *report_agreement(scores, path.name)),
         agreement=scores,
     )
 

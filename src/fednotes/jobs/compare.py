@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fednotes.core.errors import ConfigError, DataError, ParameterError, nearest
-from fednotes.core.settings import path_of
+from fednotes.core.errors import ConfigError, DataError, ParameterError, suggest_name
+from fednotes.core.settings import require_path
 from fednotes.jobs.job import ComparedSites, Job, Side, SiteKind, load_sites
 from fednotes.jobs.job_file import load_recorded_job
 from fednotes.jobs.results import CONDITIONS, read_result
-from fednotes.metrics.gap import ALPHA, Gap, shown_sign
+from fednotes.metrics.gap import ALPHA, Gap, find_proven_sign
 from fednotes.metrics.paired_tests import BOOTSTRAP_SAMPLES, Bootstrap
 from fednotes.metrics.spans import OVERLAP_POINTS, Scores
 
@@ -61,7 +61,7 @@ class Comparison(NamedTuple):
     def sign(self, site: str) -> int:
         """Return the sign of the difference at a site; 0 if none is shown."""
         test = self.tests[site]
-        return shown_sign(test.low, test.high, test.p_value)
+        return find_proven_sign(test.low, test.high, test.p_value)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON, such as `fednotes compare --json` prints."""
@@ -151,12 +151,12 @@ def compare(
         ConfigError: A parameter has an impossible value, or a folder is not a run.
         DataError: The runs do not have the same test data, or a model is missing.
     """
-    run_a = path_of(a, "a run's folder")
-    run_b = run_a if b is None else path_of(b, "a run's folder")
+    run_a = require_path(a, "a run's folder")
+    run_b = run_a if b is None else require_path(b, "a run's folder")
     for name in (condition, against):
         if name not in CONDITIONS:
             raise ConfigError(
-                f"no condition is called {name!r}; {nearest(name, CONDITIONS)}"
+                f"no condition is called {name!r}; {suggest_name(name, CONDITIONS)}"
             )
     job_a = load_recorded_job(run_a)
     job_b = load_recorded_job(run_b)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fednotes import methods
-from fednotes.core.errors import ConfigError, within
-from fednotes.core.tables import table_fingerprint
+from fednotes.core.errors import ConfigError, naming_place
+from fednotes.core.tables import fingerprint_table
 from fednotes.jobs import kinds
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import load_table, parse_job
@@ -95,7 +95,7 @@ def load_declared(name: str | Path, settings: tuple[str, ...] = ()) -> DeclaredJ
             table = {**table, "federation": {"secure_sum": True, **federation}}
 
     declaration = {"name": path.stem, "job": table}
-    table_fingerprint(declaration)  # raises RefusedError for values that are not JSON
+    fingerprint_table(declaration)  # raises RefusedError for values that are not JSON
     job = parse_declared(declaration, path.resolve().parent, str(path))
     return DeclaredJob(job, declaration)
 
@@ -127,7 +127,7 @@ def parse_declared(declared: Mapping[str, Any], folder: Path, where: str) -> Job
     sites = _change_sites(sites, lambda site: {**site, **placeholder})
     table = {**table, "conditions": ["federated"], "sites": sites}
     job = parse_job(table, name, folder, where)
-    with within(where, ConfigError):
+    with naming_place(where, ConfigError):
         require_fewer_drawn_sites(job.config, len(sites))
 
     if job.privacy and job.privacy.where == "sum" and not job.federation.secure_sum:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.errors import ConfigError, ParameterError, nearest
+from fednotes.core.errors import ConfigError, ParameterError, suggest_name
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ def check_label_map(
         if old not in labels:
             message = f"{pair}: {path} has no label {old!r}; it has "
             message += ", ".join(labels) or "none"
-            hint = nearest(old, labels, "")
+            hint = suggest_name(old, labels, "")
             raise ParameterError(f"{message}; {hint}" if hint else message)
         if new and new not in model_types:
             raise ParameterError(
-                f"{pair}: the model has no {new!r}; {nearest(new, model_types)}"
+                f"{pair}: the model has no {new!r}; {suggest_name(new, model_types)}"
             )
     return label_map

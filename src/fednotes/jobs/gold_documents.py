@@ -11,13 +11,13 @@ from fednotes.core.errors import (
     DataError,
     LabelError,
     ParameterError,
-    nearest,
+    suggest_name,
 )
 from fednotes.core.types import Document
 from fednotes.data import formats
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import OnError
-from fednotes.data.tags import keep_outermost, relabel, types_of
+from fednotes.data.tags import keep_outermost, list_types, relabel
 from fednotes.jobs.evaluation import check_label_map
 from fednotes.jobs.input_readers import requiring_annotations
 
@@ -70,7 +70,7 @@ def read_annotated(
     if isinstance(source, str | Path):
         with requiring_annotations(encoding):
             documents, problems = formats.examine(source, format, encoding)
-        problems.refuse(on_error, documents)
+        problems.raise_if_refused(on_error, documents)
         return AnnotatedDocuments(documents, str(source), str(problems))
 
     documents = tuple(source) if isinstance(source, Iterable) else (source,)
@@ -105,10 +105,10 @@ def prepare_gold(
         DataError: The documents annotate none of the model's types.
         ConfigError: A label to map or a type does not exist.
     """
-    original_labels = types_of(annotated.documents)
+    original_labels = list_types(annotated.documents)
     label_map = check_label_map(label_map, original_labels, model_types, annotated.name)
     documents = relabel(annotated.documents, label_map, None)
-    labels = types_of(documents)
+    labels = list_types(documents)
     _require_known_types(types, model_types)
     candidates = types or labels
     scored = tuple(label for label in model_types if label in candidates)
@@ -130,5 +130,6 @@ def _require_known_types(types: Sequence[str], model_types: Sequence[str]) -> No
     for label in types:
         if label not in model_types:
             raise ParameterError(
-                f"`types`: the model has no {label!r}; {nearest(label, model_types)}"
+                f"`types`: the model has no {label!r}; "
+                f"{suggest_name(label, model_types)}"
             )

@@ -14,12 +14,12 @@ from fednotes.core.errors import (
     DataError,
     NoTextColumnError,
     UnknownFormatError,
-    nearest,
+    suggest_name,
 )
 from fednotes.core.types import Document
-from fednotes.data.encodings import encoding_of, reading_as
+from fednotes.data.encodings import reading_as, resolve_encoding
 from fednotes.data.formats import FORMATS, examine, guess_format, parquet
-from fednotes.data.formats.files import read_first_line, read_text, unpacked_name
+from fednotes.data.formats.files import read_first_line, read_text, remove_packed_suffix
 from fednotes.data.formats.folders import find_corpus_files, list_files
 from fednotes.data.formats.json_files import parse_json_line
 from fednotes.data.formats.jsonl import accepts as accepts_jsonl
@@ -30,10 +30,10 @@ from fednotes.data.notes import (
     Note,
     NoteDatabase,
     NotePlace,
+    add_standard_keys,
     find_note_files,
     guess_notes,
     read_notes,
-    with_standard_keys,
 )
 
 # Corpus formats that can also be read as tables of notes.
@@ -165,8 +165,8 @@ def _read_json_file(
     path: Path, encoding: str, problems: Problems
 ) -> Iterator[Document]:
     """Yield the documents of a file, each as soon as its line has been read."""
-    with problems.collect("file", path):
-        records = stream_file(path, problems, encoding, prepare=with_standard_keys)
+    with problems.collecting("file", path):
+        records = stream_file(path, problems, encoding, prepare=add_standard_keys)
         for record in records:
             yield record.document
 
@@ -197,7 +197,7 @@ class _CorpusReader:
         # A text without an annotation file is also a note, but not a gold document.
         with reading_as(self._encoding):
             texts = [
-                (file, read_text(file, empty=True, exact=True))
+                (file, read_text(file, may_be_empty=True, exact=True))
                 for file in problems_of_corpus.unannotated
             ]
         for file, text in texts:
@@ -231,12 +231,12 @@ def find_note_format(
         if format not in NOTE_FORMATS:
             raise ConfigError(
                 f"format {format!r} is not a format of notes: "
-                f"{nearest(format, NOTE_FORMATS)}"
+                f"{suggest_name(format, NOTE_FORMATS)}"
             )
         return format
     if path.is_dir():
         return None
-    guessed = guess_notes(path, column, encoding_of(encoding))
+    guessed = guess_notes(path, column, resolve_encoding(encoding))
     if guessed == "text" and not _has_text_name(path):
         tables = ", ".join(name for name in NOTE_FORMATS if name != "text")
         raise DataError(
@@ -255,7 +255,7 @@ def explain_unknown_format(error: UnknownFormatError, encoding: str) -> DataErro
         encoding: Encoding of files that have no byte-order mark and are not UTF-8.
     """
     try:
-        kind, _ = find_note_files(error.path, None, None, encoding_of(encoding))
+        kind, _ = find_note_files(error.path, None, None, resolve_encoding(encoding))
     except NoTextColumnError:
         return DataError(
             f"{error.path}: this is a table of notes without annotations: `fednotes "
@@ -308,7 +308,7 @@ def guess_corpus_format(path: Path, encoding: str) -> str | None:
 
 def _has_text_name(path: Path) -> bool:
     """Return whether a file is named as a text, such as note.txt or note.txt.gz."""
-    return unpacked_name(path).suffix.lower() in _TEXT_SUFFIXES
+    return remove_packed_suffix(path).suffix.lower() in _TEXT_SUFFIXES
 
 
 def _has_only_notes(folder: Path, encoding: str) -> bool:
@@ -338,7 +338,9 @@ def _has_text_column(path: Path) -> bool:
     files = [path]
     if not path.is_file():
         files = list(filter(parquet.accepts, list_files(path, recursive=True)))
-    return all("text" in map(str.lower, parquet.column_names(file)) for file in files)
+    return all(
+        "text" in map(str.lower, parquet.list_column_names(file)) for file in files
+    )
 
 
 def _has_text_key(path: Path, encoding: str) -> bool:

@@ -20,11 +20,11 @@ from fednotes.core import bounds
 from fednotes.core.errors import DataError, ParameterError
 from fednotes.core.types import Document
 from fednotes.data import encodings
-from fednotes.data.encodings import AUTO, encoding_of
+from fednotes.data.encodings import AUTO, resolve_encoding
 from fednotes.data.formats import FORMATS, require_format
-from fednotes.data.formats.problems import OnError, Problems, refuses
+from fednotes.data.formats.problems import OnError, Problems, is_refused
 from fednotes.data.notes import FORMATS as NOTE_FORMATS
-from fednotes.data.notes import NoteDatabase, NotePlace, place_of_notes
+from fednotes.data.notes import NoteDatabase, NotePlace, make_note_place
 from fednotes.jobs.input_readers import Reader, choose_reader
 
 _MAX_LENGTH = 100  # maximum length of a path in a message
@@ -57,7 +57,7 @@ class Inputs:
         self.holds_all_documents = holds_all_documents
         self.problems = Problems()
         self._read = read
-        self._refuses = refuses(on_error)
+        self._refuses = is_refused(on_error)
         self._database = database
         self._column = column
         self._id_column = id_column
@@ -113,7 +113,7 @@ class Inputs:
         number = 0
         for _ in self._read(problems):
             number += 1
-        problems.refuse()
+        problems.raise_if_refused()
         self._number = number
 
     def count(self) -> int | None:
@@ -154,7 +154,7 @@ def open_inputs(
         DataError: There is no such path, or its format is unknown.
         ConfigError: A parameter has an impossible value.
     """
-    encoding = encoding_of(encoding)
+    encoding = resolve_encoding(encoding)
     if format is not None:
         require_format(format, {*FORMATS, *NOTE_FORMATS})
     source = find_source(name, text, encoding)
@@ -210,8 +210,8 @@ def find_source(
         data = sys.stdin.buffer.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
             raise DataError("stdin: this is more than one note: give a file")
-        return Document("stdin", _decode("stdin", data, encoding_of(encoding)))
-    path = place_of_notes(name)
+        return Document("stdin", _decode("stdin", data, resolve_encoding(encoding)))
+    path = make_note_place(name)
     if isinstance(path, NoteDatabase):
         return path
     name = str(name)
@@ -229,7 +229,7 @@ def name_of_notes(value: object) -> str | NoteDatabase:
     Raises:
         ConfigError: The value is neither.
     """
-    place = place_of_notes(value)
+    place = make_note_place(value)
     return place if isinstance(place, NoteDatabase) else str(place)
 
 
@@ -253,6 +253,6 @@ def _decode(source: str, data: bytes, encoding: str) -> str:
         DataError: The bytes are not text in this encoding.
     """
     try:
-        return encodings.decode(data, encoding)[0]
+        return encodings.decode_text(data, encoding)[0]
     except DataError as error:
         raise DataError(f"{source}: {error}") from None

@@ -27,7 +27,7 @@ from annotated_types import Ge, Gt
 
 from fednotes import methods
 from fednotes.core.databases import is_address
-from fednotes.core.errors import ConfigError, parameters_as_keys
+from fednotes.core.errors import ConfigError, naming_keys_for_parameters
 from fednotes.core.federation import MethodConfig
 from fednotes.core.numbers import (
     Fraction,
@@ -41,13 +41,13 @@ from fednotes.core.settings import (
     LocalFile,
     Mark,
     checked,
-    expand,
-    marked_fields,
+    expand_path,
+    list_marked_fields,
     require_variables,
 )
 from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding
-from fednotes.data.encodings import AUTO, encoding_of
+from fednotes.data.encodings import AUTO, resolve_encoding
 from fednotes.data.notes import NoteDatabase, NotePlace, require_places_of_notes
 from fednotes.jobs.causes import Cause
 from fednotes.jobs.patient_reviews import ReviewedPatients
@@ -149,7 +149,7 @@ class SiteConfig:
     repeats: Literal["drop", "keep"] = "drop"
 
     def __post_init__(self) -> None:
-        encoding_of(self.encoding)
+        resolve_encoding(self.encoding)
         if bool(self.path) == bool(self.train):
             raise ConfigError(
                 "give either `path`, which is split into parts, or `train` and `test`"
@@ -248,7 +248,7 @@ class NotesConfig:
     exclude: Annotated[tuple[str, ...], Mark.LOCAL_FILE] = ()
 
     def __post_init__(self) -> None:
-        encoding_of(self.encoding)
+        resolve_encoding(self.encoding)
         if bool(self.path) == bool(self.paths) or not all(self.files):
             raise ConfigError(
                 "give either `path`, a file or folder of notes, or `paths`, a list of "
@@ -704,7 +704,7 @@ def _list_marked_paths(
         keys: The keys of the table.
         table: Name of the table.
     """
-    for key in sorted(marked_fields(cls, Mark.LOCAL_FILE) & keys.keys()):
+    for key in sorted(list_marked_fields(cls, Mark.LOCAL_FILE) & keys.keys()):
         value = keys[key]
         texts = value if isinstance(value, list | tuple) else [value]
         for text in texts:
@@ -788,7 +788,7 @@ class Job:
         Raises:
             ConfigError: An environment variable is not set.
         """
-        expanded = expand(text, where)
+        expanded = expand_path(text, where)
         if is_address(expanded):
             raise ConfigError(
                 f"{where} is the address of a database, where a file or folder is "
@@ -814,7 +814,7 @@ class Job:
                 impossible.
         """
         if is_address(text):
-            return NoteDatabase(text, query, omop).located(self.folder)
+            return NoteDatabase(text, query, omop).resolve_from(self.folder)
         return self.locate(text, where)
 
 
@@ -894,5 +894,5 @@ def load_sites(
         for name, values in job.kind.collect_tables(job).items()
     }
     require_variables(job.kind.list_paths(sites, tables))
-    with parameters_as_keys():
+    with naming_keys_for_parameters():
         return job.kind.load(job, progress, cache)

@@ -16,7 +16,7 @@ from fednotes.core.errors import (
     ParameterError,
     Problem,
 )
-from fednotes.data.checks import notes_of_several_sites
+from fednotes.data.checks import find_notes_of_several_sites
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.checking import Checked
 from fednotes.jobs.duration import estimate_seconds
@@ -66,7 +66,7 @@ def check_job(
     except FednotesError as error:
         problems = _list_problems(error)
     texts = {site.id: job.kind.iterate_notes(site) for site in sites.data}
-    findings = (*job.kind.check(job, sites), *notes_of_several_sites(texts))
+    findings = (*job.kind.check(job, sites), *find_notes_of_several_sites(texts))
     seconds = {}
     if estimates_time and not problems:
         seconds = estimate_seconds(job, parts)

@@ -20,19 +20,24 @@ from typing import Any
 
 from fednotes import methods
 from fednotes.core.databases import DatabaseAddress, is_address
-from fednotes.core.errors import ConfigError, ParameterError, nearest, within
+from fednotes.core.errors import (
+    ConfigError,
+    ParameterError,
+    naming_place,
+    suggest_name,
+)
 from fednotes.core.settings import (
     Mark,
     assign,
     build,
     checked,
-    expand,
-    marked_fields,
-    over,
-    path_of,
+    expand_path,
+    list_marked_fields,
+    list_unset_variables,
+    merge_tables,
     read_toml,
+    require_path,
     require_variables,
-    unset_variables,
 )
 from fednotes.core.types import POOLED
 from fednotes.jobs import kinds
@@ -99,7 +104,8 @@ class TopConfig:
         for condition in self.conditions:
             if condition not in CONDITIONS:
                 raise ConfigError(
-                    f"conditions has {condition!r}; {nearest(condition, CONDITIONS)}"
+                    f"conditions has {condition!r}; "
+                    f"{suggest_name(condition, CONDITIONS)}"
                 )
         max_threads = 4 * (os.cpu_count() or 1)
         if not 1 <= self.threads <= max_threads:
@@ -137,14 +143,14 @@ def load_table(
     Raises:
         ConfigError: There is no such job, or its file cannot be read.
     """
-    path = path_of(name, "a job's file, name or table")
+    path = require_path(name, "a job's file, name or table")
     if not path.is_file():
         known = list_built_in_jobs()
         if str(name) not in known:
             remedy = "give the path of a job file, or a built-in job such as demo"
             raise ConfigError(
                 f"{name}: no such job file or built-in job; "
-                f"{nearest(str(name), known, remedy)}"
+                f"{suggest_name(str(name), known, remedy)}"
             )
         path = known[str(name)]
     table = read_toml(path)
@@ -171,7 +177,7 @@ def _require_known_sites(table: Mapping[str, Any], settings: Sequence[str]) -> N
         if name != "*" and name not in sites:
             raise ParameterError(
                 f"`settings` {assignment}: the job has no site {name!r}; "
-                f"{nearest(name, sites)}"
+                f"{suggest_name(name, sites)}"
             )
 
 
@@ -210,13 +216,14 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
             names are not set.
     """
     top = _read_top(table, where)
-    with within(where, ConfigError):
+    with naming_place(where, ConfigError):
         method = methods.find_method(top.method)
         kind = kinds.find(method.holds)
     _require_tables_of_kind(table, kind, top.method, where)
     if top.preset not in method.presets:
         raise ConfigError(
-            f"{where}: preset = {top.preset!r}; {nearest(top.preset, method.presets)}"
+            f"{where}: preset = {top.preset!r}; "
+            f"{suggest_name(top.preset, method.presets)}"
         )
 
     reader = _TableReader(
@@ -298,7 +305,7 @@ def _read_top(table: Mapping[str, Any], where: str) -> TopConfig:
     tables = list_table_names()
     for key, value in table.items():
         if key not in top_keys | tables:
-            hint = nearest(key, top_keys | tables)
+            hint = suggest_name(key, top_keys | tables)
             if key in _list_training_keys(table.get("method")):
                 hint = f"it belongs to [training], as in training.{key}"
             raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
@@ -432,7 +439,7 @@ class _TableReader:
 
         config: Any = build(self.method.config_class, values, place)
         if privacy is not None and self.method.dp is not None:
-            with within(place, ConfigError):
+            with naming_place(place, ConfigError):
                 self.method.dp.require_settings(config)
         if federation.secure_sum and self.method.needs_each_update(config):
             raise ConfigError(
@@ -446,7 +453,7 @@ class _TableReader:
     def _require_training_keys(self, place: str) -> None:
         """Raise ConfigError if [training] has an unknown key."""
         config_class = self.method.config_class
-        filled_in = marked_fields(config_class, Mark.FILLED_IN)
+        filled_in = list_marked_fields(config_class, Mark.FILLED_IN)
         known = {field.name for field in fields(config_class)} - filled_in
         for key in self.table.get("training", {}):
             if key in filled_in:
@@ -467,8 +474,8 @@ class _TableReader:
         if kinds_of_model is not None and [*kinds_of_model] == [settings.get("kind")]:
             # The method has only this kind of model, so its table has no key `kind`.
             del settings["kind"]
-        settings = over(find_model_defaults(self.preset, settings), settings)
-        with within(f"{self.where} [model]", ConfigError):
+        settings = merge_tables(find_model_defaults(self.preset, settings), settings)
+        with naming_place(f"{self.where} [model]", ConfigError):
             return self.method.read_model_config(settings)
 
     def _require_variables_of_model(self, table: Mapping[str, Any]) -> None:
@@ -482,7 +489,7 @@ class _TableReader:
             for key, value in table.items()
             if isinstance(value, str)
         ]
-        if not any(unset_variables(text) for _, text in paths):
+        if not any(list_unset_variables(text) for _, text in paths):
             return
         sites = {
             name: site
@@ -542,7 +549,7 @@ class _TableReader:
         """Raise ConfigError if a site names an impossible address of a database."""
         for key, text in self.kind.list_paths({name: values}, {}):
             if is_address(text):
-                with within(f"{self.where} {key}", ConfigError):
+                with naming_place(f"{self.where} {key}", ConfigError):
                     DatabaseAddress(text)
 
 
@@ -616,7 +623,7 @@ def _locate_files(
         file_keys: Keys that name a file.
     """
     settings = {
-        key: expand(value, f"model.{key}") if isinstance(value, str) else value
+        key: expand_path(value, f"model.{key}") if isinstance(value, str) else value
         for key, value in table.items()
     }
     for key in file_keys:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import NamedTuple
 
-from fednotes.core.errors import nearest
+from fednotes.core.errors import suggest_name
 
 # Names that are more alike than this differ by a slip of the finger.
 _MISSPELT = 0.85
@@ -69,11 +69,11 @@ def hint_training_key(key: str, known: Iterable[str], method: str) -> str:
     """
     names = sorted(known)
     if get_close_matches(key, names, n=1, cutoff=_MISSPELT):
-        return nearest(key, names)
+        return suggest_name(key, names)
     for purpose in _PURPOSES:
         if not get_close_matches(key, purpose.keys, n=1, cutoff=_MISSPELT):
             continue
         answers = [repr(each) for each in purpose.keys if each in names]
         if answers:
             return f'{purpose.words} is {" or ".join(answers)} with method "{method}"'
-    return nearest(key, names)
+    return suggest_name(key, names)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fednotes import methods
-from fednotes.core.errors import ModelError, readable
-from fednotes.core.settings import Mark, marked_fields
+from fednotes.core.errors import ModelError, raising_if_unreadable
+from fednotes.core.settings import Mark, list_marked_fields
 from fednotes.encoders.pretrained import compute_fingerprint, compute_folder_fingerprint
 from fednotes.jobs import kinds
 from fednotes.jobs.job import ConfigTable, Job
@@ -35,7 +35,7 @@ def list_model_classes(method: Method) -> Mapping[str, type[Any]]:
 def list_model_file_keys(method: Method) -> frozenset[str]:
     """Return the keys of a method's [model] that name a local file."""
     marked = (
-        marked_fields(cls, Mark.LOCAL_FILE)
+        list_marked_fields(cls, Mark.LOCAL_FILE)
         for cls in list_model_classes(method).values()
     )
     return frozenset().union(*marked)
@@ -44,7 +44,8 @@ def list_model_file_keys(method: Method) -> frozenset[str]:
 def list_site_path_keys() -> frozenset[str]:
     """Return the keys of [sites.NAME] that name a local file, over all kinds."""
     marked = (
-        marked_fields(kind.site_config, Mark.LOCAL_FILE) for kind in kinds.list_kinds()
+        list_marked_fields(kind.site_config, Mark.LOCAL_FILE)
+        for kind in kinds.list_kinds()
     )
     return frozenset().union(*marked)
 
@@ -59,7 +60,7 @@ def list_file_keys_by_table() -> dict[str, frozenset[str]]:
     for kind in kinds.list_kinds():
         for name, table in kind.tables.items():
             if isinstance(table, ConfigTable):
-                keys = marked_fields(table.config, Mark.LOCAL_FILE)
+                keys = list_marked_fields(table.config, Mark.LOCAL_FILE)
                 by_table[name] = by_table.get(name, frozenset()) | keys
     return {name: keys for name, keys in by_table.items() if keys}
 
@@ -78,7 +79,7 @@ def digest_model_files(job: Job) -> dict[str, str]:
     """
     digests = {}
     for key, path in _list_named_files(job):
-        with readable(path, ModelError):
+        with raising_if_unreadable(path, ModelError):
             if path.is_file():
                 digests[key] = compute_fingerprint([path])
             elif path.is_dir():

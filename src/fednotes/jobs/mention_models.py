@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from fednotes.core.errors import ConfigError, DataError, ParameterError
-from fednotes.core.parsing import mapping
+from fednotes.core.parsing import as_mapping
 from fednotes.core.types import Document, Span
 from fednotes.core.wording import list_names
 from fednotes.core.work import working
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import OnError
-from fednotes.data.notes import NoteDatabase, place_of_notes
+from fednotes.data.notes import NoteDatabase, make_note_place
 from fednotes.jobs.evaluation import Evaluation
 from fednotes.jobs.gold_documents import prepare_gold, read_annotated
 from fednotes.jobs.inputs import Inputs, name_of_notes, open_inputs
@@ -109,7 +109,7 @@ class MentionModel:
         require_possible_workers(options)
         (device,) = choose_devices(options.device, 1)
         model = load_model(folder, device, options.backbone)
-        calibration = Calibration.of(folder) if options.calibrated else None
+        calibration = Calibration.read(folder) if options.calibrated else None
         return cls(model, calibration, folder, options)
 
     @classmethod
@@ -395,7 +395,7 @@ class MentionModel:
         with _using_preferred_threads(self.model):
             predicted = self.model.predict(documents, confidence=True)
         if self.calibration is not None:
-            predicted = tuple(self.calibration.on(predicted))
+            predicted = tuple(self.calibration.apply_to(predicted))
         return tuple(
             replace(document, spans=_keep_sure_spans(document.spans, threshold))
             for document in predicted
@@ -469,7 +469,7 @@ class MentionModel:
             gold.documents, predicted, gold.scored
         )
         if self.calibration is not None:
-            confidences = self.calibration.values(confidences)
+            confidences = self.calibration.apply(confidences)
         return JudgedConfidences(confidences, is_right, owners)
 
 
@@ -531,7 +531,7 @@ def _require_path(place: str | Path | NoteDatabase) -> str | Path:
         ConfigError: It is a database.
     """
     if isinstance(place, NoteDatabase) or isinstance(
-        place_of_notes(place), NoteDatabase
+        make_note_place(place), NoteDatabase
     ):
         raise ConfigError(
             f"{place}: notes in a database have no annotations to score against: "
@@ -580,8 +580,8 @@ def _open_inputs(source: NoteSource) -> Inputs:
 def _read_labels(facts: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the entity types that a model's JSON file names; none if it is damaged."""
     if "id2label" in facts:
-        tags = map(str, mapping(facts["id2label"]).values())
+        tags = map(str, as_mapping(facts["id2label"]).values())
         names = [tag.partition("-")[2] for tag in tags if "-" in tag]
         return tuple(dict.fromkeys(names))
-    types = mapping(facts.get("tagset")).get("types")
+    types = as_mapping(facts.get("tagset")).get("types")
     return tuple(map(str, types)) if isinstance(types, list) else ()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fednotes.core import bounds
-from fednotes.core.errors import DataError, TrainingError, os_errors_as
+from fednotes.core.errors import DataError, TrainingError, raising_os_errors_as
 from fednotes.core.parsing import has_more_values, parse_json
 from fednotes.core.store import write_text
 from fednotes.jobs.run_files import parse_object, read_run_text
@@ -52,7 +52,10 @@ def append_entry(path: Path, entry: Mapping[str, object]) -> None:
     Raises:
         TrainingError: The file cannot be written.
     """
-    with os_errors_as(TrainingError, path), path.open("a", encoding="utf-8") as file:
+    with (
+        raising_os_errors_as(TrainingError, path),
+        path.open("a", encoding="utf-8") as file,
+    ):
         file.write(json.dumps(entry) + "\n")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.parsing import read_json_table
-from fednotes.core.settings import path_of
+from fednotes.core.settings import require_path
 from fednotes.core.wording import list_names
 from fednotes.jobs.mention_models import MentionModel
 from fednotes.jobs.patient_models import PatientModel
@@ -41,7 +41,7 @@ def find_model_class(folder: Path) -> type[SavedModel]:
     Raises:
         ConfigError: The class cannot be loaded.
     """
-    for name, entry in plugins.registered("models").items():
+    for name, entry in plugins.list_entries("models").items():
         if (folder / f"{name}.json").is_file():
             return _load_class(entry)
     return MentionModel
@@ -51,7 +51,7 @@ def require_model(folder: Path) -> None:
     """Raise ModelError, with models to choose from, unless a folder holds a model."""
     files = (
         *_MENTION_FILES,
-        *(f"{name}.json" for name in plugins.registered("models")),
+        *(f"{name}.json" for name in plugins.list_entries("models")),
     )
     if any((folder / name).is_file() for name in files):
         return
@@ -97,7 +97,7 @@ def _load_class(entry: EntryPoint) -> type[SavedModel]:
     Raises:
         ConfigError: The class cannot be imported, or is not a `PatientModel`.
     """
-    model_class: type[Any] = plugins.load(entry, type)
+    model_class: type[Any] = plugins.load_entry(entry, type)
     if not issubclass(model_class, PatientModel):
         raise ConfigError(
             f"{entry.value} is not a subclass of PatientModel: update or uninstall the "
@@ -112,7 +112,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     Returns:
         The content; empty if there is no such file, or if it cannot be read.
     """
-    registered_files = [f"{name}.json" for name in plugins.registered("models")]
+    registered_files = [f"{name}.json" for name in plugins.list_entries("models")]
     for name in (*registered_files, *_MENTION_FILES):
         facts = read_json_table(folder / name)
         if facts:
@@ -185,7 +185,7 @@ def open_model(model: SavedModel | str | Path) -> SavedModel:
     """Return a loaded model unchanged, or load the model in a folder; see `load`."""
     if isinstance(model, MentionModel | PatientModel):
         return model
-    return load(path_of(model, "a model's folder"))
+    return load(require_path(model, "a model's folder"))
 
 
 def find_source_folder(source: object, expected: str = "a model's folder") -> Path:
@@ -200,4 +200,4 @@ def find_source_folder(source: object, expected: str = "a model's folder") -> Pa
     """
     if isinstance(source, MentionModel | PatientModel) and source.folder is not None:
         return source.folder
-    return path_of(source, expected)
+    return require_path(source, expected)

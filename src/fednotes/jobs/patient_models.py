@@ -20,8 +20,8 @@ from fednotes.core.errors import ConfigError, ParameterError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
-from fednotes.data.formats.problems import refuses
-from fednotes.data.notes import NoteDatabase, NotePlace, place_of_notes
+from fednotes.data.formats.problems import is_refused
+from fednotes.data.notes import NoteDatabase, NotePlace, make_note_place
 from fednotes.jobs.evaluation import Evaluation
 from fednotes.jobs.inputs import name_of_notes
 from fednotes.jobs.patient_reviews import ReviewedPatients
@@ -326,7 +326,7 @@ class PatientModel(ABC):
         for_mentions = {
             "format": bool(options.format),
             "types": bool(options.types),
-            "on_error": not refuses(options.on_error),
+            "on_error": not is_refused(options.on_error),
         }
         for parameter, is_set in for_mentions.items():
             if is_set:
@@ -338,7 +338,7 @@ class PatientModel(ABC):
             raise ConfigError(
                 "expected the path of a file or folder of labelled patients"
             )
-        place = place_of_notes(documents)
+        place = make_note_place(documents)
         return self.evaluate_file(
             place, options.label_map, options.labels, options.encoding
         )

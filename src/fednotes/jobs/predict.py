@@ -8,7 +8,7 @@ from pathlib import Path
 from fednotes.core.databases import is_address
 from fednotes.core.errors import FednotesError, ParameterError
 from fednotes.core.store import is_stream
-from fednotes.data.encodings import encoding_of
+from fednotes.data.encodings import resolve_encoding
 from fednotes.data.notes import FORMATS as NOTE_FORMATS
 from fednotes.data.notes import NoteDatabase, explain_line_ids
 from fednotes.jobs.input_readers import choose_reader
@@ -72,7 +72,7 @@ def _explain_line_ids(source: NoteSource) -> str:
     # `explain_line_ids` knows formats of notes; with None, it guesses from the content.
     format = source.format if source.format in NOTE_FORMATS else None
     try:
-        encoding = encoding_of(source.encoding)
+        encoding = resolve_encoding(source.encoding)
         reader = choose_reader(path, source.format, source.column, encoding)
         if reader.holds_all_documents:
             return ""  # a corpus, whose documents have ids

@@ -28,9 +28,14 @@ from typing import Annotated, Any, ClassVar, Protocol
 from annotated_types import Interval
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
-from fednotes.core.errors import DataError, FednotesError, ParameterError, os_errors_as
+from fednotes.core.errors import (
+    DataError,
+    FednotesError,
+    ParameterError,
+    raising_os_errors_as,
+)
 from fednotes.core.parsing import read_regular
-from fednotes.core.store import hold_folder, replacing, write_json
+from fednotes.core.store import holding_folder, replacing, write_json
 from fednotes.core.types import Document
 from fednotes.core.work import working
 from fednotes.jobs.prediction_writers import SUFFIXES, FileFacts, open_writer
@@ -338,7 +343,7 @@ class FolderSink(Sink):
         facts = FileFacts(self._types, self.progress.started, next_mention)
         try:
             with (
-                os_errors_as(FednotesError, path),
+                raising_os_errors_as(FednotesError, path),
                 replacing(path) as file,
                 open_writer(self._format, file, facts) as writer,
             ):
@@ -437,7 +442,7 @@ def opening_folder(
         raise ParameterError(
             f"`out` {folder}: shards need a folder and this is a file: name another"
         )
-    with hold_folder(folder):
+    with holding_folder(folder):
         manifest = FolderSink.read_manifest(folder)
         if manifest is None:
             _require_empty(folder)

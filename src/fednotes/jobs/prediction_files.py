@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from fednotes.core.errors import DataError, FednotesError
-from fednotes.core.store import locked_folder, stream_out, temporary_path
+from fednotes.core.store import locking_folder, make_temporary_path, streaming_out
 from fednotes.core.types import Document
 from fednotes.data.formats import FORMATS
 from fednotes.jobs.prediction_writers import FileFacts, open_writer
@@ -45,7 +45,7 @@ def write_documents(
 def _opening_output(out: Path | None) -> Iterator[IO[bytes]]:
     """Yield a file that appears when the context ends; without `out`, yield stdout."""
     if out is not None:
-        with stream_out(out) as file:
+        with streaming_out(out) as file:
             yield file
         return
     sys.stdout.flush()
@@ -82,10 +82,10 @@ def write_brat(documents: Iterable[Document], out: Path) -> None:
     """
     if out.exists() and not out.is_dir():
         raise DataError(f"{out}: brat needs a folder and this is a file")
-    stage = temporary_path(out)
+    stage = make_temporary_path(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with locked_folder(stage, mode=0o777):
+        with locking_folder(stage, mode=0o777):
             FORMATS["brat"].write(_make_ids_distinct(documents), stage)
             if out.exists():
                 _move_files(stage, out)

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from fednotes.core.databases import DatabaseAddress
-from fednotes.core.errors import ModelError, ParameterError, readable
+from fednotes.core.errors import ModelError, ParameterError, raising_if_unreadable
 from fednotes.core.parsing import read_regular
-from fednotes.data.notes import NoteDatabase, place_of_notes
+from fednotes.data.notes import NoteDatabase, make_note_place
 from fednotes.encoders.pretrained import compute_folder_fingerprint
 from fednotes.jobs.prediction_batches import MakeSink, opening_folder
 from fednotes.jobs.prediction_database import (
@@ -45,9 +45,9 @@ def describe_prediction(
     calibration = model / _CALIBRATION
     digest = ""
     if calibration.exists():
-        with readable(calibration, ModelError):
+        with raising_if_unreadable(calibration, ModelError):
             digest = hashlib.sha256(read_regular(calibration)).hexdigest()
-    place = place_of_notes(source.path)
+    place = make_note_place(source.path)
     query = ""
     omop = ""
     if isinstance(place, NoteDatabase):

@@ -157,7 +157,7 @@ class _ConllWriter(DocumentWriter):
     """Writes CoNLL."""
 
     def _write(self, document: Document) -> None:
-        for lines in FORMATS["conll"].document_lines([document]):
+        for lines in FORMATS["conll"].make_document_lines([document]):
             self._file.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
 
 
@@ -192,7 +192,7 @@ class _ParquetWriter(DocumentWriter):
 
     def _make_schema(self) -> Any:
         """Return the schema of the file's columns."""
-        return parquet.make_schema(self._arrow, TagSet(tuple(self._facts.types)))
+        return parquet.make_table_schema(self._arrow, TagSet(tuple(self._facts.types)))
 
     def _write(self, document: Document) -> None:
         self._rows += self._list_rows(document)

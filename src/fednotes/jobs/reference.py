@@ -19,7 +19,7 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dat
 from typing import Any, get_type_hints
 
 from fednotes import methods
-from fednotes.core.settings import Mark, marked_fields
+from fednotes.core.settings import Mark, list_marked_fields
 from fednotes.jobs import kinds
 from fednotes.jobs.field_docs import describe_type, read_docstring
 from fednotes.jobs.job import (
@@ -174,7 +174,7 @@ def _has_key(cls: type[Any], parts: Sequence[str]) -> bool:
     if not parts:
         return True
     first, *inner = parts
-    keys = {each.name for each in fields(cls)} - marked_fields(cls, Mark.FILLED_IN)
+    keys = {each.name for each in fields(cls)} - list_marked_fields(cls, Mark.FILLED_IN)
     if first not in keys:
         return False
     hints = get_type_hints(cls)
@@ -317,7 +317,7 @@ def _make_training_tables(name: str) -> Iterator[Table]:
         method.config_class,
         values=find_training_defaults(method, best, private=False),
         elsewhere=tuple(_list_training_elsewhere(method)),
-        hidden=marked_fields(method.config_class, Mark.FILLED_IN),
+        hidden=list_marked_fields(method.config_class, Mark.FILLED_IN),
     )
     yield from source.make_tables()
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING
 from typing import Any
 
-from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.errors import ConfigError, suggest_name
 from fednotes.jobs.reference import Key, Table, list_tables, to_toml_value
 
 _TITLE = "# The keys of a job file"
@@ -95,7 +95,7 @@ def _find_tables(name: str) -> list[Table]:
     if not chosen:
         known = {table.name for table in tables}
         raise ConfigError(
-            f"no table of a job is called {name!r}; {nearest(name, known)}"
+            f"no table of a job is called {name!r}; {suggest_name(name, known)}"
         )
     return chosen
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fednotes.core.parsing import number
+from fednotes.core.parsing import find_number
 from fednotes.core.types import SiteData
 from fednotes.core.wording import format_count
 from fednotes.jobs.causes import ENOUGH, Cause, Evidence, Importance, Setting
@@ -169,7 +169,7 @@ def _read_mean_f1(mean: Mapping[str, Any], condition: str) -> float | None:
     """Return a condition's mean F1 of mentions, or of phenotypes."""
     for kind in ("strict", "phenotypes"):
         if kind in mean.get("alone", {}):
-            return number(mean, condition, kind, "f1")
+            return find_number(mean, condition, kind, "f1")
     return None
 
 

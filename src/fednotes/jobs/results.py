@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import MaxLen
 from pydantic import BaseModel, ConfigDict, FiniteFloat, model_validator
 
-from fednotes.core.cleaning import one_line
+from fednotes.core.cleaning import clean_to_one_line
 from fednotes.core.errors import DataError, needs
 from fednotes.core.numbers import Fraction
-from fednotes.core.parsing import mapping, number
+from fednotes.core.parsing import as_mapping, find_number
 from fednotes.core.store import write_json
 from fednotes.core.wording import format_duration, format_size
 from fednotes.jobs.causes import Cause
 from fednotes.jobs.metrics_file import METRICS
 from fednotes.jobs.run_files import OptionalNumber, read_versioned
 from fednotes.jobs.score_layouts import SCORES, WORDINGS, DataWording
-from fednotes.metrics.gap import Gap, Verdict, judge_gain, main_score
+from fednotes.metrics.gap import Gap, Verdict, find_main_score, judge_gain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,7 +154,7 @@ class RunResult(BaseModel):
         method = str(table.get("method"))
         converted.setdefault("holds", _OLD_KINDS.get(method, ""))
         if isinstance(table.get("sites"), list):
-            scores = mapping(table.get("scores"))
+            scores = as_mapping(table.get("scores"))
             converted["sites"] = {
                 site: {"federated": scores[site]} if site in scores else {}
                 for site in map(str, table["sites"])
@@ -215,7 +215,7 @@ class RunResult(BaseModel):
         Returns:
             Lower and upper end, as fractions; None if there is no such score.
         """
-        main = main_score(mapping(self.sites.get(site, {}).get(condition)))
+        main = find_main_score(as_mapping(self.sites.get(site, {}).get(condition)))
         # A negative main score is a negated loss, which has no such interval.
         if main is None or main.score < 0:
             return None
@@ -233,7 +233,7 @@ class RunResult(BaseModel):
         for site, by_condition in [*self.sites.items(), ("mean", self.mean)]:
             for condition in CONDITIONS:
                 if condition in by_condition:
-                    scores = _flatten_scores(mapping(by_condition[condition]))
+                    scores = _flatten_scores(as_mapping(by_condition[condition]))
                     rows.append({"site": site, "condition": condition, **scores})
         return rows
 
@@ -255,9 +255,11 @@ class RunResult(BaseModel):
         lines = []
         for row in rows:
             texts = (_format_cell(row.get(name, "")) for name in names)
-            cells = "".join(f"<td>{escape(one_line(text))}</td>" for text in texts)
+            cells = "".join(
+                f"<td>{escape(clean_to_one_line(text))}</td>" for text in texts
+            )
             lines.append(f"<tr>{cells}</tr>")
-        title = escape(one_line(f"{self.title} (seed {self.seed})"))
+        title = escape(clean_to_one_line(f"{self.title} (seed {self.seed})"))
         return (
             f"<table><caption>{title}</caption><tr>{heads}</tr>{''.join(lines)}</table>"
         )
@@ -269,11 +271,11 @@ class RunResult(BaseModel):
         The cost is the bytes per site, and the time of one site: a simulation trains as
         many sites at a time as it has workers, and the others after them.
         """
-        costs = mapping(self.conditions.get("federated"))
+        costs = as_mapping(self.conditions.get("federated"))
         sites = max(1, len(self.sites))
-        up = number(costs, "bytes_up")
-        down = number(costs, "bytes_down")
-        seconds = number(costs, "seconds")
+        up = find_number(costs, "bytes_up")
+        down = find_number(costs, "bytes_down")
+        seconds = find_number(costs, "seconds")
         words = []
         if up is not None and down is not None:
             words.append(format_size((up + down) / sites))
@@ -292,7 +294,7 @@ def _flatten_scores(scores: Scores) -> dict[str, float]:
     flat = {}
     for kind, layout in SCORES.items():
         for measure in layout.measures:
-            value = number(scores, kind, measure)
+            value = find_number(scores, kind, measure)
             if value is not None:
                 flat[f"{kind}_{measure}"] = value
     return flat

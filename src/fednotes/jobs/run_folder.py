@@ -34,9 +34,9 @@ from fednotes.core.errors import (
     ParameterError,
     RefusedError,
 )
-from fednotes.core.parsing import mapping, read_json
-from fednotes.core.store import LOCK, make_private, private_folder, write_json
-from fednotes.core.tables import table_differences
+from fednotes.core.parsing import as_mapping, read_json
+from fednotes.core.store import LOCK, create_private_folder, make_private, write_json
+from fednotes.core.tables import compare_tables
 from fednotes.core.types import POOLED
 from fednotes.jobs.job import Job, Sites
 from fednotes.jobs.metrics_file import METRICS
@@ -105,7 +105,7 @@ def _describe_changes(record: Mapping[str, Any], job: Job) -> str:
     try:
         # A run's record has values of TOML that JSON lacks, such as dates, as text.
         table = json.loads(json.dumps(job.table, default=str))
-        changes = table_differences(mapping(record.get("table")), table)
+        changes = compare_tables(as_mapping(record.get("table")), table)
     except (RefusedError, ValueError):
         return ""
     shown = [
@@ -200,7 +200,7 @@ def record_inputs(  # noqa: PLR0913 - each is a part of the record
     notes = {site.id: job.kind.fingerprint(site) for site in sites.data}
     if resume and has_record(out):
         _require_same_inputs(out, notes, files or {})
-    private_folder(out)
+    create_private_folder(out)
     make_private(out)
     record = {
         "fingerprint": job.fingerprint,
@@ -230,7 +230,7 @@ def _require_same_inputs(
         files: Digest of the file or folder that each key of the job names.
     """
     record = read_job_record(out)
-    notes_before = mapping(record.get("notes"))
+    notes_before = as_mapping(record.get("notes"))
     for site, digest in notes.items():
         if notes_before.get(site) != digest:
             raise ConfigError(
@@ -238,7 +238,7 @@ def _require_same_inputs(
                 "began: restore them, or start a new run"
             )
     # Runs of earlier versions recorded no files.
-    files_before = mapping(record.get("files", files))
+    files_before = as_mapping(record.get("files", files))
     for key, digest in files.items():
         if files_before.get(key) != digest:
             raise ConfigError(
@@ -355,7 +355,7 @@ def read_result_so_far(run: Path) -> RunResult:
     if (run / SUMMARY).is_file():
         return read_result(run)
     record = read_job_record(run)
-    table = mapping(record.get("table") or record)
+    table = as_mapping(record.get("table") or record)
     known = {key: str(table[key]) for key in ("title", "method") if key in table}
     config = {str(key): value for key, value in table.items()}
     return RunResult.model_validate({**known, "config": config})

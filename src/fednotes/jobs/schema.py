@@ -7,7 +7,7 @@ from dataclasses import is_dataclass
 from typing import Any, get_type_hints
 
 from fednotes import methods
-from fednotes.core.settings import Mark, adapter, marked_fields
+from fednotes.core.settings import Mark, get_adapter, list_marked_fields
 from fednotes.jobs import kinds
 from fednotes.jobs.field_docs import read_docstring
 from fednotes.jobs.job import ConfigTable
@@ -106,7 +106,7 @@ def _make_training_table(method: Method, preset: str) -> Schema:
     table = _make_table(
         method.config_class,
         find_training_defaults(method, method.presets[preset], private=False),
-        hidden=marked_fields(method.config_class, Mark.FILLED_IN),
+        hidden=list_marked_fields(method.config_class, Mark.FILLED_IN),
     )
     if method.dp is not None:
         for key, value in method.dp.required_settings.items():
@@ -133,7 +133,7 @@ def _make_table(
         kind: The model's kind, if that is a key.
     """
     values = values or {}
-    schema: Schema = adapter(cls).json_schema(ref_template="#/$defs/{model}")
+    schema: Schema = get_adapter(cls).json_schema(ref_template="#/$defs/{model}")
     description, key_descriptions = read_docstring(cls)
     defaults = list_class_defaults(cls) | dict(values)
     hints = get_type_hints(cls)

@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from fednotes.core.errors import ConfigError, DataError, MissingExtra, ParameterError
 from fednotes.core.numbers import Fraction
-from fednotes.core.stopping import resumable
-from fednotes.core.store import LOCK, hold_folder, write_json
+from fednotes.core.stopping import telling_how_to_resume
+from fednotes.core.store import LOCK, holding_folder, write_json
 from fednotes.jobs.card import write_cards
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import parse_job
@@ -33,8 +33,8 @@ from fednotes.jobs.run_folder import (
 )
 from fednotes.jobs.simulate import simulate
 from fednotes.jobs.workers.pool import Workers, running_workers
-from fednotes.metrics.gap import main_score
-from fednotes.metrics.paired_tests import FEWEST_SEEDS, paired_t
+from fednotes.metrics.gap import find_main_score
+from fednotes.metrics.paired_tests import FEWEST_SEEDS, run_paired_t_test
 from fednotes.metrics.summaries import summarise
 
 SEEDS_FILE = "seeds.json"
@@ -246,7 +246,7 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
     jobs = {seed: change_seed(job, seed) for seed in check_seeds(seeds)}
     _require_seeds_folder(out)
     with ExitStack() as locks:
-        locks.enter_context(hold_folder(out))
+        locks.enter_context(holding_folder(out))
         has_runs = holds_runs(out)
         notes = []
         if resume:
@@ -258,12 +258,12 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
             _require_overwrite(out, overwrite=overwrite)
             _set_runs_aside(out)
             # The lock was moved with the earlier runs, so lock the new folder too.
-            locks.enter_context(hold_folder(out))
+            locks.enter_context(holding_folder(out))
 
         pool = locks.enter_context(
             running_workers(device, workers, job.threads, cluster)
         )
-        with resumable(f"{command} --resume"):
+        with telling_how_to_resume(f"{command} --resume"):
             results = _run_seeds(
                 jobs, out, resume=resume, pool=pool, events=events, command=command
             )
@@ -448,7 +448,7 @@ def _list_differences(results: Sequence[RunResult]) -> Iterator[SeedDifference]:
             gains = [gain for gain in of_runs if gain is not None]
             if len(gains) < FEWEST_TESTED:
                 continue
-            test = paired_t(gains)
+            test = run_paired_t_test(gains)
             yield SeedDifference(
                 site=site,
                 against=baseline,
@@ -475,8 +475,8 @@ def _measure_gain(result: RunResult, site: str, baseline: str) -> float | None:
         verdict = result.verdict(against=baseline)
         return None if verdict is None else verdict.gain
     scores = result.sites.get(site, {})
-    federated = main_score(scores.get("federated", {}))
-    other = main_score(scores.get(baseline, {}))
+    federated = find_main_score(scores.get("federated", {}))
+    other = find_main_score(scores.get(baseline, {}))
     if federated is None or other is None:
         return None
     return federated.score - other.score

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fednotes import methods
-from fednotes.core.settings import Mark, marked_fields
+from fednotes.core.settings import Mark, list_marked_fields
 from fednotes.jobs.declaration import PLACE_KEYS, add_placeholders, lacks_places
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import (
@@ -184,7 +184,7 @@ class _SettingsLister:
     def _list_training(self) -> Iterator[ShownSetting]:
         """Yield the keys of [training]."""
         config: Any = self.job.config
-        filled_in = marked_fields(type(config), Mark.FILLED_IN)
+        filled_in = list_marked_fields(type(config), Mark.FILLED_IN)
         values = {
             key: value
             for key, value in _read_field_values(config).items()

@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 
 from fednotes.core.federation import EVALUATE
-from fednotes.core.stopping import resumable
-from fednotes.core.store import hold_folder, write_json, write_text
+from fednotes.core.stopping import telling_how_to_resume
+from fednotes.core.store import holding_folder, write_json, write_text
 from fednotes.core.types import SiteData
 from fednotes.engines.remote_programs import wait_for_links
 from fednotes.engines.rounds import RoundResult
@@ -77,8 +77,8 @@ from fednotes.jobs.workers.pool import (
 )
 from fednotes.jobs.workers.turns import Turns
 from fednotes.jobs.workers.worker_process import WorkerProcess
-from fednotes.metrics.paired_tests import Bootstrap, paired_sites
-from fednotes.metrics.summaries import mean_scores, summed_scores
+from fednotes.metrics.paired_tests import Bootstrap, bootstrap_sites
+from fednotes.metrics.summaries import average_scores, score_pooled_sites
 
 Conditions = Mapping[str, Sequence[Outcome]]
 
@@ -131,7 +131,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
                 running_workers(device, workers, job.threads, cluster)
             )
         require_run_folder(out)
-        locks.enter_context(hold_folder(out))
+        locks.enter_context(holding_folder(out))
         require_usable_folder(job, out, resume=resume, overwrite=replaces_run)
 
         # The workers read the data at the same time as this process.
@@ -151,7 +151,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
 
         if replaces_run and move_aside(out):
             # The lock moved away with the earlier run, so lock the new folder too.
-            locks.enter_context(hold_folder(out))
+            locks.enter_context(holding_folder(out))
         facts = count_data(job, sites.data)
         files = digest_model_files(job)
         useful = count_useful_workers([len(part.sites) for part in parts])
@@ -167,7 +167,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
             workers=pool.count,
             processors=pool.processors,
         )
-        with resumable(f"{command} --resume"), reporting(events, out):
+        with telling_how_to_resume(f"{command} --resume"), reporting(events, out):
             run = _Run(job, out, resume, events, pool)
             outcomes = run.train_parts(parts, sites.data)
             result = _make_result(job, sites, facts, parts, outcomes, command)
@@ -477,8 +477,8 @@ def _make_result(
         for site in site_ids:
             scores[site][condition] = by_site[site]
         scores_in_order = [by_site[site] for site in site_ids]
-        mean[condition] = mean_scores(scores_in_order)
-        summed = summed_scores(scores_in_order)
+        mean[condition] = average_scores(scores_in_order)
+        summed = score_pooled_sites(scores_in_order)
         if summed:
             micro[condition] = summed
         costs[condition] = _sum_costs(condition_outcomes)
@@ -634,7 +634,7 @@ def _compare_with_baseline(baseline: str, by_condition: Conditions) -> _Differen
     baseline_counts = _gather_document_counts(by_condition.get(baseline, ()))
     if federated_counts.keys() != baseline_counts.keys():
         return _Differences({}, None)
-    tests, mean_test = paired_sites(
+    tests, mean_test = bootstrap_sites(
         {
             site: (federated_counts[site], baseline_counts[site])
             for site in federated_counts

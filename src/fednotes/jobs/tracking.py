@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fednotes.core import plugins
-from fednotes.core.cleaning import one_line
+from fednotes.core.cleaning import clean_to_one_line
 from fednotes.core.databases import hide_passwords
-from fednotes.core.errors import ConfigError, ParameterError, nearest
+from fednotes.core.errors import ConfigError, ParameterError, suggest_name
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.parts import Part
 from fednotes.jobs.progress import ListenerGroup, ProgressListener
@@ -63,10 +63,10 @@ def require_trackers(trackers: Iterable[str]) -> None:
 def _open_tracker(text: str, warn: Callable[[str], None]) -> ProgressListener:
     """Return the tracker that a text such as "tensorboard=FOLDER" names."""
     name, _, target = text.partition(_SEPARATOR)
-    known = plugins.registered("trackers")
+    known = plugins.list_entries("trackers")
     if name not in known:
-        raise ConfigError(f"unknown tracker {name!r}: {nearest(name, known)}")
-    kind: TrackerKind = plugins.load(known[name], TrackerKind)
+        raise ConfigError(f"unknown tracker {name!r}: {suggest_name(name, known)}")
+    kind: TrackerKind = plugins.load_entry(known[name], TrackerKind)
     if not target:
         raise ParameterError(
             f"`track`: {name} needs a target: give {name}{_SEPARATOR}{kind.target}"
@@ -120,7 +120,7 @@ class _GuardedTracker(ProgressListener):
         except Exception as error:
             self._tracker = None
             text = hide_passwords(str(error) or type(error).__name__)
-            reason = one_line(text, _MAX_MESSAGE)
+            reason = clean_to_one_line(text, _MAX_MESSAGE)
             self._warn(
                 f"{self._name} failed, and no longer tracks this run ({reason}); to "
                 f"track it afterwards: fednotes export {self._name}"

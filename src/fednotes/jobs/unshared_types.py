@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from fednotes.core.cleaning import NAME, one_line
+from fednotes.core.cleaning import NAME, clean_to_one_line
 from fednotes.core.wording import list_names
 
 # A site lacks a type by chance if fewer mentions than this are expected there. Other
@@ -100,7 +100,9 @@ def describe_pooled(unshared: Sequence[str]) -> str:
     Args:
         unshared: The types that at least one site lacks.
     """
-    names = list_names([one_line(label, NAME) for label in unshared], _MAX_NAMES)
+    names = list_names(
+        [clean_to_one_line(label, NAME) for label in unshared], _MAX_NAMES
+    )
     lack = f"some sites lack {names}" if unshared else "the sites' tag sets differ"
     return (
         f"{lack}, so the pooled model has an output layer for each site on top of the "

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from fednotes.core import plugins
-from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.errors import ConfigError, suggest_name
 from fednotes.methods.base import Method
 
 
@@ -26,30 +26,30 @@ def find_method(name: str) -> Method:
     method = _find_built_in(name)
     if method is not None:
         return method
-    entry = plugins.added("methods", list_built_in_names()).get(name)
+    entry = plugins.list_added_entries("methods", list_built_in_names()).get(name)
     if entry is None:
         raise ConfigError(
-            f"unknown method {name!r}; {nearest(name, list_method_names())}"
+            f"unknown method {name!r}; {suggest_name(name, list_method_names())}"
         )
-    loaded: Method = plugins.load(entry, Method)
+    loaded: Method = plugins.load_entry(entry, Method)
     return loaded
 
 
 def list_method_names() -> tuple[str, ...]:
     """Return the names of all methods, in alphabetical order."""
     built_in = list_built_in_names()
-    return tuple(sorted((*built_in, *plugins.added("methods", built_in))))
+    return tuple(sorted((*built_in, *plugins.list_added_entries("methods", built_in))))
 
 
 def list_built_in_names() -> tuple[str, ...]:
     """Return the names of the methods in this folder, in alphabetical order."""
-    modules = plugins.modules_in(*__path__)
+    modules = plugins.list_modules(*__path__)
     return tuple(name for name in modules if _find_built_in(name) is not None)
 
 
 def _find_built_in(name: str) -> Method | None:
     """Return the method that a module of this folder defines; None if there is none."""
-    if name not in plugins.modules_in(*__path__):
+    if name not in plugins.list_modules(*__path__):
         return None
     module = importlib.import_module(f"{__name__}.{name}")
     method = getattr(module, "METHOD", None)

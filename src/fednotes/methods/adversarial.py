@@ -57,7 +57,7 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Federation, State
 from fednotes.core.seeds import seed_of
 from fednotes.core.settings import FilledIn, checked
-from fednotes.core.tensors import nbytes, snapshot
+from fednotes.core.tensors import copy_tensors, nbytes
 from fednotes.core.types import SiteData
 from fednotes.methods import distill, read_presets
 from fednotes.taggers.corpora import PreparedCorpus
@@ -125,7 +125,7 @@ def make_initial_parameters(config: Config) -> dict[str, Tensor]:
         ConfigError: The model has no layer whose states a discriminator could read.
     """
     model = build_model(config.model, config.tags, config.seed)
-    return snapshot(model.trainable() | make_discriminators(config, model))
+    return copy_tensors(model.trainable() | make_discriminators(config, model))
 
 
 def make_discriminators(config: Config, model: Model) -> dict[str, nn.Parameter]:

@@ -51,13 +51,13 @@ from fednotes.core.numbers import (
 from fednotes.core.seeds import Draws
 from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import (
+    add_prefix,
+    copy_tensors,
+    list_shapes,
     load_into,
     nbytes,
-    prefixed,
     require_like,
-    shapes_of,
-    snapshot,
-    unprefixed,
+    select_prefix,
 )
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.privacy.training import DPSupport
@@ -376,7 +376,7 @@ def run_cycles(federation: Federation, server: Server) -> State:
             federation, config, TRAIN, tensors, sent, cycle=cycle.number
         )  # an epoch at each site: Q_k^t
         if config.compression == "none":
-            server.require_returned(total, shapes_of(sent))
+            server.require_returned(total, list_shapes(sent))
             mean = server.compute_mean(total)  # [bert eq 1] Σ n_k/N Q_k^t
         else:
             mean = _collect_encoded_changes(federation, server, sent, total)
@@ -466,7 +466,7 @@ class Server(RoundServer):
         best = Best(
             keeps_tensors=config.keep_cycle == BEST, later="never", lowest=-math.inf
         )
-        super().__init__(config, snapshot(initial), best, resumed)
+        super().__init__(config, copy_tensors(initial), best, resumed)
 
     @property
     def cycles(self) -> int:
@@ -555,7 +555,7 @@ class Server(RoundServer):
     def state(self) -> State:
         """Return all state that the next cycle depends on."""
         state = super().state()
-        tensors = {**state.tensors, **prefixed("moment.", self._optimizer.moments)}
+        tensors = {**state.tensors, **add_prefix("moment.", self._optimizer.moments)}
         facts = {**state.facts, "examples": self.examples}
         return replace(state, tensors=tensors, facts=facts)
 
@@ -563,7 +563,7 @@ class Server(RoundServer):
         super()._restore(state)
         self.examples = int(state.facts.get("examples", 0))
         # The names of moments are first.NAME and second.NAME.
-        moments = unprefixed("moment.", state.tensors)
+        moments = select_prefix("moment.", state.tensors)
         for name, value in moments.items():
             parameter = name.partition(".")[2]
             require_like({name: self.shared[parameter]}, {name: value})
@@ -859,7 +859,7 @@ class AveragingSite(SiteTasks):
         }
 
         if self._averaging.compression == "none":
-            return self._make_update(snapshot(trained), metrics)  # [bert eq 1]
+            return self._make_update(copy_tensors(trained), metrics)  # [bert eq 1]
         self._change = {
             name: parameter.detach() - start[name] + self._find_unsent(name, parameter)
             for name, parameter in trained.items()
@@ -965,7 +965,7 @@ class AveragingSite(SiteTasks):
     def keep(self, tensors: Tensors) -> Update:
         """Keep the private parameters of the cycle that was just evaluated."""
         del tensors
-        self._kept_private = snapshot(self.private)
+        self._kept_private = copy_tensors(self.private)
         return Update()
 
     def load(self, tensors: Tensors) -> None:
@@ -1003,9 +1003,9 @@ class AveragingSite(SiteTasks):
         private = {name: p.detach() for name, p in self.private.items()}
         tensors = {
             **self.trainer.state(),
-            **prefixed("private.", private),
-            **prefixed("left.", self._unsent),
-            **prefixed("kept.", self._kept_private),
+            **add_prefix("private.", private),
+            **add_prefix("left.", self._unsent),
+            **add_prefix("kept.", self._kept_private),
         }
         facts = {
             "before": self.trainer.steps_in_warm_up,
@@ -1026,7 +1026,7 @@ class AveragingSite(SiteTasks):
         self._all_examples = int(facts.get("all", 0))
         self._epoch = int(facts.get("epoch", 0))
         self._steps_in_epoch = int(facts.get("begun", 0))
-        load_into(self.private, unprefixed("private.", state.tensors))
-        self._kept_private = unprefixed("kept.", state.tensors)
-        unsent = unprefixed("left.", state.tensors)
+        load_into(self.private, select_prefix("private.", state.tensors))
+        self._kept_private = select_prefix("kept.", state.tensors)
+        unsent = select_prefix("left.", state.tensors)
         self._unsent = {name: value.to(self.device) for name, value in unsent.items()}

@@ -45,18 +45,18 @@ from fednotes.core.numbers import (
 from fednotes.core.settings import FilledIn, checked
 from fednotes.core.store import write_text
 from fednotes.core.tensors import (
+    copy_tensors,
+    list_shapes,
     load_into,
     nbytes,
     require_like,
     seed_torch,
-    shapes_of,
-    snapshot,
 )
 from fednotes.core.types import Document, SiteData, Span, TagSet
-from fednotes.core.update import Tensors, Total, Update, contribution
-from fednotes.data.batches import buckets
-from fednotes.data.split import pool
-from fednotes.data.tags import decode, encode
+from fednotes.core.update import Tensors, Total, Update, compute_contribution
+from fednotes.data.batches import draw_epoch_batches
+from fednotes.data.split import pool_documents
+from fednotes.data.tags import decode_tags, encode_tags
 from fednotes.methods import read_presets
 from fednotes.methods.base import Method
 from fednotes.privacy.promise import Privacy
@@ -285,7 +285,7 @@ class Server(RoundServer):
 
     def step(self, total: Total) -> None:
         """Set θ_{t+1} = Σ m_k θ_t^k."""
-        total.require(shapes_of(self.shared))
+        total.require(list_shapes(self.shared))
         self.shared = total.mean()  # [tagsets eq 1]
         sentences = max(1.0, total.metric("examples"))
         self.metrics = {
@@ -299,7 +299,7 @@ class Server(RoundServer):
 def make_initial_parameters(config: Config) -> dict[str, Any]:
     """Return θ_1, the model's initial values, derived from the seed."""
     model = build_model(config.model, config.tags, config.seed)
-    return snapshot(model.trainable())
+    return copy_tensors(model.trainable())
 
 
 class Site(MentionSite):
@@ -548,7 +548,7 @@ class Site(MentionSite):
             raise TrainingError(
                 f"site {self.id!r} sent no target gradient in this round"
             )
-        own_part = contribution(self._sent)
+        own_part = compute_contribution(self._sent)
         require_like(own_part, tensors)
         others = tensors["target_gradient"]
         if self.id in names:
@@ -654,7 +654,7 @@ class Site(MentionSite):
         }
         metrics["examples"] = size
         metrics["pseudo"] = round_count(self.pseudo, self.count_step)
-        parameters = snapshot(self.parameters)
+        parameters = copy_tensors(self.parameters)
         sent = {name: value.cpu() for name, value in parameters.items()}
         return Update(sent, weight, metrics)  # [tagsets eq 1]
 
@@ -678,7 +678,9 @@ class Site(MentionSite):
         left = self._count_steps()
         for epoch in range(math.ceil(self.config.local_epochs)):
             rng = self.draws.rng_of("order", self.id, round, epoch)
-            batches = buckets(corpus.lengths, self.config.batch_size, rng)[:left]
+            batches = draw_epoch_batches(corpus.lengths, self.config.batch_size, rng)[
+                :left
+            ]
             yield from batches
             left -= len(batches)
 
@@ -719,7 +721,7 @@ class Site(MentionSite):
         if treatment == "marginal":
             return self._unfilled, treatment
 
-        present = snapshot(self.shared)
+        present = copy_tensors(self.shared)
         load_into(self.shared, self.teacher)
         try:
             if treatment == "soft":
@@ -745,14 +747,14 @@ class Site(MentionSite):
             part = slice(encoded.bounds[sentence], encoded.bounds[sentence + 1])
             offsets = encoded.offsets[part]
             document = encoded.documents[encoded.sentence_document[sentence]]
-            gold_spans = decode(encoded.tags[part], offsets, encoded.tagset)
-            guessed_spans = decode(guessed[part], offsets, encoded.tagset)
+            gold_spans = decode_tags(encoded.tags[part], offsets, encoded.tagset)
+            guessed_spans = decode_tags(guessed[part], offsets, encoded.tagset)
             completed = pseudo_complete(
                 replace(document, spans=tuple(gold_spans)),
                 replace(document, spans=tuple(guessed_spans)),
                 self.known,
             )
-            tags[part], _ = encode(completed.spans, offsets, encoded.tagset)
+            tags[part], _ = encode_tags(completed.spans, offsets, encoded.tagset)
         return replace(corpus, encoded=replace(encoded, tags=tags))
 
     # Evaluation and the final model.
@@ -911,7 +913,7 @@ class DistillWithDP(DPSupport):
         assert privacy is not None
         site.rounds = round // _count_sums_in_round(site.config, privacy.epoch)
         if int(memory.get("round", torch.tensor(-1))) != site.rounds:
-            memory = {**snapshot(site.shared), "round": torch.tensor(site.rounds)}
+            memory = {**copy_tensors(site.shared), "round": torch.tensor(site.rounds)}
         site.teacher = {
             name: value for name, value in memory.items() if name != "round"
         }
@@ -988,7 +990,7 @@ class Distill(Method):
                 'conditions has "pooled", which needs the complete annotation of every '
                 'site: leave it out: conditions = ["alone", "federated"]'
             )
-        together = pool(source)
+        together = pool_documents(source)
         pooled = replace(
             config, tags=together.tags, weighting=False, unannotated="outside"
         )

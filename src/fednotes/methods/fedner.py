@@ -41,18 +41,18 @@ from fednotes.core.numbers import NonNegativeInt, PositiveFloat, PositiveInt
 from fednotes.core.seeds import rng_of
 from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import (
+    add_prefix,
+    copy_tensors,
+    list_shapes,
     load_into,
     nbytes,
-    prefixed,
     seed_torch,
-    shapes_of,
-    snapshot,
-    unprefixed,
+    select_prefix,
 )
 from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Tensors, Total, Update
-from fednotes.data.batches import buckets
-from fednotes.data.split import pool
+from fednotes.data.batches import draw_epoch_batches
+from fednotes.data.split import pool_documents
 from fednotes.data.text import split_sentences
 from fednotes.methods import read_presets
 from fednotes.methods.base import Method
@@ -263,7 +263,7 @@ class Server(RoundServer):
         if self.config.exchange == "gradients":
             self._descend(total)
         else:
-            total.require(shapes_of(self.shared))
+            total.require(list_shapes(self.shared))
             self.shared = total.mean()  # [fedner eq 2]
         self.round += 1
         self.metrics = {"loss": total.metric("loss") / total.weight}
@@ -445,7 +445,9 @@ class Site(MentionSite):
         batches_in_epoch, _ = self._plan_epoch()
         batches = self.config.local_epochs * batches_in_epoch
         loss = sum(self._take_local_step(self.adam) for _ in range(batches)) / batches
-        shared = {name: value.cpu() for name, value in snapshot(self.shared).items()}
+        shared = {
+            name: value.cpu() for name, value in copy_tensors(self.shared).items()
+        }
         # [fedner eq 2]
         return Update(shared, self.reported_examples, self._report_loss(loss))
 
@@ -485,7 +487,7 @@ class Site(MentionSite):
             rng = self.draws.rng_of("order", self.id, epoch)
             least = compute_least_share(self.num_examples, self.config)
             lengths = self.train_set.lengths
-            self._batches = buckets(lengths, self.share, rng, least=least)
+            self._batches = draw_epoch_batches(lengths, self.share, rng, min_size=least)
             self._batches_of = (epoch, self.share)
         return self._batches[position]
 
@@ -555,7 +557,7 @@ class Site(MentionSite):
         best_tensors, facts = self.best.state()
         stepped = {name: value.detach() for name, value in self._stepped.items()}
         tensors = {
-            **prefixed("private.", stepped),
+            **add_prefix("private.", stepped),
             **self.adam.state(),
             **best_tensors,
         }
@@ -567,7 +569,7 @@ class Site(MentionSite):
 
     def restore(self, state: State) -> None:
         """Restore a saved state."""
-        load_into(self._stepped, unprefixed("private.", state.tensors))
+        load_into(self._stepped, select_prefix("private.", state.tensors))
         self.adam.restore(state.tensors)
         self.best.restore(state, self.model.trainable())
         self.steps = state.round
@@ -727,7 +729,7 @@ class FedNER(Method):
             )
             return tuple(sites), heads
 
-        together = pool(complete or sites)
+        together = pool_documents(complete or sites)
         pooled = replace(config, tags=together.tags, personal_epochs=0, sites=1)
         return (together,), pooled
 

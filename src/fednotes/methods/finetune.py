@@ -31,8 +31,8 @@ from fednotes.core.numbers import PositiveFloat, PositiveInt
 from fednotes.core.settings import FilledIn, checked
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.update import Tensors, Update
-from fednotes.data.batches import buckets, encode_corpus
-from fednotes.data.split import pool
+from fednotes.data.batches import draw_epoch_batches, encode_corpus
+from fednotes.data.split import pool_documents
 from fednotes.methods import read_presets
 from fednotes.methods.averaging import (
     KEEP_BEST,
@@ -175,7 +175,7 @@ def draw_batches(
         rng: Source of the random order.
     """
     model.train()
-    for batch in buckets(corpus.lengths, size, rng):
+    for batch in draw_epoch_batches(corpus.lengths, size, rng):
         yield [
             _Sentences(model, corpus, batch[start : start + part_size])
             for start in range(0, len(batch), part_size)
@@ -358,7 +358,7 @@ class Finetune(Method):
         if complete is None and len(types) > 1:
             heads = replace(config, private=("classifier",), aggregation="mean")
             return tuple(sites), heads
-        together = pool(complete or sites)
+        together = pool_documents(complete or sites)
         return (together,), replace(
             remove_federation_settings(config), tags=together.tags, private=()
         )

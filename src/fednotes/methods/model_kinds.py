@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.errors import ConfigError, suggest_name
 from fednotes.methods import find_method, list_built_in_names
 from fednotes.taggers.saving import list_model_kinds
 
@@ -19,7 +19,7 @@ def make_unsupported_kind_error(method: str, kind: object) -> ConfigError:
     """
     known = list_model_kinds()
     if kind not in known:
-        return ConfigError(f"unknown kind {kind!r}; {nearest(kind, known)}")
+        return ConfigError(f"unknown kind {kind!r}; {suggest_name(kind, known)}")
     usable = " or ".join(
         f'"{name}"' for name in find_method(method).list_models() or known
     )

@@ -50,10 +50,10 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Federation, State
 from fednotes.core.numbers import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 from fednotes.core.settings import FilledIn, checked
-from fednotes.core.tensors import load_into, prefixed, snapshot, unprefixed
+from fednotes.core.tensors import add_prefix, copy_tensors, load_into, select_prefix
 from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Tensors, Total, Update
-from fednotes.data.batches import with_spans
+from fednotes.data.batches import decode_documents
 from fednotes.methods import averaging, finetune, read_presets
 from fednotes.methods.averaging import (
     Averaging,
@@ -61,7 +61,7 @@ from fednotes.methods.averaging import (
     run_cycles,
 )
 from fednotes.methods.model_kinds import make_unsupported_kind_error
-from fednotes.metrics.spans import SpanCounts, forms_of
+from fednotes.metrics.spans import SpanCounts, collect_forms
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.corpora import EncoderCorpus, PreparedCorpus
 from fednotes.taggers.model import Model
@@ -324,7 +324,7 @@ class Site(finetune.Site):
         )
         self.own = finetune.Site(data, alone, **options | {"count_step": 1})
         self._own_model = self.own.model
-        self._own_start = snapshot(self.own.parameters)
+        self._own_start = copy_tensors(self.own.parameters)
         self._start_own_server(None)
         super().__init__(
             data,
@@ -475,11 +475,11 @@ class Site(finetune.Site):
 
     def _score_parts(self) -> dict[str, Any]:
         """Return the strict and relaxed test scores of each part."""
-        train_forms = forms_of(self.data.train)
+        train_forms = collect_forms(self.data.train)
         types = self.list_judged_types(self.data)
         scores = {}
         for name, emissions in self._compute_emissions(self.test_set).items():
-            predicted = with_spans(self.test_set.encoded, emissions.argmax(-1))
+            predicted = decode_documents(self.test_set.encoded, emissions.argmax(-1))
             counts = SpanCounts.of(
                 self.data.test, predicted, seen=train_forms, types=types
             )
@@ -513,7 +513,7 @@ class Site(finetune.Site):
         facts = dict(state.facts)
         children = {"own": self.own.state(), "alone": self._own_server.state()}
         for name, child in children.items():
-            tensors |= prefixed(f"{name}.", child.tensors)
+            tensors |= add_prefix(f"{name}.", child.tensors)
             facts[name] = {"round": child.round, "facts": dict(child.facts)}
         return State(state.round, tensors, facts)
 
@@ -527,7 +527,9 @@ class Site(finetune.Site):
 def _extract_child_state(state: State, name: str) -> State:
     """Extract a part's state, by name, from the state of a site."""
     child = state.facts[name]
-    return State(child["round"], unprefixed(f"{name}.", state.tensors), child["facts"])
+    return State(
+        child["round"], select_prefix(f"{name}.", state.tensors), child["facts"]
+    )
 
 
 def train_on_soft_targets(

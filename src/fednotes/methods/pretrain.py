@@ -26,7 +26,7 @@ import torch
 from annotated_types import Ge
 
 from fednotes.core.counts import round_count, scale_sum
-from fednotes.core.errors import ConfigError, DataError, within
+from fednotes.core.errors import ConfigError, DataError, naming_place
 from fednotes.core.federation import Federation, MethodSite, State
 from fednotes.core.numbers import (
     NonNegativeInt,
@@ -35,10 +35,15 @@ from fednotes.core.numbers import (
 )
 from fednotes.core.seeds import Draws
 from fednotes.core.settings import FilledIn, checked
-from fednotes.core.tensors import load_into, nbytes, snapshot
+from fednotes.core.tensors import copy_tensors, load_into, nbytes
 from fednotes.core.update import Tensors, Update, require_metrics
-from fednotes.data.clinical import sentences
-from fednotes.data.notes.sites import NoteSource, SiteNotes, fingerprint, pooled_notes
+from fednotes.data.clinical import list_note_sentences
+from fednotes.data.notes.sites import (
+    NoteSource,
+    SiteNotes,
+    fingerprint_notes,
+    pool_notes,
+)
 from fednotes.encoders.features import find_default_cache
 from fednotes.encoders.language_model import (
     LanguageModel,
@@ -206,7 +211,9 @@ def open_shared_model(config: LanguageModelConfig, seed: int, device: str) -> Sh
     """Return this process's only model with these settings; build it if necessary."""
     model = build_language_model(config, seed, device)
     parameters = model.trainable()
-    return Shared(model, parameters, tuple(model.select_head()), snapshot(parameters))
+    return Shared(
+        model, parameters, tuple(model.select_head()), copy_tensors(parameters)
+    )
 
 
 @dataclass(frozen=True)
@@ -348,7 +355,7 @@ class Site(AveragingSite, MethodSite):
     def _tokenize(self, notes: NoteSource) -> Tokens:
         """Return the tokens of notes, from the cache if it has them."""
         tokenizer = self.model.tokenizer
-        with within(f"site {self.data.id!r}", DataError):
+        with naming_place(f"site {self.data.id!r}", DataError):
             return tokenize_with_cache(
                 notes,
                 tokenizer.tokenize,
@@ -547,7 +554,7 @@ class PretrainWithDP(AveragingWithDP):
     ) -> dict[str, torch.Tensor]:
         """Return the shared parameters before training."""
         del agreed
-        return snapshot(open_shared_model(config.model, config.seed, "cpu").initial)
+        return copy_tensors(open_shared_model(config.model, config.seed, "cpu").initial)
 
     def group_units(self, site: Site, unit: Unit) -> list[np.ndarray]:
         """Pack each unit's notes separately into `Site.apart`; return each unit's rows.
@@ -581,7 +588,7 @@ class PretrainWithDP(AveragingWithDP):
 
     def hash_data(self, data: SiteNotes) -> bytes:
         """Return a digest of a site's notes."""
-        return fingerprint(data).encode()
+        return fingerprint_notes(data).encode()
 
     def count_size(self, config: Config) -> int:
         """Return 0, because there is nothing to count."""
@@ -595,7 +602,7 @@ def _group_documents_by_unit(site: Site, unit: Unit) -> list[list[int]]:
     documents: dict[tuple[str, ...], list[int]] = {}
     place = 0
     for note in site.data.train():
-        if site.train_set.dropped and not any(tokenize(sentences(note.text))):
+        if site.train_set.dropped and not any(tokenize(list_note_sentences(note.text))):
             continue  # it was dropped from the tokens
         key = make_unit_key(
             note.patient, f"{note.source}/{note.id}", unit
@@ -698,7 +705,7 @@ class Pretrain(Method):
     ) -> tuple[tuple[SiteNotes, ...], Config]:
         """Return the pooled data and the settings of centralised pre-training."""
         del complete
-        return (pooled_notes(sites),), remove_federation_settings(config)
+        return (pool_notes(sites),), remove_federation_settings(config)
 
     def plan_rounds(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the number of cycles and the sequences per cycle over all sites."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from fednotes.core.types import Document
 from fednotes.data.tags import keep_outermost
-from fednotes.metrics.spans import SpanCounts, token_kappa
+from fednotes.metrics.spans import SpanCounts, compute_token_kappa
 
 
 def measure_agreement(
@@ -36,7 +36,7 @@ def measure_agreement(
     gold = _flatten_all(in_both)
     predicted = _flatten_all([others[document.id] for document in in_both])
     counts = SpanCounts.of(gold, predicted)
-    tokens, kappa = token_kappa(gold, predicted)
+    tokens, kappa = compute_token_kappa(gold, predicted)
     return {
         "documents": len(in_both),
         "apart": len(ids) - len(in_both),
@@ -54,6 +54,7 @@ def measure_agreement(
 
 
 def _flatten_all(documents: Sequence[Document]) -> list[Document]:
+    """Return documents with only their outermost mentions."""
     return [
         replace(document, spans=keep_outermost(document.spans))
         for document in documents

@@ -24,7 +24,7 @@ from fednotes.core.errors import (
     MissingExtra,
     ModelError,
     needs,
-    readable,
+    raising_if_unreadable,
 )
 from fednotes.core.parsing import JsonError, open_regular, read_json
 from fednotes.core.seeds import rng_of
@@ -124,7 +124,7 @@ class Reliability:
             MissingExtra: matplotlib is not installed.
             FednotesError: The file cannot be written.
         """
-        write_out(Path(path), picture({"as they are": self}, path))
+        write_out(Path(path), draw_picture({"as they are": self}, path))
 
     def _repr_html_(self) -> str:
         return _to_html({"as they are": self})
@@ -155,8 +155,8 @@ class Calibration:
     format: Literal[1] = 1
 
     @classmethod
-    def of(cls, folder: Path) -> Calibration | None:
-        """Return the calibration in a model's folder, or None.
+    def read(cls, folder: Path) -> Calibration | None:
+        """Return the calibration in a model's folder; None if there is none.
 
         Raises:
             ModelError: The calibration is damaged or belongs to other weights.
@@ -172,7 +172,7 @@ class Calibration:
             calibration: Calibration = build(cls, table, str(path))
         except (OSError, JsonError, ConfigError) as error:
             raise ModelError(f"{path}: cannot be read ({error}): {remedy}") from error
-        if calibration.sha256 != weights_digest(folder):
+        if calibration.sha256 != hash_weights(folder):
             raise ModelError(f"{path}: belongs to other weights than these: {remedy}")
         return calibration
 
@@ -184,19 +184,19 @@ class Calibration:
         """
         write_json(folder / FILE, asdict(self))
 
-    def values(self, confidences: np.ndarray) -> np.ndarray:
+    def apply(self, confidences: np.ndarray) -> np.ndarray:
         """Return calibrated confidences of the same shape."""
         return sigmoid(self.slope * log_odds(confidences) + self.intercept)
 
-    def on(self, documents: Sequence[Document]) -> tuple[Document, ...]:
-        """Return documents with calibrated confidences."""
+    def apply_to(self, documents: Sequence[Document]) -> tuple[Document, ...]:
+        """Return documents with calibrated confidences of their mentions."""
         calibrated = []
         for document in documents:
             raw = np.array([span.confidence for span in document.spans], np.float64)
             spans = tuple(
                 replace(span, confidence=confidence)
                 for span, confidence in zip(
-                    document.spans, self.values(raw).tolist(), strict=True
+                    document.spans, self.apply(raw).tolist(), strict=True
                 )
             )
             calibrated.append(replace(document, spans=spans))
@@ -230,16 +230,16 @@ class Calibrated:
     calibration: Calibration | None
 
     @property
-    def shown(self) -> dict[str, Reliability]:
-        """Both reliabilities by their names in plots."""
+    def reliabilities(self) -> dict[str, Reliability]:
+        """The reliability before and after, by the name in plots."""
         return {"before": self.before, "after, by cross-validation": self.after}
 
     def plot(self, path: str | Path) -> None:
         """Save both in one diagram; see `Reliability.plot`."""
-        write_out(Path(path), picture(self.shown, path))
+        write_out(Path(path), draw_picture(self.reliabilities, path))
 
     def _repr_html_(self) -> str:
-        return _to_html(self.shown)
+        return _to_html(self.reliabilities)
 
 
 def judge_spans(
@@ -294,7 +294,7 @@ def calibrate(
         is_right: (spans,) bool.
         owners: (spans,) index of each span's document.
         fit: Fits slope and intercept.
-        digest: `weights_digest` of the model.
+        digest: `hash_weights` of the model.
 
     Returns:
         The result. It has a calibration only if the reduction of the log loss exceeds
@@ -344,7 +344,7 @@ def calibrate(
 def _cross_validate(
     odds: np.ndarray, is_right: np.ndarray, place: np.ndarray, fit: Fit
 ) -> np.ndarray:
-    """Return confidences calibrated by fits without their document, (spans,).
+    """Return confidences, each calibrated by a fit without its document, (spans,).
 
     Args:
         odds: (spans,) log-odds.
@@ -365,7 +365,7 @@ def _cross_validate(
 # ---- pictures ------------------------------------------------------------------------
 
 
-def picture(curves: Mapping[str, Reliability], path: str | Path = ".png") -> bytes:
+def draw_picture(curves: Mapping[str, Reliability], path: str | Path = ".png") -> bytes:
     """Draw a reliability diagram: the share of correct spans by confidence.
 
     Below the diagonal, a model is overconfident. Bars are Wilson's 95 % intervals
@@ -389,11 +389,12 @@ def picture(curves: Mapping[str, Reliability], path: str | Path = ".png") -> byt
             f"{', '.join(PICTURES)}"
         )
     buffer = io.BytesIO()
-    _figure(curves).savefig(buffer, format=suffix[1:])
+    _make_figure(curves).savefig(buffer, format=suffix[1:])
     return buffer.getvalue()
 
 
-def _figure(curves: Mapping[str, Reliability]) -> Any:
+def _make_figure(curves: Mapping[str, Reliability]) -> Any:
+    """Return the figure of a reliability diagram; see `draw_picture`."""
     with needs("matplotlib", "plot"):
         from matplotlib.figure import Figure
     figure = Figure(figsize=(4.6, 5.4), dpi=130, layout="constrained")
@@ -420,7 +421,7 @@ def _draw_curve(panel: Any, name: str, curve: Reliability, **style: str) -> None
     """Draw the share of correct spans in each bin, with its interval."""
     confidence = np.array([b.confidence for b in curve.bins])
     right = np.array([b.right for b in curve.bins])
-    intervals = [wilson(b.right, b.spans) for b in curve.bins]
+    intervals = [compute_wilson_interval(b.right, b.spans) for b in curve.bins]
     low, high = np.array(intervals).reshape(-1, 2).T
     panel.errorbar(
         confidence,
@@ -434,7 +435,7 @@ def _draw_curve(panel: Any, name: str, curve: Reliability, **style: str) -> None
     )
 
 
-def wilson(share: float, number: int) -> tuple[float, float]:
+def compute_wilson_interval(share: float, number: int) -> tuple[float, float]:
     """Return the 95 % interval of a probability (Wilson 1927).
 
     Args:
@@ -461,7 +462,7 @@ def _to_html(curves: Mapping[str, Reliability]) -> str:
         for name, curve in curves.items()
     )
     try:
-        data = base64.b64encode(picture(curves)).decode()
+        data = base64.b64encode(draw_picture(curves)).decode()
     except MissingExtra:
         return f"<p>{caption}</p>"
     source = f"data:image/png;base64,{data}"
@@ -489,7 +490,7 @@ def log_losses(confidences: np.ndarray, is_right: np.ndarray) -> np.ndarray:
     return np.logaddexp(0, np.where(is_right, -1, 1) * log_odds(confidences))
 
 
-def weights_digest(folder: Path) -> str:
+def hash_weights(folder: Path) -> str:
     """Return the SHA-256 of the weights in a model's folder.
 
     Raises:
@@ -503,7 +504,7 @@ def weights_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in files:
         with (
-            readable(path, ModelError),
+            raising_if_unreadable(path, ModelError),
             open(path, "rb", opener=open_regular) as file,
         ):
             digest.update(hashlib.file_digest(file, "sha256").digest())

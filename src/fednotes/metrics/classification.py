@@ -75,7 +75,7 @@ class ClassCounts:
         Raises:
             DataError: Shapes do not agree, or a value is not a label.
         """
-        cells = _cells(labels, predicted, len(outputs), classes)
+        cells = _number_cells(labels, predicted, len(outputs), classes)
         by_output = {}
         for name, column in zip(outputs, cells.T, strict=True):
             counts = np.bincount(column[column >= 0], minlength=_CELLS)
@@ -136,34 +136,36 @@ class ClassCounts:
         """
         tables = [np.asarray(table, np.float64) for table in self.by_output.values()]
         table = np.stack(tables) if tables else np.zeros((0, 3, 4))
-        right, predicted, gold = _sums(table)  # (outputs, 3 classes) each
-        by_class = _scores(right, predicted, gold)  # (outputs, 3 classes, 3 measures)
-        occurs = _occurs(table)
+        right, predicted, gold = _sum_table(table)  # (outputs, 3 classes) each
+        by_class = _compute_scores(
+            right, predicted, gold
+        )  # (outputs, 3 classes, 3 measures)
+        occurs = _find_occurring(table)
         by_output: dict[str, Any] = {}
         for row, name in enumerate(self.by_output):
             if not occurs[row].any():
                 continue
-            macro = _mean(by_class[row], occurs[row], 0)
-            scores: dict[str, Any] = {"macro": _by_measure(macro, gold[row].sum())}
+            macro = _average(by_class[row], occurs[row], 0)
+            scores: dict[str, Any] = {"macro": _name_measures(macro, gold[row].sum())}
             for label in np.flatnonzero(occurs[row]):
                 scores[CLASSES[label]] = {
-                    **_by_measure(by_class[row, label], gold[row, label]),
+                    **_name_measures(by_class[row, label], gold[row, label]),
                     "predicted": int(predicted[row, label]),
                 }
             by_output[name] = scores
 
-        present_macro = _mean(by_class[:, PRESENT], occurs[:, PRESENT], 0)
+        present_macro = _average(by_class[:, PRESENT], occurs[:, PRESENT], 0)
         present_gold = gold[:, PRESENT].sum()
-        present_micro = _scores(
+        present_micro = _compute_scores(
             right[:, PRESENT].sum(), predicted[:, PRESENT].sum(), present_gold
         )
-        micro = _scores(right.sum(), predicted.sum(), gold.sum())
+        micro = _compute_scores(right.sum(), predicted.sum(), gold.sum())
         return {
-            "macro": _by_measure(_macro(table), gold.sum()),
-            "micro": _by_measure(micro, gold.sum()),
+            "macro": _name_measures(_average_macro(table), gold.sum()),
+            "micro": _name_measures(micro, gold.sum()),
             "present": {
-                "macro": _by_measure(present_macro, present_gold),
-                "micro": _by_measure(present_micro, present_gold),
+                "macro": _name_measures(present_macro, present_gold),
+                "micro": _name_measures(present_micro, present_gold),
             },
             "outputs": len(by_output),
             "by_output": by_output,
@@ -174,10 +176,18 @@ class ClassCounts:
 
 
 def draw_weights(units: int, samples: int, seed: int) -> Iterator[Floats]:
-    """Yield how often each unit is drawn, (resamples, units), for all resamples.
+    """Draw units with replacement; yield how often each one is drawn.
 
     The draws are `rng.integers(0, units, (samples, units))` of
     `numpy.random.default_rng(seed)`.
+
+    Args:
+        units: Number of units.
+        samples: Number of resamples.
+        seed: Seed of the draws.
+
+    Yields:
+        (resamples, units) for some resamples at a time, until all have been drawn.
     """
     rng = np.random.default_rng(seed)
     rows = max(1, _CHUNK // units)
@@ -189,7 +199,7 @@ def draw_weights(units: int, samples: int, seed: int) -> Iterator[Floats]:
         yield counts.reshape(size, units).astype(np.float64)
 
 
-def macro_f1(
+def compute_macro_f1(
     labels: NDArray[Any],
     classes: Sequence[Sequence[int]] | None,
     predicted: NDArray[Any],
@@ -204,14 +214,14 @@ def macro_f1(
         weights: (draws, patients) how often each patient counts.
     """
     outputs = labels.shape[1]
-    cells = _cells(labels, predicted, outputs, classes)
+    cells = _number_cells(labels, predicted, outputs, classes)
     is_in_cell = cells[:, :, None] == np.arange(_CELLS)
     ones = is_in_cell.reshape(len(cells), -1).astype(np.float64)
     tables = (weights @ ones).reshape(len(weights), outputs, 3, 4)
-    return _macro(tables)[..., _MEASURES.index("f1")]
+    return _average_macro(tables)[..., _MEASURES.index("f1")]
 
 
-def macro_measures(
+def compute_macro_measures(
     labels: NDArray[Any],
     classes: Sequence[Sequence[int]] | None,
     predicted: NDArray[Any],
@@ -224,13 +234,15 @@ def macro_measures(
         predicted: (patients, outputs).
     """
     outputs = labels.shape[1]
-    cells = _cells(labels, predicted, outputs, classes)  # (patients, outputs)
+    cells = _number_cells(labels, predicted, outputs, classes)  # (patients, outputs)
     counts = (cells[:, :, None] == np.arange(_CELLS)).sum(axis=0).astype(np.float64)
-    measures = _macro(counts.reshape(1, outputs, 3, 4))[0]
+    measures = _average_macro(counts.reshape(1, outputs, 3, 4))[0]
     return dict(zip(_MEASURES, measures.tolist(), strict=True))
 
 
-def macro_auroc(labels: NDArray[Any], scores: NDArray[Any], weights: Floats) -> Floats:
+def compute_macro_auroc(
+    labels: NDArray[Any], scores: NDArray[Any], weights: Floats
+) -> Floats:
     """Return macro AUROC over the outputs with both classes in a draw, (draws,).
 
     Args:
@@ -238,21 +250,21 @@ def macro_auroc(labels: NDArray[Any], scores: NDArray[Any], weights: Floats) -> 
         scores: (patients, outputs).
         weights: (draws, patients) how often each patient counts.
     """
-    auroc = _areas(labels, scores, weights)[..., :1]  # (draws, outputs, 1)
-    return _mean(np.nan_to_num(auroc), ~np.isnan(auroc[..., 0]), -2)[..., 0]
+    auroc = _compute_areas(labels, scores, weights)[..., :1]  # (draws, outputs, 1)
+    return _average(np.nan_to_num(auroc), ~np.isnan(auroc[..., 0]), -2)[..., 0]
 
 
 # ---- rankings ------------------------------------------------------------------------
 
 
-def rankings(
+def measure_rankings(
     labels: NDArray[Any],
     scores: NDArray[Any],
     outputs: Sequence[str],
     samples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Return AUROC and AUPRC with 95 % bootstrap intervals over patients.
+    """Compute AUROC and AUPRC with 95 % bootstrap intervals over patients.
 
     The draws are the same for all outputs. A draw without both classes of an output is
     ignored for that output.
@@ -283,10 +295,10 @@ def rankings(
     if samples and patients:
         weights += draw_weights(patients, samples, seed)
     # (1 + samples, outputs, 2)
-    areas = np.concatenate([_areas(labels, scores, each) for each in weights])
+    areas = np.concatenate([_compute_areas(labels, scores, each) for each in weights])
     by_output = {
         name: {
-            **_intervals(areas[:, column]),
+            **_compute_intervals(areas[:, column]),
             "present": int((labels[:, column] == PRESENT).sum()),
             "absent": int((labels[:, column] == ABSENT).sum()),
         }
@@ -294,15 +306,17 @@ def rankings(
     }
     exists = ~np.isnan(areas[..., 0])
     counts = exists & exists[0]  # outputs included in each draw
-    macro = _mean(np.nan_to_num(areas), counts, 1)
+    macro = _average(np.nan_to_num(areas), counts, 1)
     macro[~counts.any(axis=1)] = np.nan
     return {
-        "macro": {**_intervals(macro), "outputs": int(exists[0].sum())},
+        "macro": {**_compute_intervals(macro), "outputs": int(exists[0].sum())},
         "by_output": by_output,
     }
 
 
-def _areas(labels: NDArray[Any], scores: NDArray[Any], weights: Floats) -> Floats:
+def _compute_areas(
+    labels: NDArray[Any], scores: NDArray[Any], weights: Floats
+) -> Floats:
     """Return AUROC and AUPRC, (draws, outputs, 2).
 
     AUROC is the probability that a present patient scores higher than an absent one; a
@@ -344,7 +358,7 @@ def _areas(labels: NDArray[Any], scores: NDArray[Any], weights: Floats) -> Float
     return areas
 
 
-def _intervals(areas: Floats) -> dict[str, Any]:
+def _compute_intervals(areas: Floats) -> dict[str, Any]:
     """Return value, low and high of both areas.
 
     Args:
@@ -369,22 +383,43 @@ def _intervals(areas: Floats) -> dict[str, Any]:
 
 
 def _require_same_shape(
-    labels: NDArray[Any], values: NDArray[Any], what: str, outputs: int
+    labels: NDArray[Any], values: NDArray[Any], name: str, outputs: int
 ) -> None:
+    """Raise DataError unless labels and values are (patients, outputs).
+
+    Args:
+        labels: The labels.
+        values: The predictions or scores.
+        name: The name of the values in the message.
+        outputs: The number of outputs.
+    """
     if labels.shape != values.shape or labels.ndim != 2 or labels.shape[1] != outputs:
         raise DataError(
-            f"labels {labels.shape} and {what} {values.shape} for {outputs} outputs: "
+            f"labels {labels.shape} and {name} {values.shape} for {outputs} outputs: "
             "both must be (patients, outputs)"
         )
 
 
-def _cells(
+def _number_cells(
     labels: NDArray[Any],
     predicted: NDArray[Any],
     outputs: int,
     classes: Sequence[Sequence[int]] | None,
 ) -> NDArray[np.int64]:
-    """Return 4 · label + prediction, (patients, outputs); -1 for ignored pairs."""
+    """Return the cell of each pair of patient and output in a confusion table.
+
+    Args:
+        labels: (patients, outputs).
+        predicted: (patients, outputs).
+        outputs: The number of outputs.
+        classes: As in `ClassCounts.of`.
+
+    Returns:
+        (patients, outputs) 4 · label + prediction; -1 for ignored pairs.
+
+    Raises:
+        DataError: Shapes do not agree, or a value is not a label.
+    """
     label = np.asarray(labels).astype(np.int64)
     prediction = np.asarray(predicted).astype(np.int64)
     _require_same_shape(label, prediction, "predictions", outputs)
@@ -404,25 +439,25 @@ def _cells(
     return np.where(counts, 4 * label + column, -1)
 
 
-def _sums(table: Floats) -> tuple[Floats, Floats, Floats]:
+def _sum_table(table: Floats) -> tuple[Floats, Floats, Floats]:
     """Return correct, predicted and labelled counts; (…, 3, 4) → (…, 3 classes)."""
     right = np.diagonal(table[..., :3], axis1=-2, axis2=-1)
     return right, table[..., :3].sum(-2), table.sum(-1)
 
 
-def _scores(right: Any, predicted: Any, gold: Any) -> Floats:
+def _compute_scores(right: Any, predicted: Any, gold: Any) -> Floats:
     """Return precision, recall and F1 along a new last axis."""
     f1 = ratio(2 * right, predicted + gold)
     return np.stack([ratio(right, predicted), ratio(right, gold), f1], axis=-1)
 
 
-def _occurs(table: Floats) -> NDArray[np.bool_]:
+def _find_occurring(table: Floats) -> NDArray[np.bool_]:
     """Return which classes are in labels or predictions; (…, 3, 4) → (…, 3)."""
     return np.asarray((table.sum(-1) > 0) | (table[..., :3].sum(-2) > 0))
 
 
-def _macro(table: Floats) -> Floats:
-    """Return the mean over occurring classes, then over labelled outputs.
+def _average_macro(table: Floats) -> Floats:
+    """Return macro scores: the mean over occurring classes, then over labelled outputs.
 
     Args:
         table: (…, outputs, 3, 4) counts.
@@ -430,14 +465,14 @@ def _macro(table: Floats) -> Floats:
     Returns:
         (…, 3) precision, recall and F1.
     """
-    occurs = _occurs(table)
-    right, predicted, gold = _sums(table)
-    by_class = _scores(right, predicted, gold)
-    by_output = _mean(by_class, occurs, -2)  # [phenotype macro]
-    return _mean(by_output, np.asarray(occurs.any(-1)), -2)  # [phenotype macro]
+    occurs = _find_occurring(table)
+    right, predicted, gold = _sum_table(table)
+    by_class = _compute_scores(right, predicted, gold)
+    by_output = _average(by_class, occurs, -2)  # [phenotype macro]
+    return _average(by_output, np.asarray(occurs.any(-1)), -2)  # [phenotype macro]
 
 
-def _mean(values: Floats, counts: NDArray[np.bool_], axis: int) -> Floats:
+def _average(values: Floats, counts: NDArray[np.bool_], axis: int) -> Floats:
     """Return the mean over the included entries; 0 if there are none.
 
     Args:
@@ -459,7 +494,8 @@ def ratio(top: Any, bottom: Any) -> Floats:
     return np.divide(top, bottom, out=out, where=bottom > 0)
 
 
-def _by_measure(scores: Floats, support: float) -> dict[str, float | int]:
+def _name_measures(scores: Floats, support: float) -> dict[str, float | int]:
+    """Return precision, recall and F1 by name, with the support."""
     named: dict[str, float | int] = dict(zip(_MEASURES, scores.tolist(), strict=True))
     named["support"] = int(support)
     return named

@@ -15,8 +15,8 @@ from math import hypot, isfinite, sqrt
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
-from fednotes.core.parsing import mapping, number
-from fednotes.metrics.paired_tests import paired_t
+from fednotes.core.parsing import as_mapping, find_number
+from fednotes.metrics.paired_tests import run_paired_t_test
 
 ALPHA = 0.05  # p value of a paired test below which a difference is claimed
 WITHIN = "pooled - alone is within noise"
@@ -94,7 +94,7 @@ class Verdict(NamedTuple):
     @property
     def use(self) -> str:
         """The model that the site should use."""
-        sign = shown_sign(self.low, self.high, self.p_value)
+        sign = find_proven_sign(self.low, self.high, self.p_value)
         if sign == 0:
             return "no difference shown"
         if sign > 0:
@@ -102,7 +102,7 @@ class Verdict(NamedTuple):
         return "its own" if self.against == "alone" else self.against
 
 
-def shown_sign(low: float, high: float, p_value: float | None = None) -> int:
+def find_proven_sign(low: float, high: float, p_value: float | None = None) -> int:
     """Return the sign of a significant difference; 0 if it is not significant.
 
     A difference is significant if its 95 % interval excludes zero and, in a paired
@@ -115,7 +115,7 @@ def shown_sign(low: float, high: float, p_value: float | None = None) -> int:
     return -1 if high < 0 else 0
 
 
-def gap_of_scores(alone: float, federated: float, pooled: float, noise: float) -> Gap:
+def compute_gap(alone: float, federated: float, pooled: float, noise: float) -> Gap:
     """Return the share of the gap that is closed.
 
     Args:
@@ -132,20 +132,20 @@ def gap_of_scores(alone: float, federated: float, pooled: float, noise: float) -
     return Gap(None, BELOW)
 
 
-def gap_of_sites(sites: Iterable[SiteScores]) -> Gap | None:
+def compute_gap_of_sites(sites: Iterable[SiteScores]) -> Gap | None:
     """Return the mean share of the gap that is closed, over sites with all scores.
 
     It is None if no site has all three scores.
     """
-    means = _mean_scores(sites, "alone", "federated", "pooled")
+    means = _average_scores(sites, "alone", "federated", "pooled")
     if not means:
         return None
     alone, federated, pooled = means
     noise = 2 * hypot(alone.error, pooled.error)
-    return gap_of_scores(alone.score, federated.score, pooled.score, noise)
+    return compute_gap(alone.score, federated.score, pooled.score, noise)
 
 
-def gap_by_seed(
+def compute_gap_by_seed(
     alone: Sequence[float], federated: Sequence[float], pooled: Sequence[float]
 ) -> tuple[list[float], str]:
     """Return the share of the gap that is closed, for each seed.
@@ -166,7 +166,7 @@ def gap_by_seed(
     differences = [p - a for a, p in zip(alone, pooled, strict=True)]
     if len(differences) < 2:
         return [], "one seed"
-    test = paired_t(differences)
+    test = run_paired_t_test(differences)
     if test.low <= 0:
         return [], BELOW if test.high < 0 else WITHIN
     shares = [(f - a) / test.mean for a, f in zip(alone, federated, strict=True)]
@@ -190,10 +190,10 @@ def judge_gain(
     Returns:
         The verdict; None if no site has both scores.
     """
-    means = _mean_scores(sites, against, "federated")
+    means = _average_scores(sites, against, "federated")
     if not means:
         return None
-    gap = gap_of_sites(sites) if against == "alone" else None
+    gap = compute_gap_of_sites(sites) if against == "alone" else None
     if paired is not None:
         return Verdict(
             gain=paired.difference,
@@ -209,14 +209,17 @@ def judge_gain(
     return Verdict(gain, gain - margin, gain + margin, gap, against=against)
 
 
-def _mean_scores(sites: Iterable[SiteScores], *conditions: str) -> list[ScoreWithError]:
-    """Return each condition's mean score and error; [] if no site has all.
+def _average_scores(
+    sites: Iterable[SiteScores], *conditions: str
+) -> list[ScoreWithError]:
+    """Return the mean over sites of each condition's score and error.
 
-    The sites' errors are averaged as if all sites had the same test data.
+    Sites without all conditions are left out; it is [] if none has all. The sites'
+    errors are averaged as if all sites had the same test data.
     """
     complete: list[list[ScoreWithError]] = []
     for site in sites:
-        scores = [main_score(site.get(condition, {})) for condition in conditions]
+        scores = [find_main_score(site.get(condition, {})) for condition in conditions]
         present = [score for score in scores if score is not None]
         if len(present) == len(conditions):
             complete.append(present)
@@ -232,7 +235,7 @@ def _mean_scores(sites: Iterable[SiteScores], *conditions: str) -> list[ScoreWit
 # ---- the score of a site, and its standard error -------------------------------------
 
 
-def main_score(scores: Mapping[str, Any]) -> ScoreWithError | None:
+def find_main_score(scores: Mapping[str, Any]) -> ScoreWithError | None:
     """Return the score for comparing a site's models; larger is better.
 
     It is the strict F1 of mentions, the macro F1 of diseases, or the negative loss of
@@ -245,25 +248,25 @@ def main_score(scores: Mapping[str, Any]) -> ScoreWithError | None:
     Returns:
         The score, or None if there is none or its error cannot be computed.
     """
-    strict_f1 = number(scores, "strict", "f1")
+    strict_f1 = find_number(scores, "strict", "f1")
     if strict_f1 is not None:
-        error = _f1_error_of_counts(mapping(scores.get("counts")), "strict")
+        error = _estimate_f1_error_of_counts(as_mapping(scores.get("counts")), "strict")
         if error is not None:
             return ScoreWithError(strict_f1, error)
-    macro_f1 = number(scores, "phenotypes", "f1")
+    macro_f1 = find_number(scores, "phenotypes", "f1")
     if macro_f1 is not None:
-        diseases = mapping(scores.get("by_output")).values()
-        errors = [_disease_error(mapping(disease)) for disease in diseases]
-        return ScoreWithError(macro_f1, _error_of_mean(errors))
-    loss = number(scores, "masked", "loss")
-    tokens = number(scores, "masked", "tokens")
+        diseases = as_mapping(scores.get("by_output")).values()
+        errors = [_estimate_disease_error(as_mapping(disease)) for disease in diseases]
+        return ScoreWithError(macro_f1, _estimate_error_of_mean(errors))
+    loss = find_number(scores, "masked", "loss")
+    tokens = find_number(scores, "masked", "tokens")
     if loss is not None and tokens:
         # The standard deviation of a token's loss is about its mean.
         return ScoreWithError(-loss, loss / sqrt(tokens))
     return None
 
 
-def f1_error(right: float, predicted: float, gold: float) -> float:
+def estimate_f1_error(right: float, predicted: float, gold: float) -> float:
     """Return the standard error of F1, by the delta method.
 
     F1 = 2 J / (1 + J) with J = right / union, the share of correct mentions among all
@@ -282,32 +285,34 @@ def f1_error(right: float, predicted: float, gold: float) -> float:
     return 2 / (1 + share) ** 2 * sqrt(share * (1 - share) / (union + 2))
 
 
-def _error_of_mean(errors: Sequence[float]) -> float:
+def _estimate_error_of_mean(errors: Sequence[float]) -> float:
     """Return the standard error of the mean of independent scores."""
     return sqrt(sum(error * error for error in errors)) / max(1, len(errors))
 
 
-def _disease_error(disease: Mapping[str, Any]) -> float:
+def _estimate_disease_error(disease: Mapping[str, Any]) -> float:
     """Return the standard error of a disease's F1, the mean over its classes."""
     errors = []
     for scores in disease.values():
-        table = mapping(scores)
-        recall = number(table, "recall") or 0.0
-        support = number(table, "support") or 0.0
+        table = as_mapping(scores)
+        recall = find_number(table, "recall") or 0.0
+        support = find_number(table, "support") or 0.0
         counts = {**table, "right": recall * support, "gold": table.get("support")}
-        error = _f1_error_of_counts(counts, "right")
+        error = _estimate_f1_error_of_counts(counts, "right")
         if error is not None:
             errors.append(error)
-    return _error_of_mean(errors)
+    return _estimate_error_of_mean(errors)
 
 
-def _f1_error_of_counts(counts: Mapping[str, Any], right_key: str) -> float | None:
+def _estimate_f1_error_of_counts(
+    counts: Mapping[str, Any], right_key: str
+) -> float | None:
     """Return the standard error of F1 from counts; None if they are implausible."""
-    right = number(counts, right_key)
-    predicted = number(counts, "predicted")
-    gold = number(counts, "gold")
+    right = find_number(counts, right_key)
+    predicted = find_number(counts, "predicted")
+    gold = find_number(counts, "gold")
     if right is None or predicted is None or gold is None:
         return None
     if right < 0 or right > min(predicted, gold):
         return None
-    return f1_error(right, predicted, gold)
+    return estimate_f1_error(right, predicted, gold)

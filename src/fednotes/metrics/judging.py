@@ -51,19 +51,19 @@ class _Pairing:
         unused = defaultdict[tuple[object, ...], list[int]](list)
         for j in reversed(range(len(self.predicted))):
             if j not in self.used:
-                unused[self._key(self.predicted[j], kind)].append(j)
+                unused[self._make_key(self.predicted[j], kind)].append(j)
         for i, span in enumerate(self.gold):
-            candidates = unused[self._key(span, kind)]
+            candidates = unused[self._make_key(span, kind)]
             if i not in self.judged and candidates:
                 self.add(i, candidates.pop(), kind)
 
     def pair_overlapping(self) -> None:
         """Pair overlapping mentions, equal types first, then by longest overlap."""
-        for is_other_type, _, i, j in sorted(self._overlapping_pairs()):
+        for is_other_type, _, i, j in sorted(self._list_overlapping_pairs()):
             if i not in self.judged and j not in self.used:
                 self.add(i, j, "both" if is_other_type else "boundary")
 
-    def _overlapping_pairs(self) -> list[tuple[bool, int, int, int]]:
+    def _list_overlapping_pairs(self) -> list[tuple[bool, int, int, int]]:
         """Return pairs as (types differ, −overlap, gold index, prediction index)."""
         unused = [j for j in range(len(self.predicted)) if j not in self.used]
         starts = [self.predicted[j].start for j in unused]
@@ -84,7 +84,8 @@ class _Pairing:
         return pairs
 
     @staticmethod
-    def _key(span: Span, kind: str) -> tuple[object, ...]:
+    def _make_key(span: Span, kind: str) -> tuple[object, ...]:
+        """Return what mentions must have in common to be paired as this kind."""
         if kind == "correct":
             return (span.start, span.end, span.label)
         return (span.start, span.end)
@@ -93,11 +94,14 @@ class _Pairing:
 def judge_mentions(
     gold: Sequence[Span], predicted: Sequence[Span]
 ) -> list[JudgedMention]:
-    """Classify every mention of one document once, in the order of the text.
+    """Pair gold mentions with predictions in a document; return each by its kind.
 
     Overlapping mentions are paired one to one, best matches first: equal offsets and
-        type; equal offsets; equal type; then the longest overlap. A duplicate mention
-        counts once.
+    type; equal offsets; equal type; then the longest overlap. A duplicate mention
+    counts once.
+
+    Returns:
+        Every mention once, in the order of the text.
     """
     pairing = _Pairing(sorted(set(gold)), sorted(set(predicted)))
     pairing.pair_equal_places("correct")

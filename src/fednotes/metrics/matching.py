@@ -100,7 +100,7 @@ def match_mentions(
     right = _lay_out(predicted, names)
     hits = {
         "strict": _match_strictly(left, right),
-        "relaxed": Hits(_overlaps_any(left, right), _overlaps_any(right, left)),
+        "relaxed": Hits(_find_overlapping(left, right), _find_overlapping(right, left)),
         "relaxed_one_to_one": _match_one_to_one(left, right),
     }
     return Matches(names, left, right, hits)
@@ -109,6 +109,7 @@ def match_mentions(
 def _require_same_documents(
     gold: Sequence[Document], predicted: Sequence[Document]
 ) -> None:
+    """Raise DataError unless both sides have the same ids and texts in one order."""
     if len(gold) != len(predicted):
         raise DataError(
             f"{len(gold)} gold documents but {len(predicted)} predicted ones: predict "
@@ -176,15 +177,14 @@ def _match_strictly(gold: LaidOutMentions, predicted: LaidOutMentions) -> Hits:
     return Hits(np.isin(gold_keys, predicted_keys), np.isin(predicted_keys, gold_keys))
 
 
-def _overlaps_any(mentions: LaidOutMentions, others: LaidOutMentions) -> Flags:
+def _find_overlapping(mentions: LaidOutMentions, others: LaidOutMentions) -> Flags:
     """Return which mentions overlap any of the others."""
     if not len(others.start):
         return np.zeros(len(mentions.start), dtype=bool)
     furthest_end = np.maximum.accumulate(others.end)
-    begun = np.searchsorted(
-        others.start, mentions.end
-    )  # others that begin before it ends
-    return (begun > 0) & (furthest_end[begun - 1] > mentions.start)
+    # The number of others that begin before each mention ends.
+    number_before = np.searchsorted(others.start, mentions.end)
+    return (number_before > 0) & (furthest_end[number_before - 1] > mentions.start)
 
 
 def _match_one_to_one(gold: LaidOutMentions, predicted: LaidOutMentions) -> Hits:
@@ -214,13 +214,13 @@ def _match_one_to_one(gold: LaidOutMentions, predicted: LaidOutMentions) -> Hits
         right = slice(*first_predicted[index : index + 2])
         begins_in_time = gold.start[left, None] < predicted.end[right]
         ends_in_time = predicted.start[right] < gold.end[left, None]
-        for i, j in _largest_matching(begins_in_time & ends_in_time):
+        for i, j in _find_largest_matching(begins_in_time & ends_in_time):
             is_found[left.start + i] = True
             is_right[right.start + j] = True
     return Hits(is_found, is_right)
 
 
-def _largest_matching(overlaps: Flags) -> list[tuple[int, int]]:
+def _find_largest_matching(overlaps: Flags) -> list[tuple[int, int]]:
     """Return the maximum number of overlapping pairs, no mention in two pairs.
 
     Augmenting paths (Berge 1957) are found by breadth-first search.

@@ -1,8 +1,8 @@
 """Paired tests of whether two runs or two models differ by more than chance.
 
-`paired_t` tests differences between runs over several seeds. The bootstrap tests two
-models on the same test documents (`paired_bootstrap`, `paired_sites`) or patients
-(`paired_patients`).
+`run_paired_t_test` tests differences between runs over several seeds. The bootstrap
+tests two models on the same test documents (`bootstrap_documents`, `bootstrap_sites`)
+or patients (`bootstrap_patients`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fednotes.core.errors import ConfigError, DataError, needs
 from fednotes.core.types import Document
 from fednotes.metrics.classification import (
     Floats,
+    compute_macro_auroc,
+    compute_macro_f1,
     draw_weights,
-    macro_auroc,
-    macro_f1,
     ratio,
 )
-from fednotes.metrics.spans import document_counts
+from fednotes.metrics.spans import count_by_document
 
 # Returns a system's scores on resampled units, (draws,), from how often each unit is
 # drawn, (draws, units).
@@ -58,7 +58,7 @@ class PairedTest:
     n: int
 
 
-def paired_t(differences: Sequence[float]) -> PairedTest:
+def run_paired_t_test(differences: Sequence[float]) -> PairedTest:
     """Test by Student's paired t test whether a mean difference is nonzero.
 
     The interval is mean ± t(0.975, n − 1) · s / √n, where s is the sample standard
@@ -119,7 +119,7 @@ def bootstrap(
     units: int,
     samples: int,
     seed: int,
-    what: str = "patient",
+    unit_name: str = "patient",
 ) -> Bootstrap:
     """Test whether two systems differ by more than the sampling of units explains.
 
@@ -133,14 +133,14 @@ def bootstrap(
         units: Number of documents or patients.
         samples: Number of resamples.
         seed: Seed of the draws.
-        what: The name of a unit in messages.
+        unit_name: The name of a unit in messages.
 
     Raises:
         ConfigError: `samples` is less than 1.
         DataError: There are no units.
     """
-    resampled = _resample(systems, units, samples, seed, what)
-    return _to_bootstrap(resampled)
+    resampled = _resample(systems, units, samples, seed, unit_name)
+    return _summarise(resampled)
 
 
 @dataclass(frozen=True)
@@ -153,12 +153,18 @@ class _Resampled:
 
 
 def _resample(
-    systems: tuple[Score, Score], units: int, samples: int, seed: int, what: str
+    systems: tuple[Score, Score], units: int, samples: int, seed: int, unit_name: str
 ) -> _Resampled:
+    """Return the scores of two systems on the observed units and on resamples of them.
+
+    The arguments are those of `bootstrap`.
+    """
     if samples < 1:
         raise ConfigError(f"a bootstrap needs at least one sample, not {samples}")
     if not units:
-        raise DataError(f"a bootstrap needs at least one {what}, and none was given")
+        raise DataError(
+            f"a bootstrap needs at least one {unit_name}, and none was given"
+        )
     first, second = systems
     all_once = np.ones((1, units))
     differences = [
@@ -172,8 +178,8 @@ def _resample(
     )
 
 
-def _to_bootstrap(resampled: _Resampled) -> Bootstrap:
-    """Compute the interval and p value of resampled differences."""
+def _summarise(resampled: _Resampled) -> Bootstrap:
+    """Return the interval and p value of resampled differences."""
     difference = resampled.first - resampled.second
     samples = len(resampled.differences)
     low, high = np.quantile(resampled.differences, (0.025, 0.975)).tolist()
@@ -191,7 +197,7 @@ def _to_bootstrap(resampled: _Resampled) -> Bootstrap:
     )
 
 
-def paired_bootstrap(
+def bootstrap_documents(
     gold: Sequence[Document],
     a: Sequence[Document],
     b: Sequence[Document],
@@ -200,7 +206,7 @@ def paired_bootstrap(
     seed: int = 0,
     types: Collection[str] | None = None,
 ) -> Bootstrap:
-    """Test whether two systems' micro F1 differs, resampling documents (`bootstrap`).
+    """Test whether two systems differ in micro F1, by `bootstrap` over documents.
 
     Args:
         gold: Documents with gold mentions.
@@ -216,17 +222,22 @@ def paired_bootstrap(
         DataError: The documents differ, or there are none.
     """
     systems = (
-        _f1_score(document_counts(gold, a, metric, types)),
-        _f1_score(document_counts(gold, b, metric, types)),
+        _make_f1_score(count_by_document(gold, a, metric, types)),
+        _make_f1_score(count_by_document(gold, b, metric, types)),
     )
     return bootstrap(systems, len(gold), samples, seed, "document")
 
 
-def _f1_score(counts: NDArray[Any]) -> Score:
-    """Return the micro F1 on resampled documents, from `document_counts`."""
+def _make_f1_score(counts: NDArray[Any]) -> Score:
+    """Return a function that computes micro F1 on resampled documents.
+
+    Args:
+        counts: (documents, 4), from `count_by_document`.
+    """
     as_floats = counts.astype(np.float64)
 
     def f1(weights: Floats) -> Floats:
+        """Return the micro F1 of each draw, (draws,)."""
         right, predicted, hits, gold = (weights @ as_floats).T
         precision = ratio(right, predicted)
         recall = ratio(hits, gold)
@@ -235,18 +246,18 @@ def _f1_score(counts: NDArray[Any]) -> Score:
     return f1
 
 
-def paired_sites(
+def bootstrap_sites(
     counts: Mapping[str, tuple[NDArray[Any], NDArray[Any]]],
     samples: int = BOOTSTRAP_SAMPLES,
     seed: int = 0,
 ) -> tuple[dict[str, Bootstrap], Bootstrap | None]:
     """Compare two models on each site's test documents and by means over sites.
 
-    Each site's result equals that of `paired_bootstrap`. For the means, the documents
-    of every site are drawn independently.
+    Each site's result equals that of `bootstrap_documents`. For the means, the
+    documents of every site are drawn independently.
 
     Args:
-        counts: By site, the `document_counts` of both models, (documents, 4) each.
+        counts: By site, the `count_by_document` of both models, (documents, 4) each.
         samples: Number of resamples.
         seed: Seed of the draws.
 
@@ -261,9 +272,9 @@ def paired_sites(
         if not len(first):
             differences.append(np.zeros(samples))  # here both models score 0
             continue
-        systems = (_f1_score(first), _f1_score(second))
+        systems = (_make_f1_score(first), _make_f1_score(second))
         resampled = _resample(systems, len(first), samples, seed, "document")
-        by_site[site] = _to_bootstrap(resampled)
+        by_site[site] = _summarise(resampled)
         # Sites with equal numbers of documents drew the same indices. Permuting the
         # resamples makes them independent.
         drawn = resampled.differences
@@ -275,10 +286,10 @@ def paired_sites(
         sum(each.f1_b for each in by_site.values()) / len(counts),
         np.mean(differences, axis=0),
     )
-    return by_site, _to_bootstrap(means)
+    return by_site, _summarise(means)
 
 
-def paired_patients(
+def bootstrap_patients(
     labels: NDArray[Any],
     a: NDArray[Any],
     b: NDArray[Any],
@@ -309,10 +320,13 @@ def paired_patients(
         )
     systems: tuple[Score, Score]
     if metric == "auroc":
-        systems = (partial(macro_auroc, labels, a), partial(macro_auroc, labels, b))
+        systems = (
+            partial(compute_macro_auroc, labels, a),
+            partial(compute_macro_auroc, labels, b),
+        )
     else:
         systems = (
-            partial(macro_f1, labels, classes, a),
-            partial(macro_f1, labels, classes, b),
+            partial(compute_macro_f1, labels, classes, a),
+            partial(compute_macro_f1, labels, classes, b),
         )
     return bootstrap(systems, len(labels), samples, seed)

@@ -1,6 +1,6 @@
 """Platt scaling of scores to calibrated probabilities, fitted to sums over sites.
 
-J. Platt 1999, "Probabilistic outputs for support vector machines"; the algorithm of
+J. Platt 1999, "Probabilistic outputs for support vector classifiers"; the algorithm of
 Lin, Lin and Weng 2007.
 """
 
@@ -13,14 +13,14 @@ import numpy as np
 
 # Minimum increase in log-odds for an increase of the score by one standard deviation.
 LEAST_SLOPE = 0.1
-PLATT_SUMS = 10  # sums per classifier in `platt_sums`
+PLATT_SUMS = 10  # sums per classifier in `compute_platt_sums`
 _ROUNDS = 50  # maximum number of sums in one pass of `fit_platt`
 MOST_PLATT_SUMS = 2 * _ROUNDS  # maximum number of sums in the two passes together
 _STEP_TOLERANCE = 1e-10
 _Sums = Callable[[np.ndarray], np.ndarray]
 
 
-def platt_sums(
+def compute_platt_sums(
     platt: np.ndarray, scores: np.ndarray, targets: np.ndarray
 ) -> np.ndarray:
     """Return the sums over one site's held-out patients for `fit_platt`.
@@ -31,12 +31,13 @@ def platt_sums(
     their scores.
 
     Args:
-        platt: (machines, 2) a and b.
-        scores: (patients, machines) the classifiers' scores.
-        targets: (patients, machines) above 0 positive, below 0 negative, 0 unlabelled.
+        platt: (classifiers, 2) a and b.
+        scores: (patients, classifiers) their scores.
+        targets: (patients, classifiers) above 0 positive, below 0 negative, 0
+            unlabelled.
 
     Returns:
-        (machines, 10) sums.
+        (classifiers, 10) sums.
     """
     z = platt[:, 0] * scores + platt[:, 1]
     small = np.exp(-np.abs(z))  # does not overflow
@@ -57,25 +58,26 @@ def platt_sums(
     return np.stack([np.sum(term, axis=0, dtype=np.float64) for term in terms], axis=1)
 
 
-def fit_platt(sums: _Sums, machines: int, rounds: int = _ROUNDS) -> np.ndarray:
+def fit_platt(sums: _Sums, classifiers: int, rounds: int = _ROUNDS) -> np.ndarray:
     """Fit Platt scaling by Newton's method, using only sums over sites.
 
-    A step that increases a machine's cross-entropy is halved. With few held-out
+    A step that increases a classifier's cross-entropy is halved. With few held-out
     patients, the fitted slope may be negative, so that the probability falls with the
     score. Therefore the slope is at least `LEAST_SLOPE` divided by the scores' standard
-    deviation; if it would be less, only the intercept is fitted. A machine without
+    deviation; if it would be less, only the intercept is fitted. A classifier without
     held-out patients keeps (1, 0).
 
     Args:
-        sums: Returns the sum over sites of `platt_sums` for (machines, 2) values. It is
-            called once per round, at most `rounds` times in each of two passes.
-        machines: Number of classifiers.
+        sums: Returns the sum over sites of `compute_platt_sums` for (classifiers, 2)
+            values. It is called once per round, at most `rounds` times in each of two
+            passes.
+        classifiers: Number of classifiers.
         rounds: Maximum number of steps in a pass.
 
     Returns:
-        (machines, 2) slope and intercept.
+        (classifiers, 2) slope and intercept.
     """
-    zero = np.zeros((machines, 2))
+    zero = np.zeros((classifiers, 2))
     first = sums(zero)  # here p is 1/2 and its derivative 1/4 everywhere
     fitted = _descend(sums, zero, first, rounds)
 
@@ -104,32 +106,32 @@ def _descend(
     rounds: int,
     moving: _Moving = "both",
 ) -> np.ndarray:
-    """Return the values that minimise the cross-entropy, (machines, 2).
+    """Return the values that minimise the cross-entropy, (classifiers, 2).
 
     Args:
         sums: As in `fit_platt`.
-        start: (machines, 2) initial values.
+        start: (classifiers, 2) initial values.
         start_sums: The sums for the initial values.
         rounds: Maximum number of steps.
         moving: Whether both values change, or only the intercept.
     """
     best = start
-    derivatives = _derivatives(start, start_sums)
-    step = _newton_step(derivatives, moving)
+    derivatives = _compute_derivatives(start, start_sums)
+    step = _compute_newton_step(derivatives, moving)
     for _ in range(rounds - 1):
         if not (np.abs(step) > _STEP_TOLERANCE).any():
             break
         candidate = best + step
-        candidate_derivatives = _derivatives(candidate, sums(candidate))
+        candidate_derivatives = _compute_derivatives(candidate, sums(candidate))
         is_better = (candidate_derivatives[:, 0] <= derivatives[:, 0])[:, None]
         best = np.where(is_better, candidate, best)
         derivatives = np.where(is_better, candidate_derivatives, derivatives)
-        step = np.where(is_better, _newton_step(derivatives, moving), step / 2)
+        step = np.where(is_better, _compute_newton_step(derivatives, moving), step / 2)
     return best
 
 
-def _derivatives(platt: np.ndarray, sums: np.ndarray) -> np.ndarray:
-    """Return cross-entropy, gradient (2) and second derivatives (3), (machines, 6).
+def _compute_derivatives(platt: np.ndarray, sums: np.ndarray) -> np.ndarray:
+    """Return cross-entropy, gradient (2) and second derivatives (3), (classifiers, 6).
 
     The targets are Platt's (n₊ + 1) / (n₊ + 2) and 1 / (n₋ + 2), which keep the fit
     finite if a score separates the classes.
@@ -148,8 +150,8 @@ def _derivatives(platt: np.ndarray, sums: np.ndarray) -> np.ndarray:
     return derivatives
 
 
-def _newton_step(derivatives: np.ndarray, moving: _Moving) -> np.ndarray:
-    """Return the Newton step (machines, 2), to the minimum of the quadratic expansion.
+def _compute_newton_step(derivatives: np.ndarray, moving: _Moving) -> np.ndarray:
+    """Return the step to the minimum of the quadratic expansion, (classifiers, 2).
 
     Column 0 of `derivatives`, the cross-entropy itself, is not used.
     """

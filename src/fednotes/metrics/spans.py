@@ -11,8 +11,8 @@ Libraries disagree on "relaxed". Here, within one type and one document:
     relaxed_one_to_one  the maximum number of overlapping pairs (gold, prediction), no
                         mention in two pairs: maximum bipartite matching
     unseen              strict, for mentions whose surface form is not in a given set
-                        (the forms of the training mentions, `forms_of`): recall over
-                        such gold mentions, precision over such predictions
+                        (the forms of the training mentions, `collect_forms`): recall
+                        over such gold mentions, precision over such predictions
 
 A mention is its start, end and type. Fragments are not compared, so first flatten both
 sides by the same rule. A duplicate mention counts once. Scores are fractions; a score
@@ -27,10 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, nearest
-from fednotes.core.parsing import number
+from fednotes.core.errors import ConfigError, suggest_name
+from fednotes.core.parsing import find_number
 from fednotes.core.types import Counts, Document, TagSet
-from fednotes.data.tags import encode, keep_outermost, types_of
+from fednotes.data.tags import encode_tags, keep_outermost, list_types
 from fednotes.data.text import normalise, tokenize
 from fednotes.metrics.matching import Flags, Ints, LaidOutMentions, match_mentions
 
@@ -84,21 +84,23 @@ class TypeCounts(Counts):
     def score(self, definition: str) -> Scores:
         """Return precision, recall and F1 by one of DEFINITIONS, or for "unseen"."""
         if definition == "strict":
-            return _score(self.strict, self.predicted, self.strict, self.gold)
+            return _compute_score(self.strict, self.predicted, self.strict, self.gold)
         if definition == "relaxed":
-            return _score(
+            return _compute_score(
                 self.relaxed_predicted, self.predicted, self.relaxed_gold, self.gold
             )
         if definition == "relaxed_one_to_one":
-            return _score(self.one_to_one, self.predicted, self.one_to_one, self.gold)
+            return _compute_score(
+                self.one_to_one, self.predicted, self.one_to_one, self.gold
+            )
         if definition == "unseen":
-            return _score(
+            return _compute_score(
                 self.unseen, self.unseen_predicted, self.unseen, self.unseen_gold
             )
         raise KeyError(definition)
 
 
-def _score(right: int, predicted: int, hits: int, gold: int) -> Scores:
+def _compute_score(right: int, predicted: int, hits: int, gold: int) -> Scores:
     """Return precision, recall and F1.
 
     Args:
@@ -137,8 +139,8 @@ class SpanCounts:
         Args:
             gold: Documents with gold mentions.
             predicted: The same documents in the same order, with predictions.
-            seen: Surface forms of the training mentions (`forms_of`). If empty, all
-                forms count as new.
+            seen: Surface forms of the training mentions (`collect_forms`). If empty,
+                all forms count as new.
             types: The types that count (a site's tag set); None counts all that occur.
 
         Raises:
@@ -147,8 +149,8 @@ class SpanCounts:
         matches = match_mentions(gold, predicted, types)
         gold_type = matches.gold.type
         predicted_type = matches.predicted.type
-        is_new_gold = _has_new_form(gold, matches.gold, seen)
-        is_new_predicted = _has_new_form(predicted, matches.predicted, seen)
+        is_new_gold = _find_new_forms(gold, matches.gold, seen)
+        is_new_predicted = _find_new_forms(predicted, matches.predicted, seen)
         strict, relaxed, one_to_one = (matches.hits[name] for name in DEFINITIONS)
         counted_types = {
             "gold": gold_type,
@@ -226,7 +228,7 @@ class SpanCounts:
             number of predictions. "macro": for each definition, the mean over the types
             that occur in gold mentions or predictions. "unseen": {precision, recall,
             f1, "support"}. "counts": the summed counts of all types, from which
-            `micro_scores` pools sites.
+            `score_pooled_mentions` pools sites.
         """
         total = self.total
         by_type: dict[str, dict[str, object]] = {}
@@ -242,7 +244,7 @@ class SpanCounts:
             "support": total.gold,
             "by_type": by_type,
             "macro": {
-                definition: _mean([counts.score(definition) for counts in occurring])
+                definition: _average([counts.score(definition) for counts in occurring])
                 for definition in DEFINITIONS
             },
             "unseen": {**total.score("unseen"), "support": total.unseen_gold},
@@ -250,7 +252,7 @@ class SpanCounts:
         }
 
 
-def _mean(scores: Sequence[Scores]) -> Scores:
+def _average(scores: Sequence[Scores]) -> Scores:
     """Return the mean of each measure; 0.0 if there are no scores."""
     if not scores:
         return dict.fromkeys(_MEASURES, 0.0)
@@ -259,7 +261,7 @@ def _mean(scores: Sequence[Scores]) -> Scores:
     }
 
 
-def _has_new_form(
+def _find_new_forms(
     documents: Sequence[Document], mentions: LaidOutMentions, seen: Collection[str]
 ) -> Flags:
     """Return which mentions have a surface form that is not in `seen`."""
@@ -275,7 +277,7 @@ def _has_new_form(
     return np.fromiter(is_new, dtype=bool)
 
 
-def micro_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, Scores]:
+def score_pooled_mentions(scores: Sequence[Mapping[str, Any]]) -> dict[str, Scores]:
     """Return precision, recall and F1 over several sites' pooled mentions.
 
     Args:
@@ -298,17 +300,17 @@ def overlap_differs(scores: Mapping[str, Any]) -> bool:
         scores: The result of `SpanCounts.scores`. If one of the two is missing, the
             result is False.
     """
-    any_overlap = number(scores, "relaxed", "f1")
-    one_to_one = number(scores, "relaxed_one_to_one", "f1")
+    any_overlap = find_number(scores, "relaxed", "f1")
+    one_to_one = find_number(scores, "relaxed_one_to_one", "f1")
     if any_overlap is None or one_to_one is None:
         return False
     return abs(any_overlap - one_to_one) > OVERLAP_POINTS
 
 
-def token_kappa(
+def compute_token_kappa(
     one: Sequence[Document], other: Sequence[Document]
 ) -> tuple[int, float | None]:
-    """Return the number of tokens, and Cohen's kappa of two annotations.
+    """Compute Cohen's kappa of two annotations of the same tokens.
 
     A token's category is the type of the outermost mention that covers it, or none.
     Kappa is (p_o − p_e) / (1 − p_e): J. Cohen, Educational and Psychological
@@ -322,12 +324,12 @@ def token_kappa(
         The number of tokens, and kappa, which is None if both have the same single
         category.
     """
-    tagset = TagSet(types_of([*one, *other]), "IO")
+    tagset = TagSet(list_types([*one, *other]), "IO")
     table = np.zeros((len(tagset.tags), len(tagset.tags)))  # tokens by both categories
     for left, right in zip(one, other, strict=True):
         tokens = tokenize(left.text)
-        left_ids, _ = encode(keep_outermost(left.spans), tokens, tagset)
-        right_ids, _ = encode(keep_outermost(right.spans), tokens, tagset)
+        left_ids, _ = encode_tags(keep_outermost(left.spans), tokens, tagset)
+        right_ids, _ = encode_tags(keep_outermost(right.spans), tokens, tagset)
         np.add.at(table, (left_ids, right_ids), 1)
     tokens_in_all = table.sum()
     agreed = np.trace(table)
@@ -339,7 +341,7 @@ def token_kappa(
     return int(tokens_in_all), float(kappa)
 
 
-def forms_of(documents: Sequence[Document]) -> frozenset[str]:
+def collect_forms(documents: Sequence[Document]) -> frozenset[str]:
     """Return the normalised surface forms of all mentions, for `SpanCounts.of`."""
     return frozenset(
         normalise(document.text[span.start : span.end])
@@ -348,13 +350,13 @@ def forms_of(documents: Sequence[Document]) -> frozenset[str]:
     )
 
 
-def document_counts(
+def count_by_document(
     gold: Sequence[Document],
     predicted: Sequence[Document],
     definition: str = "strict",
     types: Collection[str] | None = None,
 ) -> Ints:
-    """Return counts by document, for resampling.
+    """Count hits and mentions in each document, for resampling.
 
     Args:
         gold: As in `SpanCounts.of`.
@@ -364,7 +366,7 @@ def document_counts(
 
     Returns:
         (documents, 4): correct predictions, predictions, found gold mentions, gold
-            mentions.
+        mentions.
 
     Raises:
         DataError: As `SpanCounts.of`.
@@ -372,7 +374,7 @@ def document_counts(
     """
     if definition not in DEFINITIONS:
         raise ConfigError(
-            f"unknown metric {definition!r}: {nearest(definition, DEFINITIONS)}"
+            f"unknown metric {definition!r}: {suggest_name(definition, DEFINITIONS)}"
         )
     matches = match_mentions(gold, predicted, types)
     hits = matches.hits[definition]

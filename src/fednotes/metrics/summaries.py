@@ -10,7 +10,7 @@ import numpy as np
 
 from fednotes.core.errors import DataError
 from fednotes.metrics.classification import ClassCounts
-from fednotes.metrics.spans import micro_scores
+from fednotes.metrics.spans import score_pooled_mentions
 
 # The measures of each kind of score that are averaged over sites.
 _MEASURES = {
@@ -63,13 +63,14 @@ def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _is_number(value: object) -> bool:
+    """Return whether a value is a number; booleans are not."""
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 # ---- the sites of a run --------------------------------------------------------------
 
 
-def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def average_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the plain mean of each measure over the sites that have it.
 
     Sites have measures if they have held-out data. A measure that no site has is None.
@@ -80,25 +81,28 @@ def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]
         judged = [each for each in scores if kind in each]
         if judged:
             means[kind] = {
-                measure: _mean(judged, kind, measure) for measure in measures
+                measure: _average(judged, kind, measure) for measure in measures
             }
     tables = [each["by_output"] for each in scores if "by_output" in each]
     diseases = dict.fromkeys(name for table in tables for name in table)
     if diseases:
         means["by_output"] = {
-            name: _disease_means([table[name] for table in tables if name in table])
+            name: _average_disease([table[name] for table in tables if name in table])
             for name in diseases
         }
     return means
 
 
-def _disease_means(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one disease's means over sites.
+def _average_disease(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the means over sites of one disease's measures.
 
     An interval is included only if it is the same at all sites.
+
+    Args:
+        scores: The disease's scores at each site.
     """
     means: dict[str, Any] = {
-        measure: _mean(scores, kind, key)
+        measure: _average(scores, kind, key)
         for measure, (kind, key) in _DISEASE_MEASURES.items()
     }
     for measure in ("auroc", "auprc"):
@@ -114,15 +118,15 @@ def _disease_means(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return means
 
 
-def _mean(scores: Sequence[Mapping[str, Any]], kind: str, key: str) -> float | None:
+def _average(scores: Sequence[Mapping[str, Any]], kind: str, key: str) -> float | None:
     """Return the mean over the sites that have this number; None if none has it."""
     values = [(each.get(kind) or {}).get(key) for each in scores]
     numbers = [value for value in values if value is not None]
     return fmean(numbers) if numbers else None
 
 
-def summed_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return scores of all sites' pooled test data, from their counts.
+def score_pooled_sites(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the scores of all sites' test data taken together, from their counts.
 
     For diseases, sites that are scored only on codes are left out, and a patient who is
     scored at several sites counts at each of them.
@@ -131,7 +135,7 @@ def summed_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         The scores; {} if a site has no counts.
     """
     if all("counts" in each for each in scores):
-        return dict(micro_scores(scores))
+        return dict(score_pooled_mentions(scores))
     judged = [each for each in scores if each.get("by_output")]
     if not judged or not all("class_counts" in each for each in judged):
         return {}

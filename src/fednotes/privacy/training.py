@@ -42,13 +42,13 @@ from torch import Tensor
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.federation import Federation, MethodSite, State
 from fednotes.core.tensors import (
+    add_prefix,
+    copy_tensors,
+    fingerprint_tensors,
+    list_shapes,
     load_into,
-    prefixed,
     seed_torch,
-    shapes_of,
-    snapshot,
-    tensor_fingerprint,
-    unprefixed,
+    select_prefix,
 )
 from fednotes.core.types import SiteData
 from fednotes.core.update import Tensors, Total, Update
@@ -260,7 +260,7 @@ def train(federation: Federation, config: Any, support: DPSupport) -> State:
     saved_state = federation.resume()
     agreed: Tensors = {}
     if saved_state is not None:
-        agreed = unprefixed(AGREED, saved_state.tensors)
+        agreed = select_prefix(AGREED, saved_state.tensors)
     elif starts_with_counts:
         agreed = _agree(federation, config, support, promise)
 
@@ -329,7 +329,7 @@ class Server(RoundServer):
 
     def step(self, total: Total) -> None:
         """Update θ_s by Adam along (Σ clipped g_u + noise) / N."""
-        shapes = shapes_of(self.shared)
+        shapes = list_shapes(self.shared)
         # A method with two stages trains only some of the shared parameters in each.
         trained_shapes = {
             name: shapes[name] for name in total.tensors if name in shapes
@@ -355,7 +355,7 @@ class Server(RoundServer):
         state = super().state()
         tensors = {
             **state.tensors,
-            **prefixed(AGREED, self.agreed),
+            **add_prefix(AGREED, self.agreed),
             **self._adam.state(),
         }
         return replace(state, tensors=tensors)
@@ -437,7 +437,7 @@ class DPSite(MethodSite):
                 tensors were loaded before.
         """
         is_changed = bool(self._agreed) and (
-            tensor_fingerprint(self._agreed) != tensor_fingerprint(tensors)
+            fingerprint_tensors(self._agreed) != fingerprint_tensors(tensors)
         )
         if (
             self.steps
@@ -457,7 +457,7 @@ class DPSite(MethodSite):
         """
         if agreed or not self.support.starts_with_counts(self._config):
             self.support.begin(self.site, agreed)
-        self._agreed = snapshot(agreed)
+        self._agreed = copy_tensors(agreed)
         self._shared: dict[str, torch.nn.Parameter] = self.site.shared
         self._own: dict[str, torch.nn.Parameter] = self.site.private
         self._adam = Adam(self._own, self._config.learning_rate)
@@ -488,7 +488,7 @@ class DPSite(MethodSite):
         key = self._derive_key(round)
         total = self._sum_clipped(Stream(key))
 
-        stream = Stream(compute_receipt(key, "noise", tensor_fingerprint(total)))
+        stream = Stream(compute_receipt(key, "noise", fingerprint_tensors(total)))
         for value in total.values():
             noise = torch.from_numpy(draw_discrete_gaussian(stream, value.numel()))
             value += noise.reshape(value.shape)  # [abadi noise]
@@ -575,8 +575,8 @@ class DPSite(MethodSite):
     def _derive_key(self, round: int) -> bytes:
         """Return the key of all randomness in the next answer."""
         tensors = {name: p.detach() for name, p in self._parameters.items()}
-        tensors |= prefixed("kept.", self._kept)
-        tensors |= prefixed(AGREED, self._agreed)
+        tensors |= add_prefix("kept.", self._kept)
+        tensors |= add_prefix(AGREED, self._agreed)
         return compute_receipt(
             self._noise_secret,
             repr(self.promise),
@@ -584,7 +584,7 @@ class DPSite(MethodSite):
             self.steps,
             round,
             self._name_request(),
-            tensor_fingerprint(tensors),
+            fingerprint_tensors(tensors),
             self._data,
             platform.node(),
             torch.__version__,
@@ -622,7 +622,7 @@ class DPSite(MethodSite):
                 # [abadi counts]
                 total.index_add_(0, torch.as_tensor(positions), clipped[COUNTS])
 
-        total_fingerprint = tensor_fingerprint({COUNTS: total})
+        total_fingerprint = fingerprint_tensors({COUNTS: total})
         stream = Stream(
             compute_receipt(self._derive_key(round), COUNTS, total_fingerprint)
         )
@@ -690,18 +690,18 @@ class DPSite(MethodSite):
         """Return private layers, optimizer state, stored tensors, and the secret."""
         private = {name: p.detach() for name, p in self._own.items()}
         tensors = {
-            **prefixed("private.", private),
-            **prefixed("kept.", self._kept),
-            **prefixed(AGREED, self._agreed),
+            **add_prefix("private.", private),
+            **add_prefix("kept.", self._kept),
+            **add_prefix(AGREED, self._agreed),
             **self._adam.state(),
         }
         return State(self.steps, tensors, {"secret": self._noise_secret.hex()})
 
     def restore(self, state: State) -> None:
         """Restore a saved state."""
-        self._begin(unprefixed(AGREED, state.tensors))
-        load_into(self._own, unprefixed("private.", state.tensors))
-        self._kept = unprefixed("kept.", state.tensors)
+        self._begin(select_prefix(AGREED, state.tensors))
+        load_into(self._own, select_prefix("private.", state.tensors))
+        self._kept = select_prefix("kept.", state.tensors)
         self._adam.restore(state.tensors)
         self._noise_secret = bytes.fromhex(state.fact("secret", str))
         self.steps = state.round

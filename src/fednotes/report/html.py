@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from fednotes.core.cleaning import one_line
+from fednotes.core.cleaning import clean_to_one_line
 from fednotes.core.errors import FednotesError
-from fednotes.core.parsing import mapping, number
-from fednotes.core.settings import path_of
+from fednotes.core.parsing import as_mapping, find_number
+from fednotes.core.settings import require_path
 from fednotes.core.store import write_out, write_text
 from fednotes.core.wording import format_duration, format_size
 from fednotes.jobs.audit_result import read_audit
@@ -92,7 +92,7 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
         DataError: `summary.json` is missing, or a result file is damaged.
         FednotesError: The report cannot be written.
     """
-    folder = path_of(run, "a run's folder")
+    folder = require_path(run, "a run's folder")
     if (folder / SEEDS_FILE).is_file() and not (folder / SUMMARY).is_file():
         return _write_seeds_report(folder, out)
     audit = read_audit(folder)
@@ -102,15 +102,15 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
         )
     else:
         result = read_result(folder)
-    parts = parts_of_page(result, read_metrics(folder))
+    parts = collect_page_parts(result, read_metrics(folder))
     parts["audit"] = audit
     parts["causes"] = _find_causes(folder)
-    page = environment().get_template("report.html").render(parts)
+    page = make_environment().get_template("report.html").render(parts)
     return _write_page(page, folder, out)
 
 
 def _find_causes(folder: Path) -> tuple[Cause, ...]:
-    """Return what a diagnosis finds; nothing if the run's job cannot be read here."""
+    """Return the causes that a diagnosis finds; none if the job cannot be read here."""
     if not (folder / SUMMARY).is_file():
         return ()
     try:
@@ -128,12 +128,14 @@ def _write_seeds_report(folder: Path, out: str | Path | None) -> Path:
     measures = []
     for kind, layout in SCORES.items():
         for measure in layout.measures:
-            means = [number(scores, kind, measure, "mean") for scores in all_scores]
+            means = [
+                find_number(scores, kind, measure, "mean") for scores in all_scores
+            ]
             if any(mean is not None for mean in means):
                 name = _SHORT.get(measure, measure.capitalize())
                 measures.append((kind, layout.title, measure, name))
 
-    template = environment().get_template("seeds.html")
+    template = make_environment().get_template("seeds.html")
     page = template.render(
         result=result,
         title=result.title or f"{result.method} runs",
@@ -155,16 +157,16 @@ def _write_page(page: str, folder: Path, out: str | Path | None) -> Path:
         target = folder / "report.html"
         write_text(target, page)
     else:
-        target = path_of(out, "a file to write")
+        target = require_path(out, "a file to write")
         write_out(target, page)
     return target
 
 
 @cache
-def environment(*packages: str) -> Environment:
+def make_environment(*packages: str) -> Environment:
     """Return the Jinja environment of these packages' templates and of our own.
 
-    All values are escaped.
+    All values are escaped. It is made once for the same packages.
     """
     jinja_environment = Environment(
         loader=ChoiceLoader(
@@ -173,9 +175,11 @@ def environment(*packages: str) -> Environment:
         autoescape=True,
         undefined=StrictUndefined,
         # Result files contain names that other sites chose.
-        finalize=lambda value: one_line(value) if type(value) is str else value,
+        finalize=lambda value: (
+            clean_to_one_line(value) if type(value) is str else value
+        ),
     )
-    jinja_environment.globals |= {"number": number, "most": _most}
+    jinja_environment.globals |= {"number": find_number, "most": _find_largest}
     jinja_environment.filters["code"] = mark_code
     jinja_environment.filters["score"] = format_score
     jinja_environment.filters["change"] = format_change
@@ -184,11 +188,11 @@ def environment(*packages: str) -> Environment:
 
 def mark_code(text: str) -> Markup:
     """Return a message as HTML, in which backticks mark code."""
-    escaped = str(escape(one_line(text)))
+    escaped = str(escape(clean_to_one_line(text)))
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", escaped))
 
 
-def parts_of_page(result: RunResult, lines: Sequence[Line]) -> dict[str, Any]:
+def collect_page_parts(result: RunResult, lines: Sequence[Line]) -> dict[str, Any]:
     """Return the values that `run.html` shows for a run.
 
     Args:
@@ -212,8 +216,8 @@ class ComparedRun(NamedTuple):
     condition: str
 
 
-def compare_runs(runs: Mapping[str, ComparedRun]) -> dict[str, Any]:
-    """Return what a page shows of runs side by side.
+def collect_comparison(runs: Mapping[str, ComparedRun]) -> dict[str, Any]:
+    """Collect what a page shows of runs side by side.
 
     Args:
         runs: The sides of the comparison, by the name that the page shows.
@@ -227,8 +231,8 @@ def compare_runs(runs: Mapping[str, ComparedRun]) -> dict[str, Any]:
     caption = "In %; the axis need not begin at zero."
     return {
         "rows": rows,
-        "dots": _figure(dots, caption),
-        "curves": _figure(_compare_curves(runs), caption),
+        "dots": _make_figure(dots, caption),
+        "curves": _make_figure(_compare_curves(runs), caption),
     }
 
 
@@ -246,7 +250,7 @@ def _compare_scores(
         scores = {}
         for site in sites:
             values = {
-                name: number(run.result.sites, site, run.condition, kind, measure)
+                name: find_number(run.result.sites, site, run.condition, kind, measure)
                 for name, run in runs.items()
             }
             known = {name: value for name, value in values.items() if value is not None}
@@ -254,7 +258,7 @@ def _compare_scores(
                 scores[site] = known
                 rows.append((site, title, list(values.values())))
         if scores:
-            charts.append(dot_chart(f"two-{kind}", title, scores, list(runs)))
+            charts.append(make_dot_chart(f"two-{kind}", title, scores, list(runs)))
     return rows, charts
 
 
@@ -266,12 +270,12 @@ def _compare_curves(runs: Mapping[str, ComparedRun]) -> list[Chart]:
         series = [
             (name, style, points)
             for style, (name, page) in enumerate(pages.items())
-            for condition, _, points in page.overall(key)
+            for condition, _, points in page.list_overall_series(key)
             if condition == runs[name].condition
         ]
         if series:
             title = f"{curve.short}, all sites"
-            chart = line_chart(
+            chart = make_line_chart(
                 f"two-{key}", title, title, series, scale=None, shape=(460, 230)
             )
             charts.append(chart)
@@ -296,16 +300,18 @@ class _Page:
     """Computes the values on the page of a run; `templates/` has words and tables."""
 
     def __init__(self, result: RunResult, lines: Sequence[Line]) -> None:
-        used = set(map(_condition, lines))
+        used = set(map(_get_condition, lines))
         for site in (*result.sites.values(), result.mean):
             used.update(site)
         known = [condition for condition in CONDITIONS if condition in used]
         self.conditions = [*known, *sorted(used - set(CONDITIONS))]
 
         self.result = result
-        self.lines = [line for line in lines if number(line, "round") is not None]
+        self.lines = [line for line in lines if find_number(line, "round") is not None]
         self.sites = list(
-            dict.fromkeys(name for line in lines for name in mapping(line.get("sites")))
+            dict.fromkeys(
+                name for line in lines for name in as_mapping(line.get("sites"))
+            )
         )
         self.groups = [
             _Group(name, scores, is_mean=False) for name, scores in result.sites.items()
@@ -319,7 +325,7 @@ class _Page:
         measures = {
             kind: layout
             for kind, layout in SCORES.items()
-            if self._has(kind, layout.measures)
+            if self._has_scores(kind, layout.measures)
         }
         leads = [kind for kind, layout in measures.items() if layout.is_lead]
         return {
@@ -327,20 +333,20 @@ class _Page:
             "title": result.title or f"{result.method or 'fednotes'} run",
             "command": self._find_command(),
             "conditions": self.conditions,
-            "tiles": list(self._tiles()),
+            "tiles": list(self._list_tiles()),
             "groups": self._list_scored_groups(),
-            "verdicts": self._verdicts("alone"),
-            "control": self._verdicts(OWN_MIX),
-            "dots": self._dots(),
+            "verdicts": self._list_verdicts("alone"),
+            "control": self._list_verdicts(OWN_MIX),
+            "dots": self._make_dots(),
             "measures": measures,
             "lead": leads[0] if leads else "",
             "short": _SHORT,
-            "training": self._training(),
-            "curve_tables": self._curve_tables(),
+            "training": self._make_training_figures(),
+            "curve_tables": self._make_curve_tables(),
             "undrawn": max(0, len(self.sites) - _MAX_PANELS),
-            "phenotypes": self._phenotypes(),
-            "types": list(self._types()),
-            "bytes": self._bytes_sent(),
+            "phenotypes": self._make_phenotypes(),
+            "types": list(self._list_types()),
+            "bytes": self._make_bytes_figure(),
             "causes": (),
             "settings": [
                 ("Configuration", list(_list_settings(result.config))),
@@ -369,7 +375,7 @@ class _Page:
                 groups.append(group._replace(scores=scored))
         return groups
 
-    def _verdicts(self, against: str) -> list[tuple[str, Any, bool]]:
+    def _list_verdicts(self, against: str) -> list[tuple[str, Any, bool]]:
         """Return how the federation compares with another condition in each group."""
         verdicts = []
         for group in self.groups:
@@ -379,31 +385,33 @@ class _Page:
                 verdicts.append((group.name, verdict, group.is_mean))
         return verdicts
 
-    def _has(self, kind: str, measures: Iterable[str] = ("f1",)) -> bool:
+    def _has_scores(self, kind: str, measures: Iterable[str] = ("f1",)) -> bool:
         """Return whether any group has one of these measures."""
         return any(
-            number(scores, kind, measure) is not None
+            find_number(scores, kind, measure) is not None
             for group in self.groups
             for scores in group.scores.values()
             for measure in measures
         )
 
-    def _tiles(self) -> Iterator[tuple[str, str, str]]:
+    def _list_tiles(self) -> Iterator[tuple[str, str, str]]:
         """Yield the tiles at the top of the page: heading, number and remark."""
         result = self.result
-        for kind, (measure, _, what) in self._kinds_with_dots():
+        for kind, (measure, _, what) in self._list_kinds_with_dots():
             if not what:
                 continue
-            alone = number(result.mean, "alone", kind, measure)
-            for name, score in self._by_condition(result.mean, kind, measure).items():
+            alone = find_number(result.mean, "alone", kind, measure)
+            for name, score in self._find_by_condition(
+                result.mean, kind, measure
+            ).items():
                 remark = f"mean {what}"
                 if alone is not None and name != "alone":
                     remark += f", {format_change(score - alone, measure)}"
                 text = format_score(score, measure)
                 yield name.capitalize(), f"{text} %", remark
-        yield from self._facts()
+        yield from self._list_facts()
 
-    def _facts(self) -> Iterator[tuple[str, str, str]]:
+    def _list_facts(self) -> Iterator[tuple[str, str, str]]:
         """Yield tiles with facts about the complete run."""
         result = self.result
         gap = result.gap()
@@ -411,8 +419,8 @@ class _Page:
             closed = "–" if gap.closed is None else f"{100 * gap.closed:.0f} %"
             yield "Gap closed", closed, gap.why or "of pooled − alone"
         promise = result.privacy.get("federated", {})
-        epsilon = number(promise, "epsilon")
-        delta = number(promise, "delta")
+        epsilon = find_number(promise, "epsilon")
+        delta = find_number(promise, "delta")
         if epsilon is not None and delta is not None:
             remark = (
                 f"at δ = {delta:g}, of each {promise.get('unit', 'unit')} of a site"
@@ -431,64 +439,66 @@ class _Page:
                 f"{format_size(up)} up, {format_size(down)} down",
             )
 
-    def _kinds_with_dots(self) -> Iterator[tuple[str, Dots]]:
+    def _list_kinds_with_dots(self) -> Iterator[tuple[str, Dots]]:
         """Yield the kinds of scores that are drawn as dots.
 
         If a run predicts phenotypes, the scores on codes, the targets of stage 1, are
         left out.
         """
         for kind, layout in SCORES.items():
-            is_auxiliary = kind == "codes" and self._has("phenotypes")
+            is_auxiliary = kind == "codes" and self._has_scores("phenotypes")
             if layout.dots is not None and not is_auxiliary:
                 yield kind, layout.dots
 
-    def _dots(self) -> Chart | None:
+    def _make_dots(self) -> Chart | None:
         """Return a chart of each kind of score, with a row for each site."""
         charts: list[Chart] = []
-        for kind, (measure, title, _) in self._kinds_with_dots():
+        for kind, (measure, title, _) in self._list_kinds_with_dots():
             rows = {
-                group.name: self._by_condition(group.scores, kind, measure)
+                group.name: self._find_by_condition(group.scores, kind, measure)
                 for group in self.groups
             }
-            charts += self._dot_chart(f"dots-{kind}", title, rows)
+            charts += self._make_dot_charts(f"dots-{kind}", title, rows)
         what = _SCORED.get(self.result.holds, "F1 on the test sets")
-        return _figure(charts, f"{what}, in %; the axis need not begin at zero.")
+        return _make_figure(charts, f"{what}, in %; the axis need not begin at zero.")
 
-    def _dot_chart(
-        self, ident: str, title: str, rows: Mapping[str, Mapping[str, float]]
+    def _make_dot_charts(
+        self, chart_id: str, title: str, rows: Mapping[str, Mapping[str, float]]
     ) -> Iterator[Chart]:
         """Yield a chart of the rows that have values, if any have."""
         filled = {name: row for name, row in rows.items() if row}
         if filled:
-            yield dot_chart(ident, title, filled, self.conditions)
+            yield make_dot_chart(chart_id, title, filled, self.conditions)
 
-    def _by_condition(
+    def _find_by_condition(
         self, scores: Mapping[str, object], *path: str
     ) -> dict[str, float]:
         """Return the number at a path for each condition that has one."""
-        values = {c: number(scores, c, *path) for c in self.conditions}
+        values = {c: find_number(scores, c, *path) for c in self.conditions}
         return {c: value for c, value in values.items() if value is not None}
 
-    def _tables(
+    def _find_tables(
         self, site: Mapping[str, Scores], kind: str
     ) -> dict[str, Mapping[str, Any]]:
         """Return each condition's table of scores by entity type or by disease."""
-        tables = {c: mapping(site.get(c, {}).get(kind)) for c in self.conditions}
+        tables = {c: as_mapping(site.get(c, {}).get(kind)) for c in self.conditions}
         return {c: table for c, table in tables.items() if table}
 
-    def _types(self) -> Iterator[tuple[str, list[str], list[Any]]]:
+    def _list_types(self) -> Iterator[tuple[str, list[str], list[Any]]]:
         """Yield each site with its conditions and a row for each entity type."""
         for name, site in self.result.sites.items():
-            tables = self._tables(site, "by_type")
+            tables = self._find_tables(site, "by_type")
             rows = []
             for label in sorted(
                 {label for table in tables.values() for label in table}
             ):
-                counts = (number(table, label, "support") for table in tables.values())
+                counts = (
+                    find_number(table, label, "support") for table in tables.values()
+                )
                 support = next((count for count in counts if count is not None), None)
                 scores = {
                     condition: [
-                        number(table, label, definition, measure)
+                        find_number(table, label, definition, measure)
                         for definition in ("strict", "relaxed")
                         for measure in ("precision", "recall", "f1")
                     ]
@@ -498,38 +508,35 @@ class _Page:
             if rows:
                 yield name, list(tables), rows
 
-    def _phenotypes(self) -> dict[str, Any] | None:
-        """Return dots and a table of diseases (means over sites), and tables by site.
+    def _make_phenotypes(self) -> dict[str, Any] | None:
+        """Return the part of the page about diseases.
+
+        It has dots and a table of means over sites, and a table for each site.
 
         Returns:
             None if the run predicts no diseases.
         """
         result = self.result
-        mean = self._tables(result.mean, "by_output")
+        mean = self._find_tables(result.mean, "by_output")
         by_site = {
-            name: self._tables(site, "by_output") for name, site in result.sites.items()
+            name: self._find_tables(site, "by_output")
+            for name, site in result.sites.items()
         }
-        diseases = _names([mean, *by_site.values()])
+        diseases = _list_diseases([mean, *by_site.values()])
         if not diseases:
             return None
         charts: list[Chart] = []
         for key in ("f1", "auroc"):
             title = f"{'Macro F1' if key == 'f1' else 'AUROC'} of each disease"
-            scores = {d: self._by_condition(mean, d, key) for d in diseases}
-            charts += self._dot_chart(f"disease-{key}", title, scores)
-        rows = [(disease, self._disease_cells(mean, disease)) for disease in diseases]
-
-        columns = zip(
-            *([value for value, _ in cells] for _, cells in rows), strict=True
-        )
-        average = []
-        for column in columns:
-            known = [value for value in column if value is not None]
-            average.append(fmean(known) if known else None)
+            scores = {d: self._find_by_condition(mean, d, key) for d in diseases}
+            charts += self._make_dot_charts(f"disease-{key}", title, scores)
+        rows = [
+            (disease, self._make_disease_cells(mean, disease)) for disease in diseases
+        ]
 
         is_folded = len(by_site) > _MAX_OPEN_SITES
         sites = [
-            (name, is_folded, _classes(tables), tables, _names([tables]))
+            (name, is_folded, _list_classes(tables), tables, _list_diseases([tables]))
             for name, tables in by_site.items()
             if tables
         ]
@@ -538,33 +545,33 @@ class _Page:
             "begin at zero."
         )
         return {
-            "dots": _figure(charts, caption),
+            "dots": _make_figure(charts, caption),
             "conditions": list(mean),
             "heads": [_SHORT[key] for key in _DISEASE_MEASURES],
             "rows": rows,
-            "average": average,
+            "average": _average_columns([cells for _, cells in rows]),
             "sites": sites,
         }
 
-    def _disease_cells(
+    def _make_disease_cells(
         self, tables: Mapping[str, Mapping[str, Any]], disease: str
     ) -> list[tuple[float | None, str]]:
         """Return a disease's scores in all conditions, with a style for the best F1."""
-        f1 = list(self._by_condition(tables, disease, "f1").values())
+        f1 = list(self._find_by_condition(tables, disease, "f1").values())
         best = max(f1) if len(f1) > 1 else math.nan
         cells = []
         for table in tables.values():
             for key in _DISEASE_MEASURES:
-                value = number(table, disease, key)
+                value = find_number(table, disease, key)
                 style = "best" if key == "f1" and value == best else ""
                 cells.append((value, style))
         return cells
 
     # ---- curves of training
 
-    def _training(self) -> list[Chart]:
+    def _make_training_figures(self) -> list[Chart]:
         """Return curves of validation scores and loss, over all sites and by site."""
-        names = self._curve_names()
+        names = self._list_curve_names()
         captions = []
         for name in names:
             titles = CURVES[name].titles
@@ -572,10 +579,10 @@ class _Page:
         of_all_sites = ". ".join(all_sites for all_sites, _ in captions)
         shape = (460, 230) if len(names) < 2 else (340, 200)
         caption = f"{of_all_sites}, and training loss."
-        figures = [self._curves(self._overall_curves(), caption, shape)]
+        figures = [self._make_curves(self._list_overall_curves(), caption, shape)]
 
         for name, (_, of_each_site) in zip(names, captions, strict=True):
-            charts = self._by_site(CURVES[name].site_measure)
+            charts = self._list_site_curves(CURVES[name].site_measure)
             values = [
                 y
                 for _, curves in charts.values()
@@ -584,54 +591,57 @@ class _Page:
             ]
             scale = (min(values), max(values)) if values else None
             caption = f"{of_each_site}, on one scale."
-            figures.append(self._curves(charts, caption, scale=scale))
-        losses = self._by_site("loss")
-        figures.append(self._curves(losses, self.result.wording.loss_caption))
+            figures.append(self._make_curves(charts, caption, scale=scale))
+        losses = self._list_site_curves("loss")
+        figures.append(self._make_curves(losses, self.result.wording.loss_caption))
         return [figure for figure in figures if figure]
 
-    def _curve_names(self) -> list[str]:
+    def _list_curve_names(self) -> list[str]:
         """Return the names of the validation curves that the run has."""
         names = [name for name in CURVES if any(name in line for line in self.lines)]
         return names or ["valid_f1"]
 
-    def _overall_curves(self) -> dict[str, tuple[str, list[Series]]]:
+    def _list_overall_curves(self) -> dict[str, tuple[str, list[Series]]]:
         """Return title and curves of each chart over all sites, by its id."""
         charts = {}
-        for name in self._curve_names():
+        for name in self._list_curve_names():
             curve = CURVES[name]
             title = f"{curve.short}, all sites"
-            charts[f"mean-{curve.site_measure}"] = (title, self.overall(name))
-        charts["mean-loss"] = ("Loss, all sites", self.overall("loss"))
+            charts[f"mean-{curve.site_measure}"] = (
+                title,
+                self.list_overall_series(name),
+            )
+        charts["mean-loss"] = ("Loss, all sites", self.list_overall_series("loss"))
         return charts
 
-    def _curve_tables(self) -> list[CurveTable]:
+    def _make_curve_tables(self) -> list[CurveTable]:
         """Return the curves as tables, for people who cannot see them.
 
         The first tables are over all sites; then each site that has curves has one.
         """
         tables = [
-            _curve_table(title, series)
-            for title, series in self._overall_curves().values()
+            _make_curve_table(title, series)
+            for title, series in self._list_overall_curves().values()
             if series
         ]
         measures = {
             CURVES[name].site_measure: CURVES[name].short
-            for name in self._curve_names()
+            for name in self._list_curve_names()
         }
         measures["loss"] = "loss"
         for site in self.sites[:_MAX_PANELS]:
             series = [
                 (f"{short}, {condition}", style, points)
                 for measure, short in measures.items()
-                for condition, style, points in self._series(
+                for condition, style, points in self._list_series(
                     self.lines, "sites", site, measure
                 )
             ]
             if series:
-                tables.append(_curve_table(site, series))
+                tables.append(_make_curve_table(site, series))
         return tables
 
-    def _curves(
+    def _make_curves(
         self,
         charts: Mapping[str, tuple[str, Sequence[Series]]],
         caption: str,
@@ -647,7 +657,7 @@ class _Page:
             scale: Range of the y axes; by default that of the curves.
         """
         drawn = []
-        for ident, (title, curves) in charts.items():
+        for chart_id, (title, curves) in charts.items():
             if not curves:
                 continue
             ends = "; ".join(
@@ -655,12 +665,12 @@ class _Page:
             )
             text = f"{caption} {ends}."
             drawn.append(
-                line_chart(ident, title, text, curves, scale=scale, shape=shape)
+                make_line_chart(chart_id, title, text, curves, scale=scale, shape=shape)
             )
-        return _figure(drawn, caption)
+        return _make_figure(drawn, caption)
 
-    def _bytes_sent(self) -> Chart | None:
-        """Return the curves of bytes up and down, cumulative over rounds.
+    def _make_bytes_figure(self) -> Chart | None:
+        """Return the figure of bytes up and down, cumulative over rounds.
 
         Returns:
             None if no line of the run has bytes.
@@ -673,7 +683,7 @@ class _Page:
         curves: list[Series] = []
         ends = []
         for style, (key, name) in enumerate(directions.items(), first_style):
-            for condition, _, points in self._series(self.lines, key):
+            for condition, _, points in self._list_series(self.lines, key):
                 if condition == "federated":
                     curves.append((name, style, points))
                     ends.append(f"{name}: {format_size(points[-1][1])} at the end")
@@ -690,7 +700,7 @@ class _Page:
             (name, style, [(x, y / factor) for x, y in points])
             for name, style, points in curves
         ]
-        chart = line_chart(
+        chart = make_line_chart(
             "bytes",
             "Bytes sent since the start",
             "; ".join(ends),
@@ -699,9 +709,11 @@ class _Page:
             shape=(680, 240),
             unit=f" {unit}",
         )
-        return _figure([chart], "Federated training, all sites together, cumulative.")
+        return _make_figure(
+            [chart], "Federated training, all sites together, cumulative."
+        )
 
-    def overall(self, key: str) -> list[Series]:
+    def list_overall_series(self, key: str) -> list[Series]:
         """Return the curves of a measure over all sites.
 
         Lines that cover only some of the sites are left out, as they are no mean over
@@ -710,19 +722,19 @@ class _Page:
         number_of_sites = len(set(self.sites) - {_POOLED})
         lines = []
         for line in self.lines:
-            sites = list(mapping(line.get("sites")))
+            sites = list(as_mapping(line.get("sites")))
             if len(sites) in (0, number_of_sites) or sites == [_POOLED]:
                 lines.append(line)
-        return self._series(lines, key)
+        return self._list_series(lines, key)
 
-    def _by_site(self, key: str) -> dict[str, tuple[str, list[Series]]]:
+    def _list_site_curves(self, key: str) -> dict[str, tuple[str, list[Series]]]:
         """Return the title and curves of each site's chart, by its id on the page."""
         return {
-            f"{key}-{place}": (name, self._series(self.lines, "sites", name, key))
+            f"{key}-{place}": (name, self._list_series(self.lines, "sites", name, key))
             for place, name in enumerate(self.sites[:_MAX_PANELS])
         }
 
-    def _series(self, lines: Sequence[Line], *path: str) -> list[Series]:
+    def _list_series(self, lines: Sequence[Line], *path: str) -> list[Series]:
         """Return a curve for each condition that has points.
 
         The page counts rounds from 1, as progress lines do; metrics.jsonl counts from
@@ -734,8 +746,8 @@ class _Page:
         for style, condition in enumerate(self.conditions):
             points = {}
             for line in lines:
-                value = number(line, *path)
-                if _condition(line) == condition and value is not None:
+                value = find_number(line, *path)
+                if _get_condition(line) == condition and value is not None:
                     shown_value = round(100 * value, 1) if has_percent else value
                     points[float(line["round"]) + 1] = shown_value
             if points:
@@ -743,24 +755,40 @@ class _Page:
         return curves
 
 
-def _names(groups: Iterable[Mapping[str, Mapping[str, Any]]]) -> list[str]:
+def _list_diseases(groups: Iterable[Mapping[str, Mapping[str, Any]]]) -> list[str]:
     """Return the names of diseases, in the order of the files."""
     names = [d for group in groups for table in group.values() for d in table]
     return list(dict.fromkeys(names))
 
 
-def _classes(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _average_columns(
+    rows: Iterable[Sequence[tuple[float | None, str]]],
+) -> list[float | None]:
+    """Return the mean of the known values in each column; None if there are none.
+
+    Args:
+        rows: The value and the style of each cell.
+    """
+    averages: list[float | None] = []
+    for column in zip(*rows, strict=True):
+        known = [value for value, _ in column if value is not None]
+        averages.append(fmean(known) if known else None)
+    return averages
+
+
+def _list_classes(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the classes that at least one patient has of any disease."""
-    diseases = _names([tables])
+    diseases = _list_diseases([tables])
     return [
         name
         for name in _CLASSES
-        if any(_most(tables.values(), d, name, "support") for d in diseases)
+        if any(_find_largest(tables.values(), d, name, "support") for d in diseases)
     ]
 
 
-def _most(tables: Iterable[object], *path: str) -> float:
-    return max(number(table, *path) or 0 for table in tables)
+def _find_largest(tables: Iterable[object], *path: str) -> float:
+    """Return the largest of the numbers at a path in each table; 0 without one."""
+    return max(find_number(table, *path) or 0 for table in tables)
 
 
 def _list_settings(value: object, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -776,7 +804,8 @@ def _list_settings(value: object, prefix: str = "") -> Iterator[tuple[str, str]]
         yield prefix, str(value)
 
 
-def _condition(line: Line) -> str:
+def _get_condition(line: Line) -> str:
+    """Return the condition of a line of metrics."""
     return str(line.get("condition", "federated"))
 
 
@@ -797,38 +826,38 @@ class CurveTable(NamedTuple):
     rows: list[tuple[str, list[float | None]]]
 
 
-def _curve_table(title: str, series: Sequence[Series]) -> CurveTable:
-    """Return curves as a table."""
+def _make_curve_table(title: str, series: Sequence[Series]) -> CurveTable:
+    """Return curves as a table of their values by round; rows are left out if many."""
     points = [dict(points) for _, _, points in series]
     rounds = sorted({x for curve in points for x in curve})
     stride = math.ceil(len(rounds) / _MAX_ROWS)
     shown = [*rounds[:-1:stride], rounds[-1]]
-    rows = [(tick(x), [curve.get(x) for curve in points]) for x in shown]
+    rows = [(format_tick(x), [curve.get(x) for curve in points]) for x in shown]
     return CurveTable(title, [name for name, _, _ in series], rows)
 
 
 # ---- charts --------------------------------------------------------------------------
 
 
-def _figure(charts: Sequence[Chart], caption: str) -> Chart | None:
+def _make_figure(charts: Sequence[Chart], caption: str) -> Chart | None:
     """Return charts side by side with a caption; None if there are no charts."""
     return {"charts": charts, "caption": caption} if charts else None
 
 
-def _frame(
-    ident: str, title: str, description: str, box: Sequence[float]
+def _make_frame(
+    chart_id: str, title: str, description: str, box: Sequence[float]
 ) -> dict[str, Any]:
     """Return the values that all charts have.
 
     Args:
-        ident: An id that is unique on the page.
+        chart_id: An id that is unique on the page.
         title: The chart's title.
         description: A description for people who cannot see the chart.
         box: Width and height of the chart; left, right, top and bottom of its plot.
     """
     width, height, left, right, top, bottom = box
     return {
-        "ident": ident,
+        "ident": chart_id,
         "title": title,
         "description": description,
         "width": width,
@@ -840,10 +869,17 @@ def _frame(
     }
 
 
-def _axis(
+def _make_axis(
     low: float, high: float, start: float, end: float
 ) -> Callable[[float], float]:
-    """Return a function that maps values from low to high to chart coordinates."""
+    """Return a function that maps values to chart coordinates.
+
+    Args:
+        low: The least value.
+        high: The largest value.
+        start: The coordinate of the least value.
+        end: The coordinate of the largest value.
+    """
     if high <= low:
         # A smaller margin would be lost in the rounding of large numbers.
         half = max(0.5, abs(low) * 1e-9)
@@ -851,15 +887,18 @@ def _axis(
     return lambda value: round(start + (value - low) / (high - low) * (end - start), 1)
 
 
-def ticks(low: float, high: float, about: int) -> list[float]:
-    """Return round numbers that enclose low and high.
+def choose_ticks(low: float, high: float, num_steps: int) -> list[float]:
+    """Return round numbers that enclose two values, in equal steps.
 
-    There are roughly `about` steps, each of 1, 2, 2.5 or 5 · 10ⁿ.
+    Args:
+        low: The smaller value.
+        high: The larger value.
+        num_steps: The approximate number of steps, each of 1, 2, 2.5 or 5 · 10ⁿ.
     """
     if high - low < _MIN_RANGE:
         pad = abs(low) * 0.1 if abs(low) > _MIN_RANGE else 1.0
         low, high = low - pad, high + pad
-    rough = (high - low) / about
+    rough = (high - low) / num_steps
     power = 10.0 ** math.floor(math.log10(rough))
     step = power * next(
         m for m in (1, 2, 2.5, 5, 10) if rough <= m * power * (1 + 1e-9)
@@ -869,17 +908,17 @@ def ticks(low: float, high: float, about: int) -> list[float]:
     return [float(f"{i * step:.10g}") for i in range(first, last + 1)]
 
 
-def tick(value: float) -> str:
+def format_tick(value: float) -> str:
     """Return a tick's label, without trailing zeros and with thousands separated."""
     if abs(value) >= 1000 and value == round(value):
         return f"{value:,.0f}".replace(",", "\u202f")
     return f"{value:.6g}"
 
 
-def line_chart(
-    ident: str,
+def make_line_chart(
+    chart_id: str,
     title: str,
-    what: str,
+    description: str,
     series: Sequence[Series],
     *,
     scale: Point | None,
@@ -889,9 +928,9 @@ def line_chart(
     """Return a chart of curves over rounds.
 
     Args:
-        ident: An id that is unique on the page.
+        chart_id: An id that is unique on the page.
         title: The chart's title.
-        what: A description for people who cannot see the chart.
+        description: A description for people who cannot see the chart.
         series: The curves.
         scale: Range of the y axis; None takes that of the curves.
         shape: Width and height.
@@ -901,9 +940,9 @@ def line_chart(
     left, right, top, bottom = 46, width - 14, 30, height - 38
     xs = [x for _, _, points in series for x, _ in points]
     ys = scale or [y for _, _, points in series for _, y in points]
-    rows = ticks(min(ys), max(ys), 4)
-    across = _axis(min(xs), max(xs), left, right)
-    up = _axis(rows[0], rows[-1], bottom, top)
+    rows = choose_ticks(min(ys), max(ys), 4)
+    across = _make_axis(min(xs), max(xs), left, right)
+    up = _make_axis(rows[0], rows[-1], bottom, top)
 
     curves = []
     for name, style, points in series:
@@ -911,7 +950,7 @@ def line_chart(
         drawn = [*points[:-1:stride], points[-1]]
         path = "L".join(f"{across(x)} {up(y)}" for x, y in drawn)
         marks = [
-            (across(x), up(y), f"{name}, round {tick(x)}: {y:.4g}{unit}")
+            (across(x), up(y), f"{name}, round {format_tick(x)}: {y:.4g}{unit}")
             for x, y in drawn
         ]
         if len(drawn) > _MAX_MARKED:
@@ -919,17 +958,19 @@ def line_chart(
         curves.append(
             {"name": name, "look": style % _STYLES, "path": path, "marks": marks}
         )
-    columns = [x for x in ticks(min(xs), max(xs), 5) if min(xs) <= x <= max(xs)]
+    columns = [x for x in choose_ticks(min(xs), max(xs), 5) if min(xs) <= x <= max(xs)]
     return {
-        **_frame(ident, title, what, (width, height, left, right, top, bottom)),
-        "x_ticks": [(across(x), tick(x)) for x in columns],
-        "y_ticks": [(up(y), tick(y) + unit) for y in rows],
+        **_make_frame(
+            chart_id, title, description, (width, height, left, right, top, bottom)
+        ),
+        "x_ticks": [(across(x), format_tick(x)) for x in columns],
+        "y_ticks": [(up(y), format_tick(y) + unit) for y in rows],
         "curves": curves,
     }
 
 
-def dot_chart(
-    ident: str,
+def make_dot_chart(
+    chart_id: str,
     title: str,
     groups: Mapping[str, Mapping[str, float]],
     conditions: Sequence[str],
@@ -937,7 +978,7 @@ def dot_chart(
     """Return a chart with a row for each group and a marker for each of its values.
 
     Args:
-        ident: An id that is unique on the page.
+        chart_id: An id that is unique on the page.
         title: The chart's title.
         groups: The scores of each group by condition, as fractions; the chart has
             percent.
@@ -948,11 +989,11 @@ def dot_chart(
         for label, row in groups.items()
     }
     values = [value for row in groups.values() for value in row.values()]
-    marks = ticks(min(values), max(values), 5)
+    marks = choose_ticks(min(values), max(values), 5)
     step = 34 if len(groups) <= 24 else 20
     left = max(124, 16 + 7 * min(_MAX_LABEL, max(map(len, groups))))
     width, top, bottom = 460, 30, 34 + step * len(groups)
-    across = _axis(marks[0], marks[-1], left, width - 16)
+    across = _make_axis(marks[0], marks[-1], left, width - 16)
 
     rows = []
     for place, (label, row) in enumerate(groups.items()):
@@ -979,7 +1020,7 @@ def dot_chart(
         )
     box = (width, bottom + 24, left, width - 16, top, bottom)
     return {
-        **_frame(ident, title, f"{title} by condition", box),
-        "x_ticks": [(across(value), tick(value)) for value in marks],
+        **_make_frame(chart_id, title, f"{title} by condition", box),
+        "x_ticks": [(across(value), format_tick(value)) for value in marks],
         "rows": rows,
     }

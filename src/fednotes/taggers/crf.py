@@ -160,8 +160,8 @@ class CRF(nn.Module):
     sentence.
 
     Forbidden tags and transitions have probability and gradient exactly 0. The masks
-    are derived from the tag set (see `data.tags.allowed_transitions`) and are not part
-    of the state dict.
+    are derived from the tag set (see `data.tags.find_allowed_transitions`) and are not
+    part of the state dict.
 
     Args:
         num_tags: Number of tags.

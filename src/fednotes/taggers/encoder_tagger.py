@@ -38,7 +38,7 @@ from fednotes.core.numbers import (
     PositiveInt,
 )
 from fednotes.core.settings import LocalFile, checked
-from fednotes.core.tensors import device_of, seeded
+from fednotes.core.tensors import find_device, seeding_layer
 from fednotes.core.types import Document, TagSet
 from fednotes.data.batches import encode_corpus
 from fednotes.encoders.adapters import (
@@ -201,7 +201,7 @@ def open_backbone(
         MissingExtra: A package is missing.
     """
     path = find_encoder_directory(spec)
-    return _open(path, layer, str(device_of(device)), read_stamp(path))
+    return _open(path, layer, str(find_device(device)), read_stamp(path))
 
 
 @lru_cache(maxsize=4)
@@ -326,7 +326,7 @@ class EncoderTagger(TaggingModel):
                 hidden=config.prompt_hidden,
                 seed=seed,
             )
-        with seeded(seed, "crf"):
+        with seeding_layer(seed, "crf"):
             self.crf = CrfOutput(backbone.width, tagset)
 
     def count_frozen(self) -> int:

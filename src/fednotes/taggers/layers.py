@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from fednotes.core.kernels import dropout, kernel
 from fednotes.core.types import TagSet
-from fednotes.data.tags import allowed_transitions
+from fednotes.data.tags import find_allowed_transitions
 from fednotes.taggers.crf import CRF
 
 # The fixed character inventory. Ids: 0 padding, 1 any other character, 2 start of a
@@ -551,7 +551,7 @@ class CrfOutput(nn.Module):
 
     def __init__(self, inputs: int, tagset: TagSet) -> None:
         super().__init__()
-        masks = (torch.from_numpy(mask) for mask in allowed_transitions(tagset))
+        masks = (torch.from_numpy(mask) for mask in find_allowed_transitions(tagset))
         self.project = nn.Linear(inputs, len(tagset.tags))
         self.crf = CRF(len(tagset.tags), *masks)
 

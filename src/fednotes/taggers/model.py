@@ -29,8 +29,8 @@ from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.core.listeners import BatchListeners
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.core.work import working
-from fednotes.data.batches import Encoded, Unit, with_spans, without_gold
-from fednotes.data.tags import find_spans, span_tag_mask
+from fednotes.data.batches import Encoded, Unit, decode_documents, remove_mentions
+from fednotes.data.tags import find_spans, make_span_mask
 from fednotes.encoders.encoder import batch_similar_lengths
 from fednotes.taggers.corpora import (
     Batch,
@@ -371,7 +371,7 @@ class Model(nn.Module, ABC):
         Raises:
             DataError: A label is not in the tag set.
         """
-        texts = tuple(documents) if gold else without_gold(documents)
+        texts = tuple(documents) if gold else remove_mentions(documents)
         return self._encode(texts, PrepareOptions(cache, progress, gold))
 
     def require_corpus(self, corpus: PreparedCorpus) -> Any:
@@ -572,7 +572,7 @@ class TaggingModel(Model):
                         spans
                     )
                 count.add(len(chosen))
-        return with_spans(encoded, ids, confidences)
+        return decode_documents(encoded, ids, confidences)
 
     def _collect_spans(
         self, encoded: Encoded, ids: np.ndarray, chosen: np.ndarray
@@ -700,7 +700,7 @@ class CrfReading:
         for row, (_, first, last, kind) in zip(allowed, spans.tolist(), strict=True):
             # One row for the word before the span, one per word, one for the word after
             # it.
-            wanted = span_tag_mask(tagset, kind, last - first)
+            wanted = make_span_mask(tagset, kind, last - first)
             if first == 0:
                 wanted = wanted[1:]
             before = max(first - 1, 0)

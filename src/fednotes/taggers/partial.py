@@ -48,10 +48,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.errors import ConfigError, DataError, suggest_name
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import Encoded
-from fednotes.data.tags import encode, flatten
+from fednotes.data.tags import encode_tags, flatten
 from fednotes.taggers.crf import CRF, Counts
 
 
@@ -79,7 +79,8 @@ def require_types(known: Collection[str], tagset: TagSet) -> frozenset[str]:
     """
     for name in sorted(set(known) - set(tagset.types)):
         raise ConfigError(
-            f"known type {name!r} is not in the tag set: {nearest(name, tagset.types)}"
+            f"known type {name!r} is not in the tag set: "
+            f"{suggest_name(name, tagset.types)}"
         )
     return frozenset(known)
 
@@ -324,7 +325,7 @@ def retag(
         at = sentence[group[0]]
         part = slice(encoded.bounds[at], encoded.bounds[at + 1])
         mentions = [spans[i] for i in group]
-        tags[part], _ = encode(mentions, encoded.offsets[part], encoded.tagset)
+        tags[part], _ = encode_tags(mentions, encoded.offsets[part], encoded.tagset)
     return replace(encoded, documents=annotated, tags=tags)
 
 

@@ -35,7 +35,7 @@ from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.numbers import FractionBelowOne, NonNegativeInt, PositiveInt
 from fednotes.core.settings import LocalFile, checked
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.core.work import counted
+from fednotes.core.work import count_items
 from fednotes.encoders.adapters import (
     KeyValues,
     Prompts,
@@ -663,7 +663,7 @@ class PromptBart(Model):
         groups = batch_similar_lengths(
             corpus.lengths.tolist(), PREDICT_SUBWORDS, PREDICT_SENTENCES
         )
-        for chosen in counted(groups, "predicting batches"):
+        for chosen in count_items(groups, "predicting batches"):
             decoded, probabilities = self._decode(corpus, chosen, pairs)
             for sentence, ids, each in zip(
                 chosen.tolist(), decoded, probabilities, strict=True

@@ -36,18 +36,18 @@ from torch import Tensor
 
 from fednotes import __version__
 from fednotes.core import plugins
-from fednotes.core.allocation import OversizedModelError, bounded_allocation
+from fednotes.core.allocation import OversizedModelError, limiting_allocation
 from fednotes.core.errors import (
     ConfigError,
     ModelError,
     MovedError,
-    nearest,
-    readable,
+    raising_if_unreadable,
+    suggest_name,
 )
 from fednotes.core.parsing import read_json, read_regular
-from fednotes.core.settings import Mark, build, marked_fields, place_prefix
+from fednotes.core.settings import Mark, build, list_marked_fields, make_place_prefix
 from fednotes.core.store import write_folder
-from fednotes.core.tensors import device_of
+from fednotes.core.tensors import find_device
 from fednotes.core.types import TagSet
 from fednotes.encoders.reading import READING
 from fednotes.encoders.vectors import WordVectors
@@ -67,12 +67,12 @@ STEMS = (DEFAULT, "model")
 def list_model_kinds() -> list[str]:
     """Return the names of all kinds: the default, other built-in kinds, plug-ins."""
     built_in = _list_built_in_kinds()
-    return [*built_in, *sorted(plugins.added("taggers", built_in))]
+    return [*built_in, *sorted(plugins.list_added_entries("taggers", built_in))]
 
 
 def _list_built_in_kinds() -> list[str]:
     """Return the names of the built-in kinds, the default first."""
-    modules = plugins.modules_in(*sys.modules[__package__].__path__)
+    modules = plugins.list_modules(*sys.modules[__package__].__path__)
     names = [name.replace("_", "-") for name in modules]
     return sorted(
         filter(_find_built_in_kind, names), key=lambda name: (name != DEFAULT, name)
@@ -88,10 +88,10 @@ def _find_kind(name: str) -> Kind | None:
     built_in = _find_built_in_kind(name)
     if built_in is not None:
         return built_in
-    entry = plugins.added("taggers", _list_built_in_kinds()).get(name)
+    entry = plugins.list_added_entries("taggers", _list_built_in_kinds()).get(name)
     if entry is None:
         return None
-    kind: Kind = plugins.load(entry, Kind)
+    kind: Kind = plugins.load_entry(entry, Kind)
     declared = getattr(kind.config, "kind", None)
     if isinstance(declared, str) and declared != name:
         raise ConfigError(
@@ -119,7 +119,8 @@ def find_config_class(kind: str) -> type[ModelConfig]:
     """
     entry = _find_kind(kind)
     if entry is None:
-        raise ConfigError(f"unknown kind {kind!r}; {nearest(kind, list_model_kinds())}")
+        hint = suggest_name(kind, list_model_kinds())
+        raise ConfigError(f"unknown kind {kind!r}; {hint}")
     return entry.config
 
 
@@ -137,8 +138,8 @@ def read_model_config(table: Mapping[str, Any], where: str = "model") -> ModelCo
     name = table.get("kind", DEFAULT)
     entry = _find_kind(name) if isinstance(name, str) else None
     if entry is None:
-        known = nearest(str(name), list_model_kinds())
-        raise ConfigError(f"{place_prefix(where)}unknown kind {name!r}; {known}")
+        known = suggest_name(str(name), list_model_kinds())
+        raise ConfigError(f"{make_place_prefix(where)}unknown kind {name!r}; {known}")
     config: ModelConfig
     if entry.read is None:
         config = build(entry.config, table, where)
@@ -284,7 +285,7 @@ def load_model(
         ConfigError: There is no such device.
     """
     path = Path(directory)
-    device_of(device)
+    find_device(device)
     if _is_hugging_face(path):
         from fednotes.taggers.token_classifier import open_token_classifier
 
@@ -326,7 +327,7 @@ def _set_places(
 
 def list_encoder_keys(config: ModelConfig) -> frozenset[str]:
     """Return the keys of a specification that name a pretrained encoder."""
-    return marked_fields(type(config), Mark.LOCAL_FILE) - {"word_vectors"}
+    return list_marked_fields(type(config), Mark.LOCAL_FILE) - {"word_vectors"}
 
 
 def _build_described(
@@ -359,7 +360,7 @@ def _build_described(
             "the folder again"
         )
     try:
-        with bounded_allocation(size):
+        with limiting_allocation(size):
             return build_model(config, tagset, seed=0, device=device)
     except (ConfigError, OversizedModelError) as error:
         raise ModelError(f"{file}: {error}") from error
@@ -492,7 +493,7 @@ def _read_specification(
 def _read_tensors(description: Path, facts: dict[str, Any]) -> dict[str, Tensor]:
     """Check the SHA-256 of the saved parameters, and return them."""
     file = description.with_suffix(".safetensors")
-    with readable(file, ModelError):
+    with raising_if_unreadable(file, ModelError):
         data = read_regular(file)
     if hashlib.sha256(data).hexdigest() != facts.get("sha256"):
         raise ModelError(

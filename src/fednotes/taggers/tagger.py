@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.errors import ConfigError, suggest_name
 from fednotes.core.kernels import dropout
 from fednotes.core.numbers import FractionBelowOne, NonNegativeInt, PositiveInt
-from fednotes.core.settings import LocalFile, build, checked, place_prefix
-from fednotes.core.tensors import seeded
+from fednotes.core.settings import LocalFile, build, checked, make_place_prefix
+from fednotes.core.tensors import seeding_layer
 from fednotes.core.types import Document, TagSet
 from fednotes.data.batches import encode_corpus
 from fednotes.encoders.features import (
@@ -247,8 +247,8 @@ def read_tagger_config(table: Mapping[str, Any], where: str = "model") -> Tagger
     name = table.get("tagger", "elmoner")
     if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(
-            f"{place_prefix(where)}unknown tagger {name!r}; "
-            f"{nearest(str(name), PRESETS)}"
+            f"{make_place_prefix(where)}unknown tagger {name!r}; "
+            f"{suggest_name(str(name), PRESETS)}"
         )
     return build(TaggerConfig, asdict(PRESETS[name]) | dict(table), where)
 
@@ -286,7 +286,7 @@ class Tagger(TaggingModel):
 
         size = self._build_inputs(seed)
         if config.cnn_filters:
-            with seeded(seed, "cnn"):
+            with seeding_layer(seed, "cnn"):
                 self.cnn = WordCNN(
                     size,
                     config.cnn_filters,
@@ -296,10 +296,10 @@ class Tagger(TaggingModel):
                 )
             size = self.cnn.outputs
         if config.lstm_units:
-            with seeded(seed, "lstm"):
+            with seeding_layer(seed, "lstm"):
                 self.lstm = BiLSTM(size, config.lstm_units, config.lstm_layers)
             size = 2 * config.lstm_units
-        with seeded(seed, "crf"):
+        with seeding_layer(seed, "crf"):
             self.crf = CrfOutput(size, tagset)
 
     def _build_inputs(self, seed: int) -> int:
@@ -314,21 +314,21 @@ class Tagger(TaggingModel):
 
         tables = config.hashed_tables
         if trained_table is not None or tables:
-            with seeded(seed, "words"):
+            with seeding_layer(seed, "words"):
                 self.words = Words(
                     trained_table, tables, config.word_dim, config.hashes
                 )
         size += len(tables) * config.word_dim
 
         if config.characters:
-            with seeded(seed, "characters"):
+            with seeding_layer(seed, "characters"):
                 self.characters = Characters(
                     config.char_dim, config.char_filters, config.char_width
                 )
             size += config.char_filters
 
         if self.encoder is not None:
-            with seeded(seed, "context"):
+            with seeding_layer(seed, "context"):
                 self.context = ContextMix(
                     self.encoder.layers, self.encoder.dim, config.project
                 )

@@ -42,8 +42,8 @@ from fednotes.core.errors import (
     ConfigError,
     FednotesError,
     ModelError,
-    readable,
-    within,
+    naming_place,
+    raising_if_unreadable,
 )
 from fednotes.core.numbers import (
     FractionBelowOne,
@@ -51,9 +51,9 @@ from fednotes.core.numbers import (
     PositiveFloat,
     PositiveInt,
 )
-from fednotes.core.parsing import mapping, read_json
+from fednotes.core.parsing import as_mapping, read_json
 from fednotes.core.settings import LocalFile, build, checked
-from fednotes.core.tensors import device_of, seeded
+from fednotes.core.tensors import find_device, seeding_layer
 from fednotes.core.types import Document, Scheme, TagSet
 from fednotes.data.batches import Unit, encode_corpus
 from fednotes.encoders.adapters import Changed, LoRA, find_linears
@@ -194,7 +194,7 @@ class TokenClassifier(TaggingModel, SavesItself):
                 f"window = {config.window}: {where} reads at most {positions} sub-words"
             )
         window = f"window = {config.window or positions}"
-        with within(window, ModelError, become=ConfigError):
+        with naming_place(window, ModelError, become=ConfigError):
             self._frame = Frame.of(where, tokenizer, model, config.window)
         self._widths = self._measure_widths()
 
@@ -449,7 +449,7 @@ def build_token_classifier(
         MissingExtra: As `build_model`.
     """
     path = find_encoder_directory(config.encoder)
-    device_of(device)
+    find_device(device)
     tokenizer, original, is_new = _open(path, tagset, config.dropout, read_stamp(path))
     trained = list_trained_names(config.encoder, original, config.train, config.top)
     # The storage is shared, but not the parameters, so each model has its own flags.
@@ -462,7 +462,7 @@ def build_token_classifier(
     if config.train == "lora":
         model.adapt(seed)
     spread = float(getattr(original.config, "initializer_range", 0.02))
-    with torch.no_grad(), seeded(seed, "classifier"):
+    with torch.no_grad(), seeding_layer(seed, "classifier"):
         weight = model.classifier.weight
         bias = model.classifier.bias
         weight[is_new] = torch.empty_like(weight).normal_(0.0, spread)[is_new]
@@ -485,7 +485,7 @@ def open_token_classifier(
         ConfigError: There is no such device.
         MissingExtra: A package is missing.
     """
-    device_of(device)
+    find_device(device)
     facts = _read_configuration(directory)
     names = facts.get("architectures")
     architecture = str(names[0]) if isinstance(names, list) and names else "?"
@@ -508,7 +508,7 @@ def open_token_classifier(
         key: value for key, value in ours.items() if key not in ("version", "reading")
     }
     table = settings | {"encoder": str(directory.resolve())}
-    with within(str(directory), ConfigError, become=ModelError):
+    with naming_place(str(directory), ConfigError, become=ModelError):
         config = build(TokenClassifierConfig, table, "config.json (fednotes)")
         classifier = TokenClassifier(config, tagset, tokenizer, model).to(device)
         classifier.eval()
@@ -635,7 +635,7 @@ def read_earlier_types(encoder: str | Path) -> tuple[str, ...]:
         facts = _read_configuration(find_encoder_directory(str(encoder)))
     if "ForTokenClassification" not in str(facts.get("architectures")):
         return ()
-    labels = mapping(facts.get("id2label")).values()
+    labels = as_mapping(facts.get("id2label")).values()
     matches = [re.fullmatch("[BIES]-(.+)", str(label), re.DOTALL) for label in labels]
     return tuple(dict.fromkeys(match[1] for match in matches if match))
 
@@ -788,7 +788,7 @@ def _read_configuration(directory: Path) -> dict[str, Any]:
     """Return the content of a directory's config.json."""
     file = directory / "config.json"
     try:
-        with readable(file, ModelError):
+        with raising_if_unreadable(file, ModelError):
             facts = read_json(file, strict=False)
     except ValueError as error:
         raise ModelError(

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fednotes.data.tags import span_tag_mask
+from fednotes.data.tags import make_span_mask
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.model import Losses
 from fednotes.taggers.partial import (
@@ -116,7 +116,7 @@ class WordReading:
         """
         tagset = self.corpus.encoded.tagset
         # One row for the word before the span, one per word, one for the word after it.
-        wanted = span_tag_mask(tagset, kind, last - first)
+        wanted = make_span_mask(tagset, kind, last - first)
         before = max(first - 1, 0)
         part = table[before : last + 1]
         rows = wanted[1:] if first == 0 else wanted

@@ -41,11 +41,11 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from fednotes.core.errors import ConfigError, TrainingError, nearest
+from fednotes.core.errors import ConfigError, TrainingError, suggest_name
 from fednotes.core.federation import Federation, Option
 from fednotes.core.numbers import NonNegativeFloat, NonNegativeInt
 from fednotes.core.settings import FilledIn, checked
-from fednotes.core.tensors import shapes_of
+from fednotes.core.tensors import list_shapes
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.training.site_sampling import SiteSampling
 
@@ -114,7 +114,7 @@ def fill_in_sites(config: C, sites: Sequence[str], **values: Any) -> C:
     if config.aggregation == "reference" and config.reference not in sites:
         raise ConfigError(
             f"reference = {config.reference!r}: expected a site of the job; "
-            f"{nearest(config.reference, sites)}"
+            f"{suggest_name(config.reference, sites)}"
         )
     least = count_least_sites(config)
     if drawn is not None and drawn < least:
@@ -185,7 +185,7 @@ def sum_or_combine(
     updates = federation.each(task, tensors, **options)
     total = Total.of(updates.values())  # this compares names and shapes
     if start:
-        total.require(shapes_of(start))
+        total.require(list_shapes(start))
     trained = {site: update for site, update in updates.items() if update.weight > 0}
     least = count_least_sites(config)
     if len(trained) < least:

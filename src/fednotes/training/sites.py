@@ -19,16 +19,16 @@ from fednotes.core.federation import Federation, MethodSite, State
 from fednotes.core.seeds import Draws
 from fednotes.core.store import write_json
 from fednotes.core.tensors import (
+    add_prefix,
+    copy_tensors,
     load_into,
-    prefixed,
     require_like,
     restoring,
-    snapshot,
-    unprefixed,
+    select_prefix,
 )
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.update import Tensors, Total, Update
-from fednotes.metrics.spans import SpanCounts, document_counts, forms_of
+from fednotes.metrics.spans import SpanCounts, collect_forms, count_by_document
 from fednotes.taggers.corpora import EncoderCorpus, PreparedCorpus
 from fednotes.taggers.model import Model, ModelConfig
 from fednotes.taggers.saving import build_model, save_model
@@ -83,13 +83,13 @@ class Best:
 
         self.waited = 0
         self.score = score
-        self.tensors = snapshot(tensors) if self.keeps_tensors else {}
+        self.tensors = copy_tensors(tensors) if self.keeps_tensors else {}
         return self.keeps_tensors
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the tensors and facts to save."""
         score = self.score if math.isfinite(self.score) else None
-        return prefixed("best.", self.tensors), {"best": score, "waited": self.waited}
+        return add_prefix("best.", self.tensors), {"best": score, "waited": self.waited}
 
     def restore(self, state: State, like: Tensors) -> None:
         """Restore a saved state.
@@ -98,7 +98,7 @@ class Best:
             state: The state.
             like: Parameters with the names and shapes that saved ones must have.
         """
-        self.tensors = unprefixed("best.", state.tensors)
+        self.tensors = select_prefix("best.", state.tensors)
         if self.tensors:
             require_like(like, self.tensors)
         score = state.facts["best"]
@@ -272,10 +272,10 @@ class RoundServer:
     def state(self) -> State:
         """Return all state that the next round depends on."""
         best, facts = self.best.state()
-        return State(self.round, prefixed("shared.", self.shared) | best, facts)
+        return State(self.round, add_prefix("shared.", self.shared) | best, facts)
 
     def _restore(self, state: State) -> None:
-        load_into(self.shared, unprefixed("shared.", state.tensors))
+        load_into(self.shared, select_prefix("shared.", state.tensors))
         self.best.restore(state, self.shared)
         self.round = state.round
 
@@ -541,14 +541,16 @@ class MentionSite(MethodSite):
         """
         predicted = self.model.predict(corpus)
         types = self.list_judged_types(site)
-        self._by_document[site.id] = document_counts(site.test, predicted, types=types)
+        self._by_document[site.id] = count_by_document(
+            site.test, predicted, types=types
+        )
         return SpanCounts.of(
             site.test, predicted, seen=self._find_forms(site), types=types
         )
 
     def _find_forms(self, site: SiteData) -> frozenset[str]:
         """Return the forms of a site's training mentions, if scores separate them."""
-        return frozenset(forms_of(site.train)) if self.tells_forms else frozenset()
+        return frozenset(collect_forms(site.train)) if self.tells_forms else frozenset()
 
     def _compute_scores(self, counts: SpanCounts) -> dict[str, Any]:
         """Return the scores computed from counts of mentions."""
@@ -647,7 +649,7 @@ def save_global_model(
 
 def select_final(final: State, names: Collection[str]) -> dict[str, Tensor]:
     """Return the final parameters of a run: the best model's if kept, else the last."""
-    parameters = unprefixed("best.", final.tensors) or unprefixed(
+    parameters = select_prefix("best.", final.tensors) or select_prefix(
         "shared.", final.tensors
     )
     return {name: parameters[name] for name in names}

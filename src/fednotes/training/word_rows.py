@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fednotes.core.errors import TrainingError
-from fednotes.core.tensors import load_into, require_like, shapes_of
+from fednotes.core.tensors import list_shapes, load_into, require_like
 from fednotes.core.update import Tensors
 from fednotes.training.sites import is_ascending
 
@@ -63,7 +63,7 @@ def list_gradient_shapes(
         names: The tables that are sent by rows.
     """
     sent = {name: (len(ids), *shared[name].shape[1:]) for name, ids in rows.items()}
-    return shapes_of(shared) | sent | list_mark_shapes(shared, names)
+    return list_shapes(shared) | sent | list_mark_shapes(shared, names)
 
 
 def find_marked(total: Tensors, names: tuple[str, ...]) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ from fednotes.apps.deployment.rules.policy import Policy
 from fednotes.apps.deployment.site_file import SITE_FILE, read_policy
 from fednotes.cli import shared
 from fednotes.core.store import write_json
-from fednotes.core.tables import table_fingerprint
+from fednotes.core.tables import fingerprint_table
 from fednotes.jobs.audit_result import AUDIT, Audit, Leak
 
 SITES = ["h1", "h2", "h3"]
@@ -62,7 +62,7 @@ def request_approval(
 def test_the_fingerprint_of_the_job_is_shown_first(kit: Path) -> None:
     request_approval(kit, JOB)
     assert run_site_command("approve", kit, "--yes").splitlines()[:7] == [
-        f"fingerprint {table_fingerprint(JOB)}",
+        f"fingerprint {fingerprint_table(JOB)}",
         'job "ner"',
         '  method = "fedner"',
         '  name = "ner"',
@@ -103,7 +103,7 @@ def test_approve_can_wait_for_the_request(kit: Path) -> None:
     request.join()
     assert "waiting up to 60 s for a job that asks for approval" in output
     assert "note: this site is not running" in output
-    assert f"approved: ner ({table_fingerprint(JOB)[:12]})" in output
+    assert f"approved: ner ({fingerprint_table(JOB)[:12]})" in output
 
 
 def test_waiting_ends_after_the_timeout_with_a_remedy(kit: Path) -> None:
@@ -116,14 +116,14 @@ def test_waiting_ends_after_the_timeout_with_a_remedy(kit: Path) -> None:
 
 def test_waiting_can_be_for_one_job(kit: Path) -> None:
     """Another one that waits is not taken for it."""
-    key = table_fingerprint(JOB | {"title": "the awaited one"})
+    key = fingerprint_table(JOB | {"title": "the awaited one"})
     request_approval(kit, JOB)
     message = run_site_command(
         "approve", kit, key[:12], "--yes", "--wait", "--timeout", "0.1", code=2
     )
     assert f"no job whose fingerprint begins with {key[:12]!r} has asked" in message
     assert not open_approvals(kit).read_decisions()
-    short = table_fingerprint(JOB)[:12]
+    short = fingerprint_table(JOB)[:12]
     assert "approved: ner" in run_site_command(
         "approve", kit, short, "--yes", "--wait", "--timeout", "0.1"
     )
@@ -172,11 +172,11 @@ def test_words_of_a_job_cannot_imitate_another_job(
         monkeypatch.setattr(module, "console", console)
     kit_cli._show_job(
         kit,
-        RequestedJob(table_fingerprint(forged), dict(forged)),
+        RequestedJob(fingerprint_table(forged), dict(forged)),
         read_policy(kit).make_quorum("h1"),
     )
     rows = screen.getvalue().split("\n")
-    assert rows[0] == f"fingerprint {table_fingerprint(forged)}"
+    assert rows[0] == f"fingerprint {fingerprint_table(forged)}"
     begins = [row for row in rows[1:] if row and not row.startswith(" ")]
     assert [row[:3] for row in begins] == ["job", "cha", "com"]
     assert "\n  ~ training.epochs: 3 → 9\n" in screen.getvalue()
@@ -221,7 +221,7 @@ def test_a_job_that_the_rules_refuse_causes_a_warning_before_the_question(
 
     (kit / SITE_FILE).write_text(rules.replace("4", "3"))
     output = run_site_command(
-        "approve", kit, table_fingerprint(table)[:12], "--yes", code=0
+        "approve", kit, fingerprint_table(table)[:12], "--yes", code=0
     )
     assert "warning" not in output
 
@@ -351,7 +351,7 @@ def test_two_people_approve_by_their_keys(kit: Path, tmp_path: Path) -> None:
         kit, changed_job, policy
     )
     run_site_command(
-        "reject", kit, table_fingerprint(JOB)[:12]
+        "reject", kit, fingerprint_table(JOB)[:12]
     )  # one person's no, without a key
     assert "has rejected this job" in request_approval(kit, JOB, policy)
 
@@ -390,7 +390,7 @@ def test_a_rule_can_require_an_audit(kit: Path, tmp_path: Path) -> None:
         Leak(attack=each.name, applies=False, why="no") for each in load_attacks()
     ]
     right = Audit(
-        site="h1", fingerprint=table_fingerprint(job), attacks=[fine, *others]
+        site="h1", fingerprint=fingerprint_table(job), attacks=[fine, *others]
     )
     worse = fine.model_copy(update={"success": 0.12, "proven": False})
 
@@ -415,16 +415,16 @@ def test_a_rule_can_require_an_audit(kit: Path, tmp_path: Path) -> None:
     assert open_approvals(kit).read_decisions() == ()
     assert "the best attack, words, may be 0.090 above chance" in approve(right)
     assert "approved: ner" in run_site_command(
-        "approve", kit, table_fingerprint(table), "--yes"
+        "approve", kit, fingerprint_table(table), "--yes"
     )
     assert "contains no audit.json" in run_site_command(
-        "approve", kit, table_fingerprint(table), "--audit", kit, code=2
+        "approve", kit, fingerprint_table(table), "--audit", kit, code=2
     )
     request_approval(
         kit, fewer := {**table, "sites": SITES[:2]}
     )  # of which a sum tells more
     assert "other sites than the job's table" in approve(right, 2)
-    assert not (kit / RULES / "audits" / table_fingerprint(fewer)).exists()
+    assert not (kit / RULES / "audits" / fingerprint_table(fewer)).exists()
 
 
 def test_an_audit_is_shown_without_a_rule(kit: Path, tmp_path: Path) -> None:
@@ -436,7 +436,7 @@ def test_an_audit_is_shown_without_a_rule(kit: Path, tmp_path: Path) -> None:
     request_approval(kit, table)
     leak = Leak(attack="a\nb", success=1.0, chance=0.01, control=0.1)
     audit = Audit(
-        site="h1", fingerprint=table_fingerprint(table["job"]), attacks=[leak]
+        site="h1", fingerprint=fingerprint_table(table["job"]), attacks=[leak]
     )
     (tmp_path / AUDIT).write_text(audit.model_dump_json())
     output = run_site_command("approve", kit, "--yes", "--audit", tmp_path)

@@ -22,7 +22,7 @@ from fednotes.apps.deployment.nvflare.authority import open_authority
 from fednotes.apps.deployment.nvflare.certificates import check_kit
 from fednotes.apps.deployment.nvflare.trust import Trust
 from fednotes.apps.deployment.preflight import run_checks
-from fednotes.cli.shared import with_options
+from fednotes.cli.shared import name_options
 
 
 def run_words(*words: object) -> str:
@@ -219,7 +219,7 @@ def test_a_kit_of_an_earlier_version_is_not_reported_as_revoked(
     (base / "kits/sites/h1").rename(base / "h1")
     message = provisioned(base, "--revoke", "h1")
     assert message.startswith("error: h1: its certificate is not on record")
-    assert "use --new-root instead" in with_options(message)
+    assert "use --new-root instead" in name_options(message)
     provisioned(base, "--again", "h1")
     assert (
         "h1: its earlier certificate is not on record, so it stays valid" in caplog.text

@@ -36,7 +36,7 @@ from fednotes.core.errors import (
     RefusedError,
 )
 from fednotes.core.store import write_json
-from fednotes.core.tables import table_fingerprint
+from fednotes.core.tables import fingerprint_table
 from fednotes.engines.history import Journal
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -63,7 +63,7 @@ def test_a_rejection_before_the_first_round_ends_the_run(
         ConfigError, match="site 'posts' has rejected this job"
     ) as stopped:
         hospitals.run()
-    key = table_fingerprint(hospitals.table)[:12]
+    key = fingerprint_table(hospitals.table)[:12]
     assert "3 of 3 sites are needed to begin, so this run is over" in str(stopped.value)
     assert problem(hospitals) == {"problem": str(stopped.value), "again": False}
     kit = site_kit(hospitals.setups["posts"].kit)
@@ -127,19 +127,19 @@ def test_decisions_apply_to_the_job_with_their_fingerprint(
     """Of two jobs the one that is meant, whichever waits."""
     first = Hospitals(tmp_path, SHORT, site_notes)
     kit = site_kit(first.setups["posts"].kit)
-    key = table_fingerprint(first.table)
+    key = fingerprint_table(first.table)
     other_job = {**first.table, "min_sites": 2}
     with pytest.raises(NotApproved, match="has approved another form of this job"):
         require_approved(kit, "posts", other_job, Policy())
     output = run_site_command("reject", kit)  # the one that waits
     assert (
-        f"rejected: job ({table_fingerprint(other_job)[:12]}), a job that was not approved"
+        f"rejected: job ({fingerprint_table(other_job)[:12]}), a job that was not approved"
         in output
     )
     assert f"still approved: job ({key[:12]})" in output
     output = run_site_command("approve", kit, code=2)
     assert (
-        f"to approve it after all: fednotes site approve {kit} {table_fingerprint(other_job)[:12]}"
+        f"to approve it after all: fednotes site approve {kit} {fingerprint_table(other_job)[:12]}"
         in output
     )
     output = run_site_command("reject", kit, key[:8])

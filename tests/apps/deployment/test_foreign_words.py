@@ -21,7 +21,7 @@ from fednotes.apps.deployment.rules.policy import (
 from fednotes.apps.deployment.site_agreement import Description, derive_config
 from fednotes.cli import app, shared
 from fednotes.core.errors import ConfigError, RefusedError
-from fednotes.core.messages import Reply, WireError, decode_reply, encode
+from fednotes.core.messages import Reply, WireError, decode_reply, encode_message
 from fednotes.engines.host import explain_error
 from fednotes.report.html import write_report
 
@@ -97,8 +97,9 @@ def test_a_refusal_sent_to_the_server_is_cleaned() -> None:
     message = explain_error(RefusedError(EVIL), "h1")
     assert plain(message)
     assert (
-        decode_reply(encode(Reply("j", 1, 1, "h1", refusal=message))).refusal == message
+        decode_reply(encode_message(Reply("j", 1, 1, "h1", refusal=message))).refusal
+        == message
     )
     for forged in (f"no\x1b{message}", "no\u3164", "x" * 2001):
         with pytest.raises(WireError):
-            decode_reply(encode(Reply("j", 1, 1, "h1", refusal=forged)))
+            decode_reply(encode_message(Reply("j", 1, 1, "h1", refusal=forged)))

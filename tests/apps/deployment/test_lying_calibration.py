@@ -13,7 +13,7 @@ from fault_toy import JOB
 
 from fednotes.apps.deployment.rules.guard import SiteGuard, settle_job
 from fednotes.apps.deployment.rules.policy import Policy as Rules
-from fednotes.core.messages import Reply, Request, decode_reply, encode
+from fednotes.core.messages import Reply, Request, decode_reply, encode_message
 from fednotes.engines.host import SiteHost
 
 needs_app("phenotyping")
@@ -70,7 +70,7 @@ class Calibrated:
         request = Request(
             JOB, 1, self.number, task, tensors=tensors, counted=at, first=True
         )
-        return decode_reply(self.host.handle(encode(request)))
+        return decode_reply(self.host.handle(encode_message(request)))
 
     def calibrate(self, concept: int, slope: float, counted: int) -> Reply:
         """Ask about classifiers that score patients by one concept."""

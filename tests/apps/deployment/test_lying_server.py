@@ -35,10 +35,10 @@ from fednotes.core.messages import (
     Request,
     decode_reply,
     decode_request,
-    encode,
+    encode_message,
 )
-from fednotes.core.store import disk_usage
-from fednotes.core.tensors import tensor_fingerprint
+from fednotes.core.store import measure_disk_usage
+from fednotes.core.tensors import fingerprint_tensors
 from fednotes.core.update import Update
 from fednotes.engines.history import OPENED, QuestionHistory
 from fednotes.engines.host import SiteHost
@@ -128,11 +128,13 @@ class Case(Net):
         for site, frame in frames.items():
             request = decode_request(frame)
             lie = self.lies.get(request.task)
-            requests[site] = encode(lie(request)) if lie and site != VICTIM else frame
+            requests[site] = (
+                encode_message(lie(request)) if lie and site != VICTIM else frame
+            )
         yield from super().exchange(requests, **options)
 
     def ask(self, site: str, request: Request) -> Reply:
-        return decode_reply(self.hosts[site].handle(encode(request)))
+        return decode_reply(self.hosts[site].handle(encode_message(request)))
 
     def served(self, patience: Patience = STRICT) -> Any:
         """Return a server that was just started."""
@@ -390,7 +392,7 @@ def test_questions_are_equal_only_if_every_part_is_equal() -> None:
     history = QuestionHistory(prepared=b"p", history=b"h", newest_tensors=b"t")
 
     def received(tensors: Any) -> bytes:
-        return tensor_fingerprint(tensors) if tensors else b""
+        return fingerprint_tensors(tensors) if tensors else b""
 
     def question(now: QuestionHistory, tensors: Any = None, **changes: Any) -> bytes:
         changed = replace(request, **changes)
@@ -630,7 +632,7 @@ def test_a_server_that_keeps_every_checkpoint_cannot_fill_the_disk(case: Case) -
     case.lies = {"train": every_mark, CHECKPOINT: every_mark}
     for turn in case.server.rounds(0, 12):
         case.play(turn)
-    used = {site: disk_usage(case.folder / site) for site in SITES}
+    used = {site: measure_disk_usage(case.folder / site) for site in SITES}
     assert used["b"] <= used[VICTIM]
     assert used["c"] <= used[VICTIM]
 
@@ -657,7 +659,7 @@ def test_a_server_that_lets_sites_forget_nothing_cannot_fill_the_disk(
         play_on()
     assert rounds > 5
     for site in SITES:
-        assert disk_usage(case.folder / site) < rules.max_stored_bytes
+        assert measure_disk_usage(case.folder / site) < rules.max_stored_bytes
     assert "this site allows at most 1,400,000" in "\n".join(case.messages["b"])
 
 
@@ -776,7 +778,7 @@ class FedNERSite:
             counted=dict.fromkeys(SITES, 0),
             first=True,
         )
-        return decode_reply(self.host.handle(encode(request)))
+        return decode_reply(self.host.handle(encode_message(request)))
 
 
 def test_parameters_without_gradients_count_as_rounds(

@@ -38,7 +38,7 @@ from fednotes.core.messages import (
     Request,
     decode_reply,
     decode_request,
-    encode,
+    encode_message,
 )
 from fednotes.engines.requests import Event, Participants, Patience, RunState
 
@@ -360,7 +360,7 @@ class FixedTransport:
 
 
 def changed(frame: bytes, **fields: Any) -> bytes:
-    return encode(replace(decode_reply(frame), **fields))
+    return encode_message(replace(decode_reply(frame), **fields))
 
 
 REPLAYS = {
@@ -371,7 +371,10 @@ REPLAYS = {
     "of another site": ("refused", lambda h1, h2: h2[1]),
     "in another's name": ("refused", lambda h1, h2: changed(h2[1], site="h3")),
     "cut short": ("damaged", lambda h1, h2: h1[1][:-64]),
-    "a request": ("damaged", lambda h1, h2: encode(Request("refusals", 1, 1, "add"))),
+    "a request": (
+        "damaged",
+        lambda h1, h2: encode_message(Request("refusals", 1, 1, "add")),
+    ),
 }
 
 
@@ -421,6 +424,6 @@ def test_a_site_runs_no_request_twice(
         (replace(newest, job="job-2"), "has approved job"),
         (replace(newest, counted={"h2": 1}), "does not name site 'h1'"),
     ):
-        assert message in decode_reply(host.handle(encode(wrong))).refusal
+        assert message in decode_reply(host.handle(encode_message(wrong))).refusal
     assert host.handle(requests[-1]) == replies[-1]
     assert files_of(site_state) == before

@@ -22,7 +22,7 @@ from fednotes.apps.deployment.server import SAMPLING_KEY_FILE
 from fednotes.core.errors import ConfigError
 from fednotes.core.messages import decode_request
 from fednotes.core.seeds import Draws
-from fednotes.core.tables import table_fingerprint
+from fednotes.core.tables import fingerprint_table
 from fednotes.core.update import Update
 from fednotes.data.synthetic import generate, write_sites
 from fednotes.engines.sampling import RoundSampling
@@ -167,7 +167,7 @@ def test_approval_warns_if_a_job_samples_fewer_sites_than_the_policy_demands(
     policy = OPEN.replace("min_sites = 2", "min_sites = 3")
     hospitals = Hospitals(tmp_path, DRAWN, site_notes, policy=policy, approve=False)
     kit = site_kit(hospitals.setups["posts"].kit)
-    job = RequestedJob(table_fingerprint(hospitals.table), hospitals.table)
+    job = RequestedJob(fingerprint_table(hospitals.table), hospitals.table)
     refusal = find_refusal(kit, job)
     assert "the sum would be over 2 sites; this site allows 3 sites or more" in refusal
     hospitals.change("posts", "min_sites = 3", "min_sites = 2")

@@ -39,7 +39,7 @@ from fednotes.core.errors import (
     RefusedError,
     TrainingError,
 )
-from fednotes.core.tables import table_fingerprint
+from fednotes.core.tables import fingerprint_table
 from fednotes.jobs.declaration import load_declared, make_table_to_approve
 from fednotes.jobs.results import RunResult
 
@@ -278,7 +278,7 @@ def test_the_declaration_of_a_run_without_its_folder_is_fetched(tmp_path: Path) 
     server.summary = True
     out.mkdir()
     Follower(RUN, out, mock.Mock(), print).follow(server)  # type: ignore[arg-type]
-    fingerprint = table_fingerprint(make_table_to_approve(table, ("h1", "h2"), 2))
+    fingerprint = fingerprint_table(make_table_to_approve(table, ("h1", "h2"), 2))
     record = json.loads((out / "job.json").read_text())
     assert record == {**table, "fingerprint": fingerprint}
     (out / "job.json").write_text("{}")

@@ -11,7 +11,7 @@ import pytest
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.settings import read_toml
-from fednotes.data.tags import types_of
+from fednotes.data.tags import list_types
 from fednotes.jobs.built_in_jobs import list_built_in_jobs
 from fednotes.jobs.job import Sites, load_sites
 from fednotes.jobs.job_file import load_job, parse_job
@@ -57,10 +57,10 @@ def test_the_built_in_jobs_on_heterogeneous_tag_sets_load(
     for site in loaded.data:
         assert site.train
         assert site.test
-        assert set(types_of(site.test)) <= set(site.scored_types) <= complete
+        assert set(list_types(site.test)) <= set(site.scored_types) <= complete
         if name != "mapped" or site.id != "psytar":
-            assert set(types_of(site.test)) - set(site.tags.types)
-        assert types_of(site.train) == tuple(sorted(site.tags.types))
+            assert set(list_types(site.test)) - set(site.tags.types)
+        assert list_types(site.train) == tuple(sorted(site.tags.types))
 
 
 def test_the_jobs_on_licensed_corpora_load(
@@ -89,8 +89,8 @@ def test_the_jobs_on_licensed_corpora_load(
         assert {d.meta["genre"] for d in (*site.train, *site.valid, *site.test)} == {
             site.id
         }
-        assert len(types_of(site.train)) == len(types_of(site.valid)) == 3
-        assert types_of(site.test) == tuple(sorted(types))
+        assert len(list_types(site.train)) == len(list_types(site.valid)) == 3
+        assert list_types(site.test) == tuple(sorted(types))
     for name in ("cadec", "ade", "smm4h"):
         folder = tmp_path / name
         folder.mkdir()
@@ -112,7 +112,7 @@ def test_the_jobs_on_licensed_corpora_load(
     monkeypatch.setenv("CLINIC", str(tmp_path))
     for site in load_built_in("tagsets/clinic").data:
         assert [len(part) for part in (site.train, site.valid, site.test)] == [18, 0, 2]
-        assert types_of(site.test) == ("ADE", "Disease", "Drug", "Finding", "Symptom")
+        assert list_types(site.test) == ("ADE", "Disease", "Drug", "Finding", "Symptom")
 
 
 @pytest.mark.corpora

@@ -31,7 +31,7 @@ from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.store import write_json
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.workers import dealing
-from fednotes.metrics.paired_tests import paired_t
+from fednotes.metrics.paired_tests import run_paired_t_test
 
 GRID = """\
 title = "Tiny"
@@ -182,17 +182,20 @@ def test_paired_t_equals_a_computation_by_hand() -> None:
 
     Tables give t(0.975, 4) = 2.776445.
     """
-    test = paired_t([1.0, 2.0, 3.0, 4.0, 5.0])
+    test = run_paired_t_test([1.0, 2.0, 3.0, 4.0, 5.0])
     assert test.mean == 3
     assert test.high - 3 == pytest.approx(2.776445 * 0.5**0.5, rel=1e-6)
     assert 3 - test.low == pytest.approx(2.776445 * 0.5**0.5, rel=1e-6)
     assert test.p_value == pytest.approx(
         stats.ttest_1samp([1, 2, 3, 4, 5], 0).pvalue, rel=1e-9
     )
-    assert paired_t([0.0] * 5).p_value == 1
-    assert (paired_t([0.5] * 5).low, paired_t([0.5] * 5).p_value) == (0.5, 0)
+    assert run_paired_t_test([0.0] * 5).p_value == 1
+    assert (run_paired_t_test([0.5] * 5).low, run_paired_t_test([0.5] * 5).p_value) == (
+        0.5,
+        0,
+    )
     with pytest.raises(DataError, match="two differences or more, not 1"):
-        paired_t([1.0])
+        run_paired_t_test([1.0])
 
 
 def test_rounding_errors_are_not_a_difference() -> None:
@@ -200,7 +203,7 @@ def test_rounding_errors_are_not_a_difference() -> None:
     last_bit = (0.1 + 0.2) - 0.3
     assert last_bit != 0
     for differences in ([last_bit] * 5, [last_bit, 0.0, 0.0, 0.0, -last_bit, last_bit]):
-        assert paired_t(differences).p_value == 1
+        assert run_paired_t_test(differences).p_value == 1
 
 
 def test_a_table_of_validation_scores_shows_no_test_scores(tiny: Any) -> None:
@@ -653,7 +656,7 @@ def test_a_failed_run_reports_its_first_error(
         stdout.write(next(outputs))
         return 2
 
-    monkeypatch.setattr(work, "call", call)
+    monkeypatch.setattr(work, "run_command", call)
     several = "a note\nerror: f:1: bad\nerror: f:2: bad\nerror: a hint\n"
     outputs = iter(("error: old\n", several, "x\n"))
     for expected in ("old", "f:1: bad", "x"):

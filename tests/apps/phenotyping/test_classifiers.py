@@ -41,7 +41,7 @@ from fednotes.apps.phenotyping.classifiers import (
 from fednotes.apps.phenotyping.cohort import Bags
 from fednotes.core.errors import ConfigError, DataError, MissingExtra
 from fednotes.core.settings import build
-from fednotes.metrics.platt import fit_platt, platt_sums
+from fednotes.metrics.platt import compute_platt_sums, fit_platt
 
 CLASSES = ((0, 1), (0, 1, 2), (0, 1), (0, 2))
 PATIENTS, WIDTH = 60, 13
@@ -288,7 +288,7 @@ def test_platt_scaling_equals_the_minimum_of_scipy(scale: float) -> None:
     # against its score
     targets[:, 3] = np.sign(rng.normal(size=200) - 0.5 * scores[:, 3] - 1)
     targets[:50, 0] = 0
-    fitted = fit_platt(lambda ab: platt_sums(ab, scores * scale, targets), 5)
+    fitted = fit_platt(lambda ab: compute_platt_sums(ab, scores * scale, targets), 5)
     for k in range(4):
         expected = platt_by_scipy(scores[:, k] * scale, targets[:, k])
         np.testing.assert_allclose(fitted[k], expected, rtol=2e-3, atol=2e-3 / scale)

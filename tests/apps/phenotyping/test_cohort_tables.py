@@ -16,7 +16,7 @@ from patient_files import SECRET, job, labels_of, load, save_model, write, write
 
 from fednotes.api import evaluate
 from fednotes.core.errors import ConfigError, DataError, FednotesError
-from fednotes.core.store import try_lock_folder
+from fednotes.core.store import trying_to_lock_folder
 from fednotes.jobs.job import load_sites
 
 TERMS = ("asthma", "cough", "gout")
@@ -290,6 +290,6 @@ def test_clearing_the_cache_removes_concepts(
     ]
     for each in (abandoned, *remaining):
         each.mkdir()
-    with try_lock_folder(remaining[0]):
+    with trying_to_lock_folder(remaining[0]):
         assert run("cache", "clear")[0] == f"2.5 MB freed in {folder}\n"
     assert sorted((folder / "concepts").iterdir()) == sorted(remaining)

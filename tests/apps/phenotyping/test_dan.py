@@ -11,7 +11,7 @@ import torch
 from fednotes.apps.phenotyping.cohort import Bags
 from fednotes.apps.phenotyping.dan import Dan, DanConfig, Mixtures, pool_vectors
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.core.tensors import load_into, snapshot
+from fednotes.core.tensors import copy_tensors, load_into
 from fednotes.training.row_adam import RowAdam
 
 VOCABULARY, OUTPUTS = 40, 5
@@ -175,7 +175,7 @@ def test_a_patient_without_concepts_has_the_zero_vector() -> None:
 def test_a_batch_without_labels_changes_nothing() -> None:
     """The loss is 0, and Adam does not move along a zero gradient."""
     dan = network()
-    before = snapshot(dan.trainable())
+    before = copy_tensors(dan.trainable())
     adam = RowAdam(dan.trainable(), 0.1)
     loss = dan.loss(
         Bags.from_lists([[1], [2]], VOCABULARY), np.full((2, OUTPUTS), -1, np.int8)
@@ -207,7 +207,7 @@ def test_unlabelled_pairs_do_not_count() -> None:
     labels[:, 1], labels[:, 3] = -1, 2
     labelled = [0, 2, 4]
     smaller = Dan(CONFIG, VOCABULARY, 3)
-    values = snapshot(dan.trainable())
+    values = copy_tensors(dan.trainable())
     for name in ("output_weight", "output_bias"):
         values[name] = values[name][labelled]
     load_into(smaller.trainable(), values)

@@ -70,7 +70,7 @@ from fednotes.core.federation import State
 from fednotes.core.seeds import rng_of
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.rounds import RoundResult
-from fednotes.metrics.platt import MOST_PLATT_SUMS, fit_platt, platt_sums
+from fednotes.metrics.platt import MOST_PLATT_SUMS, compute_platt_sums, fit_platt
 from fednotes.training.row_adam import RowAdam
 
 
@@ -230,7 +230,7 @@ def test_calibration_equals_that_of_pooled_patients() -> None:
         scores.append(model.machines.score(model.model.compute_features(cohort.bags)))
         targets.append(model.machines.make_targets(cohort.labels))
     together = np.concatenate(scores), np.concatenate(targets)
-    expected = fit_platt(lambda ab: platt_sums(ab, *together), len(DISEASES))
+    expected = fit_platt(lambda ab: compute_platt_sums(ab, *together), len(DISEASES))
     assert np.allclose(model.model.platt, expected, rtol=1e-6)
 
 
@@ -388,7 +388,7 @@ def test_a_fit_needs_fewer_sums_than_a_site_answers() -> None:
     def never_better(platt: np.ndarray) -> np.ndarray:
         nonlocal requests
         requests += 1
-        sums = platt_sums(platt, scores, targets)
+        sums = compute_platt_sums(platt, scores, targets)
         if requests > 1:
             sums[:, 0] += requests  # each step seems to make the fit worse
         return sums

@@ -18,7 +18,7 @@ from fednotes.apps.phenotyping.compare_patients import ALL_SITES, compare_patien
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.core.errors import DataError
 from fednotes.jobs.job import Job, Side
-from fednotes.metrics.paired_tests import Bootstrap, paired_patients
+from fednotes.metrics.paired_tests import Bootstrap, bootstrap_patients
 
 
 def side(run: Path, sites: Sequence[SitePatients], condition: str) -> Side:
@@ -111,7 +111,7 @@ def test_shared_test_patients_are_compared_once(tmp_path: Path) -> None:
     test = sites[0].test
     assert list(once) == [ALL_SITES]
     known = (test.labels >= 0).any(axis=1)
-    assert once[ALL_SITES] == paired_patients(
+    assert once[ALL_SITES] == bootstrap_patients(
         test.labels[known],
         predict_labels(test, GOOD)[known],
         predict_labels(test, POOR)[known],

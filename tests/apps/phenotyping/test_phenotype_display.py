@@ -14,7 +14,7 @@ from shown_tables import cells_of, row_of
 from fednotes.apps.phenotyping.causes import find_score_causes
 from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
 from fednotes.apps.phenotyping.data_kind import KIND
-from fednotes.cli.display import count_tables
+from fednotes.cli.display import make_count_tables
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.remarks import find_empty_scores
 
@@ -39,7 +39,7 @@ def test_remarks_name_phenotypes_that_are_never_predicted() -> None:
 def test_patients_are_counted_by_part() -> None:
     """Counts by plain loops over the patients."""
     sites = sites_of(2)
-    counted = cells_of(count_tables(KIND.tabulate_counts(sites))[0])
+    counted = cells_of(make_count_tables(KIND.tabulate_counts(sites))[0])
     lines = [line for line in counted if {"train", "valid", "test"} & {*line}]
     for place, site in enumerate(sites):
         for at, part in enumerate(("train", "valid", "test")):
@@ -75,9 +75,13 @@ def test_labels_of_test_patients_are_counted_in_a_table() -> None:
         SitePatients("a", SPACE, empty, empty, cohort, {}),
         SitePatients("b", SPACE, empty, empty, bare, {}),
     )
-    assert row_of(count_tables(KIND.tabulate_counts(sites))[1], "asthma") == ["2/1/0"]
-    assert row_of(count_tables(KIND.tabulate_counts(sites))[1], "gout") == ["0/0/1"]
+    assert row_of(make_count_tables(KIND.tabulate_counts(sites))[1], "asthma") == [
+        "2/1/0"
+    ]
+    assert row_of(make_count_tables(KIND.tabulate_counts(sites))[1], "gout") == [
+        "0/0/1"
+    ]
     assert len(KIND.tabulate_counts(sites[1:])) == 1
     assert ["valid", "0", "0", "0", "0", "–", "–"] in cells_of(
-        count_tables(KIND.tabulate_counts(sites))[0]
+        make_count_tables(KIND.tabulate_counts(sites))[0]
     )

@@ -31,6 +31,6 @@ def test_a_job_may_have_only_the_tables_of_registered_kinds(
     from fednotes.jobs.job_file import list_table_names
 
     assert {"tags", "phenotypes", "silos"} <= list_table_names()
-    monkeypatch.setattr(plugins, "added", lambda group, built_in: {})
+    monkeypatch.setattr(plugins, "list_added_entries", lambda group, built_in: {})
     assert list_table_names() >= {"tags", "silos"}
     assert "phenotypes" not in list_table_names()

@@ -152,7 +152,7 @@ def test_an_answer_that_is_read_slowly_arrives_completely(
 
     async def read_slowly() -> int:
         protocol, options = (
-            http_server.protocol_with_deadline(),
+            http_server.make_protocol_with_deadline(),
             uvicorn.Config(large, log_config=None),
         )
         state, loop = uvicorn.server.ServerState(), asyncio.get_running_loop()
@@ -187,7 +187,7 @@ def test_a_slow_answer_is_awaited_and_a_silent_connection_is_closed(
 
     async def read_answers() -> tuple[bytes, ...]:
         protocol, options = (
-            http_server.protocol_with_deadline(),
+            http_server.make_protocol_with_deadline(),
             uvicorn.Config(slow, log_config=None),
         )
         state, loop = uvicorn.server.ServerState(), asyncio.get_running_loop()

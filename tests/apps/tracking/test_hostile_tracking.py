@@ -186,7 +186,7 @@ def test_the_warning_about_a_failed_tracker_shows_no_password(
             warnings.append(text)
 
     kind = TrackerKind(lambda _target: Failing(), target="URI")
-    monkeypatch.setattr("fednotes.core.plugins.load", lambda *_: kind)
+    monkeypatch.setattr("fednotes.core.plugins.load_entry", lambda *_: kind)
     add_trackers(Heard(), ["mlflow=x"]).start(tmp_path)
     (warning,) = warnings
     assert "no route to http://ward:***@tracker/api" in warning

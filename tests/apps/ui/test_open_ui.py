@@ -43,7 +43,7 @@ def test_an_opened_model_is_accepted_in_place_of_its_folder(
         "load_content",
         lambda paths, **_: paths_loaded.append(paths) or pages.Content(),
     )
-    monkeypatch.setattr(pages, "run", lambda *_, **__: None)
+    monkeypatch.setattr(pages, "serve_application", lambda *_, **__: None)
     fn.open_ui(model, tmp_path / "notes.jsonl")
     assert paths_loaded == [[tmp_path / "model", tmp_path / "notes.jsonl"]]
     with pytest.raises(ConfigError, match=r"expected .*, not MentionModel$"):
@@ -73,7 +73,7 @@ def test_only_a_browser_with_the_address_sees_the_page(
         heard.append((page, host, port, extra))
         ready("http://127.0.0.1:8080")
 
-    monkeypatch.setattr("fednotes.apps.ui.pages.run", listen)
+    monkeypatch.setattr("fednotes.apps.ui.pages.serve_application", listen)
     fn.open_ui(run, port=8080, tell=lines.append)
     (page, *address), words = heard[0], lines[0].split()
     assert address == ["127.0.0.1", 8080, "ui"]

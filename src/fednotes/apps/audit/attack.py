@@ -26,7 +26,7 @@ import numpy as np
 from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.jobs.audit_result import Leak
-from fednotes.metrics.calibration import wilson
+from fednotes.metrics.calibration import compute_wilson_interval
 
 if TYPE_CHECKING:
     from fednotes.apps.audit.scene import Scene
@@ -143,7 +143,7 @@ class Trial:
         cls, success: float, count: int, chance: float, /, **details: float
     ) -> Self:
         """Return a trial with the Wilson (1927) interval for `count` targets."""
-        low, high = wilson(success, count)
+        low, high = compute_wilson_interval(success, count)
         return cls(success, chance, low, high, details)
 
     def drop_interval(self) -> Self:

@@ -64,8 +64,8 @@ def audit(
     leaves this machine.
     """
     from fednotes.apps.audit import open_target, run_audit
-    from fednotes.cli.display import audit_table
-    from fednotes.core.store import hold_folder, write_json
+    from fednotes.cli.display import make_audit_table
+    from fednotes.core.store import holding_folder, write_json
     from fednotes.jobs.audit_result import AUDIT
     from fednotes.report.html import write_report
 
@@ -74,7 +74,7 @@ def audit(
     )
     command = shlex.join(["fednotes", *sys.argv[1:]])
     output = choose_console(as_json=json_output)
-    with hold_folder(folder), output.status("") as shown:
+    with holding_folder(folder), output.status("") as shown:
         audit_result = run_audit(
             job, site, fingerprint=key, command=command, progress=shown.update
         )
@@ -83,5 +83,5 @@ def audit(
     if json_output:
         print_json(audit_result.model_dump())
         return
-    console.print(audit_table(audit_result))
+    console.print(make_audit_table(audit_result))
     say(f"audit: {folder / AUDIT}", f"report: {report}")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.federation import EVALUATE, Option, SiteTasks
-from fednotes.core.tensors import snapshot
+from fednotes.core.tensors import copy_tensors
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import CommittedRound
@@ -212,7 +212,9 @@ class ObservingEngine(InProcess):
         keeps_tensors = self._keeps_tensors()
         sent: dict[str, Tensor] = {}
         if keeps_tensors:
-            sent = snapshot(tensors or {})  # a server may change its tensors in place
+            sent = copy_tensors(
+                tensors or {}
+            )  # a server may change its tensors in place
             # Each tensor is sent only once, so earlier ones must be kept.
             self._sent = {**self._sent, **sent}
         else:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, ParameterError
-from fednotes.core.parsing import mapping
-from fednotes.core.tables import table_fingerprint
+from fednotes.core.parsing import as_mapping
+from fednotes.core.tables import fingerprint_table
 from fednotes.jobs.declaration import load_declared
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import load_job, parse_job
@@ -80,7 +80,7 @@ def open_target(
         raise ParameterError(
             f"{target} is a job: give a folder for the results with `out`"
         )
-    key = table_fingerprint(table)
+    key = fingerprint_table(table)
     _require_same_job(out, key)
     return Target(job, key, out)
 
@@ -108,7 +108,7 @@ def _load_home_job(
 def _read_run_job(folder: Path) -> tuple[Job, Mapping[str, Any]]:
     """Return a run's job and its table."""
     record = read_job_record(folder)
-    table = mapping(record.get("table"))
+    table = as_mapping(record.get("table"))
     job = parse_job(table, folder.name, Path(str(record.get("folder"))), str(folder))
     return job, table
 
@@ -128,7 +128,7 @@ def _require_same_job(out: Path, key: str) -> None:
     """Raise ConfigError if `out` is a run of a job with another fingerprint."""
     if not is_run(out):
         return
-    other = table_fingerprint(mapping(read_job_record(out).get("table")))
+    other = fingerprint_table(as_mapping(read_job_record(out).get("table")))
     if other != key:
         raise ParameterError(
             f"`out` {out} is a run of another job ({other[:12]}, not {key[:12]}); that "

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fednotes.apps.deployment.waiting import REPEAT_SECONDS
-from fednotes.core.errors import nearest
+from fednotes.core.errors import suggest_name
 from fednotes.core.parsing import read_json_table
 from fednotes.core.store import write_json
 
@@ -129,6 +129,6 @@ def describe_strangers(
     if not strangers:
         return ""
     text = f"connected, but not in this job: {', '.join(strangers)}"
-    hints = (nearest(site, strangers, none="") for site in absent)
+    hints = (suggest_name(site, strangers, fallback="") for site in absent)
     hint = next(filter(None, hints), "")
     return f"{text}; {hint}" if hint else text

@@ -35,9 +35,9 @@ from fednotes.apps.deployment.site_file import (
 from fednotes.core import plugins
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
-from fednotes.core.parsing import mapping
-from fednotes.core.store import private_folder, write_json
-from fednotes.core.tables import table_differences, table_fingerprint
+from fednotes.core.parsing import as_mapping
+from fednotes.core.store import create_private_folder, write_json
+from fednotes.core.tables import compare_tables, fingerprint_table
 from fednotes.engines.launch import Setup
 from fednotes.jobs.audit_result import AUDIT, Audit, read_audit
 from fednotes.jobs.declaration import make_table_to_approve, parse_declared
@@ -84,7 +84,7 @@ def describe_job(kit: Path, job: RequestedJob, quorum: Quorum) -> Iterator[JobLi
     last = last_of_name or approvals.find_last_approval()
     yield JobLine(f"fingerprint {job.fingerprint}")
     yield JobLine(f'job "{clean_job_name(job.table)}"', is_from_job=True)
-    for difference in table_differences({}, job.table):
+    for difference in compare_tables({}, job.table):
         setting = difference[2:]  # without the sign of an addition
         yield JobLine(f"  {setting}", is_from_job=True)
     promise = _describe_promise(kit, job.table)
@@ -96,7 +96,7 @@ def describe_job(kit: Path, job: RequestedJob, quorum: Quorum) -> Iterator[JobLi
     else:
         label = label_job(last.table, last.fingerprint)
         yield JobLine(f"changes since {label}, approved {last.when}:", is_from_job=True)
-        for difference in table_differences(last.table, job.table) or ("none",):
+        for difference in compare_tables(last.table, job.table) or ("none",):
             yield JobLine(f"  {difference}", is_from_job=True)
         yield from _describe_earlier_jobs(kit, job, quorum)
 
@@ -182,7 +182,7 @@ def has_run(kit: Path, job: RequestedJob) -> bool:
             table = make_table_to_approve(
                 submission["job"], submission["sites"], submission["min_sites"]
             )
-            if table_fingerprint(table) == job.fingerprint:
+            if fingerprint_table(table) == job.fingerprint:
                 return True
     return False
 
@@ -278,7 +278,7 @@ def read_job_audit(kit: Path, job: RequestedJob, folder: Path | None) -> Audit |
     if report is not None:
         _require_same_job(kit, job.table, report=report, folder=audit_folder)
         if folder is not None:
-            private_folder(copy_folder)
+            create_private_folder(copy_folder)
             write_json(copy_folder / AUDIT, report.model_dump())
     return report
 
@@ -316,7 +316,7 @@ def _require_same_job(
         folder: The folder of the audit.
     """
     site_name = read_kit(kit).name
-    job_fingerprint = table_fingerprint(table.get("job", {}))
+    job_fingerprint = fingerprint_table(table.get("job", {}))
     if (report.fingerprint, report.site) != (job_fingerprint, site_name):
         audited_job = clean(report.fingerprint)[:SHOWN_DIGITS]
         raise ConfigError(
@@ -325,7 +325,7 @@ def _require_same_job(
             f"{job_fingerprint[:SHOWN_DIGITS]!r} are needed: run fednotes audit "
             f"JOB --site {site_name} with the submitted job file"
         )
-    audited_sites = {*mapping(mapping(table.get("job")).get("sites"))}
+    audited_sites = {*as_mapping(as_mapping(table.get("job")).get("sites"))}
     if {*table.get("sites", ())} != audited_sites:
         raise ConfigError(
             "the run has other sites than the job's table, which was "

@@ -44,10 +44,10 @@ from fednotes.apps.deployment.site_file import (
 from fednotes.core.databases import DatabaseAddress, is_address
 from fednotes.core.errors import (
     FednotesError,
-    parameters_as_keys,
+    naming_keys_for_parameters,
     write_install_command,
 )
-from fednotes.core.settings import expand
+from fednotes.core.settings import expand_path
 from fednotes.data.encodings import AUTO, reading_as
 from fednotes.data.formats import guess_format
 from fednotes.jobs import kinds
@@ -290,11 +290,11 @@ def _list_annotation_warnings(file: SiteFile) -> Iterator[str]:
         name = table.get(key)
         if not isinstance(name, str) or not name or is_address(name):
             continue
-        path = file.folder / expand(name, key)
+        path = file.folder / expand_path(name, key)
         if path.is_dir() and not 1 <= _count_files(path) <= MAX_FILES_TO_GUESS:
             continue
         try:
-            with parameters_as_keys(), reading_as(encoding):
+            with naming_keys_for_parameters(), reading_as(encoding):
                 guess_format(path)
         except FednotesError as error:
             yield (
@@ -327,9 +327,9 @@ def _list_data_places(
             names = value if isinstance(value, list) else [value]
             for name in map(str, filter(None, names)):
                 if is_address(name):
-                    yield full_key, DatabaseAddress(name).located(folder)
+                    yield full_key, DatabaseAddress(name).resolve_from(folder)
                 else:
-                    yield full_key, folder / expand(name, full_key)
+                    yield full_key, folder / expand_path(name, full_key)
 
 
 # ---- a server's own port -------------------------------------------------------------

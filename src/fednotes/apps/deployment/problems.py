@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
-from fednotes.core.parsing import number, read_json_table
+from fednotes.core.parsing import find_number, read_json_table
 from fednotes.core.store import write_json
 
 PROBLEM_FILE = Path("state") / "problem.json"  # in a kit
@@ -82,7 +82,7 @@ def forget_problem(kit: Path) -> None:
 def read_last_problem(kit: Path) -> LastProblem | None:
     """Return the last problem of a kit's processes; None if there is none."""
     table = read_json_table(kit / PROBLEM_FILE)
-    when = number(table, "when")
+    when = find_number(table, "when")
     if when is None:
         return None
     with suppress(OverflowError, OSError, ValueError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from fednotes.core.store import private_folder, replace_file
+from fednotes.core.store import create_private_folder, replace_file
 from fednotes.privacy.secure_sum.crypto import KEY_BYTES
 
 
@@ -21,6 +21,6 @@ def load_or_create_secret(path: Path) -> bytes:
     secret = path.read_bytes() if path.is_file() else b""
     if len(secret) != KEY_BYTES:
         secret = secrets.token_bytes(KEY_BYTES)
-        private_folder(path.parent)
+        create_private_folder(path.parent)
         replace_file(path, secret)
     return secret

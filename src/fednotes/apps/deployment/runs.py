@@ -45,11 +45,16 @@ from fednotes.core.errors import (
     FednotesError,
     ParameterError,
     TrainingError,
-    os_errors_as,
+    raising_os_errors_as,
 )
 from fednotes.core.parsing import read_json, read_json_table
-from fednotes.core.store import make_private, open_private, private_folder, write_json
-from fednotes.core.tables import table_fingerprint
+from fednotes.core.store import (
+    create_private_folder,
+    make_private,
+    open_private,
+    write_json,
+)
+from fednotes.core.tables import fingerprint_table
 from fednotes.engines.launch import JOB_FILE
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.declaration import MIN_SECURE_SITES, make_table_to_approve
@@ -232,7 +237,7 @@ def prepare_run(
         kit=kit.resolve(),
         title=job.title,
         sites=sites,
-        fingerprint=table_fingerprint(table),
+        fingerprint=fingerprint_table(table),
     )
     return PreparedRun(run, min_sites)
 
@@ -260,7 +265,7 @@ def claim_folder(run: Run, declared: Mapping[str, Any], out: Path) -> None:
         ParameterError: Another run has reserved the folder.
         ConfigError: The folder cannot be written to.
     """
-    with os_errors_as(ConfigError, out, ending="; nothing was submitted"):
+    with raising_os_errors_as(ConfigError, out, ending="; nothing was submitted"):
         _reserve_folder(run, out, submitting=True)
     write_json(out / "job.json", {**declared, "fingerprint": run.fingerprint})
 
@@ -277,7 +282,7 @@ def _reserve_folder(run: Run, out: Path, *, submitting: bool) -> None:
         ParameterError: Another run has reserved the folder.
         OSError: The folder cannot be written to.
     """
-    private_folder(out)
+    create_private_folder(out)
     out.chmod(0o700)
     try:
         with open(out / "run.json", "x", encoding="utf-8", opener=open_private) as file:
@@ -306,7 +311,7 @@ def adopt_folder(run: Run, out: Path) -> Run:
         if run_of_folder.name == run.name:
             return replace(run_of_folder, kit=run.kit)
     _require_free_folder(out)
-    with os_errors_as(ConfigError, out):
+    with raising_os_errors_as(ConfigError, out):
         _reserve_folder(run, out, submitting=False)
     return run
 
@@ -831,7 +836,7 @@ class Follower:
             to_approve = make_table_to_approve(
                 declared, self.run.sites, int(table["min_sites"])
             )
-            fingerprint = table_fingerprint(to_approve)
+            fingerprint = fingerprint_table(to_approve)
             write_json(path, {**declared, "fingerprint": fingerprint})
 
 

@@ -58,14 +58,14 @@ from fednotes.core.errors import (
     MissingExtra,
     ModelError,
     TrainingError,
-    readable,
+    raising_if_unreadable,
 )
 from fednotes.core.federation import Option, State
 from fednotes.core.messages import Frame
-from fednotes.core.parsing import number, read_json_table
+from fednotes.core.parsing import find_number, read_json_table
 from fednotes.core.seeds import Draws
 from fednotes.core.store import write_json, write_text
-from fednotes.core.tables import table_fingerprint
+from fednotes.core.tables import fingerprint_table
 from fednotes.core.update import Tensors, Total
 from fednotes.engines.deployed import Deployed, Paused
 from fednotes.engines.history import OPENED
@@ -280,7 +280,7 @@ def _find_start_time(state: Path) -> float:
     Args:
         state: The folder of the run's state.
     """
-    first_start = number(read_json_table(state / _STARTED), "time")
+    first_start = find_number(read_json_table(state / _STARTED), "time")
     if first_start is None:
         first_start = time.time()
         write_json(state / _STARTED, {"time": first_start})
@@ -349,7 +349,7 @@ def _create_engine(setup: Setup, job: Job, progress: RunProgress) -> _Engine:
     """Return the federation whose sites answer over `progress`."""
     settings = job.federation
     table = make_table_to_approve(setup.job, setup.sites, setup.min_sites)
-    fingerprint = table_fingerprint(table)
+    fingerprint = fingerprint_table(table)
     summing = None
     if settings.secure_sum:
         summing = SecureSum(
@@ -406,7 +406,7 @@ def _agree(setup: Setup, job: Job, engine: Deployed, progress: RunProgress) -> A
     """
     path = setup.state / "agreement.json"
     if engine.resume() is not None:
-        with readable(path, ConfigError):
+        with raising_if_unreadable(path, ConfigError):
             saved_text = path.read_text(encoding="utf-8")
             return derive_config(job, decode_descriptions(saved_text))
 
@@ -473,8 +473,8 @@ def _read_scores(tensors: Tensors, sites: int) -> dict[str, Any]:
         raise ValueError("too many bytes")
     scores = unpack_json(
         packed_scores,
-        most_values=min(MAX_SCORES, MAX_ALL_SCORES // sites),
-        most_depth=MAX_SCORES_DEPTH,
+        max_values=min(MAX_SCORES, MAX_ALL_SCORES // sites),
+        max_depth=MAX_SCORES_DEPTH,
         strict=False,
     )
     if not isinstance(scores, dict):

@@ -71,7 +71,7 @@ from fednotes.core.federation import MethodSite, Option, State
 from fednotes.core.parsing import read_json_table
 from fednotes.core.seeds import Draws
 from fednotes.core.store import write_json
-from fednotes.core.tables import table_fingerprint
+from fednotes.core.tables import fingerprint_table
 from fednotes.core.update import Tensors, Update
 from fednotes.encoders.features import find_default_cache
 from fednotes.engines.answer_times import AnswerTimes
@@ -302,7 +302,7 @@ class _Participation:
     @property
     def fingerprint(self) -> str:
         """The fingerprint of the approved table."""
-        return table_fingerprint(self.table)
+        return fingerprint_table(self.table)
 
     @property
     def results(self) -> Path:

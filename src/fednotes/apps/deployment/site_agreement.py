@@ -23,7 +23,7 @@ from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import parse_json
 from fednotes.core.settings import build, checked
-from fednotes.core.tables import table_fingerprint
+from fednotes.core.tables import fingerprint_table
 from fednotes.core.types import Scheme, SiteData, TagSet
 from fednotes.core.update import Tensors
 from fednotes.encoders.pretrained import (
@@ -257,7 +257,7 @@ def compute_agreement_fingerprint(job: Job, descriptions: Descriptions) -> str:
     It depends on the order of the sites.
     """
     sites = [{"site": site, **asdict(facts)} for site, facts in descriptions.items()]
-    return table_fingerprint({"method": job.method, "sites": sites})
+    return fingerprint_table({"method": job.method, "sites": sites})
 
 
 # ---- the agreement -------------------------------------------------------------------

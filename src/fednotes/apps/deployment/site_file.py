@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.apps.deployment.rules.policy import Policy, build_policy
-from fednotes.core.errors import ConfigError, ParameterError, nearest
+from fednotes.core.errors import ConfigError, ParameterError, suggest_name
 from fednotes.core.numbers import NonNegativeInt
-from fednotes.core.settings import build, checked, expand, read_toml
+from fednotes.core.settings import build, checked, expand_path, read_toml
 from fednotes.core.store import write_text
 from fednotes.jobs import kinds
 from fednotes.jobs.declaration import (
@@ -117,7 +117,7 @@ def read_site_file(path: Path) -> SiteFile:
         key: _resolve_path(value, folder, f"[files] {key}")
         for key, value in keys.files.items()
     }
-    cache = folder / expand(keys.cache, "cache") if keys.cache else None
+    cache = folder / expand_path(keys.cache, "cache") if keys.cache else None
     return SiteFile(
         path=path,
         folder=folder,
@@ -140,7 +140,7 @@ def _resolve_path(text: str, folder: Path, where: str) -> str:
         folder: The folder to which paths are relative.
         where: How messages refer to the key.
     """
-    name = expand(text, where)
+    name = expand_path(text, where)
     path = folder / name
     return str(path) if path.exists() else name
 
@@ -178,7 +178,7 @@ def _require_known(keys: Iterable[str], valid_keys: Sequence[str], where: str) -
     """Raise ConfigError if one of the keys is not valid."""
     for key in keys:
         if key not in valid_keys:
-            suggestion = nearest(key, valid_keys)
+            suggestion = suggest_name(key, valid_keys)
             raise ConfigError(f"{where}: unknown key {key!r}; {suggestion}")
 
 

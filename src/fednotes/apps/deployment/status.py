@@ -38,7 +38,7 @@ from fednotes.apps.deployment.site import RESULTS
 from fednotes.apps.deployment.site_file import SITE_FILE, read_kit_site_file
 from fednotes.apps.deployment.waiting import describe_waiting, list_with_times
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError
-from fednotes.core.parsing import mapping, read_json, read_json_table
+from fednotes.core.parsing import as_mapping, read_json, read_json_table
 from fednotes.core.store import LOCK
 from fednotes.encoders.features import find_default_cache
 from fednotes.encoders.token_cache import clear_caches
@@ -398,7 +398,7 @@ def _describe_outcome(outcome: Mapping[str, Any], default_state: str) -> str:
     """
     status = str(outcome.get("status", default_state))
     problem = outcome.get("problem")
-    absent_since = mapping(outcome.get("absent"))
+    absent_since = as_mapping(outcome.get("absent"))
     if absent_since:
         return f"{status} for {list_with_times(absent_since, time.time())}"
     if not problem:

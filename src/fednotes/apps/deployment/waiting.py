@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.parsing import number, read_json_table
+from fednotes.core.parsing import find_number, read_json_table
 from fednotes.core.store import write_json
 
 APPROVALS_FILE = "approvals.json"  # in a run's state on the server
@@ -38,7 +38,7 @@ class PendingApprovals:
         self._sites = tuple(sites)
         self._clock = clock
         saved = read_json_table(path)
-        times = {site: number(saved, site) for site in self._sites}
+        times = {site: find_number(saved, site) for site in self._sites}
         self.since = {site: since for site, since in times.items() if since is not None}
         self._published: tuple[str, ...] = ()
         self._published_at = 0.0

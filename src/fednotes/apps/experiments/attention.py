@@ -39,11 +39,11 @@ from fednotes.core.errors import (
     FednotesError,
     MissingExtra,
     ParameterError,
-    os_errors_as,
+    raising_os_errors_as,
 )
 from fednotes.core.store import write_text
 from fednotes.data.notes import NotePlace, read_notes
-from fednotes.report.markdown import markdown_table
+from fednotes.report.markdown import format_markdown_table
 
 # Receives the model, the number of texts that it has read, and the total.
 ReadingProgress = Callable[[str, int, int], None]
@@ -106,7 +106,7 @@ def run_attention(  # noqa: PLR0913 - the options of a command
             model reads.
     """
     models = parse_models(model)
-    with os_errors_as(FednotesError, out):
+    with raising_os_errors_as(FednotesError, out):
         out.mkdir(parents=True, exist_ok=True)
     texts = draw_passages(_read_texts(notes, categories), sample, length, seed)
     if not texts:
@@ -322,7 +322,7 @@ def _format_layer_table(facts: Mapping[str, Any]) -> str:
         rows.append([str(layer), *(f"{mean:.3f}" for mean in means)])
     trends = [_format_cell(trend, ".3f") for trend in facts["trend"].values()]
     rows.append(["Spearman correlation of layer and entropy", *trends])
-    return markdown_table(("layer", *facts["models"]), rows)
+    return format_markdown_table(("layer", *facts["models"]), rows)
 
 
 def _format_triangles(
@@ -344,7 +344,7 @@ def _format_triangles(
             cells.append(_format_cell(values[row][row], ".0f"))
             cells += [""] * (len(names) - len(cells))
             rows.append([name, *cells])
-    return markdown_table(("", *names), rows)
+    return format_markdown_table(("", *names), rows)
 
 
 def _format_cell(value: float, form: str) -> str:

@@ -25,11 +25,11 @@ from fednotes.cli.shared import (
     can_ask,
     choose_console,
     console,
+    name_options,
     print_json,
     say,
-    with_options,
 )
-from fednotes.core.stopping import resumable
+from fednotes.core.stopping import telling_how_to_resume
 
 
 def _list_names() -> Iterable[str]:
@@ -92,7 +92,7 @@ def reproduce(
     from fednotes.apps.experiments.grids import list_experiments
     from fednotes.apps.experiments.reproduce import reproduce as run
     from fednotes.apps.experiments.tables import format_results_page
-    from fednotes.cli.display import runs_bar
+    from fednotes.cli.display import showing_runs
     from fednotes.jobs.seeds import parse_seeds
 
     if not name and json_output:
@@ -103,7 +103,7 @@ def reproduce(
         return
     out = out or Path("runs") / "reproduce"
     output = choose_console(as_json=json_output)
-    with runs_bar(output, name) as bar, resumable("the same command"):
+    with showing_runs(output, name) as bar, telling_how_to_resume("the same command"):
         table = run(
             name,
             out,
@@ -115,7 +115,7 @@ def reproduce(
             device=device,
             on_plan=bar.show_planning,
             on_run=bar,
-            say=lambda line: say(with_options(line), to=output),
+            say=lambda line: say(name_options(line), to=output),
             confirm=bar.confirm if can_ask(yes or json_output) else None,
         )
     folder = out / table["name"]
@@ -175,9 +175,9 @@ def attention(
     from rich.markdown import Markdown
 
     from fednotes.apps.experiments.attention import format_attention_page, run_attention
-    from fednotes.cli.display import runs_bar
+    from fednotes.cli.display import showing_runs
 
-    with runs_bar(choose_console(as_json=json_output), "attention") as bar:
+    with showing_runs(choose_console(as_json=json_output), "attention") as bar:
         facts = run_attention(
             model,
             notes,

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Len
 
 from fednotes.apps.experiments.grid_files import list_grid_files
-from fednotes.core.errors import ConfigError, ParameterError, nearest
+from fednotes.core.errors import ConfigError, ParameterError, suggest_name
 from fednotes.core.settings import build, checked, read_toml
 from fednotes.jobs.job_file import load_table
 
@@ -215,7 +215,9 @@ def load_grid(name: str) -> tuple[Grid, Path]:
     """
     files = list_grid_files()
     if name not in files:
-        raise ConfigError(f"no experiment is called {name!r}; {nearest(name, files)}")
+        raise ConfigError(
+            f"no experiment is called {name!r}; {suggest_name(name, files)}"
+        )
     path = files[name]
     return build(Grid, read_toml(path), path.name), path
 
@@ -279,7 +281,7 @@ def choose_jobs(grid: Grid, folder: str, base: Sequence[str]) -> Jobs:
         if name not in grid.list_job_names():
             raise ParameterError(
                 f"`base` {text}: this experiment has no job {name!r}; "
-                f"{nearest(name, grid.list_job_names())}"
+                f"{suggest_name(name, grid.list_job_names())}"
             )
         if name in replacements:
             raise ParameterError(

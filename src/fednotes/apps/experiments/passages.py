@@ -39,7 +39,7 @@ def draw_passages(
     rng = rng_of(seed, "attention", "stretches")
     queues = []
     for note in drawn:
-        passages = list(_join_into_passages(clinical.sentences(note), length))
+        passages = list(_join_into_passages(clinical.list_note_sentences(note), length))
         queues.append([passages[place] for place in rng.permutation(len(passages))])
 
     result: list[str] = []

@@ -35,9 +35,9 @@ from fednotes.apps.experiments.search import Cell, choose_runs, list_search_runs
 from fednotes.apps.experiments.tables import format_results_page
 from fednotes.apps.experiments.work import RunProgress, Work
 from fednotes.core.errors import DataError
-from fednotes.core.settings import expand
+from fednotes.core.settings import expand_path
 from fednotes.core.store import write_json, write_text
-from fednotes.core.tensors import device_of
+from fednotes.core.tensors import find_device
 from fednotes.data.notes import NotePlace, find_packed_or_plain
 from fednotes.jobs.job_file import load_job
 
@@ -88,7 +88,7 @@ def reproduce(  # noqa: PLR0913 - the options of a command
         ParameterError: Nothing can run, or a setting applies to no run.
         FednotesError: A run failed; the message is the run's own.
     """
-    device_of(device)
+    find_device(device)
     grid, path = load_grid(name)
     jobs = choose_jobs(grid, path.parent.name, base)
     grid_size = _choose_size(grid, jobs, seed, full=full)
@@ -201,7 +201,7 @@ def _find_notes(
     For a user's own job, they are the notes of its sites.
     """
     if not jobs.replacements:
-        return [Path(expand(path, "notes")) for path in attention.notes], []
+        return [Path(expand_path(path, "notes")) for path in attention.notes], []
     job = load_job(jobs.find(base))
     paths: list[NotePlace] = []
     categories: list[str] = []

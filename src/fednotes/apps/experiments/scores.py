@@ -16,8 +16,8 @@ from fednotes.apps.experiments.tables import KINDS, MISSING, RATES, is_plain
 from fednotes.core.errors import ConfigError, MissingExtra
 from fednotes.jobs.metrics_file import read_metrics
 from fednotes.jobs.results import read_result
-from fednotes.metrics.gap import gap_by_seed
-from fednotes.metrics.paired_tests import FEWEST_SEEDS, paired_t
+from fednotes.metrics.gap import compute_gap_by_seed
+from fednotes.metrics.paired_tests import FEWEST_SEEDS, run_paired_t_test
 from fednotes.metrics.summaries import summarise
 
 Summary = Mapping[str, Any]  # the content of a run's summary.json
@@ -265,7 +265,7 @@ def _summarise_gap(
     if not all(end in summaries for end in ends):
         return {}
     alone, pooled = ends
-    # in the argument order of `gap_by_seed`
+    # in the argument order of `compute_gap_by_seed`
     compared = [alone, (row.label, condition), pooled]
     seeds = _find_shared_seeds(compared, summaries)
     scores = [
@@ -273,7 +273,7 @@ def _summarise_gap(
         for end in compared
     ]
     try:
-        shares, reason = gap_by_seed(*scores)
+        shares, reason = compute_gap_by_seed(*scores)
     except MissingExtra as missing:
         return {"why": str(missing)}
     if reason:
@@ -390,7 +390,7 @@ def _test_differences(
             if a is not None and b is not None:
                 differences.append(a - b)
         if len(differences) >= FEWEST_SEEDS:
-            tests[name] = asdict(paired_t(differences))
+            tests[name] = asdict(run_paired_t_test(differences))
     return tests
 
 

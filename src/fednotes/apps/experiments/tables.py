@@ -7,7 +7,7 @@ from typing import Any
 
 from fednotes.apps.experiments.grid_runs import HELD_OUT
 from fednotes.metrics.paired_tests import FEWEST_SEEDS
-from fednotes.report.markdown import markdown_table
+from fednotes.report.markdown import format_markdown_table
 
 Table = Mapping[str, Any]  # the content of results.json
 TableRow = Mapping[str, Any]  # one row and condition of a table
@@ -110,7 +110,7 @@ def _list_paper_table(table: Table) -> Iterator[str]:
     rows = []
     for name, figures in table["paper"].items():
         rows.append([name, *(f"{figures[head]:.2f}" for head in heads)])
-    yield markdown_table(("run", *heads), rows)
+    yield format_markdown_table(("run", *heads), rows)
 
 
 def _describe_seeds(table: Table) -> str:
@@ -160,7 +160,7 @@ def _format_test_table(pairs: Sequence[Mapping[str, Any]]) -> str:
         cells = [f"{pair['first']} − {pair['second']}", str(len(pair["seeds"]))]
         cells += [_format_difference(pair["differences"].get(name)) for name in columns]
         rows.append(cells)
-    return markdown_table(("first minus second", "seeds", *columns), rows)
+    return format_markdown_table(("first minus second", "seeds", *columns), rows)
 
 
 def _format_difference(test: Mapping[str, float] | None) -> str:
@@ -203,7 +203,7 @@ def _format_own_columns(table: Table) -> str:
         [row["label"], row["condition"], *of_row.values()]
         for row, of_row in zip(table["rows"], cells, strict=True)
     ]
-    return markdown_table(("run", "condition", *cells[0]), rows, names=2)
+    return format_markdown_table(("run", "condition", *cells[0]), rows, name_columns=2)
 
 
 def _format_site_table(table: Table) -> str:
@@ -219,7 +219,7 @@ def _format_site_table(table: Table) -> str:
         if has_uneven_seeds:
             line.append(str(len(row["seeds"])))
         rows.append([*line, *of_row.values()])
-    return markdown_table([*heads, *cells[0]], rows, names=2)
+    return format_markdown_table([*heads, *cells[0]], rows, name_columns=2)
 
 
 def _describe_condition(row: TableRow) -> str:
@@ -245,7 +245,7 @@ def _list_precision_recall_tables(table: Table) -> Iterator[str]:
             cells = [_format_precision_recall(of_site) for of_site in scores]
             rows.append([row["label"], _describe_condition(row), *cells])
         yield f"Precision / recall in percent, {kind}:"
-        yield markdown_table(("run", "condition", *sites), rows, names=2)
+        yield format_markdown_table(("run", "condition", *sites), rows, name_columns=2)
 
 
 def _format_precision_recall(scores: Mapping[str, Number]) -> str:
@@ -423,7 +423,7 @@ def _format_disease_table(
             f"{figures[head]:.1f}" if head in figures else "" for head in paper_heads
         ]
         lines.append([name, *of_disease, *of_paper])
-    return markdown_table(heads, lines)
+    return format_markdown_table(heads, lines)
 
 
 def _list_disease_cells(rows: Sequence[TableRow], disease: str) -> list[str]:

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from fednotes.apps.experiments.grid_runs import GridRun
 from fednotes.apps.experiments.search import list_search_runs
 from fednotes.core.errors import FednotesError
-from fednotes.core.stopping import call
+from fednotes.core.stopping import run_child_process
 from fednotes.core.wording import format_duration
 from fednotes.jobs.progress import LONG_SECONDS
 from fednotes.jobs.workers.dealing import EVERY_GPU, choose_devices
@@ -178,7 +178,7 @@ def run_command(run: GridRun) -> None:
     log = run.folder.with_suffix(".log")
     with log.open("a", encoding="utf-8") as file:
         start = file.tell()
-        code = call(
+        code = run_child_process(
             # Runs take place at the same time, so each computes in one process.
             [sys.executable, "-m", "fednotes", *run.arguments, "--workers=1", *resume],
             stdout=file,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fednotes.apps.phenotyping.cohort import SitePatients
-from fednotes.core.parsing import mapping
+from fednotes.core.parsing import as_mapping
 from fednotes.core.wording import format_count, list_names
 from fednotes.jobs.causes import Cause, Evidence, Importance, Setting, limit_importance
 from fednotes.jobs.job import Job
@@ -150,7 +150,7 @@ def find_data_causes(job: Job, facts: Mapping[str, Any]) -> Iterator[Cause]:
     present: Counter[str] = Counter()
     labelled: Counter[str] = Counter()
     for of_site in facts.values():
-        for phenotype, counts in mapping(of_site.get("labels")).items():
+        for phenotype, counts in as_mapping(of_site.get("labels")).items():
             present[phenotype] += counts["present"]
             labelled[phenotype] += counts["labelled"]
     if not present:
@@ -201,7 +201,7 @@ def _find_unlabelled_sites(facts: Mapping[str, Any]) -> Iterator[Cause]:
     """Yield a cause if the training patients of some sites have no labels."""
     patients = {}  # of the sites without labels
     for site, of_site in facts.items():
-        labels = mapping(of_site["labels"])
+        labels = as_mapping(of_site["labels"])
         if not any(counts["labelled"] for counts in labels.values()):
             patients[site] = of_site["patients"]
     if not patients:

@@ -31,7 +31,7 @@ from fednotes.apps.phenotyping.tables import (
     read_numbered_lines,
     split_lines,
 )
-from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.errors import ConfigError, DataError, suggest_name
 from fednotes.data.formats.folders import list_files
 
 # Coding systems of OMOP, where the concept 0 means "not mapped".
@@ -229,7 +229,7 @@ def read_mimic(folder: Path, tables: Collection[str] = ()) -> PatientCodes:
     for name in tables:
         if name not in MIMIC:
             raise ConfigError(
-                f"unknown table {name!r} of MIMIC-III: {nearest(name, MIMIC)}"
+                f"unknown table {name!r} of MIMIC-III: {suggest_name(name, MIMIC)}"
             )
     selected_tables = [MIMIC[name] for name in tables or MIMIC]
     paths = [_require_table(folder, table.name) for table in selected_tables]

@@ -45,7 +45,7 @@ from typing import Final
 import numpy as np
 
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, UNLABELLED
-from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.errors import ConfigError, DataError, suggest_name
 
 Codes = Mapping[str, Collection[str]]  # the codes of each patient
 
@@ -107,7 +107,9 @@ def get_system(name: str) -> System:
         ConfigError: There is no such system.
     """
     if name not in SYSTEMS:
-        raise ConfigError(f"unknown coding system {name!r}: {nearest(name, SYSTEMS)}")
+        raise ConfigError(
+            f"unknown coding system {name!r}: {suggest_name(name, SYSTEMS)}"
+        )
     return SYSTEMS[name]
 
 

@@ -13,8 +13,8 @@ from fednotes.apps.phenotyping.phenotyper import Phenotyper, load_phenotyper
 from fednotes.core.errors import DataError
 from fednotes.jobs.job import ComparedSites, Side
 from fednotes.jobs.run_folder import find_model_folder
-from fednotes.metrics.classification import macro_measures
-from fednotes.metrics.paired_tests import Bootstrap, paired_patients
+from fednotes.metrics.classification import compute_macro_measures
+from fednotes.metrics.paired_tests import Bootstrap, bootstrap_patients
 from fednotes.metrics.spans import Scores
 
 ALL_SITES: Final = "all sites"  # the row of runs whose sites share their test patients
@@ -196,7 +196,7 @@ def _test_difference(
     """Test the difference between two models' predictions."""
     labels = predictions.labels
     classes = predictions.classes
-    test = paired_patients(
+    test = bootstrap_patients(
         labels,
         predictions.first,
         predictions.second,
@@ -206,8 +206,8 @@ def _test_difference(
     )
     if metric == "auroc":
         return PatientTest(test, None)
-    first = macro_measures(labels, classes, predictions.first)
-    second = macro_measures(labels, classes, predictions.second)
+    first = compute_macro_measures(labels, classes, predictions.first)
+    second = compute_macro_measures(labels, classes, predictions.second)
     return PatientTest(test, (first, second))
 
 

@@ -45,7 +45,7 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.kernels import dropout, kernel
 from fednotes.core.numbers import FractionBelowOne, NonNegativeInt, PositiveInt
 from fednotes.core.settings import checked
-from fednotes.core.tensors import seeded
+from fednotes.core.tensors import seeding_layer
 
 Singles = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -243,7 +243,7 @@ class Dan(nn.Module):
         width = inputs
         if not features:
             width = config.embedding
-            with seeded(seed, "dan embedding"):
+            with seeding_layer(seed, "dan embedding"):
                 table = torch.empty(self.table_rows, width)
                 table.uniform_(-INITIAL_SIZE, INITIAL_SIZE)
             self.embedding = nn.Parameter(table)
@@ -424,7 +424,7 @@ def _make_layer(
     inputs: int, outputs: int, *, seed: int, name: str
 ) -> tuple[nn.Parameter, nn.Parameter]:
     """Return the initial weight (outputs, inputs) and bias (outputs,) of a layer."""
-    with seeded(seed, name):
+    with seeding_layer(seed, name):
         weight = nn.init.xavier_uniform_(torch.empty(outputs, inputs))
     return nn.Parameter(weight), nn.Parameter(torch.zeros(outputs))
 

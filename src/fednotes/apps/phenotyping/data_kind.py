@@ -63,10 +63,10 @@ from fednotes.apps.phenotyping.review import review_run
 from fednotes.apps.phenotyping.shadow import make_audit_subject
 from fednotes.apps.phenotyping.site_counts import describe_labels, make_count_tables
 from fednotes.apps.phenotyping.site_files import SiteFiles, generate_site, read_site
-from fednotes.core.errors import ConfigError, DataError, FednotesError, within
+from fednotes.core.errors import ConfigError, DataError, FednotesError, naming_place
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.wording import format_count
-from fednotes.data.formats.files import unpacked_name
+from fednotes.data.formats.files import remove_packed_suffix
 from fednotes.data.formats.folders import list_files
 from fednotes.data.notes import guess_notes
 from fednotes.encoders.features import find_default_cache
@@ -159,7 +159,7 @@ def _load_site(
     Returns:
         The patients, and messages about counts, each with the site's name.
     """
-    with within(f"site {name!r}", FednotesError):
+    with naming_place(f"site {name!r}", FednotesError):
         if job.synthetic:
             files = generate_site(job, name)
         else:
@@ -473,7 +473,7 @@ def _deal_into_silos(job: Job, sites: Sequence[SitePatients]) -> list[SitePatien
     assert job.silos is not None
     number = job.silos.number
     pooled = pool_sites(sites)
-    with within(f"[silos] number = {number}", DataError, become=ConfigError):
+    with naming_place(f"[silos] number = {number}", DataError, become=ConfigError):
         trains = deal_cohort(pooled.train, number, job.seed)
         if len(pooled.valid):
             valids = deal_cohort(pooled.valid, number, job.seed)
@@ -572,7 +572,7 @@ def find_labels(folder: Path) -> FoundLabels | None:
     """
     tables = []
     for file in list_files(folder):
-        if unpacked_name(file).suffix.lower() in (".csv", ".tsv"):
+        if remove_packed_suffix(file).suffix.lower() in (".csv", ".tsv"):
             labels = _read_table_of_labels(file)
             if labels is not None:
                 tables.append((file, labels))

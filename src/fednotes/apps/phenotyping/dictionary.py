@@ -35,7 +35,7 @@ from fednotes.apps.phenotyping.tables import (
     split_cells,
     split_lines,
 )
-from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.errors import ConfigError, DataError, suggest_name
 
 _LISTS = tomllib.loads(
     files("fednotes.apps.phenotyping").joinpath("dictionary.toml").read_text("utf-8")
@@ -151,7 +151,7 @@ def read_dictionary(path: str | Path, format: str = "", **options: Any) -> Dicti
     reader = _READERS[format]
     for option in options:
         if option not in reader.options:
-            hint = nearest(option, reader.options)
+            hint = suggest_name(option, reader.options)
             raise ConfigError(
                 f"dictionary option {option!r} does not apply to format {format}: "
                 f"{hint}"
@@ -380,7 +380,7 @@ def _read_obo(
     for scope in scopes:
         if scope not in SCOPES:
             raise ConfigError(
-                f"synonym scope {scope!r} is unknown: {nearest(scope, SCOPES)}"
+                f"synonym scope {scope!r} is unknown: {suggest_name(scope, SCOPES)}"
             )
     is_empty = True
     kind = "stanza [Term] of OBO, with id and name"

@@ -41,10 +41,10 @@ from fednotes.core.errors import (
     DataError,
     ModelError,
     MovedError,
-    within,
+    naming_place,
 )
 from fednotes.core.numbers import PositiveInt
-from fednotes.core.settings import LocalFile, build, checked, expand
+from fednotes.core.settings import LocalFile, build, checked, expand_path
 from fednotes.core.types import Document
 from fednotes.data.text import Passage, split_sentences, tokenize
 from fednotes.encoders.features import FrozenEncoder, load_encoder
@@ -364,7 +364,9 @@ def build_features(config: ConceptsConfig | TextConfig, folder: Path) -> Feature
     if isinstance(config, TextConfig):
         beside = folder / config.encoder
         name = str(beside.resolve()) if beside.exists() else config.encoder
-        return _make_text_features({"encoder": name}, expand(name, "[text] encoder"))
+        return _make_text_features(
+            {"encoder": name}, expand_path(name, "[text] encoder")
+        )
 
     options = {
         name: list(value) if isinstance(value, tuple) else value
@@ -379,8 +381,8 @@ def build_features(config: ConceptsConfig | TextConfig, folder: Path) -> Feature
         "context": config.context,
         "most": config.most,
     }
-    with within("[concepts] dictionary", DataError, ConfigError):
-        return _make_concept_features(config, recipe, expand(place, "dictionary"))
+    with naming_place("[concepts] dictionary", DataError, ConfigError):
+        return _make_concept_features(config, recipe, expand_path(place, "dictionary"))
 
 
 def _choose_recipe_place(dictionary: str, folder: Path) -> str:
@@ -438,7 +440,7 @@ def load_features(recipe: Mapping[str, Any], dictionary: str | None = None) -> F
     if not isinstance(name, str) or name not in _RECIPE_KINDS:
         raise ModelError(f"the model has features of an unknown kind, {name!r}")
     kind = _RECIPE_KINDS[name]
-    with within(
+    with naming_place(
         "the model's features cannot be computed", ConfigError, become=ModelError
     ):
         config = _read_settings(recipe, kind)
@@ -446,7 +448,7 @@ def load_features(recipe: Mapping[str, Any], dictionary: str | None = None) -> F
     original = recipe[kind.place]
     place = dictionary or original
     try:
-        path = expand(place, kind.place)
+        path = expand_path(place, kind.place)
         if isinstance(config, TextConfig):
             features: Features = _make_text_features(recipe, path)
         else:

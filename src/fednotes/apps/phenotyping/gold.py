@@ -12,8 +12,8 @@ from fednotes.apps.phenotyping.obesity import read_obesity
 from fednotes.apps.phenotyping.patient_notes import StreamedPatientNotes
 from fednotes.core.errors import DataError
 from fednotes.core.parsing import JsonError, parse_json
-from fednotes.data.encodings import named_encoding
-from fednotes.data.formats.files import bounded_lines, open_text
+from fednotes.data.encodings import get_user_encoding
+from fednotes.data.formats.files import open_text, read_bounded_lines
 from fednotes.data.notes import NotePlace
 from fednotes.jobs.patient_models import PatientNote
 
@@ -86,7 +86,7 @@ def _read_challenge(folder: Path) -> tuple[StreamedPatientNotes, Gold]:
 def _read_json_lines(path: Path) -> tuple[StreamedPatientNotes, Gold]:
     """Read the labels of all patients in JSON lines; the notes are read later."""
     gold: Gold = {}
-    encoding = named_encoding()
+    encoding = get_user_encoding()
     for record in _read_records(path, encoding):
         patient_labels = gold.setdefault(record.patient, {})
         for name, word in record.labels.items():
@@ -123,7 +123,7 @@ def _read_records(path: Path, encoding: str) -> Iterator[_Record]:
         DataError: The file cannot be read, or a line is not a valid note.
     """
     with open_text(path, encoding) as file:
-        for number, line in enumerate(bounded_lines(file, path), 1):
+        for number, line in enumerate(read_bounded_lines(file, path), 1):
             if line.strip():
                 yield _parse_record(path, number, line)
 

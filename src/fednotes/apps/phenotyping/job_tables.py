@@ -27,14 +27,14 @@ from fednotes.apps.phenotyping.codes import get_system, parse_code
 from fednotes.apps.phenotyping.features import SYNTHETIC, ConceptsConfig, TextConfig
 from fednotes.apps.phenotyping.labels import Unmentioned
 from fednotes.apps.phenotyping.obesity import Judgment
-from fednotes.core.errors import ConfigError, within
+from fednotes.core.errors import ConfigError, naming_place
 from fednotes.core.numbers import (
     FractionBelowOne,
     PositiveFraction,
     PositiveInt,
 )
-from fednotes.core.settings import LocalFile, Mark, build, checked, over
-from fednotes.data.encodings import AUTO, encoding_of
+from fednotes.core.settings import LocalFile, Mark, build, checked, merge_tables
+from fednotes.data.encodings import AUTO, resolve_encoding
 from fednotes.data.notes import require_places_of_notes
 from fednotes.jobs.job import ConfigTable, Job, ListsTable
 
@@ -149,7 +149,7 @@ class PatientsConfig:
     labelled: PositiveFraction = 1.0
 
     def __post_init__(self) -> None:
-        encoding_of(self.encoding)
+        resolve_encoding(self.encoding)
         for name in ("notes", "codes", "test", "test_codes"):
             object.__setattr__(self, name, _list_paths(name, getattr(self, name)))
         self._check_notes()
@@ -371,7 +371,10 @@ def _add_concepts_of_preset(
     reads_concepts = isinstance(table.get("concepts"), Mapping) or "synthetic" in table
     if not reads_concepts or "text" in table or "concepts" not in preset:
         return table
-    return {**table, "concepts": over(preset["concepts"], table.get("concepts", {}))}
+    return {
+        **table,
+        "concepts": merge_tables(preset["concepts"], table.get("concepts", {})),
+    }
 
 
 def _read_phenotypes(
@@ -390,7 +393,7 @@ def _read_phenotypes(
                 f'{place} = {codes!r}: expected a list of codes such as "icd10:I10"'
             )
         names = tuple(map(str, codes))
-        with within(place, ConfigError):
+        with naming_place(place, ConfigError):
             for code in names:
                 parse_code(code)
         phenotypes[name] = names

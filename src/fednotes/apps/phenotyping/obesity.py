@@ -28,7 +28,7 @@ from fednotes.apps.phenotyping.labels import (
     PatientLabels,
 )
 from fednotes.apps.phenotyping.tables import Damaged
-from fednotes.core.errors import DataError, nearest
+from fednotes.core.errors import DataError, suggest_name
 from fednotes.data.formats.folders import list_files
 from fednotes.data.formats.xml_files import read_elements
 from fednotes.data.notes import Note
@@ -197,7 +197,7 @@ def _read_judgment(
     names = {name.casefold(): name for name in DISEASES}
     name = names.get(disease.casefold())
     if name is None:
-        hint = nearest(disease, DISEASES)
+        hint = suggest_name(disease, DISEASES)
         return Damaged(line, f"the disease is not one of the challenge's: {hint}")
     if letter.lower() not in _LETTERS:
         return Damaged(line, "the judgment is not Y, N, Q or U")

@@ -34,12 +34,12 @@ from fednotes.apps.phenotyping.classifiers import (
 )
 from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace, Vectors
 from fednotes.apps.phenotyping.dan import KNOWN, Dan, DanConfig
-from fednotes.core.allocation import bounded_allocation
+from fednotes.core.allocation import limiting_allocation
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
 from fednotes.core.parsing import read_json, read_regular
 from fednotes.core.settings import LocalFile, build, checked
 from fednotes.core.store import write_folder
-from fednotes.core.tensors import device_of, load_into, prefixed, unprefixed
+from fednotes.core.tensors import add_prefix, find_device, load_into, select_prefix
 
 PHENOTYPER: Final = "phenotyper"  # the name of a model's files, without their endings
 FORMAT: Final = 2  # format 1 had no checksum of the facts
@@ -211,7 +211,7 @@ class Phenotyper:
         if self.machines is not None:
             tensors |= self.machines.trainable()
         if self.network is not None:
-            tensors |= prefixed("network.", self.network.state())
+            tensors |= add_prefix("network.", self.network.state())
         if self.idf is not None:
             tensors["idf"] = torch.from_numpy(self.idf)
         if self.platt is not None:
@@ -294,7 +294,7 @@ def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
         ModelError: The model is missing, damaged or of another format; the message
             names the folder.
     """
-    device_of(device)
+    find_device(device)
     if not is_phenotyper(path):
         raise ModelError(
             f"{path}: not the folder of a phenotyping model (there is no "
@@ -306,7 +306,7 @@ def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
         if hashlib.sha256(data).hexdigest() != facts.sha256:
             raise ModelError("damaged (the checksum of its tensors does not match)")
         tensors = parse_tensors(data)
-        with bounded_allocation(sum(tensor.numel() for tensor in tensors.values())):
+        with limiting_allocation(sum(tensor.numel() for tensor in tensors.values())):
             return _build_model(facts, tensors, device)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
@@ -423,7 +423,7 @@ def _build_network(
     Raises:
         ModelError: The tensors contradict the facts.
     """
-    parameters = unprefixed("network.", tensors)
+    parameters = select_prefix("network.", tensors)
     shape = derive_network_shape(parameters, config, facts.space)
     if facts.code_names:
         _require_equal(

@@ -31,14 +31,14 @@ from fednotes.core.errors import (
     LabelError,
     ModelError,
     ParameterError,
-    within,
+    naming_place,
 )
 from fednotes.data.encodings import AUTO, reading_as
 from fednotes.data.notes import NotePlace
 from fednotes.jobs.evaluation import Evaluation, check_label_map
 from fednotes.jobs.inputs import name_of_notes
 from fednotes.jobs.patient_models import PatientNote
-from fednotes.metrics.classification import ClassCounts, rankings
+from fednotes.metrics.classification import ClassCounts, measure_rankings
 
 _DECIMALS = 6  # digits of a probability after the decimal point
 _LABEL_NAMES = {value: name for name, value in LABELS.items()}
@@ -72,7 +72,7 @@ class PatientReader:
         Raises:
             ModelError: The dictionary or encoder cannot be read, or is a different one.
         """
-        with within(str(folder), ModelError):
+        with naming_place(str(folder), ModelError):
             return cls(model, load_features(model.space.recipe, place))
 
     def read(
@@ -387,7 +387,7 @@ def _score_predictions(
     predicted = model.predict_classes(inputs)
     counts = ClassCounts.of(labelled.labels, predicted, names, classes=machines.classes)
     present = model.predict_probabilities(inputs)[:, :, PRESENT]
-    ranking = rankings(labelled.labels, present, names)
+    ranking = measure_rankings(labelled.labels, present, names)
 
     scores = counts.scores()
     by_output = {}

@@ -53,11 +53,11 @@ from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import TRAIN, MethodSite, State
 from fednotes.core.seeds import Draws
 from fednotes.core.tensors import (
+    add_prefix,
+    copy_tensors,
     load_into,
-    prefixed,
     require_tensor,
-    snapshot,
-    unprefixed,
+    select_prefix,
 )
 from fednotes.core.update import Tensors, Update
 from fednotes.methods.averaging import AveragingSite
@@ -405,7 +405,7 @@ class Site(MethodSite):
             model = self.classifiers.model
         else:
             learner = self._require_code_learner()
-            learner.finish(unprefixed(NETWORK, tensors) or tensors)
+            learner.finish(select_prefix(NETWORK, tensors) or tensors)
             self._network = learner.get_received_tensors()
             model = Phenotyper(
                 self.data.space, learner.network, code_names=learner.outputs
@@ -448,7 +448,7 @@ class Site(MethodSite):
             tensors: "classes" that the sites agreed on; "weights" of classes and "idf"
                 of concepts if used; the network if the site does not have it.
         """
-        self._network = unprefixed(NETWORK, tensors) or self._network
+        self._network = select_prefix(NETWORK, tensors) or self._network
         model = self._make_model(tensors)
         phenotypes = len(self.config.phenotypes)
         agreed = require_tensor(
@@ -649,7 +649,7 @@ class Site(MethodSite):
         learner = self.code_learner
         # In one process, all sites receive the server's own tensors, and a checkpoint
         # cannot contain the same tensor twice.
-        tensors = prefixed(NETWORK, snapshot(self._network))
+        tensors = add_prefix(NETWORK, copy_tensors(self._network))
         facts: dict[str, Any] = {}
         if learner is not None:
             tensors |= learner.known
@@ -658,7 +658,7 @@ class Site(MethodSite):
             facts["calibrated"] = self._calibrated
             facts["calibrations"] = self._calibrations
         if self.classifiers is not None:
-            tensors |= snapshot(self._prepared)
+            tensors |= copy_tensors(self._prepared)
             tensors["steps"] = torch.from_numpy(self.classifiers.machines.steps)
             return State(0, tensors, facts)
         of_learner = State(0) if learner is None else learner.state()
@@ -671,7 +671,7 @@ class Site(MethodSite):
     def restore(self, state: State) -> None:
         """Return to a saved state."""
         self.classifiers = None
-        self._network = unprefixed(NETWORK, state.tensors)
+        self._network = select_prefix(NETWORK, state.tensors)
         self._steps = np.zeros(0, np.int64)
         self._calibrated = state.facts.get("calibrated", "")
         self._calibrations = state.facts.get("calibrations", 0)

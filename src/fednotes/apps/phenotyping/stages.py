@@ -41,8 +41,8 @@ from fednotes.core.seeds import Draws
 from fednotes.core.tensors import require_tensor
 from fednotes.core.update import Tensors, Update
 from fednotes.methods.averaging import AveragingSite
-from fednotes.metrics.classification import ClassCounts, rankings
-from fednotes.metrics.platt import platt_sums
+from fednotes.metrics.classification import ClassCounts, measure_rankings
+from fednotes.metrics.platt import compute_platt_sums
 from fednotes.privacy.secure_sum.crypto import hash_parts
 from fednotes.training.local_trainer import Optimizer, Step
 from fednotes.training.row_adam import RowAdam
@@ -307,7 +307,7 @@ class CodeLearner(AveragingSite):
         scores = self._score(patients)
         if not scores.pairs:
             return {}
-        ranked = rankings(
+        ranked = measure_rankings(
             patients.labels, scores.probabilities, self.outputs, samples=0
         )["macro"]
         return {
@@ -552,7 +552,7 @@ class Classifiers:
         scores = self.machines.score(self.held_out_data.features)
         targets = self.machines.make_targets(self.held_out_data.labels)
         if self.count_step == 1:
-            sums = platt_sums(platt, scores, targets)
+            sums = compute_platt_sums(platt, scores, targets)
         else:
             sums = self._compute_rounded_platt_sums(platt, scores, targets)
         return Update({"sums": torch.from_numpy(sums)}, 1.0)
@@ -560,7 +560,7 @@ class Classifiers:
     def _compute_rounded_platt_sums(
         self, platt: np.ndarray, scores: np.ndarray, targets: np.ndarray
     ) -> np.ndarray:
-        """Return `platt_sums`, scaled to the rounded numbers of patients.
+        """Return `compute_platt_sums`, scaled to the rounded numbers of patients.
 
         Each positive patient of a machine counts reported / exact times, and so does
         each negative one. Like a loss (`scale_sum`), the sums have float32 precision.
@@ -570,7 +570,7 @@ class Classifiers:
             exact = is_in_class.sum(axis=0)
             reported = round_array(exact.astype(np.float64), self.count_step)
             times = reported / np.maximum(exact, 1)
-            sums = platt_sums(platt, scores, np.where(is_in_class, targets, 0))
+            sums = compute_platt_sums(platt, scores, np.where(is_in_class, targets, 0))
             parts.append(times[:, None] * sums)
         total = np.sum(parts, axis=0)
         return np.asarray(total.astype(np.float32), np.float64)
@@ -605,7 +605,7 @@ class Classifiers:
             return {}
         features, labels = self._represent(cohort)
         counts = self._count_classes(cohort, self.machines.predict(features))
-        ranked = rankings(
+        ranked = measure_rankings(
             labels,
             self.machines.score_for_ranking(features),
             self.config.phenotypes,

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from fednotes.core.errors import DataError, nearest
-from fednotes.data.encodings import named_encoding
+from fednotes.core.errors import DataError, suggest_name
+from fednotes.data.encodings import get_user_encoding
 from fednotes.data.formats.files import (
     READ_ERRORS,
-    encoding_for,
-    incomplete_file,
+    find_encoding,
+    make_incomplete_error,
     open_bytes,
     open_text,
 )
@@ -140,7 +140,7 @@ def read_numbered_lines(path: Path) -> Iterator[tuple[int, str | None]]:
     Raises:
         DataError: The file is missing, truncated or not text.
     """
-    codec, mark = encoding_for(path, named_encoding())
+    codec, mark = find_encoding(path, get_user_encoding())
     pieces = (
         _read_utf8_pieces(path, mark) if codec == "utf-8" else _read_text_pieces(path)
     )
@@ -173,12 +173,12 @@ def _read_utf8_pieces(path: Path, mark: int) -> Iterator[tuple[str | None, bool]
                 ends_line = len(data) < _LONGEST_LINE or data.endswith(b"\n")
                 yield _decode(data) if ends_line else None, ends_line
         except READ_ERRORS as error:
-            raise incomplete_file(path, error) from None
+            raise make_incomplete_error(path, error) from None
 
 
 def _read_text_pieces(path: Path) -> Iterator[tuple[str | None, bool]]:
     """Yield a file in another encoding as `_read_utf8_pieces` does."""
-    with open_text(path, named_encoding(), errors="replace") as file:
+    with open_text(path, get_user_encoding(), errors="replace") as file:
         while line := file.readline(_LONGEST_LINE):
             ends_line = len(line) < _LONGEST_LINE or line.endswith("\n")
             yield None if "\ufffd" in line else line, ends_line
@@ -326,7 +326,7 @@ class HeaderTable:
         otherwise = (
             f"the first line has {len(self.names)} columns, none with a similar name"
         )
-        hint = nearest(_normalise_name(name), self.names, otherwise)
+        hint = suggest_name(_normalise_name(name), self.names, otherwise)
         return self.make_error(f"there is no column {name!r}: {hint}{remedy}")
 
     def read_rows(self) -> Iterator[NumberedRow | Damaged]:

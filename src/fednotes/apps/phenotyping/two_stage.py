@@ -64,11 +64,11 @@ from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.federation import Coverage, Federation, State
 from fednotes.core.settings import build
 from fednotes.core.tensors import (
-    prefixed,
+    add_prefix,
+    list_shapes,
     require_tensor,
     restoring,
-    shapes_of,
-    unprefixed,
+    select_prefix,
 )
 from fednotes.core.update import Tensors, Total, require_metrics
 from fednotes.methods.averaging import (
@@ -183,9 +183,9 @@ def _train_network(
 ) -> State:
     """Run stage 1; return its network and outputs for stage 2."""
     if resumed is not None and _read_stage(resumed) == 2:
-        network = unprefixed(NETWORK, resumed.tensors)
+        network = select_prefix(NETWORK, resumed.tensors)
         facts = {"outputs": resumed.fact("outputs", list)}
-        return State(config.last_cycle, prefixed(NETWORK, network), facts)
+        return State(config.last_cycle, add_prefix(NETWORK, network), facts)
 
     known: Tensors
     if resumed is None:
@@ -205,7 +205,7 @@ def _train_network(
     server.outputs = outputs
     server.known = known
     run_cycles(federation, server)  # [phenotype algorithm 1 stage 1]
-    network = prefixed(NETWORK, {**server.result, **server.known})
+    network = add_prefix(NETWORK, {**server.result, **server.known})
     return State(server.round, network, {"stage": 1, "outputs": list(outputs)})
 
 
@@ -277,7 +277,7 @@ def _load_representation(config: Config) -> State:
                 f"but this job has {ours!r}: set model.network.{setting} to {theirs!r}"
             )
     state = {name: value.detach() for name, value in network.state().items()}
-    return State(0, prefixed(NETWORK, state), {"outputs": list(model.code_names)})
+    return State(0, add_prefix(NETWORK, state), {"outputs": list(model.code_names)})
 
 
 # ---- stage 2 -------------------------------------------------------------------------
@@ -370,7 +370,7 @@ def average_classifiers(shared: Tensors, total: Total) -> dict[str, Tensor]:
         shared: The classifiers before the cycle.
         total: The sum of the sites' classifiers, each times its number of patients.
     """
-    total.require({**shapes_of(shared), "patients": tuple(shared[INTERCEPT].shape)})
+    total.require({**list_shapes(shared), "patients": tuple(shared[INTERCEPT].shape)})
     patients = total.tensors["patients"]  # (machines,) N' of each classifier
     divisors = patients.clamp(min=1)  # a classifier without patients is not divided
     return {
@@ -538,7 +538,7 @@ class PhenotypeWithDP(AveragingWithDP):
         if config.has_stage_1:
             outputs = len(agreed.get(CHOSEN, config.list_candidates()))
             network = make_initial_parameters(config, outputs, agreed.get(KNOWN))
-            tensors |= prefixed(NETWORK, network)
+            tensors |= add_prefix(NETWORK, network)
         if config.phenotypes:
             width = config.space.width
             if config.has_stage_1:

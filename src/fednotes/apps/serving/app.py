@@ -193,8 +193,8 @@ def _add_mention_routes(
         resources, texts = _read_fhir(resource)
         limits.require_texts(texts)
         documents = await queue.predict(texts)
-        return fhir.bundle(
-            fhir.with_mentions(note, keep_confident_spans(document.spans, threshold))
+        return fhir.make_bundle(
+            fhir.replace_mentions(note, keep_confident_spans(document.spans, threshold))
             for note, document in zip(resources, documents, strict=True)
         )
 
@@ -212,7 +212,7 @@ def _read_fhir(resource: dict[str, Any]) -> tuple[list[Any], list[str]]:
     texts: list[str] = []
     try:
         for each in fhir.list_resources(resource):
-            text = fhir.text_of(each)
+            text = fhir.extract_text(each)
             if text is not None:
                 resources.append(each)
                 texts.append(text)

@@ -10,7 +10,7 @@ import typer
 
 from fednotes.cli.all_commands import USE, RegisteredCommands, in_panel
 from fednotes.cli.plain_help import OldName, with_examples
-from fednotes.cli.shared import Backbone, Device, Dictionary, Port, say, show_work
+from fednotes.cli.shared import Backbone, Device, Dictionary, Port, say, showing_work
 from fednotes.core import plugins
 
 
@@ -42,7 +42,7 @@ def export_hf(model: Saved, out: New) -> None:
     """Export a token classifier as a Hugging Face directory."""
     from fednotes.apps.serving import exports
 
-    with show_work("exporting"):
+    with showing_work("exporting"):
         exports.export(model, "hf", out)
     say(
         f'{out}: load it with pipeline("token-classification", "{out}", '
@@ -64,7 +64,7 @@ def export_onnx(
     """Export a light tagger or token classifier as an ONNX graph."""
     from fednotes.apps.serving import exports
 
-    with show_work("exporting"):
+    with showing_work("exporting"):
         exports.export(model, "onnx", out, int8=int8)
     say(f"{out}: model.onnx and its data; docs/use.md has a program that reads them")
 
@@ -80,12 +80,12 @@ def export_sklearn(
     """Export a phenotyping model as a scikit-learn pipeline."""
     from fednotes.apps.serving import exports
 
-    with show_work("exporting"):
+    with showing_work("exporting"):
         exports.export(model, "sklearn", out, dictionary=dictionary)
     say(f'{out}: load it with skops.io.load("{out}/pipeline.skops")')
 
 
-if "sklearn" in plugins.registered("exports"):  # a format of another application
+if "sklearn" in plugins.list_entries("exports"):  # a format of another application
     export.command("sklearn")(export_sklearn)
 
 

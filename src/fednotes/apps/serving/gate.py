@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from fednotes.apps.serving.limits import Limits
 from fednotes.apps.serving.metrics import Metrics
-from fednotes.core.http_server import Refused, read_body, too_large
+from fednotes.core.http_server import Refused, make_size_refusal, read_body
 from fednotes.core.parsing import JsonError, parse_json
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Gate:
     async def _read_body(self, receive: Receive, *, keep: bool = True) -> bytes:
         """Return the body of a request, of limited size and in limited time."""
         return await read_body(
-            receive, self._limits.max_bytes, self._limits.body_seconds, keep=keep
+            receive, self._limits.max_bytes, self._limits.body_seconds, keeps_body=keep
         )
 
     def _require_access(self, path: str, headers: Mapping[str, bytes]) -> None:
@@ -193,7 +193,7 @@ class Gate:
         # Python refuses to convert a number of thousands of digits.
         is_number = length.isdigit() and len(length) <= _LENGTH_DIGITS
         if not is_number or int(length) > self._limits.max_bytes:
-            raise too_large(self._limits.max_bytes)
+            raise make_size_refusal(self._limits.max_bytes)
 
     async def _require_json(self, body: bytes, headers: Mapping[str, bytes]) -> None:
         """Raise Refused unless a body is JSON by its content type and its content."""
@@ -205,7 +205,7 @@ class Gate:
         try:
             # Parsing runs in a thread, so that the event loop can serve other requests.
             await asyncio.to_thread(
-                parse_json, body, most_values=self._limits.max_values
+                parse_json, body, max_values=self._limits.max_values
             )
         except JsonError as error:
             raise Refused(

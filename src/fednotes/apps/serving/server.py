@@ -15,8 +15,8 @@ from pathlib import Path
 from fednotes.apps.serving.app import create_app
 from fednotes.apps.serving.gate import is_loopback
 from fednotes.apps.serving.limits import Limits
-from fednotes.core.errors import ConfigError, ParameterError, readable
-from fednotes.core.http_server import run
+from fednotes.core.errors import ConfigError, ParameterError, raising_if_unreadable
+from fednotes.core.http_server import serve_application
 from fednotes.core.parsing import open_regular
 from fednotes.jobs.models import open_model
 from fednotes.jobs.saved_models import SavedModel
@@ -77,7 +77,7 @@ def serve(  # noqa: PLR0913 - what a person may want to set
             "note: without a certificate, others on the network can read the notes and "
             "the token"
         )
-    run(
+    serve_application(
         app,
         host,
         port,
@@ -94,7 +94,10 @@ def read_token(path: PathLike) -> str:
         ConfigError: The file cannot be read, other users can read it, or it does not
             contain one token of at least `MIN_TOKEN` characters.
     """
-    with readable(path, ConfigError), open(path, "rb", opener=open_regular) as file:
+    with (
+        raising_if_unreadable(path, ConfigError),
+        open(path, "rb", opener=open_regular) as file,
+    ):
         mode = os.fstat(file.fileno()).st_mode
         content = file.read(_TOKEN_FILE_BYTES)
     if mode & 0o077:

@@ -16,7 +16,7 @@ from spacy.language import Language
 from spacy.tokens import Doc, Span
 from spacy.util import filter_spans, minibatch
 
-from fednotes.core.errors import ModelError, readable
+from fednotes.core.errors import ModelError, raising_if_unreadable
 from fednotes.core.parsing import open_regular
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
@@ -182,7 +182,7 @@ class Recogniser:
         """
         file = Path(path) / _FINGERPRINT_FILE
         with (
-            readable(file, ModelError),
+            raising_if_unreadable(file, ModelError),
             open(file, "rb", opener=open_regular) as stream,
         ):
             return self.from_bytes(stream.read(_MAX_FINGERPRINT))

@@ -8,7 +8,7 @@ from fednotes.apps.tracking.mlflow import EXPERIMENT, MLflow
 from fednotes.apps.tracking.tensorboard import TensorBoard
 from fednotes.apps.tracking.tracker import Tool, Tracker
 from fednotes.core.errors import DataError, FednotesError, TrainingError
-from fednotes.core.settings import path_of
+from fednotes.core.settings import require_path
 from fednotes.jobs.run_folder import is_run
 from fednotes.jobs.seeds import list_seed_folders
 
@@ -26,7 +26,7 @@ def export_mlflow(run: str | Path, uri: str, *, experiment: str = EXPERIMENT) ->
         MissingExtra: MLflow is not installed.
         TrainingError: The server or the folder cannot be written to.
     """
-    return _export(MLflow(uri, experiment), path_of(run, "a run's folder"))
+    return _export(MLflow(uri, experiment), require_path(run, "a run's folder"))
 
 
 def export_tensorboard(run: str | Path, folder: str | Path) -> int:
@@ -41,8 +41,8 @@ def export_tensorboard(run: str | Path, folder: str | Path) -> int:
         MissingExtra: TensorBoard is not installed.
         TrainingError: The folder cannot be written to.
     """
-    tool = TensorBoard(path_of(folder, "a folder for event files"))
-    return _export(tool, path_of(run, "a run's folder"))
+    tool = TensorBoard(require_path(folder, "a folder for event files"))
+    return _export(tool, require_path(run, "a run's folder"))
 
 
 def _export(tool: Tool, folder: Path) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fednotes.core import bounds
 from fednotes.core.errors import DataError, FednotesError
-from fednotes.core.parsing import is_within, mapping, number
+from fednotes.core.parsing import as_mapping, find_number, is_within
 from fednotes.core.store import write_text
 from fednotes.jobs.card import CARD
 from fednotes.jobs.declaration import drop_places
@@ -130,8 +130,8 @@ def _read_public_table(config: Mapping[str, Any]) -> dict[str, Any]:
         table = config["job"]
     public = {key: _drop_folders(value) for key, value in table.items()}
     sites = {
-        name: drop_places(mapping(site))
-        for name, site in mapping(public.get("sites")).items()
+        name: drop_places(as_mapping(site))
+        for name, site in as_mapping(public.get("sites")).items()
     }
     if sites:
         public["sites"] = sites
@@ -170,15 +170,15 @@ def list_points(entry: Mapping[str, Any]) -> Iterator[Point]:
     An evaluation in a round that no run has, as a damaged file names it, has none.
     """
     condition = str(entry.get("condition") or "federated")
-    round_index = number(entry, "round") if "round" in entry else 0.0
+    round_index = find_number(entry, "round") if "round" in entry else 0.0
     if round_index is None or not 0 <= round_index < _MAX_ROUNDS:
         return
     round_number = int(round_index) + 1
     whole = {key: value for key, value in entry.items() if key not in _NOT_CURVES}
     by_site = {str(entry.get("site") or ""): _keep_numbers(whole)}
-    for site, of_site in mapping(entry.get("sites")).items():
+    for site, of_site in as_mapping(entry.get("sites")).items():
         # A site that trains alone has the values of the whole part, too.
-        by_site.setdefault(str(site), {}).update(_keep_numbers(mapping(of_site)))
+        by_site.setdefault(str(site), {}).update(_keep_numbers(as_mapping(of_site)))
     for site, values in by_site.items():
         if values:
             yield Point(condition, site, round_number, values)
@@ -191,9 +191,9 @@ def list_final_scores(result: RunResult) -> Iterator[FinalScores]:
         if values:
             yield FinalScores(str(row["condition"]), str(row["site"]), values)
     for condition in dict.fromkeys((*result.conditions, *result.privacy)):
-        costs = mapping(result.conditions.get(condition))
+        costs = as_mapping(result.conditions.get(condition))
         values = _keep_numbers({name: costs.get(name) for name in _COSTS})
-        guarantee = mapping(result.privacy.get(condition))
+        guarantee = as_mapping(result.privacy.get(condition))
         values |= _keep_numbers(
             {name: guarantee.get(name) for name in ("epsilon", "delta")}
         )
@@ -205,7 +205,7 @@ def _keep_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the values that are finite numbers."""
     numbers = {}
     for key in values:
-        value = number(values, key)
+        value = find_number(values, key)
         if value is not None:
             numbers[str(key)] = float(value)
     return numbers

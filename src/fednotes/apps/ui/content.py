@@ -403,8 +403,8 @@ def find_ledger_reader(folder: Path) -> Any:
     Returns:
         None if the folder is not a kit.
     """
-    for entry in plugins.registered("ledgers").values():
-        module = plugins.load(entry, ModuleType)
+    for entry in plugins.list_entries("ledgers").values():
+        module = plugins.load_entry(entry, ModuleType)
         if module.is_kit(folder):
             return module
     return None

@@ -20,7 +20,7 @@ from fednotes.apps.ui.site_pages import SitePages
 from fednotes.apps.ui.trial_pages import TrialPages
 from fednotes.apps.ui.views import Form, NotReady, Views
 from fednotes.core.errors import ConfigError, FednotesError, needs
-from fednotes.core.http_server import Refused, read_body, run
+from fednotes.core.http_server import Refused, read_body, serve_application
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import OnError
 from fednotes.jobs.models import find_source_folder
@@ -93,7 +93,9 @@ def open_ui(  # noqa: PLR0913 - what a person may want to set
             "computer; Ctrl-C ends the page"
         )
 
-    run(create_app(content, access), HOST, port, ready=tell_address, extra="ui")
+    serve_application(
+        create_app(content, access), HOST, port, ready=tell_address, extra="ui"
+    )
 
 
 # ---- the application -----------------------------------------------------------------

@@ -11,7 +11,11 @@ import numpy as np
 
 from fednotes.apps.ui.review import ReviewedNotes
 from fednotes.core.errors import DataError
-from fednotes.metrics.calibration import Reliability, judge_spans, wilson
+from fednotes.metrics.calibration import (
+    Reliability,
+    compute_wilson_interval,
+    judge_spans,
+)
 
 # A mean confidence that differs less from the share of correct mentions is accurate.
 _ACCURATE = 0.02
@@ -119,7 +123,7 @@ def list_bins(reliability: Reliability) -> list[BinRow]:
             each.spans,
             each.confidence,
             each.right,
-            wilson(each.right, each.spans),
+            compute_wilson_interval(each.right, each.spans),
         )
         for each in reliability.bins
     ]

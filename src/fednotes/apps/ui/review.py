@@ -25,7 +25,7 @@ from fednotes.apps.ui.filters import parse_query
 from fednotes.core.errors import DataError, FednotesError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import write
-from fednotes.data.tags import flatten, relabel, types_of
+from fednotes.data.tags import flatten, list_types, relabel
 from fednotes.jobs.job import load_sites
 from fednotes.jobs.job_file import load_recorded_job
 from fednotes.jobs.models import load_mention_model
@@ -80,7 +80,7 @@ def predict_notes(
         predict: Returns documents with the predicted spans.
         explain: As in `ReviewedNotes`.
     """
-    annotated = set(types_of(documents))
+    annotated = set(list_types(documents))
     compared = [label for label in types if label in annotated] or list(types)
     gold = [
         replace(document, spans=_keep_outermost(document.spans))

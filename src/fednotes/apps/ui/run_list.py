@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import FednotesError
-from fednotes.core.parsing import mapping, number
+from fednotes.core.parsing import as_mapping, find_number
 from fednotes.core.store import is_held
 from fednotes.jobs.metrics_file import METRICS, read_metrics
 from fednotes.jobs.results import SUMMARY, RunResult
@@ -167,7 +167,7 @@ def _find_final_score(result: RunResult) -> RunScore | None:
         if layout.dots is None or not layout.dots.tile:
             continue
         for condition in _PREFERRED:
-            value = number(result.mean, condition, kind, layout.dots.measure)
+            value = find_number(result.mean, condition, kind, layout.dots.measure)
             if value is not None:
                 text = _format_value(value, layout.dots.measure)
                 return RunScore(text, f"test {layout.dots.tile}, {condition}")
@@ -184,28 +184,28 @@ def _find_latest_score(lines: Sequence[Mapping[str, Any]]) -> RunScore | None:
     """Return the newest validation score of an unfinished run."""
     for line in reversed(lines):
         for key, curve in CURVES.items():
-            value = number(line, key)
+            value = find_number(line, key)
             if value is not None:
                 condition = line.get("condition", "federated")
                 short = curve.short.removesuffix(" in %")
                 meaning = f"validation {short}, {condition}, in round"
                 text = _format_value(value, key)
                 # Pages count rounds from 1, and the lines from 0.
-                place = (number(line, "round") or 0) + 1
+                place = (find_number(line, "round") or 0) + 1
                 return RunScore(text, f"{meaning} {place:.0f}")
     return None
 
 
 def _count_sites(folder: Path, lines: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the number of sites of an unfinished run, as far as it is known."""
-    names = {*mapping(read_job_record(folder).get("notes"))}
+    names = {*as_mapping(read_job_record(folder).get("notes"))}
     for line in lines:
-        names.update(mapping(line.get("sites")))
+        names.update(as_mapping(line.get("sites")))
     return len(names - {_POOLED}) or None
 
 
 def _sum_time(lines: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the seconds that the parts of an unfinished run have taken so far."""
-    newest = {str(line.get("part", "")): number(line, "seconds") for line in lines}
+    newest = {str(line.get("part", "")): find_number(line, "seconds") for line in lines}
     known = [seconds for seconds in newest.values() if seconds is not None]
     return sum(known) if known else None

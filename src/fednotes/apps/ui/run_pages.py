@@ -28,7 +28,7 @@ from fednotes.jobs.job_file import load_recorded_job
 from fednotes.jobs.metrics_file import read_metrics
 from fednotes.jobs.results import CONDITIONS, RunResult
 from fednotes.jobs.run_folder import read_result_so_far
-from fednotes.report.html import ComparedRun, compare_runs, parts_of_page
+from fednotes.report.html import ComparedRun, collect_comparison, collect_page_parts
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -90,7 +90,7 @@ class RunPages:
         name, folder = find_in_address(list(self._content.runs.items()), request, "run")
         lines = read_metrics(folder)
         is_finished = has_finished(folder)
-        parts = parts_of_page(read_result_so_far(folder), lines)
+        parts = collect_page_parts(read_result_so_far(folder), lines)
         parts["title"] = parts["result"].title or folder.name
         return self._views.render(
             "run_page.html",
@@ -166,7 +166,7 @@ class RunPages:
             metric=metric,
             metrics=_list_metrics(self._content.runs[first]),
             comparison=comparison,
-            **compare_runs(sides),
+            **collect_comparison(sides),
         )
 
     def _find_comparison(

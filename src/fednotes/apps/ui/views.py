@@ -14,7 +14,7 @@ from fednotes.apps.ui.review import Filter
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError
 from fednotes.metrics.judging import KINDS
-from fednotes.report.html import environment
+from fednotes.report.html import make_environment
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -50,7 +50,7 @@ class Views:
     def __init__(self, content: Content, root: str) -> None:
         self._content = content
         self._root = root
-        self._templates = environment("fednotes.apps.ui")
+        self._templates = make_environment("fednotes.apps.ui")
         self._templates.filters["note"] = to_html
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> Response:

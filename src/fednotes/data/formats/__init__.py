@@ -17,18 +17,18 @@ Modules whose names begin with an underscore define the functions below; the oth
 (`files`, `folders`, `problems`, `gathering`, `mentions`, …) are shared by the readers.
 """
 
-from fednotes.data.formats._comparison import differences
-from fednotes.data.formats._conversion import Conversion, convert, format_table
+from fednotes.data.formats._comparison import count_differences
+from fednotes.data.formats._conversion import Conversion, convert, make_format_table
 from fednotes.data.formats._reading import examine, read, stream
 from fednotes.data.formats._registry import (
     FORMATS,
     discover,
     guess_format,
-    known_corpora,
+    list_writable_formats,
+    read_known_corpora,
     require_format,
-    writable_formats,
 )
-from fednotes.data.formats._writing import LossyError, measure_loss, write
+from fednotes.data.formats._writing import LossyError, count_losses, write
 from fednotes.data.formats.choices import name_of_format
 from fednotes.data.formats.problems import OnError, Problems
 
@@ -39,17 +39,17 @@ __all__ = [
     "OnError",
     "Problems",
     "convert",
-    "differences",
+    "count_differences",
+    "count_losses",
     "discover",
     "examine",
-    "format_table",
     "guess_format",
-    "known_corpora",
-    "measure_loss",
+    "list_writable_formats",
+    "make_format_table",
     "name_of_format",
     "read",
+    "read_known_corpora",
     "require_format",
     "stream",
-    "writable_formats",
     "write",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from fednotes.core.parsing import mapping
+from fednotes.core.parsing import as_mapping
 from fednotes.core.types import Document, Span
 
 _DERIVED_ID = re.compile(r":[0-9]+$")  # an id made from a file name and a number
@@ -16,7 +16,9 @@ _LAYOUT_KEYS = {"scheme", "separator", "marker"}
 _PARTS = ("patient", "codes", "sentences", "tokens")
 
 
-def differences(before: Sequence[Document], after: Sequence[Document]) -> Counter[str]:
+def count_differences(
+    before: Sequence[Document], after: Sequence[Document]
+) -> Counter[str]:
     """Count the differences between documents and their counterparts, by kind.
 
     Documents with the same id are compared. If equally many remain on both sides, they
@@ -27,17 +29,19 @@ def differences(before: Sequence[Document], after: Sequence[Document]) -> Counte
         after: The same documents after writing and reading.
     """
     counts: Counter[str] = Counter()
-    counterparts = _pair(before, after)
+    counterparts = _find_counterparts(before, after)
     for document in before:
         counterpart = counterparts.get(document.id)
         if counterpart is None:
             counts["documents"] += 1
         else:
-            counts += _differences_of_document(document, counterpart)
+            counts += _count_document_differences(document, counterpart)
     return +counts
 
 
-def _pair(before: Sequence[Document], after: Sequence[Document]) -> dict[str, Document]:
+def _find_counterparts(
+    before: Sequence[Document], after: Sequence[Document]
+) -> dict[str, Document]:
     """Return the counterpart of each document, by the document's id."""
     counterparts = {document.id: document for document in after}
     ids = {document.id for document in before}
@@ -49,34 +53,36 @@ def _pair(before: Sequence[Document], after: Sequence[Document]) -> dict[str, Do
     return counterparts
 
 
-def _differences_of_document(before: Document, after: Document) -> Counter[str]:
+def _count_document_differences(before: Document, after: Document) -> Counter[str]:
+    """Count the differences between a document and its counterpart, by kind."""
     counts: Counter[str] = Counter()
     has_derived_ids = _DERIVED_ID.search(before.id) and _DERIVED_ID.search(after.id)
     if before.id != after.id and not has_derived_ids:
         counts["ids"] += 1
     if before.text != after.text:
-        is_same = _without_spaces(before.text) == _without_spaces(after.text)
+        is_same = _remove_spaces(before.text) == _remove_spaces(after.text)
         counts["spacing" if is_same else "texts"] += 1
     for part in _PARTS:
         value = getattr(before, part)
         if value not in (None, ()) and value != getattr(after, part):
             counts[part] += 1
-    meta_before = _meta_without_layout(before)
-    meta_after = _meta_without_layout(after)
+    meta_before = _remove_layout(before)
+    meta_after = _remove_layout(after)
     for name, value in meta_before.items():
         if meta_after.get(name) != value:
             counts[f"meta {name}"] += 1
-    return counts + _lost_mentions(before, after)
+    return counts + _count_lost_mentions(before, after)
 
 
-def _without_spaces(text: str) -> str:
+def _remove_spaces(text: str) -> str:
+    """Return a text without white space."""
     return "".join(text.split())
 
 
-def _meta_without_layout(document: Document) -> dict[str, Any]:
+def _remove_layout(document: Document) -> dict[str, Any]:
     """Return a document's meta without parts that only describe a file's layout."""
     meta = dict(document.meta)
-    if set(mapping(meta.get("conll"))) <= _LAYOUT_KEYS:
+    if set(as_mapping(meta.get("conll"))) <= _LAYOUT_KEYS:
         meta.pop("conll", None)
     brat_lines = meta.get("brat") or ()
     if isinstance(brat_lines, list | tuple) and all(
@@ -86,7 +92,7 @@ def _meta_without_layout(document: Document) -> dict[str, Any]:
     return meta
 
 
-def _lost_mentions(before: Document, after: Document) -> Counter[str]:
+def _count_lost_mentions(before: Document, after: Document) -> Counter[str]:
     """Count the mentions that a document no longer has, by kind.
 
     If white space was added or removed, offsets count visible characters.
@@ -95,8 +101,8 @@ def _lost_mentions(before: Document, after: Document) -> Counter[str]:
         old = Counter(before.spans)
         new = Counter(after.spans)
     else:
-        old = Counter(_at_visible_offsets(before))
-        new = Counter(_at_visible_offsets(after))
+        old = Counter(_move_to_visible_offsets(before))
+        new = Counter(_move_to_visible_offsets(after))
     counts: Counter[str] = Counter()
     relabelled = {(s.start, s.end, s.fragments) for s in new - old}
     for span, number in (old - new).items():
@@ -111,7 +117,7 @@ def _lost_mentions(before: Document, after: Document) -> Counter[str]:
         else:
             kind = "bounds of mentions"
         counts[kind] += number
-    confidences = _confidences(before) - _confidences(after)
+    confidences = _count_confidences(before) - _count_confidences(after)
     counts["confidences"] += sum(
         number for (span, _), number in confidences.items() if new[span]
     )
@@ -119,13 +125,15 @@ def _lost_mentions(before: Document, after: Document) -> Counter[str]:
 
 
 def _overlaps_another(span: Span, spans: Counter[Span]) -> bool:
+    """Return whether a mention overlaps another one."""
     return any(
         other != span and other.start < span.end and span.start < other.end
         for other in spans
     )
 
 
-def _confidences(document: Document) -> Counter[tuple[Span, float]]:
+def _count_confidences(document: Document) -> Counter[tuple[Span, float]]:
+    """Count the mentions with a confidence, each with its rounded confidence."""
     return Counter(
         (span, round(span.confidence, 6))
         for span in document.spans
@@ -133,7 +141,7 @@ def _confidences(document: Document) -> Counter[tuple[Span, float]]:
     )
 
 
-def _at_visible_offsets(document: Document) -> list[Span]:
+def _move_to_visible_offsets(document: Document) -> list[Span]:
     """Return the mentions with offsets that count visible characters only."""
     visible_before = [0, *accumulate(not c.isspace() for c in document.text)]
     return [

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fednotes.core.errors import DataError, FednotesError, MissingExtra
-from fednotes.core.settings import path_of
+from fednotes.core.settings import require_path
 from fednotes.core.types import Document, Span
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats import _registry
 from fednotes.data.formats._reading import examine
-from fednotes.data.formats._writing import measure_loss, write
+from fednotes.data.formats._writing import count_losses, write
 from fednotes.data.formats.problems import OnError, Problems
 
 
@@ -57,14 +57,14 @@ def convert(
         ConfigError: There is no such format, or it cannot be written.
         FednotesError: `out` exists, cannot be written, or lies in `source`.
     """
-    source = path_of(source, "a corpus")
-    out = path_of(out, "a path to write")
+    source = require_path(source, "a corpus")
+    out = require_path(out, "a path to write")
     if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(source)):
         raise FednotesError(
             f"{out} is inside {source}, the input: choose a place outside it"
         )
     documents, problems = examine(source, format, encoding)
-    problems.refuse(on_error, documents)
+    problems.raise_if_refused(on_error, documents)
     if not documents:
         raise DataError(f"{source} contains no documents: nothing was written")
     lost = write(documents, out, to, allow_loss=allow_loss, ignored=problems.ignored)
@@ -87,13 +87,13 @@ _PROBES = {
 }
 
 
-def format_table() -> list[dict[str, str]]:
+def make_format_table() -> list[dict[str, str]]:
     """Return a row for each format, with the features that it preserves.
 
     Each feature is tested with a small document. "?" means that a package that the
     format needs is not installed.
     """
-    writable = _registry.writable_formats()
+    writable = _registry.list_writable_formats()
     rows = []
     for name in sorted(_registry.FORMATS):
         if name not in writable:
@@ -102,7 +102,7 @@ def format_table() -> list[dict[str, str]]:
         row = {"format": name, "written": "yes"}
         for feature, document in _PROBES.items():
             try:
-                row[feature] = "no" if measure_loss([document], name) else "yes"
+                row[feature] = "no" if count_losses([document], name) else "yes"
             except MissingExtra:
                 row[feature] = "?"
         rows.append(row)

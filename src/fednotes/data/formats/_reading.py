@@ -37,7 +37,7 @@ def read(
         ConfigError: There is no such format.
     """
     documents, problems = examine(path, format, encoding)
-    problems.refuse(on_error, documents)
+    problems.raise_if_refused(on_error, documents)
     return documents
 
 
@@ -99,20 +99,23 @@ def stream(
         stream_of_format = module.stream(Path(path), problems)
     files: dict[Path, int] = {}
     with Repeats() as ids:
-        for document, file, line, _ in _with_encoding(stream_of_format, encoding):
+        for document, file, line, _ in _read_with_encoding(stream_of_format, encoding):
             if line != DERIVED_ID:
                 file_number = files.setdefault(file, len(files))
                 ids.add_at(document.id, file_number, line)
             yield document
         files_by_number = list(files)
-        for file_number, line in ids.places(MAX_LISTED):
+        for file_number, line in ids.list_places(MAX_LISTED):
             problems.note_repeated_id(files_by_number[file_number], line)
 
 
-def _with_encoding(
+def _read_with_encoding(
     read_documents: Iterator[ReadDocument], encoding: str
 ) -> Iterator[ReadDocument]:
-    """Yield documents; the encoding is set only while the reader runs."""
+    """Yield documents; set the encoding while the reader runs, not between them.
+
+    Between two documents, the caller may read other files.
+    """
     while True:
         with reading_as(encoding):
             item = next(read_documents, None)

@@ -13,13 +13,18 @@ from types import ModuleType
 from typing import Any
 
 from fednotes.core import plugins
-from fednotes.core.errors import ConfigError, DataError, UnknownFormatError, nearest
-from fednotes.core.parsing import shipped
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    UnknownFormatError,
+    suggest_name,
+)
+from fednotes.core.parsing import read_shipped_table
 from fednotes.data import formats
 from fednotes.data.formats import published
 from fednotes.data.formats.choices import choice_of_format, name_of_format
 from fednotes.data.formats.files import read_text
-from fednotes.data.formats.folders import list_files, mixed_formats
+from fednotes.data.formats.folders import list_files, make_mixed_formats_error
 
 
 class Formats(Mapping[str, ModuleType]):
@@ -42,7 +47,7 @@ class Formats(Mapping[str, ModuleType]):
 
     def __getitem__(self, name: str) -> ModuleType:
         if name not in self._modules:
-            self._modules[name] = plugins.load(self._entries[name], ModuleType)
+            self._modules[name] = plugins.load_entry(self._entries[name], ModuleType)
         return self._modules[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -54,16 +59,17 @@ class Formats(Mapping[str, ModuleType]):
     def __contains__(self, name: object) -> bool:
         return name in self._names
 
-    def in_order_of_trial(self) -> list[tuple[str, ModuleType]]:
-        """Return the names and modules of all formats, those first that rarely err.
+    def list_in_order_of_trial(self) -> list[tuple[str, ModuleType]]:
+        """Return the names and modules of all formats in the order to try them.
 
         A module's `LOOSE` tells how easily it accepts a file: 0 almost never by
-        mistake, 1 (the default) because of its first line, 2 by guessing.
+        mistake, 1 (the default) because of its first line, 2 by guessing. Modules that
+        rarely err come first.
 
         Raises:
             ConfigError: The package of a format cannot be imported.
         """
-        return sorted(self.items(), key=_order_of_trial)
+        return sorted(self.items(), key=_rank_for_trial)
 
 
 def discover() -> Formats:
@@ -76,10 +82,11 @@ def discover() -> Formats:
             module = import_module(f"{package.__name__}.{info.name}")
             if hasattr(module, "accepts") and hasattr(module, "read"):
                 modules[info.name.replace("_", "-")] = module
-    return Formats(modules, plugins.added("formats", modules))
+    return Formats(modules, plugins.list_added_entries("formats", modules))
 
 
-def _order_of_trial(item: tuple[str, ModuleType]) -> tuple[int, str]:
+def _rank_for_trial(item: tuple[str, ModuleType]) -> tuple[int, str]:
+    """Return the key by which formats are sorted for trial: looseness, then name."""
     _, module = item
     return getattr(module, "LOOSE", 1), module.__name__
 
@@ -109,14 +116,14 @@ def require_format(format: str, known: Collection[str]) -> None:
     """
     name = name_of_format(format)
     if name not in known:
-        raise ConfigError(f"unknown format {format!r}: {nearest(name, known)}")
+        raise ConfigError(f"unknown format {format!r}: {suggest_name(name, known)}")
     if choice_of_format(format) and not hasattr(FORMATS.get(name), "CHOICE"):
         raise ConfigError(
             f"format {format!r}: {name} offers no choice: give the name alone"
         )
 
 
-def writable_formats() -> tuple[str, ...]:
+def list_writable_formats() -> tuple[str, ...]:
     """Return the formats that documents can be written in, sorted."""
     return tuple(
         sorted(name for name, module in FORMATS.items() if hasattr(module, "write"))
@@ -146,7 +153,7 @@ def guess_format(path: str | os.PathLike[str]) -> str:
         guesses = map(_guess_file, list_files(path, recursive=recursive))
         counts = Counter(guess for guess in guesses if guess)
         if len(counts) > 1:
-            raise mixed_formats(path, counts)
+            raise make_mixed_formats_error(path, counts)
         if counts:
             return next(iter(counts))
     if not any(path.iterdir()):
@@ -157,16 +164,16 @@ def guess_format(path: str | os.PathLike[str]) -> str:
 
 
 def _guess_file(path: Path) -> str | None:
-    """Return the first format that accepts a file."""
-    for name, module in FORMATS.in_order_of_trial():
+    """Return the first format that accepts a file; None if none does."""
+    for name, module in FORMATS.list_in_order_of_trial():
         if module.accepts(path):
             return name
     return None
 
 
-def known_corpora() -> dict[str, dict[str, Any]]:
-    """Return the corpora that built-in jobs use, by name.
+def read_known_corpora() -> dict[str, dict[str, Any]]:
+    """Return the corpora that built-in jobs use, by name, from `catalogue.toml`.
 
-    The comment at the top of `catalogue.toml` describes the fields.
+    The comment at the top of that file describes the fields.
     """
-    return shipped("data/formats/catalogue.toml")
+    return read_shipped_table("data/formats/catalogue.toml")

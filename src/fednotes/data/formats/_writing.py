@@ -15,13 +15,13 @@ from fednotes.core.errors import (
     DataError,
     FednotesError,
     NamesParameters,
-    nearest,
+    suggest_name,
 )
-from fednotes.core.store import locked_folder, sync_folder, temporary_path
+from fednotes.core.store import locking_folder, make_temporary_path, sync_folder
 from fednotes.core.types import Document
 from fednotes.core.work import working
 from fednotes.data.formats import _registry
-from fednotes.data.formats._comparison import differences
+from fednotes.data.formats._comparison import count_differences
 from fednotes.data.formats._reading import examine
 from fednotes.data.formats.choices import choosing, name_of_format
 
@@ -76,11 +76,11 @@ def write(
     path = Path(path)
     if os.path.lexists(path):
         raise FednotesError(f"{path} already exists: choose a new file or folder")
-    stage = temporary_path(path)
+    stage = make_temporary_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked_folder(stage, mode=0o700):
-            lost = measure_loss(documents, format, stage / path.name)
+        with locking_folder(stage, mode=0o700):
+            lost = count_losses(documents, format, stage / path.name)
             lost += ignored or Counter()
             if lost and not allow_loss:
                 raise LossyError(format, lost)
@@ -95,7 +95,7 @@ def write(
     return lost
 
 
-def measure_loss(
+def count_losses(
     documents: Sequence[Document], format: str, path: Path | None = None
 ) -> Counter[str]:
     """Count what a format cannot represent of documents, by kind.
@@ -111,15 +111,15 @@ def measure_loss(
         ConfigError: The format cannot be written.
         DataError: The meta of a document does not have the format's structure.
     """
-    writable = _registry.writable_formats()
+    writable = _registry.list_writable_formats()
     name = name_of_format(format)
     if name not in writable:
         raise ConfigError(
-            f"format {name!r} cannot be written: {nearest(name, writable)}"
+            f"format {name!r} cannot be written: {suggest_name(name, writable)}"
         )
     if path is None:
         with TemporaryDirectory() as folder:
-            return measure_loss(documents, format, Path(folder, "documents"))
+            return count_losses(documents, format, Path(folder, "documents"))
     module = _registry.find_format(format)
     try:
         with choosing(format), working("writing"):
@@ -132,4 +132,4 @@ def measure_loss(
     documents_again: tuple[Document, ...] = ()
     with suppress(DataError):  # some formats cannot read an empty corpus
         documents_again, _ = examine(path, format)
-    return differences(documents, documents_again)
+    return count_differences(documents, documents_again)

@@ -40,7 +40,7 @@ def check_unpacked_sizes(file: BinaryIO, check: Callable[[int], None]) -> None:
     dictionaries = 0
     try:
         for message in _read_messages(file):
-            size = _unpacked_size(file, message)
+            size = _measure_unpacked(file, message)
             if message.kind == _DICTIONARY:
                 dictionaries += size
                 size = 0
@@ -91,11 +91,11 @@ def _read_messages(file: BinaryIO) -> Iterator[_Message]:
 
 
 def _read_footer(file: BinaryIO, file_size: int) -> Iterator[int]:
-    """Yield where the dictionaries and batches of a file begin."""
+    """Yield the positions of the dictionaries and batches that a footer lists."""
     tail = 4 + len(_MAGIC)
-    (length,) = struct.unpack("<i", _read(file, file_size - tail, 4))
-    footer = _Table.root(_read(file, file_size - tail - length, length))
-    for blocks in (footer.structs(2, _BLOCK), footer.structs(3, _BLOCK)):
+    (length,) = struct.unpack("<i", _read_at(file, file_size - tail, 4))
+    footer = _Table.open_root(_read_at(file, file_size - tail - length, length))
+    for blocks in (footer.read_structs(2, _BLOCK), footer.read_structs(3, _BLOCK)):
         for position, _, _ in blocks:
             yield position
 
@@ -103,50 +103,51 @@ def _read_footer(file: BinaryIO, file_size: int) -> Iterator[int]:
 def _read_message(file: BinaryIO, position: int, file_size: int) -> _Message | None:
     """Return the message at a position; None if it is the end of the stream."""
     head = 4
-    (length,) = struct.unpack("<I", _read(file, position, head))
+    (length,) = struct.unpack("<I", _read_at(file, position, head))
     if length == _CONTINUATION:
-        (length,) = struct.unpack("<I", _read(file, position + head, 4))
+        (length,) = struct.unpack("<I", _read_at(file, position + head, 4))
         head += 4
     if length == 0:
         return None
     body = position + head + length
     if body > file_size:
         raise ValueError("a message extends past the end of the file")
-    table = _Table.root(_read(file, position + head, length))
-    body_length = table.number(3, "<q")
+    table = _Table.open_root(_read_at(file, position + head, length))
+    body_length = table.read_number(3, "<q")
     if not 0 <= body_length <= file_size - body:
         raise ValueError("the buffers of a message extend past the end of the file")
-    return _Message(table, table.number(1, "<B"), body, body_length)
+    return _Message(table, table.read_number(1, "<B"), body, body_length)
 
 
-def _unpacked_size(file: BinaryIO, message: _Message) -> int:
-    """Return the bytes of a message's buffers when they are unpacked."""
+def _measure_unpacked(file: BinaryIO, message: _Message) -> int:
+    """Return the bytes that a message's buffers take when they are unpacked."""
     if message.kind not in (_DICTIONARY, _BATCH):
         return 0
-    batch = message.table.table(2)
+    batch = message.table.read_table(2)
     if message.kind == _DICTIONARY and batch is not None:
-        batch = batch.table(1)
+        batch = batch.read_table(1)
     if batch is None:
         raise ValueError("a message lacks its batch")
-    if batch.table(3) is None:
-        version = message.table.number(0, "<h")
-        if version == _VERSION_4 and message.table.table(4) is not None:
+    if batch.read_table(3) is None:
+        version = message.table.read_number(0, "<h")
+        if version == _VERSION_4 and message.table.read_table(4) is not None:
             raise ValueError("the buffers may be packed as before version 1.0")
         return message.length
     size = 0
-    for offset, length in batch.structs(2, "<qq"):
+    for offset, length in batch.read_structs(2, "<qq"):
         if length == 0:
             continue
         if not 0 <= offset <= message.length - length:
             raise ValueError("a buffer is not within its message")
-        (unpacked,) = struct.unpack("<q", _read(file, message.body + offset, 8))
+        (unpacked,) = struct.unpack("<q", _read_at(file, message.body + offset, 8))
         size += length if unpacked == _NOT_PACKED else unpacked
         if unpacked < _NOT_PACKED:
             raise ValueError("the length of a buffer is negative")
     return size
 
 
-def _read(file: BinaryIO, position: int, length: int) -> bytes:
+def _read_at(file: BinaryIO, position: int, length: int) -> bytes:
+    """Return the bytes of a file from a position; ValueError if it is negative."""
     if position < 0 or length < 0:
         raise ValueError("a position is negative")
     file.seek(position)
@@ -171,25 +172,35 @@ class _Table:
     position: int
 
     @classmethod
-    def root(cls, data: bytes) -> _Table:
-        """Return the table that holds the others."""
+    def open_root(cls, data: bytes) -> _Table:
+        """Return the table that contains the others."""
         return cls(data, struct.unpack_from("<I", data)[0])
 
-    def number(self, field: int, form: str) -> int:
-        """Return a number in a form of the module `struct`; 0 if it is missing."""
-        place = self._place(field)
+    def read_number(self, field: int, form: str) -> int:
+        """Return the number in a field; 0 if the field is missing.
+
+        Args:
+            field: The number of the field.
+            form: The number's form, as in the module `struct`.
+        """
+        place = self._find_field(field)
         return 0 if place is None else int(self._unpack(form, place)[0])
 
-    def table(self, field: int) -> _Table | None:
-        """Return a table, or the place of a list; None if it is missing."""
-        place = self._place(field)
+    def read_table(self, field: int) -> _Table | None:
+        """Return a field that is a table, or the place of a list; None if missing."""
+        place = self._find_field(field)
         if place is None:
             return None
         return _Table(self.data, place + self._unpack("<I", place)[0])
 
-    def structs(self, field: int, form: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the structs of a list, each in a form of the module `struct`."""
-        start = self.table(field)
+    def read_structs(self, field: int, form: str) -> Iterator[tuple[Any, ...]]:
+        """Yield the structs of the list in a field.
+
+        Args:
+            field: The number of the field.
+            form: The form of a struct, as in the module `struct`.
+        """
+        start = self.read_table(field)
         if start is None:
             return
         (count,) = self._unpack("<I", start.position)
@@ -197,8 +208,8 @@ class _Table:
         for index in range(count):
             yield self._unpack(form, start.position + 4 + index * size)
 
-    def _place(self, field: int) -> int | None:
-        """Return where a field is; None if it is missing."""
+    def _find_field(self, field: int) -> int | None:
+        """Return the position of a field; None if it is missing."""
         (distance,) = self._unpack("<i", self.position)
         layout = self.position - distance
         (size,) = self._unpack("<H", layout)
@@ -209,6 +220,7 @@ class _Table:
         return self.position + offset if offset else None
 
     def _unpack(self, form: str, position: int) -> tuple[Any, ...]:
+        """Return the values at a position, in a form of the module `struct`."""
         if position < 0:
             raise struct.error("before the beginning")
         return struct.unpack_from(form, self.data, position)

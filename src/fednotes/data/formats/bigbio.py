@@ -17,11 +17,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.parsing import mapping
+from fednotes.core.parsing import as_mapping
 from fednotes.core.types import Document
 from fednotes.data.formats import bioc, jsonl
 from fednotes.data.formats.folders import find_corpus_files
-from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
+from fednotes.data.formats.gathering import ReadDocument, gather_documents, stream_files
 from fednotes.data.formats.json_files import read_json_keys, read_json_rows
 from fednotes.data.formats.mentions import require_short_mentions
 from fednotes.data.formats.problems import Problems
@@ -40,7 +40,9 @@ def accepts(path: Path) -> bool:
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """Return a document per row; passages are placed at their offsets."""
-    return gather(find_corpus_files(path, accepts, "BigBIO"), _read_file, problems)
+    return gather_documents(
+        find_corpus_files(path, accepts, "BigBIO"), _read_file, problems
+    )
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
@@ -50,6 +52,7 @@ def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
 
 
 def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
+    """Yield the documents of a file."""
     return jsonl.parse_items(read_json_rows(path), "row", to_record, path, problems)
 
 
@@ -93,6 +96,7 @@ def to_record(row: Any, context: jsonl.MentionContext) -> dict[str, Any]:
 
 
 def _is_plain_note(passage: Mapping[str, Any]) -> bool:
+    """Return whether a passage is a note in one piece, as `write` makes it."""
     return passage.get("type") == "note" and len(passage["text"]) <= 1
 
 
@@ -125,7 +129,7 @@ def _to_row(document: Document, number: int) -> dict[str, Any]:
     """
     require_short_mentions(document)
     text = document.text
-    details = mapping(document.meta.get("bigbio"))
+    details = as_mapping(document.meta.get("bigbio"))
     entities = [
         {
             "id": f"{number}_T{n}",
@@ -139,7 +143,9 @@ def _to_row(document: Document, number: int) -> dict[str, Any]:
     linked: dict[str, Any] = {name: [] for name in _LINKED}
     if details:
         read_entities = list(details.get("entities", ()))
-        if [_place(e) for e in entities] == [_place(e) for e in read_entities]:
+        if [_describe_place(e) for e in entities] == [
+            _describe_place(e) for e in read_entities
+        ]:
             entities = read_entities
             linked = {name: details.get(name, []) for name in _LINKED}
     passages = [
@@ -164,8 +170,8 @@ def _to_row(document: Document, number: int) -> dict[str, Any]:
     }
 
 
-def _place(entity: object) -> tuple[Any, ...]:
-    """Return the type and the pieces of an entity."""
-    fields: Mapping[str, Any] = mapping(entity)
+def _describe_place(entity: object) -> tuple[Any, ...]:
+    """Return the type and the pieces of an entity, to compare entities by."""
+    fields: Mapping[str, Any] = as_mapping(entity)
     pieces = sorted(tuple(piece) for piece in fields.get("offsets", ()))
     return fields.get("type"), pieces

@@ -30,19 +30,19 @@ from defusedxml.ElementTree import XMLParser
 
 from fednotes.core import bounds
 from fednotes.core.errors import DataError
-from fednotes.core.parsing import mapping
+from fednotes.core.parsing import as_mapping
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import jsonl
 from fednotes.data.formats.files import (
     READ_ERRORS,
-    incomplete_file,
+    make_incomplete_error,
     open_bytes,
     read_first_line,
     read_head,
 )
 from fednotes.data.formats.folders import find_corpus_files
-from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
+from fednotes.data.formats.gathering import ReadDocument, gather_documents, stream_files
 from fednotes.data.formats.json_files import parse_json_line, read_json, read_json_keys
 from fednotes.data.formats.mentions import require_short_mentions
 from fednotes.data.formats.problems import Problems
@@ -79,10 +79,12 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """Return the documents of the collections.
 
     Passages are placed at their offsets. These problems are collected: passages that
-        overlap, mentions without a type, and mentions that differ from the text at
-        their offsets.
+    overlap, mentions without a type, and mentions that differ from the text at their
+    offsets.
     """
-    return gather(find_corpus_files(path, accepts, "BioC"), _read_file, problems)
+    return gather_documents(
+        find_corpus_files(path, accepts, "BioC"), _read_file, problems
+    )
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
@@ -91,12 +93,13 @@ def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
 
 
 def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
+    """Yield the documents of a file in XML or JSON."""
     items: Iterable[Any]
     if read_first_line(path).startswith("<"):
         items = _read_xml(path)
     else:
         value = read_json(path)
-        items = mapping(value).get("documents", [value])
+        items = as_mapping(value).get("documents", [value])
         if not _is_list_of_objects(items):
             raise DataError('"documents" is not a list of objects')
     return jsonl.parse_items(items, "document", _to_record, path, problems)
@@ -147,7 +150,7 @@ def _feed(parser: Any, read_bytes: Any, path: Path) -> int:
     except DefusedXmlException:
         raise DataError("the XML declares entities, which are not read") from None
     except READ_ERRORS as error:
-        raise incomplete_file(path, error) from None
+        raise make_incomplete_error(path, error) from None
     except (LookupError, ValueError):
         # Raised by Python's decoders, which the parser calls.
         raise DataError.at(
@@ -249,22 +252,48 @@ def _to_record(value: Any, context: jsonl.MentionContext) -> dict[str, Any]:
                 spans.append(details["span"])
                 annotations.append(details)
     relations = [
-        {
-            "id": str(relation.get("id", "")),
-            "infons": mapping(relation.get("infons")),
-            "nodes": require_objects(relation, "nodes"),
-        }
-        for part in parts
-        for relation in require_objects(part, "relations")
+        _parse_relation(r) for p in parts for r in require_objects(p, "relations")
     ]
 
-    infons = dict(mapping(value.get("infons")))
+    infons = dict(as_mapping(value.get("infons")))
     own_infon = infons.pop(_OWN_INFON, None)
     fields: dict[str, Any] = {}
     if isinstance(own_infon, str):
-        fields = dict(mapping(parse_json_line(own_infon)))
-    layout = [[_whole_number(p, "offset"), mapping(p.get("infons"))] for p in passages]
-    details = {
+        fields = dict(as_mapping(parse_json_line(own_infon)))
+    details = _collect_details(infons, passages, annotations, relations)
+    if details:
+        fields["meta"] = {**as_mapping(fields.get("meta")), "bioc": details}
+    return {"id": value.get("id"), **fields, "text": text, "spans": spans}
+
+
+def _parse_relation(relation: Any) -> dict[str, Any]:
+    """Return the id, the infons and the nodes of a relation."""
+    return {
+        "id": str(relation.get("id", "")),
+        "infons": as_mapping(relation.get("infons")),
+        "nodes": require_objects(relation, "nodes"),
+    }
+
+
+def _collect_details(
+    infons: Mapping[str, Any],
+    passages: Sequence[Any],
+    annotations: Sequence[Mapping[str, Any]],
+    relations: Sequence[Any],
+) -> dict[str, Any]:
+    """Return the parts of a document to store in its meta, without empty ones.
+
+    Args:
+        infons: The infons of the document.
+        passages: Its passages, which are stored unless a plain text has the same.
+        annotations: Its annotations, which are stored if they have more than mentions.
+        relations: Its relations.
+    """
+    layout = [
+        [_parse_whole_number(p, "offset"), as_mapping(p.get("infons"))]
+        for p in passages
+    ]
+    details: dict[str, Any] = {
         "infons": infons,
         "passages": [],
         "annotations": [],
@@ -274,27 +303,25 @@ def _to_record(value: Any, context: jsonl.MentionContext) -> dict[str, Any]:
         details["passages"] = layout
     if relations or any(annotation["infons"] for annotation in annotations):
         details["annotations"] = annotations
-    details = {name: detail for name, detail in details.items() if detail}
-    if details:
-        fields["meta"] = {**mapping(fields.get("meta")), "bioc": details}
-    return {"id": value.get("id"), **fields, "text": text, "spans": spans}
+    return {name: detail for name, detail in details.items() if detail}
 
 
 def _parse_annotation(annotation: Any, text: str) -> dict[str, Any]:
     """Return the id, the mention and the other infons of an annotation."""
-    infons = dict(mapping(annotation.get("infons")))
+    infons = dict(as_mapping(annotation.get("infons")))
     label = infons.pop("type", None)
-    confidence = _optional_float(infons.pop("confidence", None))
+    confidence = _parse_confidence(infons.pop("confidence", None))
     pieces = []
     for location in require_objects(annotation, "locations"):
-        start = _whole_number(location, "offset")
-        pieces.append((start, start + _whole_number(location, "length")))
+        start = _parse_whole_number(location, "offset")
+        pieces.append((start, start + _parse_whole_number(location, "length")))
     form = annotation.get("text") or None
     span = jsonl.make_mention(text, pieces, label, form, confidence)
     return {"id": str(annotation.get("id", "")), "span": span, "infons": infons}
 
 
 def _is_list_of_objects(value: object) -> bool:
+    """Return whether a JSON value is a list of objects."""
     return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
@@ -304,13 +331,14 @@ def require_objects(value: Any, key: str) -> list[Any]:
     Raises:
         DataError: The value is not a list of objects.
     """
-    items: list[Any] = mapping(value).get(key) or []
+    items: list[Any] = as_mapping(value).get(key) or []
     if not _is_list_of_objects(items):
         raise DataError(f'"{key}" is not a list of objects')
     return items
 
 
-def _whole_number(value: Mapping[str, Any], key: str) -> int:
+def _parse_whole_number(value: Mapping[str, Any], key: str) -> int:
+    """Return a number from 0 in a field of an object, written as number or text."""
     number = value.get(key)
     if isinstance(number, str) and re.fullmatch("[0-9]{1,9}", number.strip()):
         return int(number)
@@ -319,7 +347,8 @@ def _whole_number(value: Mapping[str, Any], key: str) -> int:
     return number
 
 
-def _optional_float(value: object) -> float | None:
+def _parse_confidence(value: object) -> float | None:
+    """Return a confidence as a number; None if there is none."""
     try:
         return float(str(value)) if value is not None else None
     except ValueError:
@@ -342,7 +371,7 @@ def join_passages(passages: Iterable[Mapping[str, Any]]) -> str:
             sentences = require_objects(passage, "sentences")
         for part in sentences or [passage]:
             part_text = part.get("text") or ""
-            gap = _whole_number(part, "offset") - len(text)
+            gap = _parse_whole_number(part, "offset") - len(text)
             gaps_left -= gap
             if gap < 0 or gaps_left < 0 or not isinstance(part_text, str):
                 raise DataError(
@@ -386,7 +415,7 @@ def _to_json(document: Document) -> dict[str, Any]:
     """Return a document as BioC's JSON."""
     require_short_mentions(document)
     try:
-        return _to_json_with(document, mapping(document.meta.get("bioc")))
+        return _to_json_with(document, as_mapping(document.meta.get("bioc")))
     except (AttributeError, KeyError, TypeError, ValueError):
         # `meta["bioc"]` was not written by this reader.
         return _to_json_with(document, {})
@@ -400,20 +429,20 @@ def _to_json_with(document: Document, details: Mapping[str, Any]) -> dict[str, A
         details: The other parts of it that were read (`meta["bioc"]`).
     """
     meta = {name: value for name, value in document.meta.items() if name != "bioc"}
-    fields = jsonl.other_fields(replace(document, meta=meta))
+    fields = jsonl.list_other_fields(replace(document, meta=meta))
     if not _can_be_id(document.id):
         fields["id"] = document.id
-    infons = dict(mapping(details.get("infons")))
+    infons = dict(as_mapping(details.get("infons")))
     if fields:
         infons[_OWN_INFON] = jsonl.to_json(document, fields, ascii=True)
-    passages = _passages(document.text, details)
+    passages = _make_passages(document.text, details)
     written_ids = _add_annotations(document, passages, details.get("annotations", ()))
     relations = [
         relation
         for relation in details.get("relations", ())
         if all(
-            mapping(node).get("refid") in written_ids
-            for node in mapping(relation).get("nodes", ())
+            as_mapping(node).get("refid") in written_ids
+            for node in as_mapping(relation).get("nodes", ())
         )
     ]
     return {
@@ -437,12 +466,12 @@ def _add_annotations(
 ) -> set[str]:
     """Add the mentions of a document to its passages; return their ids."""
     annotations = list(read_annotations)
-    next_stored_row = jsonl.rows_by_span(annotations)
+    take_stored_row = jsonl.make_row_finder(annotations)
     used_ids = {annotation.get("id") for annotation in annotations}
     new_ids = (f"T{number}" for number in count(1) if f"T{number}" not in used_ids)
     written_ids: set[str] = set()
     for span in document.spans:
-        row = next_stored_row(span)
+        row = take_stored_row(span)
         id = row.get("id") or next(new_ids)
         written_ids.add(id)
         infons = {"type": span.label}
@@ -453,32 +482,41 @@ def _add_annotations(
             {
                 "id": id,
                 "infons": {**infons, **row.get("infons", {})},
-                "locations": _locations(span),
+                "locations": _make_locations(span),
                 "text": " ".join(document.text[a:b] for a, b in span.pieces),
             }
         )
     return written_ids
 
 
-def _locations(span: Span) -> list[dict[str, int]]:
+def _make_locations(span: Span) -> list[dict[str, int]]:
+    """Return the locations of a mention, one for each piece."""
     return [{"offset": start, "length": end - start} for start, end in span.pieces]
 
 
-def _passages(text: str, details: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the original passages if they still make up the text; else one."""
+def _make_passages(text: str, details: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the passages of a document, without annotations.
+
+    They are those that were read if these still make up the text, otherwise one.
+
+    Args:
+        text: The text of the document.
+        details: What was read of it (`meta["bioc"]`).
+    """
     layout = list(details.get("passages", ()))
     starts = [start for start, _ in layout]
     ends = [*(start - 1 for start in starts[1:]), len(text)]
     passages = [
-        _passage(start, text[start:end], infons)
+        _make_passage(start, text[start:end], infons)
         for (start, infons), end in zip(layout, ends, strict=False)
     ]
     if not passages or starts[0] != 0 or join_passages(passages) != text:
-        return [_passage(0, text, {})]
+        return [_make_passage(0, text, {})]
     return passages
 
 
-def _passage(offset: int, text: str, infons: Mapping[str, Any]) -> dict[str, Any]:
+def _make_passage(offset: int, text: str, infons: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a passage without annotations."""
     return {
         "offset": offset,
         "infons": dict(infons),
@@ -495,16 +533,19 @@ def _json_to_element(tag: str, value: Mapping[str, Any]) -> ElementTree.Element:
     for key, content in value.items():
         if key == "infons":
             for name, infon in content.items():
-                child = ElementTree.SubElement(element, "infon", key=_xml_safe(name))
-                child.text = _xml_safe(infon)
+                child = ElementTree.SubElement(
+                    element, "infon", key=_replace_forbidden(name)
+                )
+                child.text = _replace_forbidden(infon)
         elif key in _SINGULAR:
             element.extend(_json_to_element(_SINGULAR[key], item) for item in content)
         elif tag in ("location", "node") or (key == "id" and tag != "document"):
-            element.set(key, _xml_safe(content))
+            element.set(key, _replace_forbidden(content))
         else:
-            ElementTree.SubElement(element, key).text = _xml_safe(content)
+            ElementTree.SubElement(element, key).text = _replace_forbidden(content)
     return element
 
 
-def _xml_safe(text: object) -> str:
+def _replace_forbidden(text: object) -> str:
+    """Return a text with U+FFFD for each character that XML forbids."""
     return FORBIDDEN.sub("\ufffd", str(text))

@@ -25,7 +25,7 @@ from fednotes.core.types import Document, Offsets, Span
 from fednotes.data.formats.file_names import file_of_id, id_of_file
 from fednotes.data.formats.files import read_head, read_text
 from fednotes.data.formats.folders import find_corpus_files, find_file, list_files
-from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
+from fednotes.data.formats.gathering import ReadDocument, gather_documents, stream_files
 from fednotes.data.formats.mentions import (
     is_far_longer,
     is_same_text,
@@ -90,7 +90,7 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     mentions do not match.
     """
     base, files = _find_files(path, problems)
-    return gather(files, partial(_read_pair, base), problems, "document")
+    return gather_documents(files, partial(_read_pair, base), problems, "document")
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
@@ -129,12 +129,12 @@ def _read_pair(base: Path, file: Path, problems: Problems) -> list[ReadDocument]
     stem = file.with_suffix("")
     annotation_file = _find_partner(file, ".ann", base)
     text_file = _find_partner(file, ".txt", base, _TEXT_FOLDERS)
-    raw_text = read_text(text_file, empty=True, exact=True)
-    content = read_text(annotation_file, empty=True).removesuffix("\n")
+    raw_text = read_text(text_file, may_be_empty=True, exact=True)
+    content = read_text(annotation_file, may_be_empty=True).removesuffix("\n")
     lines = dict(enumerate(content.split("\n"), 1))
     mentions = _parse_lines(lines, annotation_file, problems)
 
-    text, misfits = _best_text(raw_text, mentions)
+    text, misfits = _choose_text(raw_text, mentions)
     if "\r\n" in raw_text and "\r\n" not in text:
         problems.ignored[WINDOWS] += 1
     if len(misfits) >= _MIN_MISFITS and 2 * len(misfits) > len(mentions):
@@ -193,7 +193,7 @@ def _parse_lines(
     mentions: dict[int, _Mention] = {}
     ids: set[str] = set()
     for number, line in tuple(lines.items()):
-        with problems.collect("line", path, number) as errors:
+        with problems.collecting("line", path, number) as errors:
             mention = _parse_line(line)
             if mention is not None:
                 if mention.id in ids:
@@ -248,7 +248,7 @@ def _parse_line(line: str) -> _Mention | None:
     return _Mention(id, span, tuple(pieces), form)
 
 
-def _best_text(
+def _choose_text(
     raw: str, mentions: Mapping[int, _Mention]
 ) -> tuple[str, dict[int, str]]:
     """Return the variant of a text to which the mentions' offsets refer.
@@ -276,12 +276,15 @@ def _best_text(
 
 
 def _find_misfits(text: str, mentions: Mapping[int, _Mention]) -> dict[int, str]:
-    reasons = {number: _misfit(text, mention) for number, mention in mentions.items()}
+    """Return the reason of each mention that does not match a text, by line number."""
+    reasons = {
+        number: _explain_misfit(text, mention) for number, mention in mentions.items()
+    }
     return {number: reason for number, reason in reasons.items() if reason}
 
 
-def _misfit(text: str, mention: _Mention) -> str:
-    """Return the reason why a mention does not match a text, or "".
+def _explain_misfit(text: str, mention: _Mention) -> str:
+    """Return the reason why a mention does not match a text; "" if it does.
 
     The words of several pieces may be in a different order.
     """
@@ -292,7 +295,7 @@ def _misfit(text: str, mention: _Mention) -> str:
         return f"{where} lies outside the text ({len(text)} characters)"
     is_equal = False
     if not is_far_longer(mention.pieces, mention.form):
-        form = _form(text, mention.pieces)
+        form = _join_pieces(text, mention.pieces)
         if len(mention.pieces) > 1:
             is_equal = sorted(form.split()) == sorted(mention.form.split())
         else:
@@ -300,8 +303,8 @@ def _misfit(text: str, mention: _Mention) -> str:
     return "" if is_equal else f"{where}: the document has other text there"
 
 
-def _form(text: str, pieces: Offsets) -> str:
-    """Return a mention's text in brat's form: pieces joined by a space, on one line."""
+def _join_pieces(text: str, pieces: Offsets) -> str:
+    """Return the text of a mention's pieces, joined by spaces, on one line."""
     form = " ".join(text[start:end] for start, end in pieces)
     return re.sub(r"[\r\n\t]", " ", form)
 
@@ -328,12 +331,12 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     for document in documents:
         require_short_mentions(document)
         name = file_of_id(document.id)
-        lines = _annotation_lines(document)
+        lines = _make_annotation_lines(document)
         write_out(folder / f"{name}.txt", document.text)
         write_out(folder / f"{name}.ann", "".join(f"{line}\n" for line in lines))
 
 
-def _annotation_lines(document: Document) -> list[str]:
+def _make_annotation_lines(document: Document) -> list[str]:
     """Return the annotation lines of a document; see `write`."""
     unwritten = Counter(document.spans)
     lines: list[str] = []
@@ -346,29 +349,29 @@ def _annotation_lines(document: Document) -> list[str]:
             number = int(re.sub(r"\D", "", mention.id) or 0)
             highest_number = max(highest_number, number)
             is_removed = unwritten[mention.span] <= 0
-            if is_removed or _misfit(document.text, mention):
+            if is_removed or _explain_misfit(document.text, mention):
                 removed_ids.add(mention.id)
                 continue
             unwritten[mention.span] -= 1
         lines.append(line)
-    lines = _without_references(lines, removed_ids)
+    lines = _remove_references(lines, removed_ids)
 
     # The other mentions are new, and get the numbers after the highest one.
     for number, span in enumerate(unwritten.elements(), highest_number + 1):
         offsets = ";".join(f"{start} {end}" for start, end in span.pieces)
         label = re.sub(r"\s+", "_", span.label)
-        form = _form(document.text, span.pieces)
+        form = _join_pieces(document.text, span.pieces)
         lines.append(f"T{number}\t{label} {offsets}\t{form}")
     return lines
 
 
-def _without_references(lines: list[str], removed_ids: set[str]) -> list[str]:
+def _remove_references(lines: list[str], removed_ids: set[str]) -> list[str]:
     """Return the lines that do not refer, directly or indirectly, to removed ids."""
     if not removed_ids:
         return lines
     referring = defaultdict[str, list[int]](list)  # numbers of lines, by id
     for number, line in enumerate(lines):
-        for id in _ids_in(line):
+        for id in _find_ids(line):
             referring[id].append(number)
 
     removed_lines = set[int]()
@@ -382,8 +385,8 @@ def _without_references(lines: list[str], removed_ids: set[str]) -> list[str]:
     return [line for number, line in enumerate(lines) if number not in removed_lines]
 
 
-def _ids_in(line: str) -> set[str]:
-    """Return the ids in an annotation's second column, except for a mention."""
+def _find_ids(line: str) -> set[str]:
+    """Return the ids to which an annotation refers; a mention refers to none."""
     columns = line.split("\t")
     if line.startswith("T") or len(columns) < 2:
         return set()

@@ -5,7 +5,7 @@ A format that offers a choice describes it in its constant `CHOICE`:
     uima-xmi:webanno.custom.Finding/kind     the layer and the feature that are read
 
 Formats are named in many places (`format` of a site, `--format`, `--to`), and each of
-them takes a choice in this way. Readers and writers ask `chosen()`.
+them takes a choice in this way. Readers and writers ask `get_choice()`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,6 @@ def choosing(format: str) -> Iterator[None]:
         _chosen.reset(token)
 
 
-def chosen() -> str:
+def get_choice() -> str:
     """Return the choice of the enclosing `choosing`; "" if there is none."""
     return _chosen.get()

@@ -34,12 +34,12 @@ from fednotes.data.formats.folders import find_corpus_files
 from fednotes.data.formats.gathering import (
     DERIVED_ID,
     ReadDocument,
-    gather,
+    gather_documents,
     stream_files,
 )
 from fednotes.data.formats.mentions import lay_out
 from fednotes.data.formats.problems import Problems
-from fednotes.data.tags import decode, encode, flatten
+from fednotes.data.tags import decode_tags, encode_tags, flatten
 from fednotes.data.text import split_sentences, tokenize
 
 LOOSE = 2  # tags are recognised by guessing
@@ -83,12 +83,14 @@ class _Sentence:
         comments: The comments before it.
         line: The line that it ends on.
         size: The number of characters of its lines.
+        is_damaged: Whether one of its lines is neither a token nor a comment before it.
     """
 
     rows: list[Row] = field(default_factory=list)
     comments: list[str] = field(default_factory=list)
     line: int = 0
     size: int = 0
+    is_damaged: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def accepts(path: Path) -> bool:
         return True
     head = read_head(path)[:_ACCEPT_LINES]
     lines = [line for line in head if not line.startswith("# ")]
-    rows = [_columns(line, _separator(line)) for line in lines]
+    rows = [_split_columns(line, _find_separator(line)) for line in lines]
     tokens = [row for row in rows if len(row) > 1 and is_tag(row[-1])]
     return 2 * len(tokens) > len(lines)
 
@@ -153,7 +155,7 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     counts such tags. A wrong number of columns or an invalid tag is added to `problems`
     with its line, and its sentence is left out.
     """
-    return gather(_find_files(path), _read_file, problems)
+    return gather_documents(_find_files(path), _read_file, problems)
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
@@ -162,6 +164,7 @@ def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
 
 
 def _find_files(path: Path) -> list[Path]:
+    """Return the files of a corpus that have this format."""
     return find_corpus_files(path, accepts, "CoNLL")
 
 
@@ -169,15 +172,15 @@ def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     """Yield the documents of a file.
 
     The file is read three times: for its columns, its tags and its texts. Scheme and
-        types apply to the whole file and determine how tags are read, so they must be
-        known before the first document is read.
+    types apply to the whole file and determine how tags are read, so they must be known
+    before the first document is read.
     """
     problems_before = problems.number
-    layout = _survey(path)
+    layout = _find_layout(path)
     documents = 0
-    for number, part in enumerate(_parts(path, problems, layout), 1):
+    for number, part in enumerate(_read_parts(path, problems, layout), 1):
         documents += bool(part.sentences)
-        yield _read_part(part, number, path, layout)
+        yield _make_read_document(part, number, path, layout)
     if not documents and problems.number == problems_before:
         raise DataError("the file contains no tokens")
 
@@ -193,31 +196,42 @@ def parse_rows(rows: Sequence[tuple[str, list[Row]]], path: Path) -> list[ReadDo
     tags = _Tags()
     for _, tokens in rows:
         tags.add([token[-1] for token in tokens])
-    layout = _Layout("\t", scheme=tags.scheme(), types=tuple(sorted(tags.types)))
+    layout = _Layout("\t", scheme=tags.guess_scheme(), types=tuple(sorted(tags.types)))
     documents = []
     for number, (name, tokens) in enumerate(rows, 1):
         part = _Part(name=name, line=0, sentences=[(tokens, [])])  # without comments
-        documents.append(_read_part(part, number, path, layout))
+        documents.append(_make_read_document(part, number, path, layout))
     return documents
 
 
-def _read_part(part: _Part, number: int, path: Path, layout: _Layout) -> ReadDocument:
+def _make_read_document(
+    part: _Part, number: int, path: Path, layout: _Layout
+) -> ReadDocument:
+    """Return the document of a part, with its place in the file.
+
+    Args:
+        part: The part.
+        number: Its number in the file, for an id if it has no name.
+        path: The file.
+        layout: The layout of the file.
+    """
     name = part.name or f"{path.stem}:{number}"
     line = part.line if part.name else DERIVED_ID
     return ReadDocument(_parse_part(name, part, layout), path, line)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file and their numbers."""
     expected = "one token per line, its tag in the last column"
     return read_lines(path, max_length=bounds.TOKEN_LINE, expected=expected)
 
 
-def _survey(path: Path) -> _Layout:
-    """Return the layout of a file."""
+def _find_layout(path: Path) -> _Layout:
+    """Return the layout of a file, which is read for this from start to end."""
     separator, width = _guess_columns(path)
     tags = _Tags()
     has_markers = False
-    for event in _events(path, Problems(), separator, width):
+    for event in _read_sentences(path, Problems(), separator, width):
         if isinstance(event, _Part):
             has_markers = True
             continue
@@ -230,14 +244,14 @@ def _survey(path: Path) -> _Layout:
                 "last column has the tags",
             )
     types = tuple(sorted(tags.types))
-    return _Layout(separator, width, has_markers, tags.scheme(), types)
+    return _Layout(separator, width, has_markers, tags.guess_scheme(), types)
 
 
-def _parts(path: Path, problems: Problems, layout: _Layout) -> Iterator[_Part]:
+def _read_parts(path: Path, problems: Problems, layout: _Layout) -> Iterator[_Part]:
     """Yield the documents of a file, or its sentences if it has no document markers."""
     part = _Part()
     size = 0
-    for event in _events(path, problems, layout.separator, layout.width):
+    for event in _read_sentences(path, problems, layout.separator, layout.width):
         if isinstance(event, _Part):
             if part.sentences or part.marker:
                 yield part
@@ -261,45 +275,61 @@ def _parts(path: Path, problems: Problems, layout: _Layout) -> Iterator[_Part]:
         yield part
 
 
-def _events(
+def _read_sentences(
     path: Path, problems: Problems, separator: str, width: int
 ) -> Iterator[_Part | _Sentence]:
     """Yield the content of a file in order: a new, empty part, or a sentence.
+
+    A line that is neither a token nor a comment is added to `problems`, and its
+    sentence is left out.
+
+    Args:
+        path: The file.
+        problems: Collects the problems.
+        separator: The separator of the columns, a tab or a space.
+        width: The number of columns of a token.
 
     Raises:
         DataError: A sentence is too long.
     """
     sentence = _Sentence()
-    is_damaged = False
-    for number, line in chain(_lines(path), [(0, "")]):
-        row = _columns(line, separator)
+    last_line = (0, "")  # an empty line, which ends the last sentence
+    for number, line in chain(_read_lines(path), [last_line]):
+        row = _split_columns(line, separator)
         is_token = len(row) == width and is_tag(row[-1]) and row[0] != _DOCSTART
         part = None if is_token else _parse_marker(line, row, number)
-        if part is not None or not line.strip(" \t"):
-            if sentence.rows and not is_damaged:
-                yield sentence
-            if sentence.rows or is_damaged:  # else its comments precede the next one
-                sentence = _Sentence()
-                is_damaged = False
-            if part is not None:
-                yield part
+        is_blank = not line.strip(" \t")
+        if part is None and not is_blank:
+            sentence.line = number
+            sentence.size += len(line)
+            _require_short(sentence, path)
+            if is_token and row[0].strip(" "):
+                sentence.rows.append(row)
+            elif line.startswith("#") and not sentence.rows:
+                sentence.comments.append(line)
+            else:
+                problems.note("line", path, number, _explain_row(row, width))
+                sentence.is_damaged = True
             continue
-        sentence.line = number
-        sentence.size += len(line)
-        if sentence.size > bounds.LINE or len(sentence.rows) >= bounds.TOKENS:
-            raise DataError.at(
-                path,
-                number,
-                f"a sentence of more than {bounds.TOKENS:,} tokens, or {bounds.LINE:,} "
-                "characters: put an empty line after each",
-            )
-        if is_token and row[0].strip(" "):
-            sentence.rows.append(row)
-        elif line.startswith("#") and not sentence.rows:
-            sentence.comments.append(line)
-        else:
-            problems.note("line", path, number, _what_is_wrong(row, width))
-            is_damaged = True
+
+        if sentence.rows and not sentence.is_damaged:
+            yield sentence
+        # Comments without a sentence belong to the next one, so they are kept.
+        if sentence.rows or sentence.is_damaged:
+            sentence = _Sentence()
+        if part is not None:
+            yield part
+
+
+def _require_short(sentence: _Sentence, path: Path) -> None:
+    """Raise DataError if no further line may be added to a sentence."""
+    if sentence.size > bounds.LINE or len(sentence.rows) >= bounds.TOKENS:
+        raise DataError.at(
+            path,
+            sentence.line,
+            f"a sentence of more than {bounds.TOKENS:,} tokens, or {bounds.LINE:,} "
+            "characters: put an empty line after each",
+        )
 
 
 def _parse_marker(line: str, row: Row, number: int) -> _Part | None:
@@ -310,7 +340,7 @@ def _parse_marker(line: str, row: Row, number: int) -> _Part | None:
     return _Part(line, "", number) if row[0] == _DOCSTART else None
 
 
-def _what_is_wrong(row: Row, width: int) -> str:
+def _explain_row(row: Row, width: int) -> str:
     """Return the reason why a row is not a token with its tag."""
     if len(row) != width:
         columns = format_count(len(row), "column")
@@ -328,29 +358,31 @@ def _guess_columns(path: Path) -> tuple[str, int]:
     counts: Counter[tuple[str, int]] = Counter()
     first_content = ""
     first_tagged = ""
-    for number, line in _lines(path):
+    for number, line in _read_lines(path):
         if counts and number > _LAYOUT_LINES:
             break
-        separator = _separator(line)
-        row = _columns(line, separator)
+        separator = _find_separator(line)
+        row = _split_columns(line, separator)
         if len(row) > 1 and is_tag(row[-1]) and not line.startswith(("# ", _DOCSTART)):
             counts[separator, len(row)] += 1
         if not first_content and line.strip(" \t") and line[0] not in "#-":
             first_content = line
-        if not first_tagged and is_tag(_columns(line)[-1]):
+        if not first_tagged and is_tag(_split_columns(line)[-1]):
             first_tagged = line
     if counts:
         return counts.most_common(1)[0][0]
     line = first_content or first_tagged
-    separator = _separator(line)
-    return separator, max(2, len(_columns(line, separator)))
+    separator = _find_separator(line)
+    return separator, max(2, len(_split_columns(line, separator)))
 
 
-def _separator(line: str) -> str:
+def _find_separator(line: str) -> str:
+    """Return the separator of a line: a tab if it has one, else a space."""
     return "\t" if "\t" in line else " "
 
 
-def _columns(line: str, separator: str = " ") -> Row:
+def _split_columns(line: str, separator: str = " ") -> Row:
+    """Return the columns of a line."""
     if separator == "\t":
         return line.rstrip(" ").split("\t")
     return re.split("[ \t]+", line.strip(" \t"))
@@ -378,8 +410,8 @@ class _Tags:
             if before[1:] != tag[1:]:
                 self._opening_letters.add(tag[0])
 
-    def scheme(self) -> str:
-        """Return the tag scheme of the file."""
+    def guess_scheme(self) -> str:
+        """Return the scheme of the tags so far, judged by their letters."""
         for scheme, letters in (("BILOU", "LU"), ("BMES", "M"), ("BIOES", "ES")):
             if self._letters & set(letters):
                 return scheme
@@ -390,7 +422,7 @@ class _Tags:
 
 
 def _parse_part(name: str, part: _Part, layout: _Layout) -> Document:
-    """Return the document of a part."""
+    """Return the document of a part: its text, mentions, sentences and tokens."""
     text, sentences, tokens = lay_out(
         [[row[0] for row in rows] for rows, _ in part.sentences]
     )
@@ -400,14 +432,14 @@ def _parse_part(name: str, part: _Part, layout: _Layout) -> Document:
     for rows, _ in part.sentences:
         last = first + len(rows)
         offsets = np.array(tokens[first:last])  # (tokens, 2)
-        ids = np.array([_tag_id(row[-1], layout) for row in rows])
-        sentence_spans = decode(ids, offsets, layout.tagset)
+        ids = np.array([_find_tag_id(row[-1], layout) for row in rows])
+        sentence_spans = decode_tags(ids, offsets, layout.tagset)
         if layout.scheme != "IOB1":
-            canonical, _ = encode(sentence_spans, offsets, layout.tagset)
+            canonical, _ = encode_tags(sentence_spans, offsets, layout.tagset)
             repaired += int((canonical != ids).sum())
         spans += sentence_spans
         first = last
-    meta = _part_meta(part, layout)
+    meta = _make_meta(part, layout)
     if repaired:
         meta = {**meta, "repaired": repaired}
     return Document(
@@ -415,12 +447,13 @@ def _parse_part(name: str, part: _Part, layout: _Layout) -> Document:
     )
 
 
-def _tag_id(tag: str, layout: _Layout) -> int:
+def _find_tag_id(tag: str, layout: _Layout) -> int:
+    """Return the id of a tag, whose letter may be that of another scheme."""
     letter = _CANONICAL_LETTERS.get(tag[0], tag[0])
     return layout.tag_ids[letter + tag[1:]]
 
 
-def _part_meta(part: _Part, layout: _Layout) -> dict[str, Any]:
+def _make_meta(part: _Part, layout: _Layout) -> dict[str, Any]:
     """Return a document's meta: the parts of the file besides tokens and tags."""
     details: dict[str, Any] = {}
     if part.marker:
@@ -457,8 +490,8 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     content: list[Row | str] = []  # rows of columns, and unchanged lines
     for document in documents:
         if has_markers:
-            content += _marker_lines(document)
-        content += _sentence_rows(document, types)
+            content += _make_marker_lines(document)
+        content += _make_rows(document, types)
     had_spaces = all(meta.get("separator") == " " for meta in metas)
     has_space_inside = any(
         " " in column for row in content if isinstance(row, list) for column in row
@@ -468,11 +501,10 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     write_out(Path(path), "".join(f"{line}\n" for line in lines))
 
 
-def document_lines(documents: Iterable[Document]) -> Iterator[list[str]]:
-    """Yield the lines of each document.
+def make_document_lines(documents: Iterable[Document]) -> Iterator[list[str]]:
+    """Yield the lines of each document, as `write` would write that document alone.
 
-    The layout of a document does not depend on the others: tabs separate the columns,
-        and a line `# newdoc id = …` precedes each document.
+    Tabs separate the columns, and a line `# newdoc id = …` precedes each document.
 
     Raises:
         DataError: A type would begin another column or line. A model of a stranger
@@ -486,11 +518,11 @@ def document_lines(documents: Iterable[Document]) -> Iterator[list[str]]:
                     f"the type {clean(label, NAME)!r} has a tab or a line end, which "
                     "separate columns and lines in CoNLL: choose another format"
                 )
-        rows = [*_marker_lines(document), *_sentence_rows(document, types)]
+        rows = [*_make_marker_lines(document), *_make_rows(document, types)]
         yield [row if isinstance(row, str) else "\t".join(row) for row in rows]
 
 
-def _marker_lines(document: Document) -> list[str]:
+def _make_marker_lines(document: Document) -> list[str]:
     """Return the lines that begin a document."""
     marker = str(document.meta.get("conll", {}).get("marker", ""))
     if marker.startswith(_DOCSTART):
@@ -501,7 +533,7 @@ def _marker_lines(document: Document) -> list[str]:
     return [f"# newdoc id = {' '.join(document.id.split())}"]
 
 
-def _sentence_rows(document: Document, types: tuple[str, ...]) -> Iterator[Row | str]:
+def _make_rows(document: Document, types: tuple[str, ...]) -> Iterator[Row | str]:
     """Yield the rows of a document, with its comments and blank lines."""
     meta = document.meta.get("conll", {})
     scheme = meta.get("scheme", "BIO")
@@ -522,28 +554,28 @@ def _sentence_rows(document: Document, types: tuple[str, ...]) -> Iterator[Row |
         stop_token = int(np.searchsorted(offsets[:, 0], end, side="left"))
         # A mention may begin in the white space before its sentence, so its end counts.
         stop_span = bisect_right(spans, end, key=lambda span: span.end)
-        ids, _ = encode(
+        ids, _ = encode_tags(
             spans[first_span:stop_span], offsets[first_token:stop_token], tagset
         )
         for index, comment in meta.get("comments", ()):
             if index == number:
                 yield comment
-        tags = _in_scheme([tag_names[i] for i in ids.tolist()], scheme)
+        tags = _convert_tags([tag_names[i] for i in ids.tolist()], scheme)
         for token, tag in enumerate(tags, first_token):
             start, stop = tokens[token]
-            yield [_column_text(document.text[start:stop]), *columns[token], tag]
+            yield [_clean_column(document.text[start:stop]), *columns[token], tag]
         if stop_token > first_token:
             yield ""
         first_token = stop_token
         first_span = stop_span
 
 
-def _column_text(form: str) -> str:
+def _clean_column(form: str) -> str:
     """Return a token without tabs and line ends, which other tools may leave in it."""
     return form if form.isalnum() else re.sub(r"[\t\n\r]+", " ", form)
 
 
-def _in_scheme(tags: list[str], scheme: str) -> list[str]:
+def _convert_tags(tags: list[str], scheme: str) -> list[str]:
     """Return the tags of one sentence in the letters of a file's scheme."""
     if scheme == "IOB1":
         return [

@@ -36,10 +36,10 @@ def read_csv_rows(
             line = first + reader.line_num
             bounded.begin_row(line)
     except csv.Error as error:
-        raise DataError.at(path, line, _explain(error)) from None
+        raise DataError.at(path, line, _explain_error(error)) from None
 
 
-def _explain(error: csv.Error) -> str:
+def _explain_error(error: csv.Error) -> str:
     """Return the message for an error of Python's csv module."""
     if "field larger" in str(error):
         return (

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,10 +27,10 @@ from fednotes.core.types import Document, Span
 from fednotes.data.formats import jsonl
 from fednotes.data.formats.files import open_file, starts_with
 from fednotes.data.formats.folders import find_corpus_files
-from fednotes.data.formats.gathering import ReadDocument, gather
+from fednotes.data.formats.gathering import ReadDocument, gather_documents
 from fednotes.data.formats.json_files import parse_json_line
 from fednotes.data.formats.mentions import cut_into_words
-from fednotes.data.formats.msgpack_values import has_more_values
+from fednotes.data.formats.msgpack_values import has_more_msgpack_values
 from fednotes.data.formats.problems import Problems
 from fednotes.data.tags import flatten
 
@@ -45,12 +45,22 @@ _LENGTH_BYTES = 4  # bytes of a document's length
 _UNREADABLE = "not a DocBin that spaCy can read: check that the file is complete"
 
 
-def _import_spacy() -> tuple[Any, Any, Any, Any]:
+class _Spacy(NamedTuple):
+    """Classes of spaCy: `Doc`, `DocBin`, `Span` and `Vocab`."""
+
+    make_doc: Any
+    make_doc_bin: Any
+    make_span: Any
+    make_vocab: Any
+
+
+def _import_spacy() -> _Spacy:
+    """Import spaCy, and return the classes that this module uses."""
     with needs("spacy", "spacy"):
         from spacy.tokens import Doc, DocBin
         from spacy.tokens import Span as SpacySpan
         from spacy.vocab import Vocab
-    return Doc, DocBin, SpacySpan, Vocab
+    return _Spacy(Doc, DocBin, SpacySpan, Vocab)
 
 
 # ---- reading -------------------------------------------------------------------------
@@ -63,10 +73,13 @@ def accepts(path: Path) -> bool:
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """Return the documents, with the span group "sc" or the entities as mentions."""
-    return gather(find_corpus_files(path, accepts, "a DocBin"), _read_file, problems)
+    return gather_documents(
+        find_corpus_files(path, accepts, "a DocBin"), _read_file, problems
+    )
 
 
 def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
+    """Yield the documents of a file."""
     with open_file(path) as file:
         data = read_at_most(file, bounds.DOCBIN_BYTES)
     return jsonl.parse_items(_unpack(data), "document", _to_record, path, problems)
@@ -82,14 +95,14 @@ def _unpack(data: bytes) -> Iterator[Any]:
     Raises:
         DataError: The file is damaged, or contains more than notes of its size would.
     """
-    _, DocBin, _, Vocab = _import_spacy()
-    budget = _Budget.of(data)
+    spacy = _import_spacy()
+    budget = _Budget.for_file(data)
     was_collecting = gc.isenabled()
     try:
         _require_lists(_decompress(data), budget)
-        doc_bin = DocBin().from_bytes(data)
+        doc_bin = spacy.make_doc_bin().from_bytes(data)
         del data
-        vocab = Vocab()
+        vocab = spacy.make_vocab()
         for string in doc_bin.strings:
             vocab.strings.add(string)
         doc_bin.strings.clear()
@@ -118,7 +131,7 @@ class _Budget:
     characters: int = 0
 
     @classmethod
-    def of(cls, data: bytes) -> _Budget:
+    def for_file(cls, data: bytes) -> _Budget:
         """Return the budget of a file."""
         memory = max(bounds.PACKED_FREE, bounds.PACKED_RATIO * len(data))
         return cls(min(bounds.DOCBIN_BYTES, memory))
@@ -134,16 +147,16 @@ class _Budget:
             ValueError: It is not msgpack.
         """
         most = self.memory // _VALUE_SIZE // max(1, copies)
-        if has_more_values(part, most):
-            raise self.exceeded()
+        if has_more_msgpack_values(part, most):
+            raise self.make_error()
 
     def take_text(self, characters: int) -> None:
         """Count a text, and raise DataError if all texts exceed the budget."""
         self.characters += characters
         if self.characters > self.memory:
-            raise self.exceeded()
+            raise self.make_error()
 
-    def exceeded(self) -> DataError:
+    def make_error(self) -> DataError:
         """Return the error for a file that exceeds the budget."""
         return DataError(
             f"its documents take more than {self.memory:,} bytes of memory, far more "
@@ -196,7 +209,7 @@ def _build_doc(doc_bin: Any, index: int, vocab: Any, budget: _Budget) -> Any:
 
 
 def _require_lists(unpacked: bytes, budget: _Budget) -> None:
-    """Raise an error if spaCy would build more than a file's own values.
+    """Check the lists in a DocBin's msgpack before spaCy builds them.
 
     Raises:
         DataError: The file has more values than the budget.
@@ -229,7 +242,7 @@ def _require_groups(groups: bytes, budget: _Budget) -> None:
         budget.require_values(part, len(part_names))
         spans += len(part) // _SPAN_BYTES * len(part_names)
     if spans * _TOKEN_SIZE > budget.memory:
-        raise budget.exceeded()
+        raise budget.make_error()
 
 
 def _decompress(data: bytes) -> bytes:
@@ -287,9 +300,9 @@ def _to_record(doc: Any, context: jsonl.MentionContext) -> dict[str, Any]:  # no
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """Write a DocBin with a blank vocabulary."""
-    _, DocBin, _, Vocab = _import_spacy()
-    vocab = Vocab()
-    doc_bin = DocBin(store_user_data=True)
+    spacy = _import_spacy()
+    vocab = spacy.make_vocab()
+    doc_bin = spacy.make_doc_bin(store_user_data=True)
     for document in documents:
         doc_bin.add(_to_doc(document, vocab))
     write_out(Path(path), doc_bin.to_bytes())
@@ -297,9 +310,9 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 
 def _to_doc(document: Document, vocab: Any) -> Any:
     """Return a document as one of spaCy's."""
-    Doc, _, SpacySpan, _ = _import_spacy()
+    spacy = _import_spacy()
     words = cut_into_words(document)
-    doc = Doc(
+    doc = spacy.make_doc(
         vocab,
         words=[document.text[start:end] for start, end, _ in words],
         spaces=[has_space for _, _, has_space in words],
@@ -308,8 +321,9 @@ def _to_doc(document: Document, vocab: Any) -> Any:
     last_word = {end: number for number, (_, end, _) in enumerate(words)}
 
     def to_spacy(span: Span) -> Any:
+        """Return a mention as one of spaCy's spans."""
         stop = last_word[span.end] + 1
-        return SpacySpan(doc, first_word[span.start], stop, span.label)
+        return spacy.make_span(doc, first_word[span.start], stop, span.label)
 
     flat, _ = flatten(document.spans, "outermost")
     doc.spans[_SPAN_GROUP] = [to_spacy(span) for span in document.spans]

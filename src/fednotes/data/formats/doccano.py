@@ -24,9 +24,10 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 
 
 def _to_record(document: Document) -> dict[str, Any]:
+    """Return a document as a record of doccano."""
     return {
         "text": document.text,
         "label": [[span.start, span.end, span.label] for span in document.spans],
         "id": document.id,
-        **jsonl.other_fields(document),
+        **jsonl.list_other_fields(document),
     }

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fednotes.core.errors import DataError
-from fednotes.core.parsing import mapping
+from fednotes.core.parsing import as_mapping
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import jsonl
 from fednotes.data.formats.bioc import require_objects
 from fednotes.data.formats.folders import find_corpus_files
-from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
+from fednotes.data.formats.gathering import ReadDocument, gather_documents, stream_files
 from fednotes.data.formats.json_files import (
     parse_json_line,
     read_json_keys,
@@ -87,7 +87,9 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     that are not base64 or not plain text, and texts at a URL, because nothing is
     downloaded.
     """
-    return gather(find_corpus_files(path, accepts, "FHIR"), _read_file, problems)
+    return gather_documents(
+        find_corpus_files(path, accepts, "FHIR"), _read_file, problems
+    )
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
@@ -96,6 +98,7 @@ def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
 
 
 def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
+    """Yield the documents of a file."""
     items = (
         resource for value in read_json_rows(path) for resource in list_resources(value)
     )
@@ -109,71 +112,80 @@ def list_resources(value: Any) -> list[Any]:
     Raises:
         DataError: The entries of a Bundle are not a list of objects.
     """
-    if mapping(value).get("resourceType") != "Bundle":
+    if as_mapping(value).get("resourceType") != "Bundle":
         return [value]
     return [entry.get("resource") for entry in require_objects(value, "entry")]
 
 
-def text_of(resource: Any) -> str | None:
+def extract_text(resource: Any) -> str | None:
     """Return the note in a resource; None if its type does not contain notes.
 
     Raises:
         DataError: It has no plain text, or the text cannot be decoded.
     """
-    place = PLACES.get(str(mapping(resource).get("resourceType")))
+    place = PLACES.get(str(as_mapping(resource).get("resourceType")))
     if place is None:
         return None
     attachments = require_objects(resource, place)
     if place == "content":
-        attachments = [mapping(content.get("attachment")) for content in attachments]
+        attachments = [as_mapping(content.get("attachment")) for content in attachments]
     texts = [attachment for attachment in attachments if _is_text(attachment)]
     if not texts:
         raise DataError("it has no attachment of type text/plain")
-    return "\n".join(_attachment_text(attachment) for attachment in texts)
+    return "\n".join(_decode_attachment(attachment) for attachment in texts)
 
 
-def facts_of(resource: Any) -> ResourceFacts:
+def extract_facts(resource: Any) -> ResourceFacts:
     """Return the facts about the note of a resource."""
-    fields = mapping(resource)
+    fields = as_mapping(resource)
     id = fields.get("id")
     return ResourceFacts(
         id=str(id) if isinstance(id, str | int) else None,
-        patient=_patient_id(mapping(fields.get("subject"))),
-        visit=_encounter_id(fields),
-        category=_category(fields),
+        patient=_find_patient_id(as_mapping(fields.get("subject"))),
+        visit=_find_encounter_id(fields),
+        category=_find_category(fields),
     )
 
 
-def _encounter_id(fields: Mapping[str, Any]) -> str | None:
-    context = mapping(fields.get("context"))
+def _find_encounter_id(fields: Mapping[str, Any]) -> str | None:
+    """Return the id of a resource's encounter; None if it refers to none."""
+    context = as_mapping(fields.get("context"))
     encounter = (
         context.get("encounter") or fields.get("encounter") or fields.get("context")
     )
     if isinstance(encounter, list):
         encounter = next(iter(encounter), None)
-    reference = str(mapping(encounter).get("reference", ""))
+    reference = str(as_mapping(encounter).get("reference", ""))
     return reference.rpartition("Encounter/")[2] or None
 
 
-def _category(fields: Mapping[str, Any]) -> str | None:
-    kind = mapping(fields.get("type") or fields.get("code"))
+def _find_category(fields: Mapping[str, Any]) -> str | None:
+    """Return the name of the kind of note; None if there is none."""
+    kind = as_mapping(fields.get("type") or fields.get("code"))
     coding = kind.get("coding")
     first: Mapping[str, Any] = {}
     if isinstance(coding, list):
-        first = mapping(next(iter(coding), None))
+        first = as_mapping(next(iter(coding), None))
     category = kind.get("text") or first.get("display") or first.get("code")
     return category if isinstance(category, str) else None
 
 
-def _patient_id(subject: Any) -> str | None:
+def _find_patient_id(subject: Any) -> str | None:
+    """Return the id of the patient in a reference; None if it names no patient."""
     return str(subject.get("reference", "")).rpartition("Patient/")[2] or None
 
 
 def _is_text(attachment: Mapping[str, Any]) -> bool:
+    """Return whether an attachment is plain text."""
     return str(attachment.get("contentType", "")).startswith("text/plain")
 
 
-def _attachment_text(attachment: Any) -> str:
+def _decode_attachment(attachment: Any) -> str:
+    """Return the text of an attachment.
+
+    Raises:
+        DataError: The text is at a URL, or cannot be decoded.
+    """
     if "data" not in attachment and "url" in attachment:
         raise DataError(
             "its text is at a URL, which fednotes does not fetch: put the text into "
@@ -193,6 +205,11 @@ def _attachment_text(attachment: Any) -> str:
 
 
 def _decode_base64(data: object) -> bytes:
+    """Return the bytes of a value in base64.
+
+    Raises:
+        DataError: It is not base64.
+    """
     try:
         return base64.b64decode(re.sub(r"\s", "", str(data)), validate=True)
     except (binascii.Error, ValueError):
@@ -205,7 +222,7 @@ def _to_record(
     resource: Any, context: jsonl.MentionContext, ignored: Counter[str]
 ) -> dict[str, Any] | None:
     """Return a resource as a record of JSONL; None if its type contains no notes."""
-    text = text_of(resource)
+    text = extract_text(resource)
     if text is None:
         _count_ignored(resource, ignored)
         return None
@@ -216,7 +233,7 @@ def _to_record(
         if extension.get("url") == _DOCUMENT_URL:
             raw = _decode_base64(extension.get("valueBase64Binary"))
             value = parse_json_line(raw.decode("utf-8", "replace"))
-            fields = dict(mapping(value))
+            fields = dict(as_mapping(value))
         elif extension.get("url") == _MENTION_URL:
             with context():
                 parts = require_objects(extension, "extension")
@@ -224,10 +241,10 @@ def _to_record(
         else:
             other_extensions.append(extension)
 
-    patient = _patient_id(mapping(resource.get("subject")))
-    details = _details(resource, other_extensions)
+    patient = _find_patient_id(as_mapping(resource.get("subject")))
+    details = _select_details(resource, other_extensions)
     if _has_more_than_needed(details, resource, patient):
-        fields["meta"] = {**mapping(fields.get("meta")), "fhir": details}
+        fields["meta"] = {**as_mapping(fields.get("meta")), "fhir": details}
     return {
         "id": resource.get("id"),
         "patient": patient,
@@ -240,7 +257,7 @@ def _to_record(
 def _count_ignored(resource: Any, ignored: Counter[str]) -> None:
     """Count a resource of a type that contains no notes."""
     other = "resources of other types"
-    kind = mapping(resource).get("resourceType")
+    kind = as_mapping(resource).get("resourceType")
     name = other
     if isinstance(kind, str) and _TYPE.fullmatch(kind):
         name = f"{kind} resources"
@@ -249,11 +266,13 @@ def _count_ignored(resource: Any, ignored: Counter[str]) -> None:
     ignored[name] += 1
 
 
-def _details(resource: Mapping[str, Any], extensions: list[Any]) -> dict[str, Any]:
+def _select_details(
+    resource: Mapping[str, Any], extensions: list[Any]
+) -> dict[str, Any]:
     """Return a resource without its text and without this project's extensions."""
     place = PLACES[resource["resourceType"]]
     details = {key: value for key, value in resource.items() if key != "extension"}
-    details[place] = [_without_text(item) for item in require_objects(resource, place)]
+    details[place] = [_remove_text(item) for item in require_objects(resource, place)]
     if extensions:
         details["extension"] = extensions
     return details
@@ -273,10 +292,10 @@ def _has_more_than_needed(
     return any(value != new.get(key) for key, value in details.items())
 
 
-def _without_text(item: Mapping[str, Any]) -> dict[str, Any]:
+def _remove_text(item: Mapping[str, Any]) -> dict[str, Any]:
     """Return an attachment, or its container, without the text and facts about it."""
     if "attachment" in item:
-        return {**item, "attachment": _without_text(mapping(item["attachment"]))}
+        return {**item, "attachment": _remove_text(as_mapping(item["attachment"]))}
     if not _is_text(item):
         return dict(item)
     bare = {key: value for key, value in item.items() if key not in _FILLED_KEYS}
@@ -303,14 +322,14 @@ def _parse_mention(text: str, parts: list[Any]) -> dict[str, Any]:
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """Write a Bundle of DocumentReferences and of DiagnosticReports that were read."""
-    value = bundle(
+    value = make_bundle(
         _to_resource(document, number) for number, document in enumerate(documents, 1)
     )
     write_out(Path(path), json.dumps(value, ensure_ascii=False, indent=1) + "\n")
 
 
-def bundle(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return resources as a Bundle."""
+def make_bundle(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a Bundle of resources."""
     return {
         "resourceType": "Bundle",
         "type": "collection",
@@ -318,14 +337,16 @@ def bundle(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def with_mentions(resource: Mapping[str, Any], spans: Iterable[Span]) -> dict[str, Any]:
-    """Return the resource with its mentions replaced by these."""
+def replace_mentions(
+    resource: Mapping[str, Any], spans: Iterable[Span]
+) -> dict[str, Any]:
+    """Return a resource with these mentions in place of its own."""
     extensions = [
         extension
         for extension in require_objects(resource, "extension")
         if extension.get("url") != _MENTION_URL
     ]
-    extensions += [_mention_extension(span) for span in spans]
+    extensions += [_make_mention_extension(span) for span in spans]
     changed = {key: value for key, value in resource.items() if key != "extension"}
     if extensions:
         changed["extension"] = extensions
@@ -339,8 +360,8 @@ def _to_resource(document: Document, number: int) -> dict[str, Any]:
         document: The document.
         number: Its number from 1, for a new id.
     """
-    fields = jsonl.other_fields(document)
-    details = dict(mapping(document.meta.get("fhir")))
+    fields = jsonl.list_other_fields(document)
+    details = dict(as_mapping(document.meta.get("fhir")))
     if details.get("resourceType") in PLACES:
         meta = {key: value for key, value in fields["meta"].items() if key != "fhir"}
         fields["meta"] = meta
@@ -351,8 +372,8 @@ def _to_resource(document: Document, number: int) -> dict[str, Any]:
         fields["id"] = document.id
     if document.patient is not None and _ID.fullmatch(document.patient):
         del fields["patient"]
-        subject = mapping(details.get("subject"))
-        if _patient_id(subject) != document.patient:
+        subject = as_mapping(details.get("subject"))
+        if _find_patient_id(subject) != document.patient:
             reference = f"Patient/{document.patient}"
             details["subject"] = {**subject, "reference": reference}
 
@@ -360,27 +381,27 @@ def _to_resource(document: Document, number: int) -> dict[str, Any]:
     if any(fields.values()) or not can_be_id:
         encoded = _encode_base64(jsonl.to_json(document, fields))
         extensions.append({"url": _DOCUMENT_URL, "valueBase64Binary": encoded})
-    extensions += [_mention_extension(span) for span in document.spans]
+    extensions += [_make_mention_extension(span) for span in document.spans]
 
     resource = {"status": "current", **details}
     resource["id"] = document.id if can_be_id else f"note-{number}"
     place = PLACES[resource["resourceType"]]
     default: list[Mapping[str, Any]] = [_PLAIN_CONTENT if place == "content" else {}]
-    resource[place] = _with_text(resource.get(place) or default, document.text)
+    resource[place] = _insert_text(resource.get(place) or default, document.text)
     if extensions:
         resource["extension"] = extensions
     return resource
 
 
-def _with_text(items: Iterable[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Return attachments or their containers, with the text in the first for text.
+def _insert_text(items: Iterable[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Return attachments or their containers, with a text in the first one for text.
 
-    Further text attachments are left out, since the text includes theirs.
+    Further attachments for text are left out, since the text includes theirs.
     """
     filled: list[dict[str, Any]] = []
     has_text = False
     for item in items:
-        attachment = mapping(item.get("attachment", item))
+        attachment = as_mapping(item.get("attachment", item))
         if attachment and not _is_text(attachment):
             filled.append(dict(item))
             continue
@@ -397,11 +418,12 @@ def _with_text(items: Iterable[Mapping[str, Any]], text: str) -> list[dict[str, 
 
 
 def _encode_base64(text: str) -> str:
+    """Return a text in base64."""
     return base64.b64encode(text.encode()).decode()
 
 
-def _mention_extension(span: Span) -> dict[str, Any]:
-    """Return a mention as an extension."""
+def _make_mention_extension(span: Span) -> dict[str, Any]:
+    """Return the extension that stores a mention."""
     label: dict[str, Any] = {"url": "label"}
     if span.label.isprintable() and span.label == span.label.strip():
         label["valueString"] = span.label

@@ -10,7 +10,7 @@ import re
 from pathlib import PurePath
 from urllib.parse import quote, unquote
 
-# The %XX that `_name_part` writes. A % in an id is escaped only if it begins such a
+# The %XX that `_encode_part` writes. A % in an id is escaped only if it begins such a
 # code.
 _CODE = "%(?:[01][0-9A-F]|22|25|2A|2E|3A|3C|3E|3F|5C|7C|7F)"
 _ESCAPED = re.compile(_CODE)
@@ -19,16 +19,16 @@ _UNSAFE = re.compile(rf'[\x00-\x1f\x7f\\:*?"<>|]|(?={_CODE})%')
 
 def file_of_id(id: str) -> str:
     """Return the relative path, without suffix, of the file of a document."""
-    return "/".join(_name_part(part) for part in id.split("/"))
+    return "/".join(_encode_part(part) for part in id.split("/"))
 
 
 def id_of_file(stem: PurePath) -> str:
     """Return the id for a relative path without suffix; the inverse of `file_of_id`."""
-    return "/".join(_id_part(part) for part in stem.parts)
+    return "/".join(_decode_part(part) for part in stem.parts)
 
 
-def _name_part(part: str) -> str:
-    """Return the name for a part of an id.
+def _encode_part(part: str) -> str:
+    """Return the name of the file or folder for a part of an id.
 
     The name is not empty, hidden or relative, and has no unusual characters.
     """
@@ -41,7 +41,8 @@ def _name_part(part: str) -> str:
     return dots + _UNSAFE.sub(lambda match: quote(match.group(), safe=""), bare)
 
 
-def _id_part(name: str) -> str:
+def _decode_part(name: str) -> str:
+    """Return the part of an id for a name: the inverse of `_encode_part`."""
     if name == "%":
         return ""
     return _ESCAPED.sub(lambda match: unquote(match.group()), name)

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, cast
+from typing import Any, BinaryIO, NamedTuple, TextIO, cast
 
 from fednotes.core import bounds
 from fednotes.core.errors import UNREADABLE, DataError, MissingExtra, needs
@@ -87,6 +87,7 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def _open_zstandard(path: Path) -> BinaryIO:
+    """Open a file whose name ends in .zst, unpacked."""
     with needs("pyarrow", "arrow"):
         import pyarrow
     file = open_file(path)
@@ -127,6 +128,7 @@ class _UnpackedFile(io.RawIOBase):
         return len(data)
 
     def _require_growth_of_text(self) -> None:
+        """Raise DataError if more was unpacked than packed text would give."""
         packed_size = self._file.tell()
         if self._size > bounds.PACKED_RATIO * packed_size:
             raise DataError.at(
@@ -161,12 +163,12 @@ def open_seekable(path: Path) -> Iterator[BinaryIO]:
             with open_bytes(path) as packed:
                 shutil.copyfileobj(packed, unpacked, 1 << 20)
         except READ_ERRORS as error:
-            raise incomplete_file(path, error) from None
+            raise make_incomplete_error(path, error) from None
         unpacked.seek(0)
         yield cast(BinaryIO, unpacked)
 
 
-def unpacked_name(path: Path) -> Path:
+def remove_packed_suffix(path: Path) -> Path:
     """Return a path without its .gz or .zst suffix."""
     is_packed = path.suffix.lower() in PACKED_SUFFIXES
     return path.with_suffix("") if is_packed else path
@@ -176,7 +178,7 @@ def unpacked_name(path: Path) -> Path:
 
 
 @contextmanager
-def locate_errors(path: Path, line: int = 0) -> Iterator[None]:
+def locating_errors(path: Path, line: int = 0) -> Iterator[None]:
     """Add a place to a DataError that is raised in the context without one.
 
     Args:
@@ -191,7 +193,7 @@ def locate_errors(path: Path, line: int = 0) -> Iterator[None]:
         raise DataError.at(path, line, str(error)) from None
 
 
-def incomplete_file(path: Path, error: Exception) -> DataError:
+def make_incomplete_error(path: Path, error: Exception) -> DataError:
     """Return the error for a file that cannot be read to its end."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return DataError(
@@ -202,7 +204,7 @@ def incomplete_file(path: Path, error: Exception) -> DataError:
 # ---- text ----------------------------------------------------------------------------
 
 
-def read_text(path: Path, *, empty: bool = False, exact: bool = False) -> str:
+def read_text(path: Path, *, may_be_empty: bool = False, exact: bool = False) -> str:
     r"""Return a file's text, without byte-order mark and with `\n` as line ending.
 
     The byte-order mark determines the encoding. Without one it is UTF-8 or the
@@ -210,7 +212,7 @@ def read_text(path: Path, *, empty: bool = False, exact: bool = False) -> str:
 
     Args:
         path: The file.
-        empty: Whether a file without text is accepted.
+        may_be_empty: Whether a file without text is accepted.
         exact: Whether to return all characters unchanged, including the mark.
 
     Raises:
@@ -219,12 +221,12 @@ def read_text(path: Path, *, empty: bool = False, exact: bool = False) -> str:
     """
     data = _read_bytes(path)
     try:
-        text, mark_length = encodings.decode(data, encodings.named_encoding())
+        text, mark_length = encodings.decode_text(data, encodings.get_user_encoding())
     except encodings.UndecodableError as error:
         raise DataError.at(path, error.line, str(error), UNREADABLE) from None
     except DataError as error:
         raise DataError.at(path, 0, str(error), UNREADABLE) from None
-    if not empty and not text.strip(_BLANK):
+    if not may_be_empty and not text.strip(_BLANK):
         raise DataError.at(path, 0, "the file is empty")
     if exact:
         return f"\ufeff{text}" if mark_length else text
@@ -242,7 +244,7 @@ def _read_bytes(path: Path) -> bytes:
                 data = read_at_most(file, bounds.FILE)
     except READ_ERRORS as error:
         if is_packed:
-            raise incomplete_file(path, error) from None
+            raise make_incomplete_error(path, error) from None
         reason = getattr(error, "strerror", None) or error
         raise DataError.at(path, 0, f"cannot read: {reason}") from None
     if len(data) > bounds.FILE:
@@ -255,34 +257,34 @@ def _read_bytes(path: Path) -> bytes:
     return data
 
 
-def encoding_for(path: Path, named: str) -> tuple[str, int]:
+def find_encoding(path: Path, user_encoding: str) -> tuple[str, int]:
     """Return the codec of a text file, and the length of its byte-order mark.
 
     Args:
         path: The file. It is read to its end only if the user specified an encoding
             that contains ASCII.
-        named: The user-specified encoding, or "auto".
+        user_encoding: The user-specified encoding, or "auto".
 
     Raises:
         DataError: The file does not exist, is incomplete or is not text.
     """
     try:
-        with locate_errors(path), open_bytes(path) as file:
+        with locating_errors(path), open_bytes(path) as file:
             head = file.read(encodings.HEAD)
-            return encodings.codec_of_stream(file, head, named)
+            return encodings.choose_codec_of_stream(file, head, user_encoding)
     except READ_ERRORS as error:
-        raise incomplete_file(path, error) from None
+        raise make_incomplete_error(path, error) from None
 
 
 @contextmanager
 def open_text(
-    path: Path, named: str, newline: str = "\n", errors: str = "strict"
+    path: Path, user_encoding: str, newline: str = "\n", errors: str = "strict"
 ) -> Iterator[io.TextIOWrapper]:
     """Open a file as text, without byte-order mark and unpacked if it is packed.
 
     Args:
         path: The file.
-        named: The user-specified encoding, or "auto".
+        user_encoding: The user-specified encoding, or "auto".
         newline: As in Python's `open`.
         errors: As in Python's `open`.
 
@@ -290,19 +292,19 @@ def open_text(
         DataError: The file does not exist, is incomplete or is not text, or a byte is
             invalid in its encoding; the error then names the line of that byte.
     """
-    codec, mark_length = encoding_for(path, named)
+    codec, mark_length = find_encoding(path, user_encoding)
     binary = _open_after_mark(path, mark_length)
     with io.TextIOWrapper(binary, codec, errors, newline) as file:
         try:
             yield file
         except UnicodeDecodeError:
-            line, position, is_binary = _find_undecodable(path, codec, mark_length)
-            message = encodings.undecodable(
-                f"byte {position}", codec, named, binary=is_binary
+            byte = _find_undecodable(path, codec, mark_length)
+            message = encodings.describe_undecodable(
+                f"byte {byte.position}", codec, user_encoding, binary=byte.is_binary
             )
-            raise DataError.at(path, line, message, UNREADABLE) from None
+            raise DataError.at(path, byte.line, message, UNREADABLE) from None
         except READ_ERRORS as error:
-            raise incomplete_file(path, error) from None
+            raise make_incomplete_error(path, error) from None
 
 
 def _open_after_mark(path: Path, mark_length: int) -> BinaryIO:
@@ -312,17 +314,31 @@ def _open_after_mark(path: Path, mark_length: int) -> BinaryIO:
         file.read(mark_length)
     except READ_ERRORS as error:
         file.close()
-        raise incomplete_file(path, error) from None
+        raise make_incomplete_error(path, error) from None
     return file
 
 
-def _find_undecodable(
-    path: Path, codec: str, mark_length: int
-) -> tuple[int, int, bool]:
-    """Return the position of the first byte that a codec cannot decode.
+class _UndecodableByte(NamedTuple):
+    """A byte that a codec cannot decode.
 
-    Returns:
-        Its line, its position in the file, and whether the file seems binary.
+    Attributes:
+        line: Its line, from 1.
+        position: Its position in the file, from 0.
+        is_binary: Whether the file seems binary.
+    """
+
+    line: int
+    position: int
+    is_binary: bool
+
+
+def _find_undecodable(path: Path, codec: str, mark_length: int) -> _UndecodableByte:
+    """Return the first byte that a codec cannot decode.
+
+    Args:
+        path: The file.
+        codec: The codec.
+        mark_length: The length of the file's byte-order mark.
     """
     decoder = codecs.getincrementaldecoder(codec)()
     line = 1
@@ -339,15 +355,17 @@ def _find_undecodable(
                 line += before.decode(codec, "replace").count("\n")
                 pending = len(error.object) - len(data)  # bytes of the previous piece
                 is_binary = b"\0" in data and encodings.contains_ascii(codec)
-                return line, position - pending + len(before), is_binary
+                position += len(before) - pending
+                return _UndecodableByte(line, position, is_binary)
             position += len(data)
-    return 0, 0, False
+    # The file has changed meanwhile, so no byte of it can be named.
+    return _UndecodableByte(0, 0, is_binary=False)
 
 
 # ---- lines ---------------------------------------------------------------------------
 
 
-def bounded_lines(
+def read_bounded_lines(
     file: TextIO, path: Path, max_length: int | None = None, expected: str = ""
 ) -> Iterator[str]:
     """Yield the lines of a text with their line endings.
@@ -379,7 +397,7 @@ def bounded_lines(
 def read_lines(
     path: Path,
     *,
-    empty: bool = False,
+    may_be_empty: bool = False,
     max_length: int | None = None,
     expected: str = "",
 ) -> Iterator[tuple[int, str]]:
@@ -389,29 +407,29 @@ def read_lines(
 
     Args:
         path: The file.
-        empty: Whether a file without text is accepted.
-        max_length: As in `bounded_lines`.
-        expected: As in `bounded_lines`.
+        may_be_empty: Whether a file without text is accepted.
+        max_length: As in `read_bounded_lines`.
+        expected: As in `read_bounded_lines`.
 
     Raises:
         DataError: The file does not exist, is empty, is not text, or has a line that is
             too long.
     """
     is_empty = True
-    with open_text(path, encodings.named_encoding()) as file:
-        lines = bounded_lines(file, path, max_length, expected)
+    with open_text(path, encodings.get_user_encoding()) as file:
+        lines = read_bounded_lines(file, path, max_length, expected)
         for number, line in enumerate(lines, 1):
             is_empty = is_empty and not line.strip(_BLANK)
             yield number, line.removesuffix("\n").removesuffix("\r")
-    if is_empty and not empty:
+    if is_empty and not may_be_empty:
         raise DataError.at(path, 0, "the file is empty")
 
 
 def read_nonblank_lines(
-    path: Path, *, empty: bool = False
+    path: Path, *, may_be_empty: bool = False
 ) -> Iterator[tuple[int, str]]:
     """Yield the lines that are not blank, and their numbers; see `read_lines`."""
-    lines = read_lines(path, empty=empty)
+    lines = read_lines(path, may_be_empty=may_be_empty)
     return ((number, line) for number, line in lines if line.strip())
 
 
@@ -420,16 +438,16 @@ def read_nonblank_lines(
 
 def read_start(path: Path) -> str:
     """Return the first 64 KiB of a text; "" if the file cannot be read."""
-    text, _ = _read_start(path)
+    text, _ = _read_first_bytes(path)
     return text
 
 
-def _read_start(path: Path) -> tuple[str, bool]:
+def _read_first_bytes(path: Path) -> tuple[str, bool]:
     """Return the first 64 KiB of a text, and whether there may be more."""
     try:
         with open_bytes(path) as file:
             data = file.read(_HEAD)
-        codec, mark_length = encodings.codec_of(data, encodings.named_encoding())
+        codec, mark_length = encodings.choose_codec(data, encodings.get_user_encoding())
     except (DataError, MissingExtra, *READ_ERRORS):
         return "", False
     return data[mark_length:].decode(codec, errors="replace"), len(data) == _HEAD
@@ -437,7 +455,7 @@ def _read_start(path: Path) -> tuple[str, bool]:
 
 def read_head(path: Path) -> list[str]:
     """Return the first lines that are not blank; [] if the file cannot be read."""
-    text, has_more = _read_start(path)
+    text, has_more = _read_first_bytes(path)
     lines = text.split("\n")
     if has_more and len(lines) > 1:
         lines.pop()  # it may be incomplete

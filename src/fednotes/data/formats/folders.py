@@ -81,6 +81,7 @@ def list_files(
 
 
 def _is_hidden(path: Path, folder: Path) -> bool:
+    """Return whether a path, or a folder between it and `folder`, is hidden."""
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
@@ -168,7 +169,7 @@ def name_paths(paths: Sequence[Path]) -> dict[str, Path]:
     return by_name
 
 
-def mixed_formats(folder: Path, counts: Mapping[str, int]) -> DataError:
+def make_mixed_formats_error(folder: Path, counts: Mapping[str, int]) -> DataError:
     """Return the error for a folder with files of several formats.
 
     Args:

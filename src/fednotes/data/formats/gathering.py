@@ -37,7 +37,7 @@ class ReadDocument(NamedTuple):
 ReadFile = Callable[[Path, Problems], Iterable[ReadDocument]]
 
 
-def gather(
+def gather_documents(
     files: Iterable[Path],
     read_file: ReadFile,
     problems: Problems,
@@ -55,7 +55,7 @@ def gather(
     types = set[str]()
     with working("reading documents") as count:
         for file in files:
-            with problems.collect(kind, file):
+            with problems.collecting(kind, file):
                 documents = keep_within_bounds(
                     read_file(file, problems), problems, types
                 )
@@ -81,7 +81,7 @@ def stream_files(
     types = set[str]()
     with working("reading documents") as count:
         for file in files:
-            with problems.collect(kind, file):
+            with problems.collecting(kind, file):
                 yield from count.each(
                     keep_within_bounds(read_file(file, problems), problems, types)
                 )
@@ -102,7 +102,7 @@ def keep_within_bounds(
     """
     for item in read_documents:
         line = max(item.at, item.line, 0)
-        message = _size_problem(item.document)
+        message = _explain_size(item.document)
         if message:
             problems.note("document", item.path, line, message)
             continue
@@ -117,7 +117,7 @@ def keep_within_bounds(
         yield item
 
 
-def _size_problem(document: Document) -> str:
+def _explain_size(document: Document) -> str:
     """Return what a document has too many of, with a remedy; "" if it is usable."""
     amounts = (
         (len(document.text), bounds.NOTE, "characters", "split it into notes"),
@@ -130,7 +130,7 @@ def _size_problem(document: Document) -> str:
     return ""
 
 
-def with_unique_ids(documents: Iterable[Document]) -> tuple[Document, ...]:
+def make_ids_unique(documents: Iterable[Document]) -> tuple[Document, ...]:
     """Return documents with unique ids; a second `id` becomes `id~2`."""
     items = (ReadDocument(document, Path()) for document in documents)
     return rename_repeated_ids(items, Problems())

@@ -10,7 +10,7 @@ from typing import Any
 from fednotes.core.errors import DataError
 from fednotes.core.parsing import JsonError, parse_json
 from fednotes.data.formats.files import (
-    locate_errors,
+    locating_errors,
     read_head,
     read_nonblank_lines,
     read_text,
@@ -65,26 +65,28 @@ def read_json_rows(path: Path) -> Iterator[Any]:
     try:
         parse_json(first_line, strict=False)
     except JsonError:
-        yield from _rows_of(read_json(path))  # one value over several lines
+        yield from _list_rows(read_json(path))  # one value over several lines
         return
     rows = _read_json_lines(path)
     first = next(rows)
     second = next(rows, None)
     if second is None:
-        yield from _rows_of(first)
+        yield from _list_rows(first)
         return
     yield first
     yield second
     yield from rows
 
 
-def _rows_of(value: Any) -> list[Any]:
+def _list_rows(value: Any) -> list[Any]:
+    """Return the items of a list, or any other value as the only item."""
     return value if isinstance(value, list) else [value]
 
 
 def _read_json_lines(path: Path) -> Iterator[Any]:
+    """Yield the value of each line that is not blank."""
     for number, line in read_nonblank_lines(path):
-        with locate_errors(path, number):
+        with locating_errors(path, number):
             value = parse_json_line(line)
         yield value
 
@@ -116,7 +118,7 @@ def read_json_keys(path: Path) -> frozenset[str]:
     return frozenset(keys)
 
 
-def text_key(record: Any, *keys: str) -> str | None:
+def find_text_key(record: Any, *keys: str) -> str | None:
     """Return the key of a record that contains its text.
 
     Args:

@@ -7,8 +7,8 @@
 
 The project's own form is Prodigy's with every field of a `Document`, so nothing is
 lost. Other keys of a record are stored in `meta`. `parse_record` converts the JSON of
-all formats to checked documents; `other_fields` returns the fields that formats store
-besides text and mentions.
+all formats to checked documents; `list_other_fields` returns the fields that formats
+store besides text and mentions.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from fednotes.core import bounds
 from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
-from fednotes.data.encodings import named_encoding
-from fednotes.data.formats.files import bounded_lines, open_text, read_first_line
+from fednotes.data.encodings import get_user_encoding
+from fednotes.data.formats.files import open_text, read_bounded_lines, read_first_line
 from fednotes.data.formats.folders import find_corpus_files
 from fednotes.data.formats.gathering import (
     DERIVED_ID,
     ReadDocument,
-    gather,
+    gather_documents,
     stream_files,
 )
-from fednotes.data.formats.json_files import parse_json_line, text_key
+from fednotes.data.formats.json_files import find_text_key, parse_json_line
 from fednotes.data.formats.mentions import has_form, require_in_text
 from fednotes.data.formats.problems import Problems
 from fednotes.data.text import merge_overlapping
@@ -70,7 +70,7 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     Invalid JSON, offsets outside the text and other invalid values are added to
     `problems` with their lines.
     """
-    return gather(_find_files(path), stream_file, problems)
+    return gather_documents(_find_files(path), stream_file, problems)
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
@@ -79,13 +79,14 @@ def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
 
 
 def _find_files(path: Path) -> list[Path]:
+    """Return the files of a corpus that have this format."""
     return find_corpus_files(path, accepts, "JSONL")
 
 
 def stream_file(
     path: Path,
     problems: Problems,
-    named: str | None = None,
+    user_encoding: str | None = None,
     prepare: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> Iterator[ReadDocument]:
     """Yield the documents of a file while its lines are read.
@@ -93,7 +94,7 @@ def stream_file(
     Args:
         path: The file.
         problems: Collects the problems, as in `read`.
-        named: The user-specified encoding, or "auto"; None uses that of
+        user_encoding: The user-specified encoding, or "auto"; None uses that of
             `encodings.reading_as`.
         prepare: Converts a record before it is parsed.
 
@@ -103,9 +104,9 @@ def stream_file(
     records = 0
     documents = 0
     problems_before = problems.number
-    encoding = named_encoding() if named is None else named
+    encoding = get_user_encoding() if user_encoding is None else user_encoding
     with open_text(path, encoding) as file:
-        for number, line in enumerate(bounded_lines(file, path), 1):
+        for number, line in enumerate(read_bounded_lines(file, path), 1):
             if not line.strip():
                 continue
             records += 1
@@ -137,11 +138,11 @@ def _parse_line(
         prepare: Converts the record before it is parsed.
     """
     documents: list[ReadDocument] = []
-    with problems.collect("line", path, number):
+    with problems.collecting("line", path, number):
         value = parse_json_line(line)
         if isinstance(value, dict):
             value = prepare(value)
-        with problems.collect("document", path, number):
+        with problems.collecting("document", path, number):
             document = parse_record(value, path, number, problems)
             if document is not None:
                 has_id = value.get("id") is not None
@@ -169,8 +170,8 @@ def parse_items(
     """
     for number, item in enumerate(items, 1):
         prefix = f"{item_name} {number}: "
-        with problems.collect("document", path, 0, prefix):
-            context = partial(problems.collect, "mention", path, 0, prefix)
+        with problems.collecting("document", path, 0, prefix):
+            context = partial(problems.collecting, "mention", path, 0, prefix)
             try:
                 item_record = to_record(item, context)
             except (AttributeError, IndexError, KeyError, TypeError, ValueError):
@@ -202,7 +203,7 @@ def parse_record(
     """
     line = 0 if item_name else number
     prefix = f"{item_name} {number}: " if item_name else ""
-    if text_key(value, "text") is None:
+    if find_text_key(value, "text") is None:
         return None
     text: str = value["text"]
     span_key = _find_span_key(value)
@@ -214,7 +215,7 @@ def parse_record(
     tokens = _parse_stretches(value, "tokens", len(text))
     spans = []
     for raw_span in value[span_key] if span_key else ():
-        with problems.collect("mention", path, line, prefix):
+        with problems.collecting("mention", path, line, prefix):
             spans.append(_parse_span(raw_span, len(text)))
     return Document(
         id=f"{path.stem}:{number}" if id is None else str(id),
@@ -232,7 +233,7 @@ def _find_span_key(value: Mapping[str, Any]) -> str | None:
     """Return the key of a record's spans; of several, one that is not empty.
 
     A key that is null counts as absent. Any value other than a list is an error, not a
-        record without mentions: it may be a label of the whole document.
+    record without mentions: it may be a label of the whole document.
     """
     for keys in _SPAN_KEYS:
         present = [key for key in keys if value.get(key) is not None]
@@ -245,6 +246,7 @@ def _find_span_key(value: Mapping[str, Any]) -> str | None:
 
 
 def _require_list(value: Mapping[str, Any], key: str) -> list[Any]:
+    """Return the list at a key of a record; [] without one. Other values are errors."""
     values = value.get(key) or []
     if not isinstance(values, list):
         raise DataError(f'the value of "{key}" is not a list')
@@ -280,6 +282,7 @@ def _parse_span(value: Any, length: int) -> Span:
 
 
 def _parse_fragments(fields: Mapping[str, Any], length: int) -> Offsets:
+    """Return the offsets of the pieces of a span; () without pieces."""
     pieces = fields.get("fragments", [])
     if not isinstance(pieces, list):
         raise DataError("the fragments of a span are not a list")
@@ -377,8 +380,8 @@ def make_mention(
     return mention
 
 
-def rows_by_span(rows: Iterable[Any]) -> Callable[[Span], Mapping[str, Any]]:
-    """Return a function that finds the stored row of a mention.
+def make_row_finder(rows: Iterable[Any]) -> Callable[[Span], Mapping[str, Any]]:
+    """Return a function that finds the row that was stored for a mention.
 
     Args:
         rows: The stored rows, each with a mention of a record in "span".
@@ -393,10 +396,11 @@ def rows_by_span(rows: Iterable[Any]) -> Callable[[Span], Mapping[str, Any]]:
         pieces = tuple((start, end) for start, end in raw.get("fragments", ()))
         by_span[Span(raw["start"], raw["end"], raw["label"], pieces)].append(row)
 
-    def next_stored_row(span: Span) -> Mapping[str, Any]:
+    def take_stored_row(span: Span) -> Mapping[str, Any]:
+        """Return the next row of a mention, and forget it."""
         return by_span[span].pop() if by_span[span] else {}
 
-    return next_stored_row
+    return take_stored_row
 
 
 # ---- writing -------------------------------------------------------------------------
@@ -466,10 +470,10 @@ def to_record(document: Document) -> dict[str, Any]:
             mention["confidence"] = round(span.confidence, 6)
         spans.append(mention)
     fields = {"id": document.id, "text": document.text, "spans": spans}
-    return fields | other_fields(document)
+    return fields | list_other_fields(document)
 
 
-def other_fields(document: Document) -> dict[str, Any]:
+def list_other_fields(document: Document) -> dict[str, Any]:
     """Return the other fields of a document as JSON values, without empty ones.
 
     These are all but id, text and mentions. Tokens have Prodigy's form.

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import DataError
-from fednotes.core.parsing import mapping, number
+from fednotes.core.parsing import as_mapping, find_number
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import jsonl
 from fednotes.data.formats.folders import find_corpus_files
-from fednotes.data.formats.gathering import ReadDocument, gather
+from fednotes.data.formats.gathering import ReadDocument, gather_documents
 from fednotes.data.formats.json_files import read_json, read_json_keys
 from fednotes.data.formats.mentions import has_form, require_short_mentions
 from fednotes.data.formats.problems import Problems
@@ -52,10 +52,11 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     the text at their offsets.
     """
     files = find_corpus_files(path, accepts, "Label Studio")
-    return gather(files, _read_file, problems)
+    return gather_documents(files, _read_file, problems)
 
 
 def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
+    """Yield the documents of a file."""
     tasks = read_json(path)
     if not isinstance(tasks, list):
         raise DataError("not a list of tasks: export as JSON from Label Studio")
@@ -67,16 +68,18 @@ def _to_record(
     task: Any, context: jsonl.MentionContext, ignored: Counter[str]
 ) -> dict[str, Any] | None:
     """Return a task as a record of JSONL; None if it was skipped."""
-    data = mapping(mapping(task).get("data"))
+    data = as_mapping(as_mapping(task).get("data"))
     text_key = _find_text_key(data)
     text = data.get(text_key)
     if not isinstance(text, str):
         raise DataError('its data has no "text"')
-    annotation, others = _last_annotation(mapping(task))
+    annotation, others = _find_last_annotation(as_mapping(task))
     if annotation.get("was_cancelled"):
         return None
-    results = [mapping(result) for result in annotation.get("result") or ()]
-    regions = [result for result in results if "start" in mapping(result.get("value"))]
+    results = [as_mapping(result) for result in annotation.get("result") or ()]
+    regions = [
+        result for result in results if "start" in as_mapping(result.get("value"))
+    ]
     ignored["annotations of others"] += others
     ignored["relations, and answers that are not mentions"] += len(results) - len(
         regions
@@ -84,7 +87,7 @@ def _to_record(
     units = Utf16Units(text)
     spans = []
     for region in regions:
-        value = mapping(region.get("value"))
+        value = as_mapping(region.get("value"))
         labels = value.get("labels") or value.get("hypertextlabels")
         for label in labels if isinstance(labels, list) else [None]:
             with context():
@@ -94,31 +97,32 @@ def _to_record(
                         [_find_offsets(text, units, value)],
                         label,
                         value.get("text"),
-                        _confidence(region),
+                        _find_confidence(region),
                     )
                 )
     fields = {
         key: value for key, value in data.items() if key not in (text_key, "fednotes")
     }
     id = fields.pop("id", None)
-    fields |= mapping(data.get("fednotes"))
+    fields |= as_mapping(data.get("fednotes"))
     return {**fields, "id": id, "text": text, "spans": spans}
 
 
 def _find_text_key(data: Mapping[str, Any]) -> str:
+    """Return the key of the text in a task's data."""
     strings = [key for key, value in data.items() if isinstance(value, str)]
     if "text" in data or len(strings) != 1:
         return "text"
     return strings[0]
 
 
-def _confidence(region: Mapping[str, Any]) -> float | None:
-    """Return the score of a region; None if it is on another scale."""
-    score = number(region, "score")
+def _find_confidence(region: Mapping[str, Any]) -> float | None:
+    """Return the score of a region; None if it is on another scale than 0 to 1."""
+    score = find_number(region, "score")
     return score if score is not None and 0 <= score <= 1 else None
 
 
-def _last_annotation(task: Any) -> tuple[dict[str, Any], int]:
+def _find_last_annotation(task: Any) -> tuple[dict[str, Any], int]:
     """Return the last annotation of a task, and the number of the others.
 
     If there are none, predictions are used.
@@ -162,9 +166,10 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 
 
 def _to_task(document: Document) -> dict[str, Any]:
+    """Return a document as a task."""
     require_short_mentions(document)
     data: dict[str, Any] = {"text": document.text, "id": document.id}
-    fields = jsonl.other_fields(document)
+    fields = jsonl.list_other_fields(document)
     if fields:
         data["fednotes"] = fields
     regions = [
@@ -177,6 +182,13 @@ def _to_task(document: Document) -> dict[str, Any]:
 
 
 def _to_region(text: str, span: Span, number: int) -> dict[str, Any]:
+    """Return a mention as a region of a result.
+
+    Args:
+        text: The text of the document.
+        span: The mention.
+        number: Its number in the document, for the region's id.
+    """
     region: dict[str, Any] = {
         "id": f"r{number}",
         "type": "labels",

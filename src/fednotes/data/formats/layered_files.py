@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document
-from fednotes.data.formats.choices import chosen
+from fednotes.data.formats.choices import get_choice
 from fednotes.data.formats.folders import find_corpus_files
 from fednotes.data.formats.gathering import (
     ReadDocument,
     ReadFile,
-    gather,
+    gather_documents,
     stream_files,
 )
-from fednotes.data.formats.layers import Layer, layer_to_read
+from fednotes.data.formats.layers import Layer, choose_layer_to_read
 from fednotes.data.formats.problems import Problems
 
 
@@ -57,7 +57,7 @@ class LayeredFormat:
     def read(self, path: Path, problems: Problems) -> tuple[Document, ...]:
         """Return the documents of a file, or of all files of a folder."""
         files = self._find_files(path)
-        return gather(files, self._choose_reader(path, files), problems)
+        return gather_documents(files, self._choose_reader(path, files), problems)
 
     def stream(self, path: Path, problems: Problems) -> Iterator[ReadDocument]:
         """Yield the documents of `read` one by one."""
@@ -65,6 +65,7 @@ class LayeredFormat:
         return stream_files(files, self._choose_reader(path, files), problems)
 
     def _find_files(self, path: Path) -> list[Path]:
+        """Return the files of a corpus that have this format."""
         return find_corpus_files(path, self.accepts, self.title, recursive=True)
 
     def _choose_reader(self, path: Path, files: Iterable[Path]) -> ReadFile:
@@ -77,5 +78,5 @@ class LayeredFormat:
                 for document_layers in self.find_layers(base, file):
                     used |= document_layers.used
                     declared |= document_layers.declared
-        layer = layer_to_read(chosen(), used, declared, path)
+        layer = choose_layer_to_read(get_choice(), used, declared, path)
         return partial(self.read_file, base, layer)

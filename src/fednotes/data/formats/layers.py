@@ -57,16 +57,16 @@ def can_hold_mentions(type: str) -> bool:
     return not type.startswith(_OTHER_LAYERS)
 
 
-def layer_to_write(choice: str) -> Layer:
+def choose_layer_to_write(choice: str) -> Layer:
     """Return the layer that a user names, or that of named entities.
 
     Raises:
         ConfigError: The choice is not a layer and a feature.
     """
-    return _parse(choice) if choice else NAMED_ENTITIES
+    return _parse_layer(choice) if choice else NAMED_ENTITIES
 
 
-def layer_to_read(
+def choose_layer_to_read(
     choice: str, used: Iterable[Layer], declared: Iterable[Layer], path: Path
 ) -> Layer:
     """Return the layer that holds the mentions of a corpus.
@@ -84,7 +84,7 @@ def layer_to_read(
     """
     in_use = set(used)
     if choice:
-        return _find(_parse(choice), in_use | set(declared), path)
+        return _find_layer(_parse_layer(choice), in_use | set(declared), path)
     candidates = {layer for layer in in_use if can_hold_mentions(layer.type)}
     if NAMED_ENTITIES in candidates or not candidates:
         return NAMED_ENTITIES
@@ -92,13 +92,18 @@ def layer_to_read(
         raise DataError.at(
             path,
             0,
-            f"it has several layers: {_list(candidates)}; choose one after the name of "
-            "the format and a colon",
+            f"it has several layers: {_join_layer_names(candidates)}; choose one after "
+            "the name of the format and a colon",
         )
     return candidates.pop()
 
 
-def _parse(choice: str) -> Layer:
+def _parse_layer(choice: str) -> Layer:
+    """Return the layer and the feature that a user names.
+
+    Raises:
+        ConfigError: The choice is not a layer and a feature.
+    """
     type, _, feature = choice.rpartition("/")
     if not type or not feature:
         raise ConfigError(
@@ -108,8 +113,17 @@ def _parse(choice: str) -> Layer:
     return Layer(type, feature)
 
 
-def _find(wanted: Layer, known: set[Layer], path: Path) -> Layer:
-    """Return the layer with a name, which may lack its first parts."""
+def _find_layer(wanted: Layer, known: set[Layer], path: Path) -> Layer:
+    """Return the layer with a name, which may lack its first parts.
+
+    Args:
+        wanted: The layer that the user names.
+        known: The layers of the corpus.
+        path: The corpus, for messages.
+
+    Raises:
+        DataError: No layer, or more than one, has this name.
+    """
     if wanted in known or not known:
         return wanted
     matches = [
@@ -119,13 +133,16 @@ def _find(wanted: Layer, known: set[Layer], path: Path) -> Layer:
     ]
     if len(matches) == 1:
         return matches[0]
-    listed = _list({layer for layer in known if can_hold_mentions(layer.type)})
+    listed = _join_layer_names(
+        {layer for layer in known if can_hold_mentions(layer.type)}
+    )
     problem = "several layers are" if matches else "no layer is"
     raise DataError.at(
         path, 0, f"{problem} called {wanted}: choose one of {listed or 'none'}"
     )
 
 
-def _list(layers: Iterable[Layer]) -> str:
+def _join_layer_names(layers: Iterable[Layer]) -> str:
+    """Return the names of layers in one line."""
     names = sorted(map(str, layers))
     return ", ".join(names[:_MAX_LISTED]) + (" …" if len(names) > _MAX_LISTED else "")

@@ -28,16 +28,16 @@ from typing import Any
 
 from fednotes.core import bounds
 from fednotes.core.errors import DataError
-from fednotes.core.parsing import mapping
+from fednotes.core.parsing import as_mapping
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.data import encodings
 from fednotes.data.formats import jsonl
-from fednotes.data.formats.choices import chosen
+from fednotes.data.formats.choices import get_choice
 from fednotes.data.formats.csv_rows import read_csv_rows
-from fednotes.data.formats.files import bounded_lines, open_text
+from fednotes.data.formats.files import open_text, read_bounded_lines
 from fednotes.data.formats.folders import find_corpus_files
-from fednotes.data.formats.gathering import ReadDocument, gather
+from fednotes.data.formats.gathering import ReadDocument, gather_documents
 from fednotes.data.formats.json_files import read_json, read_json_keys
 from fednotes.data.formats.mentions import require_short_mentions
 from fednotes.data.formats.problems import Problems
@@ -66,9 +66,9 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     Its id is the document's name. These problems are collected: documents without a
     text, and mentions that differ from the text at their offsets.
     """
-    types = _read_types(chosen(), path) if chosen() else None
+    types = _read_types(get_choice(), path) if get_choice() else None
     files = find_corpus_files(path, accepts, "MedCATtrainer's export")
-    return gather(files, partial(_read_file, types), problems)
+    return gather_documents(files, partial(_read_file, types), problems)
 
 
 def _read_types(choice: str, corpus: Path) -> dict[str, str]:
@@ -86,8 +86,8 @@ def _read_types(choice: str, corpus: Path) -> dict[str, str]:
     if not os.path.lexists(table):
         table = Path(choice)
     types: dict[str, str] = {}
-    with open_text(table, encodings.named_encoding(), newline="") as file:
-        rows = read_csv_rows(bounded_lines(file, table), table)
+    with open_text(table, encodings.get_user_encoding(), newline="") as file:
+        rows = read_csv_rows(read_bounded_lines(file, table), table)
         _, header = next(rows, (1, []))
         names = [name.strip().lower() for name in header]
         if not {"cui", "type"} <= set(names):
@@ -105,13 +105,14 @@ def _read_types(choice: str, corpus: Path) -> dict[str, str]:
 
 
 def _read_file(types: Types, path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    projects = mapping(read_json(path)).get("projects")
+    """Yield the documents of a file."""
+    projects = as_mapping(read_json(path)).get("projects")
     if not isinstance(projects, list):
         raise DataError('"projects" is not a list: export the projects again')
     items = [
-        (mapping(project).get("name"), document)
+        (as_mapping(project).get("name"), document)
         for project in projects
-        for document in mapping(project).get("documents") or ()
+        for document in as_mapping(project).get("documents") or ()
     ]
     to_record = partial(_to_record, types=types, ignored=problems.ignored)
     return jsonl.parse_items(items, "document", to_record, path, problems)
@@ -125,7 +126,7 @@ def _to_record(
 ) -> dict[str, Any]:
     """Return a document of a project as a record of JSONL."""
     project, document = item
-    text = mapping(document).get("text")
+    text = as_mapping(document).get("text")
     if not isinstance(text, str):
         raise DataError(
             "it has no text: export the projects with text from MedCATtrainer"
@@ -146,9 +147,9 @@ def _to_record(
             place = (annotation.get("start"), annotation.get("end"))
             span = jsonl.make_mention(text, [place], label, annotation.get("value"))
             spans.append(span)
-            meta = mapping(annotation.get("meta_anns"))
+            meta = as_mapping(annotation.get("meta_anns"))
             details.append({"span": span, "cui": cui, "meta_anns": meta})
-    fields = dict(mapping(document.get("fednotes")))
+    fields = dict(as_mapping(document.get("fednotes")))
     rows = [
         row for row in details if row["meta_anns"] or row["cui"] != row["span"]["label"]
     ]
@@ -156,7 +157,7 @@ def _to_record(
     if isinstance(project, str) and project != _PROJECT:
         stored["project"] = project
     if stored:
-        fields["meta"] = {**mapping(fields.get("meta")), _KEY: stored}
+        fields["meta"] = {**as_mapping(fields.get("meta")), _KEY: stored}
     name = document.get("name") or document.get("id")
     return {"id": name, **fields, "text": text, "spans": spans}
 
@@ -183,8 +184,8 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """
     projects: dict[str, dict[str, Any]] = {}
     for number, document in enumerate(documents, 1):
-        name = str(mapping(document.meta.get(_KEY)).get("project") or _PROJECT)
-        project = projects.setdefault(name, _new_project(name, len(projects) + 1))
+        name = str(as_mapping(document.meta.get(_KEY)).get("project") or _PROJECT)
+        project = projects.setdefault(name, _make_project(name, len(projects) + 1))
         project["documents"].append(_to_value(document, number))
     for project in projects.values():
         concepts = {a["cui"] for d in project["documents"] for a in d["annotations"]}
@@ -193,7 +194,8 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     write_out(Path(path), json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
-def _new_project(name: str, id: int) -> dict[str, Any]:
+def _make_project(name: str, id: int) -> dict[str, Any]:
+    """Return a project without documents."""
     return {
         "name": name,
         "id": id,
@@ -205,10 +207,15 @@ def _new_project(name: str, id: int) -> dict[str, Any]:
 
 
 def _to_value(document: Document, number: int) -> dict[str, Any]:
-    """Return a document of a project."""
+    """Return a document as a document of a project.
+
+    Args:
+        document: The document.
+        number: Its number from 1, for its id.
+    """
     require_short_mentions(document)
     try:
-        details = mapping(document.meta.get(_KEY))
+        details = as_mapping(document.meta.get(_KEY))
         annotations = _to_annotations(document, details.get("annotations", ()))
     except (AttributeError, KeyError, TypeError, ValueError):
         # `meta["medcattrainer"]` was not written by this reader.
@@ -221,7 +228,7 @@ def _to_value(document: Document, number: int) -> dict[str, Any]:
         "annotations": annotations,
         "relations": [],
     }
-    fields = jsonl.other_fields(replace(document, meta=meta))
+    fields = jsonl.list_other_fields(replace(document, meta=meta))
     if not document.id:
         fields["id"] = ""
     if fields:
@@ -231,10 +238,10 @@ def _to_value(document: Document, number: int) -> dict[str, Any]:
 
 def _to_annotations(document: Document, rows: Iterable[Any]) -> list[dict[str, Any]]:
     """Return the annotations of a document, with what was read beside them."""
-    next_stored_row = jsonl.rows_by_span(rows)
+    take_stored_row = jsonl.make_row_finder(rows)
     annotations = []
     for number, span in enumerate(document.spans, 1):
-        row = next_stored_row(span)
+        row = take_stored_row(span)
         annotations.append(
             {
                 "id": number,

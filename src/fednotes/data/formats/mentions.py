@@ -81,7 +81,7 @@ def is_normal_form(text: str, start: int, end: int, form: str) -> bool:
 
 
 def count_mismatches(
-    path: Path, text: str, mentions: Sequence[tuple[Span, str, int]], what: str
+    path: Path, text: str, mentions: Sequence[tuple[Span, str, int]], name: str
 ) -> dict[str, int]:
     """Count the mentions whose form differs from the text at their offsets.
 
@@ -89,7 +89,7 @@ def count_mismatches(
         path: The file, for messages.
         text: The document's text.
         mentions: Each mention, its form according to the file, and its line.
-        what: The name of the mentions in the message.
+        name: The name of the mentions in the message, such as "concepts".
 
     Returns:
         {"mismatched": number} for a document's meta; {} if none differs.
@@ -106,7 +106,7 @@ def count_mismatches(
         raise DataError.at(
             path,
             wrong_lines[0],
-            f"{len(wrong_lines)} of {len(mentions)} {what} do not match the "
+            f"{len(wrong_lines)} of {len(mentions)} {name} do not match the "
             "text: check that the text belongs to these annotations",
         )
     return {"mismatched": len(wrong_lines)} if wrong_lines else {}
@@ -117,7 +117,7 @@ def lay_out(sentences: Sequence[Sequence[str]]) -> tuple[str, Offsets, Offsets]:
 
     Words are joined by spaces, sentences by line ends.
     """
-    bounds: list[tuple[int, int]] = []
+    sentence_offsets: list[tuple[int, int]] = []
     tokens: list[tuple[int, int]] = []
     at = 0
     for words in sentences:
@@ -125,9 +125,9 @@ def lay_out(sentences: Sequence[Sequence[str]]) -> tuple[str, Offsets, Offsets]:
         for word in words:
             tokens.append((at, at + len(word)))
             at += len(word) + 1
-        bounds.append((start, at - 1))
+        sentence_offsets.append((start, at - 1))
     text = "\n".join(" ".join(words) for words in sentences)
-    return text, tuple(bounds), tuple(tokens)
+    return text, tuple(sentence_offsets), tuple(tokens)
 
 
 def cut_into_words(document: Document) -> list[tuple[int, int, bool]]:
@@ -136,8 +136,8 @@ def cut_into_words(document: Document) -> list[tuple[int, int, bool]]:
     Mentions begin and end at word boundaries.
 
     Returns:
-        The start and end of each word, and whether a space follows that is not itself a
-        word.
+        The start and end of each word, and whether one space, which belongs to no word,
+        follows it.
     """
     pieces = [piece for span in document.spans for piece in span.pieces]
     starts = {start for start, _ in pieces}
@@ -145,12 +145,14 @@ def cut_into_words(document: Document) -> list[tuple[int, int, bool]]:
     text = document.text
     tokens = document.tokens or tokenize(text).tolist()
     edges = sorted({0, len(text), *starts, *ends}.union(*tokens))
+
+    def is_separator(start: int) -> bool:
+        """Return whether there is a space with which no mention begins or ends."""
+        return text[start] == " " and start not in starts and start + 1 not in ends
+
     words: list[tuple[int, int, bool]] = []
     for start, end in pairwise(edges):
-        is_separator = (
-            text[start] == " " and start not in starts and start + 1 not in ends
-        )
-        if is_separator and words and not text[start - 1].isspace():
+        if is_separator(start) and words and not text[start - 1].isspace():
             word_start, word_end, has_space = words[-1]
             if not has_space:
                 words[-1] = (word_start, word_end, True)

@@ -34,8 +34,8 @@ _SHORT_NESTED = {
 }
 
 
-def has_more_values(data: bytes, most: int) -> bool:
-    """Return whether msgpack data has more than `most` values, nested ones included.
+def has_more_msgpack_values(data: bytes, limit: int) -> bool:
+    """Return whether msgpack data has more than `limit` values, nested ones included.
 
     Raises:
         ValueError: The bytes are not msgpack, or end too early.
@@ -43,7 +43,7 @@ def has_more_values(data: bytes, most: int) -> bool:
     count = 1
     for items in _read_items(data):
         count += items
-        if count > most:
+        if count > limit:
             return True
     return False
 

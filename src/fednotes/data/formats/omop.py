@@ -22,15 +22,15 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from fednotes.core.errors import DataError
-from fednotes.core.parsing import mapping
+from fednotes.core.parsing import as_mapping
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Span
-from fednotes.data.encodings import named_encoding
+from fednotes.data.encodings import get_user_encoding
 from fednotes.data.formats import jsonl
 from fednotes.data.formats.csv_rows import read_csv_rows
-from fednotes.data.formats.files import bounded_lines, open_text, read_first_line
+from fednotes.data.formats.files import open_text, read_bounded_lines, read_first_line
 from fednotes.data.formats.folders import find_corpus_files, list_files
-from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
+from fednotes.data.formats.gathering import ReadDocument, gather_documents, stream_files
 from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
@@ -73,10 +73,11 @@ _Row = Mapping[str, str]
 
 def accepts(path: Path) -> bool:
     """Return whether the file's header is that of NOTE."""
-    return {"note_id", "note_text"} <= set(_header(path))
+    return {"note_id", "note_text"} <= set(_read_header(path))
 
 
-def _header(path: Path) -> list[str]:
+def _read_header(path: Path) -> list[str]:
+    """Return the column names of a table, in lower case."""
     return [name.strip(' "').lower() for name in read_first_line(path).split(",")]
 
 
@@ -87,7 +88,9 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     lines: rows with a wrong number of columns, notes without an id or a text, and
     mentions without a position or of a missing note.
     """
-    return gather(find_corpus_files(path, accepts, "OMOP's NOTE"), _read_file, problems)
+    return gather_documents(
+        find_corpus_files(path, accepts, "OMOP's NOTE"), _read_file, problems
+    )
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
@@ -109,7 +112,7 @@ def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     terms = _read_terms(path.parent, problems)
     for line, row in _read_rows(path, problems):
         documents: list[ReadDocument] = []
-        with problems.collect("document", path, line):
+        with problems.collecting("document", path, line):
             note_id = row.get("note_id", "").strip()
             if not note_id or "note_text" not in row:
                 raise DataError("note_id or note_text is missing")
@@ -133,7 +136,7 @@ def _read_terms(folder: Path, problems: Problems) -> dict[str, list[_Term]]:
     """Return the rows of all tables NOTE_NLP in a folder by the id of their note."""
     terms: dict[str, list[_Term]] = {}
     for file in list_files(folder, name_contains="nlp"):
-        if "note_nlp_id" not in _header(file):
+        if "note_nlp_id" not in _read_header(file):
             continue
         for line, row in _read_rows(file, problems):
             note_id = row.get("note_id", "").strip()
@@ -148,28 +151,28 @@ def _make_record(
     spans: list[Any] = []
     details: list[Any] = []
     for term in terms:
-        with problems.collect("mention", term.file, term.line):
+        with problems.collecting("mention", term.file, term.line):
             span = _parse_term(row["note_text"], term.row)
             spans.append(span)
-            columns = _other_columns(term.row)
+            columns = _select_other_columns(term.row)
             if columns:
                 details.append({"span": span, "columns": columns})
-    return _to_record(row, spans, details)
+    return _convert_row(row, spans, details)
 
 
 def _read_rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the rows of a table by lower-case column names, each with its line."""
     with (
-        open_text(path, named_encoding(), newline="") as file,
-        problems.collect("line", path),
+        open_text(path, get_user_encoding(), newline="") as file,
+        problems.collecting("line", path),
     ):
-        rows = read_csv_rows(bounded_lines(file, path, expected="a row"), path)
+        rows = read_csv_rows(read_bounded_lines(file, path, expected="a row"), path)
         _, first_row = next(rows, (0, []))
         header = [name.strip().lower() for name in first_row]
         if not header:
             raise DataError.at(path, 0, "the file is empty")
         for line, row in rows:
-            with problems.collect("line", path, line) as errors:
+            with problems.collecting("line", path, line) as errors:
                 if len(row) != len(header):
                     raise DataError(
                         f"the row has {len(row)} columns, but the header has "
@@ -179,7 +182,7 @@ def _read_rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, 
                 yield line, dict(zip(header, row, strict=True))
 
 
-def _to_record(row: _Row, spans: list[Any], details: list[Any]) -> dict[str, Any]:
+def _convert_row(row: _Row, spans: list[Any], details: list[Any]) -> dict[str, Any]:
     """Return a row of NOTE as a record of JSONL.
 
     Args:
@@ -213,14 +216,17 @@ def _to_record(row: _Row, spans: list[Any], details: list[Any]) -> dict[str, Any
     }
 
 
-def _modifiers(row: _Row) -> list[str]:
+def _split_modifiers(row: _Row) -> list[str]:
+    """Return the parts of the term_modifiers of a row of NOTE_NLP."""
     return row.get("term_modifiers", "").split(",")
 
 
 def _parse_term(text: str, row: _Row) -> dict[str, Any]:
     """Return the mention of a row of NOTE_NLP."""
-    modifiers = dict(part.split("=", 1) for part in _modifiers(row) if "=" in part)
-    label = unquote(modifiers.get("label", "")) or _concept(row)
+    modifiers = dict(
+        part.split("=", 1) for part in _split_modifiers(row) if "=" in part
+    )
+    label = unquote(modifiers.get("label", "")) or _find_concept(row)
     form = row.get("lexical_variant", "")
     places = re.findall(r"([0-9]{1,9})-([0-9]{1,9})", modifiers.get("pieces", ""))
     pieces = [(int(start), int(end)) for start, end in places]
@@ -239,8 +245,8 @@ def _parse_term(text: str, row: _Row) -> dict[str, Any]:
     )
 
 
-def _concept(row: _Row) -> str:
-    """Return the concept of a term, or "" if it has none."""
+def _find_concept(row: _Row) -> str:
+    """Return the concept of a term; "" if it has none."""
     for column in ("note_nlp_concept_id", "note_nlp_source_concept_id"):
         concept = row.get(column, "0")
         if concept not in ("0", ""):
@@ -248,11 +254,11 @@ def _concept(row: _Row) -> str:
     return ""
 
 
-def _other_columns(row: _Row) -> dict[str, str]:
+def _select_other_columns(row: _Row) -> dict[str, str]:
     """Return the columns of NOTE_NLP other than position, type and confidence."""
     modifiers = [
         part
-        for part in _modifiers(row)
+        for part in _split_modifiers(row)
         if part and part.split("=")[0] not in _OWN_MODIFIERS
     ]
     columns = {**row, "term_modifiers": ",".join(modifiers)}
@@ -281,13 +287,13 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     nlp_rows = [NLP_COLUMNS]
     for document in notes:
         note_id = document.id if document.id in used_numbers else next(new_numbers)
-        details = mapping(document.meta.get("omop"))
+        details = as_mapping(document.meta.get("omop"))
         note = _to_note(document, note_id, details)
         note_rows.append([note.get(name, "") for name in _NOTE_COLUMNS])
-        next_stored_row = jsonl.rows_by_span(details.get("terms", ()))
+        take_stored_row = jsonl.make_row_finder(details.get("terms", ()))
         for span in document.spans:
             term = _to_term(
-                document.text, span, next_stored_row(span).get("columns", {})
+                document.text, span, take_stored_row(span).get("columns", {})
             )
             term["note_nlp_id"] = str(len(nlp_rows))  # row 0 is the header: ids from 1
             term["note_id"] = note_id
@@ -332,7 +338,13 @@ def _write_table(path: Path, rows: Iterable[Sequence[str]]) -> None:
 def _to_note(
     document: Document, note_id: str, details: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Return a row of NOTE."""
+    """Return a document as a row of NOTE.
+
+    Args:
+        document: The document.
+        note_id: The id of the row.
+        details: The other columns that were read (`meta["omop"]`).
+    """
     row = dict(_NOTE_DEFAULTS)
     row |= {name: str(value) for name, value in details.items() if name != "terms"}
     if note_id != document.id:
@@ -349,12 +361,12 @@ def _to_note(
 
 
 def _to_term(text: str, span: Span, columns: _Row) -> dict[str, str]:
-    """Return a row of NOTE_NLP.
+    """Return a mention as a row of NOTE_NLP, without the ids.
 
     Args:
         text: The text of the note.
         span: The mention.
-        columns: The other columns of the row that was read (`_other_columns`).
+        columns: The other columns of the row that was read (`_select_other_columns`).
     """
     pieces = ";".join(f"{start}-{end}" for start, end in span.pieces)
     modifiers = [f"label={quote(span.label, safe=' ')}", f"pieces={pieces}"]

@@ -20,29 +20,29 @@ import numpy as np
 
 from fednotes.core import bounds
 from fednotes.core.errors import DataError, needs
-from fednotes.core.parsing import mapping
+from fednotes.core.parsing import as_mapping
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, TagSet
 from fednotes.data.formats import bigbio, conll, jsonl
 from fednotes.data.formats.arrow_buffers import check_unpacked_sizes
 from fednotes.data.formats.files import open_seekable, starts_with
 from fednotes.data.formats.folders import find_corpus_files
-from fednotes.data.formats.gathering import ReadDocument, gather
+from fednotes.data.formats.gathering import ReadDocument, gather_documents
 from fednotes.data.formats.json_files import parse_json_line
 from fednotes.data.formats.parquet_pages import (
     ColumnSize,
-    footer_limits,
+    compute_footer_limits,
     measure_column,
 )
 from fednotes.data.formats.problems import Problems
 from fednotes.data.formats.row_sizes import (
     OBJECT_SIZE,
+    find_stated_widths,
     has_shared_values,
-    size_in_memory,
-    slices_within,
-    stated_widths,
+    measure_value,
+    slice_within,
 )
-from fednotes.data.tags import encode, flatten, types_of
+from fednotes.data.tags import encode_tags, flatten, list_types
 from fednotes.data.text import tokenize
 
 LOOSE = 0
@@ -83,14 +83,16 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     Rows without one tag for each token are added to `problems`.
     """
     files = find_corpus_files(path, accepts, "Parquet or Arrow")
-    return gather(files, _read_file, problems)
+    return gather_documents(files, _read_file, problems)
 
 
 def _read_file(path: Path, problems: Problems) -> Iterable[ReadDocument]:
+    """Return the documents of a file, whose columns decide how its rows are read."""
     schema = _read_schema(path)
     columns = set(schema.names)
     records = (
-        dict(zip(schema.names, row, strict=True)) for row in rows(path, schema.names)
+        dict(zip(schema.names, row, strict=True))
+        for row in read_rows(path, schema.names)
     )
     if {"passages", "entities"} <= columns:
         return jsonl.parse_items(records, "row", bigbio.to_record, path, problems)
@@ -101,30 +103,30 @@ def _read_file(path: Path, problems: Problems) -> Iterable[ReadDocument]:
             'its columns are not "text" and "spans", "tokens" and "ner_tags", or '
             "BigBIO's"
         )
-    tag_names = _tag_names(schema.metadata)
-    tagged = list(_tagged_tokens(records, tag_names, path, problems))
+    tag_names = _find_tag_names(schema.metadata)
+    tagged = list(_read_tagged_tokens(records, tag_names, path, problems))
     return conll.parse_rows(tagged, path)
 
 
-def _tag_names(metadata: Any) -> Any:
+def _find_tag_names(metadata: Any) -> Any:
     """Return the names of the tags in a schema that `datasets` wrote, if any."""
     raw = dict(metadata or {}).get(b"huggingface", b"{}").decode("utf-8", "replace")
-    info = mapping(mapping(parse_json_line(raw)).get("info"))
-    feature: Any = mapping(info.get("features")).get("ner_tags")
-    feature = mapping(feature).get("feature", feature)
+    info = as_mapping(as_mapping(parse_json_line(raw)).get("info"))
+    feature: Any = as_mapping(info.get("features")).get("ner_tags")
+    feature = as_mapping(feature).get("feature", feature)
     if isinstance(feature, list):
         feature = next(iter(feature), None)
-    return mapping(feature).get("names")
+    return as_mapping(feature).get("names")
 
 
-def _tagged_tokens(
+def _read_tagged_tokens(
     records: Iterable[Any], tag_names: Any, path: Path, problems: Problems
 ) -> Iterator[tuple[str, list[list[str]]]]:
     """Yield the id of each row, and its tokens with their tags."""
     for number, row in enumerate(records, 1):
-        with problems.collect("document", path, 0, f"row {number}: "):
+        with problems.collecting("document", path, 0, f"row {number}: "):
             try:
-                tags = [_tag_name(tag, tag_names) for tag in row["ner_tags"]]
+                tags = [_find_tag_name(tag, tag_names) for tag in row["ner_tags"]]
                 pairs = [
                     [str(token), str(tag)]
                     for token, tag in zip(row["tokens"], tags, strict=True)
@@ -142,7 +144,13 @@ def _tagged_tokens(
                 yield str(row.get("id") or ""), pairs
 
 
-def _tag_name(tag: Any, tag_names: Any) -> Any:
+def _find_tag_name(tag: Any, tag_names: Any) -> Any:
+    """Return the name of a tag that is given by name or by number.
+
+    Raises:
+        IndexError: There is no such number.
+        TypeError: The tags have no names, or this is no tag.
+    """
     if isinstance(tag, str):
         return tag
     if tag < 0:
@@ -152,7 +160,7 @@ def _tag_name(tag: Any, tag_names: Any) -> Any:
 
 def _to_record(row: Any, context: jsonl.MentionContext) -> dict[str, Any]:  # noqa: ARG001 - the form of `parse_items`
     """Return a row of this module's own tables as a record of JSONL."""
-    fields = mapping(parse_json_line(row["fednotes"])) if row.get("fednotes") else {}
+    fields = as_mapping(parse_json_line(row["fednotes"])) if row.get("fednotes") else {}
     spans = [
         {key: value for key, value in span.items() if value is not None}
         for span in row["spans"] or ()
@@ -163,19 +171,20 @@ def _to_record(row: Any, context: jsonl.MentionContext) -> dict[str, Any]:  # no
 # ---- tables --------------------------------------------------------------------------
 
 
-def column_names(path: Path) -> list[str]:
+def list_column_names(path: Path) -> list[str]:
     """Return the names of a file's columns, in order."""
     return list(_read_schema(path).names)
 
 
 def _read_schema(path: Path) -> Any:
+    """Return the schema of a file."""
     arrow = import_arrow()
-    with _open(arrow, path) as file:
+    with _opening(arrow, path) as file:
         schema, _ = _open_batches(arrow, file, path)
         return schema
 
 
-def rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
+def read_rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
     """Yield the values of some columns of each row.
 
     One batch of rows is in memory at a time. Since rows may share a value, the rows of
@@ -191,7 +200,7 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
         DataError: The file is incomplete, or its rows are far larger than notes.
     """
     arrow = import_arrow()
-    with _open(arrow, path) as file:
+    with _opening(arrow, path) as file:
         schema, batches = _open_batches(arrow, file, path, columns)
         for name in columns:
             if schema.get_field_index(name) < 0:
@@ -205,18 +214,20 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
                     "a column contains lists of dictionary-encoded values, which "
                     "fednotes does not read: write them as plain values",
                 )
-        limits = _Limits.of(path, file)
+        limits = _Limits.for_file(path, file)
         size = 0
         for batch in batches:
             # Arrow does not check the offsets and indices in a file.
             batch.validate(full=True)
             limits.require_batch(batch.nbytes)
-            for piece, piece_size in slices_within(arrow, batch, limits.batch):
+            for piece, piece_size in slice_within(arrow, batch, limits.batch):
                 limits.require_batch(piece_size)
-                arrays = [_plain_column(arrow, piece, schema, each) for each in columns]
+                arrays = [
+                    _convert_column(arrow, piece, schema, each) for each in columns
+                ]
                 for row in range(piece.num_rows):
                     values = [array[row].as_py() for array in arrays]
-                    size += sum(map(size_in_memory, values))
+                    size += sum(map(measure_value, values))
                     limits.require_rows(size)
                     yield values
 
@@ -238,7 +249,7 @@ class _Limits:
     batch: int
 
     @classmethod
-    def of(cls, path: Path, file: BinaryIO) -> _Limits:
+    def for_file(cls, path: Path, file: BinaryIO) -> _Limits:
         """Return the limits of an open file."""
         position = file.tell()
         file_size = file.seek(0, os.SEEK_END)
@@ -268,10 +279,11 @@ class _Limits:
             )
 
 
-def _plain_column(arrow: Any, batch: Any, schema: Any, name: str) -> Any:
+def _convert_column(arrow: Any, batch: Any, schema: Any, name: str) -> Any:
     """Return a column of a batch, in the file's own type if Arrow can convert it.
 
-    A dictionary has the same values, but its conversion to Python is slower.
+    Arrow reads some columns as dictionaries, which have the same values. But their
+    conversion to Python is slower.
     """
     array = batch.column(batch.schema.get_field_index(name))
     kind = schema.field(name).type
@@ -284,7 +296,7 @@ def _plain_column(arrow: Any, batch: Any, schema: Any, name: str) -> Any:
 
 
 @contextmanager
-def _open(arrow: Any, path: Path) -> Iterator[BinaryIO]:
+def _opening(arrow: Any, path: Path) -> Iterator[BinaryIO]:
     """Open a file; errors in the context become DataErrors."""
     try:
         with open_seekable(path) as file:
@@ -306,7 +318,7 @@ def _open_batches(
         reader = _ParquetReader(arrow, file, path, columns or ())
         return reader.schema, reader.read_batches()
     if columns is not None:
-        check_unpacked_sizes(file, _Limits.of(path, file).require_batch)
+        check_unpacked_sizes(file, _Limits.for_file(path, file).require_batch)
     if head.startswith(b"ARROW1"):
         source = arrow.ipc.open_file(file)
         return source.schema, map(source.get_batch, range(source.num_record_batches))
@@ -336,11 +348,11 @@ class _ParquetReader:
     ) -> None:
         self._arrow = arrow
         self._file = file
-        self._footer_limits = footer_limits(file)
+        self._footer_limits = compute_footer_limits(file)
         self._source = arrow.parquet.ParquetFile(file, **self._footer_limits)
         self.schema = self._source.schema_arrow
         self._columns = columns
-        self._limits = _Limits.of(path, file)
+        self._limits = _Limits.for_file(path, file)
         # A name stands for a column and for the columns within it.
         self._leaves = {
             number: path
@@ -351,12 +363,12 @@ class _ParquetReader:
     def read_batches(self) -> Iterator[Any]:
         """Yield the rows, one group after the other."""
         for group in range(self._source.metadata.num_row_groups):
-            sizes = self._measure(group)
-            batch_size = self._batch_size(sizes)
+            sizes = self._measure_group(group)
+            batch_size = self._choose_batch_size(sizes)
             reader = self._arrow.parquet.ParquetFile(
                 self._file,
                 metadata=self._source.metadata,
-                read_dictionary=self._dictionaries(sizes),
+                read_dictionary=self._list_dictionaries(sizes),
                 pre_buffer=False,
                 buffer_size=_READ_SIZE,
                 **self._footer_limits,
@@ -365,7 +377,7 @@ class _ParquetReader:
                 batch_size, row_groups=[group], columns=self._columns
             )
 
-    def _measure(self, group: int) -> dict[int, ColumnSize]:
+    def _measure_group(self, group: int) -> dict[int, ColumnSize]:
         """Return the sizes of the columns of a group.
 
         Raises:
@@ -387,8 +399,11 @@ class _ParquetReader:
         limits.require_rows(sum(size.unpacked for size in lists))
         return sizes
 
-    def _batch_size(self, sizes: Mapping[int, ColumnSize]) -> int:
+    def _choose_batch_size(self, sizes: Mapping[int, ColumnSize]) -> int:
         """Return the number of rows of a group that may be unpacked at a time.
+
+        Args:
+            sizes: The sizes of the columns of the group.
 
         Raises:
             DataError: A single row may exceed the limit for a batch.
@@ -405,7 +420,7 @@ class _ParquetReader:
                 limits.require_batch(size.values * size.shared)
         for name in self._columns:
             kind = self.schema.field(name).type
-            row_width, item_width = stated_widths(self._arrow, kind)
+            row_width, item_width = find_stated_widths(self._arrow, kind)
             limits.require_batch(row_width)
             width += row_width
             values = sum(
@@ -416,11 +431,14 @@ class _ParquetReader:
             limits.require_rows(item_width * values)
         return min(_MAX_BATCH, max(1, limits.batch // width))
 
-    def _dictionaries(self, sizes: Mapping[int, ColumnSize]) -> list[str]:
-        """Return the paths of columns that are read as dictionaries.
+    def _list_dictionaries(self, sizes: Mapping[int, ColumnSize]) -> list[str]:
+        """Return the paths of the columns to read as dictionaries.
 
         These are list columns whose texts may be far longer than their pages, since a
         row may have any number of texts.
+
+        Args:
+            sizes: The sizes of the columns of the group.
         """
         return [
             path
@@ -448,9 +466,9 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """Write Parquet with text, mentions, tokens and tags, for `datasets`."""
     arrow = import_arrow()
     all_documents = list(documents)
-    tagset = TagSet(types_of(all_documents))
+    tagset = TagSet(list_types(all_documents))
     records = [to_row(document, tagset) for document in all_documents]
-    table = arrow.Table.from_pylist(records, schema=make_schema(arrow, tagset))
+    table = arrow.Table.from_pylist(records, schema=make_table_schema(arrow, tagset))
     sink = arrow.BufferOutputStream()
     arrow.parquet.write_table(table, sink, row_group_size=_GROUP_ROWS)
     write_out(Path(path), sink.getvalue().to_pybytes())
@@ -463,9 +481,9 @@ def to_row(document: Document, tagset: TagSet) -> dict[str, Any]:
     else:
         tokens = tokenize(document.text)
     flat, _ = flatten(document.spans, "outermost")
-    tags, _ = encode(flat, tokens, tagset)
+    tags, _ = encode_tags(flat, tokens, tagset)
     record = jsonl.to_record(document)
-    fields = jsonl.other_fields(document)
+    fields = jsonl.list_other_fields(document)
     return {
         "id": record["id"],
         "text": record["text"],
@@ -476,7 +494,7 @@ def to_row(document: Document, tagset: TagSet) -> dict[str, Any]:
     }
 
 
-def make_schema(arrow: Any, tagset: TagSet) -> Any:
+def make_table_schema(arrow: Any, tagset: TagSet) -> Any:
     """Return the schema of the table, with the tag names for `datasets`."""
     span = arrow.struct(
         [

@@ -71,8 +71,8 @@ class ColumnSize:
 # ---- the footer ----------------------------------------------------------------------
 
 
-def footer_limits(file: BinaryIO) -> dict[str, int]:
-    """Return the limits on lists and texts in a file's footer, for `ParquetFile`.
+def compute_footer_limits(file: BinaryIO) -> dict[str, int]:
+    """Return limits on lists and texts in a file's footer, as options of `ParquetFile`.
 
     Arrow allocates a list as soon as it has read the length. A column takes 230 times
     as much memory as its bytes in the footer.
@@ -201,34 +201,34 @@ def _read_page(file: BinaryIO, position: int) -> _Page:
             continue
     else:
         raise ValueError("a page header has no end")
-    kind = _integer(header, 1)
+    kind = _get_integer(header, 1)
     start = position + reader.position
-    unpacked = _integer(header, 2)
-    packed = _integer(header, 3)
+    unpacked = _get_integer(header, 2)
+    packed = _get_integer(header, 3)
     if kind == _DATA_PAGE:
-        content = _struct(header, 5)
+        content = _get_struct(header, 5)
         return _Page(
             kind,
             start,
             packed,
             unpacked,
-            values=_integer(content, 1),
-            encoding=_integer(content, 2),
-            level_encodings=(_integer(content, 4), _integer(content, 3)),
+            values=_get_integer(content, 1),
+            encoding=_get_integer(content, 2),
+            level_encodings=(_get_integer(content, 4), _get_integer(content, 3)),
         )
     if kind == _DATA_PAGE_V2:
-        content = _struct(header, 8)
+        content = _get_struct(header, 8)
         return _Page(
             kind,
             start,
             packed,
             unpacked,
-            values=_integer(content, 1),
-            encoding=_integer(content, 4),
-            levels=_integer(content, 5) + _integer(content, 6),
+            values=_get_integer(content, 1),
+            encoding=_get_integer(content, 4),
+            levels=_get_integer(content, 5) + _get_integer(content, 6),
             is_packed=content.get((7, _TRUE), True),
         )
-    if kind == _DICTIONARY_PAGE and _integer(_struct(header, 7), 1) > unpacked:
+    if kind == _DICTIONARY_PAGE and _get_integer(_get_struct(header, 7), 1) > unpacked:
         raise ValueError("a dictionary has more values than bytes")
     return _Page(kind, start, packed, unpacked)
 
@@ -285,6 +285,14 @@ def _check_deltas(
 
 
 def _unpack(arrow: Any, data: bytes, size: int, compression: str) -> bytes:
+    """Return the content of a page, unpacked.
+
+    Args:
+        arrow: The package pyarrow.
+        data: The packed content.
+        size: Its bytes when unpacked.
+        compression: How it was packed, as the column's metadata name it.
+    """
     if compression == "UNCOMPRESSED" or not data:
         return data
     codec = {"LZ4": "lz4_raw"}.get(compression, compression.lower())
@@ -299,15 +307,16 @@ def _unpack(arrow: Any, data: bytes, size: int, compression: str) -> bytes:
 _Fields = dict[tuple[int, int], Any]
 
 
-def _integer(fields: _Fields, number: int) -> int:
-    """Return a 32-bit integer field."""
+def _get_integer(fields: _Fields, number: int) -> int:
+    """Return a 32-bit integer field; raise ValueError if it is missing."""
     value = fields.get((number, _I32))
     if value is None or not -(2**31) <= value < 2**31:
         raise ValueError("a page header lacks a number")
     return int(value)
 
 
-def _struct(fields: _Fields, number: int) -> _Fields:
+def _get_struct(fields: _Fields, number: int) -> _Fields:
+    """Return a field that is a struct; raise ValueError if it is missing."""
     value = fields.get((number, _STRUCT))
     if value is None:
         raise ValueError("a page header lacks a struct")
@@ -385,16 +394,19 @@ class _CompactReader:
         return count
 
     def _skip_bytes(self, number: int) -> None:
+        """Skip bytes; raise IndexError if there are fewer."""
         if number > len(self._data) - self.position:
             raise IndexError
         self.position += number
 
     def _read_byte(self) -> int:
+        """Return the next byte."""
         value = self._data[self.position]
         self.position += 1
         return value
 
     def _read_varint(self) -> int:
+        """Return the next number, which has seven bits in each of its bytes."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self._read_byte()
@@ -404,5 +416,6 @@ class _CompactReader:
         raise ValueError("a number with too many bytes")
 
     def _read_zigzag(self) -> int:
+        """Return the next signed number, whose lowest bit is its sign."""
         value = self._read_varint()
         return (value >> 1) ^ -(value & 1)

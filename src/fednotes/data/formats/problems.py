@@ -3,7 +3,7 @@
 At the end, the reader refuses the corpus because of them, or leaves the affected items
 out and counts them:
 
-    with problems.collect("mention", path, number):
+    with problems.collecting("mention", path, number):
         spans.append(parse(line))  # a DataError leaves out this mention
 """
 
@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from fednotes.core.errors import ConfigError, DataError, Problem, nearest
+from fednotes.core.errors import ConfigError, DataError, Problem, suggest_name
 from fednotes.core.types import Document
 
 OnError = Literal["refuse", "skip"]
@@ -28,7 +28,7 @@ WINDOWS = "texts with Windows line endings"  # which are converted
 MAX_LISTED = 10_000  # problems listed individually; all are counted
 
 
-def refuses(on_error: str) -> bool:
+def is_refused(on_error: str) -> bool:
     """Return whether a corpus with problems is refused.
 
     Raises:
@@ -36,7 +36,7 @@ def refuses(on_error: str) -> bool:
     """
     known = get_args(OnError)
     if on_error not in known:
-        raise ConfigError(f"on_error = {on_error!r}; {nearest(on_error, known)}")
+        raise ConfigError(f"on_error = {on_error!r}; {suggest_name(on_error, known)}")
     return on_error == "refuse"
 
 
@@ -97,7 +97,7 @@ class Problems:
         self.unannotated += other.unannotated
 
     @contextmanager
-    def collect(
+    def collecting(
         self, kind: str, path: Path | str, line: int = 0, prefix: str = ""
     ) -> Iterator[list[DataError]]:
         """Catch and add a DataError that is raised in the context.
@@ -120,16 +120,16 @@ class Problems:
                 error = DataError.at(path, line, f"{prefix}{error}")
             self.add(error, kind)
 
-    def refuse(
+    def raise_if_refused(
         self, on_error: OnError = "refuse", documents: Sequence[Document] = ()
     ) -> None:
-        """Raise DataError with all problems, if there are any.
+        """Raise DataError with all problems, if there are any and they are not skipped.
 
         Args:
             on_error: "skip" raises the error only if no document could be read.
             documents: The documents that could be read.
         """
-        if (refuses(on_error) or not documents) and self.listed:
+        if (is_refused(on_error) or not documents) and self.listed:
             raise DataError.of(self.listed, self.number)
 
     def __str__(self) -> str:

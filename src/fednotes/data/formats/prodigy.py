@@ -32,6 +32,7 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 
 
 def _to_record(document: Document) -> dict[str, Any]:
+    """Return a document as a record of Prodigy."""
     tokens = document.tokens
     starts = {start for start, _ in tokens}
     ends = {end for _, end in tokens}

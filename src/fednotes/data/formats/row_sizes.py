@@ -13,18 +13,18 @@ OBJECT_SIZE = 32  # minimum bytes of a Python value
 _SCALAR_SIZE = 16  # maximum bytes of an Arrow value other than text
 
 
-def size_in_memory(value: Any) -> int:
+def measure_value(value: Any) -> int:
     """Return the approximate number of bytes of a row's value in memory."""
     if isinstance(value, str | bytes):
         return OBJECT_SIZE + len(value)
     if isinstance(value, dict):
-        return OBJECT_SIZE + sum(map(size_in_memory, value.values()))
+        return OBJECT_SIZE + sum(map(measure_value, value.values()))
     if isinstance(value, list):
-        return OBJECT_SIZE + sum(map(size_in_memory, value))
+        return OBJECT_SIZE + sum(map(measure_value, value))
     return OBJECT_SIZE
 
 
-def slices_within(arrow: Any, batch: Any, limit: int) -> Iterator[tuple[Any, int]]:
+def slice_within(arrow: Any, batch: Any, limit: int) -> Iterator[tuple[Any, int]]:
     """Yield a batch of rows in pieces of limited size.
 
     Args:
@@ -39,7 +39,7 @@ def slices_within(arrow: Any, batch: Any, limit: int) -> Iterator[tuple[Any, int
     pending = [batch]
     while pending:
         piece = pending.pop()
-        size = sum(measure(arrow, column) for column in piece.columns)
+        size = sum(measure_array(arrow, column) for column in piece.columns)
         if size <= limit or piece.num_rows <= 1:
             yield piece, size
             continue
@@ -47,7 +47,7 @@ def slices_within(arrow: Any, batch: Any, limit: int) -> Iterator[tuple[Any, int
         pending += [piece.slice(middle), piece.slice(0, middle)]
 
 
-def measure(arrow: Any, array: Any) -> int:
+def measure_array(arrow: Any, array: Any) -> int:
     """Return an approximate upper bound of the bytes of an array's values in memory."""
     if not len(array):
         return 0
@@ -59,21 +59,23 @@ def _measure_content(arrow: Any, array: Any) -> int:
     kind = array.type
     types = arrow.types
     if _has_lengths(arrow, kind):
-        return _sum(arrow, arrow.compute.binary_length(array))
+        return _sum_lengths(arrow, arrow.compute.binary_length(array))
     if types.is_dictionary(kind) and _has_lengths(arrow, kind.value_type):
         lengths = arrow.compute.binary_length(array.dictionary)
-        return _sum(arrow, lengths.take(array.indices))
+        return _sum_lengths(arrow, lengths.take(array.indices))
     # Each value may consist of all shared values.
     if types.is_dictionary(kind):
-        return len(array) * measure(arrow, array.dictionary)
+        return len(array) * measure_array(arrow, array.dictionary)
     if types.is_run_end_encoded(kind):
-        return len(array) * measure(arrow, array.values)
+        return len(array) * measure_array(arrow, array.values)
     if is_view(kind):
         return len(array) * int(array.nbytes)
-    return sum(measure(arrow, inner) for inner in _inner_arrays(arrow, array))
+    return sum(
+        measure_array(arrow, inner) for inner in _list_inner_arrays(arrow, array)
+    )
 
 
-def _inner_arrays(arrow: Any, array: Any) -> list[Any]:
+def _list_inner_arrays(arrow: Any, array: Any) -> list[Any]:
     """Return the child arrays of a nested array."""
     kind = array.type
     types = arrow.types
@@ -102,7 +104,8 @@ def _has_lengths(arrow: Any, kind: Any) -> bool:
     )
 
 
-def _sum(arrow: Any, lengths: Any) -> int:
+def _sum_lengths(arrow: Any, lengths: Any) -> int:
+    """Return the sum of an array of lengths; 0 for an empty one."""
     return arrow.compute.sum(lengths).as_py() or 0
 
 
@@ -115,7 +118,7 @@ def has_shared_values(arrow: Any, kind: Any, depth: int = 0) -> bool:
     """Return whether the parts of one value of a type may be shared.
 
     Such a value may be arbitrarily large. A column of shared values is harmless: it has
-        one per row, and rows are counted.
+    one per row, and rows are counted.
 
     Args:
         arrow: The package pyarrow.
@@ -138,8 +141,8 @@ def has_shared_values(arrow: Any, kind: Any, depth: int = 0) -> bool:
     return any(has_shared_values(arrow, each, depth + 1) for each in inner)
 
 
-def stated_widths(arrow: Any, kind: Any) -> tuple[int, int]:
-    """Return the bytes that a type itself determines, which even a null takes.
+def find_stated_widths(arrow: Any, kind: Any) -> tuple[int, int]:
+    """Return the bytes that a value takes by its type alone, even if it is null.
 
     Args:
         arrow: The package pyarrow.
@@ -150,11 +153,12 @@ def stated_widths(arrow: Any, kind: Any) -> tuple[int, int]:
     """
     types = arrow.types
     if isinstance(kind, arrow.BaseExtensionType):
-        return stated_widths(arrow, kind.storage_type)
+        return find_stated_widths(arrow, kind.storage_type)
     if types.is_fixed_size_binary(kind):
         return kind.byte_width, 0
     widths = [
-        stated_widths(arrow, kind.field(index).type) for index in range(kind.num_fields)
+        find_stated_widths(arrow, kind.field(index).type)
+        for index in range(kind.num_fields)
     ]
     row = sum(width for width, _ in widths)
     item = max((width for _, width in widths), default=0)

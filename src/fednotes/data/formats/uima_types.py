@@ -29,7 +29,7 @@ class TypeSystem:
     supertypes: dict[str, str] = field(default_factory=dict)
     features: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def ancestors(self, type: str) -> list[str]:
+    def list_ancestors(self, type: str) -> list[str]:
         """Return a type and its supertypes, the nearest first."""
         line = [type]
         above = self.supertypes.get(type)
@@ -38,27 +38,27 @@ class TypeSystem:
             above = self.supertypes.get(above)
         return line
 
-    def is_of(self, type: str, ancestor: str) -> bool:
-        """Return whether a type is another one, or derived from it."""
-        return ancestor in self.ancestors(type)
+    def is_derived_from(self, type: str, ancestor: str) -> bool:
+        """Return whether a type is another one, or is derived from it."""
+        return ancestor in self.list_ancestors(type)
 
-    def layer_of(self, type: str, feature: str) -> Layer | None:
+    def find_layer(self, type: str, feature: str) -> Layer | None:
         """Return the layer that declares a feature of a type; None if none does."""
-        for ancestor in self.ancestors(type):
+        for ancestor in self.list_ancestors(type):
             if feature in self.features.get(ancestor, {}):
                 return Layer(ancestor, feature)
         return None
 
     def has_string(self, layer: Layer) -> bool:
         """Return whether a feature is a string, perhaps with a set of values."""
-        return self.is_of(self.features[layer.type][layer.feature], STRING)
+        return self.is_derived_from(self.features[layer.type][layer.feature], STRING)
 
-    def layers(self) -> list[Layer]:
+    def list_layers(self) -> list[Layer]:
         """Return a layer for each string feature of each annotation type."""
         layers = [
             Layer(type, feature)
             for type, features in self.features.items()
-            if self.is_of(type, "uima.tcas.Annotation")
+            if self.is_derived_from(type, "uima.tcas.Annotation")
             for feature in features
         ]
         return [layer for layer in layers if self.has_string(layer)]
@@ -101,6 +101,12 @@ def parse_type_system(file: BinaryIO, path: Path) -> TypeSystem:
 
 
 def _add_type(types: TypeSystem, description: Mapping[str, str]) -> str:
+    """Add a type; return its name.
+
+    Args:
+        types: The type system.
+        description: The texts of its description, by element.
+    """
     name = description.get("name", "")
     types.supertypes[name] = description["supertypeName"]
     types.features.setdefault(name, {})
@@ -108,6 +114,13 @@ def _add_type(types: TypeSystem, description: Mapping[str, str]) -> str:
 
 
 def _add_feature(types: TypeSystem, type: str, description: Mapping[str, str]) -> None:
+    """Add a feature of a type, unless it has no name.
+
+    Args:
+        types: The type system.
+        type: The name of the type.
+        description: The texts of its description, by element.
+    """
     name = description.get("name", "")
     if name and type in types.features:
         types.features[type][name] = description.get("rangeTypeName", "")

@@ -32,14 +32,14 @@ from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.data.formats import jsonl, layers
-from fednotes.data.formats.choices import chosen
+from fednotes.data.formats.choices import get_choice
 from fednotes.data.formats.file_names import file_of_id, id_of_file
 from fednotes.data.formats.files import (
     open_bytes,
     open_file,
     read_start,
+    remove_packed_suffix,
     starts_with,
-    unpacked_name,
 )
 from fednotes.data.formats.folders import find_file
 from fednotes.data.formats.gathering import ReadDocument
@@ -119,11 +119,11 @@ class _Cas:
 
 def accepts(path: Path) -> bool:
     """Return whether the file is XMI, is called .xmi, or is a ZIP archive of XMI."""
-    if unpacked_name(path).suffix.lower() == _SUFFIX:
+    if remove_packed_suffix(path).suffix.lower() == _SUFFIX:
         return True
     if starts_with(path, (_ZIP,)):
-        with suppress(DataError), _open_archive(path) as archive:
-            return bool(_xmi_members(archive))
+        with suppress(DataError), _opening_archive(path) as archive:
+            return bool(_list_xmi_members(archive))
         return False
     return _XMI_MARK in read_start(path)
 
@@ -144,28 +144,29 @@ def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
 
 
 def _make_format() -> LayeredFormat:
+    """Return the format, whose mentions are in one layer."""
     return LayeredFormat("UIMA XMI", accepts, _find_layers, _read_file)
 
 
 def _find_layers(base: Path, file: Path) -> Iterator[DocumentLayers]:
     """Yield the layers of each document of a file."""
-    for cas in _load(base, file):
+    for cas in _load_contents(base, file):
         used = {
             layer
             for annotation in cas.annotations
-            for layer in _layers_of(annotation, cas.types)
+            for layer in _list_layers(annotation, cas.types)
         }
-        yield DocumentLayers(used, declared=set(cas.types.layers()))
+        yield DocumentLayers(used, declared=set(cas.types.list_layers()))
 
 
-def _layers_of(annotation: _Annotation, types: TypeSystem) -> Iterator[Layer]:
-    """Yield the layer of an annotation for each of its features that is a string."""
+def _list_layers(annotation: _Annotation, types: TypeSystem) -> Iterator[Layer]:
+    """Yield the layer of an annotation with each of its features that is a string."""
     if {"Governor", "Dependent"} <= annotation.features.keys():
         return  # a relation between two annotations
     for name, value in annotation.features.items():
         if name in _STANDARD:
             continue
-        layer = types.layer_of(annotation.type, name)
+        layer = types.find_layer(annotation.type, name)
         if layer is None:
             if not _NOT_TEXT.fullmatch(value):
                 yield Layer(annotation.type, name)
@@ -176,8 +177,11 @@ def _layers_of(annotation: _Annotation, types: TypeSystem) -> Iterator[Layer]:
 def _read_file(
     base: Path, layer: Layer, path: Path, problems: Problems
 ) -> Iterator[ReadDocument]:
+    """Yield the documents of a file, with the mentions of a layer."""
     to_record = partial(_to_record, layer=layer, ignored=problems.ignored)
-    return jsonl.parse_items(_load(base, path), "document", to_record, path, problems)
+    return jsonl.parse_items(
+        _load_contents(base, path), "document", to_record, path, problems
+    )
 
 
 def _to_record(
@@ -199,7 +203,7 @@ def _to_record(
         if annotation.type in places:
             with suppress(DataError):
                 places[annotation.type].append(_to_characters(annotation, units))
-        elif not cas.types.is_of(annotation.type, layer.type):
+        elif not cas.types.is_derived_from(annotation.type, layer.type):
             if layers.can_hold_mentions(annotation.type):
                 ignored["annotations of other layers"] += 1
         elif not annotation.features.get(layer.feature):
@@ -215,8 +219,8 @@ def _to_record(
         "id": cas.id,
         "text": sofa.text,
         "spans": spans,
-        "sentences": _in_order(places[_SENTENCE], len(sofa.text), ignored),
-        "tokens": _in_order(places[_TOKEN], len(sofa.text), ignored),
+        "sentences": _sort_places(places[_SENTENCE], len(sofa.text), ignored),
+        "tokens": _sort_places(places[_TOKEN], len(sofa.text), ignored),
     }
 
 
@@ -236,6 +240,11 @@ def _choose_sofa(sofas: Sequence[_Sofa]) -> _Sofa:
 
 
 def _to_characters(annotation: _Annotation, units: Utf16Units) -> tuple[int, int]:
+    """Return the place of an annotation in characters.
+
+    Raises:
+        DataError: It begins or ends inside a character.
+    """
     begin = units.to_character(annotation.begin)
     end = units.to_character(annotation.end)
     if begin is None or end is None:
@@ -245,10 +254,16 @@ def _to_characters(annotation: _Annotation, units: Utf16Units) -> tuple[int, int
     return begin, end
 
 
-def _in_order(
+def _sort_places(
     places: Iterable[tuple[int, int]], length: int, ignored: Counter[str]
 ) -> list[list[int]]:
-    """Return sentences or tokens in order; [] if they overlap."""
+    """Return the places of sentences or tokens in order; [] if they overlap.
+
+    Args:
+        places: The places.
+        length: The length of the text; places beyond it are left out.
+        ignored: Counts the cases of overlap.
+    """
     ordered = sorted({place for place in places if place[0] < place[1] <= length})
     last_end = 0
     for begin, end in ordered:
@@ -262,20 +277,24 @@ def _in_order(
 # ---- files and archives --------------------------------------------------------------
 
 
-def _load(base: Path, path: Path) -> Iterator[_Cas]:
-    """Yield the contents of an XMI file, or of those in a ZIP archive.
+def _load_contents(base: Path, path: Path) -> Iterator[_Cas]:
+    """Yield the content of an XMI file, or of each one in a ZIP archive.
+
+    Args:
+        base: The folder to which ids are relative.
+        path: The file.
 
     Raises:
         DataError: Something cannot be read.
     """
-    stem = _stem(path.relative_to(base))
+    stem = _remove_suffixes(path.relative_to(base))
     if not starts_with(path, (_ZIP,)):
         types = _find_types(base, path)
         with open_bytes(path) as file:
-            yield _parse(file, path, _Cas(id_of_file(stem), types))
+            yield _parse_content(file, path, _Cas(id_of_file(stem), types))
         return
-    with _open_archive(path) as archive:
-        members = _xmi_members(archive)
+    with _opening_archive(path) as archive:
+        members = _list_xmi_members(archive)
         types = TypeSystem()
         for info in archive.infolist():
             if PurePosixPath(info.filename).name in _TYPE_SYSTEMS:
@@ -283,14 +302,14 @@ def _load(base: Path, path: Path) -> Iterator[_Cas]:
         for info in members:
             name = stem
             if len(members) > 1:
-                name = stem / _stem(PurePosixPath(info.filename))
+                name = stem / _remove_suffixes(PurePosixPath(info.filename))
             file = _open_member(archive, info, path)
-            yield _parse(file, path, _Cas(id_of_file(name), types))
+            yield _parse_content(file, path, _Cas(id_of_file(name), types))
 
 
-def _stem(path: PurePosixPath | Path) -> PurePosixPath:
-    """Return a path without .xmi, .zip and the suffix of a packed file."""
-    unpacked = unpacked_name(Path(path))
+def _remove_suffixes(path: PurePosixPath | Path) -> PurePosixPath:
+    """Return a path without .xmi, .zip or .xml, and without .gz or .zst."""
+    unpacked = remove_packed_suffix(Path(path))
     if unpacked.suffix.lower() in (_SUFFIX, ".zip", ".xml"):
         unpacked = unpacked.with_suffix("")
     return PurePosixPath(unpacked)
@@ -307,7 +326,7 @@ def _find_types(base: Path, path: Path) -> TypeSystem:
 
 
 @contextmanager
-def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
+def _opening_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a ZIP archive.
 
     Raises:
@@ -331,7 +350,8 @@ def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
             yield archive
 
 
-def _xmi_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+def _list_xmi_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """Return the entries of the XMI files in an archive, sorted by name."""
     infos = [
         info for info in archive.infolist() if info.filename.lower().endswith(_SUFFIX)
     ]
@@ -372,8 +392,8 @@ def _open_member(
 # ---- parsing -------------------------------------------------------------------------
 
 
-def _parse(file: BinaryIO, path: Path, cas: _Cas) -> _Cas:
-    """Add the texts, views and annotations of an XMI file.
+def _parse_content(file: BinaryIO, path: Path, cas: _Cas) -> _Cas:
+    """Add the texts, views and annotations of an XMI file to a CAS; return it.
 
     Raises:
         DataError: The file is not XMI, is unsafe, or has too many elements.
@@ -391,7 +411,7 @@ def _parse(file: BinaryIO, path: Path, cas: _Cas) -> _Cas:
         if namespace.endswith("uima/cas.ecore"):
             _add_part_of_cas(cas, name, element.attributes)
         elif {"sofa", "begin", "end"} <= element.attributes.keys():
-            type = _full_name(namespace, name)
+            type = _make_type_name(namespace, name)
             cas.annotations.append(_parse_annotation(element, type, path))
         if len(cas.annotations) > bounds.TOKENS + bounds.MENTIONS:
             raise DataError.at(
@@ -406,18 +426,26 @@ def _parse(file: BinaryIO, path: Path, cas: _Cas) -> _Cas:
 
 
 def _add_namespaces(namespaces: dict[str, str], attributes: Mapping[str, str]) -> None:
+    """Add the namespaces that an element declares, by prefix."""
     for name, value in attributes.items():
         if name.startswith("xmlns:"):
             namespaces[name.removeprefix("xmlns:")] = value
 
 
-def _full_name(namespace: str, name: str) -> str:
-    """Return the name of a type, such as "webanno.custom.Finding"."""
+def _make_type_name(namespace: str, name: str) -> str:
+    """Return the full name of a type, such as "webanno.custom.Finding"."""
     package = namespace.removeprefix("http:///").removesuffix(".ecore")
     return f"{package}/{name}".replace("/", ".").removeprefix(_NO_NAMESPACE)
 
 
 def _add_part_of_cas(cas: _Cas, name: str, attributes: Mapping[str, str]) -> None:
+    """Add a text or a view; ignore other parts.
+
+    Args:
+        cas: The content to which it is added.
+        name: The name of the element, without prefix.
+        attributes: The attributes of the element.
+    """
     if name == "Sofa":
         id = attributes.get("xmi:id", "")
         view = attributes.get("sofaID", "")
@@ -435,6 +463,7 @@ def _add_part_of_cas(cas: _Cas, name: str, attributes: Mapping[str, str]) -> Non
 
 
 def _parse_annotation(element: Element, type: str, path: Path) -> _Annotation:
+    """Return the annotation of an element; raise DataError if it has no offsets."""
     attributes = element.attributes or {}
     offsets = (attributes["begin"], attributes["end"])
     if not all(re.fullmatch("[0-9]{1,9}", offset) for offset in offsets):
@@ -470,8 +499,8 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
             f"{folder} is a file, but UIMA XMI needs a folder: give the folder that "
             "contains the files"
         )
-    layer = layers.layer_to_write(chosen())
-    write_out(folder / _TYPE_SYSTEMS[0], _type_system(layer))
+    layer = layers.choose_layer_to_write(get_choice())
+    write_out(folder / _TYPE_SYSTEMS[0], _make_type_system(layer))
     for document in documents:
         name = f"{file_of_id(document.id)}{_SUFFIX}"
         write_out(folder / name, _to_xmi(document, layer))
@@ -488,7 +517,7 @@ def _to_xmi(document: Document, layer: Layer) -> str:
         rows += [(f"{_SEGMENTATION_PREFIX}:{type}", a, b, "") for a, b in places]
     name = f"{_LAYER_PREFIX}:{layer.type.rpartition('.')[2]}"
     for span in document.spans:
-        label = f" {layer.feature}={_attribute(span.label)}"
+        label = f" {layer.feature}={_quote_attribute(span.label)}"
         rows.append((name, span.start, span.end, label))
     lines = [
         f'<{tag} xmi:id="{id}" sofa="1" begin="{units.to_unit(begin)}" '
@@ -500,29 +529,30 @@ def _to_xmi(document: Document, layer: Layer) -> str:
         (
             '<?xml version="1.0" encoding="UTF-8"?>',
             f'<xmi:XMI xmlns:xmi="{_XMI_MARK}" xmlns:cas="http:///uima/cas.ecore" '
-            f'xmlns:{_SEGMENTATION_PREFIX}="{_namespace(_TOKEN)}" '
-            f'xmlns:{_LAYER_PREFIX}="{_namespace(layer.type)}" xmi:version="2.0">',
+            f'xmlns:{_SEGMENTATION_PREFIX}="{_make_namespace(_TOKEN)}" '
+            f'xmlns:{_LAYER_PREFIX}="{_make_namespace(layer.type)}" xmi:version="2.0">',
             '<cas:NULL xmi:id="0"/>',
             *lines,
             f'<cas:Sofa xmi:id="1" sofaNum="1" sofaID="{_VIEW}" mimeType="text/plain" '
-            f"sofaString={_attribute(document.text)}/>",
+            f"sofaString={_quote_attribute(document.text)}/>",
             f'<cas:View sofa="1" members="{members}"/>',
             "</xmi:XMI>\n",
         )
     )
 
 
-def _attribute(text: str) -> str:
+def _quote_attribute(text: str) -> str:
     """Return a text as a quoted attribute, with line ends and tabs as references."""
     return quoteattr(FORBIDDEN.sub("\ufffd", text))
 
 
-def _namespace(type: str) -> str:
+def _make_namespace(type: str) -> str:
+    """Return the XML namespace of a type."""
     package = type.rpartition(".")[0] or _NO_NAMESPACE.removesuffix(".")
     return f"http:///{package.replace('.', '/')}.ecore"
 
 
-def _type_system(layer: Layer) -> str:
+def _make_type_system(layer: Layer) -> str:
     """Return a type system with the written types only."""
     types = "".join(
         f"<typeDescription><name>{name}</name><description/>"

@@ -36,13 +36,13 @@ from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.data.formats import jsonl, layers
-from fednotes.data.formats.choices import chosen
+from fednotes.data.formats.choices import get_choice
 from fednotes.data.formats.file_names import file_of_id, id_of_file
 from fednotes.data.formats.files import (
-    locate_errors,
+    locating_errors,
     read_first_line,
     read_lines,
-    unpacked_name,
+    remove_packed_suffix,
 )
 from fednotes.data.formats.gathering import ReadDocument
 from fednotes.data.formats.layered_files import DocumentLayers, LayeredFormat
@@ -74,6 +74,9 @@ _UNSAFE_TEXT = re.compile(r"[\\\t\n\r\f\x08\x00-\x07\x0e-\x1f]")
 # The letters of escaped control characters.
 _LETTERS = {"\t": "t", "\n": "n", "\r": "r", "\f": "f", "\x08": "b"}
 _CONTROLS = {letter: character for character, letter in _LETTERS.items()}
+
+_Place = tuple[int, int]  # begin and end of a stretch, in characters
+_MentionUnit = tuple[_Place, _Place]  # a token, and the part of it in a mention
 
 
 class _Unit(NamedTuple):
@@ -142,17 +145,19 @@ def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
 
 
 def _make_format() -> LayeredFormat:
+    """Return the format, whose mentions are in one layer."""
     return LayeredFormat("WebAnno TSV", _is_corpus_file, _find_layers, _read_file)
 
 
 def _is_corpus_file(path: Path) -> bool:
     # A damaged file must be refused, not passed over.
-    return accepts(path) or unpacked_name(path).suffix.lower() == _SUFFIX
+    """Return whether a file has the format, or its name says so."""
+    return accepts(path) or remove_packed_suffix(path).suffix.lower() == _SUFFIX
 
 
 def _find_layers(base: Path, path: Path) -> Iterator[DocumentLayers]:
     """Yield the layers of the document of a file."""
-    file = _parse(base, path)
+    file = _parse_file(base, path)
     used: set[Layer] = set()
     declared: set[Layer] = set()
     for number, layer in enumerate(file.columns):
@@ -167,8 +172,9 @@ def _find_layers(base: Path, path: Path) -> Iterator[DocumentLayers]:
 def _read_file(
     base: Path, layer: Layer, path: Path, problems: Problems
 ) -> Iterator[ReadDocument]:
+    """Yield the document of a file, with the mentions of a layer."""
     to_record = partial(_to_record, layer=layer, ignored=problems.ignored)
-    items = [_parse(base, path)]
+    items = [_parse_file(base, path)]
     return jsonl.parse_items(items, "document", to_record, path, problems)
 
 
@@ -243,6 +249,7 @@ def _require_forms(file: _File, units: Utf16Units) -> None:
 def _to_characters(
     places: Iterable[tuple[int, int]], units: Utf16Units
 ) -> list[list[int | None]]:
+    """Return places in characters, without empty ones."""
     return [
         [units.to_character(begin), units.to_character(end)]
         for begin, end in places
@@ -287,33 +294,35 @@ def _parse_value(value: str) -> tuple[str, str]:
 
 
 def _unescape_value(value: str) -> str:
+    """Return the value of an annotation without escapes."""
     return _ESCAPED_VALUE.sub(_unescape, value)
 
 
 def _unescape(match: re.Match[str]) -> str:
+    """Return the character that an escape stands for."""
     return _CONTROLS.get(match[1], match[1])
 
 
 # ---- parsing -------------------------------------------------------------------------
 
 
-def _parse(base: Path, path: Path) -> _File:
+def _parse_file(base: Path, path: Path) -> _File:
     """Return the content of a file.
 
     Raises:
         DataError: It is not WebAnno TSV 3.2 or 3.3, or a line is wrong.
     """
-    stem = unpacked_name(path).relative_to(base)
+    stem = remove_packed_suffix(path).relative_to(base)
     if stem.suffix.lower() == _SUFFIX:
         stem = stem.with_suffix("")
     file = _File(id_of_file(PurePosixPath(stem)), path)
     parser = _Parser(file)
     for number, line in read_lines(path):
-        with locate_errors(path, number):
+        with locating_errors(path, number):
             parser.add(number, line)
-    with locate_errors(path):
+    with locating_errors(path):
         parser.end_sentence()
-    file.text = parser.text()
+    file.text = parser.join_text()
     return file
 
 
@@ -340,7 +349,7 @@ class _Parser:
         if number == 1:
             _require_version(line)
         elif line.startswith((_SPANS, *_OTHER_LAYERS)) and not self._file.units:
-            self._file.columns += _columns_of(line)
+            self._file.columns += _parse_columns(line)
         elif line.startswith(_TEXT):
             if self._sentence_begin is not None:
                 raise DataError(
@@ -365,11 +374,17 @@ class _Parser:
         self._lines_of_sentence = []
         self._sentence_begin = None
 
-    def text(self) -> str:
+    def join_text(self) -> str:
         """Return the text of all sentences."""
         return "".join(self._pieces)
 
     def _add_unit(self, number: int, line: str) -> None:
+        """Add a token or a part of one, and begin its sentence if it is the first.
+
+        Args:
+            number: The number of its line.
+            line: The line.
+        """
         unit = self._parse_unit(number, line)
         if self._sentence_begin is None:
             self._begin_sentence(unit.begin)
@@ -383,6 +398,15 @@ class _Parser:
         self._file.units.append(unit)
 
     def _parse_unit(self, number: int, line: str) -> _Unit:
+        """Return the token, or the part of one, on a line.
+
+        Args:
+            number: The number of the line.
+            line: The line.
+
+        Raises:
+            DataError: The line is not that of a token with all columns.
+        """
         fields = line.split("\t")
         columns = len(self._file.columns)
         unit = _UNIT.fullmatch(fields[0])
@@ -433,6 +457,7 @@ class _Parser:
 
 
 def _require_version(line: str) -> None:
+    """Raise DataError unless the first line of a file names a version that is read."""
     version = line.removeprefix(_MARK)
     if not line.startswith(_MARK):
         raise DataError(f"expected {_MARK}{_VERSIONS[-1]} in the first line")
@@ -443,7 +468,7 @@ def _require_version(line: str) -> None:
         )
 
 
-def _columns_of(line: str) -> list[Layer | None]:
+def _parse_columns(line: str) -> list[Layer | None]:
     """Return the columns that a line of the header declares."""
     kind, _, declaration = line.partition("=")
     type, *features = declaration.split("|")
@@ -459,6 +484,7 @@ def _columns_of(line: str) -> list[Layer | None]:
 
 
 def _unescape_text(text: str) -> str:
+    """Return the text of a sentence or token without escapes."""
     return _ESCAPED_TEXT.sub(_unescape, text)
 
 
@@ -481,7 +507,7 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
             f"{folder} is a file, but WebAnno TSV needs a folder: give the folder that "
             "contains the files"
         )
-    layer = layers.layer_to_write(chosen())
+    layer = layers.choose_layer_to_write(get_choice())
     for document in documents:
         name = f"{file_of_id(document.id)}{_SUFFIX}"
         write_out(folder / name, _to_tsv(document, layer))
@@ -546,17 +572,23 @@ def _lay_out_sentences(document: Document) -> list[_Sentence]:
 
 
 def _lay_out_mentions(
-    document: Document, tokens: Sequence[tuple[int, int]]
-) -> dict[tuple[int, int], dict[tuple[int, int], str]]:
+    document: Document, tokens: Sequence[_Place]
+) -> dict[_Place, dict[_Place, str]]:
     """Return the annotations of each token, and of the parts of it that have some.
 
     A mention has an id if it has several units, or shares one with another mention.
+
+    Args:
+        document: The document.
+        tokens: Its tokens, sorted.
+
+    Returns:
+        For each token, the annotations of itself and of its parts, by their places, as
+        the column shows them; "" if a token has none.
     """
     ends = [end for _, end in tokens]
-    units_of_mentions: list[list[tuple[tuple[int, int], tuple[int, int]]]] = []
-    mentions_of_unit: dict[tuple[tuple[int, int], tuple[int, int]], list[int]] = (
-        defaultdict(list)
-    )
+    units_of_mentions: list[list[_MentionUnit]] = []
+    mentions_of_unit: dict[_MentionUnit, list[int]] = defaultdict(list)
     for number, span in enumerate(document.spans):
         units = []
         for begin, end in tokens[bisect_right(ends, span.start) :]:
@@ -574,7 +606,7 @@ def _lay_out_mentions(
         id = f"[{next(new_ids)}]" if needs_id else ""
         values.append(f"{_escape_value(span.label)}{id}")
 
-    rows: dict[tuple[int, int], dict[tuple[int, int], str]] = {}
+    rows: dict[_Place, dict[_Place, str]] = {}
     for token in tokens:
         rows[token] = {token: ""}
     for (token, place), numbers in sorted(mentions_of_unit.items()):
@@ -583,12 +615,15 @@ def _lay_out_mentions(
 
 
 def _escape_text(text: str) -> str:
+    """Return the text of a sentence or token with escapes."""
     return _UNSAFE_TEXT.sub(_escape, text.replace("\0", "\ufffd"))
 
 
 def _escape_value(value: str) -> str:
+    """Return the value of an annotation with escapes."""
     return _UNSAFE_VALUE.sub(_escape, value.replace("\0", "\ufffd"))
 
 
 def _escape(match: re.Match[str]) -> str:
+    """Return the escape of a character."""
     return f"\\{_LETTERS.get(match[0], match[0])}"

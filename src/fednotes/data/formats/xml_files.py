@@ -13,7 +13,7 @@ from defusedxml.sax import make_parser
 
 from fednotes.core import bounds
 from fednotes.core.errors import DataError
-from fednotes.data.formats.files import READ_ERRORS, incomplete_file, open_bytes
+from fednotes.data.formats.files import READ_ERRORS, make_incomplete_error, open_bytes
 
 _PIECE: Final = 1 << 16  # bytes per read
 # Expat parses an unfinished tag anew with each piece, so long tags need large pieces.
@@ -67,18 +67,18 @@ class _Handler(ContentHandler):
         self._pieces: list[str] | None = None  # pieces of the current text
         self._length = 0
 
-    def error(self, message: str) -> DataError:
+    def make_error(self, message: str) -> DataError:
         """Return an error at the current line."""
-        return DataError.at(self._path, self._line(), message)
+        return DataError.at(self._path, self._get_line(), message)
 
-    def _line(self) -> int:
+    def _get_line(self) -> int:
         """Return the current line."""
         return int(self._parser.getLineNumber() or 1)
 
     def startElement(self, name: str, attrs: Any) -> None:  # noqa: N802 - name of sax
         """Collect the start of an element."""
         self.events += 1
-        self.elements.append(Element(self._line(), name, dict(attrs), ""))
+        self.elements.append(Element(self._get_line(), name, dict(attrs), ""))
         if name in self._text_of:
             self._pieces = []
             self._length = 0
@@ -90,7 +90,7 @@ class _Handler(ContentHandler):
             return
         self._length += len(content)
         if self._length > bounds.NOTE:
-            raise self.error(
+            raise self.make_error(
                 f"a text has more than {bounds.NOTE:,} characters: split it, or check "
                 "that this is the right file"
             )
@@ -103,11 +103,11 @@ class _Handler(ContentHandler):
         if name in self._text_of and self._pieces is not None:
             text = "".join(self._pieces)
             self._pieces = None
-        self.elements.append(Element(self._line(), name, None, text))
+        self.elements.append(Element(self._get_line(), name, None, text))
 
     def skippedEntity(self, name: str) -> None:  # noqa: ARG002, N802 - name of sax
         """Refuse an entity."""
-        raise self.error(_ENTITIES)
+        raise self.make_error(_ENTITIES)
 
 
 def read_elements(
@@ -172,7 +172,7 @@ def parse_elements(
         # A value has no "<", so the bytes before the first one belong to this tag.
         attributes += len(_VALUE_START.findall(data.partition(b"<")[0]))
         if attributes > _MAX_ATTRIBUTES:
-            raise handler.error(
+            raise handler.make_error(
                 f"a tag has more than {_MAX_ATTRIBUTES:,} attributes: check that this "
                 "is the right file"
             )
@@ -183,7 +183,7 @@ def parse_elements(
         else:
             unread += len(data)
         if unread > limit:
-            raise handler.error(
+            raise handler.make_error(
                 f"a tag or a comment has more than {limit:,} bytes: check that this "
                 "is the right file"
             )
@@ -192,10 +192,11 @@ def parse_elements(
 
 
 def _read_piece(file: BinaryIO, size: int, path: Path) -> bytes:
+    """Return the next bytes of a file; raise DataError if it is damaged."""
     try:
         return file.read(size)
     except READ_ERRORS as error:
-        raise incomplete_file(path, error) from None
+        raise make_incomplete_error(path, error) from None
 
 
 def _feed(parser: Any, handler: _Handler, data: bytes, path: Path) -> None:
@@ -209,11 +210,11 @@ def _feed(parser: Any, handler: _Handler, data: bytes, path: Path) -> None:
         message = f"the file is not XML ({error.getMessage()})"
         raise DataError.at(path, error.getLineNumber() or 1, message) from None
     except DTDForbidden:
-        raise handler.error(
+        raise handler.make_error(
             "the file has a DOCTYPE, which its program never writes"
         ) from None
     except DefusedXmlException:
-        raise handler.error(_ENTITIES) from None
+        raise handler.make_error(_ENTITIES) from None
     except (LookupError, ValueError):
         message = "the file's encoding is not known: write it as UTF-8"
         raise DataError.at(path, 1, message) from None

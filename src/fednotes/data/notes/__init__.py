@@ -23,7 +23,7 @@ from fednotes.data.notes._database import (
     DEFAULT_TABLE,
     NoteDatabase,
     NotePlace,
-    place_of_notes,
+    make_note_place,
     require_database,
     require_places_of_notes,
 )
@@ -42,10 +42,10 @@ from fednotes.data.notes._note import (
     Note,
     NoteStream,
     describe_left_out,
-    patient_of,
+    make_patient_key,
 )
 from fednotes.data.notes._reading import find_packed_or_plain, read_notes
-from fednotes.data.notes._records import with_standard_keys
+from fednotes.data.notes._records import add_standard_keys
 from fednotes.data.notes._settings import FORMATS
 
 __all__ = [
@@ -60,16 +60,16 @@ __all__ = [
     "NoteDatabase",
     "NotePlace",
     "NoteStream",
+    "add_standard_keys",
     "describe_left_out",
     "explain_line_ids",
     "find_note_files",
     "find_packed_or_plain",
     "find_unused_columns",
     "guess_notes",
-    "patient_of",
-    "place_of_notes",
+    "make_note_place",
+    "make_patient_key",
     "read_notes",
     "require_database",
     "require_places_of_notes",
-    "with_standard_keys",
 ]

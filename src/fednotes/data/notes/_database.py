@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fednotes.core.databases import DatabaseAddress, is_address
 from fednotes.core.errors import ConfigError, DataError, ParameterError
-from fednotes.core.settings import path_of
+from fednotes.core.settings import require_path
 from fednotes.data.notes._guessing import guess_table
 from fednotes.data.notes._note import Note
 from fednotes.data.notes._settings import TABLES, ReadSettings
 from fednotes.data.notes._tables import (
     Columns,
     find_columns,
-    first_filled,
+    find_first_filled,
     is_marked_as_error,
 )
 
@@ -70,10 +70,14 @@ class NoteDatabase:
     def __str__(self) -> str:
         return self.address
 
-    def located(self, folder: Path) -> NoteDatabase:
-        """Return the database with a SQLite file's relative path below a folder."""
-        located = DatabaseAddress(self.address).located(folder)
-        return replace(self, address=located.text)
+    def resolve_from(self, folder: Path) -> NoteDatabase:
+        """Return the database with an absolute path, if it is a SQLite file.
+
+        Args:
+            folder: The folder that a relative path starts from.
+        """
+        address = DatabaseAddress(self.address).resolve_from(folder)
+        return replace(self, address=address.text)
 
     def count_notes(self) -> int:
         """Return the number of rows; they are not read.
@@ -83,7 +87,7 @@ class NoteDatabase:
             DataError: The database cannot be read.
         """
         with DatabaseAddress(self.address).connect() as connection:
-            statement = f"SELECT count(*) FROM {self._selection(connection)}"
+            statement = f"SELECT count(*) FROM {self._write_selection(connection)}"
             with _execute(connection, statement) as result:
                 return int(result.scalar_one())
 
@@ -123,10 +127,12 @@ class NoteDatabase:
         quote = connection.dialect.identifier_preparer.quote_identifier
         names = ", ".join(quote(columns.names[at]) for at in columns.needed)
         order = quote(columns.names[columns.places["id"][0]])
-        return f"SELECT {names} FROM {self._selection(connection)} ORDER BY {order}"
+        return (
+            f"SELECT {names} FROM {self._write_selection(connection)} ORDER BY {order}"
+        )
 
-    def _selection(self, connection: Connection) -> str:
-        """Return the part of a statement after FROM."""
+    def _write_selection(self, connection: Connection) -> str:
+        """Return the part of a statement after FROM: the query, or the table."""
         if self.query:
             return f"({self.query.strip().rstrip(';')}\n) AS notes"
         quote = connection.dialect.identifier_preparer.quote
@@ -140,7 +146,7 @@ class NoteDatabase:
         Raises:
             DataError: There is no such table, or it lacks a column.
         """
-        statement = f"SELECT * FROM {self._selection(connection)} LIMIT 0"
+        statement = f"SELECT * FROM {self._write_selection(connection)} LIMIT 0"
         with _execute(connection, statement) as result:
             names = tuple(result.keys())
         header = [name.strip().lower() for name in names]
@@ -190,8 +196,8 @@ def _execute(connection: Connection, statement: str) -> CursorResult[Any]:
     return connection.exec_driver_sql(statement, execution_options=options)
 
 
-def _cell_text(value: object) -> str:
-    """Return a value of a row as text.
+def _format_cell(value: object) -> str:
+    """Return a value of a row as text; "" for null.
 
     Raises:
         DataError: It is no text, number or date.
@@ -225,9 +231,9 @@ def _parse_rows(
     previous_id: str | None = None
     for number, row in enumerate(rows, 1):
         notes: list[Note | None] = []
-        with settings.handle_errors("note", where, 0, f"row {number}: "):
-            cells = [_cell_text(value) for value in row]
-            note_id = first_filled(cells, places["id"])
+        with settings.handling_errors("note", where, 0, f"row {number}: "):
+            cells = [_format_cell(value) for value in row]
+            note_id = find_first_filled(cells, places["id"])
             if note_id is None:
                 raise DataError("the note has no id: leave such rows out in a query")
             if note_id == previous_id:
@@ -251,15 +257,15 @@ def _make_note(
     return Note(
         id=note_id,
         text=settings.finish_text(cells[places["text"][0]]),
-        patient=first_filled(cells, places["patient"]),
-        category=first_filled(cells, places["category"]),
+        patient=find_first_filled(cells, places["patient"]),
+        category=find_first_filled(cells, places["category"]),
         source=settings.source,
-        visit=first_filled(cells, places["visit"]),
+        visit=find_first_filled(cells, places["visit"]),
         own_id=note_id,
     )
 
 
-def place_of_notes(value: object, query: str = "", omop: str = "") -> NotePlace:
+def make_note_place(value: object, query: str = "", omop: str = "") -> NotePlace:
     """Return where notes are: a database, or a path.
 
     Args:
@@ -274,7 +280,7 @@ def place_of_notes(value: object, query: str = "", omop: str = "") -> NotePlace:
         return value
     if isinstance(value, str | os.PathLike) and is_address(value):
         return NoteDatabase(os.fspath(value), query, omop)
-    return path_of(value, "a file or folder of notes")
+    return require_path(value, "a file or folder of notes")
 
 
 def require_places_of_notes(places: Iterable[str], query: str, omop: str) -> None:

@@ -14,11 +14,11 @@ from fednotes.data import encodings
 from fednotes.data.formats import fhir, parquet
 from fednotes.data.formats.files import (
     PACKED_SUFFIXES,
-    bounded_lines,
     open_text,
-    unpacked_name,
+    read_bounded_lines,
+    remove_packed_suffix,
 )
-from fednotes.data.formats.folders import list_files, mixed_formats
+from fednotes.data.formats.folders import list_files, make_mixed_formats_error
 from fednotes.data.notes._settings import COMMON_KEYS, TABLES
 
 _HEAD = 1 << 16  # characters, enough for any header
@@ -61,7 +61,7 @@ def find_note_files(
         by_format.pop("text", None)
     if len(by_format) > 1:
         counts = {name: len(files) for name, files in by_format.items()}
-        raise mixed_formats(path, counts)
+        raise make_mixed_formats_error(path, counts)
     if not by_format:
         raise DataError(
             f"{path}: no file in this folder holds notes of "
@@ -72,7 +72,7 @@ def find_note_files(
 
 def _guess_file_of_folder(file: Path, column: str | None, encoding: str) -> str:
     """Return the format of a file in a folder; "" if it is ignored."""
-    is_text_file = unpacked_name(file).suffix.lower() in _TEXT_SUFFIXES
+    is_text_file = remove_packed_suffix(file).suffix.lower() in _TEXT_SUFFIXES
     try:
         guess = guess_notes(file, column, encoding)
     except DataError:
@@ -98,9 +98,11 @@ def guess_notes(
         DataError: The file is a table without a known text column, or it is not text.
     """
     if parquet.accepts(path):
-        guess = guess_table(parquet.column_names(path), column)
+        guess = guess_table(parquet.list_column_names(path), column)
         if not guess:
-            raise _unknown_table(path, parquet.column_names(path), column)
+            raise _make_unknown_table_error(
+                path, parquet.list_column_names(path), column
+            )
         return guess
     with open_text(path, encoding, errors="replace") as file:
         head = file.read(_HEAD).lstrip("\r\n")
@@ -114,7 +116,7 @@ def guess_notes(
     if suffix in _JSON_SUFFIXES or _is_json_record(first_line, column):
         return "jsonl"
 
-    guess = guess_table(header_of(first_line), column)
+    guess = guess_table(normalise_header(first_line), column)
     # The first line of a note may contain a comma and the word "text", so an unknown
     # table needs a CSV suffix or a user-specified column.
     has_csv_name = any(suffix in _CSV_SUFFIXES for suffix in suffixes)
@@ -122,14 +124,20 @@ def guess_notes(
         return "csv" if guess == "parquet" else guess
     must_be_table = column is not None and suffix not in _TEXT_SUFFIXES
     if suffix in _CSV_SUFFIXES or must_be_table:
-        raise _unknown_table(path, header_of(first_line), column)
+        raise _make_unknown_table_error(path, normalise_header(first_line), column)
     return "text"
 
 
 def guess_table(header: Sequence[str], column: str | None) -> str:
-    """Return the known table with this header.
+    """Return the name of the known table with this header.
 
-    "parquet" means any other table with a text column, "" no such table.
+    Args:
+        header: The names of the columns.
+        column: The user-specified column of the text, or None.
+
+    Returns:
+        The name; "parquet" for any other table with a text column; "" for a table
+        without one.
     """
     names = {name.strip().lower() for name in header}
     for name, table in TABLES.items():
@@ -139,7 +147,9 @@ def guess_table(header: Sequence[str], column: str | None) -> str:
     return "parquet" if text_columns & names else ""
 
 
-def _unknown_table(path: Path, header: Sequence[str], column: str | None) -> DataError:
+def _make_unknown_table_error(
+    path: Path, header: Sequence[str], column: str | None
+) -> DataError:
     """Return the error for a table without a column of texts.
 
     Args:
@@ -191,7 +201,7 @@ def _is_json_record(line: str, column: str | None) -> bool:
     return any(key in record for key in keys)
 
 
-def delimiter_of(header: str) -> str:
+def guess_delimiter(header: str) -> str:
     """Return the column separator of a table: a tab, a semicolon or a comma.
 
     A header with semicolons is separated by them only if it has no other separator.
@@ -201,15 +211,15 @@ def delimiter_of(header: str) -> str:
     return "\t" if header.count("\t") > header.count(",") else ","
 
 
-def header_of(line: str) -> list[str]:
+def normalise_header(line: str) -> list[str]:
     """Return the column names in a table's first line, in lower case."""
     return [name.lower() for name in _split_header(line)]
 
 
 def _split_header(line: str) -> list[str]:
-    """Return the column names in a table's first line; none if it is not CSV."""
+    """Return the column names in a table's first line; [] if it is not CSV."""
     try:
-        row = next(csv.reader([line], delimiter=delimiter_of(line)), [])
+        row = next(csv.reader([line], delimiter=guess_delimiter(line)), [])
     except csv.Error:
         return []
     return [name.strip() for name in row]
@@ -218,7 +228,9 @@ def _split_header(line: str) -> list[str]:
 def explain_line_ids(
     path: Path, format: str | None, column: str | None, encoding: str
 ) -> str:
-    """Say that a table has no known column of ids; "" if it has one or is no table.
+    """Return a remark that a table has no known column of ids, or "".
+
+    It is "" for a table with such a column, and for notes that are not in a table.
 
     Args:
         path: A file or a folder.
@@ -283,6 +295,6 @@ def find_unused_columns(
 def _read_header(file: Path, encoding: str) -> list[str]:
     """Return the names of the columns of a table."""
     if parquet.accepts(file):
-        return list(parquet.column_names(file))
+        return list(parquet.list_column_names(file))
     with open_text(file, encoding) as lines:
-        return _split_header(next(bounded_lines(lines, file), ""))
+        return _split_header(next(read_bounded_lines(lines, file), ""))

@@ -38,8 +38,8 @@ class Note:
     own_id: str | None = None
 
 
-def patient_of(note: Note) -> Key:
-    """Return the key of a note's patient, or of the note if it has no patient."""
+def make_patient_key(note: Note) -> Key:
+    """Return the key of a note's patient, or of the note if its patient is unknown."""
     if note.patient is not None:
         return ("patient", note.patient)
     return ("note", note.source, note.id)
@@ -61,7 +61,7 @@ class NoteStream(Iterator[Note]):
 
 
 def describe_left_out(counts: Mapping[str, int]) -> str:
-    """Describe omitted records and the reasons; "" if there are none."""
+    """Return the numbers of omitted records by reason, in words; "" if none."""
     return ", ".join(
         f"{counts[why]:,} {why}"
         for why in (EMPTY, MISTAKEN, OTHER, SHARED)

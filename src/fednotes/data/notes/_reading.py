@@ -9,12 +9,12 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from fednotes.core.errors import ConfigError, DataError, ParameterError, nearest
-from fednotes.core.work import counted
+from fednotes.core.errors import ConfigError, DataError, ParameterError, suggest_name
+from fednotes.core.work import count_items
 from fednotes.data import encodings
 from fednotes.data.formats import parquet
 from fednotes.data.formats.problems import Problems
-from fednotes.data.notes._database import NoteDatabase, NotePlace, place_of_notes
+from fednotes.data.notes._database import NoteDatabase, NotePlace, make_note_place
 from fednotes.data.notes._guessing import find_note_files
 from fednotes.data.notes._note import EMPTY, MISTAKEN, OTHER, Note, NoteStream
 from fednotes.data.notes._records import read_fhir, read_json_lines, read_text_file
@@ -68,13 +68,13 @@ def read_notes(  # noqa: PLR0913 - the options of a public function
     """
     if format and format not in FORMATS:
         raise ConfigError(
-            f"unknown format {format!r} of notes: {nearest(format, FORMATS)}"
+            f"unknown format {format!r} of notes: {suggest_name(format, FORMATS)}"
         )
     if isinstance(categories, str):
         raise ConfigError(
             f"categories must be a list of names, not the text {categories!r}"
         )
-    named_encoding = encodings.encoding_of(encoding)
+    named_encoding = encodings.resolve_encoding(encoding)
     wanted = frozenset(category.strip().casefold() for category in categories)
     places: Sequence[str | os.PathLike[str] | NoteDatabase]
     if isinstance(paths, str | os.PathLike | NoteDatabase):
@@ -85,7 +85,7 @@ def read_notes(  # noqa: PLR0913 - the options of a public function
     streams: list[Iterator[Note]] = []
     for number, any_place in enumerate(places):
         place, path_format, files = _find_place(
-            place_of_notes(any_place), format, column, named_encoding
+            make_note_place(any_place), format, column, named_encoding
         )
         if wanted and path_format == "text":
             raise ConfigError(
@@ -109,8 +109,8 @@ def read_notes(  # noqa: PLR0913 - the options of a public function
             exact=exact,
         )
         records = _read_place(settings, files)
-        streams.append(_select(records, settings, wanted, counts))
-    notes = counted(chain.from_iterable(streams), "reading notes")
+        streams.append(_select_notes(records, settings, wanted, counts))
+    notes = count_items(chain.from_iterable(streams), "reading notes")
     return NoteStream(notes, counts)
 
 
@@ -180,11 +180,12 @@ def _read_place(settings: ReadSettings, files: Sequence[Path]) -> Iterator[Note 
         if settings.problems is None:
             yield from _read_file(settings, file)
         else:
-            with settings.problems.collect("file", file):
+            with settings.problems.collecting("file", file):
                 yield from _read_file(settings, file)
 
 
 def _read_file(settings: ReadSettings, file: Path) -> Iterator[Note | None]:
+    """Yield the records of a file; None for those marked as mistakes."""
     if settings.format == "text":
         yield read_text_file(settings, file)
     elif settings.format == "jsonl":
@@ -197,7 +198,7 @@ def _read_file(settings: ReadSettings, file: Path) -> Iterator[Note | None]:
         yield from read_table(settings, file)
 
 
-def _select(
+def _select_notes(
     records: Iterator[Note | None],
     settings: ReadSettings,
     wanted: frozenset[str],
@@ -218,7 +219,7 @@ def _select(
     others = 0
     other_categories = set[str]()
     for note in records:
-        reason = _reason_to_leave_out(note, wanted, keep_empty=settings.exact)
+        reason = _find_reason_to_leave_out(note, wanted, keep_empty=settings.exact)
         counts[reason or "notes"] += 1
         if note is not None and not reason:
             selected += 1
@@ -233,13 +234,13 @@ def _select(
         fallback = None
         if len(other_categories) > _MAX_NAMED:
             fallback = f"there are {len(other_categories)} others"
-        hint = nearest(names[0].capitalize(), other_categories, fallback)
+        hint = suggest_name(names[0].capitalize(), other_categories, fallback)
         raise DataError(
             f"{settings.root}: no notes of category {', '.join(names)}: {hint}"
         )
 
 
-def _reason_to_leave_out(
+def _find_reason_to_leave_out(
     note: Note | None, wanted: frozenset[str], *, keep_empty: bool
 ) -> str:
     """Return the reason for omitting a record; "" for a note that is kept."""

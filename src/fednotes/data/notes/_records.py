@@ -11,14 +11,14 @@ from fednotes.core.errors import DataError
 from fednotes.core.parsing import JsonError, parse_json
 from fednotes.data import encodings
 from fednotes.data.formats import fhir
-from fednotes.data.formats.files import bounded_lines, locate_errors, open_text
-from fednotes.data.formats.json_files import parse_json_line, read_json, text_key
+from fednotes.data.formats.files import locating_errors, open_text, read_bounded_lines
+from fednotes.data.formats.json_files import find_text_key, parse_json_line, read_json
 from fednotes.data.notes._note import Note
 from fednotes.data.notes._settings import (
     COMMON_KEYS,
     ReadSettings,
-    first_value,
-    stem_of,
+    find_first_value,
+    remove_suffixes,
 )
 
 
@@ -29,10 +29,10 @@ def read_text_file(settings: ReadSettings, path: Path) -> Note:
     """
     with open_text(path, settings.encoding, newline="") as file:
         text = file.read(bounds.NOTE + 1)
-    name = Path(stem_of(path))
+    name = Path(remove_suffixes(path))
     if isinstance(settings.root, Path) and path != settings.root:
         name = path.relative_to(settings.root).parent / name
-    with locate_errors(path):
+    with locating_errors(path):
         text = settings.finish_text(text)
     return Note(
         id=name.as_posix(),
@@ -50,17 +50,17 @@ def read_json_lines(settings: ReadSettings, path: Path) -> Iterator[Note | None]
     record that an annotator rejected (Prodigy's "answer").
     """
     with open_text(path, settings.encoding) as file:
-        for number, line in enumerate(bounded_lines(file, path), 1):
+        for number, line in enumerate(read_bounded_lines(file, path), 1):
             if not line.strip():
                 continue
             notes: list[Note | None] = []
-            with settings.handle_errors("note", path, number):
+            with settings.handling_errors("note", path, number):
                 record = parse_json_line(line)
-                key = text_key(record, *settings.text_keys())
+                key = find_text_key(record, *settings.list_text_keys())
                 if key is None:
                     notes.append(None)
                 else:
-                    default_id = f"{stem_of(path)}:{number}"
+                    default_id = f"{remove_suffixes(path)}:{number}"
                     notes.append(_parse_record(settings, record, key, default_id))
             while notes:  # popped, so that only the caller has a reference to the note
                 yield notes.pop()
@@ -79,27 +79,27 @@ def _parse_record(
             f"there is no key {settings.id_column!r} for the note's id: add it, or "
             "name another one"
         )
-    own_id = first_value(record, settings.id_keys())
+    own_id = find_first_value(record, settings.list_id_keys())
     return Note(
         id=own_id or default_id,
         text=settings.finish_text(record[key]),
-        patient=first_value(record, COMMON_KEYS["patient"]),
-        category=first_value(record, COMMON_KEYS["category"]),
+        patient=find_first_value(record, COMMON_KEYS["patient"]),
+        category=find_first_value(record, COMMON_KEYS["category"]),
         source=settings.source,
-        visit=first_value(record, COMMON_KEYS["visit"]),
+        visit=find_first_value(record, COMMON_KEYS["visit"]),
         own_id=own_id,
     )
 
 
-def with_standard_keys(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON record with "id", "patient" and "visit".
+def add_standard_keys(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON record with "id", "patient" and "visit" added.
 
     A missing key gets the value of a similar key, if there is one.
     """
     completed = dict(record)
     for name in ("id", "patient", "visit"):
         if completed.get(name) is None:
-            value = first_value(record, COMMON_KEYS[name])
+            value = find_first_value(record, COMMON_KEYS[name])
             if value:
                 completed[name] = value
     return completed
@@ -113,12 +113,12 @@ def read_fhir(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
             number += 1
             notes: list[Note] = []
             prefix = "" if line else f"resource {number}: "
-            with settings.handle_errors("note", path, line, prefix):
-                text = fhir.text_of(resource)
+            with settings.handling_errors("note", path, line, prefix):
+                text = fhir.extract_text(resource)
                 if text is not None:
-                    facts = fhir.facts_of(resource)
+                    facts = fhir.extract_facts(resource)
                     note = Note(
-                        id=facts.id or f"{stem_of(path)}:{number}",
+                        id=facts.id or f"{remove_suffixes(path)}:{number}",
                         text=settings.finish_text(text),
                         patient=facts.patient,
                         category=facts.category,
@@ -139,7 +139,9 @@ def _read_values(settings: ReadSettings, path: Path) -> Iterator[tuple[int, Any]
     0.
     """
     with open_text(path, settings.encoding) as file:
-        first = next((line for line in bounded_lines(file, path) if line.strip()), "")
+        first = next(
+            (line for line in read_bounded_lines(file, path) if line.strip()), ""
+        )
     try:
         parse_json(first, strict=False)
     except JsonError:
@@ -149,11 +151,11 @@ def _read_values(settings: ReadSettings, path: Path) -> Iterator[tuple[int, Any]
             yield 0, value
         return
     with open_text(path, settings.encoding) as file:
-        for number, line in enumerate(bounded_lines(file, path), 1):
+        for number, line in enumerate(read_bounded_lines(file, path), 1):
             if not line.strip():
                 continue
             values: list[Any] = []  # stays empty if the line's error is collected
-            with settings.handle_errors("note", path, number):
+            with settings.handling_errors("note", path, number):
                 values.append(parse_json_line(line))
             # Outside of the context: it must not catch errors of the consumer.
             for value in values:

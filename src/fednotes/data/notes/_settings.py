@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fednotes.core import bounds
 from fednotes.core.errors import DataError
-from fednotes.core.parsing import shipped
+from fednotes.core.parsing import read_shipped_table
 from fednotes.data import encodings
-from fednotes.data.formats.files import unpacked_name
+from fednotes.data.formats.files import remove_packed_suffix
 from fednotes.data.formats.problems import Problems
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # The table columns of each format. "csv" has those of any other table, which are also
 # the keys of JSON records.
-TABLES: Final[Mapping[str, Any]] = shipped("data/notes/tables.toml")
+TABLES: Final[Mapping[str, Any]] = read_shipped_table("data/notes/tables.toml")
 COMMON_KEYS: Final[Mapping[str, Any]] = TABLES["csv"]
 FORMATS: Final = (*TABLES, "jsonl", "fhir", "parquet", "text")
 
@@ -51,11 +51,11 @@ class ReadSettings:
     problems: Problems | None = None
     exact: bool = False
 
-    def text_keys(self) -> Sequence[str]:
+    def list_text_keys(self) -> Sequence[str]:
         """Return the possible keys of the text of a record whose table is unknown."""
         return (self.column,) if self.column else COMMON_KEYS["text"]
 
-    def id_keys(self) -> Sequence[str]:
+    def list_id_keys(self) -> Sequence[str]:
         """Return the possible keys of the id of a record whose table is unknown."""
         return (self.id_column,) if self.id_column else COMMON_KEYS["id"]
 
@@ -74,7 +74,7 @@ class ReadSettings:
         return raw.replace("\r\n", "\n").replace("\r", "\n")
 
     @contextmanager
-    def handle_errors(
+    def handling_errors(
         self, kind: str, path: Path | str, line: int = 0, prefix: str = ""
     ) -> Iterator[None]:
         """Collect a DataError raised in the context, or raise it with its place.
@@ -88,7 +88,7 @@ class ReadSettings:
             prefix: Prefix of the message of an error that names no file.
         """
         if self.problems is not None:
-            with self.problems.collect(kind, path, line, prefix):
+            with self.problems.collecting(kind, path, line, prefix):
                 yield
             return
         try:
@@ -99,14 +99,14 @@ class ReadSettings:
             raise DataError.at(path, line, f"{prefix}{error}") from None
 
 
-def stem_of(path: Path) -> str:
-    """Return the file's name without its format suffixes."""
-    name = unpacked_name(path).name
+def remove_suffixes(path: Path) -> str:
+    """Return the name of a file without its suffixes of format and packing."""
+    name = remove_packed_suffix(path).name
     return name.rpartition(".")[0] or path.name
 
 
-def first_value(record: Mapping[str, Any], keys: Sequence[str]) -> str | None:
-    """Return the first non-empty value of some keys, as text."""
+def find_first_value(record: Mapping[str, Any], keys: Sequence[str]) -> str | None:
+    """Return the first value of some keys that is not empty, as text; else None."""
     for key in keys:
         value = record.get(key)
         if isinstance(value, str | int):

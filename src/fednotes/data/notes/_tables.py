@@ -6,13 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.errors import DataError, nearest
+from fednotes.core.errors import DataError, suggest_name
 from fednotes.data.formats import parquet
 from fednotes.data.formats.csv_rows import read_csv_rows
-from fednotes.data.formats.files import bounded_lines, open_text
-from fednotes.data.notes._guessing import delimiter_of, describe_columns, header_of
+from fednotes.data.formats.files import open_text, read_bounded_lines
+from fednotes.data.notes._guessing import (
+    describe_columns,
+    guess_delimiter,
+    normalise_header,
+)
 from fednotes.data.notes._note import Note
-from fednotes.data.notes._settings import COMMON_KEYS, TABLES, ReadSettings, stem_of
+from fednotes.data.notes._settings import (
+    COMMON_KEYS,
+    TABLES,
+    ReadSettings,
+    remove_suffixes,
+)
 
 _FIELDS = ("text", "id", "patient", "visit", "category", "error")
 _TRUE = ("1", "1.0", "True", "true")
@@ -25,14 +34,14 @@ def read_table(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
     """Yield the notes of a CSV file row by row; None for notes marked as errors."""
     table = TABLES[settings.format]
     with open_text(path, settings.encoding, newline="") as file:
-        lines = bounded_lines(file, path)
+        lines = read_bounded_lines(file, path)
         first_line = next(lines, "")
-        header = header_of(first_line)
+        header = normalise_header(first_line)
         columns = find_columns(settings, path, header, table)
-        rows = read_csv_rows(lines, path, 2, delimiter_of(first_line))
+        rows = read_csv_rows(lines, path, 2, guess_delimiter(first_line))
         for line, row in rows:
             notes: list[Note | None] = []
-            with settings.handle_errors("note", path, line):
+            with settings.handling_errors("note", path, line):
                 if len(row) != len(header):
                     raise DataError(
                         f"the row has {len(row)} columns, but the header has "
@@ -48,7 +57,7 @@ def read_table(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
 def read_columns(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
     """Yield the notes of a Parquet or Arrow file, read batch by batch."""
     table = TABLES.get(settings.format, COMMON_KEYS)
-    names = parquet.column_names(path)
+    names = parquet.list_column_names(path)
     header = [name.strip().lower() for name in names]
     columns = find_columns(settings, path, header, table)
     # Read only the columns that are needed.
@@ -57,10 +66,10 @@ def read_columns(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
     places = {
         name: [place_of[column] for column in each] for name, each in columns.items()
     }
-    rows = parquet.rows(path, [names[column] for column in needed])
+    rows = parquet.read_rows(path, [names[column] for column in needed])
     for number, values in enumerate(rows, 1):
         notes: list[Note | None] = []
-        with settings.handle_errors("note", path, 0, f"row {number}: "):
+        with settings.handling_errors("note", path, 0, f"row {number}: "):
             if any(isinstance(value, bytes | list | dict) for value in values):
                 raise DataError(
                     "a cell contains bytes, a list or a table: expected text or a "
@@ -90,27 +99,27 @@ def _parse_row(
     """
     if is_marked_as_error(row, columns):
         return None
-    own_id = first_filled(row, columns["id"])
+    own_id = find_first_filled(row, columns["id"])
     id = own_id or str(number)
     has_unique_ids = TABLES.get(settings.format, COMMON_KEYS).get("own_ids")
     return Note(
-        id=id if has_unique_ids else f"{stem_of(path)}:{id}",
+        id=id if has_unique_ids else f"{remove_suffixes(path)}:{id}",
         text=settings.finish_text(row[columns["text"][0]]),
-        patient=first_filled(row, columns["patient"]),
-        category=first_filled(row, columns["category"]),
+        patient=find_first_filled(row, columns["patient"]),
+        category=find_first_filled(row, columns["category"]),
         source=settings.source,
-        visit=first_filled(row, columns["visit"]),
+        visit=find_first_filled(row, columns["visit"]),
         own_id=own_id,
     )
 
 
 def is_marked_as_error(row: Sequence[str], columns: Columns) -> bool:
     """Return whether a row says that its note is a mistake."""
-    return first_filled(row, columns["error"]) in _TRUE
+    return find_first_filled(row, columns["error"]) in _TRUE
 
 
-def first_filled(row: Sequence[str], columns: Sequence[int]) -> str | None:
-    """Return the first value of some columns that is not blank."""
+def find_first_filled(row: Sequence[str], columns: Sequence[int]) -> str | None:
+    """Return the first value of some columns that is not blank; else None."""
     for column in columns:
         value = row[column].strip()
         if value:
@@ -156,7 +165,7 @@ def find_columns(
         needed.append(("category", "categories", "".join(table["category"][:1])))
     for field, content, name in needed:
         if not columns[field]:
-            hint = nearest(name, header, describe_columns(header))
+            hint = suggest_name(name, header, describe_columns(header))
             raise DataError.at(
                 path, line, f"there is no column {name!r} for the {content}: {hint}"
             )

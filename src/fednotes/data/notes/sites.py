@@ -1,10 +1,10 @@
 """Conversion of note corpora to sites for pre-training, without text in memory.
 
-    scan      one pass over each corpus records the patient, the length and a hash of
-              each note; nothing else is stored
-    silos     patients or notes are assigned to silos, if the job requests them
-    held out  patients of each site, for evaluation
-    source    every later pass rereads a site's notes from the files, one at a time
+    scan         one pass over each corpus records the patient, the length and a hash of
+                 each note; nothing else is stored
+    silos        patients or notes are assigned to silos, if the job requests them
+    validation   the notes of some patients of each site are kept for evaluation
+    source       every later pass rereads a site's notes from the files, one at a time
 
 This takes about 80 bytes per note, and each patient's key once: 0.2 GB for two million
 notes. A silo represents a hospital: a patient's notes are in only one of them (Liu and
@@ -24,7 +24,7 @@ from typing import Literal
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, DataError, FednotesError, within
+from fednotes.core.errors import ConfigError, DataError, FednotesError, naming_place
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.data.notes import (
     SHARED,
@@ -32,14 +32,14 @@ from fednotes.data.notes import (
     Note,
     NoteStream,
     describe_left_out,
-    patient_of,
+    make_patient_key,
 )
 from fednotes.data.overlap import TextIndex, shares_sentence
 
 NoteSource = Callable[[], Iterable[Note]]  # each call starts at the first note
 By = Literal["patient", "document"]
 _DIGEST_SIZE = 32  # bytes
-_LEFT_OUT = -1  # replaces a patient or a code
+_LEFT_OUT = -1  # replaces a patient or a part
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class SiteNotes:
     Attributes:
         id: The site's name.
         train: Source of the training notes.
-        valid: Source of the held-out notes, which share no patient with `train`.
+        valid: Source of the validation notes, which share no patient with `train`.
         train_notes: Number of training notes.
-        valid_notes: Number of notes held out.
+        valid_notes: Number of validation notes.
         train_patients: Number of patients of the training notes, the site's sample size
             (Liu and Miller 2020, Eq. 1).
-        valid_patients: Number of patients of the notes held out.
+        valid_patients: Number of patients of the validation notes.
         train_characters: Number of characters of the training notes.
-        valid_characters: Number of characters of the notes held out.
+        valid_characters: Number of characters of the validation notes.
         longest: Number of characters of the longest note.
         content: The fingerprint; "" if not yet known.
     """
@@ -74,7 +74,7 @@ class SiteNotes:
     content: str = ""
 
 
-def pooled_notes(sites: Sequence[SiteNotes]) -> SiteNotes:
+def pool_notes(sites: Sequence[SiteNotes]) -> SiteNotes:
     """Return one site, "pooled", with the notes of all sites in order.
 
     Patients are summed, so a patient with notes at two sites counts twice.
@@ -93,18 +93,22 @@ def pooled_notes(sites: Sequence[SiteNotes]) -> SiteNotes:
     )
 
 
-def fingerprint(site: SiteNotes) -> str:
+def fingerprint_notes(site: SiteNotes) -> str:
     """Return the SHA-256 of a site's texts, patients and parts.
 
     The notes are read unless the fingerprint is known.
     """
     return site.content or _fingerprint_digests(
-        map(_note_digest, site.train()), map(_note_digest, site.valid())
+        map(_digest_note, site.train()), map(_digest_note, site.valid())
     )
 
 
 def _fingerprint_digests(*parts: Iterable[bytes]) -> str:
-    """Return a fingerprint of the digests of training and held-out notes."""
+    """Return the fingerprint of a site.
+
+    Args:
+        parts: The digests of the training notes, then of the validation notes.
+    """
     total = hashlib.sha256()
     for part in parts:
         total.update(b"\x1d")
@@ -113,17 +117,17 @@ def _fingerprint_digests(*parts: Iterable[bytes]) -> str:
     return total.hexdigest()
 
 
-def _note_digest(note: Note) -> bytes:
+def _digest_note(note: Note) -> bytes:
     """Return the SHA-256 of a note's patient and text."""
     digest = hashlib.sha256()
-    for part in (*patient_of(note), note.text):
+    for part in (*make_patient_key(note), note.text):
         data = part.encode("utf-8")
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.digest()
 
 
-def assign(keys: Iterable[Key], silos: int, seed: int = 0) -> dict[Key, int]:
-    """Return the silo of each key, from 0.
+def assign_to_silos(keys: Iterable[Key], silos: int, seed: int = 0) -> dict[Key, int]:
+    """Assign keys to silos at random; return the silo of each key, from 0.
 
     The numbers of keys per silo differ by at most one. The result depends on the seed
     and the set of keys, not on their order.
@@ -183,8 +187,8 @@ class _Scan:
             `max_notes`.
         digests: The digests, `_DIGEST_SIZE` bytes per note.
         left_out: A description of the omitted records.
-        code: (notes,) 2 · site for training notes, 2 · site + 1 for those held out, -1
-            for others.
+        part_numbers: (notes,) the part of each note: 2 · site for training notes,
+            2 · site + 1 for validation notes, -1 for notes that are not used.
     """
 
     corpus: NoteCorpus
@@ -193,9 +197,9 @@ class _Scan:
     order: np.ndarray
     digests: bytes
     left_out: str
-    code: np.ndarray
+    part_numbers: np.ndarray
 
-    def digest(self, index: int) -> bytes:
+    def get_digest(self, index: int) -> bytes:
         """Return the digest of one note."""
         return self.digests[index * _DIGEST_SIZE : (index + 1) * _DIGEST_SIZE]
 
@@ -215,7 +219,7 @@ class _Scan:
             if index == len(is_wanted):
                 raise changed
             if is_wanted[index]:
-                if _note_digest(note) != self.digest(index):
+                if _digest_note(note) != self.get_digest(index):
                     raise changed
                 yield note
             del note
@@ -224,7 +228,7 @@ class _Scan:
             raise changed
 
 
-def site_notes(
+def make_sites(
     corpora: Sequence[NoteCorpus], seed: int, silos: int = 0, by: By = "patient"
 ) -> tuple[tuple[SiteNotes, ...], tuple[str, ...]]:
     """Return the sites of corpora, and remarks for the user.
@@ -244,7 +248,7 @@ def site_notes(
         DataError: Files cannot be read, or, when a source is read, have changed.
     """
     table: dict[Key, int] = {}  # the indices of patients, over all corpora
-    scans = [_scan(corpus, seed, table) for corpus in corpora]
+    scans = [_scan_corpus(corpus, seed, table) for corpus in corpora]
     patients = list(table)
     remarks = [
         f"{scan.corpus.id}: notes left out: {scan.left_out}"
@@ -253,20 +257,22 @@ def site_notes(
     ]
     if silos:
         names = [f"silo{number + 1}" for number in range(silos)]
-        _deal(scans, patients, seed, silos, by)
-        dealt = sum(int((scan.code >= 0).sum()) for scan in scans)
+        _assign_silos(scans, patients, seed, silos, by)
+        dealt = sum(int((scan.part_numbers >= 0).sum()) for scan in scans)
         remarks.append(
             f"{dealt:,} notes of {len(table):,} patients in {silos} silos by {by}"
         )
     else:
         names = [corpus.id for corpus in corpora]
         for number, scan in enumerate(scans):
-            scan.code = np.where(scan.patients < 0, _LEFT_OUT, 2 * number)
+            scan.part_numbers = np.where(scan.patients < 0, _LEFT_OUT, 2 * number)
     for number in range(len(names)):
-        _hold_out(scans, 2 * number, patients, seed)
+        _choose_validation_notes(scans, 2 * number, patients, seed)
     for scan in scans:
         remarks += _limit_training_notes(scan)
-    sites = tuple(_site(name, scans, 2 * number) for number, name in enumerate(names))
+    sites = tuple(
+        _make_site(name, scans, 2 * number) for number, name in enumerate(names)
+    )
     for site in sites:
         if not site.train_notes:
             raise ConfigError(
@@ -283,16 +289,16 @@ def site_notes(
 def _limit_training_notes(scan: _Scan) -> list[str]:
     """Leave out training notes beyond `max_notes`; return remarks about this."""
     limit = scan.corpus.max_notes
-    training = np.flatnonzero(scan.code % 2 == 0)
+    training = np.flatnonzero(scan.part_numbers % 2 == 0)
     if not 0 < limit < len(training):
         return []
     by_hash = training[np.argsort(scan.order[training], kind="stable")]
-    scan.code[by_hash[limit:]] = _LEFT_OUT
+    scan.part_numbers[by_hash[limit:]] = _LEFT_OUT
     return [f"{scan.corpus.id}: {limit:,} of {len(training):,} training notes are used"]
 
 
-def _scan(corpus: NoteCorpus, seed: int, table: dict[Key, int]) -> _Scan:
-    """Read a corpus once.
+def _scan_corpus(corpus: NoteCorpus, seed: int, table: dict[Key, int]) -> _Scan:
+    """Read a corpus once; return the facts about its notes.
 
     Args:
         corpus: The corpus.
@@ -304,10 +310,10 @@ def _scan(corpus: NoteCorpus, seed: int, table: dict[Key, int]) -> _Scan:
     order = array("Q")
     digests = bytearray()
     excluded = 0
-    with within(f"site {corpus.id!r}", FednotesError):
+    with naming_place(f"site {corpus.id!r}", FednotesError):
         stream = corpus.notes()
         for note in stream:
-            key = patient_of(note)
+            key = make_patient_key(note)
             is_excluded = corpus.exclude is not None and shares_sentence(
                 note.text, corpus.exclude
             )
@@ -320,7 +326,7 @@ def _scan(corpus: NoteCorpus, seed: int, table: dict[Key, int]) -> _Scan:
             order.append(
                 seed_of(seed, "max_notes", *key, note.id) if corpus.max_notes else 0
             )
-            digests += _note_digest(note)
+            digests += _digest_note(note)
             del note  # otherwise two texts would be in memory while the next is read
     counts = stream.counts if isinstance(stream, NoteStream) else {}
     left_out = describe_left_out({**counts, SHARED: excluded})
@@ -337,25 +343,33 @@ def _scan(corpus: NoteCorpus, seed: int, table: dict[Key, int]) -> _Scan:
         order=np.array(order),
         digests=bytes(digests),
         left_out=left_out,
-        code=np.array([]),
+        part_numbers=np.array([]),
     )
 
 
-def _deal(
+def _assign_silos(
     scans: Sequence[_Scan], patients: Sequence[Key], seed: int, silos: int, by: By
 ) -> None:
-    """Assign each note that is not left out to a silo."""
-    keys_of_scans = [list(_units(scan, patients, by)) for scan in scans]
+    """Make each note that is not left out a training note of a silo.
+
+    Args:
+        scans: The corpora; the parts of their notes change.
+        patients: The keys of all patients.
+        seed: Seed of the draws.
+        silos: Number of silos.
+        by: The unit that is assigned.
+    """
+    keys_of_scans = [list(_list_units(scan, patients, by)) for scan in scans]
     all_keys = (key for keys in keys_of_scans for key in keys if key is not None)
-    with within(f"[silos] number = {silos}", DataError, become=ConfigError):
-        silo_of = assign(all_keys, silos, seed)
+    with naming_place(f"[silos] number = {silos}", DataError, become=ConfigError):
+        silo_of = assign_to_silos(all_keys, silos, seed)
     for scan, keys in zip(scans, keys_of_scans, strict=True):
-        codes = [_LEFT_OUT if key is None else 2 * silo_of[key] for key in keys]
-        scan.code = np.array(codes, np.int64)
+        numbers = [_LEFT_OUT if key is None else 2 * silo_of[key] for key in keys]
+        scan.part_numbers = np.array(numbers, np.int64)
 
 
-def _units(scan: _Scan, patients: Sequence[Key], by: By) -> Iterator[Key | None]:
-    """Yield the unit of each note; None for notes that are left out.
+def _list_units(scan: _Scan, patients: Sequence[Key], by: By) -> Iterator[Key | None]:
+    """Yield the unit of each note that is assigned to a silo; None if it is left out.
 
     If notes are assigned one by one, the unit is the hash of the note and a number that
     distinguishes equal notes.
@@ -367,29 +381,31 @@ def _units(scan: _Scan, patients: Sequence[Key], by: By) -> Iterator[Key | None]
         elif by == "patient":
             yield patients[patient]
         else:
-            digest = scan.digest(index)
+            digest = scan.get_digest(index)
             seen[digest] += 1
             yield (scan.corpus.id, digest.hex(), str(seen[digest]))
 
 
-def _hold_out(
-    scans: Sequence[_Scan], code: int, patients: Sequence[Key], seed: int
+def _choose_validation_notes(
+    scans: Sequence[_Scan], part_number: int, patients: Sequence[Key], seed: int
 ) -> None:
-    """Hold out a fraction of one site's patients.
+    """Make the notes of a fraction of one site's patients its validation notes.
 
     A patient's probability is the fraction of the corpus: patients with the lowest
     −log(u) / fraction are held out, where u is a hash of seed and patient (Efraimidis
     and Spirakis 2006).
 
     Args:
-        scans: The corpora; their codes change.
-        code: The code of the site's training notes.
+        scans: The corpora; the parts of their notes change.
+        part_number: The number of the site's training part.
         patients: The keys of all patients.
         seed: Seed of the draws.
     """
     fractions: dict[int, float] = {}
     for scan in scans:
-        for patient in np.unique(scan.patients[scan.code == code]).tolist():
+        for patient in np.unique(
+            scan.patients[scan.part_numbers == part_number]
+        ).tolist():
             previous = fractions.get(patient, 0.0)
             fractions[patient] = max(scan.corpus.valid_fraction, previous)
     candidates = {patient: f for patient, f in fractions.items() if f}
@@ -399,23 +415,32 @@ def _hold_out(
     number = min(number, len(fractions) - 1)
 
     def rank(patient: int) -> float:
+        """Return a random number of a patient; the lowest ones are chosen."""
         uniform = (seed_of(seed, "valid", *patients[patient]) + 1) / (2**63 + 1)
         return -math.log(uniform) / candidates[patient]
 
     chosen = np.array(sorted(candidates, key=rank)[:number], np.int64)
     for scan in scans:
-        is_held_out = (scan.code == code) & np.isin(scan.patients, chosen)
-        scan.code[is_held_out] += 1
+        is_validation = (scan.part_numbers == part_number) & np.isin(
+            scan.patients, chosen
+        )
+        scan.part_numbers[is_validation] += 1
 
 
-def _site(name: str, scans: Sequence[_Scan], code: int) -> SiteNotes:
-    """Return a site; its training notes have `code`, held-out notes `code + 1`."""
-    train = _Part(scans, code)
-    valid = _Part(scans, code + 1)
+def _make_site(name: str, scans: Sequence[_Scan], part_number: int) -> SiteNotes:
+    """Return a site.
+
+    Args:
+        name: The name of the site.
+        scans: The corpora.
+        part_number: The number of its training part; its validation part is the next.
+    """
+    train = _Part(scans, part_number)
+    valid = _Part(scans, part_number + 1)
     return SiteNotes(
         id=name,
-        train=train.source(),
-        valid=valid.source(),
+        train=train.make_source(),
+        valid=valid.make_source(),
         train_notes=len(train.lengths),
         valid_notes=len(valid.lengths),
         train_patients=len(np.unique(train.patients)),
@@ -425,31 +450,41 @@ def _site(name: str, scans: Sequence[_Scan], code: int) -> SiteNotes:
         longest=max(
             int(train.lengths.max(initial=0)), int(valid.lengths.max(initial=0))
         ),
-        content=_fingerprint_digests(train.digests(), valid.digests()),
+        content=_fingerprint_digests(train.list_digests(), valid.list_digests()),
     )
 
 
 class _Part:
-    """The notes of one code, in the order of the corpora and their files."""
+    """The notes of one part of a site, in the order of the corpora and their files.
 
-    def __init__(self, scans: Sequence[_Scan], code: int) -> None:
+    Args:
+        scans: The corpora.
+        part_number: The number of the part, as in `_Scan`.
+    """
+
+    def __init__(self, scans: Sequence[_Scan], part_number: int) -> None:
         self._scans = scans
-        self._code = code
-        self._indices = [np.flatnonzero(scan.code == code) for scan in scans]
+        self._part_number = part_number
+        self._indices = [
+            np.flatnonzero(scan.part_numbers == part_number) for scan in scans
+        ]
         pairs = list(zip(scans, self._indices, strict=True))
         self.lengths = np.concatenate([scan.lengths[at] for scan, at in pairs])
         self.patients = np.concatenate([scan.patients[at] for scan, at in pairs])
 
-    def digests(self) -> Iterator[bytes]:
+    def list_digests(self) -> Iterator[bytes]:
         """Yield the digests of the notes."""
         for scan, indices in zip(self._scans, self._indices, strict=True):
             for index in indices.tolist():
-                yield scan.digest(index)
+                yield scan.get_digest(index)
 
-    def source(self) -> NoteSource:
+    def make_source(self) -> NoteSource:
         """Return a source that reads the notes from their files."""
-        code = self._code
-        scans = [scan for scan in self._scans if (scan.code == code).any()]
+        part_number = self._part_number
+        scans = [
+            scan for scan in self._scans if (scan.part_numbers == part_number).any()
+        ]
         return lambda: chain.from_iterable(
-            scan.read_again((scan.code == code).tobytes()) for scan in scans
+            scan.read_again((scan.part_numbers == part_number).tobytes())
+            for scan in scans
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from fednotes.core.errors import ConfigError, DataError, ParameterError, nearest
+from fednotes.core.errors import ConfigError, DataError, ParameterError, suggest_name
 from fednotes.core.wording import format_count, list_names
 from fednotes.engines.launch import describe_place
 from fednotes.jobs.built_in_jobs import list_built_in_jobs
@@ -40,7 +40,7 @@ from fednotes.jobs.seeds import (
     list_seed_folders,
     read_seeds,
 )
-from fednotes.metrics.gap import ALPHA, main_score
+from fednotes.metrics.gap import ALPHA, find_main_score
 
 # A model with half of all mentions right has learned, so what its settings and its data
 # could have caused did not stop it.
@@ -168,7 +168,7 @@ def _require_run(folder: Path) -> None:
 
 def _looks_like_folder(target: str) -> bool:
     """Return whether a target that does not exist was meant to be a run's folder."""
-    is_like_built_in = nearest(target, list_built_in_jobs(), "") != ""
+    is_like_built_in = suggest_name(target, list_built_in_jobs(), "") != ""
     return not target.endswith(".toml") and not is_like_built_in
 
 
@@ -354,7 +354,7 @@ def _has_learned(run: RunEvidence) -> bool:
     """
     for condition in ("federated", "alone"):
         scores = [
-            main_score(by_condition.get(condition, {}))
+            find_main_score(by_condition.get(condition, {}))
             for by_condition in run.scores.values()
         ]
         known = [score.score for score in scores if score is not None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fednotes.core.parsing import mapping, number, read_json_table
+from fednotes.core.parsing import as_mapping, find_number, read_json_table
 from fednotes.jobs.declaration import add_placeholders, parse_declared
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import load_recorded_job, parse_job
@@ -57,7 +57,7 @@ class Curve:
 
     def _read_values(self, name: str) -> list[float]:
         """Return the numbers that the entries have under a name, in order."""
-        values = (number(entry, name) for entry in self.entries)
+        values = (find_number(entry, name) for entry in self.entries)
         return [value for value in values if value is not None]
 
 
@@ -129,7 +129,8 @@ def read_run_evidence(folder: Path) -> RunEvidence:
         result=result,
         scores=result.sites if has_summary else _read_scores(folder),
         facts={
-            site: mapping(each) for site, each in mapping(record.get("data")).items()
+            site: as_mapping(each)
+            for site, each in as_mapping(record.get("data")).items()
         },
         entries=read_metrics(folder),
         failure=failure,

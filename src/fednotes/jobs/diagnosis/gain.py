@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fednotes.core.parsing import mapping, number
+from fednotes.core.parsing import as_mapping, find_number
 from fednotes.core.wording import list_names
 from fednotes.jobs.causes import Cause, Evidence, Importance, Setting
 from fednotes.jobs.diagnosis.evidence import RunEvidence
 from fednotes.jobs.settings_to_try import list_personal_settings
-from fednotes.metrics.gap import WITHIN, Verdict, shown_sign
+from fednotes.metrics.gap import WITHIN, Verdict, find_proven_sign
 
 # Fewer test mentions of a type cannot tell a difference of ten points from chance.
 LEAST_SUPPORT = 20
@@ -72,7 +72,7 @@ def find_gain_causes(run: RunEvidence) -> Iterator[Cause]:
 
 def _find_proven_sign(verdict: Verdict) -> int:
     """Return 1 if a gain is proven, -1 if a loss is proven, and 0 otherwise."""
-    return shown_sign(verdict.low, verdict.high, verdict.p_value)
+    return find_proven_sign(verdict.low, verdict.high, verdict.p_value)
 
 
 def _describe_loss(
@@ -128,8 +128,10 @@ def _describe_no_gain(run: RunEvidence, verdict: Verdict) -> Cause:
 
 def _read_mean_f1(mean: Mapping[str, Any], condition: str) -> float | None:
     """Return the mean F1 of a condition: of mentions, or else of phenotypes."""
-    strict = number(mean, condition, "strict", "f1")
-    return number(mean, condition, "phenotypes", "f1") if strict is None else strict
+    strict = find_number(mean, condition, "strict", "f1")
+    return (
+        find_number(mean, condition, "phenotypes", "f1") if strict is None else strict
+    )
 
 
 def _find_small_gap(run: RunEvidence, verdict: Verdict) -> Iterator[Cause]:
@@ -210,10 +212,10 @@ def _find_lost_types(run: RunEvidence) -> Iterator[Cause]:
 def _list_lost_types(run: RunEvidence) -> Iterator[_LostType]:
     """Yield the types with enough test cases whose F1 drops by at least `TYPE_LOSS`."""
     for site, by_condition in run.scores.items():
-        alone = _read_scores_by_type(mapping(by_condition.get("alone")))
-        federated = _read_scores_by_type(mapping(by_condition.get("federated")))
+        alone = _read_scores_by_type(as_mapping(by_condition.get("alone")))
+        federated = _read_scores_by_type(as_mapping(by_condition.get("federated")))
         for label in sorted(alone.keys() & federated.keys()):
-            support = int(number(alone[label], "support") or 0)
+            support = int(find_number(alone[label], "support") or 0)
             alone_f1 = _read_type_f1(alone[label])
             federated_f1 = _read_type_f1(federated[label])
             if alone_f1 is None or federated_f1 is None or support < LEAST_SUPPORT:
@@ -226,14 +228,14 @@ def _list_lost_types(run: RunEvidence) -> Iterator[_LostType]:
 def _read_scores_by_type(scores: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the scores of each entity type, or of each phenotype's class "present"."""
     if "by_type" in scores:
-        return mapping(scores["by_type"])
+        return as_mapping(scores["by_type"])
     return {
-        name: mapping(mapping(of_output).get("present"))
-        for name, of_output in mapping(scores.get("by_output")).items()
+        name: as_mapping(as_mapping(of_output).get("present"))
+        for name, of_output in as_mapping(scores.get("by_output")).items()
     }
 
 
 def _read_type_f1(scores: Mapping[str, Any]) -> float | None:
     """Return the F1 of an entity type, or of a phenotype's class."""
-    strict = number(scores, "strict", "f1")
-    return number(scores, "f1") if strict is None else strict
+    strict = find_number(scores, "strict", "f1")
+    return find_number(scores, "f1") if strict is None else strict

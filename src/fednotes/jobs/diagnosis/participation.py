@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from fednotes.core.parsing import mapping, number
+from fednotes.core.parsing import as_mapping, find_number
 from fednotes.core.wording import list_names
 from fednotes.jobs.causes import (
     ENOUGH_ROUNDS,
@@ -43,14 +43,14 @@ def find_participation_causes(run: RunEvidence) -> Iterator[Cause]:
 def _find_absent_sites(run: RunEvidence) -> Iterator[Cause]:
     """Yield a cause if sites are missing from rounds of a run between real sites."""
     evaluated = [
-        entry for entry in run.entries if number(entry, "took_part") is not None
+        entry for entry in run.entries if find_number(entry, "took_part") is not None
     ]
     if not evaluated:
         return
     num_sites = count_drawn_sites(run.job.config) or len(run.job.sites)
     counts = [int(entry["took_part"]) for entry in evaluated]
     incomplete = sum(count < num_sites for count in counts)
-    rounds = int(number(evaluated[-1], "round") or 0) + 1
+    rounds = int(find_number(evaluated[-1], "round") or 0) + 1
     absences = _count_absences(evaluated)
     most_missed = max(absences.values(), default=0)
     share = max(incomplete / len(evaluated), most_missed / rounds)
@@ -96,8 +96,8 @@ def _count_absences(evaluated: Iterable[Mapping[str, Any]]) -> Counter[str]:
     """
     absences: Counter[str] = Counter()
     for entry in evaluated:
-        for site in mapping(entry.get("absent")):
-            absences[str(site)] += int(number(entry, "absent", str(site)) or 0)
+        for site in as_mapping(entry.get("absent")):
+            absences[str(site)] += int(find_number(entry, "absent", str(site)) or 0)
     return absences
 
 
@@ -113,7 +113,7 @@ def _list_longer_waits(job: Job) -> Iterator[Setting]:
 def _find_odd_sites(run: RunEvidence) -> Iterator[Cause]:
     """Yield a cause for sites whose training loss stays far above the others'."""
     evaluations = [
-        mapping(entry.get("sites"))
+        as_mapping(entry.get("sites"))
         for entry in run.entries
         if entry.get("condition") == "federated"
     ][-LAST_EVALUATIONS:]
@@ -184,7 +184,7 @@ def _average_by_site(
     values: dict[str, list[float]] = {}
     for by_site in evaluations:
         for site, of_site in by_site.items():
-            value = number(of_site, measure)
+            value = find_number(of_site, measure)
             if value is not None:
                 values.setdefault(str(site), []).append(value)
     return {site: fmean(of_site) for site, of_site in values.items()}

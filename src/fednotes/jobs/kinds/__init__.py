@@ -22,17 +22,17 @@ def find(name: str) -> SiteKind:
     """
     if name in _BUILT_IN:
         return _BUILT_IN[name]
-    entry = plugins.added("site_kinds", _BUILT_IN).get(name)
+    entry = plugins.list_added_entries("site_kinds", _BUILT_IN).get(name)
     if entry is None:
         raise ConfigError(
             f"no installed package registers sites that hold {name}: install fednotes "
             "again, or the package that the method comes from"
         )
-    kind: SiteKind = plugins.load(entry, SiteKind)
+    kind: SiteKind = plugins.load_entry(entry, SiteKind)
     return kind
 
 
 def list_kinds() -> tuple[SiteKind, ...]:
     """Return the built-in kinds, then those that packages register, by name."""
-    added = sorted(plugins.added("site_kinds", _BUILT_IN))
+    added = sorted(plugins.list_added_entries("site_kinds", _BUILT_IN))
     return (*_BUILT_IN.values(), *(find(name) for name in added))

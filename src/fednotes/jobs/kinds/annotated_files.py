@@ -17,20 +17,20 @@ from fednotes.core.errors import (
     DataError,
     FednotesError,
     Problem,
-    nearest,
-    within,
+    naming_place,
+    suggest_name,
 )
 from fednotes.core.types import Document
 from fednotes.data.checks import (
     Finding,
-    in_two_parts,
-    other_size,
-    problem_findings,
+    compare_size,
+    find_shared_notes,
+    report_problems,
 )
 from fednotes.data.formats import examine
 from fednotes.data.formats.problems import Problems
-from fednotes.data.split import split
-from fednotes.data.tags import relabel, types_of
+from fednotes.data.split import split_documents
+from fednotes.data.tags import list_types, relabel
 from fednotes.data.text import split_sentences
 from fednotes.jobs.job import Job, SiteConfig
 
@@ -133,15 +133,15 @@ def _read_site(site: SiteOfJob, read_file: _ReadFile) -> Parts:
     """Return the documents of one site, with mapped labels."""
     raw = _read_files(site, read_file)
     if len(raw) > 1:
-        site.log.findings += in_two_parts(raw, site.name)
-    labels = types_of(chain(*raw.values()))
+        site.log.findings += find_shared_notes(raw, site.name)
+    labels = list_types(chain(*raw.values()))
     label_map = site.config.label_map
     for label in label_map:
         if label not in labels:
             site.remark(f"label_map has {label!r}, which is not annotated")
     _require_types(site, labels)
 
-    with within(f"site {site.name!r}", FednotesError):
+    with naming_place(f"site {site.name!r}", FednotesError):
         chosen = _choose_documents(site, raw)
     _compare_size(site, chosen)
     return {part: relabel(documents, label_map) for part, documents in chosen.items()}
@@ -158,14 +158,14 @@ def _read_files(site: SiteOfJob, read_file: _ReadFile) -> Parts:
     config = site.config
     for part, text in list_files_by_part(config).items():
         try:
-            with within(f"site {site.name!r}", ConfigError):
+            with naming_place(f"site {site.name!r}", ConfigError):
                 path = site.job.locate(text, f"sites.{site.name}.{part}")
                 raw[part], problems = read_file(path, config.format, config.encoding)
-            problems.refuse(config.on_error, raw[part])
+            problems.raise_if_refused(config.on_error, raw[part])
         except DataError as error:
             unusable += error.problems or (Problem("", 0, "file", str(error)),)
             continue
-        site.log.findings += problem_findings(problems, site.name, Path(text).name)
+        site.log.findings += report_problems(problems, site.name, Path(text).name)
     if unusable:
         raise DataError.of(unusable)
     return raw
@@ -194,7 +194,7 @@ def _require_types(site: SiteOfJob, labels: Types) -> None:
             annotated = ", ".join(sorted(mapped)) or "no entity"
             raise DataError(
                 f"site {site.name!r} lists the type {label!r}, but its files have "
-                f"{annotated}; {nearest(label, mapped)}"
+                f"{annotated}; {suggest_name(label, mapped)}"
             )
 
 
@@ -219,7 +219,7 @@ def _take_share(site: SiteOfJob, documents: Documents) -> Documents:
     """
     share, shares = site.config.part_of_corpus
     proportions = {str(number): 1 / shares for number in range(1, shares + 1)}
-    dealt = split(documents, proportions, site.config.split, site.job.seed)
+    dealt = split_documents(documents, proportions, site.config.split, site.job.seed)
     return dealt[str(share)]
 
 
@@ -264,4 +264,4 @@ def _compare_size(site: SiteOfJob, parts: Mapping[str, Documents]) -> None:
     documents = chain.from_iterable(parts.values())
     sentences = sum(len(split_sentences(document)) for document in documents)
     if sentences != expected:
-        site.log.findings.append(other_size(site.name, sentences, expected))
+        site.log.findings.append(compare_size(site.name, sentences, expected))

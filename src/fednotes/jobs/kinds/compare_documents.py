@@ -9,7 +9,7 @@ from fednotes.core.types import Document, SiteData
 from fednotes.encoders.features import find_default_cache
 from fednotes.jobs.job import ComparedSites, Job, Side
 from fednotes.jobs.run_folder import find_model_folder, require_same_data
-from fednotes.metrics.paired_tests import paired_bootstrap
+from fednotes.metrics.paired_tests import bootstrap_documents
 from fednotes.metrics.spans import SpanCounts
 from fednotes.taggers.saving import load_model
 
@@ -39,7 +39,7 @@ def compare_documents(a: Side, b: Side, metric: str, samples: int) -> ComparedSi
         predicted_a = _predict(a.run, a.condition, site)
         predicted_b = _predict(b.run, b.condition, site)
         types = _list_scored_types(a.job, site)
-        compared.tests[site.id] = paired_bootstrap(
+        compared.tests[site.id] = bootstrap_documents(
             site.test,
             predicted_a,
             predicted_b,

@@ -19,9 +19,14 @@ from typing import Any
 
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data import synthetic
-from fednotes.data.checks import Finding, bare_documents, check_sites, unlearnt
-from fednotes.data.split import sentence_documents
-from fednotes.data.tags import types_of
+from fednotes.data.checks import (
+    Finding,
+    check_sites,
+    find_bare_documents,
+    find_unlearnt_types,
+)
+from fednotes.data.split import make_sentence_documents
+from fednotes.data.tags import list_types
 from fednotes.data.text import split_sentences
 from fednotes.jobs.job import (
     ConfigTable,
@@ -95,7 +100,7 @@ def _read_sites(job: Job) -> Sites:
     log = ReadingLog()
     files_by_site = read_annotated_files(job, log)
     annotated_types = {
-        name: types_of(chain.from_iterable(files.values()))
+        name: list_types(chain.from_iterable(files.values()))
         for name, files in files_by_site.items()
     }
     chosen = choose_types(job, annotated_types, log)
@@ -107,7 +112,7 @@ def _read_sites(job: Job) -> Sites:
         parts_by_site[name] = cut_parts(site, files, chosen.by_site[name])
     for name, parts in parts_by_site.items():
         documents = tuple(chain.from_iterable(parts.values()))
-        log.findings += bare_documents(documents, name)
+        log.findings += find_bare_documents(documents, name)
     sites = tuple(
         reduce_parts(SiteOfJob(job, name, log), parts_by_site) for name in job.sites
     )
@@ -143,7 +148,7 @@ def _keep_listed_types(job: Job, sites: Sequence[SiteData], log: ReadingLog) -> 
         require_learnable(job.tags.types, data)
         log.remarks += describe_tag_sets(data)
     for site in data:
-        log.findings += unlearnt(site)
+        log.findings += find_unlearnt_types(site)
     return Sites(tuple(data), None, tuple(log.remarks), tuple(log.findings))
 
 
@@ -198,7 +203,7 @@ def _count_sentences(site: SiteData) -> int:
 
 def _make_stand_in(site: SiteData, name: str, size: int) -> SiteData:
     """Return a copy of a site with `size` training sentences, which may repeat."""
-    sentences = islice(cycle(sentence_documents(site.train)), size)
+    sentences = islice(cycle(make_sentence_documents(site.train)), size)
     return replace(site, id=name, train=tuple(sentences))
 
 
@@ -212,7 +217,7 @@ def _shrink(site: SiteData, sentences: int) -> SiteData:
     for document in _spread(filled):
         if len(train) >= sentences:
             break
-        train += sentence_documents([document])
+        train += make_sentence_documents([document])
     train = train[:sentences]
     rate = len(train) / max(1, _count_sentences(site))
     valid, test = (
@@ -257,7 +262,7 @@ def encode_training_examples(site: SiteData) -> Mapping[str, Iterator[bytes]]:
         The sentences by the name of the view: the text alone, with the positions of the
             mentions, and with their labels too.
     """
-    sentences = sentence_documents(site.train)
+    sentences = make_sentence_documents(site.train)
     return {
         "sentences": (join_parts(sentence.text) for sentence in sentences),
         "sentences with mentions": (

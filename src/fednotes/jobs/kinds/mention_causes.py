@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fednotes.core.parsing import mapping
+from fednotes.core.parsing import as_mapping
 from fednotes.core.types import Document, SiteData
 from fednotes.core.wording import format_count, list_names
 from fednotes.data.checks import RARE
-from fednotes.data.text import sentence_lengths, split_sentences, tokenize
+from fednotes.data.text import count_tokens_by_sentence, split_sentences, tokenize
 from fednotes.jobs.causes import (
     Cause,
     Evidence,
@@ -69,7 +69,7 @@ def count_training(job: Job, site: SiteData) -> dict[str, Any]:
     lengths: list[int] = []
     for document in site.train:
         bounds = split_sentences(document)
-        lengths += sentence_lengths(bounds, tokenize(document.text))
+        lengths += count_tokens_by_sentence(bounds, tokenize(document.text))
     counts = {
         "sentences": len(lengths),
         "words": sum(lengths),
@@ -105,7 +105,7 @@ def _count_units(job: Job, site: SiteData, *, sentences: int) -> int:
 def _read_mention_counts(facts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """Return the number of training mentions: site → type → number."""
     return {
-        site: dict(mapping(of_site["mentions"]))
+        site: dict(as_mapping(of_site["mentions"]))
         for site, of_site in facts.items()
         if "mentions" in of_site
     }
@@ -411,7 +411,7 @@ def _find_untrained_types(
     """Yield types of the test data that no site has in its training data."""
     everywhere = _sum_over_sites(counts.values())
     for site, of_site in facts.items():
-        tested = mapping(of_site.get("test_mentions"))
+        tested = as_mapping(of_site.get("test_mentions"))
         unknown = {
             label: number for label, number in tested.items() if label not in everywhere
         }

@@ -15,7 +15,12 @@ from fednotes.core.types import Document
 from fednotes.data import synthetic
 from fednotes.data.formats import read
 from fednotes.data.notes import Note, read_notes
-from fednotes.data.notes.sites import NoteCorpus, SiteNotes, fingerprint, site_notes
+from fednotes.data.notes.sites import (
+    NoteCorpus,
+    SiteNotes,
+    fingerprint_notes,
+    make_sites,
+)
 from fednotes.data.overlap import TextIndex, index_documents
 from fednotes.jobs.job import (
     CountTable,
@@ -41,10 +46,10 @@ def load_note_sites(job: Job, _progress: Progress | None, _cache: Path | None) -
     """
     corpora = list(_generate_corpora(job) if job.synthetic else _open_corpora(job))
     if job.silos is None:
-        sites, remarks = site_notes(corpora, job.seed)
+        sites, remarks = make_sites(corpora, job.seed)
     else:
         by = job.silos.by or "patient"
-        sites, remarks = site_notes(corpora, job.seed, job.silos.number, by)
+        sites, remarks = make_sites(corpora, job.seed, job.silos.number, by)
     return Sites(sites, None, remarks)
 
 
@@ -140,7 +145,7 @@ KIND = SiteKind(
     site_config=NotesConfig,
     synthetic_config=SyntheticConfig,
     load=load_note_sites,
-    fingerprint=fingerprint,
+    fingerprint=fingerprint_notes,
     tabulate_counts=_tabulate_counts,
     source_keys=("path", "paths"),
     source_placeholder={"path": "notes"},

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, SiteData
 from fednotes.data.notes import Key
-from fednotes.data.notes.sites import assign
+from fednotes.data.notes.sites import assign_to_silos
 from fednotes.jobs.job import Job, Sites
 
 _REMEDIES = {
@@ -104,7 +104,7 @@ def _deal_part(
         return silos
     keys = {unit.key for unit in units}
     try:
-        silo_of = assign(keys, number, job.seed)
+        silo_of = assign_to_silos(keys, number, job.seed)
     except DataError as error:
         raise ConfigError(
             f"[silos] number = {number}: the {part} data have {len(keys)} {unit_name}, "

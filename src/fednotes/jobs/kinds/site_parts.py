@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fednotes.core.errors import ConfigError, FednotesError, within
+from fednotes.core.errors import ConfigError, FednotesError, naming_place
 from fednotes.core.types import SiteData, TagSet
 from fednotes.core.wording import format_count
 from fednotes.data.split import (
+    make_sentence_documents,
     mask_overlap,
-    sentence_documents,
-    split,
+    remove_leaks,
+    split_documents,
     subsample,
-    without_leaks,
 )
-from fednotes.data.tags import FlattenCounts, flatten, relabel, types_of
+from fednotes.data.tags import FlattenCounts, flatten, list_types, relabel
 from fednotes.jobs.job import SiteConfig
 from fednotes.jobs.kinds.annotated_files import (
     PARTS,
@@ -43,7 +43,7 @@ def cut_parts(site: SiteOfJob, raw: Parts, types: Types | None) -> Parts:
         part: _flatten_mentions(site, part, documents, types)
         for part, documents in raw.items()
     }
-    with within(f"site {site.name!r}", FednotesError):
+    with naming_place(f"site {site.name!r}", FednotesError):
         parts = split_parts(site.config, flat, site.job.seed)
     if site.config.train and site.config.repeats == "drop":
         _drop_leaks(site, parts)
@@ -92,7 +92,7 @@ def split_parts(config: SiteConfig, flat: Mapping[str, Documents], seed: int) ->
     test = config.test_fraction
     if config.path:
         fractions = {"train": 1 - valid - test, "valid": valid, "test": test}
-        parts = split(flat["path"], fractions, config.split, seed)
+        parts = split_documents(flat["path"], fractions, config.split, seed)
     else:
         parts = {part: flat.get(part, ()) for part in PARTS}
         if not parts["valid"] and valid:
@@ -107,16 +107,16 @@ def _split_off_valid(
 ) -> Parts:
     """Return training documents without a fraction of them, which becomes valid."""
     fractions = {"train": 1 - fraction, "valid": fraction}
-    return split(train, fractions, config.split, seed)
+    return split_documents(train, fractions, config.split, seed)
 
 
 def _drop_leaks(site: SiteOfJob, parts: Parts) -> None:
     """Drop training sentences that occur in valid or test, and report how many."""
     for part in ("valid", "test"):
-        parts["train"], dropped = without_leaks(parts["train"], parts[part])
+        parts["train"], dropped = remove_leaks(parts["train"], parts[part])
         # Without a file of its own, valid was split off train.
         if part == "test" and not site.config.valid:
-            parts["valid"], more = without_leaks(parts["valid"], parts["test"])
+            parts["valid"], more = remove_leaks(parts["valid"], parts["test"])
             dropped += more
         if dropped:
             sentences = format_count(dropped, "training sentence")
@@ -148,7 +148,7 @@ def reduce_parts(site: SiteOfJob, parts_by_site: Mapping[str, Parts]) -> SiteDat
             parts["train"], train_of_others, config.mask_overlap, seed
         )
     if config.fraction < 1:
-        sentences = sentence_documents(parts["train"])
+        sentences = make_sentence_documents(parts["train"])
         parts["train"] = subsample(sentences, config.fraction, seed)
     limits = {
         "train": config.max_sentences,
@@ -172,7 +172,7 @@ def _find_trained_types(site: SiteOfJob, train: Documents) -> Types:
             f"site {site.name!r}: no training document is left after splitting: give "
             "more documents, or hold out fewer"
         )
-    types = site.config.types or types_of(train)
+    types = site.config.types or list_types(train)
     if not types:
         raise ConfigError(
             f"site {site.name!r}: no entity is annotated in its training data; "
@@ -187,7 +187,7 @@ def _limit_sentences(
     """Return a limited number of a part's sentences; 0 returns all documents."""
     if not limit:
         return documents
-    sentences = sentence_documents(documents)
+    sentences = make_sentence_documents(documents)
     if len(sentences) <= limit:
         return documents
     site.remark(f"{limit:,} of {len(sentences):,} sentences of {part} are used")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.errors import ConfigError, suggest_name
 from fednotes.core.seeds import seed_of
 from fednotes.core.settings import build
 from fednotes.core.types import Document, SiteData, TagSet
@@ -14,8 +14,8 @@ from fednotes.data.tags import (
     TagSets,
     draw_appendix_d,
     draw_disjoint,
+    list_types,
     relabel,
-    types_of,
 )
 from fednotes.jobs.job import Job, KindTables, SiteConfig, Sites, TagsConfig
 from fednotes.jobs.kinds.annotated_files import ReadingLog, Types
@@ -80,7 +80,7 @@ def find_complete_types(
         if label not in occurring:
             raise ConfigError(
                 f"[tags] types has {label!r}, which is annotated at no site; "
-                f"{nearest(label, occurring)}"
+                f"{suggest_name(label, occurring)}"
             )
     return config.types or tuple(occurring)
 
@@ -154,7 +154,7 @@ def _require_fitting_types(
         if label not in complete:
             raise ConfigError(
                 f"site {name!r} has the type {label!r}, [tags] types does not; "
-                f"{nearest(label, complete)}"
+                f"{suggest_name(label, complete)}"
             )
 
 
@@ -217,7 +217,7 @@ def describe_tag_sets(sites: Sequence[SiteData]) -> Iterator[str]:
     number = len({label for site in sites for label in site.tags.types})
     for site in sites:
         yield f"{site.id}: annotates {', '.join(site.tags.types)} (of {number} types)"
-        mentioned = types_of(site.train)
+        mentioned = list_types(site.train)
         missing = [label for label in site.tags.types if label not in mentioned]
         if missing:
             yield f"{site.id}: no training mention of {', '.join(missing)}"

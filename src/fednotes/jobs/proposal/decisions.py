@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fednotes.core.cleaning import NAME, one_line
-from fednotes.core.errors import DataError, ParameterError, nearest
+from fednotes.core.cleaning import NAME, clean_to_one_line
+from fednotes.core.errors import DataError, ParameterError, suggest_name
 from fednotes.core.wording import format_count, list_names
 from fednotes.jobs.label_maps import LabelMap, find_label_maps
 from fednotes.jobs.proposal.facts import Facts, Holds, SiteFacts
@@ -287,7 +287,7 @@ def _require_method(method: str, sites: Sequence[SiteFacts]) -> None:
     if method and method not in suitable_methods:
         raise ParameterError(
             f"`method` {method}: the notes have {_HOLDS_WORDS[sites[0].holds]}; "
-            f"{nearest(method, suitable_methods)}"
+            f"{suggest_name(method, suitable_methods)}"
         )
 
 
@@ -586,4 +586,4 @@ def _list_site_remarks(site: SiteFacts, types: Counter[str]) -> Iterator[str]:
 
 def _join_names(labels: Sequence[str]) -> str:
     """Return names from files as one line of text, without control characters."""
-    return list_names([one_line(label, NAME) for label in labels], limit=5)
+    return list_names([clean_to_one_line(label, NAME) for label in labels], limit=5)

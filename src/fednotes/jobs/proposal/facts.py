@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document
 from fednotes.data import encodings
-from fednotes.data.encodings import AUTO, HEAD, encoding_of
+from fednotes.data.encodings import AUTO, HEAD, resolve_encoding
 from fednotes.data.formats import FORMATS, examine
 from fednotes.data.formats.files import open_bytes
 from fednotes.data.formats.folders import list_files
@@ -25,10 +25,10 @@ from fednotes.data.notes import (
     NotePlace,
     describe_left_out,
     find_unused_columns,
-    patient_of,
+    make_patient_key,
     read_notes,
 )
-from fednotes.data.split import unit_of
+from fednotes.data.split import choose_unit
 from fednotes.data.tags import FlattenCounts, flatten
 from fednotes.data.text import tokenize
 from fednotes.jobs import kinds
@@ -177,7 +177,7 @@ def read_facts(places: Places, options: ReadOptions) -> Facts:
         DataError: Files cannot be read or used; the error names them.
         ConfigError: There is no such format or encoding.
     """
-    encoding_of(options.encoding)
+    resolve_encoding(options.encoding)
     sites = tuple(_read_site(place, options) for place in places.sites)
     return Facts(sites, options, places.remarks)
 
@@ -254,7 +254,7 @@ def _read_corpus(place: Place, options: ReadOptions) -> _Corpus:
         problems.include(problems_of_part)
         parts[part] = documents
     everything = tuple(chain.from_iterable(parts.values()))
-    problems.refuse(options.on_error, everything)
+    problems.raise_if_refused(options.on_error, everything)
     if not everything:
         raise DataError(
             f"{place.root}: no document in these files: give files of notes"
@@ -338,7 +338,7 @@ def _choose_split(place: Place, parts: Mapping[str, tuple[Document, ...]]) -> _S
 
 def _count_units(documents: tuple[Document, ...]) -> int:
     """Return the number of patients, or of notes if patients are unknown."""
-    if unit_of(documents) == "patient":
+    if choose_unit(documents) == "patient":
         patients = {document.patient for document in documents} - {None}
         num_unknown = sum(document.patient is None for document in documents)
         return len(patients) + num_unknown
@@ -375,10 +375,10 @@ def _read_notes(place: Place, options: ReadOptions) -> SiteFacts:
     )
     for note in notes:
         lengths.add(note.text)
-        patient_hashes.add(hash(patient_of(note)))
+        patient_hashes.add(hash(make_patient_key(note)))
         has_patients = has_patients or note.patient is not None
     num_notes = len(lengths.words)
-    problems.refuse(options.on_error)
+    problems.raise_if_refused(options.on_error)
     if not num_notes:
         raise _no_notes(root, notes.counts)
     parts: dict[str, Path] = {}
@@ -502,8 +502,8 @@ def _list_encodings(paths: Iterable[Path], encoding: str) -> tuple[str, ...]:
             try:
                 with open_bytes(file) as stream:
                     head = stream.read(HEAD)
-                    codec, mark = encodings.codec_of_stream(
-                        stream, head, encoding_of(encoding)
+                    codec, mark = encodings.choose_codec_of_stream(
+                        stream, head, resolve_encoding(encoding)
                     )
             except (DataError, OSError):
                 continue  # not a text, such as a Parquet file

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fednotes.core.cleaning import NAME, one_line
+from fednotes.core.cleaning import NAME, clean_to_one_line
 from fednotes.core.errors import DataError
 from fednotes.core.wording import list_names
 
@@ -130,14 +130,18 @@ def make_unclear_sites_error(
 
 def join_file_names(paths: Sequence[Path]) -> str:
     """Return the names of files or folders on one line, sanitised."""
-    return list_names([one_line(path.name, NAME) for path in paths], _MAX_NAMED)
+    return list_names(
+        [clean_to_one_line(path.name, NAME) for path in paths], _MAX_NAMED
+    )
 
 
 def _format_init_command(content: FolderContent) -> str:
     """Return the command that reads each folder as a site."""
-    paths = [shlex.quote(one_line(str(path), None)) for path in content.folders]
+    paths = [
+        shlex.quote(clean_to_one_line(str(path), None)) for path in content.folders
+    ]
     if len(paths) > _MAX_NAMED:
-        paths = [f"{shlex.quote(one_line(str(content.path), None))}/*/"]
+        paths = [f"{shlex.quote(clean_to_one_line(str(content.path), None))}/*/"]
     return f"fednotes init {' '.join(paths)}"
 
 

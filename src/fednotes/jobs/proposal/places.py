@@ -27,12 +27,12 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import POOLED
 from fednotes.data.encodings import reading_as
 from fednotes.data.formats import examine, guess_format
-from fednotes.data.formats.files import unpacked_name
+from fednotes.data.formats.files import remove_packed_suffix
 from fednotes.data.formats.folders import list_files
 from fednotes.data.notes import (
     NoteDatabase,
     NotePlace,
-    place_of_notes,
+    make_note_place,
     require_database,
 )
 from fednotes.jobs import kinds
@@ -113,7 +113,7 @@ def find_places(
                 raise DataError(f"{named_path.path}: no such file or folder")
             named_paths.append(named_path)
         else:
-            database = place_of_notes(path, query, omop)
+            database = make_note_place(path, query, omop)
             places.append(Place(name or _DATABASE, database, {}))
     if not places:
         require_database([], query, omop)
@@ -390,7 +390,7 @@ def _list_links(folder: Path) -> tuple[Path, ...]:
 
 def _is_about_notes(file: Path) -> bool:
     """Return whether a file is a text about the notes, such as a licence."""
-    return unpacked_name(file).stem.casefold() in _ABOUT
+    return remove_packed_suffix(file).stem.casefold() in _ABOUT
 
 
 def _has_labels(folder: Path) -> bool:

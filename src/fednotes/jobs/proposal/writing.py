@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from fednotes.core.cleaning import NAME, one_line
+from fednotes.core.cleaning import NAME, clean_to_one_line
 from fednotes.core.databases import DatabaseAddress
 from fednotes.core.errors import ConfigError
 from fednotes.core.wording import format_count, list_names
@@ -76,7 +76,7 @@ def _list_tables(proposal: Proposal, folder: Path) -> dict[str, list[str]]:
 def format_comment(text: str) -> str:
     """Return a text as lines of a comment."""
     return textwrap.fill(
-        one_line(text, None),
+        clean_to_one_line(text, None),
         _WIDTH,
         initial_indent="# ",
         subsequent_indent="# ",
@@ -89,18 +89,18 @@ def describe_site_notes(site: SiteFacts) -> str:
     """Describe the notes of a site in one sentence."""
     words = f"{format_count(site.words.median, 'word')} in the median note"
     notes = format_count(site.notes, "note")
-    text = f"{notes} ({one_line(site.format, NAME)}), {words}"
+    text = f"{notes} ({clean_to_one_line(site.format, NAME)}), {words}"
     if site.patients:
         text += f", {format_count(site.patients, 'patient')}"
     if site.holds == "mentions":
         types = [
-            f"{one_line(label, NAME)} {number:,}"
+            f"{clean_to_one_line(label, NAME)} {number:,}"
             for label, number in site.types.items()
         ]
         text += f", {format_count(site.mentions, 'mention')}: {list_names(types)}"
     if site.labels is not None:
         counts = [
-            f"{one_line(label, NAME)} {number:,}"
+            f"{clean_to_one_line(label, NAME)} {number:,}"
             for label, number in site.labels.counts.items()
         ]
         patients = format_count(site.labels.patients, "patient")

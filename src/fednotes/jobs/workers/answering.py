@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from fednotes.core.messages import Request, decode
+from fednotes.core.messages import Request, decode_message
 from fednotes.core.pipes import PipeClosedError
 from fednotes.engines.carried import make_failure
 
@@ -19,7 +19,7 @@ def answer_requests(send: Send, receive: Receive, answer: Answer) -> None:
     An error is a reply, too.
     """
     while True:
-        request = decode(receive(), checked=True)
+        request = decode_message(receive(), checked=True)
         assert isinstance(request, Request)
         try:
             for reply in answer(request):

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from fednotes.core.errors import ParameterError
-from fednotes.core.tensors import device_of
+from fednotes.core.tensors import find_device
 
 AUTO: Final = "auto"
 EVERY_GPU = "cuda:*"
@@ -65,7 +65,7 @@ def choose_devices(device: str, workers: int) -> list[str]:
     """
     if device == EVERY_GPU:
         return list_devices(device, workers, count_gpus())
-    device_of(device)
+    find_device(device)
     return list_devices(device, workers, 0)
 
 
@@ -77,7 +77,7 @@ def count_gpus() -> int:
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus == 0:
-        device_of("cuda")  # raises the error of a machine without a GPU
+        find_device("cuda")  # raises the error of a machine without a GPU
     return gpus
 
 

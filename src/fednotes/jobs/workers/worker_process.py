@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from fednotes.core.errors import WorkerError
-from fednotes.core.messages import Reply, decode
+from fednotes.core.messages import Reply, decode_message
 from fednotes.core.pipes import PipeClosedError
 from fednotes.engines.carried import raise_failure, read_values
 from fednotes.jobs.workers.events import FEATURES, RESULT
@@ -102,7 +102,7 @@ class WorkerProcess:
             frame = self._connection.receive()
         except PipeClosedError:
             raise self._make_end_error() from None
-        reply = decode(frame, checked=True)
+        reply = decode_message(frame, checked=True)
         assert isinstance(reply, Reply)
         return reply
 

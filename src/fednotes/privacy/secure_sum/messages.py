@@ -30,7 +30,14 @@ import torch
 from torch import Tensor
 
 from fednotes.core.errors import RefusedError
-from fednotes.core.messages import Attached, Count, Name, WireError, plain, typed
+from fednotes.core.messages import (
+    Attached,
+    Count,
+    Name,
+    WireError,
+    from_json_values,
+    to_json_values,
+)
 from fednotes.privacy.secure_sum.crypto import SHARE_BYTES, Words
 from fednotes.privacy.secure_sum.fixed_point import SumLayout
 
@@ -223,7 +230,7 @@ class Masking:
 
 def pack(message: Any, **tensors: Tensor) -> Attached:
     """Return a message for a header, with attached tensors."""
-    return Attached(plain(message), tensors)
+    return Attached(to_json_values(message), tensors)
 
 
 def read_message(kind: type[M], facts: Any, **excluded: Any) -> M:
@@ -238,7 +245,7 @@ def read_message(kind: type[M], facts: Any, **excluded: Any) -> M:
         RefusedError: The values are not a valid message of this class.
     """
     try:
-        return typed(kind, facts, **excluded)
+        return from_json_values(kind, facts, **excluded)
     except WireError as error:
         raise RefusedError(
             f"a message of the secure sum is refused: {error}"
@@ -248,7 +255,7 @@ def read_message(kind: type[M], facts: Any, **excluded: Any) -> M:
 def pack_masked(answer: Masking, message: MaskedMessage) -> Attached:
     """Return an answer with a masked update, without copying its words."""
     words = torch.from_numpy(message.words.view(np.int64))
-    return pack(replace(answer, message=plain(message, "words")), words=words)
+    return pack(replace(answer, message=to_json_values(message, "words")), words=words)
 
 
 def read_masked(answer: Masking, attached: Attached) -> MaskedMessage:

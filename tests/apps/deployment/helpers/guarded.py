@@ -16,7 +16,7 @@ from fednotes.apps.deployment.rules.guard import SiteGuard, settle_job
 from fednotes.apps.deployment.rules.ledger import Ledger, read_ledger_lines
 from fednotes.apps.deployment.rules.policy import Policy
 from fednotes.core.federation import Option
-from fednotes.core.messages import Reply, Request, decode_reply, encode
+from fednotes.core.messages import Reply, Request, decode_reply, encode_message
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.host import SiteHost
 from fednotes.engines.secure import SecureSeal, SecureSum
@@ -133,7 +133,7 @@ class Guarded:
         )
 
     def send(self, request: Request) -> Reply:
-        return decode_reply(self.host.handle(encode(request)))
+        return decode_reply(self.host.handle(encode_message(request)))
 
     @property
     def ledger(self) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ import pytest
 
 from fednotes.apps.deployment.rules.approval import Approvals
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
-from fednotes.core.tables import table_differences, table_fingerprint
+from fednotes.core.tables import compare_tables, fingerprint_table
 
 NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 JOB: dict[str, Any] = {
@@ -32,12 +32,12 @@ def test_the_fingerprint_is_the_hash_of_canonical_json() -> None:
     """SHA-256 of the text, written here by hand."""
     text = '{"a":[1,2.5,true,null],"b":{"\\u00e4":"x"}}'
     table = {"b": {"ä": "x"}, "a": [1, 2.5, True, None]}
-    assert table_fingerprint(table) == hashlib.sha256(text.encode()).hexdigest()
-    assert table_fingerprint(
+    assert fingerprint_table(table) == hashlib.sha256(text.encode()).hexdigest()
+    assert fingerprint_table(
         {"a": (1, 2.5, True, None), "b": {"ä": "x"}}
-    ) == table_fingerprint(table)
+    ) == fingerprint_table(table)
     travelled = json.loads(json.dumps(JOB))
-    assert table_fingerprint(dict(reversed(travelled.items()))) == table_fingerprint(
+    assert fingerprint_table(dict(reversed(travelled.items()))) == fingerprint_table(
         JOB
     )
     others = [
@@ -50,7 +50,7 @@ def test_the_fingerprint_is_the_hash_of_canonical_json() -> None:
         {"a": None},
         {},
     ]
-    assert len({table_fingerprint(table) for table in others}) == len(others)
+    assert len({fingerprint_table(table) for table in others}) == len(others)
 
 
 class Text(str):
@@ -78,13 +78,13 @@ class Text(str):
 )
 def test_a_table_with_anything_but_json_is_refused(tmp_path: Path, value: Any) -> None:
     table = {"name": "ner", "training": {"steps": [1, value]}}
-    for act in (table_fingerprint, Approvals(tmp_path).read_status):
+    for act in (fingerprint_table, Approvals(tmp_path).read_status):
         with pytest.raises(RefusedError, match=r"training\.steps\[1\]"):
             act(table)
     with pytest.raises(RefusedError):
         Approvals(tmp_path).decide("approved", table, "anna", NOON)
     with pytest.raises(RefusedError):
-        table_differences(JOB, table)
+        compare_tables(JOB, table)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -92,7 +92,7 @@ def test_a_table_that_is_nested_too_deeply_or_contains_itself_is_refused() -> No
     table: dict[str, Any] = {}
     table["self"] = table
     with pytest.raises(RefusedError, match="deep"):
-        table_fingerprint(table)
+        fingerprint_table(table)
 
 
 def test_decisions_are_stored(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_decisions_are_stored(tmp_path: Path) -> None:
     assert book.read_status(JOB) == "unknown"
     assert book.find_last_approval() is None
     assert not folder.exists()
-    assert book.decide("approved", JOB, "anna", NOON) == table_fingerprint(JOB)
+    assert book.decide("approved", JOB, "anna", NOON) == fingerprint_table(JOB)
     assert [book.read_status(t) for t in (JOB, changed)] == ["approved", "changed"]
     assert book.read_status({**JOB, "name": "other"}) == "unknown"
     assert book.read_status({k: v for k, v in JOB.items() if k != "name"}) == "unknown"
@@ -119,7 +119,7 @@ def test_decisions_are_stored(tmp_path: Path) -> None:
         "anna",
         "2026-03-01T12:00:00+00:00",
     )
-    assert table_differences(last.table, changed) == ("~ training.epochs: 3 → 30",)
+    assert compare_tables(last.table, changed) == ("~ training.epochs: 3 → 30",)
     book.decide("approved", changed, "bert", NOON)
     assert book.find_last_approval().table == changed  # type: ignore[union-attr]
     book.decide("rejected", changed, "bert", NOON)  # taken back
@@ -222,7 +222,7 @@ def test_differences_are_listed_by_dotted_key() -> None:
     changed_job["sites"]["h 1"]["label_map"] = {}
     changed_job["model"] = {"layers": [{"size": 3}, {"size": 4}]}
     del changed_job["method"]
-    assert table_differences(JOB, changed_job) == (
+    assert compare_tables(JOB, changed_job) == (
         '- method = "fedner"',
         "+ model.layers[0].size = 3",
         "+ model.layers[1].size = 4",
@@ -231,9 +231,9 @@ def test_differences_are_listed_by_dotted_key() -> None:
         '~ training.private: ["lstm", "crf"] → ["lstm"]',
         "~ training.rate: 0.001 → 1.0",
     )
-    assert table_differences({"a": 1}, {"a": True}) == ("~ a: 1 → true",)
-    assert table_differences({}, {"a.b": "ä"}) == ('+ "a.b" = "ä"',)
-    sly = table_differences({}, {"x": "a\x1b[2J\u202e\n", "y\u200b": 1})
+    assert compare_tables({"a": 1}, {"a": True}) == ("~ a: 1 → true",)
+    assert compare_tables({}, {"a.b": "ä"}) == ('+ "a.b" = "ä"',)
+    sly = compare_tables({}, {"x": "a\x1b[2J\u202e\n", "y\u200b": 1})
     assert sly == ('+ "y\\u200b" = 1', '+ x = "a\\u001b[2J\\u202e\\n"')
 
 
@@ -270,7 +270,7 @@ def _leaves(
 
 
 def test_random_tables_have_a_difference_for_each_changed_leaf() -> None:
-    """Random tables, against the leaves found by `_leaves`: as many lines as leaves
+    """Random tables, against the leaves found by `_list_leaves`: as many lines as leaves
     differ; none exactly for equal fingerprints; the way back swaps the signs."""
     rng, equal = random.Random(7), 0
     for _ in range(2000):
@@ -279,8 +279,8 @@ def test_random_tables_have_a_difference_for_each_changed_leaf() -> None:
             after = json.loads(json.dumps(before))
         leaves_before, leaves_after = _leaves(before), _leaves(after)
         forward, backward = (
-            table_differences(before, after),
-            table_differences(after, before),
+            compare_tables(before, after),
+            compare_tables(after, before),
         )
         changed = [
             key
@@ -294,7 +294,7 @@ def test_random_tables_have_a_difference_for_each_changed_leaf() -> None:
         ]
         assert [[line[0] for line in forward].count(sign) for sign in "+-~"] == numbers
         assert (forward == ()) == (
-            table_fingerprint(before) == table_fingerprint(after)
+            fingerprint_table(before) == fingerprint_table(after)
         )
         equal += forward == ()
         swap = {"+": "-", "-": "+"}

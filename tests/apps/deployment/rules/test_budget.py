@@ -22,7 +22,7 @@ from fednotes.apps.deployment.rules.guard import (
 )
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
 from fednotes.core.errors import ConfigError
-from fednotes.core.messages import encode
+from fednotes.core.messages import encode_message
 from fednotes.core.update import Update
 from fednotes.privacy.promise import COUNTS, Privacy, Promise
 
@@ -82,7 +82,7 @@ def test_an_answer_sent_again_costs_nothing_but_a_recomputed_one_does(
     first_reply = site.ask("train", 1, 0)
     before = site.spent
     site.restart()
-    assert encode(site.ask("train", 1, 0)) == encode(first_reply)
+    assert encode_message(site.ask("train", 1, 0)) == encode_message(first_reply)
     assert site.spent == before
     # The server calls it undone, and asks for the same round: the next update is
     # another one.

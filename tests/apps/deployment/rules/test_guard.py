@@ -40,9 +40,9 @@ from fednotes.core.messages import (
     Attached,
     Reply,
     Request,
-    encode,
+    encode_message,
 )
-from fednotes.core.tables import table_fingerprint
+from fednotes.core.tables import fingerprint_table
 from fednotes.core.update import Update
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
@@ -208,7 +208,7 @@ def test_a_stored_reply_is_checked_by_the_current_rules(tmp_path: Path) -> None:
             site.policy = replace(OPEN, **change)
             assert f"refused by {next(iter(change))}" in site.ask("train", 1).refusal
         site.policy = replace(OPEN, min_patients=60, min_tokens=5_000, min_steps=9)
-        assert encode(site.ask("train", 1)) == encode(first)
+        assert encode_message(site.ask("train", 1)) == encode_message(first)
     for file in (
         Ledger.in_kit(tmp_path).path,
         get_head_path(Ledger.in_kit(tmp_path).path),
@@ -737,7 +737,7 @@ def test_every_message_is_recorded_with_its_kind(tmp_path: Path) -> None:
         ("-", False, True),
         ("@end", False, False),
     ]
-    assert {line["job"] for line in site.ledger} == {table_fingerprint(TABLE)}
+    assert {line["job"] for line in site.ledger} == {fingerprint_table(TABLE)}
     assert [t["name"] for t in site.ledger[0]["tensors"]] == ["scores"]
 
 
@@ -748,7 +748,7 @@ def test_a_reply_that_the_ledger_cannot_record_does_not_leave(tmp_path: Path) ->
     site.ask(BEGIN, 1)
     before = ledger.read_bytes()
     ledger.write_bytes(before[:-9] + b"00000" + before[-4:])
-    request = encode(
+    request = encode_message(
         Request("job-1", 1, 2, "train", first=True, counted=dict.fromkeys(SITES, 0))
     )
     for frame in (request, request, b"noise"):

@@ -16,7 +16,7 @@ from fednotes.apps.audit.shadow.secrets import Planted, Secret, SecretKind
 from fednotes.apps.audit.shadow.subject import convert_to_log_odds
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, SiteData, Span
-from fednotes.data.split import sentence_documents
+from fednotes.data.split import make_sentence_documents
 from fednotes.privacy.units import group_documents
 
 MAX_CARRIERS = 3  # maximum number of carrying sentences used to guess a name
@@ -43,7 +43,7 @@ class AnnotatedNotes:
             DataError: No sentence can carry a name.
         """
         if unit == "sentence":
-            units = [[sentence] for sentence in sentence_documents(data.train)]
+            units = [[sentence] for sentence in make_sentence_documents(data.train)]
         else:
             units = group_documents(data.id, data.train, unit)
         units = [units[number] for number in rng.permutation(len(units)).tolist()]
@@ -55,7 +55,9 @@ class AnnotatedNotes:
         self.others = units[count:]
         self._carriers = [
             (sentence, span)
-            for sentence in sentence_documents(list(chain.from_iterable(self.others)))
+            for sentence in make_sentence_documents(
+                list(chain.from_iterable(self.others))
+            )
             for span in _list_replaceable(sentence)[:1]
         ]
         self.num_carriers = len(self._carriers)

@@ -33,7 +33,7 @@ from fednotes.cli.shared import (
 )
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
-from fednotes.core.parsing import number
+from fednotes.core.parsing import find_number
 from fednotes.core.wording import format_count, format_duration
 
 if TYPE_CHECKING:
@@ -299,9 +299,9 @@ def preflight(kit: Kit, json_output: Json = False) -> None:
 
 def _show_checks(checks: Sequence[Check]) -> None:
     """Print the results of checks as a table."""
-    from fednotes.cli.display import sheet
+    from fednotes.cli.display import make_sheet
 
-    table = sheet("check", "", "finding", left=3)
+    table = make_sheet("check", "", "finding", left=3)
     marks = {True: "ok", False: "wrong", None: "look"}
     styles = {True: "", False: "bold red", None: "yellow"}
     for check in checks:
@@ -374,7 +374,7 @@ def run(
     json_output: Json = False,
 ) -> None:
     """Run a job at the sites of a network, and fetch its results."""
-    from fednotes.core.stopping import end_at_once
+    from fednotes.core.stopping import ending_at_once
     from fednotes.jobs.tracking import require_trackers
 
     is_submission = not (attach or abort)
@@ -389,7 +389,7 @@ def run(
             "the job with it to another --out"
         )
     output = choose_console(as_json=json_output)
-    with end_at_once("stopped; nothing was submitted") as farewell:
+    with ending_at_once("stopped; nothing was submitted") as farewell:
         if abort:
             which_run = f"{job} --on {on}" if job else f"--out {out}"
             farewell.line = (
@@ -618,7 +618,7 @@ def _abort(name: str, on: Path | None, out: Path, *, json_output: bool) -> None:
 def _describe_time(result: RunResult) -> str:
     """Return how long a run took, and how much of that it spent waiting."""
     working = result.seconds or 0.0
-    elapsed = number(result.conditions, "federated", "elapsed") or 0.0
+    elapsed = find_number(result.conditions, "federated", "elapsed") or 0.0
     waiting = elapsed - working
     if waiting < MIN_WAITING_SECONDS:
         return format_duration(working)

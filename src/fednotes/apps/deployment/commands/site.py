@@ -28,7 +28,7 @@ from fednotes.cli.plain_help import OldName, with_examples
 from fednotes.cli.shared import Json, Yes, console, print_json, say
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError
-from fednotes.core.tables import table_differences
+from fednotes.core.tables import compare_tables
 
 if TYPE_CHECKING:
     from fednotes.apps.deployment.nvflare.processes import Status
@@ -182,7 +182,7 @@ def site_rules(
     path = kit / SITE_FILE
     old_rules = read_toml(path) if path.exists() else {}
     install_site_file(file, kit)
-    changes = table_differences(old_rules, read_toml(path))
+    changes = compare_tables(old_rules, read_toml(path))
     if json_output:
         print_json({"changes": changes})
         return

@@ -58,14 +58,14 @@ from fednotes.core.errors import (
     ConfigError,
     ParameterError,
     RefusedError,
-    nearest,
     needs,
+    suggest_name,
 )
 from fednotes.core.parsing import read_json, read_json_table
 from fednotes.core.settings import checked
 from fednotes.core.store import (
+    create_private_folder,
     make_private,
-    private_folder,
     write_folder,
     write_json,
     write_text,
@@ -752,7 +752,8 @@ class ProjectConfig:
         for owner, organisation in (self.organisations or {}).items():
             if owner not in owners:
                 raise ConfigError(
-                    f"organisations: unknown site {owner!r}; {nearest(owner, owners)}"
+                    f"organisations: unknown site {owner!r}; "
+                    f"{suggest_name(owner, owners)}"
                 )
             if not re.fullmatch(r"[A-Za-z0-9_]+", organisation):
                 raise ConfigError(
@@ -867,7 +868,7 @@ def provision(
         if is_wanted and name not in kits_on_disk:
             new_kits.append(name)
 
-    private_folder(folder)
+    create_private_folder(folder)
     _make_authority_private(folder)
     authority = Authority.open(folder, project.name, ask_passphrase)
     kits_to_revoke = [*revoke, *_find_revocable(again, authority)]
@@ -915,7 +916,8 @@ def _require_known(names: Iterable[str], kits: Iterable[str]) -> None:
     for name in names:
         if name not in kit_names:
             raise ConfigError(
-                f"{name!r} is not a kit of this project; {nearest(name, kit_names)}"
+                f"{name!r} is not a kit of this project; "
+                f"{suggest_name(name, kit_names)}"
             )
 
 

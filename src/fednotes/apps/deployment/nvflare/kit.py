@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from fednotes.core.errors import ConfigError, FednotesError, nearest
-from fednotes.core.parsing import read_json, read_json_table, shipped
+from fednotes.core.errors import ConfigError, FednotesError, suggest_name
+from fednotes.core.parsing import read_json, read_json_table, read_shipped_table
 from fednotes.core.store import write_folder, write_json
 
 SERVER = "server"
@@ -90,7 +90,7 @@ def _suggest_kit(missing: Path) -> str:
         kits = [path.parent for path in missing.parent.glob(f"*/{KIT_FILE}")]
     except OSError:
         kits = []
-    return nearest(missing, map(str, kits), none="give the folder of a kit")
+    return suggest_name(missing, map(str, kits), fallback="give the folder of a kit")
 
 
 def order_submissions(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -184,7 +184,7 @@ def build_kit_files(facts: Kit, kit: Path) -> dict[str, Any]:
 @cache
 def _read_tables() -> dict[str, Any]:
     """Return the templates of NVFlare's files, by the role of the kit."""
-    return shipped("apps/deployment/nvflare/kit.toml")
+    return read_shipped_table("apps/deployment/nvflare/kit.toml")
 
 
 def restore_kit_files(kit: Path, facts: Kit) -> None:

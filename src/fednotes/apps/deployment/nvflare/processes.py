@@ -53,8 +53,8 @@ from fednotes.apps.deployment.problems import (
     record_line,
     record_problem,
 )
-from fednotes.core.cleaning import one_line
-from fednotes.core.errors import ConfigError, FednotesError, needs, os_errors_as
+from fednotes.core.cleaning import clean_to_one_line
+from fednotes.core.errors import ConfigError, FednotesError, needs, raising_os_errors_as
 from fednotes.core.parsing import read_json_table
 from fednotes.core.settings import build, checked
 from fednotes.core.store import lock, make_private, open_private
@@ -168,7 +168,7 @@ def start(
     """
     program = _prepare(kit, check=check)
     kit = kit.resolve()
-    disk_errors = os_errors_as(FednotesError, kit, action="be started")
+    disk_errors = raising_os_errors_as(FednotesError, kit, action="be started")
     with disk_errors, open(kit / OUTPUT_FILE, "wb", opener=open_private) as output:
         process = subprocess.Popen(
             program.command,
@@ -541,7 +541,7 @@ class RateLimit(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record is written; called under the handler's lock."""
-        text = one_line(record.getMessage(), 4000)
+        text = clean_to_one_line(record.getMessage(), 4000)
         if record.name.startswith(_CELLS) and _ABSENCE.search(text):
             return False
         if record.name.startswith("nvflare.") and text.startswith(_NO_COMMAND):

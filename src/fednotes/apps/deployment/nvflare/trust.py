@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from fednotes.apps.deployment.nvflare.kit import WATCH
-from fednotes.core.errors import ConfigError, RefusedError, needs, readable
+from fednotes.core.errors import ConfigError, RefusedError, needs, raising_if_unreadable
 from fednotes.core.parsing import open_regular, read_regular
 from fednotes.core.store import write_text
 
@@ -339,7 +339,10 @@ def read_bounded_file(path: Path) -> bytes:
     Raises:
         ConfigError: The file cannot be read.
     """
-    with readable(path, ConfigError), open(path, "rb", opener=open_regular) as file:
+    with (
+        raising_if_unreadable(path, ConfigError),
+        open(path, "rb", opener=open_regular) as file,
+    ):
         return file.read(MAX_BYTES + 1)
 
 

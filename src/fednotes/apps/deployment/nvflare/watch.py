@@ -47,7 +47,7 @@ from fednotes.apps.deployment.nvflare.server import (
     TELL_SECONDS,
     describe_pause,
 )
-from fednotes.core.parsing import mapping
+from fednotes.core.parsing import as_mapping
 from fednotes.core.store import write_json
 from fednotes.engines.launch import OUTCOME_FILE, read_submission_outcome
 
@@ -329,7 +329,7 @@ class Watch:
         watched = self.runs.setdefault(run, WatchedRun())
         job_id = str(job["job_id"])
         outcome = read_submission_outcome(self.state / run, job_id)
-        earlier_times = mapping(outcome.get("absent"))
+        earlier_times = as_mapping(outcome.get("absent"))
         absent_since: dict[str, float] = {}
         reason = ""
         if active_runs:

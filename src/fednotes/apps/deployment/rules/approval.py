@@ -38,12 +38,17 @@ from fednotes.core.errors import (
     ConfigError,
     FednotesError,
     RefusedError,
-    os_errors_as,
-    readable,
+    raising_if_unreadable,
+    raising_os_errors_as,
 )
 from fednotes.core.parsing import open_regular, read_json
-from fednotes.core.store import locked_file, replace_file
-from fednotes.core.tables import Table, plain_copy, table_differences, table_fingerprint
+from fednotes.core.store import locking_file, replace_file
+from fednotes.core.tables import (
+    Table,
+    compare_tables,
+    copy_json_value,
+    fingerprint_table,
+)
 from fednotes.privacy.secure_sum.crypto import KEY_BYTES, join_parts, need_cryptography
 
 if TYPE_CHECKING:
@@ -192,7 +197,7 @@ def make_key(path: Path, person: str, passphrase: str = "") -> str:
         serialization.PrivateFormat.PKCS8,
         encryption_algorithm=encryption,
     )
-    with os_errors_as(ConfigError, path):
+    with raising_os_errors_as(ConfigError, path):
         replace_file(path, text, mode=0o600)
     return encode_public_key(key)
 
@@ -212,7 +217,7 @@ def read_signing_key(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    with readable(path, ConfigError):
+    with raising_if_unreadable(path, ConfigError):
         with open(path, "rb", opener=open_regular) as file:
             text = file.read(_MAX_KEY_FILE_BYTES)
         mode = path.stat().st_mode
@@ -379,13 +384,13 @@ class Approvals:
         """
         if when.tzinfo is None:
             raise ValueError("the time of a decision needs a time zone")
-        fingerprint = table_fingerprint(table)
+        fingerprint = fingerprint_table(table)
         approval = Approval(
             fingerprint,
             decision,
             by=by,
             when=when.astimezone(UTC).isoformat(),
-            table=plain_copy(table),
+            table=copy_json_value(table),
             ledger=ledger_hash,
         )
         if signer is not None:
@@ -394,10 +399,12 @@ class Approvals:
             signature = signer.key.sign(signed_text).hex()
             approval = replace(approval, signature=signature)
 
-        with os_errors_as(FednotesError, self.path, ending="; nothing was decided"):
+        with raising_os_errors_as(
+            FednotesError, self.path, ending="; nothing was decided"
+        ):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             # Without a lock, one of two simultaneous decisions would be lost.
-            with locked_file(self.path.with_name(f".{self.path.name}.lock")):
+            with locking_file(self.path.with_name(f".{self.path.name}.lock")):
                 self._write((*self.read_decisions(), approval))
         return fingerprint
 
@@ -431,7 +438,7 @@ class Approvals:
 
     def read_standing(self, table: Table) -> Standing:
         """Read all decisions, and return the result of those on exactly this table."""
-        return self._read_standings().get(table_fingerprint(table), Standing())
+        return self._read_standings().get(fingerprint_table(table), Standing())
 
     def find_ledger_hash_at_approval(self, table: Table) -> str:
         """Return the hash of the line that ended the ledger at a job's last approval.
@@ -501,7 +508,7 @@ class Approvals:
                 )
             tables = contents["jobs"]
             for fingerprint, table in tables.items():
-                if table_fingerprint(table) != fingerprint:
+                if fingerprint_table(table) != fingerprint:
                     raise self._make_error(
                         "was edited: a job does not have its fingerprint"
                     )
@@ -587,7 +594,7 @@ def compare_notes(earlier: Table, later: Table, site: str) -> NotesDifference:
     """
     earlier_sites = set(map(str, earlier.get("sites", ())))
     later_sites = set(map(str, later.get("sites", ())))
-    notes = table_differences(
+    notes = compare_tables(
         _select_settings(earlier, site), _select_settings(later, site)
     )
     return NotesDifference(tuple(sorted(earlier_sites ^ later_sites)), notes)

@@ -34,7 +34,12 @@ from fednotes.core import bounds
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import read_json
-from fednotes.core.store import locked_file, private_folder, write_folder, write_json
+from fednotes.core.store import (
+    create_private_folder,
+    locking_file,
+    write_folder,
+    write_json,
+)
 
 FOLDER = "examples"  # in the rules of a kit
 RECORD = "record.json"
@@ -154,8 +159,8 @@ class ExampleRecord:
         """
         if not policy.min_difference:
             return
-        private_folder(self.folder.parent)
-        with locked_file(self.folder.with_suffix(".lock")):
+        create_private_folder(self.folder.parent)
+        with locking_file(self.folder.with_suffix(".lock")):
             if not self.folder.exists():
                 self._create()
             secret, record = self._read()

@@ -69,8 +69,8 @@ from fednotes.core.federation import TRAIN, Coverage
 from fednotes.core.messages import BEGIN, OURS, Frame, Reply, Request, decode_reply
 from fednotes.core.numbers import NonNegativeFloat
 from fednotes.core.parsing import open_regular, read_json
-from fednotes.core.store import disk_usage, locked_file, write_json
-from fednotes.core.tables import table_fingerprint
+from fednotes.core.store import locking_file, measure_disk_usage, write_json
+from fednotes.core.tables import fingerprint_table
 from fednotes.core.update import Update
 from fednotes.privacy.promise import COUNTS, Promise, Unit
 from fednotes.privacy.secure_sum.crypto import hash_parts
@@ -165,7 +165,7 @@ def require_approved(
     message names no folder of the site.
     """
     approvals = open_approvals(kit, policy.make_quorum(site))
-    fingerprint = table_fingerprint(table)
+    fingerprint = fingerprint_table(table)
     short_fingerprint = fingerprint[:SHOWN_DIGITS]
     status = approvals.read_status(table)
     if status == "approved":
@@ -217,7 +217,7 @@ def read_pending_job(kit: Path) -> dict[str, Any] | None:
     path = _get_pending_path(kit)
     try:
         pending = dict(read_json(path))
-        if table_fingerprint(pending["table"]) != pending["fingerprint"]:
+        if fingerprint_table(pending["table"]) != pending["fingerprint"]:
             raise ValueError("not its fingerprint")
     except FileNotFoundError:
         return None
@@ -420,7 +420,7 @@ class Budget:
             self.require_enough(policy)
             return None
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with locked_file(self.path.with_suffix(".lock")):
+        with locking_file(self.path.with_suffix(".lock")):
             spending = read_spending(self.path)
             old_spending = {
                 job: spent.model_copy(deep=True) for job, spent in spending.items()
@@ -653,7 +653,7 @@ class SiteGuard:
         self._threshold = threshold
         self._drawn = drawn
         self._sites = frozenset(table.get("sites", ()))
-        self._job = table_fingerprint(table)
+        self._job = fingerprint_table(table)
         self._ledger = Ledger.in_kit(kit)
         self._budget = Budget(kit / RULES / "privacy.json", self._job, promise)
         self._folders = tuple(folders)
@@ -823,7 +823,7 @@ class SiteGuard:
         """Return the size of everything that the site stores for the run, in bytes."""
         with self._reading_ledger():
             lines = self._run_lines.measure_size()
-        return lines + sum(map(disk_usage, self._folders))
+        return lines + sum(map(measure_disk_usage, self._folders))
 
     def check_refusal(
         self, request: Request, question: bytes, error: Exception
@@ -903,7 +903,7 @@ class SiteGuard:
         with ExitStack() as stack:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                stack.enter_context(locked_file(path))
+                stack.enter_context(locking_file(path))
             except OSError as error:
                 public = f"site {self._site!r} cannot lock its ledger"
                 raise Withheld(f"{path}: {error}", public, later=True) from error

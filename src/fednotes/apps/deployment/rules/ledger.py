@@ -46,11 +46,11 @@ from fednotes.core.errors import (
     DataError,
     FednotesError,
     RefusedError,
-    os_errors_as,
-    readable,
+    raising_if_unreadable,
+    raising_os_errors_as,
 )
 from fednotes.core.parsing import JsonError, open_regular, parse_json
-from fednotes.core.store import locked_file, sync_folder
+from fednotes.core.store import locking_file, sync_folder
 from fednotes.core.update import Tensors, Update
 
 LEDGER = "ledger.jsonl"
@@ -295,7 +295,7 @@ class Ledger:
             FednotesError: Writing to disk failed. The message must not leave.
         """
         facts = _encode_entry(entry)
-        disk_errors = os_errors_as(
+        disk_errors = raising_os_errors_as(
             FednotesError, self.path, ending="; the message did not leave"
         )
         with disk_errors, self._locking_files() as (file, head_file):
@@ -337,8 +337,8 @@ class Ledger:
         """Lock both files and yield them; create missing ones for their owner only."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (
-            locked_file(get_head_path(self.path)) as head_file,
-            locked_file(self.path) as file,
+            locking_file(get_head_path(self.path)) as head_file,
+            locking_file(self.path) as file,
         ):
             yield file, head_file
 
@@ -447,7 +447,7 @@ def read_ledger_lines(
 @contextmanager
 def _reading_ledger(path: Path) -> Iterator[None]:
     """While the context is open, raise DataError if the ledger cannot be read."""
-    with readable(path, DataError):
+    with raising_if_unreadable(path, DataError):
         try:
             yield
         except FileNotFoundError as error:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.core import plugins
-from fednotes.core.errors import ConfigError, ParameterError, nearest
-from fednotes.core.settings import path_of
+from fednotes.core.errors import ConfigError, ParameterError, suggest_name
+from fednotes.core.settings import require_path
 from fednotes.core.store import write_folder, write_out
 from fednotes.jobs.card import render_card
 from fednotes.jobs.export_forms import ExportForm
@@ -32,7 +32,11 @@ _BUILT_IN: dict[str, tuple[str, ...]] = {"hf": (), "onnx": ("int8",)}
 
 def list_forms() -> tuple[str, ...]:
     """Return the names of the forms in which models are exported."""
-    return (*_BUILT_IN, *sorted(plugins.added("exports", _BUILT_IN)), _CARD)
+    return (
+        *_BUILT_IN,
+        *sorted(plugins.list_added_entries("exports", _BUILT_IN)),
+        _CARD,
+    )
 
 
 def find_form(name: str) -> ExportForm:
@@ -44,10 +48,10 @@ def find_form(name: str) -> ExportForm:
     if name in _BUILT_IN:
         module = import_module(f"{__name__}.{name}")
         return ExportForm(module.make_writer, options=_BUILT_IN[name])
-    entry = plugins.added("exports", _BUILT_IN).get(name)
+    entry = plugins.list_added_entries("exports", _BUILT_IN).get(name)
     if entry is None:
-        raise ConfigError(f"unknown form {name!r}; {nearest(name, list_forms())}")
-    form: ExportForm = plugins.load(entry, ExportForm)
+        raise ConfigError(f"unknown form {name!r}; {suggest_name(name, list_forms())}")
+    form: ExportForm = plugins.load_entry(entry, ExportForm)
     return form
 
 
@@ -76,7 +80,7 @@ def export(
         MissingExtra: A package that the form needs is not installed.
     """
     folder = find_source_folder(model)
-    target = path_of(out, "a path to write")
+    target = require_path(out, "a path to write")
     if form == "spacy":
         raise ConfigError(
             "spaCy reads a saved model without an export: "

@@ -35,13 +35,13 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor, nn
 
-from fednotes.core.cleaning import one_line
+from fednotes.core.cleaning import clean_to_one_line
 from fednotes.core.errors import ConfigError, ModelError, needs
-from fednotes.data.tags import allowed_transitions
+from fednotes.data.tags import find_allowed_transitions
 from fednotes.data.text import TOKEN
 from fednotes.encoders.pretrained import Frame, silencing_library
 from fednotes.encoders.reading import list_blank_marks
-from fednotes.report.html import environment
+from fednotes.report.html import make_environment
 from fednotes.taggers.layers import CHARACTERS, FIRST, WordCNN
 from fednotes.taggers.saving import load_model
 from fednotes.taggers.tagger import Tagger
@@ -162,7 +162,7 @@ def _write_crf(model: Tagger, folder: Path) -> None:
     """Write the scores of a tagger's CRF, -inf where its tag scheme forbids them."""
     crf = model.crf.crf
     scores = (crf.start, crf.transitions, crf.end)
-    masks = allowed_transitions(model.tagset)
+    masks = find_allowed_transitions(model.tagset)
     start, transitions, end = (
         np.where(is_allowed, score.detach().numpy(), -np.inf).astype(np.float32)
         for score, is_allowed in zip(scores, masks, strict=True)
@@ -196,7 +196,7 @@ def _build_tagger_graph(model: Tagger) -> Any:
     for number in range(lstm_layers):
         weights |= _arrange_lstm_layer(model.lstm, number)
 
-    template = environment("fednotes.apps.serving").get_template("tagger.onnx.txt")
+    template = make_environment("fednotes.apps.serving").get_template("tagger.onnx.txt")
     text = template.render(
         parts=list(features),
         config=config,
@@ -375,7 +375,7 @@ def _find_root_message(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     first_line = _STYLES.sub("", str(error)).strip().partition("\n")[0]
-    return one_line(first_line or type(error).__name__, 200)
+    return clean_to_one_line(first_line or type(error).__name__, 200)
 
 
 # ---- quantisation --------------------------------------------------------------------

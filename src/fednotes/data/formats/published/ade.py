@@ -105,7 +105,7 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """
     sentences: dict[tuple[str, str], list[_Row]] = {}
     for file in find_corpus_files(path, accepts, "the ADE corpus"):
-        with problems.collect("file", file):
+        with problems.collecting("file", file):
             for pmid, text, row in _read_rows(file, problems):
                 rows = sentences.setdefault((pmid, text), [])
                 if row is not None:
@@ -171,8 +171,8 @@ def _to_document(
             unplaced.append(row)
             continue
         other, drug = min(
-            ((other, _nearest(other, drugs, row)) for other in others),
-            key=lambda pair: _misfit(pair, row, origin),
+            ((other, _choose_nearest(other, drugs, row)) for other in others),
+            key=lambda pair: _measure_misfit(pair, row, origin),
         )
         spans.add(Span(*other, row.label))
         spans.add(Span(*drug, "Drug"))
@@ -231,21 +231,32 @@ def _is_inside_word(text: str, start: int, end: int) -> bool:
     return continues_left or continues_right
 
 
-def _nearest(other: _Place, drugs: Sequence[_Place], row: _Row) -> _Place:
-    """Return the one of sorted places for the drug whose distance fits a row best."""
+def _choose_nearest(other: _Place, drugs: Sequence[_Place], row: _Row) -> _Place:
+    """Return the place of a drug whose distance from another text fits a row best.
+
+    Args:
+        other: The place of the effect or the dose.
+        drugs: The places of the drug in the sentence, sorted.
+        row: The row.
+    """
     wanted = other[0] + row.drug_start - row.other_start
     number = bisect_left(drugs, wanted, key=lambda place: place[0])
     nearby = drugs[max(0, number - 1) : number + 1]
     return min(nearby, key=lambda place: abs(place[0] - wanted))
 
 
-def _misfit(
+def _measure_misfit(
     pair: tuple[_Place, _Place], row: _Row, origin: int | None
 ) -> tuple[int, int, int]:
-    """Return the deviation of two places from a row's offsets.
+    """Return how far two places deviate from a row's offsets; smaller is better.
 
     The distance between the two counts first, then their position in the abstract, then
     their position in the sentence.
+
+    Args:
+        pair: The places of the effect or dose, and of the drug.
+        row: The row.
+        origin: The start of the sentence in its abstract; None if unknown.
     """
     (other, _), (drug, _) = pair
     distance = abs((drug - other) - (row.drug_start - row.other_start))

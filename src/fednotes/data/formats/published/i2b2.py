@@ -19,7 +19,7 @@ from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats.files import read_first_line, read_nonblank_lines, read_text
 from fednotes.data.formats.folders import find_corpus_files, find_file
-from fednotes.data.formats.gathering import ReadDocument, gather
+from fednotes.data.formats.gathering import ReadDocument, gather_documents
 from fednotes.data.formats.mentions import count_mismatches
 from fednotes.data.formats.problems import Problems
 
@@ -54,7 +54,7 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
         path, lambda file: file.suffix == ".con" and accepts(file), "i2b2 2010"
     )
     corpus = path if path.is_dir() else path.parent
-    return gather(files, partial(_read_record, corpus), problems, "document")
+    return gather_documents(files, partial(_read_record, corpus), problems, "document")
 
 
 def _read_record(corpus: Path, file: Path, problems: Problems) -> list[ReadDocument]:
@@ -65,8 +65,8 @@ def _read_record(corpus: Path, file: Path, problems: Problems) -> list[ReadDocum
     text = read_text(file if file.suffix == ".txt" else _find_text(path, corpus))
     tokens = _tokenize_lines(text)
     concepts: list[tuple[Span, str, int]] = []
-    for number, line in read_nonblank_lines(path, empty=True):
-        with problems.collect("mention", path, number):
+    for number, line in read_nonblank_lines(path, may_be_empty=True):
+        with problems.collecting("mention", path, number):
             span, form = _parse_concept(line.rstrip(), tokens)
             concepts.append((span, form, number))
     document = Document(

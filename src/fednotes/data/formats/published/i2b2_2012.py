@@ -23,7 +23,7 @@ from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats.files import read_head, read_text
 from fednotes.data.formats.folders import find_corpus_files
-from fednotes.data.formats.gathering import ReadDocument, gather
+from fednotes.data.formats.gathering import ReadDocument, gather_documents
 from fednotes.data.formats.mentions import count_mismatches, is_normal_form
 from fednotes.data.formats.problems import Problems
 
@@ -64,11 +64,29 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     outside the text; and a text that most mentions do not match.
     """
     files = find_corpus_files(path, accepts, "i2b2 2012")
-    return gather(files, _read_record, problems, "document")
+    return gather_documents(files, _read_record, problems, "document")
 
 
-def _read_record(path: Path, problems: Problems) -> list[ReadDocument]:
-    content = read_text(path)
+class _Record(NamedTuple):
+    """The elements of a record.
+
+    Attributes:
+        raw_text: The text, as in the file.
+        tags: What follows the text in the file.
+        first_line: The number of the first line of the tags.
+    """
+
+    raw_text: str
+    tags: str
+    first_line: int
+
+
+def _split_record(content: str) -> _Record:
+    """Return the elements of a record.
+
+    Raises:
+        DataError: The text or the tags are missing.
+    """
     # If the first one has no end, none has, and a search would read to the end for
     # each.
     match = _TEXT.match(content, max(0, content.find("<TEXT>")))
@@ -82,12 +100,17 @@ def _read_record(path: Path, problems: Problems) -> list[ReadDocument]:
     raw_text = match.group(1)
     if raw_text is None:  # no CDATA
         raw_text = html.unescape(match.group(2))
-
     first_line = content.count("\n", 0, match.end()) + 1
+    return _Record(raw_text, tags, first_line)
+
+
+def _read_record(path: Path, problems: Problems) -> list[ReadDocument]:
+    """Return the document of a record."""
+    raw_text, tags, first_line = _split_record(read_text(path))
     read_mentions: list[_Mention] = []
     for number, line in enumerate(tags.split("\n"), first_line):
         if _TAG.match(line):
-            with problems.collect("mention", path, number):
+            with problems.collecting("mention", path, number):
                 read_mentions.append(_parse_mention(line, number))
 
     text, shift = _place_text(raw_text, read_mentions)
@@ -117,6 +140,15 @@ def _read_record(path: Path, problems: Problems) -> list[ReadDocument]:
 
 def _parse_mention(line: str, number: int) -> _Mention:
     # Otherwise the rest of the line would be searched after each attribute.
+    """Return the mention of a tag.
+
+    Args:
+        line: The line with the tag.
+        number: The line's number in the file.
+
+    Raises:
+        DataError: The tag is damaged.
+    """
     is_whole = line.rstrip().endswith(">")
     match = _ATTRIBUTES.fullmatch(line) if is_whole else None
     # The attribute `type` is the first after the text in a TIMEX3 and the last in an
@@ -141,6 +173,7 @@ def _place_text(raw: str, mentions: Sequence[_Mention]) -> tuple[str, int]:
     shift_of_stripped = len(raw) - len(raw.lstrip()) - 1 + shift_of_raw
 
     def count_hits(shift: int) -> int:
+        """Return the number of mentions that match after this correction."""
         hits = 0
         for span, form, _ in mentions:
             start = span.start + shift

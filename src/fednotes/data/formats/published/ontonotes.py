@@ -22,7 +22,7 @@ from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats.files import read_first_line, read_text
 from fednotes.data.formats.folders import find_corpus_files
-from fednotes.data.formats.gathering import ReadDocument, gather
+from fednotes.data.formats.gathering import ReadDocument, gather_documents
 from fednotes.data.formats.mentions import lay_out
 from fednotes.data.formats.problems import Problems
 
@@ -135,10 +135,11 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """
     files = find_corpus_files(path, accepts, "OntoNotes in CoNLL-2012 columns")
     gold_files = [file for file in files if file.name.endswith("gold_conll")]
-    return gather(gold_files or files, _read_file, problems)
+    return gather_documents(gold_files or files, _read_file, problems)
 
 
 def _read_file(path: Path, problems: Problems) -> list[ReadDocument]:
+    """Return the documents of a file."""
     problems_before = problems.number
     documents = list(_read_parts(path, problems))
     if not documents and problems.number == problems_before:
@@ -153,6 +154,7 @@ def _read_file(path: Path, problems: Problems) -> list[ReadDocument]:
 
 
 def _lacks_words(document: Document) -> bool:
+    """Return whether all words of a document are placeholders."""
     return set(document.text.split()) <= {_MISSING_WORD}
 
 
@@ -166,7 +168,7 @@ def _read_parts(path: Path, problems: Problems) -> Iterator[ReadDocument]:
             continue
         is_damaged = False
         before = part
-        with problems.collect("document", path, number) as errors:
+        with problems.collecting("document", path, number) as errors:
             part = _read_line(line, part, number)
         if errors:
             part = None

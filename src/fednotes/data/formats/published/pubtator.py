@@ -20,7 +20,7 @@ from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats.files import read_first_line, read_nonblank_lines
 from fednotes.data.formats.folders import find_corpus_files
-from fednotes.data.formats.gathering import ReadDocument, gather
+from fednotes.data.formats.gathering import ReadDocument, gather_documents
 from fednotes.data.formats.mentions import has_form, require_in_text
 from fednotes.data.formats.problems import Problems
 
@@ -64,19 +64,22 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """Return a document per article; its id is the PMID.
 
     These problems are collected with their lines: a line that matches no pattern, and
-        offsets at which the text differs from the mention's.
+    offsets at which the text differs from the mention's.
     """
-    return gather(find_corpus_files(path, accepts, "PubTator"), _read_file, problems)
+    return gather_documents(
+        find_corpus_files(path, accepts, "PubTator"), _read_file, problems
+    )
 
 
 def _read_file(path: Path, problems: Problems) -> list[ReadDocument]:
+    """Return the documents of a file."""
     articles: list[_Article] = []
     for number, line in read_nonblank_lines(path):
         passage = _PASSAGE.fullmatch(line)
         if passage and passage.group(2) == "t":
             articles.append(_Article(passage.group(1), passage.group(3), number))
             continue
-        with problems.collect("line", path, number):
+        with problems.collecting("line", path, number):
             columns = line.split("\t")
             pmid = passage.group(1) if passage else columns[0]
             if not articles or articles[-1].id != pmid:
@@ -95,6 +98,10 @@ def _read_file(path: Path, problems: Problems) -> list[ReadDocument]:
 
 
 def _to_document(path: Path, article: _Article, problems: Problems) -> Document:
+    """Return the document of an article.
+
+    Mentions that differ from the text are added to `problems` and left out.
+    """
     text = article.text
     spans = []
     concepts = []
@@ -103,7 +110,7 @@ def _to_document(path: Path, article: _Article, problems: Problems) -> Document:
         if _is_relation(columns, text):
             relations.append(tuple(columns[1:]))
             continue
-        with problems.collect("mention", path, number):
+        with problems.collecting("mention", path, number):
             span = _parse_mention(columns, text)
             spans.append(span)
             if columns[5:]:
