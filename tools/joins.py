@@ -127,10 +127,10 @@ def measure(
     site_later = f1_of_run("site later", SITES, TYPES, site)
     kind_later = f1_of_run("type later", SITES, TYPES, kind)
     rows = {
-        "a site joins: the sites of before": (OLD, TYPES, site, site_later),
-        "a site joins: the one that joins": (SITES[-1:], TYPES, None, site_later),
-        "a type joins: the types of before": (SITES, KNOWN, kind, kind_later),
-        "a type joins: the one that joins": (SITES, TYPES[-1:], None, kind_later),
+        "a site joins: the earlier sites": (OLD, TYPES, site, site_later),
+        "a site joins: the new site": (SITES[-1:], TYPES, None, site_later),
+        "a type joins: the earlier types": (SITES, KNOWN, kind, kind_later),
+        "a type joins: the new type": (SITES, TYPES[-1:], None, kind_later),
     }
     measured: Measured = {}
     for row, (sites, types, *folders) in rows.items():
