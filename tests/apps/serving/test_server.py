@@ -20,11 +20,13 @@ pytest.importorskip("prometheus_client")
 
 from fastapi.testclient import TestClient
 
+from fednotes.apps.serving import gate
 from fednotes.apps.serving.app import create_app
 from fednotes.apps.serving.limits import Limits
 from fednotes.apps.serving.model_queue import BATCH_INPUTS
 from fednotes.apps.serving.server import read_token, serve
 from fednotes.core.errors import ConfigError
+from fednotes.core.parsing import parse_json
 from fednotes.core.types import Document, Span
 from fednotes.jobs.models import load
 
@@ -672,3 +674,31 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(
     assert "more than 20,000 values" in refused.text
     commas = client.post("/predict", json={"text": "a, " * 30_000})
     assert commas.status_code == 200
+
+
+def test_other_requests_are_answered_while_a_body_is_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The parser waits until /health has answered."""
+    began, go = threading.Event(), threading.Event()
+
+    def parse_slowly(body: bytes, **limits: Any) -> Any:
+        began.set()
+        assert go.wait(5)
+        return parse_json(body, **limits)
+
+    monkeypatch.setattr(gate, "parse_json", parse_slowly)
+    codes: list[int] = []
+    with TestClient(create_app(CapitalWords()), base_url=LOCAL) as client:
+
+        def ask() -> None:
+            codes.append(client.post("/predict", json={"text": "Anna"}).status_code)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        assert began.wait(20)
+        assert client.get("/health").status_code == 200
+        assert codes == []
+        go.set()
+        thread.join(20)
+    assert codes == [200]
