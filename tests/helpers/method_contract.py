@@ -39,7 +39,7 @@ from method_runs import (
     with_known,
 )
 from scipy import stats
-from two_jobs import LEAST, MOST, remaining
+from two_jobs import MOST, remaining
 
 from fednotes.core.federation import State
 from fednotes.core.messages import Frame
@@ -450,8 +450,9 @@ class MethodContract:
         self, draws: str, case_name: str, bert: Path
     ) -> None:
         """`two_jobs.py` has the attack."""
-        distance = remaining(self.cases[case_name](bert), draws)
-        assert distance < MOST if draws == "job" else distance > LEAST
+        case = self.cases[case_name](bert)
+        distance = remaining(case, draws)
+        assert distance < MOST if draws == "job" else distance > case.least_missed
 
     def test_every_count_that_leaves_a_site_is_a_multiple_of_the_step(
         self, reference: Reference

@@ -21,6 +21,8 @@ from fednotes.methods.base import Method
 from fednotes.methods.private import DPMethod
 from fednotes.privacy.promise import Privacy, Unit
 
+LEAST_MISSED = 0.85  # where most of an update is drawn
+
 
 @dataclass(frozen=True)
 class Case:
@@ -35,6 +37,8 @@ class Case:
         is_change: Whether sites send parameters in it (True), and not gradients
             (False). The attack then takes off the parameters that the server sent.
         close: How close a run under the secure sum ends: relatively, and absolutely.
+        least_missed: How much of a site's part the attack misses at least where draws
+            are secret; 1 is what somebody misses who knows the mean of the others.
     """
 
     method: Method
@@ -43,6 +47,7 @@ class Case:
     task: str
     is_change: bool
     close: tuple[float, float] = (1e-5, 1e-6)
+    least_missed: float = LEAST_MISSED
 
 
 MakeCase = Callable[[Path], Case]  # given the folder of a tiny BERT

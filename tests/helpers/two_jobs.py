@@ -8,9 +8,8 @@ own site object returned.
 
 With secret draws what is left is d's part and, for each other site, the difference of
 two draws of its part: u − u′. These are independent and alike, so their expected square
-is twice the variance of a site's part over its draws. `LEAST` is far above what
-rounding leaves of the attack (below 1e-6) and below the deviation that each of these
-small sites has.
+is twice the variance of a site's part over its draws. `Case.least_missed` says how much
+the attack then misses at least; rounding leaves below 1e-6.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from fednotes.core.update import Total, Update
 from fednotes.engines.inprocess import InProcess
 
 MOST = 1e-6  # of `remaining`, where the attack works
-LEAST = 0.1  # where it does not
 
 
 class FirstSum(InProcess):

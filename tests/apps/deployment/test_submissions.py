@@ -7,7 +7,9 @@ aborted.
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +19,7 @@ from unittest import mock
 
 import pytest
 from clock import Clock
+from rich.console import Console
 
 from fednotes.apps.deployment.commands import deploy
 from fednotes.apps.deployment.runs import (
@@ -32,6 +35,7 @@ from fednotes.apps.deployment.runs import (
     release_folder,
     submit_run,
 )
+from fednotes.cli.display import RichDisplay
 from fednotes.core.errors import (
     ConfigError,
     DataError,
@@ -455,6 +459,23 @@ def test_a_stop_is_called_a_pause_if_the_server_continues(
     assert lines == [
         "paused: site 'h1' is lost; the server continues the run by itself"
     ]
+
+
+def test_the_remaining_time_leaves_out_what_a_run_waited(tmp_path: Path) -> None:
+    """An hour for approvals before the first round, and half an hour for a site in the
+    eighth. Each round takes 2 s, and after the eleventh nine are left.
+    """
+    ends = [3600.0 + 2 * number + 1800 * (number > 6) for number in range(11)]
+    lines = [{**plan(0), "rounds": 20}]
+    lines += [{**round_line(n), "seconds": seconds} for n, seconds in enumerate(ends)]
+    shown = io.StringIO()
+    display, clock = RichDisplay(Console(file=shown, width=200)), Clock()
+    follower = Follower(RUN, tmp_path, display, print, now=clock, sleep=clock.sleep)
+    with pytest.raises(FednotesError, match="was aborted by a person"):
+        follower.follow(Script(([FIRST], lines), OVER))  # type: ignore[arg-type]
+    left = re.findall(r"about (.+) left", shown.getvalue())
+    assert left[-1] == "18.0 s"
+    assert not any("min" in text or " h" in text for text in left)
 
 
 def test_rounds_are_shown_only_once(tmp_path: Path) -> None:
