@@ -20,8 +20,17 @@ def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trap, "SENTENCES", 40)
 
 
-def test_trap_weights_read_neighbours_of_words_through_a_secure_sum() -> None:
-    setting = trap.WORDS["fedner, 8 sentences"]
+@pytest.mark.parametrize(
+    "job",
+    [
+        "fedner, 8 sentences",
+        "fedner, an epoch of Adam",
+        "distill, an epoch of Adam",
+        "adversarial, an epoch of Adam",
+    ],
+)
+def test_trap_weights_read_neighbours_of_words_through_a_secure_sum(job: str) -> None:
+    setting = trap.WORDS[job]
     trapped = trap.words_read(setting, 1, secure=True, honest=False)
     honest = trap.words_read(setting, 1, secure=True, honest=True)
     assert trapped >= 0.25
@@ -29,7 +38,15 @@ def test_trap_weights_read_neighbours_of_words_through_a_secure_sum() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["finetune, encoder", "finetune, low-rank, one step"])
+@pytest.mark.parametrize(
+    "job",
+    [
+        "finetune, encoder",
+        "finetune, low-rank, one step",
+        "pretrain, encoder",
+        "personal, low-rank, one step",
+    ],
+)
 def test_trap_weights_of_an_encoder_read_a_sentence_through_a_secure_sum(
     job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -39,6 +56,16 @@ def test_trap_weights_of_an_encoder_read_a_sentence_through_a_secure_sum(
     honest = trap.sentences_read(setting, 1, secure=True, honest=True, tries=2)
     assert trapped >= 0.4
     assert honest <= 0.1
+
+
+@pytest.mark.parametrize("job", [*trap.PATIENT_JOBS])
+def test_trap_weights_of_stage_1_read_a_patient_through_a_secure_sum(
+    job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trap, "CHOSEN", 3)
+    setting = trap.PATIENT_JOBS[job]
+    assert trap.patients_read(setting, 1, secure=True, honest=False) == 1
+    assert trap.patients_read(setting, 1, secure=True, honest=True) == 0
 
 
 @pytest.mark.parametrize("job", [*trap.CLASSIFIER_JOBS])
@@ -51,14 +78,33 @@ def test_trap_weights_of_classifiers_read_a_patient_through_a_secure_sum(
     assert trap.classifiers_read(setting, 1, secure=True, honest=True) == 0
 
 
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        (Policy(min_patients=1000), "min_patients"),
+        (Policy(denied_layers=("svm",)), "denied_layers"),
+        (Policy(allowed_layers=("network",)), "allowed_layers"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_classifiers_are_read_under_the_policy_of_the_sites(
+    policy: Policy, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trap, "CHOSEN", 3)
+    monkeypatch.setattr(trap, "POLICY", policy)
+    setting = trap.CLASSIFIER_JOBS["phenotype, classifiers, an epoch"]
+    with pytest.raises(PolicyRefusal) as refusal:
+        trap.classifiers_read(setting, 1, secure=True, honest=False)
+    assert refusal.value.rule == rule
+
+
+def test_a_required_secure_sum_does_not_stop_trap_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(trap, "CHOSEN", 3)
-    monkeypatch.setattr(trap, "POLICY", Policy(min_patients=1000))
+    monkeypatch.setattr(trap, "POLICY", Policy(secure_sum="required"))
     setting = trap.CLASSIFIER_JOBS["phenotype, classifiers, an epoch"]
-    with pytest.raises(PolicyRefusal, match="min_patients"):
-        trap.classifiers_read(setting, 1, secure=True, honest=False)
+    assert trap.classifiers_read(setting, 1, secure=True, honest=False) == 1
 
 
 def test_words_are_recognised_by_the_signs_of_their_states() -> None:
