@@ -308,7 +308,7 @@ class LanguageModelConfig:
         encoder: "minilm" or a Hugging Face directory: BERT, RoBERTa, DistilBERT or
             another encoder with a masked-language-model head; BART for objective =
             "denoise".
-        objective: Training objective: predict masked tokens ("mlm"), predict also
+        objective: Training objective: predict masked tokens ("mlm"), also predict
             whether one text follows the other ("mlm+nsp"), or reconstruct infilled
             spans with BART ("denoise").
         fresh: Whether the model starts from random weights, with the directory's

@@ -67,8 +67,8 @@ class SiteConfig:
     """Where one site's annotated documents are and how they are read.
 
     Attributes:
-        path: A file or folder that is split here into training, validation and test
-            data. Relative paths are relative to the job file; `$NAME` stands for an
+        path: A file or folder to split into training, validation and test data.
+            Relative paths are relative to the job file; `$NAME` stands for an
             environment variable. Give either `path`, or `train` and `test`.
         train: A file or folder of training data.
         valid: A file or folder of validation data. If it is empty, `valid_fraction` of
@@ -86,13 +86,14 @@ class SiteConfig:
         share: Part of `path` that the site gets, for sites that divide one corpus:
             "2/3" is the second of three random, disjoint parts. It is drawn after
             `where`, by `split` and the job's seed.
-        types: Entity types to keep, named as after `label_map`; empty keeps all. Set it
-            if the files annotate more types than the model is to learn.
+        types: Entity types to keep, under the names that `label_map` gives them; empty
+            keeps all. Set it if the files annotate more types than the model is to
+            learn.
         test_types: Entity types to keep in the test data, if the test data are
             annotated with more types than `types`; empty keeps those of `types`.
         label_map: New names for labels of the files, such as {Drug = "Chemical"}; ""
             drops a label.
-        scheme: Tagging scheme in which the model learns.
+        scheme: Scheme of the tags that the model learns.
         split: Unit that is never divided when `path` is split into parts: "patient",
             "document", "sentence" or a key of the documents' metadata. If empty: the
             patient where the corpus names patients, else the document. "sentence" puts
@@ -101,25 +102,28 @@ class SiteConfig:
         test_fraction: Fraction of the sentences of `path` to hold out for testing.
         fraction: Fraction of the training sentences to use. Lower it to measure how a
             result depends on the amount of data.
-        mask_overlap: Fraction of the mention texts shared with another site to mask in
-            training (`data/split.py`). Set it to make the sites' data more different in
-            an experiment.
+        mask_overlap: Fraction to mask in training of the mention texts that also occur
+            at another site (`data/split.py`). Set it to make the sites' data differ
+            more in an experiment.
         max_sentences: Maximum number of training sentences, chosen at random; 0 uses
             all.
         max_valid_sentences: Maximum number of validation sentences, chosen at random; 0
             uses all.
         max_test_sentences: Maximum number of test sentences, chosen at random; 0 uses
             all.
-        flatten: What happens to overlapping and discontinuous mentions: the outermost
-            or the first fragment is kept, or they are dropped.
+        flatten: What happens to overlapping and discontinuous mentions: "outermost"
+            keeps the longest of overlapping mentions, and makes a discontinuous one the
+            whole stretch from its first to its last fragment; "first_fragment" keeps
+            the first fragment of a discontinuous one instead; "drop" drops them all.
         hold_out: Fraction of the training sentences to hold out for validation if the
             other keys leave no validation data. They are taken after the split, so the
             test data stay the same.
         expected_sentences: Number of sentences in the corpus according to a
             publication. `check` and every run report how much the files differ from it;
-            0 compares nothing.
+            0 skips the comparison.
         repeats: What happens to training sentences that also occur in `valid` or
-            `test`: "drop" leaves them out; "keep" keeps a published division as it is.
+            `test`: "drop" leaves them out; "keep" keeps them, so that a published split
+            stays as it is.
     """
 
     path: LocalFile = ""
@@ -222,14 +226,14 @@ class NotesConfig:
         valid_fraction: Fraction of the patients to hold out for validation, drawn with
             the job's seed; at least one patient if there are two or more.
         max_notes: Maximum number of training notes; 0 uses all. Notes with the lowest
-            hash of seed, patient and note are kept, so the notes of a smaller number
-            are among those of a larger one. With [silos], it limits the notes that all
-            silos together get from this table.
-        query: If `path` is the address of a database: a SELECT whose columns are those
-            of a table of notes, among them the notes' ids. An address is a URL without
-            a password, or "env:NAME" for an environment variable that holds one.
-        omop: If `path` is the address of a database: its NOTE table of OMOP's common
-            data model, such as "cdm.note"; "note" if both are empty.
+            hash of seed, patient and note are kept, so a smaller limit keeps a subset
+            of the notes of a larger one. With [silos], it limits the notes that all
+            simulated sites together get from this table.
+        query: If `path` is the address of a database: a SELECT that returns the columns
+            of a table of notes, including the notes' ids. An address is a URL without a
+            password, or "env:NAME" for an environment variable that holds one.
+        omop: If `path` is the address of a database: its NOTE table in the OMOP common
+            data model, such as "cdm.note"; "note" if `query` is empty too.
         exclude: Annotated corpora; a note that shares a sentence with one of them is
             left out (`data/overlap.py`). Name the corpora on which the pre-trained
             model will be tested.
@@ -269,20 +273,20 @@ class NotesConfig:
 
 @checked(frozen=True)
 class TagsConfig:
-    """Which entity types each site annotates, where its files contain more.
+    """Entity types that each site annotates, if its files contain more.
 
     Attributes:
-        design: How types are given to sites: "given" by each site's `types`; or sampled
-            from the complete tag set: "disjoint" gives each type to one site,
-            "appendix-d" gives each site one type of its own and every other type to one
-            or two sites (`data/tags.py`). Training and validation data then keep the
-            site's sampled types; test data keep all.
+        design: How types are assigned to sites. "given" uses each site's `types`. The
+            others sample from the complete tag set: "disjoint" gives each type to one
+            site, "appendix-d" gives each site one type of its own and every other type
+            to one or two sites (`data/tags.py`). Training and validation data then keep
+            the site's sampled types; test data keep all.
         types: The complete tag set; if empty, the sorted union of the sites' types.
             Give it if a site could otherwise add types that nobody wants to learn.
         per_site: Number of types of each site with design = "disjoint"; 0 distributes
             all types as evenly as possible.
-        min_mentions: Minimum number of mentions of each of its types that every site
-            must have; types are drawn again until this holds. Without it, a site may be
+        min_mentions: Minimum number of mentions that every site must have of each of
+            its types; types are drawn again until this holds. Without it, a site may be
             given a type that its text does not have.
         runs_per_sampling: Number of consecutive seeds that share one sampling: with 3,
             the seeds 1 to 3 are three splits of the first sampling.
@@ -330,8 +334,8 @@ class SyntheticConfig:
 
     Attributes:
         sites: Number of sites.
-        sentences: Approximate number of training sentences at the first site; the other
-            sites have other numbers.
+        sentences: Approximate number of training sentences at the first site; the
+            numbers of the other sites differ.
     """
 
     sites: PositiveInt = 3
@@ -342,14 +346,14 @@ class SyntheticConfig:
 class SilosConfig:
     """Sites simulated from corpora.
 
-    The tables of the sites then only say where the corpora are. All their documents or
-    notes (of train, valid and test, each part by itself) are pooled and dealt to
-    `silo1` … `siloN` at random by the job's seed.
+    The [sites.NAME] tables then only say where the corpora are. All their documents or
+    notes are pooled and dealt at random, by the job's seed, to the simulated sites
+    `silo1` … `siloN`. Training, validation and test data are dealt separately.
 
     Attributes:
         number: Number of sites.
         by: Unit that is never divided between sites: "patient" or "document" (a note).
-            A document without a patient counts by itself. Default: "patient" for a
+            A document without a patient is a unit of its own. Default: "patient" for a
             method that reads notes without annotations, "document" for other methods,
             as in Liu and Miller 2020.
     """

@@ -75,15 +75,15 @@ class TopConfig:
     Attributes:
         method: Name of the method: a module of `fednotes.methods`.
         title: Title of the job in reports; the job's name if empty.
-        notes: Remarks for readers of the job file; nothing reads them.
-        preset: Name of the settings that the job starts from: "best", or "paper" where
-            the method has published settings. The keys below override them.
+        notes: Remarks for people who read the job file; fednotes ignores them.
+        preset: Preset whose settings the job starts from: "best", or "paper" where the
+            method has published settings. The keys below override them.
         seed: Seed of all random numbers: the same job with the same seed gives the same
             run.
         conditions: What is trained: "alone" (each site by itself), "federated", and
-            "pooled" (all notes in one place). With method "personal", "own-mix" too:
-            each site mixes two models of its own, without partners. It is part of the
-            default there, and takes as long as "federated".
+            "pooled" (all notes in one place). Method "personal" adds "own-mix", in
+            which each site mixes two models of its own, without partners. It is part of
+            that method's default, and takes as long as "federated".
         threads: Number of CPU threads. Results may differ in their last bits between
             numbers of threads.
     """

@@ -18,7 +18,7 @@ This page is generated: `fednotes job keys --markdown`.
 `preset = "best"`, so the defaults of [training] and [model] are those of that preset.
 **Elsewhere** lists the values that other presets, methods or tables have instead.
 `fednotes job show JOB` prints one job with all of its values, and says where each comes
-from. `fednotes job schema` prints a JSON schema, by which editors complete and check
+from. `fednotes job schema` prints a JSON schema, with which editors complete and check
 job files. `$NAME` in a path stands for an environment variable.
 """
 _HEADS = ("key", "type", "default", "elsewhere", "meaning")

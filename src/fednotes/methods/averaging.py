@@ -109,10 +109,10 @@ class Averaging(Aggregation):
         batch: Meaning of `batch_size`: examples of "each" site's step, or of all sites'
             steps together ("shared"). Shared batches are divided in proportion to the
             sites' numbers of examples, with at least one example and a quarter of an
-            equal share for each site, so that a site takes about as many steps as one
-            place with all notes would. If there are more sites than examples in a
-            batch, sites of average size take one example per step and read their notes
-            more than once in an epoch, and small sites take fewer steps.
+            equal share for each site, so that a site takes about as many steps as
+            pooled training would. If there are more sites than examples in a batch,
+            sites of average size take one example per step and read their notes more
+            than once in an epoch, and small sites take fewer steps.
         batch_size: Number of examples in a step; see `batch`.
         accumulate: Number of smaller batches into which each step is divided. Raise it
             if memory is short.

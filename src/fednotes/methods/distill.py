@@ -89,18 +89,19 @@ Unannotated = Literal["pseudo", "soft", "marginal", "outside"]
 class Config(SiteSampling):
     """Settings of a run of distillation with instance weights.
 
-    With differential privacy a round is E_loc epochs of noisy sums of gradients. θ_t is
-    then what sites received first in the round, and a unit's annotation is completed
-    when the unit is drawn, from its own text alone.
+    With differential privacy, a round consists of E_loc epochs of noisy sums of
+    gradients. θ_t is then the model that the sites received at the start of the round.
+    A unit's annotation is completed when the unit is drawn, from its own text alone.
 
     Attributes:
         model: The model that every site trains; only its trainable parameters travel.
-        unannotated: Treatment of tokens without an annotation of the site. "pseudo":
-            they have the other types that θ_t predicts (the paper's distillation).
-            "soft": θ_t's posterior, given the site's annotation (models with a CRF).
-            "marginal": the likelihood is summed over all types that the site does not
-            annotate (models with a CRF; no distillation). "outside": they are no
-            entities (the paper's ablation without distillation).
+        unannotated: Treatment of tokens that the site has not annotated. "pseudo": they
+            get the types that θ_t predicts and that the site does not annotate (the
+            paper's distillation). "soft": θ_t's posterior, given the site's annotation
+            (models with a CRF). "marginal": the likelihood is summed over all types
+            that the site does not annotate (models with a CRF; no distillation).
+            "outside": they are not entities (the paper's ablation without
+            distillation).
         warmup: Number of rounds before predictions of θ_t are used. Until then, tokens
             without an annotation are treated as with "marginal", or as with "outside"
             if the model has no CRF.
@@ -123,9 +124,9 @@ class Config(SiteSampling):
         learning_rate: Learning rate of Adam; its moments start at zero in each round.
         evaluate_every: Number of rounds between two evaluations and checkpoints.
         trace: Whether every evaluation also scores the test data, to plot F1 against
-            bytes or seconds. These scores choose nothing.
+            bytes or seconds. These scores are not used to choose a model.
         select: Model to keep: that of the "last" round, or that of the "best"
-            evaluation by F1 on the validation data, as the sites annotate them.
+            evaluation, by F1 on the validation data as annotated by the sites.
         seed: The job's seed. A job fills it in.
         tags: The complete tag set, the union over the sites. A job fills it in.
         privacy, sites, min_sites: As in the job's tables. A job fills them in.

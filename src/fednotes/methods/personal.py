@@ -88,9 +88,10 @@ RATE = 0.1
 class Config(Averaging):
     """Settings of fine-tuning with a personal model for each site.
 
-    With differential privacy both changes of the federated model are trained privately,
-    and only that model is kept, because the scores of a model trained on the notes
-    without protection would reveal facts about them.
+    With differential privacy, both low-rank changes of the federated model, the shared
+    one and the one that stays at the site, are trained privately. Only this model is
+    kept, because the scores of a model trained on the notes without protection would
+    reveal facts about them.
 
     Attributes:
         model: The token classifier that every site trains, with train = "lora".
@@ -100,7 +101,7 @@ class Config(Averaging):
         share_change: Whether the low-rank change of the encoder is shared. If not, and
             with share_outputs = "none", a site mixes two models of its own: the control
             that a federation has to beat.
-        mix: Weight of the federated model in the mix; the site's own model has the
+        mix: Weight of the federated model in the mix; the site's own model gets the
             rest.
         distil_epochs: Number of epochs in which the federated model is trained on the
             mix's predictions, at a tenth of the learning rates. With 0, the federated

@@ -104,10 +104,11 @@ class Config(Averaging):
         whole_words: Whether the sub-words of a word are masked together.
         infilled: Fraction of the words that lie in infilled spans, for model.objective
             = "denoise".
-        head_cycles: Number of cycles before the first one in which only the prediction
-            head is trained, if the directory has none and the head starts from random
-            numbers.
-        head_learning_rate: Learning rate of the prediction head in these cycles.
+        head_cycles: Number of extra cycles, before the first one, that train only the
+            prediction head. They are run only if the directory has no head and it
+            starts from random numbers.
+        head_learning_rate: Learning rate of the prediction head in the cycles of
+            `head_cycles`.
         privacy, min_sites: As in the job's tables. A job fills them in.
     """
 

@@ -65,10 +65,10 @@ class Privacy:
         colluding: With where = "sum": number of sites that may collude. Their noise is
             not counted, because they know it.
         counts: Noise multiplier σ of the counts that all sites together publish once:
-            the standard deviation of their noise, divided by `counted`. They are
-            correctly and wrongly predicted mentions in the validation notes by the last
-            model; in phenotyping, before training, patients by code, concept and label.
-            0 publishes no counts. ε includes them.
+            the standard deviation of their noise, divided by `counted`. They count the
+            mentions in the validation notes that the last model predicts correctly and
+            wrongly. In phenotyping, they count patients by code, concept and label,
+            before training. 0 publishes no counts. ε includes them.
         counted: Maximum L2 norm of one unit's counts: the square root of the number of
             different things that are counted for a unit.
     """

@@ -87,9 +87,9 @@ class PromptBartConfig(ModelConfig):
         prompts: N_q of Eq. 15, the number of prompts.
         prompt_hidden: h of Eq. 15, the width of the layer that computes the prompts.
         tune_cross_attention: Whether the decoder's cross-attentions are trained too.
-        label_words: Entity type to the words whose embedding represents it. A type that
-            is not listed is represented by the words of its name, divided at "_" and
-            capitals: "Sign_symptom" by "sign symptom".
+        label_words: Words whose embedding represents an entity type, for each type. A
+            type that is not listed is represented by the words of its name, divided at
+            "_" and capitals: "Sign_symptom" by "sign symptom".
         max_entities: Maximum number of entities in a sentence; 0 uses the limit of the
             backbone's positions.
         max_subwords: Maximum number of sub-words in a sentence; longer sentences are

@@ -75,9 +75,12 @@ class TaggerConfig(ModelConfig):
         max_words: Maximum number of word vectors to read; 0 reads all.
         hashed_words: Number of rows of a trainable word table that is addressed by a
             hash of the lower-cased word; 0 for none.
-        hashed_prefixes: The same for a word's first three characters.
-        hashed_suffixes: The same for a word's last three characters.
-        hashed_shapes: The same for a word's shape: Xxxx-ddd of "Factor-123".
+        hashed_prefixes: Number of rows of a trainable table that is addressed by a hash
+            of a word's first three characters; 0 for none.
+        hashed_suffixes: Number of rows of a trainable table that is addressed by a hash
+            of a word's last three characters; 0 for none.
+        hashed_shapes: Number of rows of a trainable table that is addressed by a hash
+            of a word's shape, such as Xxxx-ddd of "Factor-123"; 0 for none.
         hashes: Number of rows of a hashed table that each word reads; their sum
             represents it.
         word_dim: Number of columns of each hashed table.
@@ -86,7 +89,7 @@ class TaggerConfig(ModelConfig):
         char_filters: Number of filters of the character CNN.
         char_width: Width of the character CNN's filters, in characters.
         char_max: Maximum number of characters read from a word, including the markers
-            of its begin and end.
+            of its start and end.
         contextual: A frozen encoder: "minilm" or a directory; "" for none.
         project: Number of columns of a trainable projection of the encoder's features;
             0 uses the features without a projection.

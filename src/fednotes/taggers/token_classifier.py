@@ -93,9 +93,9 @@ class TokenClassifierConfig(ModelConfig):
 
     Attributes:
         kind: The token classifier.
-        encoder: "minilm" or a Hugging Face directory: an encoder, what pre-training
-            saved, or an earlier token classifier, whose encoder is taken with its
-            outputs for the types that both have.
+        encoder: "minilm" or a Hugging Face directory: an encoder, a model that
+            pre-training saved, or an earlier token classifier, of which the encoder and
+            the outputs for the types that both models have are used.
         context: Text that the encoder reads at once.
         train: Parameters to train: "encoder" all except the word embeddings; "all"
             every parameter; "top" the uppermost layers and the classifier; "lora"

@@ -63,12 +63,13 @@ class Aggregation(SiteSampling):
 
     Attributes:
         aggregation: Rule that combines the sites' updates. "mean" is the mean weighted
-            by the sites' sizes, a sum that hides single updates. Every other rule
-            inspects each site's update, counts each site once, and limits the influence
-            of hostile sites (`server_steps.py`; docs/privacy.md, "Poisoning"): it needs
-            secure_sum = false, and `[policy] individual_updates = true` at each site.
-        hostile: f, the number of hostile sites that aggregation = "trimmed-mean",
-            "krum" and "multi-krum" can tolerate.
+            by the sites' sizes; the server needs only a sum, which hides single
+            updates. Every other rule inspects each site's update, counts each site
+            once, and limits the influence of hostile sites (`server_steps.py`;
+            docs/privacy.md, "Poisoning"): it needs secure_sum = false, and `[policy]
+            individual_updates = true` at each site.
+        hostile: f, the number of hostile sites to tolerate with aggregation =
+            "trimmed-mean", "krum" or "multi-krum".
         norm_bound: B, the maximum L2 norm of a site's change with aggregation =
             "norm-bound"; 0 uses the median norm of a round's changes.
         reference: With aggregation = "reference": the site with whose update the others

@@ -17,10 +17,10 @@ class SiteSampling:
     Attributes:
         sites_per_round: Number of sites that are drawn at random, without replacement,
             for each round; fewer than the job has. Only they train and send an update,
-            and their updates are weighted as without this key. All sites evaluate. If
-            it is absent, all sites take part in each round. The number of rounds does
-            not depend on it, and a site's learning rate is scheduled over its own
-            steps.
+            and their updates have the same weights as without this key. All sites
+            evaluate. Without this key, all sites take part in each round. The number of
+            rounds does not depend on it, and a site's learning rate is scheduled over
+            its own steps.
     """
 
     # `repr` of the settings is part of the key from which a site with differential

@@ -46,13 +46,14 @@ class Config(Averaging):
             as in the code book, instead of three (`apps/phenotyping/codes.py`).
         least_questionable: Minimum number of patients over all sites with the label
             "questionable" for it to become a class of a disease.
-        calibrate: Whether probabilities are fitted to held-out patients (Platt scaling,
-            by sums alone).
+        calibrate: Whether probabilities are calibrated on held-out patients (Platt
+            scaling, computed from sums over the sites).
         least_occurrences: Minimum number of occurrences in the training notes of all
             sites for a concept to get its own vector; all rarer concepts share one. 0
             gives every concept of the dictionary its own vector. Under [privacy],
             patients who have the concept are counted instead, with noise.
-        require_output: Whether patients without any output are left out of stage 1.
+        require_output: Whether patients who have none of the categories that stage 1
+            predicts are left out of it.
         optimizer: Optimizer of stage 1 at the sites; "rmsprop" is that of Keras and
             needs model.network.updates = "dense".
         min_patients: Minimum number of patients behind an update of the concepts'

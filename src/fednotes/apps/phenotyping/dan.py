@@ -73,8 +73,8 @@ class DanConfig:
         mean: Items that the mean is taken over: all "occurrences" of concepts; or
             "concepts", each once however often it occurs, as in the program of 2018.
         length: Number of entries that the mean is taken over. Patients with fewer are
-            filled up with the vector of unknown concepts, as the padding of the program
-            of 2018 does; the mean of a patient with more is taken over all of the
+            padded with the vector of unknown concepts, as the padding of the program of
+            2018 does; the mean of a patient with more is taken over all of the
             patient's entries. 0 uses each patient's number of entries.
         layer: Values of the dense layer that represent a patient: those after the ReLU
             ("rectified"), or those before it ("linear"), as in the program of 2018.

@@ -65,8 +65,9 @@ class ConceptsConfig:
             environment variable. "synthetic" is the dictionary of the generated
             patients.
         format: Format of the dictionary; guessed from the name of the file if empty.
-        context: Treatment of negated and hypothetical mentions, and of those about the
-            family.
+        context: What happens to mentions that are negated, hypothetical or about the
+            family: "drop" leaves them out, "mark" counts them as concepts of their own,
+            "off" treats them like all others.
         most: Maximum number of concepts of a patient; patients with more are left out
             and counted. Lower it if memory is short.
         processes: Number of processes that extract concepts from notes at the same
@@ -83,8 +84,8 @@ class ConceptsConfig:
             cTAKES leaves out.
         scopes: Scopes of an ontology's synonyms to read, from EXACT, RELATED, NARROW
             and BROAD; default ["EXACT"].
-        ids: Names of an ontology's concepts: its "own" ids (the default), or a kind of
-            cross-reference such as "UMLS_CUI".
+        ids: Ids of an ontology's concepts: the ontology's "own" (the default), or those
+            of a kind of cross-reference such as "UMLS_CUI".
     """
 
     dictionary: LocalFile = ""

@@ -44,7 +44,7 @@ LocalFiles = Annotated[Any, Mark.LOCAL_FILE]
 
 @checked(frozen=True)
 class HoldOutConfig:
-    """Codes that stage 1 never sees, besides those of [phenotypes].
+    """Codes that stage 1 never sees, in addition to those of [phenotypes].
 
     Attributes:
         codes: Codes to hold out, written `<system>:<code>`. Every code that begins with
@@ -65,8 +65,8 @@ class PatientsConfig:
     Attributes:
         notes: A file or folder of notes, or a list of them. Relative paths are relative
             to the job file; `$NAME` stands for an environment variable. A note without
-            a patient is a patient of its own, named by its id. The address of a
-            database is a place of notes, too.
+            a patient is a patient of its own, named by its id. An entry can also be the
+            address of a database.
         concepts: A file or folder with the output of cTAKES, instead of `notes`
             (`apps/phenotyping/ctakes.py`). Give it if the site has already extracted
             its concepts.
@@ -76,12 +76,12 @@ class PatientsConfig:
             guessed if empty.
         encoding: Encoding of files of notes that are not UTF-8 and have no byte-order
             mark, such as "cp1252"; "auto" refuses such files.
-        query: If `notes` or `test` is the address of a database: a SELECT whose columns
-            are those of a table of notes, among them the notes' ids. An address is a
+        query: If `notes` or `test` is the address of a database: a SELECT that returns
+            the columns of a table of notes, including the notes' ids. An address is a
             URL without a password, or "env:NAME" for an environment variable that holds
             one.
-        omop: If `notes` or `test` is the address of a database: its NOTE table of
-            OMOP's common data model, such as "cdm.note"; "note" if both are empty.
+        omop: If `notes` or `test` is the address of a database: its NOTE table in the
+            OMOP common data model, such as "cdm.note"; "note" if `query` is empty too.
         codes: A file or folder of billing codes, or a list of them, in the format
             `codes_format`.
         codes_format: Format of `codes`: "table" is a CSV or tab-separated table with a
@@ -101,9 +101,9 @@ class PatientsConfig:
         procedures: Coding system of the OMOP table of procedures; "" leaves the table
             out.
         labels: A table of phenotype labels, with a row for each patient and phenotype,
-            or a column for each phenotype (`apps/phenotyping/labels.py`). Or a folder
-            of the i2b2 2008 obesity challenge: its texts are the notes unless `notes`
-            is given, and its test part is the test data.
+            or a column for each phenotype (`apps/phenotyping/labels.py`). It can also
+            be a folder of the i2b2 2008 obesity challenge, whose texts are the notes
+            unless `notes` is given, and whose test part is the test data.
         judgment: Judgment of the obesity challenge to read: "intuitive" is what a
             reader concludes, "textual" what the text states.
         unmentioned: Meaning of the obesity challenge's label U ("unmentioned"): no
@@ -116,9 +116,9 @@ class PatientsConfig:
         test_fraction: Fraction of the patients to hold out for testing, if `test` is
             empty.
         labelled: Fraction of the training patients whose phenotype labels are used,
-            drawn with the job's seed and a hash of the patient. The patients of a
-            smaller fraction are among those of a larger one. Lower it to measure how
-            many labels a result needs.
+            drawn with the job's seed and a hash of the patient. A smaller fraction uses
+            a subset of the patients of a larger one. Lower it to measure how many
+            labels a result needs.
     """
 
     notes: LocalFiles = ()
@@ -279,7 +279,7 @@ TABLES: Mapping[str, ConfigTable | ListsTable] = {
     "hold_out": ConfigTable("[hold_out] of patients", HoldOutConfig),
     "phenotypes": ListsTable(
         "[phenotypes] of patients",
-        about="Phenotypes by name, each made of billed codes.",
+        about="Phenotypes by name, each defined by billing codes.",
         meaning='Codes such as "icd10:I10"; any of them makes the phenotype present.',
     ),
 }
