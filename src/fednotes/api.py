@@ -186,7 +186,7 @@ def _list_checked_places(targets: Sequence[NotesLike]) -> list[NotePlace]:
 def doctor(
     target: Job | PathLike | Mapping[str, Any], *, settings: Sequence[str] = ()
 ) -> Diagnosis:
-    """Explain why a run learned little or a federation does not pay off.
+    """Explain why a run learned little or federation did not help.
 
     The result has counts, scores and names of entity types, never text.
 

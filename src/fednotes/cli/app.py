@@ -185,7 +185,7 @@ def simulate(
         typer.Option(
             metavar="N|auto",
             help="Number of processes that compute at the same time; auto uses free "
-            "cores if the first condition shows that the others take long.",
+            "cores if the first condition shows that the others will take long.",
         ),
     ] = "auto",
     cluster: Annotated[
@@ -199,12 +199,12 @@ def simulate(
     yes: Yes = False,
     json_output: Json = False,
 ) -> None:
-    """Run a job here or on a cluster: train alone, federated and pooled.
+    """Run a job: train models alone, federated and pooled.
 
-    With --seeds, run the job once per seed, in OUT/seed-1, OUT/seed-2 and so on, and
-    show the mean and standard deviation of the scores.
-    With --workers, several processes compute for different sites. Results are
-    bit-identical with any number of workers.
+    The job runs on this machine, or with --cluster on a Ray cluster. With --seeds, run
+    the job once per seed, in OUT/seed-1, OUT/seed-2 and so on, and show the mean and
+    standard deviation of the scores. With --workers, several processes compute for
+    different sites. Results are bit-identical with any number of workers.
     """
     from fednotes import api
     from fednotes.cli.display import RichDisplay
@@ -385,7 +385,7 @@ def predict(
         typer.Option(
             min=0,
             metavar="N",
-            help="Write a folder of files of N notes each, or N notes a transaction.",
+            help="Write a folder of files of N notes each, or N notes per transaction.",
         ),
     ] = 0,
     resume: Annotated[
@@ -421,12 +421,12 @@ def predict(
     """Find mentions in text, or predict phenotypes of patients.
 
     Mentions are written as jsonl, csv (a row for each mention), parquet, omop (NOTE_NLP
-    as CSV), omop-parquet, brat or conll, phenotypes as jsonl or csv. With --shard or a
-    database in --out, continue an interrupted command with --resume.
-    PATH is a table of notes (CSV, TSV, JSON lines or Parquet, also compressed as .gz or
-    .zst; MIMIC, OMOP or FHIR), an annotated corpus, a text file that ends in .txt, or a
-    folder of these. Or it is a database: its URL without a password, or env:NAME for
-    an environment variable that holds the URL.
+    as CSV), omop-parquet, brat or conll, phenotypes as jsonl or csv. With --shard, or
+    with a database as --out, --resume continues an interrupted command. PATH is a table
+    of notes (CSV, TSV, JSON lines or Parquet, also compressed as .gz or .zst; MIMIC,
+    OMOP or FHIR), an annotated corpus, a text file that ends in .txt, or a folder of
+    these. It can also be a database: a URL without a password, or env:NAME for an
+    environment variable that holds the URL.
     """
     with _importing_fast():
         from fednotes.jobs.predict import predict as run
@@ -576,7 +576,8 @@ def calibrate(
     """Calibrate a model's confidences on annotated notes.
 
     Save the calibration in the model's folder (calibration.json) if it improves the
-    confidences by more than chance. `predict` and the Python API then use it.
+    confidences by more than chance alone would. `predict` and the Python API then use
+    it.
     """
     from fednotes import api
     from fednotes.cli.display import make_reliability_table
@@ -633,7 +634,7 @@ def check(
         list[str],
         typer.Argument(
             metavar="PATH…|JOB",
-            help="A corpus, the files of its parts (train test), or a job.",
+            help="A corpus, the files of its parts (train and test), or a job.",
             autocompletion=complete_job,
         ),
     ],

@@ -39,7 +39,7 @@ def doctor(
     settings: Settings = None,
     json_output: Json = False,
 ) -> None:
-    """Explain why a run learned little or a federation does not pay off.
+    """Explain why a run learned little or federation did not help.
 
     List likely causes by importance, each with its evidence and settings to try. For a
     job that has not run yet, read its data and show the problems to expect. Show only

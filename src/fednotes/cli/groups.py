@@ -180,7 +180,7 @@ def corpus_overlap(
 ) -> None:
     """Count the text shared by notes and annotated documents.
 
-    Count sentences and sequences of 13 words.
+    Shared sentences and shared sequences of 13 words are counted.
     """
     from fednotes.data.formats import read
     from fednotes.data.notes import read_notes
@@ -300,8 +300,9 @@ def convert(
     """Convert a corpus to another format, completely or not at all.
 
     `fednotes corpus formats` lists the formats. The output is read back and compared
-    with the input before it is put in place. Exit code: 0 written; 1 refused, because
-    the format cannot represent everything (lists what and how much); 2 another error.
+    with the input before it is put in place. Exit code: 0, the output was written; 1,
+    the conversion was refused because the format cannot represent everything (the
+    output lists what and how much); 2, another error.
     """
     from fednotes.data.formats import LossyError
     from fednotes.data.formats import convert as run

@@ -93,8 +93,8 @@ def init(
     """Write a first job file for the notes of several sites.
 
     Count what the notes contain, without showing text, and propose names of entity
-    types, a method and a model, each with its reason. A folder with a folder for each
-    site is read as these sites; a single corpus is divided among simulated sites.
+    types, a method and a model, each with its reason. If a folder contains a folder for
+    each site, these become the sites; a single corpus is divided among simulated sites.
     """
     from fednotes.cli.display import make_facts_tables
     from fednotes.jobs.proposal import (

@@ -42,7 +42,7 @@ def export_mlflow(
 def export_tensorboard(
     run: Run,
     out: Annotated[
-        Path, typer.Argument(help="Folder that TensorBoard shows; may exist.")
+        Path, typer.Argument(help="Folder for TensorBoard to show; may already exist.")
     ],
 ) -> None:
     """Write a run for TensorBoard: its settings, curves and scores."""

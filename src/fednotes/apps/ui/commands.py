@@ -32,7 +32,7 @@ def ui(
         list[Path],
         typer.Argument(
             metavar="RUN…|MODEL [NOTES…]",
-            help="Runs or folders of runs; a model and notes; a site's kit.",
+            help="Runs or folders of runs; a model and notes; or a site's kit.",
         ),
     ],
     port: Port = 0,
@@ -47,7 +47,7 @@ def ui(
     backbone: Backbone = None,
     labels: Labels = None,
 ) -> None:
-    """Open a local web page with runs, a model's errors, or a kit.
+    """Open the local web UI for runs, a model's errors, or a kit.
 
     For a site's kit, show its ledger and approvals.
     """

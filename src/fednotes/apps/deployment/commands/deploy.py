@@ -363,12 +363,14 @@ def run(
     track: Track = None,
     attach: Annotated[
         bool,
-        typer.Option("--attach", help="Follow the run in OUT, or a named one, again."),
+        typer.Option(
+            "--attach", help="Follow the run in OUT, or the named run, again."
+        ),
     ] = False,
     abort: Annotated[
         bool,
         typer.Option(
-            "--abort", help="Abort the run in OUT, or a named one, permanently."
+            "--abort", help="Abort the run in OUT, or the named run, permanently."
         ),
     ] = False,
     json_output: Json = False,

@@ -43,7 +43,7 @@ def ledger_verify(
         str | None,
         typer.Option(
             metavar="LINES:HASH",
-            help="LINES:HASH that an earlier verify printed; detects a rewritten "
+            help="Value that an earlier `ledger verify` printed; detects a rewritten "
             "ledger.",
         ),
     ] = None,
@@ -94,8 +94,8 @@ def ledger_show(
 ) -> None:
     """List what left the site: time, round, task, tensors, bytes, hash.
 
-    Rounds count from 1. With --json, also list the name, shape and norm of each tensor;
-    the rounds there are those of the file, which count from 0.
+    Rounds count from 1. With --json, also list the name, shape and norm of each tensor,
+    and count rounds from 0, as the ledger file does.
     """
     from fednotes.apps.deployment.rules.ledger import read_ledger_lines
 

@@ -390,7 +390,8 @@ def renew(
 ) -> None:
     """Request a new certificate, or install the signed certificate.
 
-    With --take, install the certificate.
+    Without --take, write a request for `fednotes provision --sign`. With --take,
+    install the certificate that was signed.
     """
     from fednotes.apps.deployment.nvflare.certificates import (
         check_kit,

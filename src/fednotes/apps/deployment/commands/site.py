@@ -405,8 +405,8 @@ def site_forget(
 ) -> None:
     """Delete a run's files at this site.
 
-    Journals, states, the model, its scores and the cache of its notes are deleted. The
-    ledger and the decisions stay.
+    Delete the run's journals and states, its model and scores, and the cache of its
+    notes. The ledger and the decisions are kept.
     """
     from fednotes.apps.deployment.rules.ledger import Ledger
     from fednotes.apps.deployment.status import forget_run
