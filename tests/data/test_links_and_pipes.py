@@ -110,9 +110,9 @@ def test_a_kernel_file_without_content_is_refused_without_waiting(
     try:
         assert files.read_head(path) == []
         assert not files.starts_with(path, (b"PAR1",))
-        with pytest.raises(DataError, match=r"b\.txt: cannot .*not there yet"):
+        with pytest.raises(DataError, match=r"b\.txt: cannot .*not available yet"):
             files.read_text(path)
-        with pytest.raises(DataError, match=r"b\.txt: cannot .*not there yet"):
+        with pytest.raises(DataError, match=r"b\.txt: cannot .*not available yet"):
             list(files.read_lines(path))
     finally:
         os.close(writer)

@@ -100,10 +100,10 @@ def test_confirmed_annotations_are_the_mentions(file: File, tmp_path: Path) -> N
     assert document.id == "letter 1"
     assert forms(document) == [("rash", "C1"), ("aspirin", "C2")]
     assert problems.ignored == {
-        "annotations that nobody has confirmed": 5,
+        "unconfirmed annotations": 5,
         "relations": 1,
     }
-    with pytest.raises(LossyError, match="that nobody has confirmed: 5"):
+    with pytest.raises(LossyError, match="unconfirmed annotations: 5"):
         convert(path, tmp_path / "a.jsonl", "jsonl")
 
 

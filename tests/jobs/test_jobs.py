@@ -170,7 +170,7 @@ def test_the_title_of_a_job_defaults_to_its_name() -> None:
                 "synthetic": None,
                 "sites": {"a": {"path": "x", "test_types": ["A"]}},
             },
-            r"\[sites\.a\]: test_types does not go with design = 'disjoint'",
+            r"\[sites\.a\]: test_types cannot be combined with design = 'disjoint'",
         ),
         ({"silos": 3}, r"silos is a value, expected a table \[silos\]"),
         (

@@ -31,7 +31,7 @@ def test_a_kind_that_no_package_registers_is_refused() -> None:
 
 
 class Scorer(PatientModel):
-    """A model of patients as a package registers it."""
+    """A phenotyping model as a package registers it."""
 
 
 def registered_as(target: str) -> dict[str, EntryPoint]:

@@ -97,7 +97,9 @@ def test_only_one_list_of_survivors_is_answered() -> None:
     assert run.sites[A].unmask(fair) == answer
     assert run.sites[A].unmask(replace(fair, survivors=(D, C, B, A))) == answer
     run.sites[B].confirm(run.requests[B])
-    with pytest.raises(RefusedError, match="another list of survivors was answered"):
+    with pytest.raises(
+        RefusedError, match="already answered another list of survivors"
+    ):
         run.sites[B].unmask(replace(run.requests[B], survivors=(A, B, D), dropped=(C,)))
     assert set(run.sites[B].unmask(run.requests[B]).keys) == set()
 

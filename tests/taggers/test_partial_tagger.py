@@ -285,7 +285,9 @@ def test_other_documents_and_labels_are_refused() -> None:
     encoded = encode_corpus([document], TagSet(("X",)))
     with pytest.raises(DataError, match="2 annotated documents for a corpus of 1"):
         retag(encoded, [document, document], ())
-    with pytest.raises(DataError, match=r"document 0 .* has another text") as caught:
+    with pytest.raises(
+        DataError, match=r"document 0 .* differs from the corpus"
+    ) as caught:
         retag(encoded, [Document("1", TEXT + "!")], ())
     assert "aspirin" not in str(caught.value)
     with pytest.raises(DataError, match="label 'Q' is not in the tag set"):

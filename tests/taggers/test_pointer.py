@@ -318,7 +318,7 @@ def test_other_texts_and_labels_are_refused() -> None:
         encode_pointers([nested], TAGS, letters, ROOM)
     with pytest.raises(DataError, match="'Sign' is not in the tag set"):
         corpus.annotate([nested], TYPES)
-    with pytest.raises(DataError, match="has another text"):
+    with pytest.raises(DataError, match="differs from the corpus"):
         corpus.annotate([Document("d", "two")], TYPES)
     with pytest.raises(ConfigError, match="did you mean 'Drug'"):
         corpus.annotate(corpus.documents, {"drug"})

@@ -209,7 +209,8 @@ def describe_undecodable(
             '`encoding = "cp1252"`'
         )
     return (
-        f"{fact}, although its byte-order mark says so: check that the file is complete"
+        f"{fact}, although its byte-order mark says that it is: check that the file is "
+        "complete"
     )
 
 

@@ -402,8 +402,8 @@ class Participants:
         if replied_to != (request.job, request.run, request.number):
             return _Drop(
                 "late",
-                f"site {site!r} answered request {reply.number} of run {reply.run}, "
-                "which is old",
+                f"site {site!r} answered an earlier request: {reply.number} of "
+                f"run {reply.run}",
             )
         if site in answers.replies or site in answers.refused:
             return _Drop("duplicate", f"site {site!r} answered twice")

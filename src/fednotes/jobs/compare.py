@@ -100,8 +100,8 @@ class Comparison(NamedTuple):
         remarks = []
         if self.kind == "macro F1":
             remarks.append(
-                "a class counts if either model knows it; in reports, if the model "
-                "itself does"
+                "a class counts if either model knows it; in a report, a class counts "
+                "if the report's model knows it"
             )
         if any(map(_disagrees, self.tests.values())):
             remarks.append(

@@ -636,7 +636,7 @@ class SiteKind:
         find_labels: Returns the labels that lie in a folder of notes, for the proposal
             of a first job; None if there are none.
         review: Returns the labelled test patients of each site with the predictions of
-            its model, for the local page. None if sites hold no patients.
+            its model, for the local web UI. None if sites hold no patients.
     """
 
     name: str

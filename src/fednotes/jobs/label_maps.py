@@ -141,8 +141,8 @@ def _map_to_broader_names(
                 broader_labels, key=lambda name: (labels_elsewhere[name], name)
             )
             reason = (
-                f"has all words of {most_used!r} and may be narrower, so decide "
-                "yourself"
+                f"contains all words of {most_used!r} and may be narrower: decide "
+                "whether they are the same"
             )
             yield LabelMap(site, label, most_used, reason, is_active=False)
 

@@ -169,14 +169,14 @@ def load_mention_model(
         backbone: As in `load`.
 
     Raises:
-        ConfigError: The model is a model of patients.
+        ConfigError: The model is a phenotyping model.
         ModelError: The folder contains no model, or a damaged one.
         MissingExtra: A package is missing.
     """
     model = load(path, device, backbone)
     if not isinstance(model, MentionModel):
         raise ConfigError(
-            f"{path}: this is a model of patients; give one that finds mentions"
+            f"{path}: this is a phenotyping model: give one that finds mentions"
         )
     return model
 

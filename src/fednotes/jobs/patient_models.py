@@ -182,7 +182,7 @@ class PatientModel(ABC):
         labels: Path | None = None,  # noqa: ARG002
         encoding: str = AUTO,  # noqa: ARG002
     ) -> ReviewedPatients:
-        """Return labelled patients with the model's predictions, for the local page.
+        """Return labelled patients with the model's predictions, for the local web UI.
 
         Args:
             path: Labelled patients, or notes.
@@ -370,7 +370,7 @@ class PatientModel(ABC):
 
 
 def require_one_process(options: LoadOptions) -> None:
-    """Raise ParameterError if a model of patients is loaded for several workers."""
+    """Raise ParameterError if a phenotyping model is loaded for several workers."""
     if options.workers not in (1, "auto"):
         raise ParameterError(
             "`workers` applies only to models that find mentions: notes of a patient "

@@ -1,8 +1,8 @@
 """A model's predictions for labelled patients, one patient at a time.
 
 An application whose sites hold patients returns them from `SiteKind.review`, and a
-model of patients from `PatientModel.review_file`. The local page shows them. They never
-leave the computer that holds the patients.
+phenotyping model from `PatientModel.review_file`. The local web UI shows them. They
+never leave the computer that holds the patients.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def predict(
     _require_new(output)
     require_model(model)
     model_class = find_model_class(model)
-    # The findings of a model of patients have ids of patients.
+    # The findings of a phenotyping model have ids of patients.
     if tell is not None and issubclass(model_class, MentionModel):
         remark = _explain_line_ids(source)
         if remark:

@@ -35,7 +35,7 @@ class LoadOptions:
     Attributes:
         device: Device to compute on, as torch names it.
         backbone: New location of the model's frozen encoder, if it has moved.
-        dictionary: New location of the dictionary or encoder that a model of patients
+        dictionary: New location of the dictionary or encoder that a phenotyping model
             reads notes with, if it has moved.
         calibrated: Whether to use a calibration in the model's folder.
         workers: Number of processes that predict at the same time, if the class of

@@ -285,7 +285,7 @@ class _SettingsLister:
         table = ".".join(place)
         where = (*place, key)
         if any(_covers(assigned, where) for assigned in self.assigned):
-            source = "set over the job"
+            source = "overrides the job"
             return ShownSetting(table, key, to_toml_value(value), "setting", source)
         line = _find_line(self.lines, where)
         source = "job" if line is None else f"job, line {line}"

@@ -1,4 +1,4 @@
-"""Approvals of jobs at a site, as packages register them for the local page.
+"""Approvals of jobs at a site, as packages register them for the local web UI.
 
 An application that asks the people of a site before a job joins it registers an
 `ApprovalDesk` in the group `fednotes.approvals`. The page shows what the desk returns,

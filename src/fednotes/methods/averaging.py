@@ -194,7 +194,7 @@ class Averaging(Aggregation):
         if self.accumulate > self.batch_size:
             raise ConfigError(
                 f"accumulate = {self.accumulate}: expected at most batch_size = "
-                f"{self.batch_size}, which makes parts of one example"
+                f"{self.batch_size}, which gives parts of one example each"
             )
         if needs_each_update(self) and self.compression != "none":
             raise ConfigError(

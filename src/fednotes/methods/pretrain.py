@@ -139,7 +139,7 @@ class Config(Averaging):
         if self.privacy and self.model.objective == "mlm+nsp":
             raise ConfigError(
                 '[model] objective = "mlm+nsp" puts text of one patient beside '
-                "another's, so under [privacy] no unit could be separated: set "
+                "another's, so [privacy] cannot separate the units: set "
                 'objective = "mlm"'
             )
         crowded = self.batch == "shared" and self.sites > self.batch_size

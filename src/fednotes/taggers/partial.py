@@ -349,14 +349,14 @@ def require_same_texts(encoded: Encoded, documents: tuple[Document, ...]) -> Non
     if len(documents) != len(encoded.documents):
         raise DataError(
             f"{len(documents)} annotated documents for a corpus of "
-            f"{len(encoded.documents)}: give the same documents, in their order"
+            f"{len(encoded.documents)}: give the same documents, in the same order"
         )
     pairs = zip(documents, encoded.documents, strict=True)
     for number, (new, old) in enumerate(pairs):
         if new.text != old.text:
             raise DataError(
-                f"annotated document {number} (counted from 0) has another text than "
-                "the corpus: give the same documents, in their order"
+                f"the text of annotated document {number} (counted from 0) differs "
+                "from the corpus: give the same documents, in the same order"
             )
 
 

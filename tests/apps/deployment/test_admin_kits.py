@@ -118,7 +118,7 @@ def test_a_failed_connection_names_the_server_and_the_cause(
     monkeypatch.setattr(preflight, "check_server", lambda kit: answers)
     output = run_command(*words)
     assert output.startswith(
-        f"error: {address} answers, but opens no session (no session)"
+        f"error: {address} answers, but no session can be opened (no session)"
     )
     assert "ask the coordinator whether this kit was revoked" in output
 

@@ -1,6 +1,6 @@
 """What a person must see, and what must hold, before a site approves a job.
 
-The command `fednotes site approve` and the local page both use this module, so that
+The command `fednotes site approve` and the local web UI both use this module, so that
 they show the same lines and make the same checks.
 """
 

@@ -1,4 +1,4 @@
-"""The approvals of a site's kit, as the local page shows and makes them.
+"""The approvals of a site's kit, as the local web UI shows and makes them.
 
 This module is registered as an entry point of the group `fednotes.approvals`. It makes
 the same checks as `fednotes site approve` and records decisions in the same way.

@@ -149,7 +149,7 @@ def _check_folder(kit: Path, facts: Kit) -> Iterator[Check]:
         yield Check(
             "folder",
             ok=False,
-            message="its path has a space, with which NVFlare cannot run: move the kit",
+            message="its path has a space, which NVFlare does not allow: move the kit",
         )
     for key in find_loose_keys(kit):
         yield Check(
@@ -470,7 +470,7 @@ def check_server(kit: Path) -> Check:
         return Check(
             "server",
             ok=False,
-            message=f"{server.text}{through} shows a certificate that {problem}",
+            message=f"{server.text}{through} presents a certificate that {problem}",
         )
     return Check(
         "server",

@@ -193,8 +193,8 @@ def opening_session(kit: AdminKit) -> Iterator[Admin]:
             check = check_server(kit.path)
             if check.ok:
                 raise TrainingError(
-                    f"{check.message}, but opens no session ({error}): if this does "
-                    "not change, ask the coordinator whether this kit was revoked"
+                    f"{check.message}, but no session can be opened ({error}): if this "
+                    "persists, ask the coordinator whether this kit was revoked"
                 ) from error
             raise TrainingError(check.message) from error
         yield session
@@ -522,7 +522,7 @@ def abort_run(
             server.abort(server.resubmit(str(newest["job_id"])))
         sleep(POLL_SECONDS)
     raise TrainingError(
-        f"run {run.name} has been told to end and has not ended yet: look "
+        f"run {run.name} was asked to end but has not ended yet: check "
         f"again with `{format_attach_command(run, out)}`"
     )
 

@@ -1,4 +1,4 @@
-"""A saved phenotyping model, registered as a model of patients."""
+"""A saved phenotyping model, registered as a phenotyping model."""
 
 from __future__ import annotations
 

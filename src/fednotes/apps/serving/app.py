@@ -230,7 +230,7 @@ def _read_fhir(resource: dict[str, Any]) -> tuple[list[Any], list[str]]:
 def _add_patient_route(
     app: FastAPI, queue: ModelQueue, limits: Limits, *, batch: bool
 ) -> None:
-    """Add the route for a model of patients.
+    """Add the route for a phenotyping model.
 
     Args:
         app: The application.

@@ -260,8 +260,8 @@ def _read_card(card: Path, run: Path) -> str:
     """
     if not is_within(card, (run,)):
         raise DataError(
-            f"{card}: a link that leads out of the run, so another file of this "
-            "machine would be sent: put a copy of its target there if you trust it"
+            f"{card}: is a link to a file outside the run, which would be "
+            "sent: replace the link by a copy of that file if you trust it"
         )
     text = read_run_text(card)
     if len(text) > bounds.FILE:

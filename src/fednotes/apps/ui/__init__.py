@@ -1,1 +1,1 @@
-"""The local page: a model's errors in one's own notes, and a person's decisions."""
+"""The local web UI: a model's errors in one's own notes, and a person's decisions."""

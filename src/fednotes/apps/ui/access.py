@@ -1,4 +1,4 @@
-"""Access control for the local pages.
+"""Access control for the local web UIs.
 
 The server listens only on 127.0.0.1. The first address contains a random token, which
 becomes a cookie. Browsers send cookies to every port of a computer, including those of

@@ -1,4 +1,4 @@
-"""The content of the local pages: runs, ledgers, a model, and its errors in notes."""
+"""The content of the local web UI: runs, ledgers, a model, and its errors in notes."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def _add_desks(content: Content) -> None:
 def _add_patients(
     content: Content, folder: Path, files: Sequence[Path], options: _ReadOptions
 ) -> None:
-    """Add the errors of a model of patients in labelled patients.
+    """Add the errors of a phenotyping model in labelled patients.
 
     Raises:
         ConfigError: There are no patients.
@@ -277,8 +277,8 @@ def _add_patients(
     """
     if not files:
         raise ConfigError(
-            f"{folder} is a model of patients: give labelled patients too: fednotes ui "
-            "MODEL PATIENTS"
+            f"{folder} is a phenotyping model: also give labelled patients: "
+            "fednotes ui MODEL PATIENTS"
         )
     content.patients = BackgroundWork(
         make_review_loader(

@@ -1,4 +1,4 @@
-"""The pages of a model of patients: errors by phenotype, and single patients."""
+"""The pages of a phenotyping model: errors by phenotype, and single patients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Render the local pages and their addresses."""
+"""Render the pages of the local web UI and their addresses."""
 
 from __future__ import annotations
 

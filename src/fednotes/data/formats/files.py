@@ -65,7 +65,7 @@ class _File(io.FileIO):
         count: int | None = super().readinto(buffer)
         if count is None:
             raise BlockingIOError(
-                errno.EAGAIN, "its content is not there yet, so it is no file of notes"
+                errno.EAGAIN, "its content is not available yet, so it cannot be read"
             )
         return count
 

@@ -136,7 +136,7 @@ def _to_record(
     details = []
     for annotation in document.get("annotations") or ():
         if not _is_confirmed(annotation):
-            ignored["annotations that nobody has confirmed"] += 1
+            ignored["unconfirmed annotations"] += 1
             continue
         cui = annotation.get("cui")
         label = cui if types is None else types.get(cui)

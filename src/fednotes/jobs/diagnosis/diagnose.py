@@ -634,7 +634,7 @@ def _find_missing_gain(tests: Sequence[SeedDifference]) -> Iterator[Cause]:
                 "no_gain",
                 "medium",
                 "the mean over the sites",
-                f"no gain of the federation is shown over {test.n} seeds",
+                f"{test.n} seeds do not show that federation is better",
                 "address the other causes first; then run more seeds",
                 evidence=(evidence,),
             )

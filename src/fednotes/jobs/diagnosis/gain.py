@@ -94,7 +94,7 @@ def _describe_loss(
 def _describe_no_gain(run: RunEvidence, verdict: Verdict) -> Cause:
     """Return the cause that no gain of the federation is shown."""
     evidence = [_make_evidence("mean", verdict)]
-    message = "no gain of the federation over the sites alone is shown"
+    message = "the run does not show that federation is better than training alone"
     advice = "run several seeds, and score more test notes, before you conclude"
     importance: Importance = "medium"
     gap = verdict.gap

@@ -187,7 +187,7 @@ def _require_types(site: SiteOfJob, labels: Types) -> None:
     if "O" in mapped:
         raise ConfigError(
             f"{site.name}: mentions are called 'O', which is the tag of words outside "
-            "every mention: give them another name by label_map"
+            "every mention: give them another name in label_map"
         )
     for label in (*config.types, *config.test_types):
         if label not in mapped:

@@ -235,13 +235,13 @@ def _list_remedies(
         training: Training mentions; without those of the site if they are unknown.
     """
     if site not in training:
-        yield "train longer or give more mentions"
+        yield "train longer, or annotate more mentions"
         return
     total = _sum_over_sites(training.values())
     if any(total[label] == 0 for label in missed):
         yield "name types without training mentions as the training data do (label_map)"
     if any(total[label] > 0 for label in missed):
-        yield "train longer or give more mentions"
+        yield "train longer, or annotate more mentions"
     others = _sum_over_sites(
         counts for other, counts in training.items() if other != site
     )
@@ -326,7 +326,7 @@ def _describe_names(
         importance,
         list_names(list(dict.fromkeys(each.site for each in maps))),
         f"{message}, {effect}",
-        "rename them by label_map, if they are the same",
+        "rename them in label_map if they are the same",
         evidence=tuple(
             Evidence(
                 f"{each.site}: {each.old} ({counts[each.site][each.old]:,} training "
@@ -473,7 +473,7 @@ def _find_rare_types(job: Job, counts: _MentionCounts) -> Iterator[Cause]:
         f"{len(rare)} of {format_count(len(by_type), 'type')} "
         f"({list_names(list(rare))}) {verb} fewer than {RARE} training mentions, or "
         f"less than {RARE_SHARE:.1%} of all mentions",
-        "annotate more of them, merge them with others by label_map, or leave them out",
+        "annotate more of them, merge them with others in label_map, or leave them out",
         evidence=(
             Evidence(
                 f"training mentions of {total:,}: {_list_counts(rare, limit=10)}",

@@ -52,8 +52,8 @@ def read_tags(
     for name, site in table.get("sites", {}).items():
         if tags.is_sampled and site.get("test_types"):
             raise ConfigError(
-                f"{where} [sites.{name}]: test_types does not go with design = "
-                f"{tags.design!r}, which tests on the complete tag set"
+                f"{where} [sites.{name}]: test_types cannot be combined with "
+                f"design = {tags.design!r}, which tests on the complete tag set"
             )
     return KindTables(tags=tags)
 

@@ -453,7 +453,7 @@ def _compare_layouts(one: SumLayout, other: SumLayout) -> str:
     fields_of_one = {(field.kind, field.name): field for field in one.fields}
     fields_of_other = {(field.kind, field.name): field for field in other.fields}
     for kind, name in sorted(fields_of_one.keys() ^ fields_of_other.keys()):
-        return f"{kind} {name!r} is not at both"
+        return f"only one of them has {kind} {name!r}"
     if one.purpose != other.purpose:
         return "they received different tasks, rounds, options or tensors"
     for key, field_of_one in fields_of_one.items():

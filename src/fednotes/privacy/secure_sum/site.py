@@ -409,8 +409,8 @@ class SecureSite:
         survivors_in_order = self._parties.sort_sites(request.survivors)
         if self._survivors and survivors_in_order != self._survivors:
             raise AskedOtherwise(
-                "another list of survivors was answered before, and only one is "
-                "answered"
+                "this site already answered another list of survivors, and it answers "
+                "only one"
             )
         for peer in survivors - {self.site}:
             expected_receipt = self._compute_receipt(peer, self.site, "masked")

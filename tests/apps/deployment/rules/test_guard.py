@@ -755,7 +755,7 @@ def test_a_reply_that_the_ledger_cannot_record_does_not_leave(tmp_path: Path) ->
         with pytest.raises(RefusedError) as refusal:
             site.host.handle(frame)
         assert getattr(refusal.value, "public", "") == (
-            "site 'b' cannot note this message in its ledger"
+            "site 'b' cannot record this message in its ledger"
         )
         assert "ledger verify" in str(refusal.value)
     ledger.write_bytes(before)
@@ -782,7 +782,7 @@ def test_a_full_disk_is_a_temporary_refusal(
     reply = site.ask("train", 1)
     assert (reply.later, reply.refusal) == (
         True,
-        "site 'b' cannot note this message in its ledger",
+        "site 'b' cannot record this message in its ledger",
     )
     assert "no space" in site.messages[-1]
 

@@ -69,7 +69,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, writes: int, part: int) -> Iterator[N
 def refuses(path: Path) -> None:
     """Check that nothing more is appended."""
     before = path.read_bytes()
-    with pytest.raises(RefusedError, match=r"does not end as .* nothing may leave"):
+    with pytest.raises(RefusedError, match=r"its end does not match .* sends nothing"):
         Ledger(path).append(MESSAGE)
     assert path.read_bytes() == before
 

@@ -447,7 +447,7 @@ class ServerGate(FLComponent):
                 certified_name,
                 origin,
             )
-            return _refuse("a member may not send this")
+            return _refuse("this sender may not send this message")
         # Only certificates of people have an e-mail address as their name.
         streams = PERSON_STREAMS if "@" in str(certified_name) else SITE_STREAMS
         if _is_needed(message, streams):
@@ -457,7 +457,7 @@ class ServerGate(FLComponent):
             certified_name,
             _get_channel_and_topic(message),
         )
-        return _refuse("a member may not send this")
+        return _refuse("this sender may not send this message")
 
 
 def _is_part_of_stream(message: Message) -> bool:

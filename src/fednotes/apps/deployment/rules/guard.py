@@ -1000,7 +1000,7 @@ class SiteGuard:
         try:
             self._ledger.append(entry)
         except FednotesError as error:
-            public = f"site {self._site!r} cannot note this message in its ledger"
+            public = f"site {self._site!r} cannot record this message in its ledger"
             # A full disk can be fixed; an edited ledger or a bad name cannot.
             may_retry = not isinstance(error, RefusedError)
             raise Withheld(str(error), public, later=may_retry) from error

@@ -381,10 +381,10 @@ class Ledger:
     def _make_edited_error(self) -> RefusedError:
         """Return the error for a ledger whose end does not match its head."""
         return RefusedError(
-            f"{self.path}: does not end as {get_head_path(self.path).name} says, so it "
-            "was edited or damaged, and nothing may leave: `fednotes ledger verify` "
-            "names the line; move both files to another place and keep them as "
-            "evidence; a new ledger then begins"
+            f"{self.path}: its end does not match {get_head_path(self.path).name}, so "
+            "it was edited or damaged, and the site sends nothing: find the line with "
+            "`fednotes ledger verify`; then move both files elsewhere and keep them as "
+            "evidence, so that the site starts a new ledger"
         )
 
 
@@ -1110,6 +1110,6 @@ class _LineChecker:
         if not self.remainder:
             return _EndCheck()
         return _EndCheck(
-            f"{len(self.remainder)} bytes after line {self.lines} are of a line whose "
-            "writing was killed; that message did not leave"
+            f"{len(self.remainder)} bytes after line {self.lines} belong to a line "
+            "whose writer was killed; its message was not sent"
         )
