@@ -353,7 +353,7 @@ def test_the_command_audits_a_job_on_patients(
     output = capsys.readouterr().out
     assert "concepts from" in output
     assert "100.0 to 100.0" not in output  # no interval: not a sample
-    assert "(1.00–1.00)" not in (out / "report.html").read_text()
+    assert "(100.0–100.0)" not in (out / "report.html").read_text()
     assert any(
         leak.success == leak.low == leak.high == 1.0 for leak in saved_audit.attacks
     )
