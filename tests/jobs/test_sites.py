@@ -11,6 +11,7 @@ import pytest
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document
+from fednotes.data.checks import Finding
 from fednotes.data.notes.sites import assign_to_silos
 from fednotes.data.tags import list_types
 from fednotes.data.text import split_sentences
@@ -709,4 +710,20 @@ def test_holding_out_training_data_does_not_change_the_test_data(
     (parts,) = load(tmp_path, a={**from_parts, "hold_out": 0.25}).data
     assert texts(parts.train) | texts(parts.valid) == texts(plain.train) | texts(
         plain.test
+    )
+
+
+def test_one_warning_names_the_rare_types_of_all_sites() -> None:
+    rare = [
+        Finding("warning", "rare_types", site, "types with fewer than 20 mentions: A 3")
+        for site in "abcde"
+    ]
+    other = Finding("warning", "empty_part", "a", "no documents")
+    assert Sites((), findings=(rare[0], other)).warnings == (
+        "a: types with fewer than 20 mentions: A 3",
+        "a: no documents",
+    )
+    assert Sites((), findings=(*rare, other)).warnings == (
+        "types with fewer than 20 mentions: A 3 (a); A 3 (b); A 3 (c); and 2 more",
+        "a: no documents",
     )

@@ -58,6 +58,7 @@ from fednotes.metrics.spans import Scores
 from fednotes.privacy.promise import Privacy
 
 # A tag of a word, such as "B-Drug", which a label map must not use as a type's name.
+_MAX_JOINED = 3  # findings that one message joins
 _TAG = re.compile("O|[BIES]-.*", re.DOTALL)
 _SHARE = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 
@@ -843,17 +844,41 @@ class Sites:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return messages about data problems and skipped items, to be shown first."""
-        return tuple(
-            f"{finding.where}: {finding.message}"
-            for finding in self.findings
-            if finding.level != "info"
-        )
+        """Return messages about data problems and skipped items, to be shown first.
+
+        One message names the rare types of all sites.
+        """
+        texts: list[str] = []
+        rare = [each for each in self.findings if each.code == "rare_types"]
+        for finding in self.findings:
+            if finding.level == "info":
+                continue
+            if finding.code != "rare_types" or len(rare) == 1:
+                texts.append(f"{finding.where}: {finding.message}")
+            elif finding is rare[0]:
+                texts.append(_join_findings(rare))
+        return tuple(texts)
 
     @property
     def messages(self) -> tuple[str, ...]:
         """Return a run's remarks about its data: `warnings`, then `remarks`."""
         return (*(f"warning: {text}" for text in self.warnings), *self.remarks)
+
+
+def _join_findings(findings: Sequence[Finding]) -> str:
+    """Return one message for findings that differ only behind a colon.
+
+    An example is "types with fewer than 20 mentions: Dose 3 (north); Time 9 (south)".
+    """
+    what = findings[0].message.partition(": ")[0]
+    clauses = [
+        f"{each.message.partition(': ')[2]} ({each.where})"
+        for each in findings[:_MAX_JOINED]
+    ]
+    unshown = len(findings) - _MAX_JOINED
+    if unshown > 0:
+        clauses.append(f"and {unshown} more")
+    return f"{what}: {'; '.join(clauses)}"
 
 
 def count_data(job: Job, sites: Sequence[Any]) -> dict[str, dict[str, Any]]:
