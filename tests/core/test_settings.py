@@ -229,3 +229,8 @@ def test_an_error_suggests_the_former_name_of_a_variable_if_that_is_set(
     )
     with pytest.raises(ConfigError, match=r"OTHER=/path/to/folder MIMIC_III=\$MIMIC3$"):
         require_variables([("a", "$OTHER"), ("b", "$MIMIC_III")])
+
+
+def test_a_path_with_a_nul_character_is_refused() -> None:
+    with pytest.raises(ConfigError, match="dictionary: the path has a NUL character"):
+        expand_path("a\0b", "dictionary")

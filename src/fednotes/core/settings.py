@@ -415,8 +415,13 @@ def expand_path(text: str, where: str) -> str:
         where: The key with this path, for the message.
 
     Raises:
-        ConfigError: A variable is not set.
+        ConfigError: A variable is not set, or the path has a NUL character.
     """
+    if "\0" in text:
+        raise ConfigError(
+            f"{where}: the path has a NUL character, which no file's name has: give "
+            "another path"
+        )
     require_variables([(where, text)])
     return os.path.expanduser(os.path.expandvars(text))
 
