@@ -371,7 +371,6 @@ def test_shards_together_equal_the_predictions_in_one_file(
         (["--to", "omop", "--out", "sqlite:///x.db", "--out-table", "a b"], "not the"),
         (["--to", "omop", "--out", "DB"], "SQLite cannot write"),
         (["--to", "omop", "--out", URL], "has a password"),
-        (["--to", "csv"], "mentions are written as jsonl, conll"),
     ],
 )
 def test_outputs_that_cannot_be_written_are_refused(
