@@ -602,15 +602,17 @@ _SentenceCounts = Counter[str]
 
 
 def check_sites(
-    sites: Sequence[SiteData], max_tokens: int = 256, chosen: Collection[str] = ()
+    sites: Sequence[SiteData],
+    max_tokens: int = 256,
+    sites_with_split: Collection[str] = (),
 ) -> list[Finding]:
     """Check each part of each site, and the overlap of parts and sites.
 
     Args:
         sites: The sites.
         max_tokens: As in `check_documents`.
-        chosen: Sites that were split by a user-specified unit, such as sentences. For
-            these, a note in two parts is a warning, not an error.
+        sites_with_split: Sites that were split by a user-specified unit, such as
+            sentences. For these, a note in two parts is a warning, not an error.
     """
     if not sites:
         return [_make_finding("job", "empty", {}, what="sites")]
@@ -624,7 +626,7 @@ def check_sites(
         findings += _compare_parts(
             {part: sentences[site.id, part] for part in parts}, site.id
         )
-        level: Level = "warning" if site.id in chosen else "error"
+        level: Level = "warning" if site.id in sites_with_split else "error"
         findings += find_shared_notes(parts, site.id, level)
         findings += find_unlearnt_types(site)
         findings += _find_parts_without_mentions(parts, site.id)

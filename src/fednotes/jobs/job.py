@@ -702,7 +702,7 @@ class SiteKind:
 def _list_marked_paths(
     cls: type[Any], keys: Mapping[str, Any], table: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield each path of a table after its key, such as "sites.mercy.path".
+    """Yield (key, path) for each path of a table, with keys like "sites.mercy.path".
 
     Args:
         cls: The class that reads the table and marks its paths.

@@ -123,10 +123,10 @@ def bootstrap(
 ) -> Bootstrap:
     """Test whether two systems differ by more than the sampling of units explains.
 
-    Units are drawn with replacement, the same ones for both systems. The p value is the
-    two-sided bootstrap p: the fraction of resamples whose difference is at least as far
-    from the observed one as the observed one is from zero, including the observed
-    sample (Berg-Kirkpatrick et al. 2012).
+    Units are drawn with replacement, the same ones for both systems. With d for the
+    observed difference and d* for that of a resample, the two-sided p value is
+    p = (1 + #{|d* − d| ≥ |d|}) / (1 + samples) (Berg-Kirkpatrick et al. 2012, with
+    the observed sample as one of the resamples).
 
     Args:
         systems: The scores of both systems.

@@ -88,13 +88,15 @@ def group_sentences(site: Any, unit: Unit) -> list[np.ndarray]:
     document_of_sentence = corpus.encoded.sentence_document
     if unit == "sentence":
         # Leaving out a sentence must not change how the others are read.
-        if site.model.config.unit != unit:
+        what_model_reads = site.model.config.unit
+        if what_model_reads != "sentence":
             raise ConfigError(
                 '[privacy] unit = "sentence": this model reads whole documents: set '
                 'unit = "document" or "patient", or [model] context = "sentence"'
             )
         return [np.array([sentence]) for sentence in range(len(document_of_sentence))]
 
+    # By identity: two documents may be equal.
     unit_numbers = {}
     for number, group in enumerate(group_documents(site.id, corpus.documents, unit)):
         for document in group:

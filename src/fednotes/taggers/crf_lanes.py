@@ -202,9 +202,10 @@ def _gather(typing_context, numbers, begins, k):
         vector = ir.Constant(
             ir.VectorType(context.get_value_type(numbers.dtype), LANES), ir.Undefined
         )
+        numbers_value, begins_value, k_value = args
         for lane in range(LANES):
-            place = builder.add(builder.extract_value(args[1], lane), args[2])
-            address = _find_pointer(context, builder, numbers, args[0], [place])
+            place = builder.add(builder.extract_value(begins_value, lane), k_value)
+            address = _find_pointer(context, builder, numbers, numbers_value, [place])
             number = builder.load(address)
             vector = builder.insert_element(vector, number, ir.IntType(32)(lane))
         return vector if vector.type == _FLOATS else builder.fpext(vector, _FLOATS)
@@ -218,12 +219,12 @@ def _scatter(typing_context, numbers, begins, k, value):
 
     def generate(context, builder, signature, args):
         dtype = context.get_value_type(numbers.dtype)
-        vector = args[3]
+        numbers_value, begins_value, k_value, vector = args
         if dtype != ir.DoubleType():
             vector = builder.fptrunc(vector, ir.VectorType(dtype, LANES))
         for lane in range(LANES):
-            place = builder.add(builder.extract_value(args[1], lane), args[2])
-            address = _find_pointer(context, builder, numbers, args[0], [place])
+            place = builder.add(builder.extract_value(begins_value, lane), k_value)
+            address = _find_pointer(context, builder, numbers, numbers_value, [place])
             number = builder.extract_element(vector, ir.IntType(32)(lane))
             builder.store(number, address)
         return context.get_dummy_value()

@@ -181,6 +181,8 @@ class Grammar:
         """Return where the next entity may start, (batch, sub-words) bool."""
         position = torch.arange(self.starts.shape[1], device=self.starts.device)
         last_start = self.last[:, :1]
+        # Entities with the same start follow each other from the longest to the
+        # shortest, and those with the same span in the order of their types.
         starts_again = (position == last_start) & self._has_room()[:, None]
         is_within_limit = (self.max_entities > self.count)[:, None]
         follows = (position > last_start) | starts_again

@@ -229,8 +229,10 @@ def find_refusal(kit: Path, job: RequestedJob) -> str:
     return ""
 
 
-def describe_rounding(kit: Path, table: dict[str, Any]) -> str:
-    """Return how the policy rounds what leaves the site, for the person who decides.
+def check_and_describe_rounding(kit: Path, table: dict[str, Any]) -> str:
+    """Check how the policy rounds what leaves the site, and describe it.
+
+    The person who approves a job reads the description.
 
     Args:
         kit: The site's kit.

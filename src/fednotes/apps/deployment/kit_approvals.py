@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from fednotes.apps.deployment.approval_requests import (
+    check_and_describe_rounding,
     describe_account,
     describe_effect,
     describe_job,
     describe_partial_approval,
-    describe_rounding,
     label_job,
     read_job_audit,
     read_quorum,
@@ -101,7 +101,7 @@ def _check_job(kit: Path, job: RequestedJob) -> list[str]:
         PolicyRefusal: The policy forbids the job.
     """
     lines = []
-    rounding = describe_rounding(kit, job.table)
+    rounding = check_and_describe_rounding(kit, job.table)
     if rounding:
         lines.append(rounding)
     report = read_job_audit(kit, job, folder=None)

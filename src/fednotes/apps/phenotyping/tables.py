@@ -149,10 +149,7 @@ def read_numbered_lines(path: Path) -> Iterator[tuple[int, str | None]]:
     for text, ends_line in pieces:
         if not is_inside:
             number += 1
-            if text is None or not ends_line:
-                yield number, None
-            else:
-                yield number, text.rstrip("\r\n")
+            yield number, None if text is None else text.rstrip("\r\n")
         is_inside = not ends_line
 
 
@@ -164,7 +161,8 @@ def _read_utf8_pieces(path: Path, mark: int) -> Iterator[tuple[str | None, bool]
         mark: Length of the byte-order mark in bytes.
 
     Yields:
-        The piece, or None if it is not UTF-8; and whether it ends a line.
+        The text of a line, or None if it is not UTF-8 or the piece does not end a line;
+        and whether the piece ends a line.
     """
     with open_bytes(path) as file:
         try:
@@ -181,7 +179,8 @@ def _read_text_pieces(path: Path) -> Iterator[tuple[str | None, bool]]:
     with open_text(path, get_user_encoding(), errors="replace") as file:
         while line := file.readline(_LONGEST_LINE):
             ends_line = len(line) < _LONGEST_LINE or line.endswith("\n")
-            yield None if "\ufffd" in line else line, ends_line
+            is_whole = ends_line and "\ufffd" not in line
+            yield line if is_whole else None, ends_line
 
 
 def _decode(data: bytes) -> str | None:

@@ -179,7 +179,7 @@ def _check(job: Job, sites: Sites) -> tuple[Finding, ...]:
     known = {(finding.code, finding.where) for finding in sites.findings}
     new_findings = [
         finding
-        for finding in check_sites(sites.data, chosen=sites_with_split)
+        for finding in check_sites(sites.data, sites_with_split=sites_with_split)
         if (finding.code, finding.where) not in known
         and not (finding.code == "bare_documents" and job.synthetic is None)
     ]

@@ -220,10 +220,14 @@ def _list_weight_updates(
     model: Any, lowest: Sequence[nn.Linear], seen: Observation
 ) -> list[Tensor]:
     """Return the updates of the lowest layers' weights, as far as they are sent."""
+    # By identity: `model` names the very tensors that the layers hold.
     names = {id(value): name for name, value in model.trainable().items()}
     updates = []
     for layer in lowest:
-        update = seen.compute_descent(names.get(id(layer.weight), ""))
+        name = names.get(id(layer.weight))
+        if name is None:
+            continue  # this weight is not trained
+        update = seen.compute_descent(name)
         if update is not None:
             updates.append(update)
     return updates

@@ -91,6 +91,7 @@ def _compute_twice_negative_log_density(
     """
     count = chosen.sum(1)
     mean = (others * chosen).sum(1) / np.maximum(count, 1)
+    # A unit has too few models for a variance of its own, so all units share one.
     squares = ((others - mean[:, None]) ** 2 * chosen).sum()
     freedom = max((count - 1).clip(0).sum(), 1)
     variance = max(squares / freedom, MIN_VARIANCE)

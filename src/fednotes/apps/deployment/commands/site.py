@@ -316,6 +316,7 @@ def _say_status(kit: Path) -> None:
     if _has_invalid_certificate(kit):
         say("next: ask the project's coordinator for a new kit")
     elif not process.is_running and problem is not None and read_last_refusal(kit):
+        # The server refused this site, and would do so again.
         say(f"next: fix the last problem above; then: fednotes site start {kit}")
     elif not process.is_running:
         say(f"next: fednotes site start {kit}")
@@ -781,12 +782,12 @@ def _check_job(kit: Path, job: RequestedJob, audit_folder: Path | None) -> None:
         PolicyRefusal: The policy forbids the job.
     """
     from fednotes.apps.deployment.approval_requests import (
-        describe_rounding,
+        check_and_describe_rounding,
         read_job_audit,
         require_audit,
     )
 
-    rounding = describe_rounding(kit, job.table)
+    rounding = check_and_describe_rounding(kit, job.table)
     if rounding:
         say(rounding)
     report = read_job_audit(kit, job, audit_folder)

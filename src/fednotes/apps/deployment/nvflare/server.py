@@ -226,7 +226,16 @@ class FlareTransport:
     def _collect_replies(
         self, exchange: FlareExchange, *, timeout: float, grace: float, enough: int
     ) -> Iterator[tuple[str, bytes]]:
-        """Yield (site, reply) as replies arrive, until the exchange is over."""
+        """Yield (site, reply) as replies arrive, until the exchange is over.
+
+        It is over when every site has answered or is lost.
+
+        Args:
+            exchange: The exchange, whose requests have been sent.
+            timeout: Seconds after which it is over in any case.
+            grace: Seconds that the other sites have once enough sites have answered.
+            enough: Number of answers from which `grace` counts.
+        """
         end = time.monotonic() + timeout
         grace_end = math.inf
         while True:
@@ -238,6 +247,8 @@ class FlareTransport:
                     map(self.is_lost, exchange.list_missing())
                 )
                 if not exchange.new and not is_over:
+                    # No reply announces that a site is lost or the submission stopped,
+                    # so both are looked at twice a second.
                     exchange.changed.wait(min(seconds, 0.5))
                 replies = exchange.take()
             if self._stop.triggered:
