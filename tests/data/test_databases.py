@@ -321,7 +321,7 @@ def test_notes_of_postgresql_are_read_and_errors_are_in_plain_words(
     assert database.count_notes() == 3
 
     wrong = {
-        postgres.url(password=SECRET): "the user or the password is refused",
+        postgres.url(password=SECRET): "the database rejects the user or the password",
         postgres.url(database="nowhere"): "no such database",
         f"postgresql://u:{SECRET}@/db?host=/nowhere": "no server answers",
         f"postgresql://u:{SECRET}@/db?host=/nowhere&optoin=1": "has an option",

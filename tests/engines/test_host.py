@@ -642,7 +642,10 @@ def test_a_stored_reply_answers_only_the_same_request(
     first = site.handle(encode_message(request))
     for again in (site, host(tmp_path)):  # the second has nothing but the folder
         refused = send(again, replace(request, **changes))
-        assert "request 1 of run 1 came before with other content" in refused.refusal
+        assert (
+            "request 1 of run 1 was received before with different content"
+            in refused.refusal
+        )
         assert (refused.update, refused.later) == (None, False)
         assert again.handle(encode_message(request)) == first
         assert again.handle(bytearray(encode_message(request))) == first

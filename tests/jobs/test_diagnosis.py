@@ -840,7 +840,7 @@ def test_folders_without_a_run_are_refused(tmp_path: Path, target: str) -> None:
 
 
 def test_settings_are_refused_for_a_run(good_run: Path) -> None:
-    with pytest.raises(ConfigError, match="a run, whose job does not change"):
+    with pytest.raises(ConfigError, match="a run, whose job cannot change"):
         fn.doctor(good_run, settings=["seed=2"])
 
 

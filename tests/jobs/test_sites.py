@@ -400,7 +400,9 @@ def test_min_mentions_repeats_the_sampling_of_types(tmp_path: Path) -> None:
         assert load_with_tags(tmp_path, tags, seed, **sites).data[2].tags.types == (
             "ADE",
         )
-    with pytest.raises(ConfigError, match="min_mentions = 999: in 10,000 draws"):
+    with pytest.raises(
+        ConfigError, match="min_mentions = 999: in each of 10,000 draws"
+    ):
         load_with_tags(tmp_path, tags | {"min_mentions": 999}, **sites)
 
 

@@ -618,7 +618,7 @@ def test_a_site_trains_only_the_parameters_of_the_job() -> None:
         (1, head),
     ):
         with pytest.raises(
-            RefusedError, match=f"cycle {cycle} of the job trains other param"
+            RefusedError, match=f"cycle {cycle} of the job trains different param"
         ):
             site.train(wrong, cycle=cycle)
     assert site.trainer.steps_taken == 0

@@ -262,7 +262,7 @@ def test_a_calibration_is_refused_for_other_weights(tmp_path: Path) -> None:
             Calibration.read(tmp_path)
     calibration.write(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"others")
-    with pytest.raises(ModelError, match="belongs to other weights"):
+    with pytest.raises(ModelError, match="belongs to different weights"):
         Calibration.read(tmp_path)
 
 

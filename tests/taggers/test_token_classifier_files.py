@@ -247,7 +247,7 @@ def damage(path: Path, kind: str) -> None:
 
 DAMAGES = {
     "truncated": "cannot be loaded",
-    "pickled": "pickled weights only",
+    "pickled": "only pickled weights",
     "nan": "'classifier.bias' is not finite",
     "missing": "lack 'bert.encoder.layer.0.output.dense.weight'",
     "no classifier": "lack 'classifier.bias' and 1 more",

@@ -863,8 +863,8 @@ def make_audit_table(audit: Audit) -> Table:
             cells = [success, format_number(leak.control), format_number(leak.chance)]
         table.add_row(Text(leak.attack), *cells, Text(remark))
     table.caption = (
-        "success: fraction of the present items that the attack names at "
-        "1 % false alarms; all numbers in %, intervals 95 %"
+        "success: fraction of the items present that the attack names, at a "
+        "false-alarm rate of 1 %; all numbers in percent, with 95 % intervals"
     )
     return table
 

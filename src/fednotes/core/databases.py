@@ -75,7 +75,7 @@ _CAUSES = (
     _Cause(
         "28",
         "password authentication failed|no password supplied|authentication",
-        "the user or the password is refused",
+        "the database rejects the user or the password",
         "check the user and the password, in the variable of env:NAME or in ~/.pgpass",
     ),
     _Cause(

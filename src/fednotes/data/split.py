@@ -147,9 +147,9 @@ def split_documents(
     shares = {name: fraction for name, fraction in fractions.items() if fraction > 0}
     if len(groups) < len(shares):
         remedy = (
-            "give more notes, train, valid and test files of your own, or a fraction "
-            'of 0 for a part; split = "sentence" also works, but puts sentences of one '
-            "note in several parts"
+            "give more notes, give separate train, valid and test files, or set the "
+            'fraction of a part to 0; split = "sentence" also works, but puts '
+            "sentences of one note in several parts"
         )
         if by == "sentence":
             remedy = "give more data"

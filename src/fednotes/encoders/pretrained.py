@@ -191,7 +191,7 @@ def check_weights(directory: Path) -> None:
         return
     if any(directory.glob("*.bin")) or any(directory.glob("*.pt")):
         raise ModelError(
-            f"{directory}: has pickled weights only, which can run code when opened; "
+            f"{directory}: has only pickled weights, which can run code when opened; "
             "if you trust them, convert them once with transformers: "
             "AutoModel.from_pretrained(OLD).save_pretrained(NEW), and the same with "
             "AutoTokenizer"

@@ -235,8 +235,8 @@ class Journal:
             return None
         if earlier_request.run == run:
             raise RefusedError(
-                f"site {self._site!r}: request {number} of run {run} came before with "
-                "other content: the server must start a new run"
+                f"site {self._site!r}: request {number} of run {run} was received "
+                "before with different content: the server must start a new run"
             )
         return None
 

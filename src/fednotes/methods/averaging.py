@@ -878,8 +878,8 @@ class AveragingSite(SiteTasks):
         if odd:
             problem = "is not among them" if odd[0] in tensors else "is missing"
             raise RefusedError(
-                f"site {self.id!r}: cycle {cycle} of the job trains other parameters "
-                f"than the {len(tensors)} received: {odd[0]!r} {problem}"
+                f"site {self.id!r}: cycle {cycle} of the job trains different "
+                f"parameters from the {len(tensors)} received: {odd[0]!r} {problem}"
             )
 
     def _iterate_batches(self, cycle: int) -> Iterator[list[Step]]:

@@ -173,7 +173,7 @@ class Calibration:
         except (OSError, JsonError, ConfigError) as error:
             raise ModelError(f"{path}: cannot be read ({error}): {remedy}") from error
         if calibration.sha256 != hash_weights(folder):
-            raise ModelError(f"{path}: belongs to other weights than these: {remedy}")
+            raise ModelError(f"{path}: belongs to different weights: {remedy}")
         return calibration
 
     def write(self, folder: Path) -> None:

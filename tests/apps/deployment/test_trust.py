@@ -308,7 +308,7 @@ def test_only_the_old_root_can_introduce_a_new_one(kits: Kits, tmp_path: Path) -
     for _ in range(3):
         late = revoke(old_authority, "h2")
     with pytest.raises(
-        RefusedError, match="signed by a root that another has replaced"
+        RefusedError, match="signed by a root certificate that was replaced"
     ):
         install_trust(h1, late)
 

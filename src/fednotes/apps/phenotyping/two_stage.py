@@ -261,8 +261,8 @@ def _load_representation(config: Config) -> State:
         )
     if model.space.fingerprint != config.space.fingerprint:
         raise ConfigError(
-            f"representation = {name!r} reads notes with another dictionary or encoder "
-            "than this job: give the job the same one"
+            f"representation = {name!r} reads notes with a different dictionary or "
+            "encoder: give the job the one of that model"
         )
     trained_with = network.config
     expected = config.model.network

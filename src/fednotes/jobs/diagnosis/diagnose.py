@@ -142,7 +142,7 @@ def diagnose(target: str | Path | Job, settings: Sequence[str] = ()) -> Diagnosi
         _require_run(folder)
         if settings:
             raise ConfigError(
-                f"{folder} is a run, whose job does not change: give settings with a "
+                f"{folder} is a run, whose job cannot change: give settings with a "
                 "job, or leave them out"
             )
         return diagnose_run(folder) if is_run(folder) else diagnose_seeds(folder)

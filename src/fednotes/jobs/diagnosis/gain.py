@@ -99,7 +99,7 @@ def _describe_no_gain(run: RunEvidence, verdict: Verdict) -> Cause:
     importance: Importance = "medium"
     gap = verdict.gap
     if gap is not None and gap.why == WITHIN:
-        message += ", and one model of all notes gains nothing either"
+        message += ", and pooled training gains nothing either"
         advice = (
             "the sites have enough notes of their own, or all models are undertrained: "
             "address the other causes first; then run several seeds"

@@ -36,7 +36,7 @@ def find_vocabulary_causes(run: RunEvidence) -> Iterator[Cause]:
         "the encoder splits words into many sub-words, so it was not made for this "
         "language or this kind of text",
         "set encoder in [model] to one for the notes' language, or train one on such "
-        "notes by the method pretrain",
+        "notes with the method pretrain",
         evidence=tuple(
             Evidence(
                 f"{site}: {number:.1f} sub-words a word",

@@ -264,9 +264,9 @@ def draw_types(
         if has_enough_mentions:
             return tag_sets
     raise ConfigError(
-        f"[tags] min_mentions = {config.min_mentions}: in {_MAX_DRAWS:,} draws some "
-        "site never mentions one of its types so often; lower it, or leave rare types "
-        "out of [tags] types"
+        f"[tags] min_mentions = {config.min_mentions}: in each of {_MAX_DRAWS:,} "
+        "draws, some site has fewer mentions of one of its types; lower it, or leave "
+        "rare types out of [tags] types"
     )
 
 

@@ -567,7 +567,9 @@ def test_removed_swapped_and_inserted_lines_are_located(tmp_path: Path) -> None:
         assert list(named_faults) == [removed + 1]
         assert f"number {removed + 1}, was removed" in named_faults[removed + 1]
     assert "2 to 4, was removed" in faults(good[:1] + good[4:])[2]
-    assert faults(good[:5]) == {5: "is the last, but 1 more was written: cut off"}
+    assert faults(good[:5]) == {
+        5: "is the last line, but 1 more was written: the end is missing"
+    }
     assert "2 more were written" in faults(good[:4])[4]
     assert list(faults([])) == [0]
     for i in range(6):
@@ -692,4 +694,4 @@ def test_a_lost_or_edited_head_is_detected(tmp_path: Path) -> None:
     path.write_bytes(b"")
     refuses(path)
     path.unlink()
-    assert "cut off" in str(verify_ledger(path))
+    assert "the end is missing" in str(verify_ledger(path))

@@ -272,7 +272,7 @@ def _require_signed(new_list: Trust, trust: Trust) -> x509.Certificate:
     (root,) = new_list.roots
     if root in trust.roots:
         if any(is_issued_by(bridge, root) for bridge in trust.bridges):
-            raise RefusedError("signed by a root that another has replaced")
+            raise RefusedError("signed by a root certificate that was replaced")
     else:
         bridges = [
             bridge

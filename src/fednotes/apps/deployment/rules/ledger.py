@@ -1076,7 +1076,8 @@ class _LineChecker:
             verb = "was" if num_missing == 1 else "were"
             return Fault(
                 self.lines,
-                f"is the last, but {num_missing} more {verb} written: cut off",
+                f"is the last line, but {num_missing} more {verb} written: the end is "
+                "missing",
             )
         if self.remainder and (num_missing > 0 or not head.next):
             return Fault(self.lines + 1, "is cut, but no process was writing it")
