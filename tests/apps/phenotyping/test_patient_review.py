@@ -1,4 +1,4 @@
-"""Patients with predictions, and weights of concepts, as the local page shows them."""
+"""Patients with predictions, and weights of concepts, as the local web UI shows them."""
 
 from __future__ import annotations
 

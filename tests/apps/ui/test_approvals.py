@@ -1,4 +1,4 @@
-"""Approvals on the local page: what is shown, checked and recorded."""
+"""Approvals in the local web UI: what is shown, checked and recorded."""
 
 from __future__ import annotations
 

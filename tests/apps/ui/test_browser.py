@@ -1,4 +1,4 @@
-"""The local page in a real browser: keys, accessibility, no foreign requests.
+"""The local web UI in a real browser: keys, accessibility, no foreign requests.
 
 Marked `network`: two processes. Needs Chromium and its driver; `npm install --no-save
 axe-core`.

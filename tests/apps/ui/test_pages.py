@@ -1,4 +1,4 @@
-"""The local pages: who may see them, what is escaped, and where decisions are saved."""
+"""The local web UI: who may see it, what is escaped, and where decisions are saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patients on the local pages: errors by phenotype, calibration, weights."""
+"""Patients in the local web UI: errors by phenotype, calibration, weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs on the local pages: reports, comparisons, errors in test notes, and ledgers."""
+"""Runs in the local web UI: reports, comparisons, errors in test notes, and ledgers."""
 
 from __future__ import annotations
 
