@@ -87,7 +87,7 @@ def read(
     if isinstance(place, Path):
         if not place.exists():
             raise DataError(f"{path}: no such file or folder")
-        is_corpus = format and formats.name_of_format(format) in formats.FORMATS
+        is_corpus = format and formats.extract_format_name(format) in formats.FORMATS
         if is_corpus and column is None and id_column is None:
             return formats.read(place, format, on_error, encoding)
     inputs = open_inputs(

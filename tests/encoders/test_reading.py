@@ -215,20 +215,20 @@ def test_passages_are_stretches_of_the_text() -> None:
     text = "\n Has pain.  No\nfever. "
     document = Document("a", text, sentences=((2, 11), (13, 22)))
     tags = TagSet(("x",))
-    parts = list(encode_corpus([document, document], tags).passages())
+    parts = list(encode_corpus([document, document], tags).cut_passages())
     assert [part.text for part in parts] == ["Has pain.", "No\nfever."] * 2
     assert parts[1].forms == ["No", "fever", "."]
     assert parts[1].words.tolist() == [[0, 2], [3, 8], [8, 9]]
     (whole_one, _) = encode_corpus(
         [document, document], tags, unit="document"
-    ).passages()
+    ).cut_passages()
     assert whole_one.text == text
     assert whole_one.forms == ["Has", "pain", ".", "No", "fever", "."]
     cut = list(
-        encode_corpus([document], tags, max_tokens=3, unit="document").passages()
+        encode_corpus([document], tags, max_tokens=3, unit="document").cut_passages()
     )
     assert [part.text for part in cut] == ["\n Has pain.", "No\nfever. "]
-    (last,) = encode_corpus([document], tags).passages(1, 2)
+    (last,) = encode_corpus([document], tags).cut_passages(1, 2)
     assert last.text == "No\nfever."
 
 
@@ -260,7 +260,7 @@ def test_the_bundled_encoder_reads_nearly_all_sentences_as_word_by_word(
         documents, TagSet(tuple({s.label for d in documents for s in d.spans}))
     )
     same = []
-    for each in encoded.passages():
+    for each in encoded.cut_passages():
         pieces = split_passages(tokenizer, [each])
         ids, places = word_by_word(tokenizer, each)
         if pieces.ids.tolist() == ids:
@@ -344,7 +344,7 @@ def test_sub_words_of_a_corpus_equal_those_of_separate_calls(family: Path) -> No
     encoded = encode_corpus(documents, TagSet(("x",)))
     corpus = EncoderCorpus.of(encoded, tokenizer, 64, "first")
     at = 0
-    for number, each in enumerate(encoded.passages()):
+    for number, each in enumerate(encoded.cut_passages()):
         ids = tokenizer(each.text, add_special_tokens=False)["input_ids"]
         assert corpus.pieces.ids[at : at + len(ids)].tolist() == ids
         assert corpus.words[number] == len(each.words)

@@ -199,11 +199,11 @@ class RichDisplay(ProgressListener):
         """Return the scores of an evaluation, by site if sites report them."""
         metrics = gather_site_metrics(result, self._part)
         if not metrics and "valid_f1" in result.metrics:  # a run between real sites
-            return f"F1 {_percent(result.metrics['valid_f1'])}"
+            return f"F1 {_format_percent(result.metrics['valid_f1'])}"
         for name, key in _LINE_SCORES:
             scores = {site: own[key] for site, own in metrics.items() if key in own}
             if scores:
-                as_text = _percent if key == "f1" else _three_digits
+                as_text = _format_percent if key == "f1" else _format_loss
                 return f"{name} {format_site_scores(scores, as_text)}"
         return " "
 
@@ -349,13 +349,13 @@ class _WorkBetweenParts:
             self._bar = None
 
 
-def _percent(score: float) -> str:
+def _format_percent(score: float) -> str:
     """Return a score in percent, as in the tables."""
     return f"{score:.1%}"
 
 
-def _three_digits(loss: float) -> str:
-    """Return a loss."""
+def _format_loss(loss: float) -> str:
+    """Return a loss with three decimals."""
     return f"{loss:.3f}"
 
 
@@ -366,7 +366,7 @@ def format_site_scores(
 
     Args:
         scores: Site → score.
-        as_text: Returns a score as it is shown.
+        as_text: Returns the text that shows a score.
     """
     if len(scores) <= LISTED_SITES:
         return " ".join(f"{site} {as_text(score)}" for site, score in scores.items())

@@ -62,7 +62,7 @@ class Encoded:
         """(sentences,) number of tokens in each sentence, at least 1."""
         return np.diff(self.bounds)
 
-    def passages(self, start: int = 0, end: int | None = None) -> Iterator[Passage]:
+    def cut_passages(self, start: int = 0, end: int | None = None) -> Iterator[Passage]:
         """Yield the text and words of sentences start:end (by default, all).
 
         A text extends from its first word to its last. With the unit "document", the

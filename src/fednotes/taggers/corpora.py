@@ -132,7 +132,7 @@ class EncoderCorpus(PreparedCorpus):
             if progress is not None:
                 progress(start, encoded.sentences)
             end = _find_end_of_tokenizer_batch(encoded.bounds, start)
-            passages = list(encoded.passages(start, end))
+            passages = list(encoded.cut_passages(start, end))
             batches.append(split_passages(tokenizer, passages))
             start = end
         if progress is not None:

@@ -341,7 +341,7 @@ def encode_pointers(
     """
     _check_labels(documents, tagset)
     all_words = encode_corpus(documents, tagset, max_tokens=sys.maxsize)
-    pieces = split(list(all_words.passages()))
+    pieces = split(list(all_words.cut_passages()))
     has_subwords = pieces.first <= pieces.last  # (all words,)
     first = pieces.first[has_subwords]
     last = pieces.last[has_subwords]

@@ -394,7 +394,7 @@ class Tagger(TaggingModel):
         if config.characters:
             characters, lengths = make_character_table(forms, config.char_max)
         if self.encoder is not None and encoded.sentences:
-            sentences = list(encoded.passages())
+            sentences = list(encoded.cut_passages())
             context = compute_features_with_cache(
                 self.encoder, sentences, options.cache, options.progress
             )

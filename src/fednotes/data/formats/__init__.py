@@ -29,7 +29,7 @@ from fednotes.data.formats._registry import (
     require_format,
 )
 from fednotes.data.formats._writing import LossyError, count_losses, write
-from fednotes.data.formats.choices import name_of_format
+from fednotes.data.formats.choices import extract_format_name
 from fednotes.data.formats.problems import OnError, Problems
 
 __all__ = [
@@ -43,10 +43,10 @@ __all__ = [
     "count_losses",
     "discover",
     "examine",
+    "extract_format_name",
     "guess_format",
     "list_writable_formats",
     "make_format_table",
-    "name_of_format",
     "read",
     "read_known_corpora",
     "require_format",

@@ -9,7 +9,7 @@ from pathlib import Path
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO, reading_as
 from fednotes.data.formats import _registry
-from fednotes.data.formats.choices import choosing, name_of_format
+from fednotes.data.formats.choices import choosing, extract_format_name
 from fednotes.data.formats.gathering import DERIVED_ID, ReadDocument
 from fednotes.data.formats.problems import MAX_LISTED, OnError, Problems
 from fednotes.data.repeats import Repeats
@@ -89,7 +89,7 @@ def stream(
     """
     with reading_as(encoding):
         name = format or _registry.guess_format(path)
-    module = _registry.FORMATS.get(name_of_format(name))
+    module = _registry.FORMATS.get(extract_format_name(name))
     if module is None or not hasattr(module, "stream"):
         documents, problems_of_all = examine(path, name, encoding)
         problems.include(problems_of_all)

@@ -22,7 +22,7 @@ from fednotes.core.errors import (
 from fednotes.core.parsing import read_shipped_table
 from fednotes.data import formats
 from fednotes.data.formats import published
-from fednotes.data.formats.choices import choice_of_format, name_of_format
+from fednotes.data.formats.choices import extract_choice, extract_format_name
 from fednotes.data.formats.files import read_text
 from fednotes.data.formats.folders import list_files, make_mixed_formats_error
 
@@ -101,7 +101,7 @@ def find_format(format: str) -> ModuleType:
         ConfigError: There is no such format, or it offers no choice.
     """
     require_format(format, FORMATS)
-    return FORMATS[name_of_format(format)]
+    return FORMATS[extract_format_name(format)]
 
 
 def require_format(format: str, known: Collection[str]) -> None:
@@ -114,10 +114,10 @@ def require_format(format: str, known: Collection[str]) -> None:
     Raises:
         ConfigError: There is no such format, or it offers no choice.
     """
-    name = name_of_format(format)
+    name = extract_format_name(format)
     if name not in known:
         raise ConfigError(f"unknown format {format!r}: {suggest_name(name, known)}")
-    if choice_of_format(format) and not hasattr(FORMATS.get(name), "CHOICE"):
+    if extract_choice(format) and not hasattr(FORMATS.get(name), "CHOICE"):
         raise ConfigError(
             f"format {format!r}: {name} offers no choice: give the name alone"
         )

@@ -23,7 +23,7 @@ from fednotes.core.work import working
 from fednotes.data.formats import _registry
 from fednotes.data.formats._comparison import count_differences
 from fednotes.data.formats._reading import examine
-from fednotes.data.formats.choices import choosing, name_of_format
+from fednotes.data.formats.choices import choosing, extract_format_name
 
 
 class LossyError(DataError, NamesParameters):
@@ -112,7 +112,7 @@ def count_losses(
         DataError: The meta of a document does not have the format's structure.
     """
     writable = _registry.list_writable_formats()
-    name = name_of_format(format)
+    name = extract_format_name(format)
     if name not in writable:
         raise ConfigError(
             f"format {name!r} cannot be written: {suggest_name(name, writable)}"

@@ -18,12 +18,12 @@ _SEPARATOR = ":"
 _chosen: ContextVar[str] = ContextVar("choice", default="")
 
 
-def name_of_format(format: str) -> str:
+def extract_format_name(format: str) -> str:
     """Return the name of a format without the choice after it."""
     return str(format).partition(_SEPARATOR)[0]
 
 
-def choice_of_format(format: str) -> str:
+def extract_choice(format: str) -> str:
     """Return the choice after the name of a format; "" if there is none."""
     return str(format).partition(_SEPARATOR)[2]
 
@@ -31,7 +31,7 @@ def choice_of_format(format: str) -> str:
 @contextmanager
 def choosing(format: str) -> Iterator[None]:
     """Read and write in the context with the choice after a format's name."""
-    token = _chosen.set(choice_of_format(format))
+    token = _chosen.set(extract_choice(format))
     try:
         yield
     finally:
