@@ -100,7 +100,7 @@ def in_this_process(command: Sequence[str], stdout: IO[str], **others: Any) -> i
 def test_every_experiment_runs_to_its_table(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "run_command", in_this_process)
+    monkeypatch.setattr(work, "run_child_process", in_this_process)
     grid, path = load_grid(name)
     monkeypatch.setattr(module, "load_grid", lambda name: (shrunk(grid), path))
     jobs = PAPERS[path.parent.name]
@@ -171,7 +171,7 @@ def test_a_search_on_the_split_of_the_paper_reports_what_was_held_out(
 
     Each trial has validation scores, and no run of the table has any.
     """
-    monkeypatch.setattr(work, "run_command", in_this_process)
+    monkeypatch.setattr(work, "run_child_process", in_this_process)
     grid, path = load_grid("fedner-table2")
     few = replace(grid, runs=tuple(row for row in grid.runs if row.search))
     monkeypatch.setattr(module, "load_grid", lambda name: (few, path))
@@ -210,7 +210,7 @@ def test_pretraining_within_the_budget_is_not_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the budget size a site has few steps, which a job would refuse otherwise."""
-    monkeypatch.setattr(work, "run_command", in_this_process)
+    monkeypatch.setattr(work, "run_child_process", in_this_process)
     base = ["bert/i2b2-2010", "bc5cdr=bert/i2b2-2012", "pretrain=bert/mimic"]
     settings = ("training.cycles=1", "training.long_cycles=0")
     out = tmp_path / "out"

@@ -656,7 +656,7 @@ def test_a_failed_run_reports_its_first_error(
         stdout.write(next(outputs))
         return 2
 
-    monkeypatch.setattr(work, "run_command", call)
+    monkeypatch.setattr(work, "run_child_process", call)
     several = "a note\nerror: f:1: bad\nerror: f:2: bad\nerror: a hint\n"
     outputs = iter(("error: old\n", several, "x\n"))
     for expected in ("old", "f:1: bad", "x"):
