@@ -7,6 +7,7 @@ all silos together have the patients of the site.
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -156,8 +157,30 @@ def test_silos_together_have_all_patients(place: Path) -> None:
     assert again.test.patients == site.test.patients
     only_silo = load(place, **tables, silos={"number": 1}).data[0]
     assert sorted(only_silo.train.patients) == sorted(site.train.patients)
-    with pytest.raises(ConfigError, match=r"\[silos\] number = 4: the 3 patients"):
-        load(place, **tables, silos={"number": 4})
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (
+            4,
+            "the valid data have 3 patients, so a silo would have none: ask for 3 "
+            "silos at most, or set valid_fraction higher, or to 0",
+        ),
+        (
+            22,
+            "the train data have 21 patients, so a silo would have none: ask for 21 "
+            "silos at most, or give more patients",
+        ),
+    ],
+)
+def test_more_silos_than_patients_of_a_part_are_refused(
+    place: Path, number: int, message: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=re.escape(f"[silos] number = {number}: {message}")
+    ):
+        load(place, sites={"a": SITE}, silos={"number": number})
 
 
 def test_a_smaller_labelled_share_is_a_subset(place: Path) -> None:

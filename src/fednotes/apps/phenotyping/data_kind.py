@@ -73,6 +73,11 @@ from fednotes.encoders.features import find_default_cache
 from fednotes.encoders.vectors import load_vectors
 from fednotes.jobs.job import FoundLabels, Job, KindTables, SiteKind, Sites
 
+_SILO_REMEDIES = {
+    "train": "or give more patients",
+    "valid": "or set valid_fraction higher, or to 0",
+}
+
 
 def load_patient_sites(
     job: Job, progress: Progress | None = None, cache: Path | None = None
@@ -473,16 +478,32 @@ def _deal_into_silos(job: Job, sites: Sequence[SitePatients]) -> list[SitePatien
     assert job.silos is not None
     number = job.silos.number
     pooled = pool_sites(sites)
-    with naming_place(f"[silos] number = {number}", DataError, become=ConfigError):
-        trains = deal_cohort(pooled.train, number, job.seed)
-        if len(pooled.valid):
-            valids = deal_cohort(pooled.valid, number, job.seed)
-        else:
-            valids = (pooled.valid,) * number
+    trains = _deal_part(job, "train", pooled.train)
+    if len(pooled.valid):
+        valids = _deal_part(job, "valid", pooled.valid)
+    else:
+        valids = (pooled.valid,) * number
     return [
         _make_silo(f"silo{position}", pooled, train, valid)
         for position, (train, valid) in enumerate(zip(trains, valids, strict=True), 1)
     ]
+
+
+def _deal_part(job: Job, part: str, patients: Cohort) -> tuple[Cohort, ...]:
+    """Deal the patients of one part out to the silos; return one cohort for each.
+
+    Raises:
+        ConfigError: There are fewer patients than silos.
+    """
+    assert job.silos is not None
+    number = job.silos.number
+    if len(patients) < number:
+        raise ConfigError(
+            f"[silos] number = {number}: the {part} data have {len(patients)} "
+            f"patients, so a silo would have none: ask for {max(len(patients), 1)} "
+            f"silos at most, {_SILO_REMEDIES[part]}"
+        )
+    return deal_cohort(patients, number, job.seed)
 
 
 def _make_silo(
