@@ -309,6 +309,25 @@ def test_two_processes_do_not_write_into_the_same_folder(tmp_path: Path) -> None
         run_once(tmp_path, "folder")
 
 
+@pytest.mark.parametrize("num_first", [0, 2 * SIZE])
+def test_two_commands_do_not_write_the_same_notes_into_a_table(
+    num_first: int, tmp_path: Path
+) -> None:
+    """Another command resumes and ends while the first one is in its next batch."""
+    pytest.importorskip("sqlalchemy")
+
+    def predict(documents: Iterable[Document]) -> Iterator[Document]:
+        for number, document in enumerate(find_first_words(documents)):
+            if number == num_first:
+                run_once(tmp_path, "sqlite", resume=True)
+            yield document
+
+    with pytest.raises(DataError, match=r"another command|end other programs"):
+        run_once(tmp_path, "sqlite", resume=False, predict=predict)
+    note_ids = [row[1] for row in rows(tmp_path)[:-1]]
+    assert note_ids == list(range(1, NOTES + 1))
+
+
 def test_complete_predictions_of_a_table_are_not_repeated(tmp_path: Path) -> None:
     pytest.importorskip("sqlalchemy")
     run_once(tmp_path, "sqlite", resume=False)

@@ -66,19 +66,21 @@ class _Tables:
     progress: Table
     name: str
 
-    def read_progress(self, connection: Connection) -> PredictionProgress | None:
-        """Return the record of the table's predictions; None if there is none.
-
-        Raises:
-            DataError: It is damaged.
-        """
+    def read_record(self, connection: Connection) -> str | None:
+        """Return the record of the table's predictions; None if there is none."""
         import sqlalchemy as sa
 
         columns = self.progress.c
         query = sa.select(columns.record).where(columns.table_name == self.name)
-        record = connection.execute(query).scalar_one_or_none()
-        if record is None:
-            return None
+        record: str | None = connection.execute(query).scalar_one_or_none()
+        return record
+
+    def parse_record(self, record: str) -> PredictionProgress:
+        """Return the progress that a record describes.
+
+        Raises:
+            DataError: The record is damaged.
+        """
         try:
             return _PROGRESS.validate_json(record)
         except ValidationError:
@@ -87,16 +89,38 @@ class _Tables:
                 "record of predictions: begin again with another `out_table`"
             ) from None
 
-    def store_progress(
-        self, connection: Connection, progress: PredictionProgress
+    def replace_record(
+        self, connection: Connection, old_record: str | None, record: str
     ) -> None:
-        """Replace the record of the table's predictions."""
+        """Replace the record of the table's predictions.
+
+        Args:
+            connection: A connection that has begun a transaction.
+            old_record: The record that this process read or wrote last; None if there
+                was none.
+            record: The new record.
+
+        Raises:
+            DataError: Another process has changed the record since.
+        """
         import sqlalchemy as sa
 
-        is_this = self.progress.c.table_name == self.name
-        connection.execute(sa.delete(self.progress).where(is_this))
-        values = {"table_name": self.name, "record": json.dumps(asdict(progress))}
-        connection.execute(sa.insert(self.progress).values(values))
+        columns = self.progress.c
+        if old_record is None:
+            # The primary key refuses a second row of this table.
+            values = {"table_name": self.name, "record": record}
+            connection.execute(sa.insert(self.progress).values(values))
+            return
+        is_unchanged = sa.and_(
+            columns.table_name == self.name, columns.record == old_record
+        )
+        update = sa.update(self.progress).where(is_unchanged).values(record=record)
+        if connection.execute(update).rowcount != 1:
+            raise DataError(
+                f"table {self.name}: another command writes predictions into this "
+                "table, or its record was deleted; the last batch of this command was "
+                "not written: end the other command, then give `resume`"
+            )
 
 
 def _define_tables(name: str) -> _Tables:
@@ -142,6 +166,7 @@ class TableSink(Sink):
         connection: A connection that may write.
         tables: The tables.
         progress: The record of the notes that are done.
+        record: The stored form of the newest record; None if there is none.
         size: The number of notes in a batch.
         types: The entity types of the model; the rows name their own.
     """
@@ -151,33 +176,40 @@ class TableSink(Sink):
         connection: Connection,
         tables: _Tables,
         progress: PredictionProgress,
-        size: int,
         *,
+        record: str | None,
+        size: int,
         types: Sequence[str],  # noqa: ARG002 - of every sink
     ) -> None:
         super().__init__(size, progress)
         self._connection = connection
         self._tables = tables
+        self._record = record
 
     def write(
         self,
         documents: Iterable[Document],
         make_record: Callable[[int], PredictionProgress],
     ) -> None:
-        """Insert the rows of a batch and replace the record, in one transaction."""
+        """Insert the rows of a batch and replace the record, in one transaction.
+
+        If another process has written predictions meanwhile, nothing is written.
+        """
         rows: list[dict[str, Any]] = []
         for document in documents:
             nlp_rows = list_nlp_rows(document, len(rows), self.progress.started)
             rows += map(convert_nlp_row, nlp_rows)
         progress = make_record(len(rows))
+        record = json.dumps(asdict(progress))
         with self._connection.begin():
             first_id = self._find_free_id()
             for row in rows:
                 row["note_nlp_id"] += first_id
             if rows:
                 self._connection.execute(self._tables.nlp.insert(), rows)
-            self._tables.store_progress(self._connection, progress)
+            self._tables.replace_record(self._connection, self._record, record)
         self.progress = progress
+        self._record = record
 
     def _find_free_id(self) -> int:
         """Return the id after the largest one, which no other program then uses.
@@ -206,9 +238,11 @@ class TableSink(Sink):
     def complete(self) -> None:
         """Store that the input has no further note."""
         progress = replace(self.progress, is_complete=True)
+        record = json.dumps(asdict(progress))
         with self._connection.begin():
-            self._tables.store_progress(self._connection, progress)
+            self._tables.replace_record(self._connection, self._record, record)
         self.progress = progress
+        self._record = record
 
 
 def require_table_name(name: str) -> None:
@@ -249,10 +283,14 @@ def opening_table(
         tables = _define_tables(table)
         with connection.begin():
             tables.progress.metadata.create_all(connection)
-            progress = tables.read_progress(connection)
-        if progress is not None:
+            record = tables.read_record(connection)
+        progress = None
+        if record is not None:
             progress = _choose_progress(
-                progress, f"{address}, table {table}", settings, resume=resume
+                tables.parse_record(record),
+                f"{address}, table {table}",
+                settings,
+                resume=resume,
             )
         elif resume:
             warn_of_new_predictions(f"{address}, table {table}")
@@ -261,7 +299,8 @@ def opening_table(
             connection,
             tables,
             progress or PredictionProgress(settings),
-            size,
+            record=record,
+            size=size,
         )
 
 
