@@ -383,16 +383,30 @@ def require_same_data(run: Path, job: Job, sites: Sequence[Any]) -> None:
         job: The job that made the run.
         sites: Current data of the job's sites.
     """
+    changed = find_changed_site(run, job, sites)
+    if changed is not None:
+        raise DataError(
+            f"{run}: site {changed!r} has other data, or another division of them, "
+            "than when this run was made, so its test data may contain training "
+            "data: restore the site's files (jobs without `split` were once split "
+            'by sentence: add split = "sentence" to the run\'s job.json)'
+        )
+
+
+def find_changed_site(run: Path, job: Job, sites: Sequence[Any]) -> str | None:
+    """Return the first site whose data differ from those of a run; None if none do.
+
+    Args:
+        run: Folder of the run.
+        job: The job that made the run.
+        sites: Current data of the job's sites.
+    """
     digests = read_job_record(run).get("notes", {})
     for site in sites:
         # The oldest runs recorded no digests.
         if site.id in digests and digests[site.id] != job.kind.fingerprint(site):
-            raise DataError(
-                f"{run}: site {site.id!r} has other data, or another division of them, "
-                "than when this run was made, so its test data may contain training "
-                "data: restore the site's files (jobs without `split` were once split "
-                'by sentence: add split = "sentence" to the run\'s job.json)'
-            )
+            return str(site.id)
+    return None
 
 
 def find_model_folder(run: Path, condition: str, site: str) -> Path:

@@ -278,8 +278,11 @@ def test_a_finished_run_is_left_out_if_its_notes_have_changed(
         (path.parent / site).mkdir()
     corpus(path.parent / "north" / "a.conll", "DRUG", "asp")
     corpus(path.parent / "south" / "a.conll", "DRUG", "ibu")
-    with pytest.raises(ConfigError, match="site 'north' has other data"):
+    with pytest.raises(ConfigError) as caught:
         tiny.table(base=(str(path),), seed=(1,))
+    # The runs of all rows have the same reason, which is given once.
+    assert str(caught.value).count("site 'north' has other data") == 1
+    assert "restore the site's files, or give another `out`" in str(caught.value)
     (path.parent / "north" / "a.conll").unlink()  # a table needs no notes
     tiny.table(base=(str(path),), seed=(1,))
     assert len(tiny.executed) == count
@@ -459,6 +462,14 @@ def test_a_row_keeps_the_keys_that_it_sets(tiny: Any) -> None:
         in page
     )
     assert "Changed settings: `preset=best`, `training.learning_rate=0.01`" in page
+
+
+def test_the_note_about_the_budget_says_if_settings_were_changed(tiny: Any) -> None:
+    tiny.write(GRID.replace("[full]", 'note = "Budget: six epochs."\n[full]'))
+    tiny.table(seed=(1,))
+    assert "Budget: six epochs." in tiny.lines()
+    tiny.table(seed=(1,), settings=("training.epochs=7",))
+    assert "Budget, before the changed settings: six epochs." in tiny.lines()
 
 
 @pytest.mark.parametrize(
@@ -737,14 +748,30 @@ def test_rows_of_a_job_that_was_not_replaced_are_left_out(
         tiny.table(base=(f"pretrain={notes}",))
     lines: list[str] = []
     table = tiny.table(base=(str(task), f"pretrain={notes}"), say=lines.append)
-    assert (
-        lines[0]
-        == "skipped the rows of job 'bc5cdr': to run them, give your own job with `base` bc5cdr=JOB"
-    )
+    reason = "to run the rows of job 'bc5cdr', give your own job with `base` bc5cdr=JOB"
+    assert lines[0] == f"left out: bc5cdr, base: {reason}"
+    assert f"- bc5cdr, base: {reason}" in tiny.lines(table["name"])
     assert [run.arguments[1] for run in tiny.executed] == [str(notes), str(task)]
     assert "sites.*.max_notes=9" in tiny.executed[0].arguments
     assert not any("codiesp" in word for word in tiny.executed[0].arguments)
     assert [row["label"] for row in table["rows"]] == ["mine, pre-trained"]
+
+
+def test_the_page_of_the_command_names_options_in_place_of_parameters(
+    tiny: Any, tmp_path: Path
+) -> None:
+    tiny.summary = of_finetuning
+    tiny.write(SEVERAL, "bert")
+    task = own_job(tmp_path / "task", "finetune")
+    notes = own_job(tmp_path / "notes", "pretrain")
+    options = ["--out", str(tmp_path / "out"), "--workers", "1"]
+    options += ["--base", str(task), "--base", f"pretrain={notes}"]
+    result = CliRunner().invoke(app, ["reproduce", tiny.name, *options])
+    assert result.exit_code == 0, result.output
+    page = "\n".join(tiny.lines("bert-tiny-mine"))
+    for text in (result.output, page):
+        assert "give your own job with --base bc5cdr=JOB" in " ".join(text.split())
+        assert "`base`" not in text
 
 
 def test_a_pair_of_rows_is_tested_for_each_job(tiny: Any) -> None:

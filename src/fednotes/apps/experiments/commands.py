@@ -117,6 +117,7 @@ def reproduce(
             on_run=bar,
             say=lambda line: say(name_options(line), to=output),
             confirm=bar.confirm if can_ask(yes or json_output) else None,
+            name_parameters=name_options,
         )
     folder = out / table["name"]
     places = [str(folder / "results.md")]

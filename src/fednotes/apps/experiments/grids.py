@@ -322,28 +322,31 @@ def _require_same_method(replaced: str, job: str) -> None:
 
 def select_grid_rows(
     grid: Grid, jobs: Jobs, *, full: bool
-) -> tuple[list[Row], list[str]]:
-    """Return the rows to run, with their jobs, and the jobs whose rows are omitted.
+) -> tuple[list[Row], dict[str, list[str]]]:
+    """Return the rows to run, with their jobs, and the labels of the omitted rows.
 
     Args:
         grid: The grid.
         jobs: Its jobs. Rows of a missing job are omitted.
         full: Whether to run the full size.
+
+    Returns:
+        The rows to run, and missing job → labels of its rows.
     """
     rows = []
-    missing = []
+    missing: dict[str, list[str]] = {}
     for row in grid.runs:
         name = row.base or grid.base
         if row.full and not full:
             continue
-        if jobs.is_missing(name):
-            missing.append(name)
-            continue
         job = jobs.shorten_name(name)
         label = row.label.replace("{job}", job)
+        if jobs.is_missing(name):
+            missing.setdefault(name, []).append(label)
+            continue
         gap = tuple(text.replace("{job}", job) for text in row.gap)
         rows.append(replace(row, base=name, label=label, gap=gap))
-    return rows, list(dict.fromkeys(missing))
+    return rows, missing
 
 
 def select_models(grid: Grid, rows: Sequence[Row]) -> tuple[ModelRun, ...]:

@@ -38,7 +38,7 @@ from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_check import rehearse
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.parts import list_parts
-from fednotes.jobs.run_folder import has_record, require_same_data
+from fednotes.jobs.run_folder import find_changed_site, has_record
 
 _JOBS_IN_MEMORY = 2  # so that rows over one corpus read it only once
 # Keys of a job that do not change the data of its sites.
@@ -68,11 +68,11 @@ def ignore_line(line: str) -> None:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A row and condition, or a model, that cannot run.
+    """A row and condition, a whole row, or a model, that cannot run.
 
     Attributes:
         label: Label of the row, or name of the model.
-        condition: The condition; "" for a model.
+        condition: The condition; "" for a whole row or a model.
         reason: Why it cannot run.
     """
 
@@ -157,11 +157,15 @@ class Rehearsal:
             sites = self._load(job)
         except FednotesError:
             return ""
-        try:
-            require_same_data(folder, job, sites.data)
-        except FednotesError as error:
-            return _explain(error)
-        return ""
+        changed = find_changed_site(folder, job, sites.data)
+        if changed is None:
+            return ""
+        # Without the run's folder, so that all rows have the same reason.
+        return (
+            f"site {changed!r} has other data, or another division of them, than when "
+            "the finished runs were made: restore the site's files, or give another "
+            "`out`"
+        )
 
     def _load(self, job: Job) -> Sites:
         """Return a job's data, which is read once for jobs with the same data."""
@@ -226,7 +230,7 @@ def plan_grid(
     plan = planner.finish()
     _require_runs(plan, grid)
     for reason, names in group_by_reason(plan.left_out):
-        say(f"left out: {'; '.join(names)}: {reason}")
+        say(describe_left_out(reason, names))
     for setting, place in list_skipped_settings(plan):
         say(f"`settings` {setting} does not reach {place}")
     return plan
@@ -396,6 +400,11 @@ def group_by_reason(left_out: Sequence[LeftOut]) -> list[tuple[str, list[str]]]:
     for each in left_out:
         names.setdefault(each.reason, []).append(each.describe())
     return list(names.items())
+
+
+def describe_left_out(reason: str, names: Sequence[str]) -> str:
+    """Return a line about the rows and models left out for one reason."""
+    return f"left out: {'; '.join(names)}: {reason}"
 
 
 # ---- the user's settings -------------------------------------------------------------

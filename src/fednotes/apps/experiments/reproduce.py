@@ -22,8 +22,10 @@ from fednotes.apps.experiments.grids import (
 )
 from fednotes.apps.experiments.planning import (
     GridPlan,
+    LeftOut,
     PlanProgress,
     Rehearsal,
+    describe_left_out,
     group_by_reason,
     ignore_line,
     ignore_progress,
@@ -56,6 +58,7 @@ def reproduce(  # noqa: PLR0913 - the options of a command
     on_run: RunProgress = ignore_progress,
     say: Callable[[str], None] = ignore_line,
     confirm: Callable[[str], None] | None = None,
+    name_parameters: Callable[[str], str] = str,
 ) -> dict[str, Any]:
     """Run an experiment and write its table.
 
@@ -80,6 +83,8 @@ def reproduce(  # noqa: PLR0913 - the options of a command
         say: Receives lines about omitted rows, the state and the time.
         confirm: Called with an estimate once the first run has ended, if the others
             will take long; raises an exception to stop.
+        name_parameters: Rewrites the parameters of this function, which are in
+            backticks, in the reasons that the table gives for omitted rows.
 
     Returns:
         The table, which is also in results.json.
@@ -92,7 +97,11 @@ def reproduce(  # noqa: PLR0913 - the options of a command
     grid, path = load_grid(name)
     jobs = choose_jobs(grid, path.parent.name, base)
     grid_size = _choose_size(grid, jobs, seed, full=full)
-    rows = _choose_rows(grid, jobs, full=full, say=say)
+    if settings:
+        grid_size = replace(grid_size, note=_mark_changed_budget(grid_size.note))
+    rows, omitted = _choose_rows(grid, jobs, full=full)
+    for reason, names in group_by_reason(omitted):
+        say(describe_left_out(reason, names))
     if seed:
         # A row's own seeds would take precedence over those of the size.
         rows = [replace(row, seeds=()) for row in rows]
@@ -125,7 +134,10 @@ def reproduce(  # noqa: PLR0913 - the options of a command
         "full": full,
         "settings": list(settings),
         "skipped_settings": list_skipped_settings(plan),
-        "left_out": group_by_reason(plan.left_out),
+        "left_out": [
+            (name_parameters(reason), names)
+            for reason, names in group_by_reason([*omitted, *plan.left_out])
+        ],
         "base": dict(jobs.replacements),
         "name": label,
     }
@@ -156,17 +168,29 @@ def _choose_size(grid: Grid, jobs: Jobs, seeds: Sequence[int], *, full: bool) ->
     return size
 
 
+def _mark_changed_budget(note: str) -> str:
+    """Return a note that says that its budget does not include the user's settings."""
+    start = "Budget: "
+    if note.startswith(start):
+        return f"Budget, before the changed settings: {note.removeprefix(start)}"
+    return note
+
+
 def _choose_rows(
-    grid: Grid, jobs: Jobs, *, full: bool, say: Callable[[str], None]
-) -> list[Row]:
-    """Return the rows to run, and report the omitted ones."""
+    grid: Grid, jobs: Jobs, *, full: bool
+) -> tuple[list[Row], list[LeftOut]]:
+    """Return the rows to run, and those omitted because their job is missing."""
     rows, missing = select_grid_rows(grid, jobs, full=full)
-    for job in missing:
-        say(
-            f"skipped the rows of job {job!r}: to run them, give your own job with "
-            f"`base` {job}=JOB"
+    omitted = [
+        LeftOut(
+            label,
+            "",
+            f"to run the rows of job {job!r}, give your own job with `base` {job}=JOB",
         )
-    return rows
+        for job, labels in missing.items()
+        for label in labels
+    ]
+    return rows, omitted
 
 
 def _carry_out(plan: GridPlan, work: Work) -> list[Cell]:
