@@ -176,6 +176,18 @@ def test_an_odd_value_of_one_run_hides_no_other_run(runs: Path, tmp_path: Path) 
     assert rows["good"][0] == rows["odd"][0] == "not finished"
 
 
+@pytest.mark.parametrize("line", ["{}", '{"round": null}', '{"round": "<b>"}'])
+def test_a_line_without_a_round_does_not_hide_an_unfinished_run(
+    line: str, runs: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(runs / "live", tmp_path / "live")
+    (run / METRICS).write_text(f"{line}\n")
+    page = browse(load_content([run])).get("/runs/0")
+    assert page.status_code == 200
+    assert "This run has not finished." in page.text
+    assert "Its latest evaluation" not in page.text
+
+
 def test_the_list_links_to_the_comparison_of_two_runs(
     runs: Path, tmp_path: Path
 ) -> None:

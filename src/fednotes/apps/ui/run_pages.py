@@ -22,6 +22,7 @@ from fednotes.apps.ui.run_list import (
 )
 from fednotes.apps.ui.views import Views, find_in_address
 from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.core.parsing import find_number
 from fednotes.core.wording import format_duration
 from fednotes.jobs.compare import Comparison, compare
 from fednotes.jobs.job_file import load_recorded_job
@@ -99,7 +100,7 @@ class RunPages:
             refresh_seconds=_REFRESH_RUN,
             ended=is_finished,
             is_running=find_state(folder) == IN_PROGRESS,
-            last=lines[-1] if lines else {},
+            last_round=find_number(lines[-1], "round") if lines else None,
             errors=self._link_errors(name) if is_finished else "",
             patients=self._link_patients(name) if is_finished else "",
             **parts,
