@@ -87,7 +87,8 @@ def _list_problems(error: FednotesError) -> tuple[Problem, ...]:
 def rehearse(job: Job, parts: Iterable[Part]) -> None:
     """Make the sites and models of every part as a simulation does, without training.
 
-    If a frozen encoder reads notes, one sentence of each site represents them.
+    The sites also agree on what training begins with, such as its outputs. If a frozen
+    encoder reads notes, one sentence of each site represents them.
 
     Args:
         job: The job.
@@ -113,6 +114,8 @@ def rehearse(job: Job, parts: Iterable[Part]) -> None:
                 secure=is_summed_securely(job, part),
                 sampling=find_sampling(job, part),
             )
+            # Without the secure sum, whose total is the same but takes longer.
+            job.module.check_agreement(InProcess(members), part.config)
 
 
 def _try_model(job: Job) -> tuple[Problem, ...]:

@@ -133,6 +133,18 @@ class Method(ABC):
         del sites
         return config
 
+    def check_agreement(self, federation: Federation, config: Any) -> None:
+        """Let the sites agree as at the start of training, and discard the result.
+
+        Args:
+            federation: The sites, before training.
+            config: The settings of the run.
+
+        Raises:
+            FednotesError: Training would raise the same error.
+        """
+        del federation, config
+
     def configure_alone(self, config: Any, sites: Sequence[Any]) -> tuple[Any, ...]:
         """Return the settings with which each site trains by itself."""
         return (config,) * len(sites)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from applications import needs_app
 from tiny_jobs import JOB, SITES, corpus
 
 from fednotes.apps.experiments.grid_runs import GridRun
@@ -109,6 +110,25 @@ def test_a_model_that_a_site_refuses_to_train_is_named_before_any_run(
     )
     assert "min_steps = 1000 are needed" in lines[0]
     assert [line for line in lines if line.startswith("ran")] == ["ran: plain"] * 2
+
+
+def test_a_row_whose_codes_are_too_rare_is_named_before_any_run(
+    rehearsed: Any,
+) -> None:
+    """Without stage 1, the other row needs no codes."""
+    needs_app("phenotyping")
+    patients = 'set = ["synthetic.patients=150"]'
+    grid = HEAD.format(base="demo", more="").replace("[full]", f"{patients}\n[full]")
+    grid += 'set = ["model.representation=none"]\n'
+    rehearsed.write(grid + ROW.format(setting="training.minimum=1001"), "phenotype")
+    lines: list[str] = []
+    record_runs(rehearsed, lines)
+    table = rehearsed.table(say=lines.append)
+    assert lines[0].startswith(
+        "left out: refused, federated: no category of codes has 1001 patients"
+    )
+    assert [line for line in lines if line.startswith("ran")] == ["ran: plain"] * 2
+    assert [row["label"] for row in table["rows"]] == ["plain"]
 
 
 def test_missing_notes_for_comparing_attention_are_refused_before_any_run(

@@ -716,6 +716,17 @@ class Phenotype(Method):
             )
         return completed
 
+    def check_agreement(self, federation: Federation, config: Config) -> None:
+        """Count codes and concepts as stage 1 does, unless the counts have noise.
+
+        Raises:
+            DataError: No category of codes has `minimum` patients.
+            TrainingError: No concept is frequent enough.
+        """
+        if config.has_stage_1 and config.privacy is None:
+            agree_on_outputs(federation, config)
+            agree_on_known_concepts(federation, config)
+
     def configure_alone(
         self, config: Config, sites: Sequence[SitePatients]
     ) -> tuple[Config, ...]:
