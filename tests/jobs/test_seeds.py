@@ -8,17 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import pytest
+from rich.console import Console
 from scipy import stats
 from tiny_jobs import TABLE
 from typer.testing import CliRunner
 
 import fednotes as fn
 from fednotes.cli.app import app
+from fednotes.cli.display import make_seeds_table
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.jobs.results import read_result
 from fednotes.jobs.seeds import (
@@ -119,6 +122,12 @@ def test_means_and_deviations_are_over_the_seeds(finished_runs) -> None:
                 statistics = result.sites[site][condition]["strict"][measure]
                 expected = {"mean": mean(values), "std": stdev(values), "n": 3}
                 assert statistics == pytest.approx(expected)
+    f1s = [run.micro["federated"]["strict"]["f1"] for run in runs]
+    expected = {"mean": mean(f1s), "std": stdev(f1s), "n": 3}
+    assert result.micro["federated"]["strict"]["f1"] == pytest.approx(expected)
+    sent = [run.bytes_up for run in runs]
+    expected = {"mean": mean(sent), "std": stdev(sent), "n": 3}
+    assert result.bytes_up == pytest.approx(expected)
     tests = {each.site: each for each in result.differences}
     assert [*tests] == [*SITES, ""]
     for site, test in tests.items():
@@ -234,6 +243,20 @@ def test_progress_shows_the_seed(tmp_path: Path) -> None:
         progress=lambda part, _: parts.append(part),
     )
     assert list(dict.fromkeys(parts)) == ["seed-3/federated", "seed-4/federated"]
+
+
+def test_the_command_shows_the_scores_on_all_test_data_and_the_traffic(
+    finished_runs,
+) -> None:
+    _, result = finished_runs
+    console = Console(width=80, file=StringIO(), record=True)
+    console.print(make_seeds_table(result))
+    text = console.export_text()
+    f1 = result.micro["federated"]["strict"]["f1"]
+    row = text[text.index("micro") :].partition("micro: ")[0]
+    assert f"{100 * f1['mean']:.1f} ± {100 * f1['std']:.1f}" in row
+    up = result.bytes_up["mean"] / 1e6 / len(SITES)
+    assert f"federated training, a site: {up:.2f} ± " in text
 
 
 def test_the_page_of_several_seeds_shows_the_means(finished_runs) -> None:

@@ -531,7 +531,8 @@ def make_seeds_table(result: SeedsResult) -> Table:
         is_first = not place or columns[place - 1][0] != kind
         heading = SCORES[kind].heading if is_first else ""
         table.add_column(f"{heading}\n{column.head}", justify="right", no_wrap=True)
-    for site, scores in [*result.sites.items(), ("mean", result.mean)]:
+    groups = [*result.sites.items(), ("mean", result.mean), ("micro", result.micro)]
+    for site, scores in groups:
         trained = [c for c in conditions if c in scores]
         for place, condition in enumerate(trained):
             cells = (
@@ -548,8 +549,29 @@ def make_seeds_table(result: SeedsResult) -> Table:
     notes = _list_mark_notes(conditions, result.marks)
     if "relaxed_one_to_one" in kinds:
         notes.append(ONE_TO_ONE)
+    if result.micro:
+        notes.append("micro: on the test data of all sites together")
+    notes += _list_traffic_notes(result)
     table.caption = "\n".join(notes) or None
     return table
+
+
+def _list_traffic_notes(result: SeedsResult) -> Iterator[str]:
+    """Yield what a site sends in federated training, in MB over the seeds."""
+    if "federated" not in result.mean:
+        return
+    factor = 1e-6 / max(1, len(result.sites))
+    texts = []
+    for direction, traffic in (("up", result.bytes_up), ("down", result.bytes_down)):
+        mean = find_number(traffic, "mean")
+        if mean is None:
+            return
+        text = format_number(mean, factor, 2)
+        std = find_number(traffic, "std")
+        if std is not None:
+            text += f" ± {format_number(std, factor, 2)}"
+        texts.append(f"{text} MB {direction}")
+    yield f"federated training, a site: {', '.join(texts)}"
 
 
 def _format_mean_and_sd(scores: Mapping[str, Any], kind: str, column: Column) -> str:

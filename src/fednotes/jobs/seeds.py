@@ -82,6 +82,10 @@ class SeedsResult(BaseModel):
         sites: Site → condition → kind of score → measure → {"mean", "std", "n"}, as
             fractions. "std" is the standard deviation of a sample, None for one seed.
         mean: Condition → the same for the means over the sites.
+        micro: Condition → the same on the test data of all sites together.
+        bytes_up: "mean", "std" and "n" of the bytes that all sites sent in federated
+            training; empty if unknown.
+        bytes_down: The same for the bytes that all sites received.
         differences: The paired tests; empty for fewer than three seeds.
         marks: Condition → why its scores are not directly comparable with the others'.
         config: Tables of the job, without the seed.
@@ -99,6 +103,9 @@ class SeedsResult(BaseModel):
     command: str = ""
     sites: dict[str, dict[str, dict[str, Any]]] = {}
     mean: dict[str, dict[str, Any]] = {}
+    micro: dict[str, dict[str, Any]] = {}
+    bytes_up: dict[str, Any] = {}
+    bytes_down: dict[str, Any] = {}
     differences: list[SeedDifference] = []
     marks: dict[str, str] = {}
     config: dict[str, Any] = {}
@@ -404,6 +411,9 @@ def summarise_runs(results: Sequence[RunResult], command: str = "") -> SeedsResu
     first = results[0]
     differences, notes = _test_differences(results)
     config = {key: value for key, value in first.config.items() if key != "seed"}
+    traffic = summarise(
+        [{"up": result.bytes_up, "down": result.bytes_down} for result in results]
+    )
     return SeedsResult(
         version=VERSION,
         title=first.title,
@@ -413,6 +423,9 @@ def summarise_runs(results: Sequence[RunResult], command: str = "") -> SeedsResu
         command=command,
         sites=summarise([result.sites for result in results]),
         mean=summarise([result.mean for result in results]),
+        micro=summarise([result.micro for result in results]),
+        bytes_up=traffic.get("up", {}),
+        bytes_down=traffic.get("down", {}),
         differences=differences,
         marks=first.marks,
         config=config,

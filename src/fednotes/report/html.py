@@ -122,7 +122,11 @@ def _find_causes(folder: Path) -> tuple[Cause, ...]:
 def _write_seeds_report(folder: Path, out: str | Path | None) -> Path:
     """Write the report of several seeds of one job; return its path."""
     result = read_seeds(folder)
-    groups = [*result.sites.items(), ("Mean of sites", result.mean)]
+    groups = [
+        *result.sites.items(),
+        ("All test data together", result.micro),
+        ("Mean of sites", result.mean),
+    ]
     all_scores = [scores for _, site in groups for scores in site.values()]
 
     measures = []
