@@ -216,6 +216,8 @@ def test_a_short_run_starts_no_worker(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dealing, "count_free_cores", lambda: 4)
+    # The limit of half a minute would be reached while other work fills the machine.
+    monkeypatch.setattr(pool, "LONG_SECONDS", 600.0)
 
     def start(*arguments: object) -> None:
         raise AssertionError("a worker starts")
