@@ -201,8 +201,8 @@ def run_as_admin(
     """Run a few lines as the admin, in a process of their own, as a command would."""
     program = (
         "import json, sys, time\nfrom pathlib import Path\n"
-        "from fednotes.apps.deployment.nvflare.server import connect\n"
-        f"with connect(Path({str(kit)!r}), {person!r}, {seconds}) as server:\n"
+        "from fednotes.apps.deployment.nvflare.server import connecting_to_server\n"
+        f"with connecting_to_server(Path({str(kit)!r}), {person!r}, {seconds}) as server:\n"
         + "".join(f"    {line}\n" for line in code.splitlines())
     )
     return subprocess.run(
