@@ -252,7 +252,7 @@ def test_ids_that_cross_between_sites_are_counted(
     table = 'codes = "."\ncodes_format = "mimic"\n'
     tables = "".join(f'[sites.{n}]\nnotes = "{n}.csv"\n{table}' for n in "ab")
     # or a simulation would refuse them, and so the check
-    few = "[training]\nmin_patients = 1\n"
+    few = "[training]\nmin_patients = 1\nminimum = 1\n"
     head = 'method = "phenotype"\nconditions = ["federated"]\n[concepts]\ndictionary = "terms.tsv"\n'
     (place / "job.toml").write_text(head + few + tables)
     monkeypatch.setattr(sys, "argv", ["fednotes", "check", str(place / "job.toml")])

@@ -228,7 +228,7 @@ def test_the_patients_of_a_saved_model_are_shown(tmp_path: Path) -> None:
     assert "Patients in patients.jsonl" in page
     text = browser.get("/phenotype?phenotype=gout").text
     assert any(row[0].startswith("gout (") for row in Tree(text).rows)
-    with pytest.raises(ConfigError, match="give labelled patients too"):
+    with pytest.raises(ConfigError, match="also give labelled patients"):
         load_content([model])
 
 
