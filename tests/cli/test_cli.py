@@ -10,6 +10,7 @@ import importlib.util
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -270,6 +271,19 @@ def test_a_misspelt_path_is_not_read_as_text(
     line = refused("predict", model, name)
     assert line.startswith(f"error: {name[:100]}")
     assert len(line) < 300
+
+
+def test_a_huge_value_of_a_model_does_not_hide_the_remedy(
+    refused: Refused, model: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(model, tmp_path / "model")
+    description = json.loads((copy / "tagger.json").read_text())
+    description["kind"] = "x" * 10**6
+    (copy / "tagger.json").write_text(json.dumps(description))
+    line = refused("predict", copy, "--text", TEXT)
+    assert "tagger.json: model: unknown kind 'xxx" in line
+    assert line.rstrip().endswith("token-classifier")
+    assert len(line) < 5000
 
 
 def test_a_model_larger_than_memory_is_refused_in_one_line(

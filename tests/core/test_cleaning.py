@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from fednotes.core.cleaning import LINE, NAME, clean, clean_to_one_line
+from fednotes.core.cleaning import LINE, NAME, clean, clean_message, clean_to_one_line
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,12 @@ def test_a_text_is_cut_to_the_given_length() -> None:
 def test_several_lines_become_one_line() -> None:
     assert clean_to_one_line(" a\n\tb\r\n\x1b[2J  c ") == "a b \\x1b[2J c"
     assert clean_to_one_line(ValueError("no\nway")) == "no way"
+
+
+def test_a_long_message_keeps_its_beginning_and_its_remedy() -> None:
+    short = "a.json: kind = 'y': write one of x"
+    assert clean_message(f" {short}\n") == short
+    message = clean_message(f"a.json: kind = '{'y ' * 10**6}': write one of \x1b")
+    assert message.startswith("a.json: kind = 'y y")
+    assert message.endswith("': write one of \\x1b")
+    assert len(message) < 2 * LINE + 20

@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from fednotes.cli.plain_help import use_plain_help
 from fednotes.core import plugins
-from fednotes.core.cleaning import clean_to_one_line
+from fednotes.core.cleaning import clean_message
 from fednotes.core.errors import ConfigError
 
 START, DATA, TRAIN, USE = "Start", "Data", "Train", "Use"
@@ -140,7 +140,7 @@ class AllCommands(RegisteredCommands):
             try:
                 command = self.commands[name]
             except ConfigError as error:
-                print(f"warning: {clean_to_one_line(error, None)}", file=sys.stderr)
+                print(f"warning: {clean_message(error)}", file=sys.stderr)
                 continue
             if not command.hidden:
                 panel = getattr(command, "rich_help_panel", None) or OTHER

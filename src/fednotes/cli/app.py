@@ -81,7 +81,7 @@ from fednotes.cli.shared import (
     showing_work,
     tell,
 )
-from fednotes.core.cleaning import clean_to_one_line
+from fednotes.core.cleaning import clean_message, clean_to_one_line
 from fednotes.core.databases import hide_passwords, is_address
 from fednotes.core.errors import (
     ConfigError,
@@ -797,10 +797,10 @@ def fail(message: str, more: Sequence[Problem] = ()) -> None:
         message: What is wrong, on one line.
         more: Further problems; of many similar ones, only a few are printed.
     """
-    print(f"error: {clean_to_one_line(hide_passwords(message), None)}", file=sys.stderr)
+    print(f"error: {clean_message(hide_passwords(message))}", file=sys.stderr)
     lines = fold_problems(more)
     for line in lines[: _MAX_PROBLEMS - 1]:
-        print(f"error: {clean_to_one_line(name_options(line), None)}", file=sys.stderr)
+        print(f"error: {clean_message(name_options(line))}", file=sys.stderr)
     unlisted = len(lines) + 1 - _MAX_PROBLEMS
     if unlisted > 0:
         print(f"error: {format_count(unlisted, 'further problem')}", file=sys.stderr)

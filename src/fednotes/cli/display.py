@@ -29,7 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fednotes.cli.time_left import TimeLeft
-from fednotes.core.cleaning import NAME, clean, clean_to_one_line
+from fednotes.core.cleaning import NAME, clean, clean_message, clean_to_one_line
 from fednotes.core.parsing import find_number
 from fednotes.core.wording import (
     format_duration,
@@ -1208,7 +1208,7 @@ def list_findings(findings: Sequence[Finding]) -> list[Text]:
         shown = group if is_short else group[:1]
         for finding in shown:
             message = f"{finding.where}: {finding.message} [{finding.code}]"
-            text = clean_to_one_line(message, None)
+            text = clean_message(message)
             lines.append(Text.assemble((level, styles[level]), "  ", text))
         unshown = group[len(shown) :]
         if unshown:

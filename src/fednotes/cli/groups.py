@@ -35,7 +35,7 @@ from fednotes.cli.shared import (
     showing_work,
     tell,
 )
-from fednotes.core.cleaning import clean_to_one_line
+from fednotes.core.cleaning import clean_message
 from fednotes.core.errors import (
     UNREADABLE,
     FednotesError,
@@ -98,7 +98,7 @@ def show_checked(checked: Checked) -> None:
     for finding in checked.findings:
         if finding.level == "error":
             problems += finding.problems
-    say(*fold_problems(map(_name_options, problems)))
+    say(*map(clean_message, fold_problems(map(_name_options, problems))))
 
     if checked.wrong:
         counts = checked.to_dict()["counts"]
@@ -321,7 +321,7 @@ def convert(
             )
     except LossyError as error:
         message = name_options(str(error))
-        print(f"error: {clean_to_one_line(message, None)}", file=sys.stderr)
+        print(f"error: {clean_message(message)}", file=sys.stderr)
         sys.exit(1)
     if json_output:
         left_out = dict(problems.counts)

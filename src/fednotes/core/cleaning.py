@@ -51,6 +51,21 @@ def clean_to_one_line(text: object, limit: int | None = LINE) -> str:
     return clean(" ".join(str(text).split()), limit)
 
 
+def clean_message(text: object) -> str:
+    """Return an error or a warning on one line, cleaned.
+
+    The middle of a message that quotes a huge value is left out: the beginning says
+    what is wrong, and the end has the remedy.
+
+    Args:
+        text: The message.
+    """
+    line = " ".join(str(text).split())
+    if len(line) > 2 * LINE:
+        line = f"{line[:LINE]} … {line[-LINE:]}"
+    return clean(line, None)
+
+
 def find_joiners(text: str) -> set[int]:
     """Return the offsets of the invisible joiners within emoji."""
     return {match.start() for match in _JOINER.finditer(text)}
