@@ -15,6 +15,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -792,19 +793,25 @@ class Recorded(RequestProcessor):
         return ok_reply()
 
 
-def order(topic: str, body: Any = b"", jobs: int = 0) -> tuple[str, bool]:
+ORDERED_JOB = "01234567-89ab-cdef-0123-456789abcdef"
+
+
+def order(
+    topic: str, body: Any = b"", jobs: int = 0, running: tuple[str, ...] = ()
+) -> tuple[str, bool]:
     """Give a site an order; return the answer, and whether NVFlare got it.
 
-    jobs: how many run at the site.
+    jobs: how many run at the site. running: the ids of further ones.
     """
     inner = Recorded(topic)
     processors = ClientRequestProcessors.request_processors
-    engine = SimpleNamespace(get_all_job_ids=lambda: [str(n) for n in range(jobs)])
+    ids = [*map(str, range(jobs)), *running]
+    engine = SimpleNamespace(get_all_job_ids=lambda: ids)
     with mock.patch.object(ClientRequestProcessors, "request_processors", [inner]):
         gate.limit_orders()
         (checked,) = ClientRequestProcessors.request_processors
         message = Order(topic, body)
-        message.set_header("job_id", "01234567-89ab-cdef-0123-456789abcdef")
+        message.set_header("job_id", ORDERED_JOB)
         answer = checked.process(message, engine)
     assert ClientRequestProcessors.request_processors is processors
     return str(answer.body), bool(inner.orders)
@@ -832,6 +839,74 @@ def test_a_job_that_unpacks_to_too_much_is_refused() -> None:
     assert not order("train.deploy", many)[1]
     for broken in (b"PK", None, "text"):
         assert not order("train.deploy", broken)[1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "custom/sitecustomize.py",
+        "custom",
+        "./custom/a.py",
+        "config/../custom/a.py",
+        "config/custom/a.py",
+        "/custom/a.py",
+        "CUSTOM/a.py",
+        "a.pth",
+    ],
+)
+def test_a_job_with_code_is_not_unpacked(name: str) -> None:
+    """NVFlare unpacks code to where processes of the job import from, then refuses it:
+    a process that starts in between runs it."""
+    files = [
+        "config/",
+        "config/config_fed_client.json",
+        "config/.__nvfl_sig.json",
+        ".__nvfl_submitter.crt",
+    ]
+    declaration = [(file, b"") for file in files]
+    assert order("train.deploy", packed(*declaration)) == ("ok", True)
+    answer, is_unpacked = order("train.deploy", packed(*declaration, (name, b"")))
+    assert answer == f"the job has a file that no run needs, which may be code: {name}"
+    assert not is_unpacked
+
+
+def test_a_running_job_is_not_replaced() -> None:
+    """Its process would read another job than the one whose signature it checked."""
+    body = packed(("config/job.json", b"{}"))
+    assert order("train.deploy", body, jobs=1)[1]
+    answer, is_unpacked = order("train.deploy", body, running=(ORDERED_JOB,))
+    assert answer == "the job is running already"
+    assert not is_unpacked
+
+
+def test_a_job_starts_only_after_it_is_unpacked() -> None:
+    """NVFlare processes orders in several threads."""
+    starts, unpacking, waiting = [], threading.Event(), threading.Event()
+
+    class Unpacking(Recorded):
+        def process(self, req: Order, app_ctx: Any) -> Order:
+            unpacking.set()
+            assert not waiting.wait(0.5)
+            assert starts == []
+            return super().process(req, app_ctx)
+
+    class Starting(Recorded):
+        def process(self, req: Order, app_ctx: Any) -> Order:
+            starts.append(req)
+            waiting.set()
+            return super().process(req, app_ctx)
+
+    engine = SimpleNamespace(get_all_job_ids=list)
+    deploys, begins = (
+        gate._OrderCheck(Unpacking("train.deploy")),
+        gate._OrderCheck(Starting("train.start_job")),
+    )
+    body = packed(("config/job.json", b"{}"))
+    with ThreadPoolExecutor(2) as pool:
+        deployed = pool.submit(deploys.process, Order("train.deploy", body), engine)
+        assert unpacking.wait(10)
+        started = pool.submit(begins.process, Order("train.start_job", {}), engine)
+        assert deployed.result(10).body == started.result(10).body == "ok"
 
 
 def test_a_server_can_start_few_processes_at_a_site() -> None:

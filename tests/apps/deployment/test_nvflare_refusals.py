@@ -253,7 +253,7 @@ def test_only_the_admin_can_submit_jobs(tmp_path: Path, ward: Ward, who: str) ->
     [
         ("number", "does not pass signature verification"),
         ("unsigned", "unsigned job rejected"),
-        ("watch-code", "BYOC not permitted"),
+        ("watch-code", "which may be code: custom/"),
     ],
 )
 def test_each_site_refuses_a_job_that_the_admin_did_not_sign(

@@ -34,15 +34,17 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import socket
 import struct
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
-from typing import Any
+from typing import Any, ClassVar
 from zipfile import BadZipFile, ZipFile
 
 from fednotes.apps.deployment.nvflare.certificates import list_owner_names
@@ -172,6 +174,9 @@ JOB_COMMANDS = frozenset({"check_status", "abort", "abort_task", "shutdown"})
 MAX_JOB_BYTES = 64_000_000
 MAX_JOB_FILES = 1_000
 MAX_JOBS = 8
+# The files of a packed job: its settings, and NVFlare's signatures. A folder `custom`,
+# or an archive of this name, would be searched for code.
+_JOB_FILE = re.compile(r"config/(?:\w[\w.-]*)?|(?:config/)?\.__nvfl_[\w.]+", re.ASCII)
 # What a run that a server sends may take at the admin, packed and unpacked. A run has
 # one model, whose tensors travelled in messages of up to 4 GiB, perhaps with frozen
 # parts, and its records.
@@ -549,9 +554,18 @@ class _OrderCheck(RequestProcessor):
     `startup`. NVFlare also unpacks a job before it checks the signature, and starts a
     process for each job that the server names.
 
+    NVFlare unpacks code into a folder from which the job's process imports, before it
+    finds that the job may have none. A process that started at this moment would run
+    the code. A job with code is therefore not unpacked, and a job that is running, or
+    about to start, is not replaced: otherwise, its process could read another job than
+    the one whose signature it has checked.
+
     Args:
         inner: NVFlare's processor of the order.
     """
+
+    # Held while NVFlare processes an order: another one waits.
+    _processing: ClassVar = threading.Lock()
 
     def __init__(self, inner: RequestProcessor) -> None:
         self._inner = inner
@@ -569,20 +583,24 @@ class _OrderCheck(RequestProcessor):
                 str(job),
             )
             return error_reply("it does not name a job")
-        problem = ""
-        if req.topic == TrainingTopic.DEPLOY:
-            problem = _find_bomb(req.body)
-        elif req.topic == TrainingTopic.START_JOB:
-            num_running = len(app_ctx.get_all_job_ids())
-            if num_running >= MAX_JOBS:
-                problem = f"{num_running} jobs are running already"
-        if problem:
-            logger.error("refused an order from the server: %s", problem)
-            return error_reply(problem)
-        return self._inner.process(req, app_ctx)
+        if req.topic not in (TrainingTopic.DEPLOY, TrainingTopic.START_JOB):
+            return self._inner.process(req, app_ctx)
+        with self._processing:
+            running_jobs = app_ctx.get_all_job_ids()
+            problem = ""
+            if req.topic == TrainingTopic.DEPLOY:
+                problem = _find_fault(req.body)
+                if job in running_jobs:
+                    problem = "the job is running already"
+            elif len(running_jobs) >= MAX_JOBS:
+                problem = f"{len(running_jobs)} jobs are running already"
+            if problem:
+                logger.error("refused an order from the server: %s", problem)
+                return error_reply(problem)
+            return self._inner.process(req, app_ctx)
 
 
-def _find_bomb(archive: Any) -> str:
+def _find_fault(archive: Any) -> str:
     """Return why a packed job may not be unpacked; "" if it may.
 
     `zipfile` unpacks no more bytes of a file than the archive's directory says.
@@ -595,9 +613,13 @@ def _find_bomb(archive: Any) -> str:
     except (BadZipFile, ValueError, NotImplementedError):
         return "the job cannot be unpacked"
     size = sum(file.file_size for file in files)
-    if size <= MAX_JOB_BYTES and len(files) <= MAX_JOB_FILES:
-        return ""
-    return f"the job has {len(files):,} files of {size:,} bytes"
+    if size > MAX_JOB_BYTES or len(files) > MAX_JOB_FILES:
+        return f"the job has {len(files):,} files of {size:,} bytes"
+    for file in files:
+        if not _JOB_FILE.fullmatch(file.filename):
+            name = clean(file.filename, NAME)
+            return f"the job has a file that no run needs, which may be code: {name}"
+    return ""
 
 
 def limit_orders() -> None:
