@@ -20,6 +20,7 @@ from acme import ROOT, install_acme, run_python, unpack_acme
 
 from fednotes.core import plugins
 from fednotes.core.errors import ConfigError
+from fednotes.data.formats._registry import Formats
 from fednotes.methods.base import Method
 from fednotes.taggers.model import Kind
 from fednotes.taggers.saving import read_model_config
@@ -215,6 +216,31 @@ def test_a_format_that_cannot_be_loaded_does_not_affect_the_others(
     for completed in (read("loud-notes"), read()):
         assert "the package 'acme-notes' cannot be loaded" in completed.stderr
         assert "out of order" in completed.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "missing"),
+    [
+        ("def accepts(path): return True", "`read`"),
+        ("def read(path, problems): return ()", "`accepts`"),
+        ("read = None", "`accepts` and `read`"),
+    ],
+)
+def test_a_format_without_a_required_function_cannot_be_loaded(
+    source: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_a_format.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "half_a_format", raising=False)
+    entry = EntryPoint("half", "half_a_format", "fednotes.formats")
+    formats = Formats({}, {"half": entry})
+    message = (
+        rf"the package 'half_a_format' cannot be loaded \(fednotes.formats: half = "
+        rf"half_a_format: the module does not define {missing}\): update or uninstall"
+    )
+    for use in (lambda: formats["half"], formats.list_in_order_of_trial):
+        with pytest.raises(ConfigError, match=message):
+            use()
 
 
 def test_a_package_cannot_replace_a_command_of_an_application(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ import pkgutil
 from collections.abc import Collection, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Any, Literal
 
 from fednotes.core.errors import ConfigError
@@ -153,15 +154,40 @@ def load_entry(entry: EntryPoint, expected: type | tuple[type, ...]) -> Any:
     try:
         loaded = entry.load()
     except Exception as error:  # the import of another package can fail in any way
-        raise ConfigError(
-            f"the package {_name_package(entry)} cannot be loaded "
-            f"({entry.group}: {entry.name} = {entry.value}: {type(error).__name__}: "
-            f"{error}): update or uninstall it, or, if it is yours, fix this error"
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise _make_load_error(entry, reason) from error
     if not isinstance(loaded, expected):
         types = expected if isinstance(expected, tuple) else (expected,)
         raise _make_type_error(entry, loaded, types)
     return loaded
+
+
+def load_module(entry: EntryPoint, functions: Collection[str]) -> ModuleType:
+    """Import the module that an entry point names.
+
+    Args:
+        entry: An entry point from `list_entries`.
+        functions: The names of the functions that the module must define.
+
+    Raises:
+        ConfigError: The package cannot be imported, the object is not a module, or the
+            module lacks a function.
+    """
+    module: ModuleType = load_entry(entry, ModuleType)
+    missing = [name for name in functions if not callable(getattr(module, name, None))]
+    if missing:
+        names = " and ".join(f"`{name}`" for name in missing)
+        raise _make_load_error(entry, f"the module does not define {names}")
+    return module
+
+
+def _make_load_error(entry: EntryPoint, reason: str) -> ConfigError:
+    """Return the error for an entry point that cannot be used."""
+    return ConfigError(
+        f"the package {_name_package(entry)} cannot be loaded "
+        f"({entry.group}: {entry.name} = {entry.value}: {reason}): update or uninstall "
+        "it, or, if it is yours, fix this error"
+    )
 
 
 def _make_type_error(

@@ -26,11 +26,13 @@ from fednotes.data.formats.choices import extract_choice, extract_format_name
 from fednotes.data.formats.files import read_text
 from fednotes.data.formats.folders import list_files, make_mixed_formats_error
 
+_REQUIRED_FUNCTIONS = ("accepts", "read")  # of a format's module
+
 
 class Formats(Mapping[str, ModuleType]):
     """The modules of the formats by name; one of another package is imported when used.
 
-    So a package that cannot be imported prevents only the use of its own format, and
+    So a package that cannot be loaded prevents only the use of its own format, and
     the guessing of a file's format.
 
     Args:
@@ -47,7 +49,8 @@ class Formats(Mapping[str, ModuleType]):
 
     def __getitem__(self, name: str) -> ModuleType:
         if name not in self._modules:
-            self._modules[name] = plugins.load_entry(self._entries[name], ModuleType)
+            entry = self._entries[name]
+            self._modules[name] = plugins.load_module(entry, _REQUIRED_FUNCTIONS)
         return self._modules[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -67,7 +70,7 @@ class Formats(Mapping[str, ModuleType]):
         rarely err come first.
 
         Raises:
-            ConfigError: The package of a format cannot be imported.
+            ConfigError: The package of a format cannot be loaded.
         """
         return sorted(self.items(), key=_rank_for_trial)
 
@@ -80,7 +83,7 @@ def discover() -> Formats:
             if info.name.startswith("_"):
                 continue
             module = import_module(f"{package.__name__}.{info.name}")
-            if hasattr(module, "accepts") and hasattr(module, "read"):
+            if all(hasattr(module, name) for name in _REQUIRED_FUNCTIONS):
                 modules[info.name.replace("_", "-")] = module
     return Formats(modules, plugins.list_added_entries("formats", modules))
 
