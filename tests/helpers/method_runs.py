@@ -132,6 +132,9 @@ SIZES = (14, 11, 8)  # the most documents of each, none a multiple of a step of 
 # Where a method has such a setting.
 SETTINGS = {"epochs": 2, "calibrate": True}
 SHORT = {"epochs": 1, "cycles": 1, "rounds": 1, "classifier_cycles": 1}
+# What makes a short job with differential privacy long enough.
+LONGER = {"epochs": 2, "local_epochs": 2, "classifier_cycles": 2}
+LEAST_ANSWERS = 4  # of a site with differential privacy, for faults between them
 
 
 @dataclass(frozen=True)
@@ -162,14 +165,23 @@ class Job:
         """Return a short one with differential privacy, of four answers or more."""
         dp = case.method.dp
         assert dp is not None
-        plain = cls.short(case, epochs=2, local_epochs=2, classifier_cycles=2)
-        if hasattr(plain.settings, "epochs"):  # `rounds` are single steps then
-            plain = replace(plain, settings=replace(plain.settings, rounds=0))
+        plain = cls.short(case, **LONGER)
+        names = {each.name for each in fields(plain.settings)}
+        if "epochs" in names:  # `rounds` are single steps then
+            plain = replace(plain, settings=with_known(plain.settings, {"rounds": 0}))
+        elif not names & LONGER.keys():  # only `rounds` say how long it trains
+            plain = replace(plain, settings=with_known(plain.settings, {"rounds": 2}))
         unit: Unit = "document" if case.method.holds == "documents" else "patient"
         table: dict[str, Any] = {"noise": 1.5, "rate": 0.5, "clip": 0.25, "unit": unit}
         promised = Privacy(**table | privacy)
         changes = {"sites": SITES, "privacy": promised, **dp.required_settings}
         settings = with_known(plain.settings, changes)
+        answers = dp.make_promise(settings).rounds
+        assert answers >= LEAST_ANSWERS, (
+            f"the job with differential privacy has {answers} answers of a site, and "
+            f"its tests need {LEAST_ANSWERS}: name the setting of the method that makes "
+            "it longer in LONGER of tests/helpers/method_runs.py"
+        )
         return cls(DPMethod(case.method), settings, plain.sites)
 
     def make(self, number: int, folder: Path | None = None, **options: Any) -> Any:
