@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from other_packages import leave_out_others
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.types import Document, Span
@@ -307,14 +308,15 @@ def test_lines_with_metadata_of_another_format_are_recognised_as_lines(
 
 def test_the_page_of_formats_has_the_current_table() -> None:
     """docs/formats.md shows what the formats do, not what they once did."""
-    rows = make_format_table()
+    names = set(leave_out_others("formats", FORMATS))
+    rows = [row for row in make_format_table() if row["format"] in names]
     heads = list(max(rows, key=len))
     lines = [f"| {' | '.join(row.get(head, '') for head in heads)} |" for row in rows]
     page = (ROOT / "docs" / "formats.md").read_text("utf-8")
     assert [line for line in lines if line not in page.splitlines()] == [], (
         "put the table that `fednotes corpus formats --markdown` prints into it"
     )
-    assert set(FORMATS) == set(
+    assert names == set(
         re.findall(r"^\| ([\w-]+) \| (?:yes|no) \|", page, re.MULTILINE)
     )
 

@@ -43,6 +43,11 @@ NOTES = (
     Document("n2", f"No rash. Stopped {SECRET}.", (Span(17, 25, "Drug"),)),
 )
 REPLACEMENTS = (b"-1", b"null", b"[]", b'"', b"9" * 12, b"\0", b"<a>")
+UNCHECKED = (
+    "the reader does not check what it reads. Use `require_in_text` of "
+    "data/formats/mentions.py, or make a record for `jsonl.parse_record`, which checks "
+    'everything ("A new reader" in CONTRIBUTING.md)'
+)
 CHANGES = [
     pytest.param(30, id="30 changes"),
     pytest.param(600, id="600 changes", marks=pytest.mark.slow),
@@ -114,15 +119,19 @@ class ReaderContract:
         for document in documents:
             length = len(document.text)
             for span in document.spans:
-                assert 0 <= span.start < span.end <= length
-                assert span.label
+                where = f"{span} in a text of {length} characters: {UNCHECKED}"
+                assert 0 <= span.start < span.end <= length, where
+                assert span.label, where
+                assert span.confidence is None or 0 <= span.confidence <= 1, where
                 edges = [edge for piece in span.fragments for edge in piece]
-                assert edges == sorted(edges)
-                assert not edges or (edges[0], edges[-1]) == (span.start, span.end)
+                assert edges == sorted(edges), where
+                is_whole = not edges or (edges[0], edges[-1]) == (span.start, span.end)
+                assert is_whole, where
             for pieces in (document.sentences, document.tokens):
+                where = f"{pieces} in a text of {length} characters: {UNCHECKED}"
                 edges = [edge for piece in pieces for edge in piece]
-                assert edges == sorted(edges)
-                assert all(0 <= edge <= length for edge in edges)
+                assert edges == sorted(edges), where
+                assert all(0 <= edge <= length for edge in edges), where
 
     def test_the_format_is_guessed_from_the_content(self, corpus: Path) -> None:
         assert guess_format(corpus) == (self.guessed_as or self.format)

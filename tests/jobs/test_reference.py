@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from applications import loadable, needs_app
 from filled_in import FILLED_IN
+from other_packages import hiding_other_packages, leave_out_others
 
 from fednotes import methods
 from fednotes.core.settings import read_toml
@@ -38,32 +39,32 @@ PAGE = Path(__file__).parents[2] / "docs" / "job.md"
 @cache
 def all_tables() -> tuple[Table, ...]:
     """Return the tables of the reference, made once; tests only read them."""
-    return list_tables()
+    with hiding_other_packages():
+        return list_tables()
 
 
 @cache
 def job_schema() -> dict[str, Any]:
     """Return the schema of a job, made once; tests only read it."""
-    return make_schema()
+    with hiding_other_packages():
+        return make_schema()
 
 
 def kinds_of_model(method: str) -> list[str]:
     """Return the kinds of [model] of a method; [""] if it has no such key."""
     models = methods.find_method(method).list_models()
-    return list(models) if models else list(saving.list_model_kinds())
+    return list(models) if models else MODEL_KINDS
 
 
+METHODS = leave_out_others("methods", methods.list_method_names())
+MODEL_KINDS = leave_out_others("taggers", saving.list_model_kinds())
 PRESETS = [
-    (name, preset)
-    for name in methods.list_method_names()
-    for preset in methods.find_method(name).presets
+    (name, preset) for name in METHODS for preset in methods.find_method(name).presets
 ]
 MODELS = [
     (name, preset, kind) for name, preset in PRESETS for kind in kinds_of_model(name)
 ]
-PRIVATE_METHODS = [
-    name for name in methods.list_method_names() if methods.find_method(name).dp
-]
+PRIVATE_METHODS = [name for name in METHODS if methods.find_method(name).dp]
 
 
 def minimal_job(method: str, preset: str, kind: str = "", **tables: Any) -> Job:
@@ -365,7 +366,7 @@ def test_the_schema_has_the_effective_model_defaults(
     assert defaults == flatten_without_kind(config)
 
 
-@pytest.mark.parametrize("method", methods.list_method_names())
+@pytest.mark.parametrize("method", METHODS)
 def test_the_schema_of_a_job_without_a_preset_has_the_defaults_of_best(
     method: str,
 ) -> None:
@@ -403,9 +404,7 @@ def test_every_training_key_of_the_schema_has_a_meaning(
 
 def test_docstrings_describe_every_field_of_a_class() -> None:
     classes = [TopConfig]
-    classes += [
-        methods.find_method(name).config_class for name in methods.list_method_names()
-    ]
+    classes += [methods.find_method(name).config_class for name in METHODS]
     classes += [kind.site_config for kind in kinds.list_kinds()]
     for cls in classes:
         names = {field.name for field in fields(cls)}

@@ -8,11 +8,12 @@ from typing import ClassVar
 import pytest
 from method_cases import CASES, FURTHER, PRIVATE
 from method_contract import MethodContract
+from other_packages import leave_out_others
 
 from fednotes.methods import find_method, list_method_names
 
 APPLICATIONS = Path(__file__).parents[1] / "apps"
-
+METHODS = leave_out_others("methods", list_method_names())
 
 TWO_CHANGES = "in a federation a site trains two changes of the encoder, and alone one"
 
@@ -30,7 +31,7 @@ class TestMethods(MethodContract):
     }
 
 
-@pytest.mark.parametrize("name", list_method_names())
+@pytest.mark.parametrize("name", METHODS)
 def test_every_method_has_a_contract_case(name: str) -> None:
     """A method of an application is in the application's tests."""
     room, folder, *modules = type(find_method(name)).__module__.split(".")[1:]
@@ -47,7 +48,7 @@ def test_every_method_has_a_contract_case(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", list_method_names())
+@pytest.mark.parametrize("name", METHODS)
 def test_every_method_rounds_its_counts(name: str) -> None:
     site_class = find_method(name).site_class
     assert site_class.rounds_counts, (
@@ -57,9 +58,7 @@ def test_every_method_rounds_its_counts(name: str) -> None:
 
 
 def test_every_method_with_differential_privacy_has_a_private_contract_case() -> None:
-    supporting = {
-        name for name in list_method_names() if find_method(name).dp is not None
-    }
+    supporting = {name for name in METHODS if find_method(name).dp is not None}
     cases = {case.partition(",")[0] for case in CASES}
     private = {case.partition(",")[0] for case in PRIVATE}
     assert supporting & cases == private, (
