@@ -11,7 +11,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import EntryPoint
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,10 +21,11 @@ from acme import ROOT, install_acme, run_python, unpack_acme
 
 from fednotes.core import plugins
 from fednotes.core.errors import ConfigError
-from fednotes.data.formats._registry import Formats
+from fednotes.data.formats._registry import Formats, find_format
+from fednotes.methods import find_method
 from fednotes.methods.base import Method
 from fednotes.taggers.model import Kind
-from fednotes.taggers.saving import read_model_config
+from fednotes.taggers.saving import find_config_class, read_model_config
 
 SAMPLES = ROOT / "tests" / "data" / "samples"
 
@@ -328,6 +330,32 @@ def test_an_error_names_the_wrong_entry_point(
     entry = EntryPoint("mine", value, f"fednotes.{group}")
     with pytest.raises(ConfigError, match=message):
         plugins.load_entry(entry, expected)
+
+
+@pytest.mark.parametrize(
+    ("group", "find"),
+    [
+        ("methods", find_method),
+        ("taggers", find_config_class),
+        ("taggers", lambda name: read_model_config({"kind": name})),
+        ("formats", find_format),
+    ],
+)
+def test_the_error_of_an_unknown_name_names_a_misspelt_group(
+    group: str, find: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def list_entry_points(**selection: str) -> EntryPoints:
+        misspelt = group.removesuffix("s")
+        entries = EntryPoints([EntryPoint("mine", "acme:MINE", f"fednotes.{misspelt}")])
+        return entries.select(**selection)
+
+    monkeypatch.setattr(plugins, "entry_points", list_entry_points)
+    message = (
+        rf"the package 'acme' registers it in fednotes.{group[:-1]}: rename this group "
+        rf"to fednotes.{group}, and install the package again"
+    )
+    with pytest.raises(ConfigError, match=message):
+        find("mine")
 
 
 def test_a_kind_is_registered_under_the_value_of_its_key(

@@ -36,13 +36,14 @@ formats are used.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, suggest_name
 
 Group = Literal[
     "methods",
@@ -118,6 +119,30 @@ def list_added_entries(
     for name in by_name.keys() & set(built_in):
         raise ConfigError(_describe_taken_name(by_name[name], group))
     return by_name
+
+
+def suggest_entry(name: object, group: Group, known: Iterable[str]) -> str:
+    """Return a hint for an unknown name of a group.
+
+    Args:
+        name: The name.
+        group: The group that it should be in.
+        known: The names that exist, built-in ones too.
+
+    Returns:
+        The package that registers the name in a group with a misspelt name, or else the
+        most similar known name.
+    """
+    right_group = f"fednotes.{group}"
+    valid_groups = {f"fednotes.{valid}" for valid in get_args(Group)}
+    for entry in entry_points(name=str(name)):
+        is_valid = entry.group in valid_groups
+        if not is_valid and get_close_matches(entry.group, [right_group], cutoff=0.8):
+            return (
+                f"the package {_name_package(entry)} registers it in {entry.group}: "
+                f"rename this group to {right_group}, and install the package again"
+            )
+    return suggest_name(name, known)
 
 
 def load_all(group: Group, expected: type | tuple[type, ...]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from fednotes.core import plugins
-from fednotes.core.errors import ConfigError, suggest_name
+from fednotes.core.errors import ConfigError
 from fednotes.methods.base import Method
 
 
@@ -28,9 +28,8 @@ def find_method(name: str) -> Method:
         return method
     entry = plugins.list_added_entries("methods", list_built_in_names()).get(name)
     if entry is None:
-        raise ConfigError(
-            f"unknown method {name!r}; {suggest_name(name, list_method_names())}"
-        )
+        hint = plugins.suggest_entry(name, "methods", list_method_names())
+        raise ConfigError(f"unknown method {name!r}; {hint}")
     loaded: Method = plugins.load_entry(entry, Method)
     return loaded
 

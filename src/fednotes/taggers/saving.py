@@ -42,7 +42,6 @@ from fednotes.core.errors import (
     ModelError,
     MovedError,
     raising_if_unreadable,
-    suggest_name,
 )
 from fednotes.core.parsing import read_json, read_regular
 from fednotes.core.settings import Mark, build, list_marked_fields, make_place_prefix
@@ -119,7 +118,7 @@ def find_config_class(kind: str) -> type[ModelConfig]:
     """
     entry = _find_kind(kind)
     if entry is None:
-        hint = suggest_name(kind, list_model_kinds())
+        hint = plugins.suggest_entry(kind, "taggers", list_model_kinds())
         raise ConfigError(f"unknown kind {kind!r}; {hint}")
     return entry.config
 
@@ -138,8 +137,8 @@ def read_model_config(table: Mapping[str, Any], where: str = "model") -> ModelCo
     name = table.get("kind", DEFAULT)
     entry = _find_kind(name) if isinstance(name, str) else None
     if entry is None:
-        known = suggest_name(str(name), list_model_kinds())
-        raise ConfigError(f"{make_place_prefix(where)}unknown kind {name!r}; {known}")
+        hint = plugins.suggest_entry(name, "taggers", list_model_kinds())
+        raise ConfigError(f"{make_place_prefix(where)}unknown kind {name!r}; {hint}")
     config: ModelConfig
     if entry.read is None:
         config = build(entry.config, table, where)

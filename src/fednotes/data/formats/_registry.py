@@ -17,7 +17,6 @@ from fednotes.core.errors import (
     ConfigError,
     DataError,
     UnknownFormatError,
-    suggest_name,
 )
 from fednotes.core.parsing import read_shipped_table
 from fednotes.data import formats
@@ -119,7 +118,8 @@ def require_format(format: str, known: Collection[str]) -> None:
     """
     name = extract_format_name(format)
     if name not in known:
-        raise ConfigError(f"unknown format {format!r}: {suggest_name(name, known)}")
+        hint = plugins.suggest_entry(name, "formats", known)
+        raise ConfigError(f"unknown format {format!r}: {hint}")
     if extract_choice(format) and not hasattr(FORMATS.get(name), "CHOICE"):
         raise ConfigError(
             f"format {format!r}: {name} offers no choice: give the name alone"
