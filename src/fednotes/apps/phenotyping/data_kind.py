@@ -72,6 +72,7 @@ from fednotes.data.notes import guess_notes
 from fednotes.encoders.features import find_default_cache
 from fednotes.encoders.vectors import load_vectors
 from fednotes.jobs.job import FoundLabels, Job, KindTables, SiteKind, Sites
+from fednotes.jobs.kinds.silos import make_silo_error
 
 _SILO_REMEDIES = {
     "train": "or give more patients",
@@ -498,11 +499,8 @@ def _deal_part(job: Job, part: str, patients: Cohort) -> tuple[Cohort, ...]:
     assert job.silos is not None
     number = job.silos.number
     if len(patients) < number:
-        raise ConfigError(
-            f"[silos] number = {number}: the {part} data have {len(patients)} "
-            f"patients, so a silo would have none: ask for {max(len(patients), 1)} "
-            f"silos at most, {_SILO_REMEDIES[part]}"
-        )
+        remedy = _SILO_REMEDIES[part]
+        raise make_silo_error(number, part, len(patients), "patients", remedy)
     return deal_cohort(patients, number, job.seed)
 
 

@@ -106,14 +106,30 @@ def _deal_part(
     try:
         silo_of = assign_to_silos(keys, number, job.seed)
     except DataError as error:
-        raise ConfigError(
-            f"[silos] number = {number}: the {part} data have {len(keys)} {unit_name}, "
-            f"so a silo would have none: ask for {len(keys)} silos at most, "
-            f"{_REMEDIES[part]}"
+        raise make_silo_error(
+            number, part, len(keys), unit_name, _REMEDIES[part]
         ) from error
     for unit in units:
         silos[silo_of[unit.key]].append(unit.document)
     return silos
+
+
+def make_silo_error(
+    number: int, part: str, units: int, unit_name: str, remedy: str
+) -> ConfigError:
+    """Return the error for more silos than a part has documents or patients.
+
+    Args:
+        number: Number of silos.
+        part: Name of the part, such as "train".
+        units: Number of documents or patients of the part.
+        unit_name: What they are called, in the plural.
+        remedy: What else a person can do than ask for fewer silos.
+    """
+    return ConfigError(
+        f"[silos] number = {number}: the {part} data have {units} {unit_name}, so a "
+        f"silo would have none: ask for {max(units, 1)} silos at most, {remedy}"
+    )
 
 
 def _make_key(site: str, document: Document, by: str) -> Key:
