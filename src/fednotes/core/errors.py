@@ -28,6 +28,7 @@ import json
 import os
 import re
 import shlex
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -374,6 +375,15 @@ def raising_if_unreadable(
 ) -> AbstractContextManager[None]:
     """Turn an OSError of reading a file into an error of class `kind`."""
     return raising_os_errors_as(kind, path, action="be read")
+
+
+def describe_place(error: BaseException) -> str:
+    """Return an error's type and place, without its message, which may quote data."""
+    name = type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return name
+    return f"{name} at {Path(frames[-1].filename).name}:{frames[-1].lineno}"
 
 
 def suggest_name(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fednotes.core.cleaning import clean_to_one_line
-from fednotes.core.errors import FednotesError, ModelError, RefusedError
+from fednotes.core.errors import FednotesError, ModelError, RefusedError, describe_place
 from fednotes.core.federation import SiteTasks, State
 from fednotes.core.messages import (
     BEGIN,
@@ -37,7 +37,6 @@ from fednotes.core.tensors import fingerprint_tensors, nbytes, restoring
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.answer_times import AnswerTimes
 from fednotes.engines.history import Journal, QuestionHistory, StatePath, Trail
-from fednotes.engines.launch import describe_place
 from fednotes.engines.rounds import KEPT_CHECKPOINTS
 from fednotes.engines.secure import SecureSeal
 from fednotes.engines.summing import check_addable, check_received

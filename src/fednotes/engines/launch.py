@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -163,12 +162,3 @@ def read_submission_outcome(state: Path, job_id: str) -> dict[str, Any]:
     """Return the last status that a submission recorded; empty if it never started."""
     outcome = read_json_table(state / OUTCOME_FILE)
     return outcome if outcome.get("job_id") == job_id else {}
-
-
-def describe_place(error: BaseException) -> str:
-    """Return an error's type and place, without its message, which may quote data."""
-    name = type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames:
-        return name
-    return f"{name} at {Path(frames[-1].filename).name}:{frames[-1].lineno}"

@@ -13,14 +13,13 @@ import ipaddress
 import logging
 import re
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fednotes.apps.serving.limits import Limits
 from fednotes.apps.serving.metrics import Metrics
+from fednotes.core.errors import describe_place
 from fednotes.core.http_server import Refused, make_size_refusal, read_body
 from fednotes.core.parsing import JsonError, parse_json
 
@@ -97,7 +96,8 @@ class Gate:
         except Refused as refused:
             await _send_refusal(refused, scope, receive, send=send_and_note_status)
         except Exception as error:
-            _log_failure(error)
+            # The message of the error may hold text of a note.
+            log.error("a request failed: %s", describe_place(error))
             if status == _DISCONNECTED:
                 failure = Refused(
                     500, "the model failed; the server's log names the place"
@@ -248,17 +248,6 @@ async def _send_refusal(
         media_type=content_type,
     )
     await response(scope, receive, send)
-
-
-def _log_failure(error: Exception) -> None:
-    """Log the type and place of an error, but not its message, which may hold text."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    log.error(
-        "a request failed: %s at %s:%s",
-        type(error).__name__,
-        Path(place.filename).name,
-        place.lineno,
-    )
 
 
 async def _answer_unless_gone(

@@ -9,9 +9,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from fednotes.core.errors import ConfigError, DataError, ParameterError, suggest_name
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    ParameterError,
+    describe_place,
+    suggest_name,
+)
 from fednotes.core.wording import format_count, list_names
-from fednotes.engines.launch import describe_place
 from fednotes.jobs.built_in_jobs import list_built_in_jobs
 from fednotes.jobs.causes import IMPORTANCES, Cause, Evidence, Importance, Setting
 from fednotes.jobs.diagnosis.evidence import RunEvidence, read_run_evidence

@@ -31,7 +31,13 @@ from fednotes.apps.deployment.nvflare.gate import (
     permitting_upload,
 )
 from fednotes.core.cleaning import clean
-from fednotes.core.errors import FednotesError, RefusedError, TrainingError, needs
+from fednotes.core.errors import (
+    FednotesError,
+    RefusedError,
+    TrainingError,
+    describe_place,
+    needs,
+)
 from fednotes.engines import launch
 from fednotes.engines.launch import Setup
 
@@ -461,7 +467,7 @@ def _run_server_main(setup: Setup, transport: FlareTransport) -> _Failure | None
         return _Failure(str(error), may_retry=isinstance(error, TrainingError))
     except Exception as error:
         logger.exception("the server's part of the job failed")
-        problem = f"an error in this program: {launch.describe_place(error)}"
+        problem = f"an error in this program: {describe_place(error)}"
         return _Failure(problem, may_retry=True)
     return None
 

@@ -34,7 +34,7 @@ from fednotes.apps.deployment.nvflare.trust import ROOTS_FILE
 from fednotes.apps.deployment.problems import LineKind, mark_line
 from fednotes.apps.deployment.rules.guard import NoRoom, NotApproved
 from fednotes.apps.deployment.rules.ledger import Entry, Ledger, clean_name
-from fednotes.core.errors import FednotesError
+from fednotes.core.errors import FednotesError, describe_place
 from fednotes.engines import launch
 from fednotes.engines.host import describe_error_to_staff, explain_error, remove_folders
 from fednotes.engines.launch import Host
@@ -130,7 +130,7 @@ class FednotesExecutor(Executor):
                 extra=mark_line(kind),
             )
             return remove_folders(explain_error(error, self._site))
-        reason = f"an error in the site's program: {launch.describe_place(error)}"
+        reason = f"an error in the site's program: {describe_place(error)}"
         logger.error("%s", reason)
         return reason
 
