@@ -294,12 +294,15 @@ class _Run:
         """
         if not parts:
             return {}
+        work = self._plan_work(parts)
         divided = list_divided_parts(
-            self._plan_work(parts),
+            work,
             {part.name: len(part.sites) for part in parts},
             len(self.workers.all),
         )
-        outcomes = self._train_at_once([p for p in parts if p.name not in divided])
+        outcomes = self._train_at_once(
+            [part for part in parts if part.name not in divided], work
+        )
         for part in parts:
             if part.name not in divided:
                 continue
@@ -314,13 +317,15 @@ class _Run:
             self._finish_part(part, outcomes[part.name])
         return outcomes
 
-    def _train_at_once(self, parts: Sequence[Part]) -> dict[str, Outcome]:
+    def _train_at_once(
+        self, parts: Sequence[Part], work: Mapping[str, float]
+    ) -> dict[str, Outcome]:
         """Train parts at the same time, each in one worker; return their outcomes.
 
         Args:
             parts: The parts.
+            work: As `_plan_work` returns it.
         """
-        work = self._plan_work(parts)
         # The longest part comes first, so that the workers end at about the same time.
         waiting = sorted(parts, key=lambda part: -work.get(part.name, 0.0))
         idle = list(self.workers.all)
