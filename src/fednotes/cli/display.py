@@ -720,10 +720,15 @@ def make_disease_table(result: RunResult) -> Table | None:
     for condition in scores:
         table.add_column(f"{condition:^{len(heads)}}\n{heads}", no_wrap=True)
     for disease in diseases:
-        cells = (_format_averages([own.get(disease, {})]) for own in scores.values())
+        cells = (
+            _format_averages([by_disease.get(disease, {})])
+            for by_disease in scores.values()
+        )
         table.add_row(_make_name_cell(disease), *cells)
     table.add_section()
-    averages = (_format_averages(list(own.values())) for own in scores.values())
+    averages = (
+        _format_averages(list(by_disease.values())) for by_disease in scores.values()
+    )
     table.add_row("average", *averages, style="bold")
     return table
 
@@ -828,14 +833,14 @@ def _make_patient_score_table(scores: Mapping[str, Any]) -> Table:
     return table
 
 
-def make_comparison_table(found: Comparison) -> Table:
+def make_comparison_table(comparison: Comparison) -> Table:
     """Return the table that `fednotes compare` prints, in percent."""
-    sides = (found.condition, found.against)
-    gaps = found.gaps if any(found.gaps.values()) else {}
-    table = make_compact_sheet("site", title=escape(found.title))
+    sides = (comparison.condition, comparison.against)
+    gaps = comparison.gaps if any(comparison.gaps.values()) else {}
+    table = make_compact_sheet("site", title=escape(comparison.title))
     for place, side in enumerate(sides):
-        heads = _join_cells(_PRF, _PRF) if found.scores else ""
-        lines = [*found.runs[place : place + 1], side]
+        heads = _join_cells(_PRF, _PRF) if comparison.scores else ""
+        lines = [*comparison.runs[place : place + 1], side]
         width = max(map(len, (*lines, heads)))
         centred = [f"{line:^{width}}" for line in lines]
         table.add_column(
@@ -843,10 +848,12 @@ def make_comparison_table(found: Comparison) -> Table:
         )
     for head in ("differ-\nence", "95 %", "p", *(["gap\nclosed"] if gaps else [])):
         table.add_column(head, justify="right", no_wrap=True)
-    table.caption = escape("\n".join(found.remarks())) or None
-    for site, test in found.tests.items():
-        if found.scores:
-            pair = (_format_precision_recall_f1(side) for side in found.scores[site])
+    table.caption = escape("\n".join(comparison.remarks())) or None
+    for site, test in comparison.tests.items():
+        if comparison.scores:
+            pair = (
+                _format_precision_recall_f1(side) for side in comparison.scores[site]
+            )
         else:
             pair = (format_number(value) for value in (test.f1_a, test.f1_b))
         table.add_row(

@@ -48,7 +48,7 @@ def clean_to_one_line(text: object, limit: int | None = LINE) -> str:
         text: The text.
         limit: As in `clean`.
     """
-    return clean(" ".join(str(text).split()), limit)
+    return clean(_join_lines(text), limit)
 
 
 def clean_message(text: object) -> str:
@@ -60,10 +60,15 @@ def clean_message(text: object) -> str:
     Args:
         text: The message.
     """
-    line = " ".join(str(text).split())
+    line = _join_lines(text)
     if len(line) > 2 * LINE:
         line = f"{line[:LINE]} … {line[-LINE:]}"
     return clean(line, None)
+
+
+def _join_lines(text: object) -> str:
+    """Return text with one blank for each run of white space."""
+    return " ".join(str(text).split())
 
 
 def find_joiners(text: str) -> set[int]:
