@@ -397,7 +397,7 @@ def simulate(
             after each round, or a `ProgressListener` (`jobs/progress.py`).
         track: Trackers of experiments and their targets, such as
             "mlflow=http://127.0.0.1:5000" or "tensorboard=events/".
-        resume: Resume an interrupted run.
+        resume: Resume an interrupted run, or train conditions that were added to it.
         overwrite: Rename an earlier run in `out` to `OUT.previous`.
         device: Device to compute on, such as "cuda"; with several workers, "cuda:*"
             deals them out to all GPUs.

@@ -125,5 +125,6 @@ def test_a_long_run_can_begin_with_its_federated_part() -> None:
         "estimated time: about 30 min on one core, less if others are free",
         "the federated model needs about 9 min of it; to train only this one, add",
         "  --set 'conditions=[\"federated\"]'",
+        "the same command with --resume instead trains the others later",
     ]
     assert len(describe_run_time({"federated": 7200.0})) == 1

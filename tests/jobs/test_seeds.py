@@ -206,6 +206,16 @@ def test_a_folder_of_another_job_or_of_other_files_is_refused(
             simulate_seeds(job(), tmp_path / "new", wrong)
 
 
+def test_conditions_can_be_added_to_the_runs_of_seeds(tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    small = {"synthetic": {"sites": 2, "sentences": 12}, "training": {"epochs": 1}}
+    fn.simulate(job(**small, conditions=["federated"]), out, seeds=[1, 2])
+    both = job(**small, conditions=["alone", "federated"])
+    result = fn.simulate(both, out, seeds=[1, 2], resume=True)
+    assert [*result.mean] == ["alone", "federated"]
+    assert result.mean["alone"]["strict"]["f1"]["n"] == 2
+
+
 def test_resuming_warns_only_if_no_seed_was_run(tmp_path: Path) -> None:
     out = tmp_path / "runs"
     small = {"synthetic": {"sites": 1, "sentences": 12}, "conditions": ["alone"]}

@@ -390,6 +390,36 @@ def test_a_run_is_resumed_only_by_the_same_job(tmp_path: Path, part: int) -> Non
     assert simulate(quick(tmp_path, **both), out, resume=True).seed == 2
 
 
+def test_conditions_can_be_added_to_a_run(tmp_path: Path) -> None:
+    """The models of the first call stay, and the result is that of one call."""
+    out = tmp_path / "run"
+    simulate(quick(tmp_path, conditions=["federated"]), out)
+    weights = files(out / "federated", "*.safetensors")
+    first = lines(out)
+    both = quick(tmp_path, conditions=["alone", "federated"])
+    result = simulate(both, out, resume=True)
+    assert files(out / "federated", "*.safetensors") == weights
+    assert [line for line in lines(out) if line["part"] == "federated"] == first
+    in_one_call = simulate(both, tmp_path / "whole")
+    assert result.sites == in_one_call.sites
+    assert files(out, "*.safetensors") == files(tmp_path / "whole", "*.safetensors")
+    assert simulate(both, out, resume=True).sites == result.sites
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(["alone", "federated"], ["federated"]), (None, ["federated"])],
+)
+def test_no_condition_of_a_run_is_taken_away(
+    tmp_path: Path, before: list[str] | None, after: list[str]
+) -> None:
+    out = tmp_path / "run"
+    changes = {} if before is None else {"conditions": before}
+    stop(quick(tmp_path, **changes), out, part=1)
+    with pytest.raises(ConfigError, match="to which only conditions may be added"):
+        simulate(quick(tmp_path, conditions=after), out, resume=True)
+
+
 @pytest.mark.parametrize("part", [1, 2])
 def test_a_run_is_not_resumed_with_other_notes_or_word_vectors(
     tmp_path: Path, part: int

@@ -1243,6 +1243,7 @@ def describe_run_time(seconds: Mapping[str, float]) -> list[str]:
             f"the federated model needs {format_rough_duration(federated)} of it; to "
             "train only this one, add",
             "  --set 'conditions=[\"federated\"]'",
+            "the same command with --resume instead trains the others later",
         ]
     return lines
 

@@ -79,7 +79,7 @@ def require_usable_folder(
     if resume:
         # A run may be stopped before its first evaluation, so only its record counts.
         if has_record(out) or has_begun(out):
-            require_same_job(out, job)
+            require_resumable(out, job)
         return
     if has_begun(out):
         raise ParameterError(
@@ -88,24 +88,56 @@ def require_usable_folder(
         )
 
 
-def require_same_job(run: Path, job: Job) -> None:
-    """Raise ParameterError unless a run is of this job with the same settings."""
+def require_resumable(run: Path, job: Job) -> None:
+    """Raise ParameterError unless a job can resume a run.
+
+    It can if the run is of the same job with the same settings. The job may have
+    further conditions, which are then trained in addition to those of the run.
+    """
     record = read_job_record(run)
-    if record.get("fingerprint") == job.fingerprint:
+    if record.get("fingerprint") == job.fingerprint or _adds_conditions(job, record):
         return
     raise ParameterError(
         f"{run} holds a run of another job, or of this job with different settings"
         f"{_describe_changes(record, job)}; nothing was changed: repeat the first "
-        "call's job and settings, or give another `out`"
+        "call's job and settings, to which only conditions may be added, or give "
+        "another `out`"
     )
+
+
+def has_same_conditions(run: Path, job: Job) -> bool:
+    """Return whether a run that a job can resume has no condition left to train."""
+    return bool(read_job_record(run).get("fingerprint") == job.fingerprint)
+
+
+def _adds_conditions(job: Job, record: Mapping[str, Any]) -> bool:
+    """Return whether a job differs from that of a record only by further conditions."""
+    before = dict(as_mapping(record.get("table")))
+    after = _to_recorded(job.table)
+    conditions = before.pop("conditions", None)
+    after.pop("conditions", None)
+    # Without the key, the run has all conditions that a job has by default.
+    return (
+        isinstance(conditions, list)
+        and all(condition in job.conditions for condition in conditions)
+        and before == after
+    )
+
+
+def _to_recorded(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job's table as it is read back from the record of a run.
+
+    Values of TOML that JSON lacks, such as dates, become text.
+    """
+    recorded: dict[str, Any] = json.loads(json.dumps(table, default=str))
+    return recorded
 
 
 def _describe_changes(record: Mapping[str, Any], job: Job) -> str:
     """Return how the job of a run's record differs from a job, in parentheses."""
     try:
-        # A run's record has values of TOML that JSON lacks, such as dates, as text.
-        table = json.loads(json.dumps(job.table, default=str))
-        changes = compare_tables(as_mapping(record.get("table")), table)
+        before = as_mapping(record.get("table"))
+        changes = compare_tables(before, _to_recorded(job.table))
     except (RefusedError, ValueError):
         return ""
     shown = [
@@ -428,7 +460,8 @@ def find_model_folder(run: Path, condition: str, site: str) -> Path:
         if folder.exists():
             return folder
     raise DataError(
-        f"{run} has no {condition} model of site {site!r}: check that the run has ended"
+        f"{run} has no {condition} model of site {site!r}: check that the run has "
+        f"ended, and that {condition!r} is one of its conditions"
     )
 
 

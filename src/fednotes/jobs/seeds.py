@@ -28,8 +28,9 @@ from fednotes.jobs.run_folder import (
     SEED_PREFIX,
     describe_nothing_to_resume,
     has_record,
+    has_same_conditions,
     list_versions,
-    require_same_job,
+    require_resumable,
 )
 from fednotes.jobs.simulate import simulate
 from fednotes.jobs.workers.pool import Workers, running_workers
@@ -336,19 +337,19 @@ def _require_same_jobs(out: Path, job: Job) -> None:
     """
     for seed, folder in list_seed_folders(out).items():
         if has_record(folder):
-            require_same_job(folder, change_seed(job, seed))
+            require_resumable(folder, change_seed(job, seed))
 
 
 def _read_finished(job: Job, folder: Path) -> RunResult | None:
-    """Return the result of a finished run, or None if the run has not ended.
+    """Return the result of a finished run, or None if some of it is left to train.
 
     Raises:
         ParameterError: The folder holds a run of another job.
     """
     if not (folder / SUMMARY).is_file():
         return None
-    require_same_job(folder, job)
-    return read_result(folder)
+    require_resumable(folder, job)
+    return read_result(folder) if has_same_conditions(folder, job) else None
 
 
 def _require_seeds_folder(out: Path) -> None:

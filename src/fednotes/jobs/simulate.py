@@ -100,8 +100,8 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
 
     Args:
         job: The job.
-        out: Folder of the run: a new one, or with `resume` that of an unfinished run of
-            the same job.
+        out: Folder of the run: a new one, or with `resume` that of a run of the same
+            job, to which conditions may have been added.
         resume: Whether to resume an unfinished run.
         overwrite: Whether to move an earlier run in `out` to `OUT.previous`; this
             happens once the sites' data have been read.
