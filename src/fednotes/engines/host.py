@@ -591,7 +591,15 @@ class SiteHost:
         reply = encode_message(
             replace(self._make_reply(request), refusal=public, later=later)
         )
-        self._record(request, reply, None, getattr(error, "reason", ""))
+        try:
+            self._record(request, reply, None, getattr(error, "reason", ""))
+        except RefusedError as refusal:
+            if not self._open_question:
+                raise
+            # The guard does not let this refusal leave, because it would answer one
+            # question too many. The guard's own refusal answers none.
+            self._open_question = b""
+            return self._make_refusal(request, refusal, later=may_pass(refusal))
         return reply
 
 

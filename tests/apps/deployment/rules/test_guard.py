@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,7 +19,12 @@ import torch
 from guarded import JOB, SITES, TABLE, Guarded, Network
 
 from fednotes.apps.deployment.rules import guard as module
-from fednotes.apps.deployment.rules.guard import NoRoom, Withheld, open_approvals
+from fednotes.apps.deployment.rules.guard import (
+    NoRoom,
+    SiteGuard,
+    Withheld,
+    open_approvals,
+)
 from fednotes.apps.deployment.rules.ledger import (
     FIRST,
     Entry,
@@ -494,6 +500,32 @@ def test_processes_that_answer_at_the_same_time_share_the_number_of_rounds(
         replies = list(threads.map(ask, range(len(runs))))
     assert sum(reply.update is not None for reply in replies) == 1
     assert all("refused by max_rounds" in r.refusal for r in replies if not r.update)
+
+
+def test_processes_that_refuse_at_the_same_time_share_the_number_of_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of a server's questions fail may depend on single notes."""
+    first = Guarded(tmp_path, replace(OPEN, max_rounds=1), [])
+    runs = [first.in_another_run(f"run{n}", []) for n in range(2, 6)]
+    check_refusal = SiteGuard.check_refusal
+    all_have_counted = threading.Barrier(len(runs), timeout=30)
+
+    def check_and_wait(*arguments: Any) -> None:
+        check_refusal(*arguments)
+        all_have_counted.wait()
+
+    monkeypatch.setattr(SiteGuard, "check_refusal", check_and_wait)
+
+    def ask(n: int) -> Reply:
+        return runs[n].ask("train", 1, tensors=parameters(float(n)))
+
+    with ThreadPoolExecutor(len(runs)) as threads:
+        replies = list(threads.map(ask, range(len(runs))))
+    told = [reply.refusal for reply in replies]
+    assert sum("the task failed" in refusal for refusal in told) == 1
+    assert sum("refused by max_rounds" in refusal for refusal in told) == 3
+    assert len({line["question"] for line in first.ledger if line["question"]}) == 1
 
 
 def test_a_question_after_a_saved_state_is_recognised(tmp_path: Path) -> None:

@@ -845,6 +845,17 @@ class SiteGuard:
         """
         if isinstance(error, PolicyRefusal) and error.rule == "max_rounds":
             raise error
+        self._require_round_for_refusal(
+            request, self._name_question(request, question)
+        )
+
+    def _require_round_for_refusal(self, request: Request, question: str) -> None:
+        """Raise PolicyRefusal unless a round is left for a question that is refused.
+
+        Args:
+            request: The request.
+            question: The question, as the ledger names it.
+        """
         policy = self._read_policy()
         if not policy.max_rounds:
             return
@@ -854,8 +865,7 @@ class SiteGuard:
             round=request.round,
             covered=dict(self.count_covered(request.task)),
         )
-        name = self._name_question(request, question)
-        num_sent = self._count_refusal(facts, name, policy)
+        num_sent = self._count_refusal(facts, question, policy)
         what = f"the reply to task '{clean(facts.task, NAME)}' of round {facts.round}"
         check_rounds(policy, what, num_sent)
 
@@ -923,6 +933,10 @@ class SiteGuard:
         message = decode_reply(reply, checked=True)
         sha256 = hashlib.sha256(reply).hexdigest()
         name = self._name_question(request, question)
+        is_of_engine = request.task.startswith(OURS)
+        if message.update is None and question and not is_of_engine:
+            # Another process may have used the last round since `check_refusal`.
+            self._require_round_for_refusal(request, name)
         method_update: _UpdateFacts | None
         if update is not None:
             method_update = self._describe_update(request, update, name)
