@@ -197,6 +197,18 @@ def test_an_error_names_a_package_that_cannot_be_loaded(tmp_path: Path) -> None:
     assert version.stderr == ""
 
 
+def test_a_package_that_exits_does_not_end_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a check would succeed without having checked anything."""
+    (tmp_path / "exits_at_once.py").write_text("raise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = EntryPoint("mine", "exits_at_once", "fednotes.formats")
+    message = "'exits_at_once' cannot be loaded .*: SystemExit: 0"
+    with pytest.raises(ConfigError, match=message):
+        plugins.load_module(entry, ())
+
+
 def test_a_format_that_cannot_be_loaded_does_not_affect_the_others(
     tmp_path: Path,
 ) -> None:

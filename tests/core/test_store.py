@@ -97,6 +97,14 @@ def writer_of(text: str):
     return fill
 
 
+def test_half_a_character_in_a_text_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    for write in (store.write_text, store.write_json, store.write_out):
+        with pytest.raises(FednotesError, match="characters that UTF-8 cannot encode"):
+            write(path, "a\ud800")
+        assert not path.exists()
+
+
 def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "model"
     store.write_folder(path, writer_of("one"))

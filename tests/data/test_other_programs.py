@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import encodings
 import io
 import json
 import re
@@ -428,6 +429,18 @@ def test_an_unusable_attachment_of_fhir_is_refused(
     resource = {"resourceType": "DocumentReference", "content": content}
     with pytest.raises(DataError, match=f"f.json: resource 1: .*({message})"):
         read(file(json.dumps(resource), "f.json"))
+
+
+def test_a_long_name_of_a_character_set_is_not_looked_up(file: File) -> None:
+    """Python keeps each name that it has looked up, so a server would need ever more
+    memory."""
+    name = "utf" + 100 * "x"
+    attachment = {"contentType": f"text/plain; charset={name}", "data": "QQ=="}
+    content = [{"attachment": attachment}]
+    resource = {"resourceType": "DocumentReference", "content": content}
+    with pytest.raises(DataError, match="cannot be decoded in the character set"):
+        read(file(json.dumps(resource), "f.json"))
+    assert name not in encodings._cache
 
 
 # ---- OMOP ----------------------------------------------------------------------------

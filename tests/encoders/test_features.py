@@ -298,8 +298,9 @@ def test_batches_by_length_hold_every_sentence_within_the_limits() -> None:
 def test_load_encoder_refuses_a_wrong_specification_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ModelError, match="no such directory"):
-        load_encoder(str(tmp_path / "absent"))
+    for absent in (str(tmp_path / "absent"), "n" * 100_000, "~no-such-user/a", "a\0"):
+        with pytest.raises(ModelError, match="no such directory"):
+            load_encoder(absent)
     with pytest.raises(ModelError, match="no encoder here"):
         load_encoder(str(tmp_path))
     with pytest.raises(ConfigError, match="did you mean 'first'"):

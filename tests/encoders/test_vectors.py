@@ -98,6 +98,9 @@ def test_an_error_names_the_bad_line(tmp_path: Path, text: str, message: str) ->
 def test_a_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot read word vectors"):
         load_vectors(tmp_path / "none.txt")
+    for absent in ("n" * 100_000, "~no-such-user/v.txt", "v\0.txt"):
+        with pytest.raises(ModelError, match="cannot read word vectors"):
+            load_vectors(absent)
     with pytest.raises(ModelError, match="not a folder"):
         load_vectors(tmp_path)
 

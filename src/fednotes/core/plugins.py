@@ -178,7 +178,8 @@ def load_entry(entry: EntryPoint, expected: type | tuple[type, ...]) -> Any:
     """
     try:
         loaded = entry.load()
-    except Exception as error:  # the import of another package can fail in any way
+    # The import of another package can fail in any way, and it may call `sys.exit`.
+    except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"
         raise _make_load_error(entry, reason) from error
     if not isinstance(loaded, expected):

@@ -37,6 +37,7 @@ __all__ = [
     "assign",
     "build",
     "checked",
+    "expand_home",
     "expand_path",
     "get_adapter",
     "list_marked_fields",
@@ -424,6 +425,14 @@ def expand_path(text: str, where: str) -> str:
         )
     require_variables([(where, text)])
     return os.path.expanduser(os.path.expandvars(text))
+
+
+def expand_home(path: str | os.PathLike[str]) -> Path:
+    """Return a path with "~" replaced.
+
+    Unlike `Path.expanduser`, this leaves "~NAME" as it is if there is no such user.
+    """
+    return Path(os.path.expanduser(path))
 
 
 def list_unset_variables(text: str) -> list[str]:

@@ -259,8 +259,19 @@ def write_text(path: Path, text: str, *, private: bool = True) -> None:
         FednotesError: The file cannot be written.
     """
     with raising_os_errors_as(FednotesError, path, ending=_describe_earlier(path)):
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            raise _make_encoding_error(path) from error
         _make_folder(path.parent, private=private)
-        replace_file(path, text.encode(), mode=0o600 if private else 0o666)
+        replace_file(path, data, mode=0o600 if private else 0o666)
+
+
+def _make_encoding_error(path: Path) -> FednotesError:
+    """Return the error for a text that contains half a character."""
+    return FednotesError(
+        f"{path}: cannot be written (the text has characters that UTF-8 cannot encode)"
+    )
 
 
 def _describe_earlier(path: Path) -> str:
@@ -379,10 +390,7 @@ def streaming_out(path: Path) -> Iterator[IO[bytes]]:
         with _opening_out(_follow_links(path)) as file:
             yield file
     except UnicodeEncodeError as error:
-        raise FednotesError(
-            f"{path}: cannot be written (the text has characters that UTF-8 cannot "
-            "encode)"
-        ) from error
+        raise _make_encoding_error(path) from error
     except OSError as error:
         raise FednotesError(
             f"{path}: cannot be written ({error.strerror or error})"

@@ -6,6 +6,7 @@ All models of a process share one copy of its weights.
 from __future__ import annotations
 
 import copy
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, ModelError, suggest_name
+from fednotes.core.settings import expand_home
 from fednotes.core.tensors import find_device
 from fednotes.data.text import Passage
 from fednotes.encoders.adapters import install_prompts
@@ -101,12 +103,13 @@ def load_backbone(path: str | Path, device: str | torch.device = "cpu") -> BartB
         ConfigError: There is no such device.
         MissingExtra: A package is missing.
     """
-    directory = Path(path).expanduser().resolve()
-    if not directory.is_dir():
+    directory = expand_home(path)
+    if not os.path.isdir(directory):
         raise ModelError(
             f"backbone {str(path)!r}: no such directory; give a Hugging Face BART "
             "directory (facebook/bart-base, downloaded) or make one with tools/graft.py"
         )
+    directory = directory.resolve()
     return _load(directory, str(torch.device(device)), read_stamp(directory))
 
 

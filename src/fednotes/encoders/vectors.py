@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fednotes.core.errors import ModelError
 from fednotes.core.parsing import open_regular
+from fednotes.core.settings import expand_home
 from fednotes.encoders.pretrained import compute_file_sha256
 
 _NUMBER = re.compile(b"[0-9]{1,12}")  # a number of words or of columns
@@ -79,15 +80,16 @@ def load_vectors(path: str | Path, max_words: int = 0) -> WordVectors:
             columns than the first line or a column that is not a finite number. The
             message names the path and the line or word.
     """
-    file = Path(path).expanduser().resolve()
     try:
+        file = expand_home(path).resolve()
         stat = file.stat()
         if file.is_dir():
             raise ModelError(f"{path}: word vectors must be a file, not a folder")
         return _load(file, stat.st_mtime_ns, stat.st_size, max_words)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a NUL character is a ValueError
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ModelError(
-            f"{path}: cannot read word vectors ({error.strerror}): set word_vectors to "
+            f"{path}: cannot read word vectors ({reason}): set word_vectors to "
             "a GloVe or word2vec text file"
         ) from None
 

@@ -44,7 +44,13 @@ from fednotes.core.errors import (
     raising_if_unreadable,
 )
 from fednotes.core.parsing import read_json, read_regular
-from fednotes.core.settings import Mark, build, list_marked_fields, make_place_prefix
+from fednotes.core.settings import (
+    Mark,
+    build,
+    expand_home,
+    list_marked_fields,
+    make_place_prefix,
+)
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import find_device
 from fednotes.core.types import TagSet
@@ -432,10 +438,10 @@ def _make_place_absolute(spec: str) -> str:
     name = spec
     mark = ""
     options = ""
-    if not Path(spec).expanduser().is_dir():  # A directory may have a "#" in its name.
+    if not os.path.isdir(expand_home(spec)):  # A directory may have a "#" in its name.
         name, mark, options = spec.partition("#")
-    path = Path(name).expanduser()
-    if name == "minilm" or not path.is_dir():
+    path = expand_home(name)
+    if name == "minilm" or not os.path.isdir(path):
         return spec
     return str(path.resolve()) + mark + options
 

@@ -375,6 +375,8 @@ def test_fhir_resources_gain_mentions_and_are_otherwise_unchanged(
         ),
         (_document("a" * 100_001), "too-long", "100,001"),
         ([1], "invalid", "dictionary"),
+        (_document("a", extension={"url": "b"}), "invalid", "list of objects"),
+        (_document("a", extension=["b"]), "invalid", "list of objects"),
         (
             {"resourceType": "Patient", "id": "7"},
             "invalid",

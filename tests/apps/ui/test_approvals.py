@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from html.parser import HTMLParser
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ from fednotes.apps.deployment.rules.guard import (
 from fednotes.apps.deployment.rules.policy import Policy
 from fednotes.apps.deployment.site_file import SITE_FILE
 from fednotes.apps.ui.access import Access
-from fednotes.apps.ui.content import load_content
+from fednotes.apps.ui.content import find_ledger_reader, load_content
 from fednotes.apps.ui.pages import create_app
+from fednotes.core import plugins
+from fednotes.core.errors import ConfigError
 
 ROOT = "http://127.0.0.1:8000"
 SITES = ["north", "south", "east"]
@@ -289,6 +292,18 @@ def test_a_site_that_has_sent_nothing_has_an_empty_ledger(kit: Path) -> None:
     text = browse(kit).get("/ledger").text
     assert "Nothing has left this site yet" in text
     assert 'role="alert"' not in text
+
+
+def test_a_reader_of_ledgers_without_its_functions_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_a_reader.py").write_text("def is_kit(folder): return False\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = EntryPoint("half", "half_a_reader", "fednotes.ledgers")
+    monkeypatch.setattr(plugins, "list_entries", lambda _group: {"half": entry})
+    message = "'half_a_reader' cannot be loaded .* does not define `read_ledger`"
+    with pytest.raises(ConfigError, match=message):
+        find_ledger_reader(tmp_path)
 
 
 def test_the_page_has_no_approvals_without_the_kit_of_a_site(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -64,6 +65,7 @@ from fednotes.core.federation import Option, State
 from fednotes.core.messages import Frame
 from fednotes.core.parsing import find_number, read_json_table
 from fednotes.core.seeds import Draws
+from fednotes.core.settings import expand_home
 from fednotes.core.store import write_json, write_text
 from fednotes.core.tables import fingerprint_table
 from fednotes.core.update import Tensors, Total
@@ -191,7 +193,7 @@ def _require_files(model: Any) -> None:
     for key in ("word_vectors", "backbone", "representation"):
         name = getattr(model, key, "")
         is_file = name not in ("", "learn", "none")
-        if is_file and not Path(name).expanduser().exists():
+        if is_file and not os.path.exists(expand_home(name)):
             raise ModelError(f"{key} {name!r}: no such file or folder")
 
 

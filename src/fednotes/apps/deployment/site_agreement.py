@@ -10,10 +10,10 @@ description but no notes. A site that is described wrongly refuses (`site.Agreed
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ import fednotes
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import parse_json
-from fednotes.core.settings import build, checked
+from fednotes.core.settings import build, checked, expand_home
 from fednotes.core.tables import fingerprint_table
 from fednotes.core.types import Scheme, SiteData, TagSet
 from fednotes.core.update import Tensors
@@ -178,7 +178,7 @@ def digest_encoder(job: Job) -> str:
     spec = next((spec for spec in specs if spec), "")
     if not spec:
         return ""
-    is_folder = Path(spec).expanduser().is_dir()
+    is_folder = os.path.isdir(expand_home(spec))
     name = spec if is_folder else spec.partition("#")[0]
     return compute_folder_fingerprint(find_encoder_directory(name, spec))
 

@@ -214,6 +214,7 @@ def _read_fhir(resource: dict[str, Any]) -> tuple[list[Any], list[str]]:
         for each in fhir.list_resources(resource):
             text = fhir.extract_text(each)
             if text is not None:
+                fhir.replace_mentions(each, ())  # refuses impossible extensions now
                 resources.append(each)
                 texts.append(text)
     except DataError as error:

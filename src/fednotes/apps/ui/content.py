@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from fednotes.api import read
@@ -404,7 +403,7 @@ def find_ledger_reader(folder: Path) -> Any:
         None if the folder is not a kit.
     """
     for entry in plugins.list_entries("ledgers").values():
-        module = plugins.load_entry(entry, ModuleType)
+        module = plugins.load_module(entry, ("is_kit", "read_ledger"))
         if module.is_kit(folder):
             return module
     return None

@@ -53,6 +53,7 @@ _FILLED_KEYS = ("data", "size", "hash")  # keys of an attachment that depend on 
 _CHARSET = re.compile(
     r"utf|(us-)?ascii$|iso-8859-|latin-?\d|windows-\d|cp\d", re.IGNORECASE
 )
+_MAX_CHARSET = 40  # characters; Python keeps each name that it has looked up
 
 
 class ResourceFacts(NamedTuple):
@@ -194,7 +195,7 @@ def _decode_attachment(attachment: Any) -> str:
     match = re.search(r"charset=\"?([\w-]+)", attachment["contentType"])
     charset = match[1] if match else "utf-8"
     try:
-        if not _CHARSET.match(charset):
+        if len(charset) > _MAX_CHARSET or not _CHARSET.match(charset):
             raise LookupError
         return _decode_base64(attachment.get("data", "")).decode(charset)
     except (LookupError, UnicodeDecodeError):

@@ -845,9 +845,7 @@ class SiteGuard:
         """
         if isinstance(error, PolicyRefusal) and error.rule == "max_rounds":
             raise error
-        self._require_round_for_refusal(
-            request, self._name_question(request, question)
-        )
+        self._require_round_for_refusal(request, self._name_question(request, question))
 
     def _require_round_for_refusal(self, request: Request, question: str) -> None:
         """Raise PolicyRefusal unless a round is left for a question that is refused.
