@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -122,24 +122,19 @@ def _map_to_broader_names(
             if other_site != site:
                 labels_elsewhere.update(other_counts)
         spellings_here = {"".join(_split_into_words(label)) for label in counts}
-        candidates = [
+        broader_labels = _BroaderLabels(
             label
-            for label in labels_elsewhere
+            for label in sorted(
+                labels_elsewhere, key=lambda name: (labels_elsewhere[name], name)
+            )
             if "".join(_split_into_words(label)) not in spellings_here
-        ]
+        )
         for label in counts:
             if (site, label) in mapped_names or label in labels_elsewhere:
                 continue
-            broader_labels = [
-                candidate
-                for candidate in candidates
-                if _is_part(_split_into_words(candidate), _split_into_words(label))
-            ]
-            if not broader_labels:
+            most_used = broader_labels.find(label)
+            if most_used is None:
                 continue
-            most_used = max(
-                broader_labels, key=lambda name: (labels_elsewhere[name], name)
-            )
             reason = (
                 f"contains all words of {most_used!r} and may be narrower: decide "
                 "whether they are the same"
@@ -147,17 +142,33 @@ def _map_to_broader_names(
             yield LabelMap(site, label, most_used, reason, is_active=False)
 
 
-def _is_part(short: tuple[str, ...], long: tuple[str, ...]) -> bool:
-    """Return whether a name begins or ends with all words of a shorter one.
+class _BroaderLabels:
+    """Finds the last of some names with whose words a longer name begins or ends.
+
+    Names are looked up by their words, so that the time grows with their number and not
+    with its square.
 
     Args:
-        short: The words of the shorter name.
-        long: The words of the longer name.
+        labels: The names, in ascending order of preference.
     """
-    number = len(short)
-    if not 0 < number < len(long):
-        return False
-    return short in (long[:number], long[-number:])
+
+    def __init__(self, labels: Iterable[str]) -> None:
+        self._rank_of_words: dict[tuple[str, ...], int] = {}
+        self._labels = list(labels)
+        for rank, label in enumerate(self._labels):
+            self._rank_of_words[_split_into_words(label)] = rank
+        self._lengths = sorted({len(words) for words in self._rank_of_words} - {0})
+
+    def find(self, label: str) -> str | None:
+        """Return the last name whose words begin or end a longer name, or None."""
+        words = _split_into_words(label)
+        best_rank = -1
+        for length in self._lengths:
+            if length >= len(words):
+                break
+            for part in (words[:length], words[-length:]):
+                best_rank = max(best_rank, self._rank_of_words.get(part, -1))
+        return None if best_rank < 0 else self._labels[best_rank]
 
 
 def _split_into_words(label: str) -> tuple[str, ...]:
