@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -194,6 +195,15 @@ def test_a_mistake_is_reported_with_its_table_and_key(
 ) -> None:
     with pytest.raises(ConfigError, match=r"j\.toml.*" + message):
         job(**changes)
+
+
+def test_names_of_many_sites_are_compared_in_linear_time() -> None:
+    """A job file of 1 MB has room for 70,000 sites."""
+    sites = {f"s{number}": {"path": "x"} for number in range(20_000)}
+    start = time.process_time()
+    with pytest.raises(ConfigError, match="already used"):
+        fn.job({"method": "fedner", "sites": {**sites, "S0": {"path": "x"}}})
+    assert time.process_time() - start < 10  # it was half a minute, for 70,000 six
 
 
 @pytest.mark.parametrize(

@@ -531,9 +531,12 @@ class _TableReader:
                 f"{self.where}: expected one table [sites.NAME] for each site"
             )
         sites: dict[str, Any] = {}
+        # Each site has a folder, and some file systems ignore the case of names.
+        used_names = {POOLED.lower(): POOLED}
         for name, values in self.table["sites"].items():
             place = f"{self.where} [sites.{name}]"
-            _require_site_name(name, sites, place)
+            _require_site_name(name, used_names, place)
+            used_names[name.lower()] = name
             if not isinstance(values, Mapping):
                 raise ConfigError(
                     f"{self.where}: sites.{name} is a value, expected a table "
@@ -553,23 +556,22 @@ class _TableReader:
                     DatabaseAddress(text)
 
 
-def _require_site_name(name: str, earlier: Collection[str], place: str) -> None:
+def _require_site_name(name: str, used_names: Mapping[str, str], place: str) -> None:
     """Raise ConfigError if a site's name is invalid or already in use.
 
     Args:
         name: The name.
-        earlier: Names of the sites before it.
+        used_names: The names in use, by their form in lower case.
         place: Name of the site's table in error messages.
     """
     if not _SITE_NAME.fullmatch(name):
         raise ConfigError(f"{place}: a site's name has letters, digits, - and _ only")
-    # Each site has a folder, and some file systems ignore the case of names.
-    for other in (POOLED, *earlier):
-        if other.lower() == name.lower():
-            raise ConfigError(
-                f"{place}: this name is already used ({other!r}; case is ignored): "
-                "choose another"
-            )
+    other = used_names.get(name.lower())
+    if other is not None:
+        raise ConfigError(
+            f"{place}: this name is already used ({other!r}; case is ignored): choose "
+            "another"
+        )
 
 
 def find_training_defaults(
