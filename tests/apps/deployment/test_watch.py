@@ -162,6 +162,48 @@ def test_a_clock_that_was_set_back_causes_no_resubmission(
     assert server.orders == []
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"name": "../../elsewhere/run"},
+        {"name": "{folder}/elsewhere/run"},
+        {"name": ".."},
+        {"name": "a\nb"},
+        {"name": ["r"]},
+        {"name": None},
+        {"deploy_map": {"app": [{"sites": ["h1"]}]}},
+        {"deploy_map": ["app"]},
+        {"deploy_map": {"app": 5}},
+        {"submit_time": "yesterday"},
+        {"status": None},
+        {"job_id": "../../elsewhere/run"},
+        {"cloned_from": ["j0"]},
+    ],
+)
+def test_the_facts_of_a_job_lead_to_no_other_folder_and_stop_no_watch(
+    facts: dict[str, Any], tmp_path: Path
+) -> None:
+    """The admin's program writes none of these, but anyone with an admin's kit can."""
+    if isinstance(facts.get("name"), str):
+        facts = {"name": facts["name"].format(folder=tmp_path)}
+    server = Server("FINISHED:ABNORMAL")
+    odd = {
+        "name": "odd",
+        "job_id": "odd-1",
+        "status": "SUBMITTED",
+        "submit_time": 0.5,
+        "deploy_map": {"app": ["server", "h9"]},
+        **facts,
+    }
+    jobs = server.list_jobs
+    server.list_jobs = lambda: [odd, *jobs()]  # type: ignore[method-assign]
+    state = tmp_path / "kit" / "state"
+    Looks(state, server).look(2)
+    assert server.orders == [("resubmit", "j1")]
+    assert list(tmp_path.iterdir()) == [tmp_path / "kit"]
+    assert list((tmp_path / "kit").iterdir()) == [state]
+
+
 def test_submissions_are_ordered_even_with_missing_or_cyclic_links() -> None:
     jobs = [
         {"job_id": "third", "cloned_from": "second", "submit_time": 3},

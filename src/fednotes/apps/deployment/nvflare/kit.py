@@ -16,7 +16,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from fednotes.core.errors import ConfigError, FednotesError, suggest_name
-from fednotes.core.parsing import read_json, read_json_table, read_shipped_table
+from fednotes.core.parsing import (
+    as_mapping,
+    find_number,
+    read_json,
+    read_json_table,
+    read_shipped_table,
+)
 from fednotes.core.store import write_folder, write_json
 
 SERVER = "server"
@@ -101,14 +107,22 @@ def order_submissions(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
     the older submission would look newer, and the watch would resubmit the run forever.
     All other submissions are ordered by time.
 
+    NVFlare checks few of the facts, which any admin of the project can write. A
+    submission whose name cannot be that of a run gets its id as its name, because the
+    state of a run is in a folder of its name.
+
     Args:
         jobs: NVFlare's facts of each submission, among them `job_id`.
     """
-    jobs_by_id = {str(job["job_id"]): job for job in jobs}
+    jobs_by_id = {
+        str(job["job_id"]): _make_name_safe(job)
+        for job in jobs
+        if NAME.fullmatch(str(job.get("job_id")))
+    }
 
     def submit_time(job: Mapping[str, Any]) -> float:
         """Return when a job was submitted; 0 if that is unknown."""
-        return float(job.get("submit_time") or 0)
+        return find_number(job, "submit_time") or 0.0
 
     def sort_key(job: Mapping[str, Any]) -> tuple[float, int, float]:
         """Return the time of the first submission, the repetitions since, and the time.
@@ -129,13 +143,27 @@ def order_submissions(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
     return [dict(job) for job in sorted(jobs_by_id.values(), key=sort_key)]
 
 
+def _make_name_safe(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the facts of a submission, with a name that can be that of a run."""
+    name = job.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        name = str(job["job_id"])
+    return {**job, "name": name, "status": str(job.get("status") or "")}
+
+
 def list_job_sites(job: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the sites to which a job is deployed, in the job's order.
 
     Args:
         job: NVFlare's facts of a submission.
     """
-    places = (place for places in job["deploy_map"].values() for place in places)
+    places = [
+        place
+        for listed_places in as_mapping(job.get("deploy_map")).values()
+        if isinstance(listed_places, list | tuple)
+        for place in listed_places
+        if isinstance(place, str)
+    ]
     return tuple(place for place in dict.fromkeys(places) if place != SERVER)
 
 
