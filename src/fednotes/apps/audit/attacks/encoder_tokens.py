@@ -280,9 +280,9 @@ _SEES = "an update of the layers that read an encoder's embeddings"
 _CLOSES = 'frozen lowest layers (train = "top"); noise ([privacy])'
 
 ATTACKS = (
-    Attack("tokens from the lowest maps", _SEES, _CLOSES, find_read_tokens),
+    Attack("tokens from the lowest layers", _SEES, _CLOSES, find_read_tokens),
     Attack(
-        "places from the lowest maps",
+        "positions from the lowest layers",
         _SEES,
         f"{_CLOSES}; more local steps",
         infer_token_places,
