@@ -64,7 +64,7 @@ def test_adam_compression_and_low_ranks_do_not_hide_tokens() -> None:
 def test_one_step_reveals_positions_and_an_epoch_hides_them(bert: Path) -> None:
     model, few = {"train": "encoder", "dropout": 0.0}, {"compression": "none"}
     leaks = [
-        run_attack(encoder_job(bert, model, **few, **s), "places")
+        run_attack(encoder_job(bert, model, **few, **s), "positions")
         for s in ({"local_epochs": 0.001}, {})
     ]
     assert leaks[0].control == 1.0
@@ -91,5 +91,5 @@ def test_a_position_scores_higher_the_nearer_its_row_is_to_the_span() -> None:
 def test_noise_hides_tokens_of_an_encoder(bert: Path) -> None:
     job = encoder_job(bert, {"train": "encoder"}, cycles=2, privacy=PRIVATE)
     assert_hidden(run_attack(job, "tokens from the lowest"))
-    leak = run_attack(job, "places")
+    leak = run_attack(job, "positions")
     assert (leak.success or 0) < leak.chance + 0.1
