@@ -76,7 +76,8 @@ def load_declared(name: str | Path, settings: tuple[str, ...] = ()) -> DeclaredJ
     """Read a job file or built-in job that real sites are to run.
 
     Its sites need not say where their notes are. A job of three or more sites uses the
-    secure sum unless it says otherwise.
+    secure sum unless it says otherwise. The declaration has no `conditions`: real sites
+    only train together, and whoever approves the job must not read "pooled" in it.
 
     Args:
         name: The path of a job file, or the name of a built-in job.
@@ -87,6 +88,7 @@ def load_declared(name: str | Path, settings: tuple[str, ...] = ()) -> DeclaredJ
         RefusedError: The job has a value that is not JSON.
     """
     table, path = load_table(name, settings)
+    table = {key: value for key, value in table.items() if key != "conditions"}
     sites = table.get("sites")
     if isinstance(sites, Mapping):
         table = {**table, "sites": _change_sites(sites, drop_places)}

@@ -573,10 +573,10 @@ def test_a_job_that_needs_all_notes_is_refused(
         load_declared("demo")
 
 
-def test_paths_of_notes_are_not_sent(tmp_path: Path) -> None:
+def test_paths_of_notes_and_conditions_are_not_sent(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(
-        'method = "distill"\n[sites.a]\npath = "/data/a"\ntypes = ["Drug"]\n'
+        'method = "distill"\nconditions = ["alone", "federated", "pooled"]\n[sites.a]\npath = "/data/a"\ntypes = ["Drug"]\n'
     )
     job, declared = load_declared(path)
     assert declared == {
