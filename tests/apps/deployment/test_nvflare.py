@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import os
+import re
 import shlex
 import shutil
 import tempfile
@@ -28,7 +29,7 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from intruders import PROJECT
+from intruders import PROJECT, ward_job
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
@@ -50,6 +51,7 @@ from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.private.fed.client.admin import RequestProcessor
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.private.fed.server.fed_server import FederatedServer
+from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.server.job_runner import JobRunner
 from nvflare.security.security import FLAuthorizer
 
@@ -823,6 +825,67 @@ def packed(*files: tuple[str, bytes]) -> bytes:
         for name, content in files:
             written.writestr(name, content)
     return archive.getvalue()
+
+
+def validate_submission(
+    folder: Path, facts: dict[str, Any] | None = None, **files: bytes
+) -> tuple[bool, str]:
+    """Return whether the server accepts a job, and why not.
+
+    facts: changes of meta.json. files: further files.
+    """
+    gate.refuse_odd_submissions()
+    run = folder.name
+    path = folder / "meta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | (facts or {})))
+    content = {
+        f"{run}/{file.relative_to(folder)}": file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+    files[""] = b""  # the folder, which NVFlare looks for
+    content |= {f"{run}/app/config/{name}": data for name, data in files.items()}
+    is_valid, error, _ = JobMetaValidator().validate(run, packed(*content.items()))
+    return is_valid, error
+
+
+def test_the_server_accepts_the_job_that_the_admins_program_writes(
+    tmp_path: Path,
+) -> None:
+    assert validate_submission(ward_job(tmp_path, "ward-1")) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("facts", "place"),
+    [
+        ({"name": "../../elsewhere"}, "name"),
+        ({"name": ["a"]}, "name"),
+        ({"name": "a\n"}, "name"),
+        ({"name": None}, "name"),
+        ({"resource_spec": {"h1": {"num_gpus": 1}}}, "resource_spec"),
+        ({"min_clients": "2"}, "min_clients"),
+        ({"deploy_map": {"app": [{"sites": ["server", "h1", "h2"]}]}}, "deploy_map"),
+        ({"scope": "x"}, "scope"),
+        ({"job_id": "another"}, "job_id"),
+    ],
+)
+def test_the_server_refuses_a_job_with_other_facts(
+    facts: dict[str, Any], place: str, tmp_path: Path
+) -> None:
+    """With a name that is a list, it could not list any job any more."""
+    is_valid, error = validate_submission(ward_job(tmp_path, "ward-1"), facts)
+    assert not is_valid
+    assert f"meta.json: '{place}" in error
+    assert "fednotes run" in error
+
+
+def test_the_server_refuses_a_submission_that_unpacks_to_too_much(
+    tmp_path: Path,
+) -> None:
+    folder = ward_job(tmp_path, "ward-1")
+    is_valid, error = validate_submission(folder, bomb=bytes(70_000_000))
+    assert not is_valid
+    assert re.fullmatch(r"the job has \d files of 70,00\d,\d{3} bytes", error)
 
 
 def test_a_job_that_unpacks_to_too_much_is_refused() -> None:

@@ -11,6 +11,9 @@
   all. `ServerGate` drops all messages but those that a run needs. NVFlare's server also
   ends a run whose result it cannot decode, or one of whose sites reports a failure;
   `outlive_unreadable_results` and `outlive_reported_failures` prevent that.
+- **Submissions.** NVFlare's server stores a job with whatever facts its submitter gave
+  it, such as a name that is a list, and then fails to list any job.
+  `refuse_odd_submissions` makes it accept only facts that `kit.py` writes.
 - **A site.** NVFlare's site obeys everyone, and checks rights only if the server asks
   it to. A server could therefore read any file of a site, delete folders of its kit and
   silence its log. `SiteGate` refuses all requests from other members, and all requests
@@ -44,11 +47,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
-from typing import Any, ClassVar
-from zipfile import BadZipFile, ZipFile
+from typing import Annotated, Any, ClassVar
+from zipfile import BadZipFile, ZipFile, ZipInfo
+
+from annotated_types import MaxLen
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from fednotes.apps.deployment.nvflare.certificates import list_owner_names
 from fednotes.apps.deployment.nvflare.kit import INSIDE
+from fednotes.apps.deployment.nvflare.kit import NAME as RUN_NAME
 from fednotes.apps.deployment.nvflare.processes import JOB_ID, KIT_VARIABLE
 from fednotes.apps.deployment.nvflare.trust import (
     Trust,
@@ -98,6 +105,7 @@ with needs("nvflare", "deploy"):
     from nvflare.private.fed.client.admin import RequestProcessor
     from nvflare.private.fed.client.admin_commands import AdminCommands
     from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+    from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
     from nvflare.private.fed.server.job_runner import JobRunner
     from nvflare.private.fed.utils import identity_utils
     from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUEST
@@ -188,6 +196,7 @@ _MAX_SOCKET_PATH = 100  # bytes; some systems refuse longer socket paths
 _pull_by_nvflare = FileTransferModule.pull_binary_file
 _push_by_nvflare = FileTransferModule.push_folder
 _unpack_by_nvflare = FileTransferModule._unzip_file
+_validate_by_nvflare = JobMetaValidator.validate
 _verify_by_nvflare = utils.verify_cert_chain
 # Each root whose certificates are checked, and the folder of trusted certificates.
 _checked_roots: dict[Any, Path] = {}
@@ -393,6 +402,63 @@ def outlive_reported_failures() -> None:
     JobRunner.is_client_outcome_pending = _note_ended_process
 
 
+class _SubmittedFacts(BaseModel):
+    """The facts of a job in its `meta.json`, as `kit.write_job_folder` writes them.
+
+    Attributes:
+        name: The name of the run.
+        resource_spec: Nothing.
+        min_clients: The fewest sites with which the job begins.
+        deploy_map: The sites and the server, by the name of the job's app.
+        byoc: Whether the job has code; NVFlare sets it, and refuses such a job later.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: Annotated[str, StringConstraints(pattern=f"^{RUN_NAME.pattern}$")]
+    resource_spec: Annotated[dict[str, Any], MaxLen(0)]
+    min_clients: int
+    deploy_map: dict[str, list[str]]
+    byoc: bool = False
+
+
+def refuse_odd_submissions() -> None:
+    """Make the server store only jobs that a run needs, whoever submits them."""
+    JobMetaValidator.validate = _validate_submission
+
+
+def _validate_submission(
+    validator: JobMetaValidator, job_name: str, job_data: bytes | str
+) -> tuple[bool, str, dict[str, Any]]:
+    """Validate a job, in place of NVFlare's function with the same arguments.
+
+    `zipfile` unpacks no more bytes of a file than the archive's directory says.
+
+    Returns:
+        Whether the job is accepted, why it is not, and its facts.
+    """
+    archive = io.BytesIO(job_data) if isinstance(job_data, bytes) else job_data
+    try:
+        with ZipFile(archive) as packed:
+            problem = _find_excess(packed.infolist())
+    except (BadZipFile, OSError, ValueError, NotImplementedError):
+        problem = "the job cannot be unpacked"
+    if problem:
+        return False, problem, {}
+    is_valid, error, facts = _validate_by_nvflare(validator, job_name, job_data)
+    if is_valid:
+        try:
+            _SubmittedFacts.model_validate(facts)
+        except ValidationError as invalid:
+            place = ".".join(map(str, invalid.errors()[0]["loc"]))
+            error = (
+                f"meta.json: {clean(place, NAME)!r} is not what a run needs: submit "
+                "the job with fednotes run"
+            )
+            is_valid = False
+    return is_valid, error, facts
+
+
 def _note_ended_process(runner: JobRunner, job_id: str, client_name: str) -> bool:
     """Note that a site's process of a job has ended, however it ended.
 
@@ -423,6 +489,7 @@ class ServerGate(FLComponent):
     def __init__(self) -> None:
         super().__init__()
         outlive_reported_failures()
+        refuse_odd_submissions()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Install the filter when the server starts."""
@@ -612,13 +679,21 @@ def _find_fault(archive: Any) -> str:
             files = packed.infolist()
     except (BadZipFile, ValueError, NotImplementedError):
         return "the job cannot be unpacked"
-    size = sum(file.file_size for file in files)
-    if size > MAX_JOB_BYTES or len(files) > MAX_JOB_FILES:
-        return f"the job has {len(files):,} files of {size:,} bytes"
+    excess = _find_excess(files)
+    if excess:
+        return excess
     for file in files:
         if not _JOB_FILE.fullmatch(file.filename):
             name = clean(file.filename, NAME)
             return f"the job has a file that no run needs, which may be code: {name}"
+    return ""
+
+
+def _find_excess(files: Sequence[ZipInfo]) -> str:
+    """Return that a packed job has too many files or bytes; "" if it has not."""
+    size = sum(file.file_size for file in files)
+    if size > MAX_JOB_BYTES or len(files) > MAX_JOB_FILES:
+        return f"the job has {len(files):,} files of {size:,} bytes"
     return ""
 
 
