@@ -165,17 +165,17 @@ _DOUBLE = f"float64[:, :, ::1], int64[::1], {_SCORES}"
 def _compute_log_sum(left, t, right, i):
     """Return log Σ_j exp(left[t, j] + right[i, j]), -inf if all terms are."""
     tags = right.shape[1]
-    top = -np.inf
+    maximum = -np.inf
     total = 0.0
     for j in range(tags):
-        top = max(top, left[t, j] + right[i, j])
-    if top == -np.inf:
+        maximum = max(maximum, left[t, j] + right[i, j])
+    if maximum == -np.inf:
         for j in range(tags):
             total += left[t, j] + right[i, j]  # -inf, but NaN where a score is
         return total
     for j in range(tags):
-        total += math.exp(left[t, j] + right[i, j] - top)
-    return top + math.log(total)
+        total += math.exp(left[t, j] + right[i, j] - maximum)
+    return maximum + math.log(total)
 
 
 @part
@@ -317,12 +317,12 @@ def _write_weighted_gradients(  # noqa: PLR0913 - the arrays of a compiled kerne
     gradients = emissions.reshape(batch, tokens * tags)
     for n in range(batch):
         weight = np.float64(weights[n])
-        last = lengths[n] - 1
+        last_place = lengths[n] - 1
         for k in range(tokens * tags):
             gradients[n, k] = weight * counts[n, k]
         for j in range(tags):
             at_start[j] += weight * unary[n, 0, j]
-            at_end[j] += weight * unary[n, last, j]
+            at_end[j] += weight * unary[n, last_place, j]
         for i in range(tags):
             for j in range(tags):
                 steps[i, j] += weight * pairs[n, i, j]

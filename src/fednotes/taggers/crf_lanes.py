@@ -33,8 +33,10 @@ The best tags come from the Viterbi algorithm:
     score_1[j] = start[j] + emissions_1[j]
     score_t[j] = max_i (score_t-1[i] + transitions[i, j]) + emissions_t[j]
 
-Arrays of lanes have the shape (tokens, columns, LANES) with columns = tags, rounded up
-to a multiple of four.
+Arrays of lanes have the shape (tokens, columns, LANES). The scaled algorithm computes
+four tags at once, and sums the counts of four positions at once. Its arrays therefore
+have columns = tags, rounded up to a multiple of four, and four unused positions after
+the last token.
 """
 
 # mypy: ignore-errors
@@ -383,18 +385,32 @@ def _exponentiate_scores(scores, out):
 
     Returns the maximum, and whether no product can underflow.
     """
-    top = -np.inf
-    safe = True
+    maximum = -np.inf
+    is_safe = True
     for i in range(scores.shape[0]):
         for j in range(scores.shape[1]):
-            top = max(top, scores[i, j])
+            maximum = max(maximum, scores[i, j])
     for i in range(scores.shape[0]):
         for j in range(scores.shape[1]):
             x = scores[i, j]
             if x != -np.inf:
-                safe = safe and x - top >= _SMALLEST_TRANSITION  # False for NaN
-                out[i, j] = math.exp(x - top)
-    return top, safe and math.isfinite(top)
+                is_safe = is_safe and x - maximum >= _SMALLEST_TRANSITION  # not if NaN
+                out[i, j] = math.exp(x - maximum)
+    return maximum, is_safe and math.isfinite(maximum)
+
+
+@part
+def _exponentiate_all_scores(start, transitions, end, exp_start, matrix, exp_end):
+    """Set exp_start, matrix and exp_end to exp(score - maximum) of each kind of score.
+
+    Returns the maxima of start, transitions and end, and whether no product can
+    underflow.
+    """
+    max_start, start_is_safe = _exponentiate_scores(start, exp_start)
+    max_transition, transitions_are_safe = _exponentiate_scores(transitions, matrix)
+    max_end, end_is_safe = _exponentiate_scores(end, exp_end)
+    are_safe = start_is_safe and transitions_are_safe and end_is_safe
+    return (max_start, max_transition, max_end), are_safe
 
 
 @part
@@ -409,14 +425,14 @@ def _set_factors(emissions, begins, shortest, longest, ends, factors, shifts):
     shift = _spread(0.0)
     for t in range(longest):
         position = _spread(float(t))
-        top = _gather(numbers, begins, t * tags)
+        maximum = _gather(numbers, begins, t * tags)
         for j in range(tags):
             x = _gather(numbers, begins, t * tags + j)
             _store(factors, t, j, x)
-            top = _select_where_less(top, x, x, top)
-        shift = shift + _select_where_less(end, position, 0.0, top)
+            maximum = _select_where_less(maximum, x, x, maximum)
+        shift = shift + _select_where_less(end, position, 0.0, maximum)
         for j in range(tags):
-            _store(factors, t, j, _compute_exp(_load(factors, t, j) - top))
+            _store(factors, t, j, _compute_exp(_load(factors, t, j) - maximum))
         if t >= shortest:
             for j in range(tags):
                 factor = _load(factors, t, j)
@@ -472,7 +488,7 @@ def _find_smallest(messages, t, tags, smallest):
 
 @part
 def _run_forward(  # noqa: PLR0913 - the arrays of a compiled kernel
-    longest, first, matrix, factors, alpha, ends, exponents, smallest
+    longest, exp_start, matrix, factors, alpha, ends, exponents, smallest
 ):
     """Set alpha to the messages that leave each position, from the first token on.
 
@@ -485,7 +501,7 @@ def _run_forward(  # noqa: PLR0913 - the arrays of a compiled kernel
     for t in range(longest):
         if t == 0:
             for j in range(tags):
-                _store(alpha, 0, j, _spread_element(first, 0, j))
+                _store(alpha, 0, j, _spread_element(exp_start, 0, j))
         else:
             _multiply(alpha, t - 1, matrix, alpha, t)
         for j in range(tags):
@@ -500,8 +516,8 @@ def _run_forward(  # noqa: PLR0913 - the arrays of a compiled kernel
 
 @part
 def _run_backward(  # noqa: PLR0913 - the arrays of a compiled kernel
-    shortest, longest, last, matrix_t, factors, alpha, beta, ends, smallest, begins,
-    gold, sentences, lengths, unary,
+    shortest, longest, exp_end, matrix_t, factors, alpha, beta, ends, smallest,
+    begins, gold, sentences, lengths, unary,
 ):  # fmt: skip
     """Replace factors by the messages `after`, and alpha by alpha_t / Σ alpha_t beta_t.
 
@@ -522,7 +538,7 @@ def _run_backward(  # noqa: PLR0913 - the arrays of a compiled kernel
         if t >= shortest - 1:
             for j in range(tags):
                 arriving = _load(beta, 0, j)
-                ending = _spread_element(last, 0, j)
+                ending = _spread_element(exp_end, 0, j)
                 _store(beta, 0, j, _select_where_equal(end, position, ending, arriving))
         for j in range(tags):
             _store(after, t, j, _load(beta, 0, j) * _load(factors, t, j))
@@ -618,12 +634,49 @@ def _subtract_transitions(gold, members, sentences, lengths, pairs):
 
 
 @part
-def _sum_last_position(alpha, last, place, lane, tags):
-    """Return alpha_L @ exp(end) of one lane, whose last position is `place`."""
+def _sum_last_position(alpha, exp_end, last_place, lane, tags):
+    """Return Z of one lane, alpha_L @ exp_end, where L is `last_place`.
+
+    Like alpha and exp_end, Z is scaled.
+    """
     total = 0.0
     for j in range(tags):
-        total += alpha[place, j, lane] * last[0, j]
+        total += alpha[last_place, j, lane] * exp_end[0, j]
     return total
+
+
+@part
+def _write_log_z(  # noqa: PLR0913 - the arrays of a compiled kernel
+    alpha, exp_end, tags, maxima, shifts, exponents, smallest, members, sentences,
+    lengths, log_z, fits,
+):  # fmt: skip
+    """Set log_z[n] and fits[n] of the sentences n of a group, from forward messages.
+
+    The messages were divided by exp of the maxima of the scores, by exp of those of the
+    emissions (their sums are shifts) and by powers of two (whose exponents have the
+    sums exponents). log Z gets all these back.
+    """
+    max_start, max_transition, max_end = maxima
+    for lane in range(members):
+        n = sentences[lane]
+        length = lengths[lane]
+        total = _sum_last_position(alpha, exp_end, length - 1, lane, tags)
+        fits[n] = total > 0.0 and smallest[0, 0, lane] >= _SMALLEST_MESSAGE
+        log_z[n] = math.log(total) + exponents[0, 0, lane] * _LN2
+        log_z[n] += (
+            shifts[0, 0, lane] + max_start + max_end + (length - 1) * max_transition
+        )
+
+
+@part
+def _write_pairs(  # noqa: PLR0913 - the arrays of a compiled kernel
+    longest, alpha, after, matrix, pair_sums, gold, members, sentences, lengths, pairs
+):
+    """Set pairs[n] to the expected transitions, less those of gold, of a group."""
+    _count_pairs(longest, alpha, after, pair_sums)
+    _write_expected_transitions(pair_sums, matrix, sentences, pairs)
+    if gold.size:
+        _subtract_transitions(gold, members, sentences, lengths, pairs)
 
 
 _SCORES = "float64[:, ::1], float64[:, ::1], float64[:, ::1]"
@@ -649,65 +702,71 @@ def compute_scaled_partition(  # noqa: PLR0913 - the arrays of a compiled kernel
     precise; there fits (batch,) is False, and the results are undefined.
     """
     batch, tokens, tags = emissions.shape
-    columns = (tags + 3) // 4 * 4
-    first = np.zeros((1, columns))
-    last = np.zeros((1, columns))
+    columns = (tags + 3) // 4 * 4  # fours of tags and of positions: see the module
+    positions = tokens + 4
+    exp_start = np.zeros((1, columns))
+    exp_end = np.zeros((1, columns))
     matrix = np.zeros((tags, columns))
-    matrix_t = np.zeros((tags, columns))
-    top_start, safe_start = _exponentiate_scores(start, first)
-    top_end, safe_end = _exponentiate_scores(end, last)
-    top, safe = _exponentiate_scores(transitions, matrix)
-    if not (safe and safe_start and safe_end):
+    maxima, are_safe = _exponentiate_all_scores(
+        start, transitions, end, exp_start, matrix, exp_end
+    )
+    if not are_safe:
         fits[:] = False
         return batch
+    matrix_t = np.zeros((tags, columns))
     for i in range(tags):
         for j in range(tags):
             matrix_t[j, i] = matrix[i, j]
 
     order = _order_by_length(lengths, tokens)
-    factors = _make_aligned_array(tokens + 4, columns)
-    alpha = _make_aligned_array(tokens + 4, columns)
+    factors = _make_aligned_array(positions, columns)
+    alpha = _make_aligned_array(positions, columns)
     beta = _make_aligned_array(1, columns)
     pair_sums = _make_aligned_array(tags, tags)
+    # One number for each lane:
     ends = _make_aligned_array(1, 1)
     shifts = _make_aligned_array(1, 1)
     exponents = _make_aligned_array(1, 1)
-    least_alpha = _make_aligned_array(1, 1)
-    least_after = _make_aligned_array(1, 1)
+    smallest_alpha = _make_aligned_array(1, 1)
+    smallest_after = _make_aligned_array(1, 1)
     sentences = np.empty(LANES, np.int64)
     sizes = np.empty(LANES, np.int64)
-    unfit = 0
+
     for begin in range(0, batch, LANES):
         members = _choose_group(order, begin, lengths, sentences, sizes, ends)
         shortest = sizes[0]
         longest = sizes[members - 1]
         begins = to_fixed_tuple(sentences * (tokens * tags), LANES)
+
         _set_factors(emissions, begins, shortest, longest, ends, factors, shifts)
         _run_forward(
-            longest, first, matrix, factors, alpha, ends, exponents, least_alpha
+            longest, exp_start, matrix, factors, alpha, ends, exponents, smallest_alpha
         )
+        _write_log_z(
+            alpha, exp_end, tags, maxima, shifts, exponents, smallest_alpha, members,
+            sentences, sizes, log_z, fits,
+        )  # fmt: skip
+        if not with_counts:
+            continue
+
+        _run_backward(
+            shortest, longest, exp_end, matrix_t, factors, alpha, beta, ends,
+            smallest_after, begins, gold, sentences, sizes, unary,
+        )  # fmt: skip
+        after = factors  # `_run_backward` has replaced the factors by these messages
+        _write_pairs(
+            longest, alpha, after, matrix, pair_sums, gold, members, sentences, sizes,
+            pairs,
+        )  # fmt: skip
         for lane in range(members):
             n = sentences[lane]
-            length = sizes[lane]
-            total = _sum_last_position(alpha, last, length - 1, lane, tags)
-            fits[n] = total > 0.0 and least_alpha[0, 0, lane] >= _SMALLEST_MESSAGE
-            log_z[n] = math.log(total) + exponents[0, 0, lane] * _LN2
-            log_z[n] += shifts[0, 0, lane] + top_start + top_end + (length - 1) * top
-        if with_counts:
-            _run_backward(
-                shortest, longest, last, matrix_t, factors, alpha, beta, ends,
-                least_after, begins, gold, sentences, sizes, unary,
-            )  # fmt: skip
-            _count_pairs(longest, alpha, factors, pair_sums)
-            _write_expected_transitions(pair_sums, matrix, sentences, pairs)
-            if gold.size:
-                _subtract_transitions(gold, members, sentences, sizes, pairs)
-            for lane in range(members):
-                n = sentences[lane]
-                unary[n, longest:] = 0.0
-                fits[n] = fits[n] and least_after[0, 0, lane] >= _SMALLEST_MESSAGE
-        for lane in range(members):
-            unfit += not fits[sentences[lane]]
+            unary[n, longest:] = 0.0
+            fits[n] = fits[n] and smallest_after[0, 0, lane] >= _SMALLEST_MESSAGE
+
+    unfit = 0
+    for n in range(batch):
+        if not fits[n]:
+            unfit += 1
     return unfit
 
 
@@ -716,7 +775,7 @@ def compute_scaled_partition(  # noqa: PLR0913 - the arrays of a compiled kernel
 
 @part
 def _find_best_scores(  # noqa: PLR0913 - the arrays of a compiled kernel
-    emissions, begins, longest, start, transitions, ends, scores, before, broken
+    emissions, begins, longest, start, transitions, ends, scores, previous, broken
 ):
     """Set the best score of each tag at each position, and the tag before it.
 
@@ -730,41 +789,41 @@ def _find_best_scores(  # noqa: PLR0913 - the arrays of a compiled kernel
     for t in range(longest):
         position = _spread(float(t))
         for j in range(tags):
-            top = _spread_element(start, 0, j)
+            highest = _spread_element(start, 0, j)
             tag = _spread(0.0)
             if t > 0:
-                top = _spread(-np.inf)
+                highest = _spread(-np.inf)
                 for i in range(tags):
                     score = _load(scores, t - 1, i) + _spread_element(transitions, i, j)
-                    tag = _select_where_less(top, score, float(i), tag)
-                    top = _select_where_less(top, score, score, top)
+                    tag = _select_where_less(highest, score, float(i), tag)
+                    highest = _select_where_less(highest, score, score, highest)
             x = _gather(numbers, begins, t * tags + j)
-            _store(scores, t, j, top + x)
-            _store(before, t, j, tag)
+            _store(scores, t, j, highest + x)
+            _store(previous, t, j, tag)
             flag = _select_where_less(x, np.inf, flags, 1.0)
             flags = _select_where_less(end, position, flags, flag)
     _store(broken, 0, 0, flags)
 
 
 @part
-def _trace_back(scores, before, end, lane, last, best):
+def _trace_back(scores, previous, end, lane, last_place, best):
     """Set best (tokens,) to the tags of one lane, 0 after its last position.
 
     Returns whether any sequence is allowed.
     """
     tag = 0
-    top = -np.inf
+    highest = -np.inf
     for i in range(end.shape[1]):
-        score = scores[last, i, lane] + end[0, i]
-        if score > top:
+        score = scores[last_place, i, lane] + end[0, i]
+        if score > highest:
             tag = i
-            top = score
-    best[last + 1 :] = 0
-    best[last] = tag
-    for t in range(last, 0, -1):
-        tag = np.int64(before[t, tag, lane])
+            highest = score
+    best[last_place + 1 :] = 0
+    best[last_place] = tag
+    for t in range(last_place, 0, -1):
+        tag = np.int64(previous[t, tag, lane])
         best[t - 1] = tag
-    return top > -np.inf
+    return highest > -np.inf
 
 
 @kernel_by_type(
@@ -780,7 +839,7 @@ def find_best_tags(emissions, lengths, start, transitions, end, best):
     batch, tokens, tags = emissions.shape
     order = _order_by_length(lengths, tokens)
     scores = _make_aligned_array(tokens, tags)
-    before = _make_aligned_array(tokens, tags)
+    previous = _make_aligned_array(tokens, tags)
     ends = _make_aligned_array(1, 1)
     broken = _make_aligned_array(1, 1)
     sentences = np.empty(LANES, np.int64)
@@ -791,12 +850,12 @@ def find_best_tags(emissions, lengths, start, transitions, end, best):
         begins = to_fixed_tuple(sentences * (tokens * tags), LANES)
         _find_best_scores(
             emissions, begins, sizes[members - 1], start, transitions, ends, scores,
-            before, broken,
+            previous, broken,
         )  # fmt: skip
         for lane in range(members):
             n = sentences[lane]
-            last = sizes[lane] - 1
-            is_allowed = _trace_back(scores, before, end, lane, last, best[n])
+            last_place = sizes[lane] - 1
+            is_allowed = _trace_back(scores, previous, end, lane, last_place, best[n])
             if broken[0, 0, lane] > 0.0 or not is_allowed:
                 failed = min(failed, n)
     return failed if failed < batch else -1
