@@ -49,13 +49,13 @@ ODD = {
 }
 REQUEST = Request(
     job="f" * 64,
-    run=3,
+    server_start=3,
     number=17,
     task="train",
     round=4,
     first=True,
     preparing=True,
-    told=16,
+    tensors_of_request=16,
     counted={"mercy": 16, "st. ann": 0},
     marks=(3, 9),
     tensors=EVERY | ODD,

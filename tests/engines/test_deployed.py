@@ -189,7 +189,7 @@ def collect_answers(
         STRICT,
         lambda event: logged.append((event.kind, event.text)),
         job=JOB,
-        run=3,
+        server_start=3,
         progress=RunState(9, {"a": counted}, {"a": 0}),
         sleep=lambda seconds: None,
     )

@@ -47,9 +47,12 @@ class Server:
     """Numbers requests and counts every answer, as a server without faults does."""
 
     def __init__(
-        self, host: SiteHost, run: int = 1, number: int = 0, counted: int = 0
+        self, host: SiteHost, server_start: int = 1, number: int = 0, counted: int = 0
     ) -> None:
-        self.host, self.run, self.number, self.counted = host, run, number, counted
+        self.host = host
+        self.server_start = server_start
+        self.number = number
+        self.counted = counted
         self.marks: list[tuple[int, int]] = []
 
     def request(
@@ -58,7 +61,7 @@ class Server:
         self.number += 1
         fields = {"counted": {"b": self.counted}} | fields
         return Request(
-            JOB, self.run, self.number, task, tensors=tensors or {}, **fields
+            JOB, self.server_start, self.number, task, tensors=tensors or {}, **fields
         )
 
     def send(self, request: Request) -> Reply:
@@ -110,20 +113,23 @@ def reference(rounds: int) -> float:
     return by_toy(*((X, round) for round in range(rounds)))
 
 
-def train(number: int, counted: int, run: int = 1, **fields: Any) -> Request:
+def train(number: int, counted: int, server_start: int = 1, **fields: Any) -> Request:
     """Of a server of any kind."""
     fields = {"tensors": X, "options": {"round": number}, "first": True} | fields
-    return Request(JOB, run, number, "train", counted={"b": counted}, **fields)
+    return Request(JOB, server_start, number, "train", counted={"b": counted}, **fields)
 
 
 def send(site: SiteHost, request: Request) -> Reply:
     return decode_reply(site.handle(encode_message(request)))
 
 
-def finished(site: SiteHost, number: int, counted: int, run: int = 1) -> float:
+def finished(site: SiteHost, number: int, counted: int, server_start: int = 1) -> float:
     return local_metric(
         send(
-            site, Request(JOB, run, number, "finish", tensors=X, counted={"b": counted})
+            site,
+            Request(
+                JOB, server_start, number, "finish", tensors=X, counted={"b": counted}
+            ),
         )
     )
 
@@ -151,10 +157,10 @@ def test_requests_that_were_not_counted_are_undone(server: Server) -> None:
 
 
 def test_old_requests_are_refused_and_change_nothing(tmp_path: Path) -> None:
-    server = Server(host(tmp_path), run=2)
+    server = Server(host(tmp_path), server_start=2)
     stale_request = server.request("train", X, first=True, options={"round": 0})
     server.train(0)
-    for stale in (stale_request, replace(stale_request, run=1, number=99)):
+    for stale in (stale_request, replace(stale_request, server_start=1, number=99)):
         assert "is old: request 2 of run 2 has come" in server.send(stale).refusal
     assert local_metric(server.ask("finish", X)) == reference(1)
 
@@ -193,7 +199,7 @@ def test_a_task_without_tensors_uses_the_last_broadcast_after_a_restart(
     for round in range(3):
         server.host = host(tmp_path, keeping=0.0)
         reply = server.ask(
-            "train", first=True, told=broadcast, options={"round": round}
+            "train", first=True, tensors_of_request=broadcast, options={"round": round}
         )
         assert reply.update is not None
     assert local_metric(server.ask("finish", X)) == reference(3)
@@ -613,9 +619,9 @@ def test_a_site_that_was_killed_before_its_first_state_starts_afresh(
     ):
         host(tmp_path)
     assert json.loads((tmp_path / "run.json").read_text()) == description | {"run": 0}
-    send(host(tmp_path), train(1, 0, run=4))
+    send(host(tmp_path), train(1, 0, server_start=4))
     assert json.loads((tmp_path / "run.json").read_text()) == description | {"run": 4}
-    assert Journal(tmp_path, "b", JOB).run == 4
+    assert Journal(tmp_path, "b", JOB).server_start == 4
 
 
 # which request a reply belongs to
@@ -657,14 +663,14 @@ def test_a_request_number_of_an_earlier_run_is_a_new_request(tmp_path: Path) -> 
     site = host(tmp_path)
     send(site, train(1, 0))
     send(site, train(2, 1))
-    reply = send(site, train(2, 1, run=2, tensors=Y))
-    assert (reply.run, reply.number, reply.refusal) == (2, 2, "")
-    assert finished(site, 3, 2, run=2) == by_toy((X, 1), (Y, 2))
+    reply = send(site, train(2, 1, server_start=2, tensors=Y))
+    assert (reply.server_start, reply.number, reply.refusal) == (2, 2, "")
+    assert finished(site, 3, 2, server_start=2) == by_toy((X, 1), (Y, 2))
 
 
 def test_a_reply_of_another_request_does_not_leave(tmp_path: Path) -> None:
     """The file of run 1's reply under run 2's request: the task is done again."""
-    site, request = host(tmp_path), train(1, 0, run=2)
+    site, request = host(tmp_path), train(1, 0, server_start=2)
     path = tmp_path / "journal" / "00000001.reply"
     send(site, train(1, 0))
     stored = path.read_bytes()
@@ -764,7 +770,7 @@ def test_a_task_is_completely_on_disk_before_its_reply_leaves(tmp_path: Path) ->
         journal_of, "00000001.request"
     )
     with calls(tmp_path) as events:
-        journal.set_run(2)
+        journal.set_server_start(2)
     assert events == writes_of("site", "run.json")
 
 

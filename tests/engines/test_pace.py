@@ -97,7 +97,7 @@ def seen_by_the_server(
         net.hosts[site] = host(folder, site, make_site, clock if steady else None)
     engine = net.engine(SITES, summing=SecureSum(SITES, job=JOB, threshold=3))
     durations = {site: np.zeros(ROUNDS) for site in SITES}
-    engine._members.gather(len(SITES), prepare=False)
+    engine._members.wait_for_sites(len(SITES), prepare=False)
     for turn in range(ROUNDS):
         next(engine.rounds(turn, ROUNDS))
         before = {site: clock.now for site, clock in clocks.items()}

@@ -87,7 +87,7 @@ def test_after_a_fresh_start_the_older_exchange_is_never_opened() -> None:
         seals["a"].answer_stage(request("@unmask", 11, attached=opening))
     with pytest.raises(RefusedError, match="was used before"):
         seals["b"].answer_stage(request("@keys", 10, stage(1)))
-    later = replace(request("@keys", 10, stage(1)), run=2)
+    later = replace(request("@keys", 10, stage(1)), server_start=2)
     seals["b"].answer_stage(later)  # a new run counts anew, with new keys
     with pytest.raises(RefusedError, match="run 1 of the secure sum has ended"):
         seals["b"].answer_stage(request("@unmask", 11, attached=opening))
@@ -130,7 +130,7 @@ def test_bytes_that_are_not_a_message_of_the_secure_sum_are_refused() -> None:
 def test_a_new_run_and_a_task_without_terms_discard_the_older_update() -> None:
     """Each would otherwise be masked once more, in an exchange of the server's choice."""
     seals, attached, _ = exchanged(Update({"w": torch.ones(3)}))
-    later = replace(request("@masked", 20, attached=attached), run=2)
+    later = replace(request("@masked", 20, attached=attached), server_start=2)
     with pytest.raises(
         RefusedError, match="no longer has an update for the secure sum"
     ):
@@ -158,7 +158,9 @@ def test_a_number_of_the_previous_run_is_not_a_repeated_message() -> None:
     seals, _, _ = exchanged(Update())
     first_keys = seals["a"].answer_stage(request("@keys", 30, stage(9)))
     assert seals["a"].answer_stage(request("@keys", 30, stage(9))) is first_keys
-    two = seals["a"].answer_stage(replace(request("@keys", 30, stage(9)), run=2))
+    two = seals["a"].answer_stage(
+        replace(request("@keys", 30, stage(9)), server_start=2)
+    )
     assert first_keys.facts["sharing"] != two.facts["sharing"]
 
 

@@ -30,7 +30,9 @@ pytestmark = pytest.mark.usefixtures("instant_disk")
 X = {"x": torch.ones(4)}
 Y = {"x": torch.full((4,), 2.0)}
 COUNTED = Update(metrics={"n": 1.0})
-REQUEST = Request(JOB, 1, 7, "train", round=3, first=True, told=5, options={"round": 3})
+REQUEST = Request(
+    JOB, 1, 7, "train", round=3, first=True, tensors_of_request=5, options={"round": 3}
+)
 
 
 def received(tensors: Tensors) -> bytes:
@@ -57,7 +59,7 @@ def test_the_question_covers_each_part_that_an_answer_depends_on() -> None:
         question(trail, {}),
         question(replace(trail, state=b"another"), {}),
         question(replace(trail, newest_tensors=b"others"), {}),
-        question(trail, {}, told=0),
+        question(trail, {}, tensors_of_request=0),
         question(trail, X),
         question(trail, Y),
         question(trail, {"y": X["x"]}),
@@ -73,7 +75,7 @@ def test_the_question_does_not_depend_on_numbers_of_requests_rounds_and_runs() -
     question = trail.add_request(REQUEST, received(X)).question
     other_numbers = replace(
         REQUEST,
-        run=2,
+        server_start=2,
         number=90,
         round=8,
         preparing=True,
@@ -86,11 +88,12 @@ def test_the_question_does_not_depend_on_numbers_of_requests_rounds_and_runs() -
 
 def test_tensors_that_are_sent_again_give_the_same_question() -> None:
     """A server that was restarted sends what the site remembered before."""
-    evaluate = replace(REQUEST, task="evaluate", told=0)
+    evaluate = replace(REQUEST, task="evaluate", tensors_of_request=0)
     trail = ask(Trail(), evaluate, X, COUNTED)
     remembered = trail.add_request(REQUEST, received({})).question
     assert (
-        trail.add_request(replace(REQUEST, told=0), received(X)).question == remembered
+        trail.add_request(replace(REQUEST, tensors_of_request=0), received(X)).question
+        == remembered
     )
 
 
@@ -121,8 +124,8 @@ def test_a_read_only_task_does_not_change_later_questions() -> None:
 
 def test_a_repeated_setting_does_not_change_later_questions() -> None:
     """Only if it is the newest of its task, and only tasks that answer nothing are."""
-    prepare = replace(REQUEST, task="prepare", told=0)
-    begin = replace(REQUEST, task="begin", told=0)
+    prepare = replace(REQUEST, task="prepare", tensors_of_request=0)
+    begin = replace(REQUEST, task="begin", tensors_of_request=0)
     trail = ask(Trail(), prepare, X, Update())
     trail = ask(trail, begin, Y, Update())
     trail = ask(trail, REQUEST, X, COUNTED)

@@ -116,13 +116,22 @@ class Attached:
         return len(_encode_header(self.facts)) + nbytes(self.tensors)
 
 
+_HEADER_NAME = "header_name"
+
+
+def _header_name(name: str) -> dict[str, str]:
+    """Return the metadata of a field that has another name in the header."""
+    return {_HEADER_NAME: name}
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request of the server to one or several sites.
 
     Attributes:
         job: Fingerprint of the job's table.
-        run: Number of times that the server has started.
+        server_start: Which start of the server this is: 1 for the first ("run" in the
+            header).
         number: Number of the request in this run; a repeated request has the same
             number.
         task: The task of the method or of the engine.
@@ -130,8 +139,8 @@ class Request:
         first: Whether this is the first request of its round; sites may join with it.
         preparing: Whether it comes before the first round. A site that joins later
             answers it on joining.
-        told: For a first request without tensors, the number of the request whose
-            tensors are used; 0 if none are.
+        tensors_of_request: For a first request without tensors, the number of the
+            request whose tensors are used; 0 if none are ("told" in the header).
         counted: For each site for which the request is meant, the number of its last
             request whose reply counts.
         marks: Numbers of the checkpoints to which the server may return.
@@ -142,13 +151,13 @@ class Request:
     """
 
     job: str
-    run: Count
+    server_start: Count = field(metadata=_header_name("run"))
     number: Count
     task: str
     round: Count = 0
     first: bool = False
     preparing: bool = False
-    told: Count = 0
+    tensors_of_request: Count = field(default=0, metadata=_header_name("told"))
     counted: Mapping[Name, Count] = field(default_factory=dict)
     marks: tuple[Count, ...] = ()
     each: bool = False
@@ -163,7 +172,7 @@ class Reply:
 
     Attributes:
         job: Fingerprint of the job's table.
-        run: As in the request.
+        server_start: As in the request.
         number: As in the request.
         site: The site's name.
         update: The site's update; None if it refuses.
@@ -174,7 +183,7 @@ class Reply:
     """
 
     job: str
-    run: Count
+    server_start: Count = field(metadata=_header_name("run"))
     number: Count
     site: str
     update: Update | None = None
@@ -525,13 +534,24 @@ def to_json_values(value: Any, *excluded: str) -> Any:
         excluded: Fields of the message to leave out.
     """
     if is_dataclass(value):
-        names = [field.name for field in fields(value) if field.name not in excluded]
-        return {name: to_json_values(getattr(value, name)) for name in names}
+        return {
+            header_name: to_json_values(getattr(value, name))
+            for name, header_name in _map_to_header_names(value).items()
+            if name not in excluded
+        }
     if isinstance(value, Mapping):
         return {name: to_json_values(inner) for name, inner in value.items()}
     if isinstance(value, tuple | list):
         return [to_json_values(inner) for inner in value]
     return value.hex() if isinstance(value, bytes) else value
+
+
+def _map_to_header_names(message: Any) -> dict[str, str]:
+    """Return the name of each field of a message or its class → that in a header."""
+    return {
+        each.name: each.metadata.get(_HEADER_NAME, each.name)
+        for each in fields(message)
+    }
 
 
 def from_json_values(kind: type[T], value: Any, **excluded: Any) -> T:
@@ -557,8 +577,11 @@ def _make_table_reader(kind: Any, *excluded: str) -> Callable[[Any], dict[str, A
         excluded = tuple(_NOT_IN_HEADER)
     if kind is Reply:
         hints |= _UPDATE_FIELDS
+    header_names = _map_to_header_names(kind)
     readers = {
-        name: _make_reader(hint) for name, hint in hints.items() if name not in excluded
+        header_names.get(name, name): (name, _make_reader(hint))
+        for name, hint in hints.items()
+        if name not in excluded
     }
 
     def read_table(table: Any) -> dict[str, Any]:
@@ -566,14 +589,14 @@ def _make_table_reader(kind: Any, *excluded: str) -> Callable[[Any], dict[str, A
         has_fields = type(table) is dict and table.keys() == readers.keys()
         _require(has_fields, f"fields of a {kind.__name__} are missing or unknown")
         values = {}
-        name = ""
+        header_name = ""
         try:
-            for name, read in readers.items():
-                values[name] = read(table[name])
+            for header_name, (name, read) in readers.items():
+                values[name] = read(table[header_name])
         except ValueError:
             raise WireError(
-                f"not a readable message: the field {name!r} of a {kind.__name__} is "
-                "wrong"
+                f"not a readable message: the field {header_name!r} of a "
+                f"{kind.__name__} is wrong"
             ) from None
         return values
 

@@ -5,7 +5,7 @@ go only to the sites that answered all earlier ones, because only these have the
 that the requests build on. Each request says for every site which of its requests
 counted last, and the site undoes any later ones. A site's state therefore depends only
 on the requests that counted, whatever was lost, repeated or late: a run with faults is
-    bit-identical to a run without faults in which the same sites took part.
+bit-identical to a run without faults in which the same sites took part.
 
 If the first request of a round has no tensors, it refers to the tensors that were sent
 last; a site that does not have them receives them again.
@@ -15,7 +15,7 @@ go to the drawn sites only, and those for all sites begin anew with everyone who
 reachable. A request names the sites for which it is meant in `Request.counted`.
 
 The server stores checkpoints (`rounds.Checkpoints`) with the position of every site,
-and in `run.json` the number of its starts, which sites know as the number of the run.
+and in `run.json` the number of its starts, which each request names.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Deployed(Rounds):
         self._least = patience.min_sites or len(sites)  # sites in a sum over all
 
         self._files = Checkpoints(directory, sites, "start a new run")
-        run = _record_start(directory, job)
+        server_start = _record_start(directory, job)
         position = _find_position(self._files, sites)
         progress = position.progress
         self._resumed = position.state
@@ -126,7 +126,7 @@ class Deployed(Rounds):
             patience,
             notify,
             job=job,
-            run=run,
+            server_start=server_start,
             progress=progress,
             prologue=position.prologue,
             max_norm=max_norm,
@@ -189,7 +189,7 @@ class Deployed(Rounds):
         members = self._members
         sites = members.sites if all_sites else members.present
         if all_sites:
-            members.gather(len(sites), prepare=False)
+            members.wait_for_sites(len(sites), prepare=False)
         answers = members.send(sites, task, least=len(sites) if all_sites else 0)
         replies = answers.replies
         is_incomplete = len(replies) < len(sites)
@@ -386,7 +386,8 @@ def _record_start(directory: Path, job: str) -> int:
     """Record this start of the server.
 
     Returns:
-        The number of the new run. It is on disk before any site receives it.
+        Which start this is: 1 for the first. The number is on disk before any site
+        receives it.
 
     Raises:
         ModelError: The folder belongs to another job, or its `run.json` is damaged.
@@ -410,9 +411,9 @@ def _record_start(directory: Path, job: str) -> int:
                 f"{directory}: holds job {stored_job[:12]}, but this is job "
                 f"{job[:12]}: use another folder"
             )
-    run = earlier_starts + 1
-    write_json(path, {"job": job, "run": run})
-    return run
+    server_start = earlier_starts + 1
+    write_json(path, {"job": job, "run": server_start})
+    return server_start
 
 
 class _Exchange:
@@ -436,17 +437,19 @@ class _Exchange:
         is_first = self.meant_sites not in engine._active_sites
         self.sites = engine._active_sites.get(self.meant_sites, ())
         if is_first:
-            self.sites = self._members.gather(
+            self.sites = self._members.wait_for_sites(
                 self.least, prepare=not is_preparing, among=self.meant_sites
             )
         # A first request without tensors refers to those of an earlier request, which
         # sites that do not have them receive with it.
-        earlier_number = engine._sent_number if is_first and not tensors else 0
-        self._tensors: Tensors | None = engine._sent_tensors if earlier_number else None
+        tensors_of_request = engine._sent_number if is_first and not tensors else 0
+        self._earlier_tensors: Tensors | None = None
+        if tensors_of_request:
+            self._earlier_tensors = engine._sent_tensors
         request = self._members.make_request(
             task,
             first=is_first,
-            told=earlier_number,
+            tensors_of_request=tensors_of_request,
             tensors=tensors,
             options=options,
             preparing=is_preparing,
@@ -553,19 +556,25 @@ class _Exchange:
         self._members.notify(Event("refused", self.request.number, reason, site))
 
     def _make_requests(self, sites: Sequence[str], number: int) -> dict[str, Request]:
-        """Return the method's request for each site; equal requests are one object."""
+        """Return the method's request for each site; equal requests are one object.
+
+        The request may refer to the tensors of an earlier one. A site that does not
+        have these receives them in full.
+        """
         request = replace(
             self.request,
             number=number,
             counted=self._counted,
             attached=self._attached,
         )
-        if self._tensors is None:
+        if self._earlier_tensors is None:
             return dict.fromkeys(sites, request)
-        # For sites that do not have the tensors to which the request refers.
-        request_with_tensors = replace(request, told=0, tensors=self._tensors)
+        request_with_tensors = replace(
+            request, tensors_of_request=0, tensors=self._earlier_tensors
+        )
         requests = {}
         for site in sites:
-            has_tensors = self._members.knows.get(site) == request.told
+            newest = self._members.newest_tensors_at.get(site)
+            has_tensors = newest == request.tensors_of_request
             requests[site] = request if has_tensors else request_with_tensors
         return requests

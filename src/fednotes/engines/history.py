@@ -125,11 +125,11 @@ class Journal:
             place: How messages refer to the folder.
         """
         if not self.states and not self._run_file.exists():
-            self.set_run(0)
+            self.set_server_start(0)
             return
         try:
             stored = read_json(self._run_file)
-            self._run = int(stored["run"])
+            self._server_start = int(stored["run"])
             job = str(stored["job"])
             version = stored.get("format", 2)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -151,14 +151,14 @@ class Journal:
             )
 
     @property
-    def run(self) -> int:
-        """The number of the server's run that the site takes part in; 0 for none."""
-        return self._run
+    def server_start(self) -> int:
+        """The start of the server in which the site takes part; 0 for none."""
+        return self._server_start
 
-    def set_run(self, number: int) -> None:
-        """Store the number of the server's run that the site takes part in."""
+    def set_server_start(self, number: int) -> None:
+        """Store the start of the server in which the site takes part."""
         write_json(self._run_file, {"job": self._job, "format": VERSION, "run": number})
-        self._run = number
+        self._server_start = number
 
     @property
     def states(self) -> list[int]:
@@ -211,7 +211,7 @@ class Journal:
             RefusedError: Another request of this run had the same number.
         """
         number = request.number
-        run = request.run
+        server_start = request.server_start
         try:
             with self._name_entry(number, REQUEST).open("rb") as file:
                 head = file.read(HEAD.size)
@@ -225,7 +225,7 @@ class Journal:
                 reply = decode_reply(stored_frame)
             except (OSError, WireError):
                 return None
-            is_its_reply = (reply.run, reply.number) == (run, number)
+            is_its_reply = (reply.server_start, reply.number) == (server_start, number)
             return stored_frame if is_its_reply else None
 
         try:
@@ -233,10 +233,11 @@ class Journal:
         except ModelError:
             # It cannot be read: it will be undone, or the site has lost its state.
             return None
-        if earlier_request.run == run:
+        if earlier_request.server_start == server_start:
             raise RefusedError(
-                f"site {self._site!r}: request {number} of run {run} was received "
-                "before with different content: the server must start a new run"
+                f"site {self._site!r}: request {number} of run {server_start} was "
+                "received before with different content: the server must start a new "
+                "run"
             )
         return None
 
@@ -259,7 +260,7 @@ class Journal:
         self,
         number: int,
         state: State,
-        last_with_tensors: int,
+        newest_with_tensors: int,
         asked: QuestionHistory | None = None,
         trail: Trail | None = None,
     ) -> None:
@@ -268,14 +269,14 @@ class Journal:
         Args:
             number: The request's number.
             state: The state.
-            last_with_tensors: Number of the last request with tensors.
+            newest_with_tensors: Number of the last request with tensors.
             asked: The history that led to this state, for the secure sum.
             trail: The history that led to this state, for the site's policy.
         """
         facts = {
             "new": False,
             "round": state.round,
-            "told": last_with_tensors,
+            "told": newest_with_tensors,
             "facts": dict(state.facts),
             "asked": asked.to_json() if asked else {},
             "trail": (trail or Trail()).to_json(),
@@ -301,7 +302,7 @@ class Journal:
                 asked = QuestionHistory.from_json(facts["asked"])
             return SavedState(
                 State(facts["round"], tensors, facts["facts"]),
-                last_with_tensors=int(facts["told"]),
+                newest_with_tensors=int(facts["told"]),
                 asked=asked,
                 trail=trail,
             )
@@ -382,7 +383,7 @@ class Journal:
                     number for number in requests if start < number <= mark
                 }
         needed_requests |= {
-            self._find_last_with_tensors(number) for number in needed_states
+            self._find_newest_with_tensors(number) for number in needed_states
         }
         needed_requests.add(max(requests, default=0))
 
@@ -391,7 +392,7 @@ class Journal:
         for number in set(states) - needed_states:
             shutil.rmtree(self._name_state_folder(number), ignore_errors=True)
 
-    def _find_last_with_tensors(self, number: int) -> int:
+    def _find_newest_with_tensors(self, number: int) -> int:
         """Return the last request before a saved state that carried tensors.
 
         Only the facts of the state are read, not its tensors.
@@ -476,7 +477,7 @@ class QuestionHistory:
         elif not request.first:
             round_tensors = self.round_tensors
         else:
-            round_tensors = newest_tensors if request.told else b""
+            round_tensors = newest_tensors if request.tensors_of_request else b""
         question = hash_parts(
             "question",
             self.prepared,
@@ -562,8 +563,8 @@ class Trail:
             received: Digest of the tensors that the task receives, also of those from
                 the journal; b"" for none.
         """
-        means_earlier = request.first and bool(request.told)
-        tensors = received or (self.newest_tensors if means_earlier else b"")
+        refers_to_earlier = request.first and bool(request.tensors_of_request)
+        tensors = received or (self.newest_tensors if refers_to_earlier else b"")
         options = json.dumps(dict(request.options), sort_keys=True)
         contents = hash_parts("task", request.task, options, tensors)
         return replace(
@@ -617,13 +618,13 @@ class SavedState:
 
     Attributes:
         state: The state; None if the site was new.
-        last_with_tensors: Number of the last request with tensors.
+        newest_with_tensors: Number of the last request with tensors.
         asked: What led to the state, for the secure sum.
         trail: What led to the state, for the site's policy.
     """
 
     state: State | None = None
-    last_with_tensors: int = 0
+    newest_with_tensors: int = 0
     asked: QuestionHistory = QuestionHistory()
     trail: Trail = field(default_factory=Trail)
 

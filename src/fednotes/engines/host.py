@@ -172,14 +172,14 @@ class SiteHost:
         self._read_only = frozenset(read_only)
         self._directory = directory
         self._journal = Journal(directory, name, job)
-        self._run = self._journal.run
+        self._server_start = self._journal.server_start
         self._newest = self._journal.last  # number of the newest request of this run
         self._site: SiteTasks | None = None
         # Whether the time of the current answer depends on the site's data.
         self._worked = False
         # Digest of the question whose task has begun, until it is answered.
         self._open_question = b""
-        self._last_with_tensors = 0  # number of the last request with tensors
+        self._newest_with_tensors = 0  # number of the last request with tensors
         self._remembers = False  # whether `_site` has received these tensors
         self._asked = QuestionHistory()
         self._trail = Trail()
@@ -275,11 +275,11 @@ class SiteHost:
                 f"site {self._name!r} has approved job {self._job[:12]}, but the "
                 f"request is for job {request.job[:12]}: approve that job here first"
             )
-        if (request.run, request.number) < (self._run, self._newest):
+        if (request.server_start, request.number) < (self._server_start, self._newest):
             raise RefusedError(
                 f"site {self._name!r}: request {request.number} of run "
-                f"{request.run} is old: request {self._newest} of run {self._run} "
-                "has come since"
+                f"{request.server_start} is old: request {self._newest} of run "
+                f"{self._server_start} has come since"
             )
         if self._name not in request.counted:
             raise RefusedError(f"the request does not name site {self._name!r}")
@@ -292,9 +292,9 @@ class SiteHost:
                 it has.
         """
         target = request.counted[self._name]
-        if request.run > self._run:
-            self._journal.set_run(request.run)
-            self._run = request.run
+        if request.server_start > self._server_start:
+            self._journal.set_server_start(request.server_start)
+            self._server_start = request.server_start
         self._newest = request.number
         last = self._journal.last
         if last == target:
@@ -454,18 +454,20 @@ class SiteHost:
         tensors: Tensors = request.tensors
         check_received(tensors, self._name, request.task)
         if tensors:
-            self._last_with_tensors = request.number
+            self._newest_with_tensors = request.number
             self._remembers = True
             return tensors
-        refers_to_earlier = request.first and bool(request.told)
-        if refers_to_earlier and request.told != self._last_with_tensors:
+        if not (request.first and request.tensors_of_request):
+            return tensors
+        number = request.tensors_of_request
+        if number != self._newest_with_tensors:
             raise RefusedError(
                 f"site {self._name!r}: the request refers to the tensors of "
-                f"request {request.told}, but the last ones received are those "
-                f"of request {self._last_with_tensors}"
+                f"request {number}, but the last ones received are those "
+                f"of request {self._newest_with_tensors}"
             )
-        if refers_to_earlier and not self._remembers:
-            tensors = self._journal.read_request(request.told).tensors
+        if not self._remembers:
+            tensors = self._journal.read_request(number).tensors
         return tensors
 
     # ---- the site's state
@@ -508,7 +510,7 @@ class SiteHost:
             ModelError: The state or a request is damaged.
         """
         saved = self._journal.load(path.start)
-        self._last_with_tensors = saved.last_with_tensors
+        self._newest_with_tensors = saved.newest_with_tensors
         self._remembers = False
         self._asked = saved.asked
         self._trail = saved.trail
@@ -545,7 +547,7 @@ class SiteHost:
         state = site.state()
         self._require_room(_count_state_bytes(state))
         self._journal.save(
-            self._journal.last, state, self._last_with_tensors, asked, self._trail
+            self._journal.last, state, self._newest_with_tensors, asked, self._trail
         )
 
     def _forget(self, request: Request) -> None:
@@ -565,7 +567,7 @@ class SiteHost:
         """Return the reply to a request, with an update or without one."""
         return Reply(
             job=request.job,
-            run=request.run,
+            server_start=request.server_start,
             number=request.number,
             site=self._name,
             update=update,

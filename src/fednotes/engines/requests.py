@@ -200,7 +200,7 @@ class Participants:
         patience: What to do when sites do not answer.
         notify: Called for each dropped message, and repeatedly while a request waits.
         job: Fingerprint of the job's table.
-        run: Number of this start of the server.
+        server_start: Which start of the server this is: 1 for the first.
         progress: The progress of the run so far.
         prologue: The requests before the first round.
         max_norm: Largest L2 norm of an update; 0 sets no limit.
@@ -212,7 +212,8 @@ class Participants:
         counted: For each site, the number of its last request that counts.
         prologue: The requests before the first round.
         prepared: For each site, how many of these it has answered.
-        knows: For each site, the last request with tensors that it answered.
+        newest_tensors_at: For each site, the number of the last request with tensors
+            that it answered.
         away: The sites that did not answer their last request.
         marks: Numbers of the server's checkpoints.
     """
@@ -229,7 +230,7 @@ class Participants:
         notify: Callable[[Event], None],
         *,
         job: str,
-        run: int,
+        server_start: int,
         progress: RunState,
         prologue: Iterable[Earlier] = (),
         max_norm: float = 0.0,
@@ -245,7 +246,7 @@ class Participants:
         self.clock = clock
         self._sleep = sleep
         self.job = job
-        self.run = run
+        self.server_start = server_start
         self.number = progress.number
         self.sites = tuple(progress.counted)
         self.counted = dict(progress.counted)
@@ -253,7 +254,7 @@ class Participants:
         self.bytes_up = progress.bytes_up
         self.bytes_down = progress.bytes_down
         self.prologue = list(prologue)
-        self.knows: dict[str, int] = {}
+        self.newest_tensors_at: dict[str, int] = {}
         self.away = set(self.sites)
 
     def _collect(
@@ -398,12 +399,12 @@ class Participants:
             )
         if reply.number == 0 and reply.later:
             return _Drop("damaged", f"site {site!r} got a damaged request; asked again")
-        replied_to = (reply.job, reply.run, reply.number)
-        if replied_to != (request.job, request.run, request.number):
+        replied_to = (reply.job, reply.server_start, reply.number)
+        if replied_to != (request.job, request.server_start, request.number):
             return _Drop(
                 "late",
                 f"site {site!r} answered an earlier request: {reply.number} of "
-                f"run {reply.run}",
+                f"run {reply.server_start}",
             )
         if site in answers.replies or site in answers.refused:
             return _Drop("duplicate", f"site {site!r} answered twice")
@@ -432,7 +433,7 @@ class Participants:
         """
         return Request(
             self.job,
-            self.run,
+            self.server_start,
             self.take_next_number(),
             task,
             round=self.round,
@@ -476,7 +477,7 @@ class Participants:
                 f"has lost its state and continues from request {reply.has}",
             )
             self.counted[site] = reply.has
-            self.knows.pop(site, None)
+            self.newest_tensors_at.pop(site, None)
             if not reply.has:
                 self.prepared[site] = 0
             answers.moved.add(site)
@@ -532,7 +533,7 @@ class Participants:
             timeout=timeout,
         )
 
-    def gather(
+    def wait_for_sites(
         self, least: int, *, prepare: bool, among: Collection[str] | None = None
     ) -> tuple[str, ...]:
         """Wait for enough sites for the first request of a round; return them.
@@ -547,8 +548,10 @@ class Participants:
         """
         sites = self.sites if among is None else among
         if not self._started:
+            # At the start, every site counts as away, so wait until enough are back.
             self._ask_whether_back(sites, least, self.patience.timeout)
         elif self.away and self.clock() - self._knocked >= self.patience.knock_every:
+            # From time to time, let sites come back, but do not wait for any of them.
             self._ask_whether_back(self.sites, 0, self.patience.knock)
         while True:
             if prepare:
@@ -561,7 +564,17 @@ class Participants:
     def _ask_whether_back(
         self, sites: Collection[str], least: int, timeout: float
     ) -> None:
-        """Ask those of some sites that were away whether they are back."""
+        """Ask those of some sites that were away whether they are back.
+
+        Args:
+            sites: The sites.
+            least: How many of them must come back; with 0, no site is waited for longer
+                than `timeout`.
+            timeout: Seconds to wait.
+
+        Raises:
+            TrainingError: So many of them refuse that fewer than `least` can come back.
+        """
         away = [site for site in self.sites if site in self.away and site in sites]
         answers = self.send(away, BEGIN, least=least, timeout=timeout)
         self._knocked = self.clock()
@@ -608,7 +621,7 @@ class Participants:
         if request.tensors:
             for site, number in included.items():
                 if number == request.number:
-                    self.knows[site] = number
+                    self.newest_tensors_at[site] = number
 
     def _report(self, kind: Kind, site: str, what: str) -> None:
         """Notify of an event at a site.

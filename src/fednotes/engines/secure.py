@@ -87,9 +87,9 @@ logger = logging.getLogger(__name__)
 # ---- a site's side -------------------------------------------------------------------
 
 
-def make_context(job: str, run: int) -> bytes:
+def make_context(job: str, server_start: int) -> bytes:
     """Return the context of all exchanges of one start of the server."""
-    return join_parts("fednotes secure sum", job, run)
+    return join_parts("fednotes secure sum", job, server_start)
 
 
 class _PartiesOfRequests:
@@ -246,8 +246,8 @@ class SecureSeal:
         self._job = job
         self._opened = OpenedSums(site, record)
         self._named_sites = NamedSites(site, record and record.with_name(NAMED_SITES))
-        self._run = -1
-        self._chain: SiteChain  # the chain that belongs to run number `_run`
+        self._server_start = -1
+        self._chain: SiteChain  # the chain that belongs to `_server_start`
         self._pending: _Pending | None = None
         self._newest_mask = _MaskedQuestion(-1, b"")
         self._tried: dict[tuple[int, str], _Tried] = {}  # by round and task
@@ -301,7 +301,7 @@ class SecureSeal:
         Raises:
             RefusedError: The protocol forbids it.
         """
-        self._begin(request.run)
+        self._begin(request.server_start)
         if self._last_answer.number != request.number:
             attached = self._answer(request)
             self._last_answer = _StageAnswer(request.number, attached)
@@ -321,7 +321,7 @@ class SecureSeal:
             RefusedError: The request has no terms, and no late site catches up with it.
             TrainingError: No exchange can sum these values.
         """
-        self._begin(request.run)
+        self._begin(request.server_start)
         self._last_answer = _StageAnswer(-1, Attached())
         self._pending = None
         if not request.attached.facts:
@@ -497,21 +497,21 @@ class SecureSeal:
             "the tensor: lower the learning rate"
         )
 
-    def _begin(self, run: int) -> None:
+    def _begin(self, server_start: int) -> None:
         """Begin a new chain if the server was restarted.
 
-        Each run has new numbers and keys, and no sum of an earlier run is opened.
+        Each start has new numbers and keys, and no sum of an earlier one is opened.
 
         Raises:
-            RefusedError: The run has ended.
+            RefusedError: The server has started again since.
         """
-        if run < self._run:
+        if server_start < self._server_start:
             raise RefusedError(
-                f"site {self._site!r}: run {run} of the secure sum has ended"
+                f"site {self._site!r}: run {server_start} of the secure sum has ended"
             )
-        if run > self._run:
-            self._run = run
-            context = make_context(self._job, run)
+        if server_start > self._server_start:
+            self._server_start = server_start
+            context = make_context(self._job, server_start)
             self._chain = SiteChain(self._site, self._parties, context, self._identity)
             self._pending = None
             self._last_answer = _StageAnswer(-1, Attached())
@@ -668,8 +668,8 @@ class SecureSum(Summing):
         self._requests = _PartiesOfRequests(sites, threshold, threshold_of_drawn)
         self._parties = self._requests.of_all  # of the current sum
         self._job = job
-        self._run = -1
-        self._chain: ServerChain  # the chain that belongs to run number `_run`
+        self._server_start = -1
+        self._chain: ServerChain  # the chain that belongs to `_server_start`
         # Whether the last exchange was completed, which prepares the next one.
         self._is_prepared = False
         self._record = OpeningRecord(record)
@@ -764,11 +764,13 @@ class SecureSum(Summing):
         """Return the sites that have keys for this exchange; begin it if necessary."""
         sites = exchange.sites
         self._require_enough(exchange, len(sites), TrainingError)
-        run = exchange.request.run
-        if run != self._run:
-            self._run = run
+        server_start = exchange.request.server_start
+        if server_start != self._server_start:
+            self._server_start = server_start
             self._is_prepared = False
-            self._chain = ServerChain(self._parties, make_context(self._job, run))
+            self._chain = ServerChain(
+                self._parties, make_context(self._job, server_start)
+            )
         are_same_parties = self._chain.parties.sites == self._parties.sites
         have_keys = (
             self._is_prepared

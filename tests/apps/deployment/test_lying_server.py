@@ -242,7 +242,7 @@ def test_earlier_broadcasts_are_part_of_the_question(case: Case) -> None:
     case.lies = {}
     last = {site: case.hosts[site]._journal.last for site in SITES}
     case.stand(last)
-    case.server._sent_number, case.members.knows = last["a"], dict(last)
+    case.server._sent_number, case.members.newest_tensors_at = last["a"], dict(last)
     assert "received different requests" in case.refuses("train", round=1)
 
 
@@ -387,7 +387,14 @@ def test_a_restarted_site_remembers_its_earlier_questions(
 def test_questions_are_equal_only_if_every_part_is_equal() -> None:
     """Two questions are equal only if all is: by changing one thing after the other."""
     request = Request(
-        JOB, 1, 1, "train", round=3, first=True, told=7, options={"round": 3}
+        JOB,
+        1,
+        1,
+        "train",
+        round=3,
+        first=True,
+        tensors_of_request=7,
+        options={"round": 3},
     )
     history = QuestionHistory(prepared=b"p", history=b"h", newest_tensors=b"t")
 
@@ -412,13 +419,13 @@ def test_questions_are_equal_only_if_every_part_is_equal() -> None:
         question(history, round=4),
         question(history, options={"round": 4}),
         question(history, options={}),
-        question(history, told=0),
+        question(history, tensors_of_request=0),
         question(history, preparing=True),
     ]
     assert len(set(different)) == len(different)
     same = (
         question(history),
-        question(history, number=9, run=2, counted={"a": 3}, marks=(2,)),
+        question(history, number=9, server_start=2, counted={"a": 3}, marks=(2,)),
     )
     assert len(set(same)) == 1
     loose = {
@@ -430,7 +437,7 @@ def test_questions_are_equal_only_if_every_part_is_equal() -> None:
     }
     assert len(loose) == 1  # where sums leave sites out, histories differ
     first_question = history.add_request(request, received(X), strict=True)
-    goes_on = replace(request, first=False, told=0)
+    goes_on = replace(request, first=False, tensors_of_request=0)
     assert (
         first_question.add_request(goes_on, b"", strict=True).round_tensors
         == first_question.round_tensors
@@ -715,7 +722,7 @@ def test_a_request_that_claims_to_follow_a_later_one_is_refused(case: Case) -> N
     last_number = case.hosts["a"]._journal.last
     for number in (1, counted["a"]):
         request = case.members.make_request("train", tensors=X, options={"round": 0})
-        late = replace(request, run=request.run + 1, number=number)
+        late = replace(request, server_start=request.server_start + 1, number=number)
         assert "claims to follow request" in case.ask("a", late).refusal
         assert case.hosts["a"]._journal.last == last_number
 

@@ -366,7 +366,7 @@ def changed(frame: bytes, **fields: Any) -> bytes:
 REPLAYS = {
     "of an earlier request": ("late", lambda h1, h2: h1[0]),
     "of a later request": ("late", lambda h1, h2: h1[2]),
-    "of another run": ("late", lambda h1, h2: changed(h1[1], run=2)),
+    "of another run": ("late", lambda h1, h2: changed(h1[1], server_start=2)),
     "of another job": ("late", lambda h1, h2: changed(h1[1], job="job-2")),
     "of another site": ("refused", lambda h1, h2: h2[1]),
     "in another's name": ("refused", lambda h1, h2: changed(h2[1], site="h3")),
@@ -391,7 +391,7 @@ def test_the_server_accepts_no_reply_twice(ward: Ward, which: str) -> None:
     events: list[Event] = []
     stands = {
         "job": request.job,
-        "run": request.run,
+        "server_start": request.server_start,
         "progress": RunState(0, {"h1": 0}, {"h1": 0}),
     }
     members = Participants(transport, Patience(timeout=1), events.append, **stands)
@@ -420,7 +420,7 @@ def test_a_site_runs_no_request_twice(
         assert "is old" in reply.refusal
     newest = decode_request(requests[-1])
     for wrong, message in (
-        (replace(newest, run=0), "is old"),
+        (replace(newest, server_start=0), "is old"),
         (replace(newest, job="job-2"), "has approved job"),
         (replace(newest, counted={"h2": 1}), "does not name site 'h1'"),
     ):
