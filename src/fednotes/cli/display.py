@@ -932,6 +932,7 @@ class WorkBar:
 
     def advance(self, done: int) -> None:
         """Show how many items are done, and how many in a second."""
+        # Work within other work has counts of its own, which are not shown.
         if self._depth == 1:
             rate = _format_rate(self._bar.tasks[0])
             self._bar.update(self._task, completed=done, count=f"{done:,}  {rate}")

@@ -542,14 +542,15 @@ class _TableReader:
                     f"{self.where}: sites.{name} is a value, expected a table "
                     f"[sites.{name}]"
                 )
-            self._require_addresses_without_passwords(name, values)
+            self._require_valid_addresses(name, values)
             sites[name] = build(self.kind.site_config, values, place)
         return sites
 
-    def _require_addresses_without_passwords(
-        self, name: str, values: Mapping[str, Any]
-    ) -> None:
-        """Raise ConfigError if a site names an impossible address of a database."""
+    def _require_valid_addresses(self, name: str, values: Mapping[str, Any]) -> None:
+        """Raise ConfigError for a site's database address that is no valid one.
+
+        An address with a password is not valid (`DatabaseAddress`).
+        """
         for key, text in self.kind.list_paths({name: values}, {}):
             if is_address(text):
                 with naming_place(f"{self.where} {key}", ConfigError):

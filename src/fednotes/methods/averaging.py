@@ -570,21 +570,23 @@ class Server(RoundServer):
         self._optimizer.moments = moments
 
 
-def _count_fewest_batches(steps: int, in_epoch: int) -> int:
+def _count_fewest_batches(steps: int, batches_per_epoch: int) -> int:
     """Return the fewest different mini-batches of an epoch that a cycle will have.
 
-    A cycle begins where the last one ended. It may therefore have the end of one epoch
-    and the start of the next, which may read the same examples.
+    A cycle begins where the last one ended, so the end of an epoch may cut it into two
+    parts. Both parts may read the same examples, because each epoch reads all of them.
+    Only the mini-batches of the larger part are therefore sure to be different.
 
     Args:
         steps: Number of steps of each cycle.
-        in_epoch: Number of mini-batches of an epoch.
+        batches_per_epoch: Number of mini-batches of an epoch.
     """
-    # Cycles begin at multiples of the greatest common divisor in an epoch. The end of
-    # an epoch cuts the worst one in the middle, and the larger part counts.
-    unit = math.gcd(steps, in_epoch)
-    larger_part = unit * math.ceil(steps / (2 * unit))
-    return min(in_epoch, larger_part)
+    # Within their epochs, cycles begin at multiples of the greatest common divisor.
+    # Both parts of a cycle are therefore such multiples, and the larger one is smallest
+    # if the cut is as near to the middle as these allow.
+    divisor = math.gcd(steps, batches_per_epoch)
+    larger_part = divisor * math.ceil(steps / (2 * divisor))
+    return min(batches_per_epoch, larger_part)
 
 
 class AveragingSite(SiteTasks):

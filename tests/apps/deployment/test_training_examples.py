@@ -112,7 +112,7 @@ def test_a_job_with_one_example_less_is_refused_with_every_method(
 
     def join(run: str, data: Any) -> None:
         joining = JoinedRun(run, "1" * 64, ("a", "b", "c"))
-        record.join(joining, lambda: kind.encode_examples(data), POLICY)
+        record.compare_and_record(joining, lambda: kind.encode_examples(data), POLICY)
 
     join("run1", site)
     join("run2", site)

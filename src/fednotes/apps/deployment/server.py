@@ -245,15 +245,16 @@ class _Engine(Deployed):
 
 def _run(setup: Setup, job: Job, progress: RunProgress) -> None:
     """Train, and write the run's model, results and metrics."""
-    _find_start_time(setup.state)  # records the time of the first start
+    first_start = _record_first_start(setup.state)
     engine = _create_engine(setup, job, progress)
-    config = _agree(setup, job, engine, progress)
+    config = _agree_on_config(setup, job, engine, progress)
 
     # The server does not know how many notes each site has.
     unknown_sizes = [1] * len(setup.sites)
     warnings = job.module.list_size_warnings(config, unknown_sizes)
     for warning in warnings:
         progress.publish_warning(warning)
+    # The method itself asks the engine for the state from which it resumes.
     progress.begin(config, engine.resume())
     final_state = job.module.train(engine, config)
     progress.is_trained = True
@@ -264,8 +265,8 @@ def _run(setup: Setup, job: Job, progress: RunProgress) -> None:
         engine,
         promise=job.module.make_promise(config),
         warnings=warnings,
-        metrics=progress.metrics,
         rounds=final_state.round,
+        first_start=first_start,
     )
     job.module.save_model(config, final_state, setup.folder / "model")
     result.write(setup.folder)
@@ -274,13 +275,16 @@ def _run(setup: Setup, job: Job, progress: RunProgress) -> None:
     progress.pipe.publish({"kind": "end", "rounds": progress.rounds})
 
 
-def _find_start_time(state: Path) -> float:
-    """Return when a run first started, in seconds since the epoch.
+def _record_first_start(state: Path) -> float:
+    """Record that a run starts, if this is its first start; return the first start.
 
-    The first call records the current time, which survives restarts of the server.
+    The time of the first start survives restarts of the server.
 
     Args:
         state: The folder of the run's state.
+
+    Returns:
+        Seconds since the epoch.
     """
     first_start = find_number(read_json_table(state / _STARTED), "time")
     if first_start is None:
@@ -292,12 +296,12 @@ def _find_start_time(state: Path) -> float:
 def _make_result(
     setup: Setup,
     job: Job,
-    engine: Deployed,
+    engine: _Engine,
     *,
     promise: Promise | None,
     warnings: Iterable[str],
-    metrics: Mapping[str, float],
     rounds: int,
+    first_start: float,
 ) -> RunResult:
     """Return the result of a run, with the scores of the sites that share them.
 
@@ -307,8 +311,8 @@ def _make_result(
         engine: The federation, after training.
         promise: The job's guarantee of differential privacy; None if it has none.
         warnings: The warnings about the sites' sizes.
-        metrics: Metrics of the last round.
         rounds: Number of rounds.
+        first_start: When the run first started, in seconds since the epoch.
     """
     shared_scores = _fetch_shared_scores(engine)
     notes = list(warnings)
@@ -331,11 +335,11 @@ def _make_result(
             for site in setup.sites
         },
         privacy=privacy,
-        metrics=dict(metrics),
+        metrics=dict(engine.progress.metrics),
         conditions={
             "federated": {
                 "seconds": engine.seconds,
-                "elapsed": time.time() - _find_start_time(setup.state),
+                "elapsed": time.time() - first_start,
                 "bytes_up": engine.bytes_up,
                 "bytes_down": engine.bytes_down,
                 "rounds": rounds,
@@ -400,8 +404,12 @@ def _load_sampling(setup: Setup, job: Job) -> RoundSampling | None:
     return RoundSampling(drawn, draws, job.module.site_class.for_all_sites)
 
 
-def _agree(setup: Setup, job: Job, engine: Deployed, progress: RunProgress) -> Any:
-    """Return the method's configuration that all sites agreed on.
+def _agree_on_config(
+    setup: Setup, job: Job, engine: Deployed, progress: RunProgress
+) -> Any:
+    """Have all sites agree on the method's configuration, and return it.
+
+    A run that resumes keeps the configuration of its first start.
 
     Raises:
         ConfigError: A site differs from the job, or refuses the agreement.

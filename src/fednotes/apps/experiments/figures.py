@@ -89,6 +89,13 @@ def _list_numbers(
     """Return the means and the standard deviations of a column, by row.
 
     A missing mean is NaN, and a missing deviation 0. Fractions are in percent.
+
+    Args:
+        table: The table of a grid.
+        rows: Some of its rows.
+        column: One of the table's own columns. A table without columns of its own has
+            scores of sites; the column is then a site, and the numbers are the strict
+            F1 at this site.
     """
     if table["columns"]:
         numbers = [row["columns"][column] for row in rows]

@@ -244,8 +244,6 @@ def compare_attention(
 ) -> dict[str, Any]:
     """Compare the attention heads of a grid's models.
 
-    For a user's own job, the first model is the encoder that the job names.
-
     Args:
         grid: A grid with `attention`.
         models: The folders of its models by name.
@@ -254,12 +252,24 @@ def compare_attention(
         seed: Seed of the drawn passages.
 
     Returns:
-        A table that contains only its page.
+        {"markdown": the page}. The grid has no rows of scores, so a table has no more.
     """
     assert grid.attention is not None
-    named = [model.format(**models) for model in grid.attention.models]
+    model_specs = _list_model_specs(grid.attention, models, jobs, grid.base)
     notes, categories = _find_notes(grid.attention, jobs, grid.base)
-    if jobs.replacements:
-        named[0] = f"base={load_job(jobs.find(grid.base)).config.model.encoder}"
-    facts = run_attention(named, notes, out, seed=seed, categories=categories)
+    facts = run_attention(model_specs, notes, out, seed=seed, categories=categories)
     return {"markdown": format_attention_page(facts)}
+
+
+def _list_model_specs(
+    attention: Attention, models: Mapping[str, str], jobs: Jobs, base: str
+) -> list[str]:
+    """Return the models to compare, each as NAME=FOLDER.
+
+    The first one is the encoder "base", from which the grid's models were trained. For
+    a user's own job, that is the encoder which the job names.
+    """
+    specs = [model.format(**models) for model in attention.models]
+    if jobs.replacements:
+        specs[0] = f"base={load_job(jobs.find(base)).config.model.encoder}"
+    return specs

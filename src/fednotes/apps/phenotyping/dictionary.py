@@ -479,39 +479,60 @@ def _read_table(path: Path) -> Iterator[TermEntry]:
     """
     first_line = next((line for _, line in _read_nonblank_lines(path) if line), "")
     delimiter = "\t" if "\t" in first_line else ","
-    header: list[str] = []
-    with suppress(csv.Error, StopIteration):
-        header = [cell.strip().lower() for cell in split_cells(first_line, delimiter)]
-    id_column = _find_column(header, _ID_NAMES)
-    term_column = _find_column(header, _TERM_NAMES)
+    columns = _find_columns_in_header(first_line, delimiter)
+    has_header = columns is not None
+    columns = columns or _Columns(id=0, term=1, count=2)
 
-    has_header = id_column is not None and term_column is not None
     rows = split_lines(
         _read_nonblank_lines(path),
-        len(header) if has_header else 2,
+        columns.count,
         delimiter,
         has_quotes=delimiter != "\t",
     )
-    if id_column is not None and term_column is not None:
+    if has_header:
         next(rows)
-        entries = _read_entries(rows, id_column, term_column)
-    else:
-        entries = _read_entries(rows, 0, 1)
+    entries = _read_entries(rows, columns)
 
     kind = "row of a dictionary table, with two columns, id and term"
     for concept, term in _select_usable_rows(path, kind, entries, is_usable=_is_entry):
         yield TermEntry(concept.strip(), clean_term(term))
 
 
+class _Columns(NamedTuple):
+    """The columns of a table.
+
+    Attributes:
+        id: Number of the column with the ids, from 0.
+        term: Number of the column with the terms.
+        count: Number of all columns.
+    """
+
+    id: int
+    term: int
+    count: int
+
+
+def _find_columns_in_header(first_line: str, delimiter: str) -> _Columns | None:
+    """Return the columns that a table's first line names; None if it is no header."""
+    header: list[str] = []
+    with suppress(csv.Error, StopIteration):
+        header = [cell.strip().lower() for cell in split_cells(first_line, delimiter)]
+    id_column = _find_column(header, _ID_NAMES)
+    term_column = _find_column(header, _TERM_NAMES)
+    if id_column is None or term_column is None:
+        return None
+    return _Columns(id_column, term_column, len(header))
+
+
 def _read_entries(
-    rows: Iterable[NumberedRow | Damaged], id_column: int, term_column: int
+    rows: Iterable[NumberedRow | Damaged], columns: _Columns
 ) -> Iterator[tuple[int, TermEntry | None]]:
     """Yield the line and entry of each row; None for a damaged row."""
     for row in rows:
         if isinstance(row, Damaged):
             yield row.line, None
         else:
-            yield row.line, TermEntry(row.cells[id_column], row.cells[term_column])
+            yield row.line, TermEntry(row.cells[columns.id], row.cells[columns.term])
 
 
 def _find_column(header: Sequence[str], names: Collection[str]) -> int | None:

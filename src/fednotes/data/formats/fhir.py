@@ -243,7 +243,7 @@ def _to_record(
             other_extensions.append(extension)
 
     patient = _find_patient_id(as_mapping(resource.get("subject")))
-    details = _select_details(resource, other_extensions)
+    details = _remove_text_and_own_extensions(resource, other_extensions)
     if _has_more_than_needed(details, resource, patient):
         fields["meta"] = {**as_mapping(fields.get("meta")), "fhir": details}
     return {
@@ -267,15 +267,20 @@ def _count_ignored(resource: Any, ignored: Counter[str]) -> None:
     ignored[name] += 1
 
 
-def _select_details(
-    resource: Mapping[str, Any], extensions: list[Any]
+def _remove_text_and_own_extensions(
+    resource: Mapping[str, Any], other_extensions: list[Any]
 ) -> dict[str, Any]:
-    """Return a resource without its text and without this project's extensions."""
+    """Return a resource without its text and without this project's extensions.
+
+    Args:
+        resource: The resource.
+        other_extensions: Those of its extensions that are not this project's.
+    """
     place = PLACES[resource["resourceType"]]
     details = {key: value for key, value in resource.items() if key != "extension"}
     details[place] = [_remove_text(item) for item in require_objects(resource, place)]
-    if extensions:
-        details["extension"] = extensions
+    if other_extensions:
+        details["extension"] = other_extensions
     return details
 
 

@@ -365,6 +365,7 @@ class _ParquetReader:
         for group in range(self._source.metadata.num_row_groups):
             sizes = self._measure_group(group)
             batch_size = self._choose_batch_size(sizes)
+            # A reader fixes which columns stay dictionaries, which differs by group.
             reader = self._arrow.parquet.ParquetFile(
                 self._file,
                 metadata=self._source.metadata,

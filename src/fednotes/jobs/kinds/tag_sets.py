@@ -250,7 +250,8 @@ def draw_types(
     ]
     num_sites = len(mentions_by_site)
     for attempt in range(_MAX_DRAWS):
-        # Without a limit on mentions, the draw is that of the sampling's own number.
+        # The first draw uses the number itself, so that a `min_mentions` which this
+        # draw satisfies does not change the types.
         draw_seed = seed_of(sampling, "draw", attempt) if attempt else sampling
         if config.design == "disjoint":
             tag_sets = draw_disjoint(types, num_sites, config.per_site, draw_seed)

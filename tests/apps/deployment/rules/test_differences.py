@@ -50,7 +50,8 @@ def join(
     views = {"texts": [letter.encode() for letter in letters]}
     if labels:
         views["labels"] = [label.encode() for label in labels]
-    ExampleRecord(rules).join(JoinedRun(run, job, ("b", "a")), lambda: views, policy)
+    joining = JoinedRun(run, job, ("b", "a"))
+    ExampleRecord(rules).compare_and_record(joining, lambda: views, policy)
 
 
 def runs(rules: Path) -> list[str]:

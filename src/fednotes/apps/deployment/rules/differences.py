@@ -135,19 +135,20 @@ class ExampleRecord:
     def __init__(self, rules: Path) -> None:
         self.folder = rules / FOLDER
 
-    def join(
-        self, joining: JoinedRun, read: Callable[[], Views], policy: Policy
+    def compare_and_record(
+        self, joining: JoinedRun, read_examples: Callable[[], Views], policy: Policy
     ) -> None:
         """Compare a run's training examples with earlier runs, then record them.
 
-        A run is not compared with itself, so a site that resumes one joins it again.
-        With `min_difference = 0` nothing is read, compared or written.
+        A run is not compared with itself, because a site that resumes a run calls this
+        again. With `min_difference = 0` nothing is read, compared or written.
 
         Args:
             joining: The run that the site is about to join.
-            read: Returns the training examples as bytes, in one or several views. A
-                view omits a part of the examples, such as labels; runs are compared in
-                each view that both have. An example that occurs twice counts twice.
+            read_examples: Returns the training examples as bytes, in one or several
+                views. A view omits a part of the examples, such as labels; runs are
+                compared in each view that both have. An example that occurs twice
+                counts twice.
             policy: The site's rules.
 
         Raises:
@@ -166,7 +167,7 @@ class ExampleRecord:
             secret, record = self._read()
             view_digests = {
                 view: digest_examples(secret, view, examples)
-                for view, examples in read().items()
+                for view, examples in read_examples().items()
             }
             for earlier in record.runs:
                 if not earlier.is_of(joining):

@@ -718,7 +718,8 @@ class SiteGuard:
 
         Args:
             read_examples: Returns the site's training examples in the form that
-                `ExampleRecord.join` takes; it is not called if no rule needs them.
+                `ExampleRecord.compare_and_record` takes; it is not called if no rule
+                needs them.
 
         Raises:
             PolicyRefusal: Too few examples differ from those of an earlier job.
@@ -728,7 +729,8 @@ class SiteGuard:
         policy = self._read_policy()
         joining = JoinedRun(self._run, self._job, tuple(self._sites))
         with self._withholding():
-            ExampleRecord(self._kit / RULES).join(joining, read_examples, policy)
+            record = ExampleRecord(self._kit / RULES)
+            record.compare_and_record(joining, read_examples, policy)
 
     def check_request(self, request: Request) -> None:
         """Check whether a request may be served.

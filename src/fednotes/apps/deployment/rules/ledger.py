@@ -482,20 +482,20 @@ def read_hash(raw: bytes) -> str:
 class AnsweredQuestion(NamedTuple):
     """A question to a site with its answer, which `max_rounds` counts as one.
 
-    A server may ask about any number of models that have the same
-    answer, and learns something about each, so questions are told apart. The same
-    question has a different answer in another run, due to different random draws, so
-    answers are told apart too.
+    Two pairs with the same answer differ if their questions do: a server may ask about
+    any number of models that have the same answer, and learns something about each. Two
+    pairs with the same question differ if their answers do: in another run, random
+    draws lead to another answer.
 
     Attributes:
         question: Digest of the question; "" if an earlier version answered it.
-        update: Hash of the answer.
-        model: Digest of the model that the answer is about; "" for none.
+        update_hash: Hash of the answer.
+        model_digest: Digest of the model that the answer is about; "" for none.
     """
 
     question: str
-    update: str
-    model: str = ""
+    update_hash: str
+    model_digest: str = ""
 
 
 class _NewLines:
@@ -536,7 +536,8 @@ class JobLines:
 
     Attributes:
         newest_time: The latest timestamp of the lines that count; "" for none.
-        updates: Task to the distinct updates that left (`read_answer`).
+        updates: Task to the distinct updates that left, each as
+            `read_answered_question` returns it.
         refused_questions: Task to the questions that were refused after the task had
             read notes.
         models: Task to the distinct models that the updates are about.
@@ -612,10 +613,10 @@ class JobLines:
                 self.refused_questions.setdefault(task, set()).add(line["question"])
             return
         if line["update"]:
-            answered = read_answer(line)
+            answered = read_answered_question(line)
             self.updates.setdefault(task, set()).add(answered)
-            if answered.model:
-                self.models.setdefault(task, set()).add(answered.model)
+            if answered.model_digest:
+                self.models.setdefault(task, set()).add(answered.model_digest)
         # Removing the line first moves a repeated message to the end.
         self.lines_by_message.pop(line["sha256"], None)
         self.lines_by_message[line["sha256"]] = line
@@ -729,25 +730,26 @@ def read_tensors(line: Mapping[str, Any]) -> tuple[TensorFacts, ...]:
     return tensors[:-1] if line["masked"] else tensors
 
 
-def read_answer(line: Mapping[str, Any]) -> AnsweredQuestion:
+def read_answered_question(line: Mapping[str, Any]) -> AnsweredQuestion:
     """Return the question and answer that `max_rounds` counts for a line's update.
 
-    Earlier versions recorded no question. For an update about a model, they recorded
-    the model instead of the update, and distinguished updates by their first tensor.
+    Lines of earlier versions have no "question". Their "update" is the hash of the
+    update's tensors or, if the update is about a model, the digest of that model. In
+    the second case, the hash of the first tensor stands for the update.
     """
     update = line["update"]
     if "question" in line:
         return AnsweredQuestion(
-            question=line["question"], update=update, model=line["model"]
+            question=line["question"], update_hash=update, model_digest=line["model"]
         )
 
-    # An earlier version wrote this line.
     tensors = read_tensors(line)
     is_hash_of_update = not tensors or update == hash_tensors(tensors)
     if is_hash_of_update:
-        return AnsweredQuestion(question="", update=update)
-    # Otherwise, the earlier version recorded the model under "update".
-    return AnsweredQuestion(question="", update=tensors[0].sha256, model=update)
+        return AnsweredQuestion(question="", update_hash=update)
+    return AnsweredQuestion(
+        question="", update_hash=tensors[0].sha256, model_digest=update
+    )
 
 
 def _encode_entry(entry: Entry) -> dict[str, Any]:
