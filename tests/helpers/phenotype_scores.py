@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fednotes.metrics.classification import ClassCounts, measure_rankings
-from fednotes.metrics.summaries import average_scores, score_pooled_sites
+from fednotes.metrics.summaries import average_scores, score_all_test_data
 
 OUTPUTS = ("asthma", "gout", "obesity")
 CONDITIONS = ("alone", "federated", "pooled")
@@ -86,7 +86,7 @@ def summary_of(sites: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "micro": {
             c: summed
             for c, scores in each.items()
-            if (summed := score_pooled_sites(scores))
+            if (summed := score_all_test_data(scores))
         },
         "command": "fednotes simulate job.toml --out run",
         "notes": [],

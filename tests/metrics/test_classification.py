@@ -32,7 +32,7 @@ from fednotes.metrics.paired_tests import (
     bootstrap_sites,
 )
 from fednotes.metrics.spans import SpanCounts
-from fednotes.metrics.summaries import average_scores, score_pooled_sites, summarise
+from fednotes.metrics.summaries import average_scores, score_all_test_data, summarise
 
 NAMES = (
     "Asthma",
@@ -537,7 +537,7 @@ def test_summed_scores_equal_the_scores_of_all_patients_together() -> None:
     patients."""
     parts = [draw_patients(seed) for seed in (1, 2)]
     labels, predicted = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-    summed = score_pooled_sites([site_score(1), codes_alone(3), site_score(2)])
+    summed = score_all_test_data([site_score(1), codes_alone(3), site_score(2)])
     each = []
     for column, name in enumerate(OUTPUTS):
         known = labels[:, column] >= 0
@@ -551,9 +551,9 @@ def test_summed_scores_equal_the_scores_of_all_patients_together() -> None:
 def test_scores_without_counts_cannot_be_summed() -> None:
     score = site_score(1)
     del score["class_counts"]
-    assert score_pooled_sites([score, site_score(2)]) == {}
-    assert score_pooled_sites([codes_alone(1)]) == {}
-    assert score_pooled_sites([{}]) == {}
+    assert score_all_test_data([score, site_score(2)]) == {}
+    assert score_all_test_data([codes_alone(1)]) == {}
+    assert score_all_test_data([{}]) == {}
 
 
 def document_table(seed: int, documents: int) -> np.ndarray:

@@ -185,7 +185,7 @@ class MethodSite(SiteTasks, Protocol):
         """
         return {}
 
-    def find_subject(self, task: str) -> str:  # noqa: ARG002 - subclasses use it
+    def find_model_digest(self, task: str) -> str:  # noqa: ARG002 - subclasses use it
         """Return a digest of the model to which this task's latest update refers.
 
         If a task asks several questions about one model, a site's policy counts

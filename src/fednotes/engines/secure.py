@@ -14,7 +14,7 @@ sum may leave sites out, the survivors first confirm their list to each other
 ("@confirm").
 
 The terms are public and equal for all sites: the names of the counts (from the last sum
-    of this task; None stands for each site's own names) and the limits of the values
+of this task; None stands for each site's own names) and the limits of the values
     (from the last total of this task).
 
 The masks are derived from the question (`history.QuestionHistory`), so only updates for
@@ -268,7 +268,7 @@ class SecureSeal:
         """Return the other sites' history, if this site lost its own and must adopt it.
 
         Only events at this site count as a loss: it has opened and trained nothing (a
-            new disk), or its own files were damaged. A server that sends the site back
+        new disk), or its own files were damaged. A server that sends the site back
             causes neither.
 
         Returns:
@@ -409,46 +409,67 @@ class SecureSeal:
     def _mask(
         self, pending: _Pending, terms: wire.Terms, attached: Attached
     ) -> Attached:
-        """Return the masked update, or the reason why it needs a new exchange."""
-        metric_names = tuple(pending.update.metrics)
-        agreed_names = terms.metrics
-        answer = wire.Masking(
-            names=None if metric_names == (agreed_names or ()) else metric_names,
-            history=compute_history(pending.question),
-            before=self._opened.find_survivors(pending.question),
-        )
-        if agreed_names is not None and not set(metric_names) <= set(agreed_names):
+        """Return the masked update, or the reason why it needs a new exchange.
+
+        Raises:
+            RefusedError: The terms have impossible limits.
+            TrainingError: The values are beyond the widest limits, or too many limits
+                were tried; see `_give_up`.
+        """
+        answer = self._start_answer(pending, terms)
+        names = pending.update.metrics.keys()
+        if terms.metrics is not None and not names <= set(terms.metrics):
             return wire.pack(
                 replace(answer, again="counts that the sites did not agree on")
             )
-        limits = terms.limits
-        if not all(abs(exponent) <= BITS for exponent in limits.values()):
+        if not all(abs(exponent) <= BITS for exponent in terms.limits.values()):
             raise RefusedError("a request of the secure sum has impossible limits")
 
-        grid = self._digest_grid(pending, limits)
+        grid = self._digest_grid(pending, terms.limits)
         tried = self._count_try(pending, grid)
         try:
-            self._chain.find_exchange(terms.number).require_parties(pending.parties)
-            boxes = wire.read_boxes(attached, terms.roster, self._site)
-            layout = LayoutOptions(
-                purpose=pending.purpose, limits=limits, metrics=agreed_names
-            )
-            message = self._chain.mask_update(
-                terms.number, boxes, pending.update, **layout
-            )
+            message = self._mask_within_limits(pending, terms, attached)
         except RefusedError as error:
             return wire.pack(replace(answer, again=str(error)))
         except TrainingError as error:
             # The tensor and the limit are only for the staff of this site.
             logger.warning("%s", error)
+            # The same values beyond the same limits count once, because another
+            # refusal of them reveals nothing new.
             tried.refused.add(hash_parts(grid, _hash_update(pending.update)))
-            if not limits or len(tried.refused) >= REFUSALS:
+            if not terms.limits or len(tried.refused) >= REFUSALS:
                 raise self._give_up(pending) from error
             return wire.pack(
                 replace(answer, again="values beyond the limits", wide=True)
             )
         self._newest_mask = _MaskedQuestion(terms.number, pending.question)
         return wire.pack_masked(answer, message)
+
+    def _start_answer(self, pending: _Pending, terms: wire.Terms) -> wire.Masking:
+        """Return what every answer says about an update, masked or not."""
+        names = tuple(pending.update.metrics)
+        has_names_of_terms = names == (terms.metrics or ())
+        return wire.Masking(
+            names=None if has_names_of_terms else names,
+            history=compute_history(pending.question),
+            before=self._opened.find_survivors(pending.question),
+        )
+
+    def _mask_within_limits(
+        self, pending: _Pending, terms: wire.Terms, attached: Attached
+    ) -> wire.MaskedMessage:
+        """Return the update, masked with the keys of the exchange.
+
+        Raises:
+            RefusedError: This site cannot mask it in this exchange.
+            TrainingError: Its values are beyond the limits of the terms.
+        """
+        self._chain.find_exchange(terms.number).require_parties(pending.parties)
+        boxes = wire.read_boxes(attached, terms.roster, self._site)
+        layout = LayoutOptions(
+            purpose=pending.purpose, limits=terms.limits, metrics=terms.metrics
+        )
+        return self._chain.mask_update(terms.number, boxes, pending.update, **layout)
 
     def _digest_grid(self, pending: _Pending, limits: Mapping[str, int]) -> bytes:
         """Return a digest of the grid of numbers on which limits place an update.

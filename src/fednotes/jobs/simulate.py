@@ -78,7 +78,7 @@ from fednotes.jobs.workers.pool import (
 from fednotes.jobs.workers.turns import Turns
 from fednotes.jobs.workers.worker_process import WorkerProcess
 from fednotes.metrics.paired_tests import Bootstrap, bootstrap_sites
-from fednotes.metrics.summaries import average_scores, score_pooled_sites
+from fednotes.metrics.summaries import average_scores, score_all_test_data
 
 Conditions = Mapping[str, Sequence[Outcome]]
 
@@ -144,6 +144,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
             job_warnings = (describe_nothing_to_resume(out), *job_warnings)
         for text in (*sites.warnings, *job_warnings):
             events.warn(text)
+        # The run's result and report have the warnings, too.
         sites = replace(sites, remarks=(*sites.remarks, *job_warnings))
         traffic = estimate_traffic(job, config, sites.data)
         if traffic is not None:
@@ -170,13 +171,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
         with telling_how_to_resume(f"{command} --resume"), reporting(events, out):
             run = _Run(job, out, resume, events, pool)
             outcomes = run.train_parts(parts, sites.data)
-            result = _make_result(job, sites, facts, parts, outcomes, command)
-            update = {
-                "workers": pool.count,
-                "processors": pool.processors,
-                "notes": [*result.notes, *remark_on_processors(pool.processors)],
-            }
-            result = result.model_copy(update=update)
+            result = _make_result(job, sites, facts, parts, outcomes, command, pool)
             result.write(out)
     return result
 
@@ -459,6 +454,7 @@ def _make_result(
     parts: Sequence[Part],
     outcomes: Mapping[str, Outcome],
     command: str,
+    pool: Workers,
 ) -> RunResult:
     """Combine the outcomes of all parts into the result of the run.
 
@@ -469,37 +465,26 @@ def _make_result(
         parts: The parts of the run.
         outcomes: Name of each part to its outcome.
         command: Command that repeats the run.
+        pool: The workers that trained the parts.
     """
     by_condition = _group_by_condition(outcomes)
-    site_ids = [site.id for site in sites.data]
-    scores: dict[str, dict[str, Any]] = {site: {} for site in site_ids}
-    mean = {}
-    micro = {}
-    costs = {}
-    validation = {}
-    for condition, condition_outcomes in by_condition.items():
-        by_site = _gather_scores(condition_outcomes)
-        for site in site_ids:
-            scores[site][condition] = by_site[site]
-        scores_in_order = [by_site[site] for site in site_ids]
-        mean[condition] = average_scores(scores_in_order)
-        summed = score_pooled_sites(scores_in_order)
-        if summed:
-            micro[condition] = summed
-        costs[condition] = _sum_costs(condition_outcomes)
-        validation[condition] = _gather_validation(condition_outcomes)
+    scores = _RunScores.collect(by_condition, [site.id for site in sites.data])
+    costs = {
+        condition: _sum_costs(condition_outcomes)
+        for condition, condition_outcomes in by_condition.items()
+    }
     paired, paired_mean = _compare_with_baselines(by_condition)
-
     federated = outcomes.get("federated")
-    notes = [*sites.messages]
-    if federated is not None and federated.described:
-        notes.append(f"federated: {federated.described}")
     causes = [
-        *find_empty_scores(job, scores),
-        *job.kind.find_score_causes(job, scores, facts),
-        *find_low_pooled_scores(job, mean, costs, parts, len(site_ids)),
+        *find_empty_scores(job, scores.by_site),
+        *job.kind.find_score_causes(job, scores.by_site, facts),
+        *find_low_pooled_scores(job, scores.mean, costs, parts, len(sites.data)),
     ]
-    notes += map(str, causes)
+    remarks = [*sites.messages]
+    if federated is not None and federated.described:
+        remarks.append(f"federated: {federated.described}")
+    remarks += map(str, causes)
+    remarks += remark_on_processors(pool.processors)
     return RunResult(
         version=VERSION,
         title=job.title,
@@ -516,10 +501,10 @@ def _make_result(
             for site in sites.data
             if isinstance(site, SiteData)
         },
-        sites=scores,
-        mean=mean,
-        micro=micro,
-        valid=validation,
+        sites=scores.by_site,
+        mean=scores.mean,
+        micro=scores.micro,
+        valid=scores.validation,
         privacy=_describe_privacy(job, parts),
         conditions=costs,
         marks=explain_incomparable_conditions(parts),
@@ -527,10 +512,46 @@ def _make_result(
         paired_mean=paired_mean,
         config=dict(job.table),
         versions=list_versions(),
+        workers=pool.count,
+        processors=pool.processors,
         threads=job.threads,
-        notes=notes,
+        notes=remarks,
         causes=causes,
     )
+
+
+@dataclass(frozen=True)
+class _RunScores:
+    """The scores of a run; see `RunResult`.
+
+    Attributes:
+        by_site: Site → condition → scores on the site's test data.
+        mean: Condition → means of the scores over the sites.
+        micro: Condition → scores on the test data of all sites together, if these can
+            be computed.
+        validation: Condition → validation scores of the selected models.
+    """
+
+    by_site: dict[str, dict[str, Any]]
+    mean: dict[str, dict[str, Any]]
+    micro: dict[str, dict[str, Any]]
+    validation: dict[str, dict[str, Any]]
+
+    @classmethod
+    def collect(cls, by_condition: Conditions, site_ids: Sequence[str]) -> _RunScores:
+        """Return the scores in the outcomes of each condition's parts."""
+        scores = cls({site: {} for site in site_ids}, {}, {}, {})
+        for condition, outcomes in by_condition.items():
+            scores_by_site = _gather_scores(outcomes)
+            for site in site_ids:
+                scores.by_site[site][condition] = scores_by_site[site]
+            scores_in_order = [scores_by_site[site] for site in site_ids]
+            scores.mean[condition] = average_scores(scores_in_order)
+            micro_scores = score_all_test_data(scores_in_order)
+            if micro_scores:
+                scores.micro[condition] = micro_scores
+            scores.validation[condition] = _gather_validation(outcomes)
+        return scores
 
 
 def _group_by_condition(outcomes: Mapping[str, Outcome]) -> dict[str, list[Outcome]]:

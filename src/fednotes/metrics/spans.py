@@ -228,7 +228,7 @@ class SpanCounts:
             number of predictions. "macro": for each definition, the mean over the types
             that occur in gold mentions or predictions. "unseen": {precision, recall,
             f1, "support"}. "counts": the summed counts of all types, from which
-            `score_pooled_mentions` pools sites.
+            `score_all_mentions` scores several sites together.
         """
         total = self.total
         by_type: dict[str, dict[str, object]] = {}
@@ -277,8 +277,8 @@ def _find_new_forms(
     return np.fromiter(is_new, dtype=bool)
 
 
-def score_pooled_mentions(scores: Sequence[Mapping[str, Any]]) -> dict[str, Scores]:
-    """Return precision, recall and F1 over several sites' pooled mentions.
+def score_all_mentions(scores: Sequence[Mapping[str, Any]]) -> dict[str, Scores]:
+    """Return precision, recall and F1 over the mentions of several sites together.
 
     Args:
         scores: The results of `SpanCounts.scores` at each site.

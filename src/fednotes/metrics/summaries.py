@@ -10,7 +10,7 @@ import numpy as np
 
 from fednotes.core.errors import DataError
 from fednotes.metrics.classification import ClassCounts
-from fednotes.metrics.spans import score_pooled_mentions
+from fednotes.metrics.spans import score_all_mentions
 
 # The measures of each kind of score that are averaged over sites.
 _MEASURES = {
@@ -125,7 +125,7 @@ def _average(scores: Sequence[Mapping[str, Any]], kind: str, key: str) -> float 
     return fmean(numbers) if numbers else None
 
 
-def score_pooled_sites(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def score_all_test_data(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the scores of all sites' test data taken together, from their counts.
 
     For diseases, sites that are scored only on codes are left out, and a patient who is
@@ -135,16 +135,16 @@ def score_pooled_sites(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         The scores; {} if a site has no counts.
     """
     if all("counts" in each for each in scores):
-        return dict(score_pooled_mentions(scores))
+        return dict(score_all_mentions(scores))
     judged = [each for each in scores if each.get("by_output")]
     if not judged or not all("class_counts" in each for each in judged):
         return {}
     total = ClassCounts()
     for each in judged:
         total += ClassCounts.from_metrics(each["class_counts"])
-    pooled = total.scores()
+    micro_scores = total.scores()
     return {
-        "phenotypes": pooled["macro"],
-        "present": pooled["present"]["macro"],
-        "by_output": pooled["by_output"],
+        "phenotypes": micro_scores["macro"],
+        "present": micro_scores["present"]["macro"],
+        "by_output": micro_scores["by_output"],
     }

@@ -43,9 +43,9 @@ class Calibrated:
 
         def make() -> Any:
             site = phenotype.Site(data, config)
-            guard.count_covered, guard.find_subject = (
+            guard.count_covered, guard.find_model_digest = (
                 site.count_covered,
-                site.find_subject,
+                site.find_model_digest,
             )
             return site
 

@@ -742,9 +742,9 @@ class FedNERSite:
 
         def make() -> fedner.Site:
             site = fedner.Site(sites[0], config)
-            guard.count_covered, guard.find_subject = (
+            guard.count_covered, guard.find_model_digest = (
                 site.count_covered,
-                site.find_subject,
+                site.find_model_digest,
             )
             return site
 

@@ -191,7 +191,7 @@ def _create_host(
             write_card=participation.write_card,
         )
         guard.count_covered = agreed_site.count_covered
-        guard.find_subject = agreed_site.find_subject
+        guard.find_model_digest = agreed_site.find_model_digest
         return agreed_site
 
     pace = None
@@ -591,12 +591,12 @@ class AgreedSite:
         """
         return {} if self.site is None else self.site.count_covered(task)
 
-    def find_subject(self, task: str) -> str:
+    def find_model_digest(self, task: str) -> str:
         """Return a digest of the model that a task's update is about, or ""."""
         if self.site is None:
             return ""
-        subject: str = self.site.find_subject(task)
-        return subject
+        digest: str = self.site.find_model_digest(task)
+        return digest
 
     def state(self) -> State:
         """Return the agreement and the state of the method's site."""

@@ -549,7 +549,7 @@ class Site(MethodSite):
         self._calibrations += 1
         return update
 
-    def find_subject(self, task: str) -> str:
+    def find_model_digest(self, task: str) -> str:
         """Return a digest of the model that was calibrated; "" for all other tasks."""
         return self._calibrated if task == "calibrate" else ""
 

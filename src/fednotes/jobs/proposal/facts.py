@@ -21,6 +21,7 @@ from fednotes.data.formats.folders import list_files
 from fednotes.data.formats.problems import OnError, Problems
 from fednotes.data.notes import FORMATS as NOTE_FORMATS
 from fednotes.data.notes import (
+    Note,
     NoteDatabase,
     NotePlace,
     describe_left_out,
@@ -357,61 +358,127 @@ def _read_notes(place: Place, options: ReadOptions) -> SiteFacts:
         ConfigError: There is no such format.
     """
     root = place.root
+    column = options.column or None
     format = options.format or None
     if isinstance(root, Path):
-        format = find_note_format(
-            root, format, options.column or None, options.encoding
-        )
+        format = find_note_format(root, format, column, options.encoding)
     problems = Problems()
-    lengths = _LengthCounter()
-    patient_hashes: set[int] = set()  # a hash takes less memory than a name
-    has_patients = False
     notes = read_notes(
-        root,
-        format,
-        column=options.column or None,
-        encoding=options.encoding,
-        problems=problems,
+        root, format, column=column, encoding=options.encoding, problems=problems
     )
+    counter = _NoteCounter()
     for note in notes:
-        lengths.add(note.text)
-        patient_hashes.add(hash(make_patient_key(note)))
-        has_patients = has_patients or note.patient is not None
-    num_notes = len(lengths.words)
+        counter.add(note)
     problems.raise_if_refused(options.on_error)
-    if not num_notes:
-        raise _no_notes(root, notes.counts)
-    parts: dict[str, Path] = {}
-    encodings_of_files: tuple[str, ...] = ()
-    labels = None
-    unused_columns: tuple[str, ...] = ()
+    if not counter.notes:
+        raise _make_no_notes_error(root, notes.counts)
+
+    files = _FileFacts(format=format or "database")
     if isinstance(root, Path):
-        parts["path"] = root
-        unused_columns = find_unused_columns(
-            root, format, options.column or None, options.encoding
-        )
-        format = format or _find_format_of_notes(root, options.encoding)
-        encodings_of_files = _list_encodings([root], options.encoding)
-        labels = _find_labels(root)
+        files = _describe_files(root, format, options)
     site = SiteFacts(
         name=place.name,
         root=root,
-        parts=parts,
+        parts=files.parts,
         holds="notes",
-        format=format or "database",
-        notes=num_notes,
-        patients=len(patient_hashes) if has_patients else 0,
-        words=Lengths.of(lengths.words),
-        characters=Lengths.of(lengths.characters),
-        encodings=encodings_of_files,
+        format=files.format,
+        notes=counter.notes,
+        patients=counter.patients if counter.has_patients else 0,
+        words=Lengths.of(counter.lengths.words),
+        characters=Lengths.of(counter.lengths.characters),
+        encodings=files.encodings,
         left_out=dict(problems.counts),
-        unused_columns=unused_columns,
-        units={"train": len(patient_hashes)},
+        unused_columns=files.unused_columns,
+        units={"train": counter.patients},
     )
-    return site if labels is None else _add_labels(site, labels)
+    return site if files.labels is None else _add_labels(site, files.labels)
 
 
-def _no_notes(root: NotePlace, counts: Mapping[str, int]) -> DataError:
+class _NoteCounter:
+    """Counts the notes of a site, and their patients.
+
+    Attributes:
+        lengths: The lengths of the notes.
+        has_patients: Whether a note names its patient.
+    """
+
+    def __init__(self) -> None:
+        self.lengths = _LengthCounter()
+        self.has_patients = False
+        self._patient_hashes: set[int] = set()  # take less memory than names
+
+    def add(self, note: Note) -> None:
+        """Count a note."""
+        self.lengths.add(note.text)
+        self._patient_hashes.add(hash(make_patient_key(note)))
+        self.has_patients = self.has_patients or note.patient is not None
+
+    @property
+    def notes(self) -> int:
+        """The number of notes."""
+        return len(self.lengths.words)
+
+    @property
+    def patients(self) -> int:
+        """The number of patients; a note without one is a patient of its own."""
+        return len(self._patient_hashes)
+
+
+@dataclass(frozen=True)
+class _FileFacts:
+    """Facts about the files of a site's notes; the defaults are those of a database.
+
+    Attributes:
+        format: The format of the notes; "database" for a database.
+        parts: As in `SiteFacts`.
+        encodings: As in `SiteFacts`.
+        unused_columns: As in `SiteFacts`.
+        labels: As in `SiteFacts`.
+    """
+
+    format: str
+    parts: Mapping[str, Path] = field(default_factory=dict)
+    encodings: tuple[str, ...] = ()
+    unused_columns: tuple[str, ...] = ()
+    labels: FoundLabels | None = None
+
+
+def _describe_files(root: Path, format: str | None, options: ReadOptions) -> _FileFacts:
+    """Return the facts about the files of notes.
+
+    Args:
+        root: The file or folder.
+        format: The format of the file, as `find_note_format` returns it; None for a
+            folder.
+        options: How the files are read.
+    """
+    return _FileFacts(
+        format=format or _list_formats_in_folder(root, options.encoding),
+        parts={"path": root},
+        encodings=_list_encodings([root], options.encoding),
+        unused_columns=find_unused_columns(
+            root, format, options.column or None, options.encoding
+        ),
+        labels=_find_labels(root),
+    )
+
+
+def _list_formats_in_folder(folder: Path, encoding: str) -> str:
+    """Return the formats of the notes in a folder, joined with commas.
+
+    Other files in the folder are ignored, and so are texts beside another format, which
+    may be a licence or a description.
+    """
+    formats = set()
+    for file in list_files(folder, recursive=True):
+        try:
+            formats.add(find_note_format(file, None, None, encoding) or "")
+        except DataError:
+            continue
+    return ", ".join(sorted(formats - {"text"} or formats))
+
+
+def _make_no_notes_error(root: NotePlace, counts: Mapping[str, int]) -> DataError:
     """Return the error for files or a database without a note that can be used.
 
     Args:
@@ -454,17 +521,6 @@ def _add_labels(site: SiteFacts, labels: FoundLabels) -> SiteFacts:
         labels=labels,
         units=units,
     )
-
-
-def _find_format_of_notes(folder: Path, encoding: str) -> str:
-    """Return the format of the notes in a folder, which may contain other files."""
-    formats = set()
-    for file in list_files(folder, recursive=True):
-        try:
-            formats.add(find_note_format(file, None, None, encoding) or "")
-        except DataError:
-            continue
-    return ", ".join(sorted(formats - {"text"} or formats))
 
 
 class _LengthCounter:

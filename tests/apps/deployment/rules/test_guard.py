@@ -623,7 +623,7 @@ def test_each_calibrated_model_counts_as_a_round(tmp_path: Path) -> None:
     site = Guarded(tmp_path, replace(OPEN, max_rounds=2), updates(200))
     site.covered = {"patients": 60}
     models = ["a" * 64, "b" * 64, "c" * 64]
-    site.guard.find_subject = lambda task: models[0]
+    site.guard.find_model_digest = lambda task: models[0]
     assert served(site, "calibrate", 1, 5) == 5
     del models[0]
     assert served(site, "calibrate", 6, 5) == 5
@@ -635,10 +635,10 @@ def test_each_calibrated_model_counts_as_a_round(tmp_path: Path) -> None:
 def test_questions_about_one_model_are_bounded(tmp_path: Path) -> None:
     site = Guarded(tmp_path, replace(OPEN, max_rounds=2), updates(200))
     site.covered = {"patients": 60}
-    site.guard.find_subject = lambda task: "a" * 64
+    site.guard.find_model_digest = lambda task: "a" * 64
     assert served(site, "calibrate", 1, 60) == 60
     site.restart()
-    site.guard.find_subject = lambda task: "a" * 64
+    site.guard.find_model_digest = lambda task: "a" * 64
     assert served(site, "calibrate", 61, 60) == 42
 
 
@@ -741,10 +741,10 @@ def test_models_counted_by_an_earlier_version_still_count(tmp_path: Path) -> Non
         for number, each in enumerate(site_updates)
     }
     write_as_earlier_version(site, recorded)
-    site.guard.find_subject = lambda task: "c" * 64
+    site.guard.find_model_digest = lambda task: "c" * 64
     assert served(site, "calibrate", 61, 1) == 0
     assert "would be number 3 of this job" in site.messages[-1]
-    site.guard.find_subject = lambda task: models[0]
+    site.guard.find_model_digest = lambda task: models[0]
     assert served(site, "calibrate", 61, 60) == 42
 
 
@@ -1007,7 +1007,7 @@ def test_refused_questions_about_models_count_as_models(tmp_path: Path) -> None:
     site.covered = {}
     refusals = []
     for number in range(1, 6):
-        site.guard.find_subject = lambda task: "a model"
+        site.guard.find_model_digest = lambda task: "a model"
         tensors = {"x": torch.tensor([float(number)])}
         refusals.append(site.ask("calibrate", number, 0, tensors=tensors).refusal)
     assert sum("is not finite" in refusal for refusal in refusals) == 2

@@ -49,7 +49,7 @@ from fednotes.apps.deployment.rules.ledger import (
     hash_tensors,
     hash_update,
     parse_line,
-    read_answer,
+    read_answered_question,
     read_tensors,
 )
 from fednotes.apps.deployment.rules.policy import (
@@ -102,7 +102,7 @@ logger = logging.getLogger(__name__)
 # Takes a task; returns the tokens, steps and patients behind an update of it.
 Covered = Callable[[str], Mapping[str, int]]
 # Takes a task; returns the digest of the model that its latest update is about, or "".
-Subject = Callable[[str], str]
+FindModelDigest = Callable[[str], str]
 
 
 class RequestedJob(NamedTuple):
@@ -356,8 +356,8 @@ def _choose_recorded_facts(
 # ---- the privacy budget --------------------------------------------------------------
 
 
-class Spent(BaseModel):
-    """What one job has spent of a site's privacy budget, as the record stores it.
+class JobSpending(BaseModel):
+    """One job's entry in the spending record; it includes the job's answers.
 
     Attributes:
         epsilon: The ε of the answers that left.
@@ -426,7 +426,7 @@ class Budget:
                 job: spent.model_copy(deep=True) for job, spent in spending.items()
             }
             _catch_up_with_ledger(spending, ledger_spending or {})
-            spent = spending.setdefault(self.job, Spent())
+            spent = spending.setdefault(self.job, JobSpending())
             is_new = _add_answer(
                 spent,
                 answer,
@@ -483,12 +483,14 @@ class Budget:
         spending = read_spending(self.path)
         _catch_up_with_ledger(spending, ledger_spending or {})
         delta = self.promise.privacy.delta
-        spending[self.job] = Spent(epsilon=self.promise.compute_epsilon(), delta=delta)
+        spending[self.job] = JobSpending(
+            epsilon=self.promise.compute_epsilon(), delta=delta
+        )
         _require_budget(policy, spending.values())
 
 
 def _add_answer(
-    spent: Spent,
+    spent: JobSpending,
     answer: str,
     *,
     task: str,
@@ -530,7 +532,7 @@ def _add_answer(
 
 
 def _catch_up_with_ledger(
-    spending: dict[str, Spent], ledger_spending: Mapping[str, SpentBudget]
+    spending: dict[str, JobSpending], ledger_spending: Mapping[str, SpentBudget]
 ) -> None:
     """Replace each job's recorded ε and δ by the ledger's values, if these are higher.
 
@@ -541,7 +543,7 @@ def _catch_up_with_ledger(
         ledger_spending: Job to what it has spent, as the ledger records it.
     """
     for job, by_ledger in ledger_spending.items():
-        spent = spending.setdefault(job, Spent())
+        spent = spending.setdefault(job, JobSpending())
         if spent.epsilon < by_ledger.epsilon:
             logger.warning(
                 "the record of the privacy budget is older than the ledger: job %s has "
@@ -553,7 +555,7 @@ def _catch_up_with_ledger(
             spent.delta = max(spent.delta, by_ledger.delta)
 
 
-def _require_budget(policy: Policy, spending: Collection[Spent]) -> None:
+def _require_budget(policy: Policy, spending: Collection[JobSpending]) -> None:
     """Raise PolicyRefusal if the ε or the δ of all jobs exceeds the site's budget."""
     totals = (
         ("max_epsilon", "ε", sum(spent.epsilon for spent in spending)),
@@ -569,7 +571,7 @@ def _require_budget(policy: Policy, spending: Collection[Spent]) -> None:
         )
 
 
-def read_spending(path: Path) -> dict[str, Spent]:
+def read_spending(path: Path) -> dict[str, JobSpending]:
     """Return what each job has spent of the privacy budget, by fingerprint.
 
     Raises:
@@ -578,7 +580,7 @@ def read_spending(path: Path) -> dict[str, Spent]:
     """
     try:
         table: Mapping[str, Any] = read_json(path)
-        return {key: Spent.model_validate(value) for key, value in table.items()}
+        return {key: JobSpending.model_validate(value) for key, value in table.items()}
     except (OSError, ValueError, AttributeError) as error:
         is_missing = isinstance(error, FileNotFoundError)
         if is_missing and not _has_noisy_answers(path.with_name(LEDGER)):
@@ -612,8 +614,8 @@ class SiteGuard:
 
     Attributes:
         count_covered: Returns the tokens, steps and patients behind a task's update.
-        find_subject: Returns the digest of the model that a task's latest update is
-            about.
+        find_model_digest: Returns the digest of the model that a task's latest update
+            is about.
 
     Args:
         kit: The site's kit.
@@ -643,7 +645,7 @@ class SiteGuard:
         folders: Collection[Path] = (),
     ) -> None:
         self.count_covered: Covered = lambda _task: {}
-        self.find_subject: Subject = lambda _task: ""
+        self.find_model_digest: FindModelDigest = lambda _task: ""
         self._kit = kit
         self._site = site
         self._run = run
@@ -931,17 +933,17 @@ class SiteGuard:
         if update is None:  # for a new update, the host has called `require_room`
             self._require_room_for_line()
         message = decode_reply(reply, checked=True)
-        sha256 = hashlib.sha256(reply).hexdigest()
-        name = self._name_question(request, question)
+        counted_question = self._name_question(request, question)
         is_of_engine = request.task.startswith(OURS)
         if message.update is None and question and not is_of_engine:
             # Another process may have used the last round since `check_refusal`.
-            self._require_round_for_refusal(request, name)
+            self._require_round_for_refusal(request, counted_question)
         method_update: _UpdateFacts | None
         if update is not None:
-            method_update = self._describe_update(request, update, name)
+            method_update = self._describe_update(request, update, counted_question)
         else:
-            method_update = self._recall_update(request, message, sha256)
+            reply_hash = hashlib.sha256(reply).hexdigest()
+            method_update = self._recall_update(request, message, reply_hash)
         # A refusal and a reply of the engine itself contain no update of the method.
         facts = method_update or _UpdateFacts(
             request.number, request.task, request.round
@@ -955,35 +957,60 @@ class SiteGuard:
                 facts, size=len(reply), secure=is_hidden, scores=shows_scores
             )
 
-        scored = ""
+        scores_question = ""
         if request.task == SCORES and message.update is not None:
-            scored = question.hex()
-            self._check_scores(scored)
-        recorded = _choose_recorded_facts(facts, message, name)
+            # The scores are no update, but each model whose scores leave counts as a
+            # round (`_check_scores`). The line therefore says which model it is.
+            scores_question = question.hex()
+            self._check_scores(scores_question)
+        recorded = _choose_recorded_facts(facts, message, counted_question)
+        entry = self._make_entry(
+            reply, message, recorded, reason, scores_question, spent
+        )
+        self._append_to_ledger(entry)
+
+    def _make_entry(
+        self,
+        reply: Frame,
+        message: Reply,
+        recorded: _UpdateFacts,
+        reason: str,
+        scores_question: str,
+        spent: SpentBudget | None,
+    ) -> Entry:
+        """Return the ledger's line about a reply.
+
+        Args:
+            reply: The encoded reply.
+            message: The decoded reply.
+            recorded: The facts of its update that the line records.
+            reason: Why the reply is a refusal, in one word.
+            scores_question: For the site's own scores, the state of the site in which
+                they leave, otherwise "".
+            spent: What the job has spent of the privacy budget; None if nothing.
+        """
         answered = recorded.answered or AnsweredQuestion("", "")
         attached = describe_tensors(message.attached.tensors, norms=False)
-        self._append_to_ledger(
-            Entry(
-                time=read_clock(),
-                run=clean_name(self._run),
-                round=recorded.round,
-                task=clean_name(recorded.task),
-                receiver=SERVER,
-                tensors=recorded.tensors + attached,
-                bytes=len(reply),
-                sha256=sha256,
-                masked=WORDS in message.attached.tensors,
-                job=self._job,
-                refusal=message.update is None,
-                reason=clean_name(reason) if reason else "",
-                question=answered.question or scored,
-                update=answered.update,
-                model=answered.model,
-                tokens=recorded.covered.get("tokens"),
-                steps=recorded.covered.get("steps"),
-                patients=recorded.covered.get("patients"),
-                spent=spent,
-            )
+        return Entry(
+            time=read_clock(),
+            run=clean_name(self._run),
+            round=recorded.round,
+            task=clean_name(recorded.task),
+            receiver=SERVER,
+            tensors=recorded.tensors + attached,
+            bytes=len(reply),
+            sha256=hashlib.sha256(reply).hexdigest(),
+            masked=WORDS in message.attached.tensors,
+            job=self._job,
+            refusal=message.update is None,
+            reason=clean_name(reason) if reason else "",
+            question=answered.question or scores_question,
+            update=answered.update_hash,
+            model=answered.model_digest,
+            tokens=recorded.covered.get("tokens"),
+            steps=recorded.covered.get("steps"),
+            patients=recorded.covered.get("patients"),
+            spent=spent,
         )
 
     def _check_scores(self, state: str) -> None:
@@ -1069,8 +1096,8 @@ class SiteGuard:
         digest = hash_update(update, tensors)
         answered = None
         if digest:
-            model = self.find_subject(request.task)
-            answered = AnsweredQuestion(question, digest, model)
+            model_digest = self.find_model_digest(request.task)
+            answered = AnsweredQuestion(question, digest, model_digest)
         self._newest_update = _UpdateFacts(
             request.number,
             request.task,
@@ -1125,7 +1152,7 @@ class SiteGuard:
             round=request.round,
             tensors=read_tensors(line),
             covered={key: line[key] for key in COVERED if line[key] is not None},
-            answered=read_answer(line) if line["update"] else None,
+            answered=read_answered_question(line) if line["update"] else None,
         )
 
     def _count_updates(
@@ -1151,9 +1178,11 @@ class SiteGuard:
         number = len(updates) + len(refused)
         if update.tensors and update.is_of_training:
             return number
-        if not answered.model:
+        if not answered.model_digest:
             return number - SPARE
-        models = self._job_lines.models.get(update.task, set()) | {answered.model}
+        models = self._job_lines.models.get(update.task, set()) | {
+            answered.model_digest
+        }
         return max(len(models) + len(refused), number - SPARE)
 
     def _count_refusal(self, facts: _UpdateFacts, question: str, policy: Policy) -> int:
@@ -1171,7 +1200,7 @@ class SiteGuard:
         if facts.is_of_training:
             return number
         models = self._job_lines.models.get(facts.task, set())
-        if not models and not self.find_subject(facts.task):
+        if not models and not self.find_model_digest(facts.task):
             return number - SPARE
         return max(len(models) + len(refused), number - SPARE)
 
