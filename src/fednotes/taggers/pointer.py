@@ -37,7 +37,7 @@ from torch import Tensor
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.data.batches import encode_corpus
+from fednotes.data.batches import Encoded, encode_corpus
 from fednotes.data.text import Passage
 from fednotes.encoders.reading import Pieces, concatenate_ranges
 from fednotes.taggers.corpora import PreparedCorpus
@@ -325,10 +325,14 @@ def encode_pointers(
     split: SplitPassages,
     limits: PointerLimits,
 ) -> PointerCorpus:
-    """Encode documents as sub-words and entities, with every type known.
+    """Encode documents as sub-words and entities; all types count as annotated.
 
     If a single entity exceeds a limit, its first piece is kept; if a single word does,
     its first sub-words are kept.
+
+    Indices count four things: all words of the documents; the words that are read,
+    which have sub-words; the sub-words of the documents; and the pieces into which
+    sentences are cut, which are the sentences of the corpus.
 
     Args:
         documents: Texts with their annotation.
@@ -341,60 +345,108 @@ def encode_pointers(
     """
     _check_labels(documents, tagset)
     all_words = encode_corpus(documents, tagset, max_tokens=sys.maxsize)
-    pieces = split(list(all_words.cut_passages()))
-    has_subwords = pieces.first <= pieces.last  # (all words,)
-    first = pieces.first[has_subwords]
-    last = pieces.last[has_subwords]
-    offsets = all_words.offsets[has_subwords].astype(np.int64)
-
-    # Sentences in units of words with sub-words; sentences without any are dropped.
-    words_before = np.concatenate([[0], np.cumsum(has_subwords)])[all_words.bounds]
-    is_filled = np.diff(words_before) > 0
-    bounds = np.unique(words_before)
-    document = all_words.sentence_document[is_filled]
-    subword_bounds = np.concatenate([[0], np.cumsum(pieces.lengths)])
-    sentence_start = subword_bounds[:-1][is_filled]
-
+    subwords = split(list(all_words.cut_passages()))
+    words = _select_words_with_subwords(all_words, subwords)
     entities = _find_entities_on_words(
         documents,
         tagset,
-        offsets,
-        _find_document_bounds(len(documents), document, bounds),
+        words.offsets,
+        _find_document_bounds(len(documents), words.document, words.bounds),
     )
+    cuts = _cut_into_pieces(words.bounds, words.begin, words.end, entities, limits)
 
-    # A piece begins at its first word's first sub-word or at the start of its sentence.
-    begin = first.copy()
-    begin[bounds[:-1]] = sentence_start
-    end = np.concatenate([[0], last + 1])
-    cuts = _cut_into_pieces(bounds, begin, end, entities, limits)
-    piece_document = document[np.searchsorted(bounds, cuts[:-1], side="right") - 1]
-    piece_start = begin[cuts[:-1]]
-    lengths = np.minimum(end[cuts[1:]] - piece_start, limits.subwords)
-
+    # Sub-words of each piece, in the documents; a word that is too long is cut off.
+    piece_start = words.begin[cuts[:-1]]
+    lengths = np.minimum(words.end[cuts[1:]] - piece_start, limits.subwords)
+    # For each word: the start of its piece, and the last sub-word there.
     words_in_piece = np.diff(cuts)
     start_of_word = np.repeat(piece_start, words_in_piece)
     last_place = np.repeat(lengths, words_in_piece) - 1
+
+    sentence = np.searchsorted(words.bounds, cuts[:-1], side="right") - 1
     encoded = replace(
         all_words,
-        sentence_document=piece_document,
+        sentence_document=words.document[sentence],
         bounds=cuts,
-        offsets=offsets,
-        form=all_words.form[has_subwords],
-        tags=np.zeros(len(offsets), np.int64),
+        offsets=words.offsets,
+        form=words.form,
+        tags=np.zeros(len(words.offsets), np.int64),
     )
     corpus = PointerCorpus(
         encoded=encoded,
         known=frozenset(tagset.types),
         lengths=lengths,
         limits=limits,
-        ids=pieces.ids[concatenate_ranges(piece_start, lengths)].astype(np.int64),
+        ids=subwords.ids[concatenate_ranges(piece_start, lengths)].astype(np.int64),
         bounds=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        first=np.minimum(first - start_of_word, last_place),
-        last=np.minimum(last - start_of_word, last_place),
+        first=np.minimum(words.first - start_of_word, last_place),
+        last=np.minimum(words.last - start_of_word, last_place),
         entities=np.zeros((0, 3), np.int64),
         entity_bounds=np.zeros(len(cuts), np.int64),
     )
     return _replace_entities(corpus, entities)
+
+
+@dataclass(frozen=True, eq=False)
+class _WordsWithSubwords:
+    """The words that have sub-words, and the sentences that have such words.
+
+    Attributes:
+        offsets: (words, 2) characters of each word, in its document.
+        form: (words,) as in `Encoded`.
+        first: (words,) index of each word's first sub-word, over all documents.
+        last: (words,) index of each word's last sub-word.
+        begin: (words,) index of the first sub-word of a piece that begins with the
+            word. It is before `first` if the word's sentence begins with sub-words that
+            belong to no word.
+        end: (words + 1,) index after the last sub-word of a piece that ends before the
+            word; 0 for the first word, before which no piece ends.
+        bounds: (sentences + 1,) sentence s has the words bounds[s]:bounds[s + 1].
+        document: (sentences,) document of each sentence.
+    """
+
+    offsets: np.ndarray
+    form: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    bounds: np.ndarray
+    document: np.ndarray
+
+
+def _select_words_with_subwords(
+    all_words: Encoded, subwords: Pieces
+) -> _WordsWithSubwords:
+    """Return the words that have sub-words, and the sentences that have such words.
+
+    Args:
+        all_words: All words of the documents.
+        subwords: The sub-words of all sentences.
+    """
+    has_subwords = subwords.first <= subwords.last  # (all words,)
+    first = subwords.first[has_subwords]
+    last = subwords.last[has_subwords]
+
+    selected_before = np.concatenate([[0], np.cumsum(has_subwords)])
+    bounds = selected_before[all_words.bounds]
+    is_filled = np.diff(bounds) > 0  # (all sentences,)
+    # An empty sentence has the bounds of its neighbour.
+    bounds = np.unique(bounds)
+
+    subword_bounds = np.concatenate([[0], np.cumsum(subwords.lengths)])
+    begin = first.copy()
+    begin[bounds[:-1]] = subword_bounds[:-1][is_filled]
+    return _WordsWithSubwords(
+        offsets=all_words.offsets[has_subwords].astype(np.int64),
+        form=all_words.form[has_subwords],
+        first=first,
+        last=last,
+        begin=begin,
+        end=np.concatenate([[0], last + 1]),
+        bounds=bounds,
+        document=all_words.sentence_document[is_filled],
+    )
 
 
 def _check_labels(documents: Sequence[Document], tagset: TagSet) -> None:
@@ -493,8 +545,8 @@ def _cut_into_pieces(
 
     Args:
         bounds: (sentences + 1,) in words.
-        begin: (words,) the first sub-word of a piece that begins with the word.
-        end: (words + 1,) the sub-word after a piece that ends before the word.
+        begin: As in `_WordsWithSubwords`.
+        end: As in `_WordsWithSubwords`.
         entities: (entities, 3) first word, last word and type.
         limits: The limits.
     """
@@ -528,8 +580,8 @@ class _Cutter:
     """Cuts long sentences into pieces.
 
     Attributes:
-        begin: As in `_cut_into_pieces`.
-        end: As in `_cut_into_pieces`.
+        begin: As in `_WordsWithSubwords`.
+        end: As in `_WordsWithSubwords`.
         entities_before: (words + 1,) number of entities that begin before the word.
         may_cut: (words + 1,) bool, whether a piece may end before the word.
         limits: The limits.

@@ -1178,11 +1178,10 @@ class SiteGuard:
         number = len(updates) + len(refused)
         if update.tensors and update.is_of_training:
             return number
-        if not answered.model_digest:
+        model = answered.model_digest
+        if not model:
             return number - SPARE
-        models = self._job_lines.models.get(update.task, set()) | {
-            answered.model_digest
-        }
+        models = self._job_lines.models.get(update.task, set()) | {model}
         return max(len(models) + len(refused), number - SPARE)
 
     def _count_refusal(self, facts: _UpdateFacts, question: str, policy: Policy) -> int:
