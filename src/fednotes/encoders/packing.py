@@ -190,13 +190,13 @@ def plan_pairs(tokens: Tokens, length: int, seed: int, epoch: int) -> SequencePl
     """Plan pairs for next-sentence prediction (`create_pretraining_data.py` of BERT).
 
     Sentences of a document are collected up to a target length. The target is drawn
-        once per document: a tenth of the documents get a shorter one for all of their
-        pairs. A consists of a random number of these sentences. With probability 1/2,
-        or if there is only one sentence, B comes from a random position in another
-        document; otherwise it consists of the remaining sentences. A pair that is too
-        long loses tokens at either end of its longer half. Unlike in the original,
-        sentences longer than half a sequence are first cut; the original would discard
-        most of them.
+    once per document: a tenth of the documents get a shorter one for all of their
+    pairs. A consists of a random number of these sentences. With probability 1/2,
+    or if there is only one sentence, B comes from a random position in another
+    document; otherwise it consists of the remaining sentences. A pair that is too
+    long loses tokens at either end of its longer half. Unlike in the original,
+    sentences longer than half a sequence are first cut; the original would discard
+    most of them.
 
     Args:
         tokens: The corpus.
@@ -304,8 +304,8 @@ def _shorten(
     """Cut both halves so that the pair fits.
 
     The original removes tokens one by one from a random end of the longer half. This is
-        equivalent in closed form: the number of tokens removed at the front is
-        binomial.
+    equivalent in closed form: the number of tokens removed at the front is
+    binomial.
     """
     na = a[1] - a[0]
     nb = b[1] - b[0]

@@ -15,7 +15,7 @@ sum may leave sites out, the survivors first confirm their list to each other
 
 The terms are public and equal for all sites: the names of the counts (from the last sum
 of this task; None stands for each site's own names) and the limits of the values
-    (from the last total of this task).
+(from the last total of this task).
 
 The masks are derived from the question (`history.QuestionHistory`), so only updates for
 the same question can be added. An update is opened in at most one exchange: a site
@@ -269,7 +269,7 @@ class SecureSeal:
 
         Only events at this site count as a loss: it has opened and trained nothing (a
         new disk), or its own files were damaged. A server that sends the site back
-            causes neither.
+        causes neither.
 
         Returns:
             The history in the terms of the request; None if the site has its own.

@@ -179,7 +179,7 @@ def _draw_fraction(stream: Stream, above: Whole, bits: int) -> Truth:
     """Draw True with probability exp(-γ), where γ = above / 2^bits is at most 1.
 
     Algorithm 1: k increases as long as an event of probability γ / k occurs. It stops
-        at an odd k with probability exp(-γ).
+    at an odd k with probability exp(-γ).
     """
     is_odd = np.ones(len(above), bool)
     running = np.arange(len(above))

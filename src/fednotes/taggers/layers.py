@@ -430,7 +430,7 @@ class BiLSTM(nn.Module):
     """Stacked bidirectional LSTM (Hochreiter and Schmidhuber 1997).
 
     The gates are i, f, g, o as in torch.nn.LSTM, with a single bias. The parameters of
-        both directions are stacked: [0] forward, [1] backward.
+    both directions are stacked: [0] forward, [1] backward.
     """
 
     def __init__(self, inputs: int, units: int, layers: int) -> None:

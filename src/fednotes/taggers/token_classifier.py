@@ -477,7 +477,7 @@ def open_token_classifier(
     """Return the token classifier of a Hugging Face directory, in evaluation mode.
 
     The directory may come from another program. Its labels may have any order: the
-        classifier's rows are put into the order of the tag set.
+    classifier's rows are put into the order of the tag set.
 
     Raises:
         ModelError: The directory holds another kind of model, the weights are damaged,

@@ -9,11 +9,11 @@ absent and present has one machine, whose sign decides. A disease with a third c
 questionable, has three machines, each of which separates one class from the others.
 
 An epoch takes the patients one by one, and all machines take their steps for a patient
-    together: the weights are one matrix (features, machines), so a feature of the
-    patient uses one contiguous row of it. Each machine takes the same steps as
-    scikit-learn's `SGDClassifier(penalty=None, shuffle=False)` on only the patients
-    labelled for its disease. The order, the steps and the coefficients are the same,
-    and training is four to six times as fast.
+together: the weights are one matrix (features, machines), so a feature of the
+patient uses one contiguous row of it. Each machine takes the same steps as
+scikit-learn's `SGDClassifier(penalty=None, shuffle=False)` on only the patients
+labelled for its disease. The order, the steps and the coefficients are the same,
+and training is four to six times as fast.
 """
 
 from __future__ import annotations

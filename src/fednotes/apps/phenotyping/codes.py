@@ -22,8 +22,8 @@ external cause has 4 characters (`whole_causes`); the program truncates it to 3 
 others. The other four rules are ours.
 
 A code in a job stands for every code that begins with it: icd10:E11 includes
-    icd10:E119. A CPT code is complete with its five characters, and an OMOP concept
-    stands only for itself, because 3 is unrelated to 316866.
+icd10:E119. A CPT code is complete with its five characters, and an OMOP concept
+stands only for itself, because 3 is unrelated to 316866.
 
 Sites agree on the outputs without revealing any site's own list:
 `list_public_categories` lists every possible category, each site counts its patients in
@@ -121,8 +121,8 @@ def normalise_code(system: str, text: str) -> str | None:
     """Return the code `<system>:<code>` for a text in a table.
 
     A dot must be where the system has it: "4019.0", as a spreadsheet writes 4019, is
-        not a code. A lost leading zero cannot be noticed: both "389" and "0389" are
-        codes.
+    not a code. A lost leading zero cannot be noticed: both "389" and "0389" are
+    codes.
 
     Returns:
         The code; None if the text is not a code of the system.

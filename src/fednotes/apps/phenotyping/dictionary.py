@@ -5,8 +5,8 @@
     table    two columns, an id and a term, separated by commas or tabs
 
 The concepts of a dictionary are public and the same at every site, whatever occurs in
-    its notes: their sorted ids are the vocabulary of all models. Files are read line by
-    line; .gz files are decompressed on the fly.
+its notes: their sorted ids are the vocabulary of all models. Files are read line by
+line; .gz files are decompressed on the fly.
 """
 
 from __future__ import annotations

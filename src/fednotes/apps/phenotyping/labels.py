@@ -17,7 +17,7 @@ spreadsheets write them in columns with empty cells:
     (empty)               -1: counted; the phenotype is one of the table's all the same
 
 A row with anything else is damaged: it is left out, counted, and reported with its
-    line.
+line.
 
 If a pair of patient and phenotype has two different labels, neither can be trusted, so
 the pair has none. These pairs are counted and reported.

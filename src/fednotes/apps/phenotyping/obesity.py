@@ -8,8 +8,8 @@ Liu, Dligach and Miller 2019. A folder has these files:
         diseases[@source] > disease[@name] > doc[@id][@judgment]
 
 Two experts judged each summary twice: `textual`, what the text states, and `intuitive`,
-    what a reader concludes, which the paper uses. In Table 1 of the paper, the columns
-    of presence and absence are swapped; the labels here follow the files.
+what a reader concludes, which the paper uses. In Table 1 of the paper, the columns
+of presence and absence are swapped; the labels here follow the files.
 
 If two files judge the same pair differently, the later judgment is used, because an
 addendum is a correction. These pairs are counted and reported.

@@ -8,7 +8,7 @@ weights in classifiers of concepts, change only if a training patient has it:
 
 Codes and labels. Zhao, Mopuri and Bilen 2020, "iDLG: Improved Deep Leakage from
 Gradients": with the predicted probability p_j of output j, and y_j = 1 if the patient
-    has it, otherwise 0,
+has it, otherwise 0,
 
     ∂L/∂b_j = Σ (p_j − y_j) over the patients        negative for one patient who has j
     score of output j = −∂L/∂b_j

@@ -2,14 +2,14 @@
 
 Melis, Song, De Cristofaro and Shmatikov 2019, "Exploiting Unintended Feature Leakage in
 Collaborative Learning", section 4.1: a row of an embedding has a nonzero gradient only
-    if its word was read, so the rows that change are the words of the mini-batch.
+if its word was read, so the rows that change are the words of the mini-batch.
 
     score of word v = |ΔE_v|    ΔE_v: how row v moved; after an optimizer step, without
                                 the part along E_v, which weight decay causes
 
 Zhao, Mopuri and Bilen 2020, "iDLG: Improved Deep Leakage from Gradients", infer labels
-    from the last layer in a similar way. With p_v the predicted probability of v at
-    each masked position:
+from the last layer in a similar way. With p_v the predicted probability of v at
+each masked position:
 
     ∂L/∂b_v = Σ p_v − [v is the masked word]
     score of word v = −∂L/∂b_v

@@ -6,7 +6,7 @@ site's notes dilute what it remembers; a federated model usually knows less abou
 single site.
 
 The control is a model that does remember: it is trained without noise on few units,
-    each repeated several times.
+each repeated several times.
 """
 
 from __future__ import annotations
