@@ -127,7 +127,10 @@ def test_decoding_and_marginals_equal_enumeration_of_all_sequences(
     """The highest-scoring of all sequences, and the summed probability of those with
     each tag."""
     crf, (x, _, lengths) = build(case, backend), batch(case, seed=2)
-    best, marginals = crf.decode(x, lengths), crf.compute_posterior(x, lengths)[0]
+    best, marginals = (
+        crf.find_best_tags(x, lengths),
+        crf.compute_posterior(x, lengths)[0],
+    )
     for n, length in enumerate(lengths.tolist()):
         every = Enumerated.of(x.numpy()[n, :length], *masked(crf))
         assert best[n, :length].tolist() == every.paths[every.scores.argmax()].tolist()
@@ -149,7 +152,7 @@ def test_implementations_agree_on_larger_batches() -> None:
     crfs["torch"].load_state_dict(crfs["numba"].state_dict())
     lengths = torch.randint(1, 61, (16,))
     x = torch.randn(16, 60, 19, dtype=torch.float64) * 3
-    gold = crfs["torch"].decode(torch.randn_like(x), lengths)
+    gold = crfs["torch"].find_best_tags(torch.randn_like(x), lengths)
     results = {}
     for backend, crf in crfs.items():
         leaf = x.clone().requires_grad_()
@@ -160,7 +163,7 @@ def test_implementations_agree_on_larger_batches() -> None:
             leaf.grad,
             *(p.grad for p in crf.parameters()),
             crf.compute_posterior(x, lengths)[0],
-            crf.decode(x, lengths),
+            crf.find_best_tags(x, lengths),
         ]
     for ours, theirs in zip(results["numba"], results["torch"], strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
@@ -184,7 +187,7 @@ def test_padding_position_and_threads_do_not_change_the_loss_of_a_sentence(
         leaf = x[rows, :tokens].clone().requires_grad_()
         loss = crf.loss(leaf, gold[rows, :tokens], lengths[rows])
         (gradient,) = torch.autograd.grad(loss.sum(), leaf)
-        decoded = crf.decode(leaf, lengths[rows])
+        decoded = crf.find_best_tags(leaf, lengths[rows])
         return [
             loss.detach(),
             gradient,
@@ -225,7 +228,7 @@ def results_of(
     loss = crf.loss(leaf, gold, lengths)
     (gradient,) = torch.autograd.grad(loss.sum(), leaf)
     unary, pairs = crf.compute_posterior(x, lengths)
-    best = crf.decode(x.nan_to_num(0.0, posinf=0.0), lengths)
+    best = crf.find_best_tags(x.nan_to_num(0.0, posinf=0.0), lengths)
     return [
         [loss[n].detach(), gradient[n, :end], unary[n, :end], pairs[n], best[n, :end]]
         for n, end in enumerate(lengths.tolist())
@@ -357,7 +360,9 @@ def test_extreme_emissions_give_the_exact_log_partition_function(
     for ours, theirs in zip(*results, strict=True):
         close = 1e-7 if dtype == torch.float64 else 1e-5
         torch.testing.assert_close(ours, theirs, atol=close, rtol=close)
-    decoded = [build(case, b, dtype).decode(emissions, lengths) for b in BACKENDS]
+    decoded = [
+        build(case, b, dtype).find_best_tags(emissions, lengths) for b in BACKENDS
+    ]
     torch.testing.assert_close(decoded[0], decoded[1])
 
 
@@ -377,7 +382,7 @@ def test_a_path_that_underflows_temporarily_still_wins(backend: str) -> None:
     torch.testing.assert_close(
         crf.compute_posterior(x, two)[0][0, :, 1], torch.ones(2, dtype=torch.float64)
     )
-    assert crf.decode(x, two).tolist() == [[1, 1]]
+    assert crf.find_best_tags(x, two).tolist() == [[1, 1]]
 
 
 @on_both_backends
@@ -474,7 +479,7 @@ def test_sentences_without_any_allowed_sequence_are_refused(backend: str) -> Non
     crf = computing(CRF(2, ~closed, None, closed), backend)
     x, length = torch.zeros(1, 1, 2), torch.tensor([1])
     with pytest.raises(ModelError, match="no tag sequence"):
-        crf.decode(x, length)
+        crf.find_best_tags(x, length)
     with pytest.raises(ModelError, match="no tag sequence is allowed for sentence 0"):
         crf.compute_posterior(x, length)[0]
     free = computing(CRF(2), backend)
@@ -502,7 +507,7 @@ def test_broken_emissions_affect_only_their_sentence(
     assert x.grad[1].isnan().all()
     assert x.grad[keep].isfinite().all()
     with pytest.raises(ModelError, match=r"sentence 1 .*not finite"):
-        crf.decode(x, lengths)
+        crf.find_best_tags(x, lengths)
 
 
 @on_both_backends
@@ -519,7 +524,7 @@ def test_nan_parameters_give_a_nan_loss(backend: str, only_first: bool) -> None:
     assert crf.transitions.grad is not None
     if not only_first:
         with pytest.raises(ModelError, match="no tag sequence"):
-            crf.decode(x, lengths)
+            crf.find_best_tags(x, lengths)
 
 
 def test_bad_shapes_are_refused() -> None:
@@ -530,7 +535,7 @@ def test_bad_shapes_are_refused() -> None:
         torch.tensor([4, 2]),
     )
     with pytest.raises(ModelError, match="do not match a CRF of 3 tags"):
-        crf.decode(torch.zeros(2, 4, 5), n)
+        crf.find_best_tags(torch.zeros(2, 4, 5), n)
     for lengths in ([5, 1], [0, 4]):
         with pytest.raises(ModelError, match="do not match emissions of 4 tokens"):
             crf.loss(x, y, torch.tensor(lengths))

@@ -139,7 +139,7 @@ class Recursions(Protocol):
             may already be in the type of the weights.
         """
 
-    def find_best_path(
+    def find_best_tags(
         self, emissions: Tensor, lengths: Tensor, scores: CrfScores
     ) -> tuple[Tensor, int]:
         """Return the tags with the highest score.
@@ -295,7 +295,7 @@ class CRF(nn.Module):
         return (log_z_within - log_z[sentence_of_query]).exp().clamp(max=1.0)
 
     @torch.no_grad()
-    def decode(self, emissions: Tensor, lengths: Tensor) -> Tensor:
+    def find_best_tags(self, emissions: Tensor, lengths: Tensor) -> Tensor:
         """Return (batch, tokens) int64, the most probable tags; 0 after the end.
 
         Raises:
@@ -303,7 +303,7 @@ class CRF(nn.Module):
                 allowed.
         """
         scores, x, lengths, ops = self._prepare(emissions, lengths)
-        best, failed = ops.find_best_path(x, lengths, scores)
+        best, failed = ops.find_best_tags(x, lengths, scores)
         if failed >= 0:
             raise ModelError(
                 f"no tag sequence for sentence {failed} of the batch: its emissions "
@@ -763,10 +763,10 @@ class TorchOps:
         end = _pick_last(emissions, lengths).sum(0)
         return emissions, start, transitions, end
 
-    def find_best_path(
+    def find_best_tags(
         self, emissions: Tensor, lengths: Tensor, scores: CrfScores
     ) -> tuple[Tensor, int]:
-        """Return the tags with the highest score; see `Recursions.find_best_path`."""
+        """Return the tags with the highest score; see `Recursions.find_best_tags`."""
         start, transitions, end = _use_working_precision(scores)
         tokens = emissions.shape[1]
         inside = _mark_inside(lengths, tokens)

@@ -35,7 +35,7 @@ from fednotes.taggers.crf import (
 from fednotes.taggers.crf_lanes import (
     SIGNATURES,
     compute_scaled_partition,
-    find_best_tags,
+    write_best_tags,
 )
 
 
@@ -134,12 +134,12 @@ def weigh_gradients(
     return outputs
 
 
-def find_best_path(
+def find_best_tags(
     emissions: Tensor, lengths: Tensor, scores: CrfScores
 ) -> tuple[Tensor, int]:
-    """Implement `crf.Recursions.find_best_path`."""
+    """Implement `crf.Recursions.find_best_tags`."""
     best = torch.empty(emissions.shape[:2], dtype=torch.int64)
-    failed = find_best_tags(*_prepare_arrays(emissions, lengths, scores), best.numpy())
+    failed = write_best_tags(*_prepare_arrays(emissions, lengths, scores), best.numpy())
     return best, failed
 
 

@@ -830,7 +830,7 @@ def _trace_back(scores, previous, end, lane, last_place, best):
     f"int64(float32[:, :, ::1], int64[::1], {_SCORES}, int64[:, ::1])",
     f"int64(float64[:, :, ::1], int64[::1], {_SCORES}, int64[:, ::1])",
 )
-def find_best_tags(emissions, lengths, start, transitions, end, best):
+def write_best_tags(emissions, lengths, start, transitions, end, best):
     """Set best (batch, tokens) to the tags with the highest score.
 
     Ties go to the lower tag; tags are 0 after a sentence's end. Returns the first

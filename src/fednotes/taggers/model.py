@@ -662,7 +662,9 @@ class CrfReading:
 
     def find_best_tags(self) -> np.ndarray:
         """Return the predicted tags; see `Reading.find_best_tags`."""
-        ids = self.output.crf.decode(self.compute_emissions(), self.batch.lengths)
+        ids = self.output.crf.find_best_tags(
+            self.compute_emissions(), self.batch.lengths
+        )
         return ids.cpu().numpy()[self.batch.inside]
 
     def compute_span_probabilities(self, spans: np.ndarray) -> np.ndarray:
