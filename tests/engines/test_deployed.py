@@ -199,7 +199,7 @@ def collect_answers(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"job": "job-2"}, {"run": 2}, {"number": 8}], ids=str
+    "changes", [{"job": "job-2"}, {"server_start": 2}, {"number": 8}], ids=str
 )
 def test_a_reply_to_another_request_is_dropped(changes: dict[str, Any]) -> None:
     right = Reply(JOB, 3, 9, "a", Update({"x": torch.ones(1)}))
