@@ -63,12 +63,12 @@ class RemotePrograms:
     another.
 
     Args:
-        owners: The link to the process of each site, in the fixed order of the sites.
+        links: The link to the process of each site, in the fixed order of the sites.
     """
 
-    def __init__(self, owners: Mapping[str, Link]) -> None:
-        self.names = tuple(owners)
-        self._owners = dict(owners)
+    def __init__(self, links: Mapping[str, Link]) -> None:
+        self.names = tuple(links)
+        self._links = dict(links)
 
     def run(
         self,
@@ -97,7 +97,7 @@ class RemotePrograms:
     def _exchange(
         self, request: NumberedFrame, sites: Sequence[str]
     ) -> Iterator[Reply]:
-        return exchange(request, {site: self._owners[site] for site in sites})
+        return exchange(request, {site: self._links[site] for site in sites})
 
 
 def exchange(request: NumberedFrame, owners: Mapping[str, Link]) -> Iterator[Reply]:

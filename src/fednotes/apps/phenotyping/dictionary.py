@@ -481,11 +481,11 @@ def _read_table(path: Path) -> Iterator[TermEntry]:
     delimiter = "\t" if "\t" in first_line else ","
     columns = _find_columns_in_header(first_line, delimiter)
     has_header = columns is not None
-    columns = columns or _Columns(id=0, term=1, count=2)
+    columns = columns or _Columns(id=0, term=1, width=2)
 
     rows = split_lines(
         _read_nonblank_lines(path),
-        columns.count,
+        columns.width,
         delimiter,
         has_quotes=delimiter != "\t",
     )
@@ -504,12 +504,12 @@ class _Columns(NamedTuple):
     Attributes:
         id: Number of the column with the ids, from 0.
         term: Number of the column with the terms.
-        count: Number of all columns.
+        width: Number of all columns.
     """
 
     id: int
     term: int
-    count: int
+    width: int
 
 
 def _find_columns_in_header(first_line: str, delimiter: str) -> _Columns | None:

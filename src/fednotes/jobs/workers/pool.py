@@ -300,31 +300,31 @@ class SitesOfWorkers:
         progress: Progress,
     ) -> None:
         hands = deal_sites(sizes, len(workers.all))
-        self._holders = workers.all[: len(hands)]
-        owners: dict[str, WorkerProcess] = {}
-        for worker, sites in zip(self._holders, hands, strict=True):
+        self._workers = workers.all[: len(hands)]
+        worker_by_site: dict[str, WorkerProcess] = {}
+        for worker, sites in zip(self._workers, hands, strict=True):
             worker.duty = _describe_duty(sites)
-            owners |= dict.fromkeys(sites, worker)
+            worker_by_site |= dict.fromkeys(sites, worker)
             worker.send(
                 make_request(HOLD, {**_describe_part_run(run), "sites": sites}).frame
             )
         examples: dict[str, int] = {}
         shared = _SharedProgress(progress)
-        for worker in self._holders:
+        for worker in self._workers:
             examples |= worker.wait_for_result(shared.make_progress(worker.number))
         self.sizes: Sequence[int] = [examples[site] for site in sizes]
         self._names = list(sizes)
         self.programs: SitePrograms = RemotePrograms(
-            {site: owners[site] for site in sizes}
+            {site: worker_by_site[site] for site in sizes}
         )
 
     def report(self) -> list[SiteReport]:
         """Let the workers score the trained models; return each site's report."""
         request = make_request(REPORT)
-        for worker in self._holders:
+        for worker in self._workers:
             worker.send(request.frame)
         reports: dict[str, SiteReport] = {}
-        for worker in self._holders:
+        for worker in self._workers:
             for values in worker.wait_for_result():
                 reports[values["id"]] = SiteReport(**values)
         return [reports[site] for site in self._names]
