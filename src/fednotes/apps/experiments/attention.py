@@ -282,8 +282,9 @@ def _list_paragraphs(facts: Mapping[str, Any]) -> Iterator[str]:
     yield "### Analysis of attention heads"
     yield (
         f"{facts['texts']} texts, {facts['tokens']} tokens (at most {facts['length']} "
-        f"a text, seed {facts['seed']}); {facts['layers']} layers of {facts['heads']} "
-        "heads. Divergences in nats, the mean over tokens unless summed."
+        f"per text, seed {facts['seed']}); {facts['layers']} layers of "
+        f"{facts['heads']} heads. Divergences are in nats, and are means over tokens "
+        "unless the row says that they are summed."
     )
     blocks = [(title, facts[name], form) for title, name, form in _BLOCKS]
     yield _format_triangles(facts["models"], blocks)
