@@ -43,7 +43,7 @@ from fednotes.apps.deployment.nvflare.trust import (
     drop_expired_roots,
     install_trust,
 )
-from fednotes.core.errors import ConfigError, RefusedError
+from fednotes.core.errors import BusyError, ConfigError, RefusedError
 
 Kits = dict[str, Path]
 TEXT = b"keys"
@@ -129,6 +129,29 @@ def test_a_reissued_kit_replaces_the_lost_one(kits: Kits, tmp_path: Path) -> Non
         ConfigError, match=r"client.crt: the certificate was revoked on \d{4}-"
     ):
         check_kit(lost)
+
+
+def test_a_revocation_is_not_lost_to_a_command_that_waits_for_the_passphrase(
+    kits: Kits,
+) -> None:
+    out = kits["server"].parent
+    authority = open_authority(PROJECT, out, lambda _: b"secret")
+    authority.encrypt_key()
+    authority.save()
+
+    def ask(_purpose: str) -> bytes:
+        """Revoke another kit before answering, as a person at another terminal."""
+        with pytest.raises(BusyError, match="in use by process"):
+            provision(PROJECT, out, revoke=["h2"], ask_passphrase=lambda _: b"secret")
+        return b"secret"
+
+    provision(PROJECT, out, revoke=["h1"], ask_passphrase=ask)
+    provision(PROJECT, out, revoke=["h2"], ask_passphrase=lambda _: b"secret")
+
+    trust_list = Trust.parse((out / "trust.pem").read_bytes())
+    for site in ("h1", "h2"):
+        certificate = read_certificate(kits[site] / "startup" / "client")
+        assert trust_list.find_withdrawal(certificate) is not None
 
 
 def test_revoking_a_kit_does_not_revoke_the_admin_of_its_jobs(

@@ -186,24 +186,28 @@ def _change_authority(
         overlap: Days for which a replaced root stays valid; 0 keeps the root.
         protect: Whether to encrypt the authority's key.
     """
-    from fednotes.apps.deployment.nvflare.authority import open_authority
+    from fednotes.apps.deployment.nvflare.authority import (
+        holding_authority,
+        open_authority,
+    )
     from fednotes.apps.deployment.nvflare.trust import TRUST_FILE, read_bounded_file
     from fednotes.core.store import write_out
 
-    authority = open_authority(network, out, ask_passphrase)
-    certificates = b""
-    if overlap:
-        authority.replace_root(overlap)
-    if protect:
-        authority.encrypt_key()
-    if request is not None:
-        try:
-            certificates = authority.sign_requests(
-                read_bounded_file(request), network.find_kit
-            )
-        except RefusedError as error:
-            raise ConfigError(f"{request}: {error}; nothing was signed") from error
-    authority.save()
+    with holding_authority(out):
+        authority = open_authority(network, out, ask_passphrase)
+        certificates = b""
+        if overlap:
+            authority.replace_root(overlap)
+        if protect:
+            authority.encrypt_key()
+        if request is not None:
+            try:
+                certificates = authority.sign_requests(
+                    read_bounded_file(request), network.find_kit
+                )
+            except RefusedError as error:
+                raise ConfigError(f"{request}: {error}; nothing was signed") from error
+        authority.save()
 
     if request is not None:
         answer = request.with_suffix(".signed.pem")

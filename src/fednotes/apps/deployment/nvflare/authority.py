@@ -19,7 +19,8 @@ import base64
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -65,6 +66,7 @@ from fednotes.core.parsing import read_json, read_json_table
 from fednotes.core.settings import checked
 from fednotes.core.store import (
     create_private_folder,
+    holding_folder,
     make_private,
     write_folder,
     write_json,
@@ -852,6 +854,46 @@ def provision(
     Raises:
         ConfigError: The existing kits do not match the project, a new site's name could
             be mistaken for another's, or a kit to revoke or to recreate is unknown.
+        BusyError: Another process changes the authority.
+    """
+    create_private_folder(out)
+    with holding_authority(out):
+        return _provision(
+            project, out, again=again, revoke=revoke, ask_passphrase=ask_passphrase
+        )
+
+
+@contextmanager
+def holding_authority(out: Path) -> Iterator[None]:
+    """Keep other processes from changing an authority while the context is open.
+
+    A change reads the authority's state, may ask for a passphrase, and writes the
+    state. A change by another process in between, such as a revocation, would be lost.
+
+    Args:
+        out: The folder of all kits.
+
+    Raises:
+        BusyError: Another process changes the authority.
+    """
+    if not out.exists():  # there is no authority
+        yield
+        return
+    with holding_folder(out / AUTHORITY_FOLDER):
+        yield
+
+
+def _provision(
+    project: ProjectConfig,
+    out: Path,
+    *,
+    again: Sequence[str],
+    revoke: Sequence[str],
+    ask_passphrase: AskPassphrase,
+) -> dict[str, Path]:
+    """Create the kits of a project whose authority this process holds.
+
+    The arguments and the result are those of `provision`.
     """
     kits = list_kit_folders(project, out)
     folder = out / AUTHORITY_FOLDER
