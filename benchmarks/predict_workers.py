@@ -19,8 +19,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import fednotes as fn
@@ -48,13 +49,13 @@ class Run:
         seconds: How long it took.
         command_mib: The peak of its memory.
         worker_mib: The largest peak of a worker; 0 without workers.
-        sha256: The hash of the file that it wrote.
+        sha256: The hash of the file that it wrote; "" if it wrote a folder.
     """
 
     seconds: float
     command_mib: float
     worker_mib: float
-    sha256: str
+    sha256: str = ""
 
 
 def train(out: Path) -> Path:
@@ -89,12 +90,18 @@ def read_peak(process: int) -> float:
 
 def measure(model: Path, notes: Path, out: Path, workers: int) -> Run:
     """Predict notes with a command; measure its time and the peaks of memory."""
-    command = [sys.executable, "-m", "fednotes", "predict", str(model), str(notes)]
-    options = ["--out", str(out), "--workers", str(workers)]
-    # Both compute with one thread, and the libraries start no others.
+    words = ["predict", str(model), str(notes)]
+    run = measure_command([*words, "--out", str(out), "--workers", str(workers)])
+    return replace(run, sha256=hashlib.sha256(out.read_bytes()).hexdigest())
+
+
+def measure_command(words: Sequence[str]) -> Run:
+    """Run a command of fednotes; measure its time and the peaks of memory."""
+    command = [sys.executable, "-m", "fednotes", *words]
+    # It and its workers compute with one thread, and the libraries start no others.
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     start = time.perf_counter()
-    process = subprocess.Popen([*command, *options], env=environment)
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     command_mib = 0.0
     worker_mib = 0.0
     while process.poll() is None:
@@ -104,8 +111,7 @@ def measure(model: Path, notes: Path, out: Path, workers: int) -> Run:
         time.sleep(0.25)
     seconds = time.perf_counter() - start
     assert process.returncode == 0
-    digest = hashlib.sha256(out.read_bytes()).hexdigest()
-    return Run(seconds, command_mib, worker_mib, digest)
+    return Run(seconds, command_mib, worker_mib)
 
 
 def main() -> None:

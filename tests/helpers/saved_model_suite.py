@@ -22,6 +22,21 @@ from fednotes.jobs.saved_models import NoteSource, PredictionOutput, SavedModel
 NOTE = "Known gout. He took aspirin against pain."
 
 
+def make_damaged_model(model: Path, folder: Path) -> Path:
+    """Make a folder that has the description files of a model, which are damaged."""
+    folder.mkdir()
+    for description in model.glob("*.json"):
+        (folder / description.name).write_text("damaged")
+    return folder
+
+
+def write_damaged_notes(folder: Path) -> Path:
+    """Write notes that end in the middle of the second."""
+    path = folder / "notes.jsonl"
+    path.write_text('{"id": "1", "text": "pain"}\n{"id": "2"')
+    return path
+
+
 class SavedModelSuite:
     """Tests of a saved model with two types; a subclass has the fixture `folder`."""
 
@@ -63,18 +78,22 @@ class SavedModelSuite:
         predict(folder, NoteSource(str(notes)), PredictionOutput(out))
         assert len(out.read_text("utf-8").splitlines()) == 1
 
-    def test_a_damaged_file_is_refused_before_the_model_is_loaded(
+    def test_a_file_without_a_note_is_refused_before_the_model_is_loaded(
         self, folder: Path, tmp_path: Path
     ) -> None:
-        broken = tmp_path / "model"
-        broken.mkdir()
-        for description in folder.glob("*.json"):
-            (broken / description.name).write_text("damaged")
+        broken = make_damaged_model(folder, tmp_path / "model")
         path = tmp_path / "notes.jsonl"
-        path.write_text('{"id": "1", "text": "pain"}\n{"id": "2"')
+        path.write_text('{"id": "1", "tex')
+        with pytest.raises(DataError, match=r"notes\.jsonl:1"):
+            predict(broken, NoteSource(str(path)))
+
+    def test_a_damaged_file_leaves_no_predictions(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
+        path = write_damaged_notes(tmp_path)
         out = tmp_path / "out.jsonl"
         with pytest.raises(DataError, match=r"notes\.jsonl:2"):
-            predict(broken, NoteSource(str(path)), PredictionOutput(out))
+            predict(folder, NoteSource(str(path)), PredictionOutput(out))
         assert not out.exists()
 
     def test_predictions_never_replace_the_notes(

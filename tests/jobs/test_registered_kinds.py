@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from fednotes.core import plugins
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, ParameterError
 from fednotes.jobs import kinds
 from fednotes.jobs.job import SiteKind
 from fednotes.jobs.models import MentionModel, find_model_class
 from fednotes.jobs.patient_models import PatientModel
+from fednotes.jobs.saved_models import LoadOptions, NoteSource, PredictionOutput
 
 
 def test_the_built_in_kinds_come_before_the_registered_ones() -> None:
@@ -47,6 +48,17 @@ def test_a_patient_model_is_recognised_by_the_name_of_its_file(
     assert find_model_class(tmp_path) is MentionModel
     (tmp_path / "scorer.json").write_text("{}")
     assert find_model_class(tmp_path) is Scorer
+
+
+def test_a_patient_model_that_uses_no_workers_refuses_them(tmp_path: Path) -> None:
+    for workers in (2, 16):
+        with pytest.raises(ParameterError, match="reads all notes in one process"):
+            Scorer.write_predictions(
+                tmp_path,
+                NoteSource(text="No pain."),
+                PredictionOutput(),
+                LoadOptions(workers=workers),
+            )
 
 
 def test_a_registered_class_must_be_a_patient_model(

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 from every_kind import make
-from saved_model_suite import NOTE, SavedModelSuite
+from saved_model_suite import (
+    NOTE,
+    SavedModelSuite,
+    make_damaged_model,
+    write_damaged_notes,
+)
 
-from fednotes.core.errors import ConfigError, ModelError, ParameterError
+from fednotes.core.errors import ConfigError, DataError, ModelError, ParameterError
 from fednotes.jobs.models import (
     MentionModel,
     find_model_class,
@@ -52,6 +57,15 @@ def test_a_model_of_mentions_refuses_options_for_patients(folder: Path) -> None:
         load(folder).evaluate("notes.csv", options)
     with pytest.raises(ParameterError, match="written as jsonl, csv, conll, parquet"):
         predict(folder, NoteSource(text=NOTE), PredictionOutput(to="xlsx"))
+
+
+def test_a_damaged_file_is_refused_before_a_model_of_mentions_is_loaded(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Predictions of the notes before the damage would be written already."""
+    model = make_damaged_model(folder, tmp_path / "model")
+    with pytest.raises(DataError, match=r"notes\.jsonl:2"):
+        predict(model, NoteSource(str(write_damaged_notes(tmp_path))))
 
 
 def test_brat_predictions_need_a_folder(folder: Path) -> None:

@@ -30,7 +30,12 @@ from fednotes.jobs.inputs import Inputs, name_of_notes, open_inputs
 from fednotes.jobs.prediction_batches import write_batches
 from fednotes.jobs.prediction_files import write_brat, write_conll, write_documents
 from fednotes.jobs.prediction_sinks import describe_prediction, open_sink
-from fednotes.jobs.prediction_windows import Window, WindowPredictor, cut_windows
+from fednotes.jobs.prediction_windows import (
+    FILE_BATCH,
+    Window,
+    WindowPredictor,
+    cut_windows,
+)
 from fednotes.jobs.prediction_writers import BINARY, SUFFIXES
 from fednotes.jobs.saved_models import (
     Counted,
@@ -45,6 +50,7 @@ from fednotes.jobs.saved_models import (
 from fednotes.jobs.texts import Text, to_document
 from fednotes.jobs.workers.dealing import choose_devices
 from fednotes.jobs.workers.predictions import (
+    FEWER_WORKERS,
     choose_worker_devices,
     require_possible_workers,
     running_prediction_workers,
@@ -56,12 +62,8 @@ from fednotes.taggers.saving import load_model
 
 # Number of documents that `MentionModel.stream` reads together.
 BATCH = 32
-# Number of documents that are read together from a file, enough to fill the model's
-# batches with sentences of similar length.
-FILE_BATCH = 256
-# Remedies for a worker that has ended before its time.
-_FEWER_WORKERS = "give fewer `workers` if memory is short"
-_RESUME = f"give `resume` to continue, and {_FEWER_WORKERS.removeprefix('give ')}"
+# Remedy for a worker that has ended before its time.
+_RESUME = f"give `resume` to continue, and {FEWER_WORKERS.removeprefix('give ')}"
 
 _LIMIT = (
     "A mention says that words name something, not that the patient has it. Negation "
@@ -304,7 +306,7 @@ class MentionModel:
         """
         total = inputs.count()
         with (
-            cls._opening_predictor(folder, options, total, _FEWER_WORKERS) as predictor,
+            cls._opening_predictor(folder, options, total, FEWER_WORKERS) as predictor,
             working("predicting notes", total) as count,
         ):
             windows = cut_windows(inputs, FILE_BATCH)
@@ -352,7 +354,7 @@ class MentionModel:
             yield self
             return
         with running_prediction_workers(
-            self.folder, self.options, devices, _FEWER_WORKERS
+            self.folder, self.options, devices, FEWER_WORKERS
         ) as workers:
             yield workers
 

@@ -11,10 +11,14 @@ from __future__ import annotations
 import reprlib
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Self, overload
+
+import torch
 
 from fednotes.core.errors import ConfigError, ParameterError
 from fednotes.core.store import write_out
@@ -25,6 +29,7 @@ from fednotes.data.notes import NoteDatabase, NotePlace, make_note_place
 from fednotes.jobs.evaluation import Evaluation
 from fednotes.jobs.inputs import name_of_notes
 from fednotes.jobs.patient_reviews import ReviewedPatients
+from fednotes.jobs.prediction_windows import FILE_BATCH, cut_windows
 from fednotes.jobs.saved_models import (
     Counted,
     EvaluationOptions,
@@ -32,10 +37,18 @@ from fednotes.jobs.saved_models import (
     LoadOptions,
     ModelDescription,
     ModelInput,
+    NoteFeatures,
     NoteSource,
     PredictionOutput,
 )
 from fednotes.jobs.texts import Text, to_document
+from fednotes.jobs.workers.dealing import AUTO as AUTO_WORKERS
+from fednotes.jobs.workers.predictions import (
+    FEWER_WORKERS,
+    MANY_NOTES,
+    choose_worker_devices,
+    running_prediction_workers,
+)
 
 Patient = Text | Sequence[Text]  # one note, or all notes of a patient
 Notes = Text | Sequence[Patient] | Mapping[str, Patient]
@@ -76,16 +89,40 @@ class PatientNote:
     text: str = field(repr=False)
 
 
+# Yields notes with their features, in order; it may read notes before they are needed.
+ComputeFeatures = Callable[
+    [Iterable[PatientNote]], Iterator[tuple[PatientNote, NoteFeatures]]
+]
+
+
+def compute_features_here(
+    compute_note_features: Callable[[str], NoteFeatures], notes: Iterable[PatientNote]
+) -> Iterator[tuple[PatientNote, NoteFeatures]]:
+    """Yield notes with their features, computed in this process.
+
+    Args:
+        compute_note_features: Returns the features of a text.
+        notes: The notes.
+    """
+    for note in notes:
+        yield note, compute_note_features(note.text)
+
+
 class PatientModel(ABC):
     """A model that finds phenotypes, or billing codes, in the notes of patients.
 
     Attributes:
+        uses_workers: Whether models of this class find phenotypes from what
+            `compute_features` yields, and so in several processes.
         folder: Folder of the saved model; None if it was not loaded from one.
+        options: How it was loaded; `compute_features` starts this number of workers.
     """
 
     reads: ClassVar[ModelInput] = "patients"
+    uses_workers: ClassVar[bool] = False
 
     folder: Path | None = None
+    options: LoadOptions = LoadOptions()
 
     def __repr__(self) -> str:
         return f"<PatientModel: {reprlib.repr([*self.types])}>"
@@ -116,8 +153,9 @@ class PatientModel(ABC):
     def read_notes(source: NoteSource) -> Iterable[PatientNote]:
         """Return the notes in a file or folder, read one at a time.
 
-        Each iteration reads the file again. It is also read once before this function
-        returns, so that a damaged file is refused before the model reads a note.
+        Each iteration reads the file again. Its first note is also read before this
+        function returns, so that a file of another kind is refused before the model is
+        loaded. Damage after it is refused when an iteration arrives there.
 
         Raises:
             DataError: The file cannot be read, or has no note with any text.
@@ -200,6 +238,57 @@ class PatientModel(ABC):
             "`fednotes evaluate`"
         )
 
+    # ---- features of notes
+
+    def compute_note_features(self, text: str) -> NoteFeatures:
+        """Return what the model reads of one note; see `NoteFeatures`.
+
+        It does not depend on other notes. A class of models that uses workers defines
+        this.
+        """
+        raise NotImplementedError
+
+    @property
+    def feature_threads(self) -> int:
+        """The number of threads with which `compute_note_features` computes."""
+        return torch.get_num_threads()
+
+    def compute_features(
+        self, notes: Iterable[PatientNote]
+    ) -> Iterator[tuple[PatientNote, NoteFeatures]]:
+        """Yield notes with their features, in order.
+
+        If the model was loaded with `workers`, they start with the first note and end
+        with the last. With "auto", they start after many notes.
+
+        Args:
+            notes: The notes. With workers, some are read before they are needed.
+
+        Raises:
+            WorkerError: A worker has ended before its time.
+        """
+        compute_here = partial(compute_features_here, self.compute_note_features)
+        stream = iter(notes)
+        if self.options.workers == AUTO_WORKERS:
+            yield from compute_here(islice(stream, MANY_NOTES))
+            following = list(islice(stream, 1))
+            if not following:
+                return
+            stream = chain(following, stream)
+
+        devices: list[str] = []
+        if self.folder is not None and self.options.workers != 1:
+            devices = choose_worker_devices(
+                self.folder, self.options, MANY_NOTES, self.feature_threads
+            )
+        if self.folder is None or len(devices) <= 1:
+            yield from compute_here(stream)
+            return
+        with running_prediction_workers(
+            self.folder, self.options, devices, FEWER_WORKERS
+        ) as workers:
+            yield from workers.compute_features(cut_windows(stream, FILE_BATCH))
+
     # ---- predictions
 
     @overload
@@ -254,7 +343,7 @@ class PatientModel(ABC):
     ) -> list[PatientFinding]:
         """Find the phenotypes of patients from their notes in a file or database.
 
-        One note is in memory at a time.
+        One note is in memory at a time; with workers, a few hundred for each of them.
 
         Args:
             path: A table of notes, JSON lines, a folder of texts, or a database. A note
@@ -305,7 +394,8 @@ class PatientModel(ABC):
                 "`shard` and databases take mentions, but this model predicts "
                 "phenotypes, which need all notes of a patient: name a file in `out`"
             )
-        require_one_process(options)
+        if not cls.uses_workers:
+            require_one_process(options)
         notes = Counted(cls.read_notes(source))
         text = cls.load(folder, options).format_findings(notes, output.to)
         if output.path is None:
@@ -370,11 +460,11 @@ class PatientModel(ABC):
 
 
 def require_one_process(options: LoadOptions) -> None:
-    """Raise ParameterError if a phenotyping model is loaded for several workers."""
-    if options.workers not in (1, "auto"):
+    """Raise ParameterError if a model that uses no workers is loaded for several."""
+    if options.workers not in (1, AUTO_WORKERS):
         raise ParameterError(
-            "`workers` applies only to models that find mentions: notes of a patient "
-            "may be anywhere in the input, so one process reads them all; leave it out"
+            f"`workers` = {options.workers!r}: this class of models reads all notes in "
+            "one process; leave `workers` out"
         )
 
 

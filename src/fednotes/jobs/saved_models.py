@@ -24,6 +24,9 @@ from fednotes.jobs.evaluation import Evaluation
 
 T = TypeVar("T")
 
+# What a model of patients reads of one note, as JSON values: the concepts that it
+# mentions, or a vector. It is empty if the model reads nothing.
+NoteFeatures = Sequence[float]
 # What one prediction covers: a document, or a patient with all notes.
 ModelInput = Literal["documents", "patients"]
 
@@ -249,8 +252,9 @@ class SavedModel(Protocol):
     ) -> int:
         """Predict with the model in a folder and write the predictions.
 
-        The notes are checked before the model is loaded. They are read one at a time,
-        or one batch at a time. An output file appears once it is complete.
+        Notes that cannot be read at all are refused before the model is loaded. They
+        are read one at a time, or one batch at a time. An output file appears once it
+        is complete.
 
         Returns:
             The number of notes that were read.

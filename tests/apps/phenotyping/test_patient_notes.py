@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from patient_files import save_model
 
+from fednotes.apps.phenotyping import patient_notes
 from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace, Vectors
 from fednotes.apps.phenotyping.concepts import Matcher, group_by_patient
 from fednotes.apps.phenotyping.context import Option
@@ -31,7 +32,7 @@ from fednotes.apps.phenotyping.model import PhenotypeModel
 from fednotes.apps.phenotyping.patient_notes import read_patient_notes
 from fednotes.apps.phenotyping.synthetic import build_synthetic_dictionary
 from fednotes.core.errors import DataError
-from fednotes.data.notes import read_notes
+from fednotes.data.notes import Note, read_notes
 from fednotes.data.text import Passage
 from fednotes.jobs.patient_models import PatientNote
 from fednotes.jobs.predict import predict
@@ -218,20 +219,28 @@ def test_a_patient_with_too_many_concepts_has_an_empty_finding(
 # ---- files ---------------------------------------------------------------------------
 
 
-def test_a_damaged_file_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
-    path = tmp_path / "notes.jsonl"
-    path.write_text('{"patient": "a", "text": "Known gout."}\n{"patient": "b"')
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "phenotyper.json").write_text("damaged")
-    with pytest.raises(DataError, match=r"notes\.jsonl:2"):
-        predict(folder, NoteSource(str(path)))
+def test_a_prediction_reads_each_note_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first note is also read before the model is loaded."""
+    seen: list[str] = []
+
+    def read(*arguments: Any, **options: Any) -> Iterator[Note]:
+        for note in read_notes(*arguments, **options):
+            seen.append(note.text)
+            yield note
+
+    monkeypatch.setattr(patient_notes, "read_notes", read)
+    folder = save_model(tmp_path / "model", "synthetic", Path(), *TERMS)
+    path = write_csv(tmp_path / "notes.csv", [[n.patient, n.text] for n in NOTES])
+    assert predict(folder, NoteSource(str(path))) == len(NOTES)
+    assert seen == [NOTES[0].text, *(note.text for note in NOTES)]
 
 
 def test_notes_are_read_again_at_each_iteration(tmp_path: Path) -> None:
     rows = [[note.patient, note.text] for note in NOTES]
     notes = read_patient_notes(str(write_csv(tmp_path / "notes.csv", rows)))
-    assert notes.patients == ("b", "a", "c")
+    assert notes.list_patients() == ("b", "a", "c")
     assert list(notes) == list(notes) == NOTES
 
 

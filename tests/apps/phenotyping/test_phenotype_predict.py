@@ -165,7 +165,7 @@ def test_predictions_from_vectors_have_no_concepts(
 
     class Stub:
         def make_from_stream(
-            self, notes: Iterable[PatientNote], patients: Iterable[str]
+            self, notes: Iterable[PatientNote], patients: Iterable[str], compute: object
         ) -> PatientInputs:
             names = tuple(dict.fromkeys([*patients, *(note.patient for note in notes)]))
             vectors = Vectors(np.ones((len(names), 2), np.float32))

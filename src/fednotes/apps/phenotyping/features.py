@@ -12,10 +12,10 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -48,7 +48,12 @@ from fednotes.core.settings import LocalFile, build, checked, expand_path
 from fednotes.core.types import Document
 from fednotes.data.text import Passage, split_sentences, tokenize
 from fednotes.encoders.features import FrozenEncoder, load_encoder
-from fednotes.jobs.patient_models import PatientNote
+from fednotes.jobs.patient_models import (
+    ComputeFeatures,
+    PatientNote,
+    compute_features_here,
+)
+from fednotes.jobs.saved_models import NoteFeatures
 
 SYNTHETIC: Final = "synthetic"  # the generated patients' dictionary
 # Change this when the same text gives a different vector.
@@ -171,7 +176,10 @@ class ConceptFeatures:
         )
 
     def make_from_stream(
-        self, notes: Iterable[PatientNote], patients: Iterable[str] = ()
+        self,
+        notes: Iterable[PatientNote],
+        patients: Iterable[str] = (),
+        compute: ComputeFeatures | None = None,
     ) -> PatientInputs:
         """Return the bags that `make` returns, without holding the texts in memory.
 
@@ -180,6 +188,7 @@ class ConceptFeatures:
         Args:
             notes: The notes, in any order of patients. No reference to a text is kept.
             patients: Patients to list first, even if they have no notes.
+            compute: Computes the concepts of notes; in this process if it is None.
 
         Returns:
             One bag per patient, in the order of their first notes. The counts are
@@ -187,11 +196,20 @@ class ConceptFeatures:
         """
         concepts = {patient: array("i") for patient in patients}
         left_out: set[str] = set()
-        for note in notes:
-            bag = concepts.setdefault(note.patient, array("i"))
+
+        def select_needed_notes() -> Iterator[PatientNote]:
+            for note in notes:
+                concepts.setdefault(note.patient, array("i"))
+                if note.patient not in left_out:
+                    yield note
+
+        compute = compute or partial(compute_features_here, self.compute_note_features)
+        for note, found in compute(select_needed_notes()):
+            # Some notes of a patient may be on their way when the patient is left out.
             if note.patient in left_out:
                 continue
-            bag.extend(self.matcher.make_bag(note.text).tolist())
+            bag = concepts[note.patient]
+            bag.extend(map(int, found))
             if len(bag) > self.max_concepts:
                 left_out.add(note.patient)
                 del bag[:]
@@ -207,6 +225,11 @@ class ConceptFeatures:
         return PatientInputs.from_arrays(
             remaining, arrays, self.matcher.vocabulary, counts
         )
+
+    def compute_note_features(self, text: str) -> NoteFeatures:
+        """Return the concepts that a note mentions; see `Matcher.make_bag`."""
+        concepts: list[int] = self.matcher.make_bag(text).tolist()
+        return concepts
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,7 +274,10 @@ class TextFeatures:
         return PatientInputs(tuple(notes), Vectors(values), counts)
 
     def make_from_stream(
-        self, notes: Iterable[PatientNote], patients: Iterable[str] = ()
+        self,
+        notes: Iterable[PatientNote],
+        patients: Iterable[str] = (),
+        compute: ComputeFeatures | None = None,
     ) -> PatientInputs:
         """Return the vectors that `make` returns, without holding the texts in memory.
 
@@ -260,17 +286,18 @@ class TextFeatures:
         Args:
             notes: The notes, in any order of patients. No reference to a text is kept.
             patients: Patients to list first, even if they have no notes.
+            compute: Computes the vectors of notes; in this process if it is None.
 
         Returns:
             One vector per patient, in the order of their first notes. The counts are
             `left_out` and `without_features`.
         """
         means = {patient: _RunningMean() for patient in patients}
-        for note in notes:
+        compute = compute or partial(compute_features_here, self.compute_note_features)
+        for note, vector in compute(notes):
             mean = means.setdefault(note.patient, _RunningMean())
-            vector = self.encode_note(note.text)
-            if vector is not None:
-                mean.add(vector)
+            if vector:
+                mean.add(np.array(vector, np.float64))
 
         values = np.zeros((len(means), self.space.width), np.float32)
         for row, mean in enumerate(means.values()):
@@ -278,6 +305,14 @@ class TextFeatures:
                 values[row] = mean.compute()
         counts = {"left_out": 0, "without_features": int((~values.any(1)).sum())}
         return PatientInputs(tuple(means), Vectors(values), counts)
+
+    def compute_note_features(self, text: str) -> NoteFeatures:
+        """Return the vector of a note; it is empty if the note has no words."""
+        vector = self.encode_note(text)
+        if vector is None:
+            return ()
+        values: list[float] = vector.tolist()
+        return values
 
     def encode_note(self, text: str) -> np.ndarray | None:
         """Return the mean vector over the words of a note.

@@ -80,7 +80,7 @@ def _read_challenge(folder: Path) -> tuple[StreamedPatientNotes, Gold]:
     summaries, labels = read_obesity(folder)
     gold = {note.id: labels.get_labels(note.id) for note in summaries}
     notes = [PatientNote(note.id, note.text) for note in summaries]
-    return StreamedPatientNotes(tuple(gold), lambda: iter(notes)), gold
+    return StreamedPatientNotes(lambda: iter(notes)), gold
 
 
 def _read_json_lines(path: Path) -> tuple[StreamedPatientNotes, Gold]:
@@ -104,7 +104,7 @@ def _read_json_lines(path: Path) -> tuple[StreamedPatientNotes, Gold]:
         for record in _read_records(path, encoding):
             yield PatientNote(record.patient, record.text)
 
-    return StreamedPatientNotes(tuple(gold), read_again), gold
+    return StreamedPatientNotes(read_again), gold
 
 
 class _Record(NamedTuple):

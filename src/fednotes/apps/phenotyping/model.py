@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from fednotes.apps.phenotyping.patient_notes import (
     StreamedPatientNotes,
@@ -24,10 +24,11 @@ from fednotes.jobs.patient_models import (
     PatientFinding,
     PatientModel,
     PatientNote,
-    require_one_process,
 )
 from fednotes.jobs.patient_reviews import ReviewedPatients
-from fednotes.jobs.saved_models import LoadOptions, NoteSource
+from fednotes.jobs.saved_models import LoadOptions, NoteFeatures, NoteSource
+from fednotes.jobs.workers.dealing import choose_devices
+from fednotes.jobs.workers.predictions import require_possible_workers
 
 
 class PhenotypeModel(PatientModel):
@@ -36,19 +37,29 @@ class PhenotypeModel(PatientModel):
     Attributes:
         reader: The model with its dictionary or encoder.
         folder: Folder of the saved model; None if it was not loaded from one.
+        options: How it was loaded.
     """
 
-    def __init__(self, reader: PatientReader, folder: Path | None = None) -> None:
+    uses_workers: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        reader: PatientReader,
+        folder: Path | None = None,
+        options: LoadOptions | None = None,
+    ) -> None:
         self.reader = reader
         self.folder = folder
+        self.options = options or LoadOptions()
 
     @classmethod
     def load(cls, folder: Path, options: LoadOptions) -> Self:
         """Load the model in a folder."""
-        require_one_process(options)
-        model = load_phenotyper(folder, options.device)
+        require_possible_workers(options)
+        (device,) = choose_devices(options.device, 1)
+        model = load_phenotyper(folder, device)
         place = options.dictionary or options.backbone
-        return cls(PatientReader.load(folder, model, place), folder)
+        return cls(PatientReader.load(folder, model, place), folder, options)
 
     @staticmethod
     def described_types(facts: Mapping[str, Any]) -> Sequence[str]:
@@ -79,6 +90,15 @@ class PhenotypeModel(PatientModel):
         """Description of the model's probabilities."""
         return describe_probabilities(self.reader.model)
 
+    def compute_note_features(self, text: str) -> NoteFeatures:
+        """Return the concepts, or the vector, of a note."""
+        return self.reader.features.compute_note_features(text)
+
+    @property
+    def feature_threads(self) -> int:
+        """One thread if notes are searched for concepts; otherwise the encoder's."""
+        return super().feature_threads if self.reader.model.space.dense else 1
+
     def find_in_stream(
         self, notes: Iterable[PatientNote], patients: Iterable[str] = ()
     ) -> list[PatientFinding]:
@@ -90,7 +110,7 @@ class PhenotypeModel(PatientModel):
                 names.setdefault(note.patient)
                 yield note
 
-        inputs = self.reader.read(collect_names(), names)
+        inputs = self.reader.read(collect_names(), names, self.compute_features)
         if not names:
             return []
         rows = {row["patient"]: row for row in self.reader.predict_rows(inputs)}
@@ -109,7 +129,8 @@ class PhenotypeModel(PatientModel):
 
     def format_findings(self, notes: Iterable[PatientNote], format: str) -> str:
         """Return the findings as JSON lines or CSV."""
-        return self.reader.format_results(notes, format)
+        inputs = self.reader.read(notes, compute=self.compute_features)
+        return self.reader.format_results(inputs, format)
 
     def review_file(
         self,

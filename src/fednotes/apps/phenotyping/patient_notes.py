@@ -24,18 +24,20 @@ from fednotes.jobs.patient_models import PatientNote
 
 @dataclass(frozen=True)
 class StreamedPatientNotes(Iterable[PatientNote]):
-    """The notes of patients, read again from their source at each iteration.
+    """The notes of patients, read again from their source at each iteration."""
 
-    Attributes:
-        patients: Names of the patients, in the order of their first notes.
-    """
-
-    patients: tuple[str, ...] = field(repr=False)
     _read: Callable[[], Iterator[PatientNote]] = field(repr=False)
 
     def __iter__(self) -> Iterator[PatientNote]:
         """Yield the notes, one at a time."""
         return self._read()
+
+    def list_patients(self) -> tuple[str, ...]:
+        """Return the names of the patients, in the order of their first notes.
+
+        This reads all notes.
+        """
+        return tuple(dict.fromkeys(note.patient for note in self))
 
 
 def read_patient_notes(
@@ -49,8 +51,10 @@ def read_patient_notes(
 ) -> StreamedPatientNotes:
     """Return the notes of patients, which are read again whenever they are iterated.
 
-    This function reads a file, folder or database once, so a damaged one is refused
-    before a model reads its first note.
+    This function reads the first note, so a file without notes, or of another kind, is
+    refused before a model is loaded. An iteration refuses what is damaged after it:
+    reading millions of notes twice would take long, and the results of patients are
+    written only after all notes are read.
 
     Args:
         place: A path, the address of a database, or `-` for stdin.
@@ -66,7 +70,7 @@ def read_patient_notes(
     source = find_source(place, text, encoding)
     if isinstance(source, Document):
         note = PatientNote(source.id, source.text)
-        return StreamedPatientNotes((note.patient,), lambda: iter([note]))
+        return StreamedPatientNotes(lambda: iter([note]))
 
     summaries: list[Path] = []
     found_format = format
@@ -89,10 +93,9 @@ def read_patient_notes(
             )
         return (PatientNote(get_patient_name(note), note.text) for note in notes)
 
-    patients = tuple(dict.fromkeys(note.patient for note in read()))
-    if not patients:
+    if next(read(), None) is None:
         raise DataError(f"{source}: contains no notes with text")
-    return StreamedPatientNotes(patients, read)
+    return StreamedPatientNotes(read)
 
 
 def _find_summary_files(path: Path) -> list[Path]:

@@ -37,7 +37,7 @@ from fednotes.data.encodings import AUTO, reading_as
 from fednotes.data.notes import NotePlace
 from fednotes.jobs.evaluation import Evaluation, check_label_map
 from fednotes.jobs.inputs import name_of_notes
-from fednotes.jobs.patient_models import PatientNote
+from fednotes.jobs.patient_models import ComputeFeatures, PatientNote
 from fednotes.metrics.classification import ClassCounts, measure_rankings
 
 _DECIMALS = 6  # digits of a probability after the decimal point
@@ -76,15 +76,19 @@ class PatientReader:
             return cls(model, load_features(model.space.recipe, place))
 
     def read(
-        self, notes: Iterable[PatientNote], patients: Iterable[str] = ()
+        self,
+        notes: Iterable[PatientNote],
+        patients: Iterable[str] = (),
+        compute: ComputeFeatures | None = None,
     ) -> PatientInputs:
         """Return each patient's inputs to the model, with one note in memory at a time.
 
         Args:
             notes: The notes, in any order of patients.
             patients: Patients to list first, even if they have no notes.
+            compute: Computes the features of notes; in this process if it is None.
         """
-        return self.features.make_from_stream(notes, patients)
+        return self.features.make_from_stream(notes, patients, compute)
 
     def warn_about_empty_results(self, inputs: PatientInputs) -> None:
         """Print on stderr how many patients have no result, or an empty one."""
@@ -157,15 +161,14 @@ class PatientReader:
             }
             yield {"probabilities": probabilities, "labels": labels}
 
-    def format_results(self, notes: Iterable[PatientNote], format: str) -> str:
+    def format_results(self, inputs: PatientInputs, format: str) -> str:
         """Return the results as JSON lines or CSV, and warn about empty ones.
 
         Args:
-            notes: The notes, in any order of patients.
+            inputs: The result of `read`.
             format: "jsonl"; or "csv", with a row for each patient and phenotype, or
                 code if the model has no phenotypes.
         """
-        inputs = self.read(notes)
         self.warn_about_empty_results(inputs)
         rows = self.predict_rows(inputs)
         if format == "csv":
@@ -274,7 +277,8 @@ def read_labelled(
     with reading_as(encoding):
         if labels is not None:
             patient_notes = read_patient_notes(name_of_notes(path), encoding=encoding)
-            gold = _read_labels_and_report(patient_notes.patients, path, labels)
+            patients = patient_notes.list_patients()
+            gold = _read_labels_and_report(patients, path, labels)
             notes = patient_notes
         elif isinstance(path, Path):
             notes, gold = read_gold(path)

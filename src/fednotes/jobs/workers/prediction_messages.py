@@ -1,7 +1,7 @@
 """What workers that predict notes are asked, and how notes and spans travel to them.
 
-A reply to a command is its result (`events.py`). Confidences travel as the shortest
-decimal numbers that stand for them, so no bit changes.
+A reply to a command is its result (`events.py`). Confidences and features travel as the
+shortest decimal numbers that stand for them, so no bit changes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from fednotes.core.types import Document, Span
 
 LOAD = "@load"  # load a saved model
 PREDICT = "@predict"  # predict the notes of a window
+COMPUTE_FEATURES = "@features"  # compute the features of a window's notes of patients
 
 
 def encode_notes(documents: Iterable[Document]) -> list[list[Any]]:

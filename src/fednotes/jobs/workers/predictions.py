@@ -4,26 +4,29 @@ Each loads the saved model once. The process that starts them reads the notes, d
 windows of them out, and yields the predicted documents in the order of the input. Only
 a few windows are under way at a time, so memory does not grow with the input.
 
+For a model of patients, whose notes may be anywhere in the input, workers compute the
+features of each note. The process that starts them adds up those of each patient.
+
 The text of notes goes through the pipes of these processes and nowhere else.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
-from typing import Any
+from typing import Any, Generic
 
 import torch
 
 from fednotes.core.errors import ParameterError
 from fednotes.core.types import Document
 from fednotes.engines.carried import make_request
-from fednotes.jobs.prediction_windows import Window
-from fednotes.jobs.saved_models import LoadOptions
+from fednotes.jobs.prediction_windows import AnyNote, Window
+from fednotes.jobs.saved_models import LoadOptions, NoteFeatures
 from fednotes.jobs.workers.child_process import PREDICTIONS, ChildProcess
 from fednotes.jobs.workers.dealing import (
     AUTO,
@@ -35,6 +38,7 @@ from fednotes.jobs.workers.dealing import (
     require_worker_number,
 )
 from fednotes.jobs.workers.prediction_messages import (
+    COMPUTE_FEATURES,
     LOAD,
     PREDICT,
     decode_spans,
@@ -46,6 +50,8 @@ from fednotes.taggers.saving import read_config
 # Number of notes from which "auto" starts workers: the start of one takes a few seconds
 # of a core.
 MANY_NOTES = 10_000
+# Remedy for a worker that has ended before its time.
+FEWER_WORKERS = "give fewer `workers` if memory is short"
 # A worker computes one window while another waits in its pipe.
 _WINDOWS_OF_WORKER = 2
 # Windows under way for each worker: its own, and one that waits for its turn.
@@ -65,7 +71,7 @@ def require_possible_workers(options: LoadOptions) -> None:
 
 
 def choose_worker_devices(
-    folder: Path, options: LoadOptions, notes: int | None
+    folder: Path, options: LoadOptions, notes: int | None, threads: int | None = None
 ) -> list[str]:
     """Return the device of each worker; one device if this process predicts itself.
 
@@ -73,6 +79,8 @@ def choose_worker_devices(
         folder: Folder of the saved model.
         options: How it is loaded.
         notes: The number of notes; None if it is unknown.
+        threads: Number of threads of a process; None for those with which a model that
+            finds mentions predicts.
 
     Raises:
         ConfigError: The number of workers is impossible here, or there is no such
@@ -80,25 +88,26 @@ def choose_worker_devices(
         ModelError: The folder contains no model, or a damaged one.
     """
     require_possible_workers(options)
-    number = _choose_workers(folder, options, notes)
+    if threads is None:
+        threads = _count_threads(folder)
+    number = _choose_workers(options, notes, threads)
     if notes is not None:
         number = min(number, max(1, notes))
     return choose_devices(options.device, number)
 
 
-def _choose_workers(folder: Path, options: LoadOptions, notes: int | None) -> int:
+def _choose_workers(options: LoadOptions, notes: int | None, threads: int) -> int:
     """Return the number of workers that the user chose, or left to this function."""
     if options.workers == AUTO:
         is_large = notes is not None and notes >= MANY_NOTES
-        threads = _count_threads(folder)
         return choose_worker_number(options.device, threads) if is_large else 1
     if options.workers > 1 and options.device == "cpu":
-        _require_cores(options.workers, _count_threads(folder))
+        _require_cores(options.workers, threads)
     return options.workers
 
 
 def _count_threads(folder: Path) -> int:
-    """Return the number of threads with which a model predicts."""
+    """Return the number of threads with which a model finds mentions."""
     config = read_config(folder)
     prefers_one = config is not None and config.prefers_one_thread
     return 1 if prefers_one else torch.get_num_threads()
@@ -156,48 +165,47 @@ def running_prediction_workers(
 
 
 @dataclass(eq=False)
-class _SentWindow:
-    """A window that a worker predicts.
+class _SentWindow(Generic[AnyNote]):
+    """A window that was sent to a worker.
 
     Attributes:
-        documents: Its documents.
-        spans: The spans of each document as JSON values; None until they are predicted.
+        notes: Its notes.
+        results: The result for each note as JSON values; None until they are computed.
     """
 
-    documents: Window
-    spans: Sequence[Any] | None = None
+    notes: Sequence[AnyNote]
+    results: Sequence[Any] | None = None
 
-    def merge(self) -> Iterator[Document]:
-        """Yield the documents with their predicted spans."""
-        assert self.spans is not None
-        for document, spans in zip(self.documents, self.spans, strict=True):
-            yield replace(document, spans=decode_spans(spans))
+    def pair(self) -> Iterator[tuple[AnyNote, Any]]:
+        """Yield each note with its result."""
+        assert self.results is not None
+        yield from zip(self.notes, self.results, strict=True)
 
 
 @dataclass(eq=False)
 class _BusyWorker:
-    """A worker, and the windows that were sent to it and are not predicted.
+    """A worker, and the windows that were sent to it and have no results.
 
     Attributes:
         process: The process.
-        windows: The windows, in the order in which it predicts them.
+        windows: The windows, in the order in which it computes them.
     """
 
     process: WorkerProcess
-    windows: deque[_SentWindow] = field(default_factory=deque)
+    windows: deque[_SentWindow[Any]] = field(default_factory=deque)
 
 
 class PredictionWorkers:
     """Processes that have loaded a model (`WindowPredictor`).
 
-    They predict the windows of one input at a time, to its end.
+    They compute the windows of one input at a time, to its end.
 
     Args:
         workers: The processes.
-        types: The entity types of the model.
+        types: What the model predicts.
 
     Attributes:
-        types: The entity types of the model.
+        types: What the model predicts: entity types, phenotypes or codes.
     """
 
     def __init__(
@@ -220,18 +228,56 @@ class PredictionWorkers:
             Exception: A worker raised it, or the windows did. Windows before an error
                 of the input are predicted first.
         """
+
+        def ask(documents: Window) -> bytes:
+            values = {"notes": encode_notes(documents), "threshold": threshold}
+            return make_request(PREDICT, values).frame
+
+        for document, spans in self._compute(windows, ask):
+            yield replace(document, spans=decode_spans(spans))
+
+    def compute_features(
+        self, windows: Iterable[Sequence[AnyNote]]
+    ) -> Iterator[tuple[AnyNote, NoteFeatures]]:
+        """Yield the notes of windows with the features that a model of patients reads.
+
+        Args:
+            windows: The windows. A few are read before they are needed.
+
+        Raises:
+            WorkerError: A worker has ended before its time.
+            Exception: As in `predict_windows`.
+        """
+
+        def ask(notes: Sequence[AnyNote]) -> bytes:
+            texts = [note.text for note in notes]
+            return make_request(COMPUTE_FEATURES, texts).frame
+
+        yield from self._compute(windows, ask)
+
+    def _compute(
+        self,
+        windows: Iterable[Sequence[AnyNote]],
+        ask: Callable[[Sequence[AnyNote]], bytes],
+    ) -> Iterator[tuple[AnyNote, Any]]:
+        """Yield the notes of windows with the workers' results, in order.
+
+        Args:
+            windows: The windows.
+            ask: Returns the encoded request for a window.
+        """
         unread = _ReadAhead(windows)
-        under_way: deque[_SentWindow] = deque()
+        under_way: deque[_SentWindow[AnyNote]] = deque()
         limit = len(self._workers) * _WINDOWS_UNDER_WAY
         with DefaultSelector() as selector:
             for worker in self._workers:
                 selector.register(worker.process, EVENT_READ, worker)
             while True:
-                self._send_windows(unread, under_way, limit, threshold)
+                self._send_windows(unread, under_way, limit, ask)
                 if not under_way:
                     break
-                if under_way[0].spans is not None:
-                    yield from under_way.popleft().merge()
+                if under_way[0].results is not None:
+                    yield from under_way.popleft().pair()
                     continue
                 for key, _ in selector.select():
                     _receive_result(key.data)
@@ -239,10 +285,10 @@ class PredictionWorkers:
 
     def _send_windows(
         self,
-        unread: _ReadAhead,
-        under_way: deque[_SentWindow],
+        unread: _ReadAhead[AnyNote],
+        under_way: deque[_SentWindow[AnyNote]],
         limit: int,
-        threshold: float,
+        ask: Callable[[Sequence[AnyNote]], bytes],
     ) -> None:
         """Send windows to the workers that have fewest, until all have enough.
 
@@ -250,29 +296,28 @@ class PredictionWorkers:
             unread: The windows of the input.
             under_way: The windows that were sent and are not yielded; grows.
             limit: The largest number of them.
-            threshold: Spans of a lower confidence are left out.
+            ask: Returns the encoded request for a window.
         """
         while len(under_way) < limit:
             worker = min(self._workers, key=lambda each: len(each.windows))
             if len(worker.windows) >= _WINDOWS_OF_WORKER:
                 return
-            documents = unread.take_window()
-            if documents is None:
+            notes = unread.take_window()
+            if notes is None:
                 return
-            values = {"notes": encode_notes(documents), "threshold": threshold}
-            worker.process.send(make_request(PREDICT, values).frame)
-            window = _SentWindow(documents)
+            worker.process.send(ask(notes))
+            window = _SentWindow(notes)
             worker.windows.append(window)
             under_way.append(window)
 
 
 def _receive_result(worker: _BusyWorker) -> None:
-    """Receive the spans of the first window that a worker has."""
-    spans = worker.process.wait_for_result()
-    worker.windows.popleft().spans = spans
+    """Receive the results of the first window that a worker has."""
+    results = worker.process.wait_for_result()
+    worker.windows.popleft().results = results
 
 
-class _ReadAhead:
+class _ReadAhead(Generic[AnyNote]):
     """Windows that are read before they are needed.
 
     An error of the input waits until the windows before it are predicted, as it would
@@ -282,11 +327,11 @@ class _ReadAhead:
         windows: The windows.
     """
 
-    def __init__(self, windows: Iterable[Window]) -> None:
+    def __init__(self, windows: Iterable[Sequence[AnyNote]]) -> None:
         self._windows = iter(windows)
         self._error: Exception | None = None
 
-    def take_window(self) -> Window | None:
+    def take_window(self) -> Sequence[AnyNote] | None:
         """Return the next window; None if there is none."""
         if self._error is not None:
             return None

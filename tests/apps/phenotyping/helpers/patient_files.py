@@ -10,6 +10,7 @@ import numpy as np
 
 from fednotes.apps.phenotyping.classifiers import LinearSVMs
 from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
+from fednotes.apps.phenotyping.concepts import MAX_CONCEPTS
 from fednotes.apps.phenotyping.features import (
     ConceptFeatures,
     ConceptsConfig,
@@ -69,12 +70,15 @@ def labels_of(site: SitePatients) -> dict[str, list[int]]:
     }
 
 
-def save_model(folder: Path, dictionary: str, beside: Path, *terms: str) -> Path:
+def save_model(
+    folder: Path, dictionary: str, beside: Path, *terms: str, most: int = MAX_CONCEPTS
+) -> Path:
     """Save a model that predicts the diseases that the notes name.
 
     Score = 10 · (the concept's TF-IDF) - 1, so any mention decides.
     """
-    features = build_features(ConceptsConfig(dictionary=dictionary), beside)
+    config = ConceptsConfig(dictionary=dictionary, most=most)
+    features = build_features(config, beside)
     assert isinstance(features, ConceptFeatures)
     machines = LinearSVMs([(0, 1)] * len(terms), features.space.width)
     for column, term in enumerate(terms):

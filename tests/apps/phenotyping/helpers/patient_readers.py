@@ -11,7 +11,7 @@ from fednotes.apps.phenotyping.obesity import read_obesity
 from fednotes.apps.phenotyping.patient_notes import read_patient_notes
 
 PATIENT_READERS: dict[str, Callable[[Path], object]] = {
-    "predict patients": lambda path: read_patient_notes(str(path)),
+    "predict patients": lambda path: list(read_patient_notes(str(path))),
     "ctakes": read_ctakes,
     "codes": read_codiesp,
     "mimic": read_mimic,

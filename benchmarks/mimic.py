@@ -1,0 +1,219 @@
+"""Phenotyping of notes in MIMIC-III's layout: seconds and peak memory by number of notes.
+
+    python benchmarks/mimic.py [--notes 20000] [--workers 2] [--train]
+    python benchmarks/mimic.py --notes 2083180 --workers 16 --train    its full size
+
+Generated notes are written to a packed NOTEEVENTS.csv.gz: 1,800 characters and 45 notes
+of a patient on average, as in MIMIC-III. A patient's notes lie apart in the file. A
+model trained on generated patients predicts their phenotypes, in one process and then
+in workers, and both files are compared by SHA-256. With `--train`, a job also learns
+from these notes. All runs are whole commands.
+
+Wall clock, because that is what workers save: run it on a machine without other work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from predict_workers import Run, measure, measure_command
+
+import fednotes as fn
+from fednotes.apps.phenotyping.synthetic import generate_patients
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
+from scratch import scratch
+
+NOTES_OF_A_PATIENT = 2_083_180 / 46_520
+CHARACTERS = 1_800  # of a note, on average
+HEADER = (
+    "ROW_ID,SUBJECT_ID,HADM_ID,CHARTDATE,CHARTTIME,STORETIME,CATEGORY,DESCRIPTION,CGID,"
+    "ISERROR,TEXT"
+).split(",")
+CATEGORIES = ("Nursing/other", "Radiology", "Nursing", "ECG", "Physician", "Discharge")
+# Sentences between those of the generated patients, in which no term stands.
+FILLERS = (
+    "Plan discussed with the team on rounds this morning.",
+    "Vital signs remained within the expected range overnight.",
+    "The line was flushed, and the dressing was changed at 06:00.",
+    "Family at the bedside and updated by the nurse on duty.",
+    "Please see the flow sheet for the values of the last shift.",
+)
+
+JOB = {
+    "method": "phenotype",
+    "seed": 1,
+    "conditions": ["federated"],
+    "synthetic": {"sites": 2, "patients": 300},
+    "training": {"minimum": 20, "min_patients": 0, "cycles": 2, "classifier_cycles": 2},
+    "model": {"network": {"embedding": 32, "hidden": 32}},
+}
+# Codes of the patients, and the phenotypes that follow from them.
+CODES = tuple(str(number) for number in range(4010, 4200, 5))
+PHENOTYPES = {"first": ["icd9:401"], "second": ["icd9:414"]}
+
+
+class Corpus(NamedTuple):
+    """A file of generated notes.
+
+    Attributes:
+        notes: The file of notes.
+        codes: The table of the patients' codes.
+        patients: The number of patients with notes.
+        characters: The mean number of characters of a note.
+    """
+
+    notes: Path
+    codes: Path
+    patients: int
+    characters: float
+
+
+def write_corpus(folder: Path, number: int) -> Corpus:
+    """Write a packed table of notes, and a table of the patients' codes."""
+    rng = np.random.default_rng(0)
+    patients = max(1, round(number / NOTES_OF_A_PATIENT))
+    # A few patients have very many notes.
+    shares = rng.lognormal(0, 1, patients)
+    owners = rng.choice(patients, number, p=shares / shares.sum())
+    characters = 0
+
+    path = folder / "NOTEEVENTS.csv.gz"
+    with gzip.open(path, "wt", 1, encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(HEADER)
+        texts = generate_texts(rng)
+        for row, patient in enumerate(owners.tolist(), 1):
+            text = next(texts)
+            characters += len(text)
+            category = CATEGORIES[row % len(CATEGORIES)]
+            day = f"2101-{row % 12 + 1:02}-{row % 28 + 1:02}"
+            table.writerow([row, patient, "", day, "", "", category, "", "", "", text])
+
+    codes = folder / "codes.csv"
+    with codes.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["patient", "code"])
+        for patient in range(patients):
+            for code in rng.choice(CODES, 5, replace=False):
+                table.writerow([patient, code])
+    return Corpus(path, codes, len(np.unique(owners)), characters / number)
+
+
+def generate_texts(rng: np.random.Generator) -> Iterator[str]:
+    """Yield texts of different lengths, half of whose sentences name no concept."""
+    notes = generate_patients("mimic", 2000, seed=5).notes
+    sentences = [
+        f"{sentence.strip()}."
+        for texts in notes.values()
+        for text in texts
+        for sentence in text.split(".")
+        if sentence.strip()
+    ]
+    mean = np.mean([len(each) for each in sentences[:5000]])
+    mean_number = CHARACTERS / (mean + np.mean([len(each) for each in FILLERS]) + 2)
+    while True:
+        numbers = np.maximum(1, rng.gamma(1.5, mean_number / 1.5, 1000).astype(int))
+        for number in numbers.tolist():
+            parts = []
+            for at in rng.integers(len(sentences), size=number).tolist():
+                parts += [sentences[at], FILLERS[at % len(FILLERS)]]
+            yield "\n".join(parts)
+
+
+def train_model(out: Path) -> Path:
+    """Train a small model on generated patients; return its folder."""
+    fn.simulate(fn.job(JOB), out, workers=1)
+    return out / "federated" / "model"
+
+
+def write_job(folder: Path, corpus: Corpus, processes: int) -> Path:
+    """Write a job that learns from the notes; return its file."""
+    phenotypes = "\n".join(f"{name} = {codes}" for name, codes in PHENOTYPES.items())
+    path = folder / f"job-{processes}.toml"
+    path.write_text(
+        f"""method = "phenotype"
+conditions = ["federated"]
+
+[concepts]
+dictionary = "synthetic"
+processes = {processes}
+
+[phenotypes]
+{phenotypes}
+
+[training]
+minimum = 1
+min_patients = 0
+systems = ["icd9"]
+cycles = 1
+classifier_cycles = 1
+
+[model.network]
+embedding = 32
+hidden = 32
+
+[sites.mimic]
+notes = "{corpus.notes}"
+codes = "{corpus.codes}"
+codes_format = "table"
+system = "icd9"
+""",
+        "utf-8",
+    )
+    return path
+
+
+def describe(run: Run, notes: int) -> str:
+    """Return a run's seconds, speed and memory in words."""
+    return (
+        f"{run.seconds:.1f} s, {notes / run.seconds:.0f} notes/s, peak of memory "
+        f"{run.command_mib:.0f} MiB, of a worker {run.worker_mib:.0f} MiB"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--notes", type=int, default=20_000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--train", action="store_true", help="train on them, too")
+    options = parser.parse_args()
+    with scratch() as folder:
+        start = time.perf_counter()
+        corpus = write_corpus(folder, options.notes)
+        print(
+            f"{options.notes:,} notes of {corpus.patients:,} patients, "
+            f"{corpus.characters:,.0f} characters on average, written in "
+            f"{time.perf_counter() - start:.0f} s",
+            flush=True,
+        )
+        model = train_model(folder / "run")
+        runs: dict[int, Run] = {}
+        for workers in (1, options.workers):
+            run = measure(model, corpus.notes, folder / f"{workers}.jsonl", workers)
+            runs[workers] = run
+            described = describe(run, options.notes)
+            print(f"predict, {workers} process(es): {described}", flush=True)
+        if options.train:
+            os.environ["FEDNOTES_CACHE"] = str(folder / "cache")
+            job = write_job(folder, corpus, options.workers)
+            words = ["simulate", str(job), "--out", str(folder / "trained")]
+            run = measure_command([*words, "--workers", "1"])
+            print(f"train: {describe(run, options.notes)}", flush=True)
+    one, several = runs[1], runs[options.workers]
+    assert one.sha256 == several.sha256
+    ratio = one.seconds / several.seconds
+    print(f"mimic-workers ratio={ratio:.2f} against one process")
+
+
+if __name__ == "__main__":
+    main()
