@@ -173,7 +173,10 @@ class PatientModel(ABC):
 
     @abstractmethod
     def find_in_stream(
-        self, notes: Iterable[PatientNote], patients: Iterable[str] = ()
+        self,
+        notes: Iterable[PatientNote],
+        patients: Iterable[str] = (),
+        compute: ComputeFeatures | None = None,
     ) -> list[PatientFinding]:
         """Return a finding for each patient, with one note in memory at a time.
 
@@ -181,6 +184,7 @@ class PatientModel(ABC):
             notes: The notes, in any order of patients.
             patients: Patients to list first, even if they have no notes. All others
                 follow in the order of their first notes.
+            compute: Computes the features of notes; in this process if it is None.
         """
 
     @abstractmethod
@@ -365,7 +369,8 @@ class PatientModel(ABC):
             id_column=id_column,
             encoding=encoding,
         )
-        return self.find_in_stream(self.read_notes(source))
+        notes = self.read_notes(source)
+        return self.find_in_stream(notes, compute=self.compute_features)
 
     @classmethod
     def write_predictions(

@@ -273,7 +273,10 @@ def test_generated_patients_need_no_file(tmp_path: Path) -> None:
     assert [s.id for s in loaded.data] == ["site1", "site2"]
     assert len(loaded.data[0].phenotypes) == 6
     sizes = [len(everyone(s)) for s in loaded.data]
-    assert [t for t in calls if t[0] == t[1]] == [(n, n) for n in sizes]
+    # A patient has one to three notes.
+    ends = [done for done, total in calls if done == total]
+    for size, notes in zip(sizes, ends, strict=True):
+        assert size < notes < 3 * size
     again = load(tmp_path, synthetic={"sites": 2, "patients": 40})
     assert [compute_site_fingerprint(s) for s in loaded.data] == [
         compute_site_fingerprint(s) for s in again.data

@@ -138,8 +138,11 @@ def test_a_model_loaded_with_workers_finds_what_one_without_finds(
     folder: Path, notes: Path, started: list[int]
 ) -> None:
     expected = fn.load(folder).predict_file(notes)
-    assert fn.load(folder, workers=2).predict_file(notes) == expected
+    model = fn.load(folder, workers=2)
+    assert model.predict_file(notes) == expected
     assert started == [2]
+    model(["Known gout.", "Known asthma."])
+    assert started == [2]  # a call computes in this process
 
 
 def test_automatic_workers_start_after_many_notes(

@@ -450,7 +450,7 @@ def test_vectors_are_cached_under_their_encoder(
     ) == (
         1,
         5,
-        (4, 4),
+        (5, 5),
     )
     calls = encoder.calls
     again = features.make({**NOTES, "e": [" "]}, None, tmp_path / "cache").values

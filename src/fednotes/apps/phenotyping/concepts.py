@@ -28,10 +28,13 @@ import hashlib
 import multiprocessing
 import re
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
@@ -50,6 +53,7 @@ from fednotes.apps.phenotyping.context import (
     find_contexts,
 )
 from fednotes.apps.phenotyping.dictionary import Dictionary
+from fednotes.apps.phenotyping.note_sets import NoteSet
 from fednotes.apps.phenotyping.words import (
     AMBIGUOUS,
     explain_no_match,
@@ -59,9 +63,16 @@ from fednotes.apps.phenotyping.words import (
     make_singular,
     split_into_words,
 )
-from fednotes.core.errors import DataError, ModelError, needs
+from fednotes.core.errors import DataError, ModelError, TrainingError, needs
 from fednotes.core.tensors import load_state, save_state
 from fednotes.data.notes import Note
+from fednotes.jobs.patient_models import (
+    ComputeFeatures,
+    PatientNote,
+    compute_features_here,
+)
+from fednotes.jobs.prediction_windows import FILE_BATCH, cut_windows
+from fednotes.jobs.saved_models import NoteFeatures
 
 # Patients with more concepts are left out, as in Liu, Dligach and Miller 2019.
 MAX_CONCEPTS: Final = 10_000
@@ -69,13 +80,14 @@ MAX_CONCEPTS: Final = 10_000
 # depend on it.
 RECIPE: Final = "concepts-1"
 
-Notes = Mapping[str, Sequence[str]]  # the texts of each patient
-Progress = Callable[[int, int], None]  # receives the patients done, and their total
+Notes = NoteSet | Mapping[str, Sequence[str]]  # notes, or the texts of each patient
+Progress = Callable[[int, int], None]  # receives the notes done, and their total
 T = TypeVar("T")
 
 _BASE: Final = 100
 _CODE_LENGTH: Final = 3  # characters of a word's code
 _UNKNOWN: Final = "\0"  # the code of a word that is in no term
+_MOST_REPORTS: Final = 1000  # of progress, about
 _VISIBLE = re.compile(r"[^ ]+")
 
 
@@ -293,6 +305,11 @@ class Matcher:
             concepts = concepts + np.repeat(shifts, np.diff(bounds))
         return concepts
 
+    def list_concepts(self, text: str) -> NoteFeatures:
+        """Return the bag of a text as a list."""
+        concepts: list[int] = self.make_bag(text).tolist()
+        return concepts
+
 
 # ---- patients ------------------------------------------------------------------------
 
@@ -350,12 +367,18 @@ def get_patient_name(note: Note) -> str:
     return note.id if note.patient is None else note.patient
 
 
+def make_patient_note(note: Note) -> PatientNote:
+    """Return a note as a note of its patient; see `get_patient_name`."""
+    return PatientNote(get_patient_name(note), note.text)
+
+
 def iterate_with_progress(
     items: Iterable[T], number: int, progress: Progress | None
 ) -> Iterator[T]:
-    """Yield items, and report before each one how many are done."""
+    """Yield items, and report before some of them how many are done."""
+    step = max(1, number // _MOST_REPORTS)
     for done, item in enumerate(items):
-        if progress is not None and done:
+        if progress is not None and done and done % step == 0:
             progress(done, number)
         yield item
 
@@ -365,7 +388,6 @@ _COUNTED: Final = (
     "patients",
     "notes",
     "characters",
-    "mentions",
     "left_out",
     "without_features",
 )
@@ -379,37 +401,103 @@ def make_bags(
     cache: Path | None = None,
     max_concepts: int = MAX_CONCEPTS,
 ) -> PatientInputs:
-    """Return one bag of concepts per patient.
+    """Return one bag of concepts per patient, without holding the texts in memory.
 
     Args:
-        notes: The texts of each patient.
+        notes: The notes, in any order of patients; or the texts of each patient.
         matcher: Finds the concepts.
         processes: Number of processes that read notes. The result does not depend on
             it.
-        progress: Receives the number of patients done, and of all patients.
+        progress: Receives the number of notes done, and of all notes.
         cache: Folder for results; None keeps none.
         max_concepts: Patients with more concepts are left out.
+
+    Raises:
+        TrainingError: A process has ended before its time.
     """
+    note_set = NoteSet.of(notes)
+    number = note_set.number
 
     def read_all() -> dict[str, np.ndarray]:
-        counts = Counter(patients=len(notes))
-        for texts in notes.values():
-            counts["notes"] += len(texts)
-            counts["characters"] += sum(map(len, texts))
-        with _starting_pool(matcher, min(processes, max(len(notes), 1))) as run:
-            found_bags = iterate_with_progress(
-                run(notes.values()), len(notes), progress
-            )
-            arrays = join_bags(found_bags, counts, max_concepts)
+        stream = iterate_with_progress(note_set, number, progress)
+        with _starting_pool(matcher, min(processes, max(number, 1))) as compute:
+            collected = collect_bags(stream, compute, max_concepts, note_set.patients)
+        counts = collected.counts
+        counts["notes"] = number
+        counts["characters"] = note_set.characters
         numbers = [counts[name] for name in _COUNTED]
-        return {**arrays, "counts": np.array(numbers, np.int64)}
+        return {**collected.arrays, "counts": np.array(numbers, np.int64)}
 
     recipe = f"{matcher.fingerprint} {max_concepts}"
-    arrays = compute_with_cache(cache, notes, recipe, make=read_all)
+    arrays = compute_with_cache(cache, note_set, recipe, make=read_all)
     if progress is not None:
-        progress(len(notes), len(notes))
+        progress(number, number)
     counts = dict(zip(_COUNTED, arrays["counts"].tolist(), strict=True))
-    return PatientInputs.from_arrays(tuple(notes), arrays, matcher.vocabulary, counts)
+    return PatientInputs.from_arrays(
+        note_set.patients, arrays, matcher.vocabulary, counts
+    )
+
+
+class CollectedBags(NamedTuple):
+    """The bags of patients whose notes were read in any order.
+
+    Attributes:
+        patients: All patients, those to list first and then in the order of their first
+            notes.
+        arrays: As from `join_bags`, of the patients who are not left out.
+        counts: Numbers of `patients`, of those left out (`left_out`) and of those
+            without concepts (`without_features`).
+    """
+
+    patients: tuple[str, ...]
+    arrays: dict[str, np.ndarray]
+    counts: Counter[str]
+
+
+def collect_bags(
+    notes: Iterable[PatientNote],
+    compute: ComputeFeatures,
+    max_concepts: int,
+    patients: Iterable[str] = (),
+) -> CollectedBags:
+    """Add up the concepts of each patient's notes.
+
+    Only a patient's concepts are kept, and nothing for a patient who is left out.
+
+    Args:
+        notes: The notes, in any order of patients. No reference to a text is kept.
+        compute: Yields notes with their concepts.
+        max_concepts: Patients with more concepts are left out.
+        patients: Patients to list first, even if they have no notes.
+    """
+    concepts = {patient: array("i") for patient in patients}
+    left_out: set[str] = set()
+
+    def select_needed_notes() -> Iterator[PatientNote]:
+        for note in notes:
+            concepts.setdefault(note.patient, array("i"))
+            if note.patient not in left_out:
+                yield note
+
+    for note, found in compute(select_needed_notes()):
+        # Some notes of a patient may be under way when the patient is left out.
+        if note.patient in left_out:
+            continue
+        bag = concepts[note.patient]
+        bag.extend(map(int, found))
+        if len(bag) > max_concepts:
+            left_out.add(note.patient)
+            del bag[:]
+
+    names = tuple(concepts)
+    rows = [row for row, patient in enumerate(names) if patient not in left_out]
+    counts = Counter(patients=len(names), left_out=len(left_out))
+    # Each patient's concepts are freed once they are copied.
+    bags = (np.array(concepts.pop(names[row]), np.int32) for row in rows)
+    arrays = join_bags(bags, counts, max_concepts)
+    del counts["mentions"]  # incomplete: it lacks the mentions of excluded patients
+    arrays["kept"] = np.array(rows, np.int64)
+    return CollectedBags(names, arrays, counts)
 
 
 def join_bags(
@@ -444,41 +532,74 @@ def join_bags(
     }
 
 
-_Run = Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]
-
-
 @contextmanager
-def _starting_pool(matcher: Matcher, processes: int) -> Iterator[_Run]:
-    """Yield a function that makes a bag of each patient's texts, in several processes.
+def _starting_pool(matcher: Matcher, processes: int) -> Iterator[ComputeFeatures]:
+    """Yield a function that finds the concepts of notes, in several processes.
 
     With one process, it works in this process.
 
-
-    Forked processes share the memory of the automaton. If the system cannot fork, each
-    process builds its own.
+    Forked processes share the memory of the automaton, which takes a minute and a
+    gigabyte for the UMLS. If the system cannot fork, each process builds its own.
     """
     if processes == 1:
-        yield lambda patients: map(matcher.make_bag, patients)
+        yield partial(compute_features_here, matcher.list_concepts)
         return
     can_fork = "fork" in multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("fork" if can_fork else "spawn")
-    with context.Pool(
-        processes, initializer=_matchers.append, initargs=(matcher,)
+    with ProcessPoolExecutor(
+        processes, context, initializer=_matchers.append, initargs=(matcher,)
     ) as pool:
-        yield lambda patients: pool.imap(_make_bag_in_process, patients, chunksize=4)
+        yield partial(_find_concepts_in_pool, pool, processes * _WINDOWS_OF_PROCESS)
 
 
+def _find_concepts_in_pool(
+    pool: ProcessPoolExecutor, limit: int, notes: Iterable[PatientNote]
+) -> Iterator[tuple[PatientNote, NoteFeatures]]:
+    """Yield notes with their concepts, in order.
+
+    Args:
+        pool: The processes.
+        limit: The largest number of windows of notes that are under way.
+        notes: The notes.
+
+    Raises:
+        TrainingError: A process has ended before its time.
+    """
+    under_way: deque[tuple[Sequence[PatientNote], Future[list[np.ndarray]]]] = deque()
+    windows = cut_windows(notes, FILE_BATCH)
+    try:
+        while True:
+            for window in islice(windows, limit - len(under_way)):
+                texts = [note.text for note in window]
+                under_way.append((window, pool.submit(_make_bags_in_process, texts)))
+            if not under_way:
+                return
+            window, future = under_way.popleft()
+            for note, bag in zip(window, future.result(), strict=True):
+                yield note, bag.tolist()
+    except BrokenProcessPool:
+        raise TrainingError(
+            "a process that found concepts was killed (the system does this when "
+            "memory runs out): set `processes` of [concepts] to fewer"
+        ) from None
+    finally:
+        for _, future in under_way:
+            future.cancel()
+
+
+# Windows under way for each process: its own, and others that wait for their turn.
+_WINDOWS_OF_PROCESS: Final = 3
 _matchers: list[Matcher] = []  # the matcher of a process in a pool
 
 
-def _make_bag_in_process(texts: Sequence[str]) -> np.ndarray:
-    """Return the bag of one patient, in a process of a pool."""
-    return _matchers[0].make_bag(texts)
+def _make_bags_in_process(texts: Sequence[str]) -> list[np.ndarray]:
+    """Return the bag of each text, in a process of a pool."""
+    return [_matchers[0].make_bag(text) for text in texts]
 
 
 def compute_with_cache(
     cache: Path | None,
-    notes: Notes,
+    notes: NoteSet,
     recipe: str,
     make: Callable[[], dict[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
@@ -488,7 +609,7 @@ def compute_with_cache(
 
     Args:
         cache: The cache folder; None disables the cache.
-        notes: The texts of each patient.
+        notes: The notes.
         recipe: Identifies the computation; an entry is only used for the same recipe.
         make: Computes the arrays.
     """
@@ -505,12 +626,8 @@ def compute_with_cache(
     return {name: values.numpy() for name, values in tensors.items()}
 
 
-def _make_cache_key(notes: Notes, recipe: str) -> str:
+def _make_cache_key(notes: NoteSet, recipe: str) -> str:
     """Return the name of a cache entry: a digest of all texts and the recipe."""
     state = hashlib.sha256(recipe.encode())
-    for texts in notes.values():
-        state.update(len(texts).to_bytes(8, "little"))
-        for text in texts:
-            data = text.encode("utf-8", "surrogatepass")
-            state.update(len(data).to_bytes(8, "little") + data)
+    state.update(notes.compute_digest())
     return state.hexdigest()[:32]

@@ -87,8 +87,8 @@ def load_patient_sites(
 
     Args:
         job: The job.
-        progress: Receives the number of patients done and the total while the notes of
-            a site are read.
+        progress: Receives the number of notes done and the total while the concepts or
+            vectors of a site's notes are computed.
         cache: Folder for bags or vectors, which contain no text;
             `find_default_cache()`/"concepts" if it is None.
 

@@ -10,9 +10,7 @@ fingerprint.
 from __future__ import annotations
 
 import hashlib
-from array import array
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -29,13 +27,14 @@ from fednotes.apps.phenotyping.concepts import (
     Notes,
     PatientInputs,
     Progress,
+    collect_bags,
     compute_with_cache,
     iterate_with_progress,
-    join_bags,
     make_bags,
 )
 from fednotes.apps.phenotyping.context import Option
 from fednotes.apps.phenotyping.dictionary import read_dictionary
+from fednotes.apps.phenotyping.note_sets import NoteSet
 from fednotes.core.errors import (
     ConfigError,
     DataError,
@@ -162,8 +161,8 @@ class ConceptFeatures:
         """Return one bag per patient.
 
         Args:
-            notes: The texts of each patient.
-            progress: Receives the number of patients done, and of all patients.
+            notes: The notes, in any order of patients; or the texts of each patient.
+            progress: Receives the number of notes done, and of all notes.
             cache: Folder for results; None keeps none.
         """
         return make_bags(
@@ -194,42 +193,15 @@ class ConceptFeatures:
             One bag per patient, in the order of their first notes. The counts are
             `patients`, `left_out` and `without_features`.
         """
-        concepts = {patient: array("i") for patient in patients}
-        left_out: set[str] = set()
-
-        def select_needed_notes() -> Iterator[PatientNote]:
-            for note in notes:
-                concepts.setdefault(note.patient, array("i"))
-                if note.patient not in left_out:
-                    yield note
-
         compute = compute or partial(compute_features_here, self.compute_note_features)
-        for note, found in compute(select_needed_notes()):
-            # Some notes of a patient may be on their way when the patient is left out.
-            if note.patient in left_out:
-                continue
-            bag = concepts[note.patient]
-            bag.extend(map(int, found))
-            if len(bag) > self.max_concepts:
-                left_out.add(note.patient)
-                del bag[:]
-
-        counts = Counter(patients=len(concepts), left_out=len(left_out))
-        remaining = [patient for patient in concepts if patient not in left_out]
-        arrays = join_bags(
-            (np.array(concepts[patient], np.int32) for patient in remaining),
-            counts,
-            self.max_concepts,
+        names, arrays, counts = collect_bags(
+            notes, compute, self.max_concepts, patients
         )
-        del counts["mentions"]  # incomplete: it lacks the mentions of excluded patients
-        return PatientInputs.from_arrays(
-            remaining, arrays, self.matcher.vocabulary, counts
-        )
+        return PatientInputs.from_arrays(names, arrays, self.matcher.vocabulary, counts)
 
     def compute_note_features(self, text: str) -> NoteFeatures:
         """Return the concepts that a note mentions; see `Matcher.make_bag`."""
-        concepts: list[int] = self.matcher.make_bag(text).tolist()
-        return concepts
+        return self.matcher.list_concepts(text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,28 +222,28 @@ class TextFeatures:
         """Return one vector per patient; zeros for a patient without words.
 
         Args:
-            notes: The texts of each patient.
-            progress: Receives the number of patients done, and of all patients.
+            notes: The notes, in any order of patients; or the texts of each patient.
+            progress: Receives the number of notes done, and of all notes.
             cache: Folder for results; None keeps none.
         """
+        note_set = NoteSet.of(notes)
+        number = note_set.number
 
         def encode_all() -> dict[str, np.ndarray]:
-            means = iterate_with_progress(
-                map(self._average_notes, notes.values()), len(notes), progress
-            )
-            vectors = np.array([*means], np.float32)
-            return {"vectors": vectors.reshape(-1, self.space.width)}
+            stream = iterate_with_progress(note_set, number, progress)
+            _, vectors = self._collect_vectors(stream, note_set.patients)
+            return {"vectors": vectors}
 
         recipe = f"{self.space.fingerprint} 1"
-        values = compute_with_cache(cache, notes, recipe, make=encode_all)["vectors"]
+        values = compute_with_cache(cache, note_set, recipe, make=encode_all)["vectors"]
         if progress is not None:
-            progress(len(notes), len(notes))
+            progress(number, number)
         counts = {
-            "notes": sum(map(len, notes.values())),
+            "notes": number,
             "left_out": 0,
             "without_features": int((~values.any(1)).sum()),
         }
-        return PatientInputs(tuple(notes), Vectors(values), counts)
+        return PatientInputs(note_set.patients, Vectors(values), counts)
 
     def make_from_stream(
         self,
@@ -292,6 +264,20 @@ class TextFeatures:
             One vector per patient, in the order of their first notes. The counts are
             `left_out` and `without_features`.
         """
+        names, values = self._collect_vectors(notes, patients, compute)
+        counts = {"left_out": 0, "without_features": int((~values.any(1)).sum())}
+        return PatientInputs(names, Vectors(values), counts)
+
+    def _collect_vectors(
+        self,
+        notes: Iterable[PatientNote],
+        patients: Iterable[str],
+        compute: ComputeFeatures | None = None,
+    ) -> tuple[tuple[str, ...], np.ndarray]:
+        """Return all patients, and the (patients, width) float32 means of their notes.
+
+        The arguments are those of `make_from_stream`.
+        """
         means = {patient: _RunningMean() for patient in patients}
         compute = compute or partial(compute_features_here, self.compute_note_features)
         for note, vector in compute(notes):
@@ -303,8 +289,7 @@ class TextFeatures:
         for row, mean in enumerate(means.values()):
             if mean.number:
                 values[row] = mean.compute()
-        counts = {"left_out": 0, "without_features": int((~values.any(1)).sum())}
-        return PatientInputs(tuple(means), Vectors(values), counts)
+        return tuple(means), values
 
     def compute_note_features(self, text: str) -> NoteFeatures:
         """Return the vector of a note; it is empty if the note has no words."""
@@ -327,19 +312,6 @@ class TextFeatures:
         flat = vectors.reshape(len(vectors), -1)
         mean: np.ndarray = flat.mean(0, dtype=np.float64)
         return mean
-
-    def _average_notes(self, texts: Iterable[str]) -> np.ndarray:
-        """Return the mean over the notes' mean vectors; see `encode_note`.
-
-        Returns:
-            (layers × dim,) float64; zeros if no note has words.
-        """
-        mean = _RunningMean()
-        for text in texts:
-            vector = self.encode_note(text)
-            if vector is not None:
-                mean.add(vector)
-        return mean.compute() if mean.number else np.zeros(self.space.width)
 
 
 class _RunningMean:

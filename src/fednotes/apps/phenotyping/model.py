@@ -21,6 +21,7 @@ from fednotes.data.encodings import AUTO
 from fednotes.data.notes import NotePlace
 from fednotes.jobs.evaluation import Evaluation
 from fednotes.jobs.patient_models import (
+    ComputeFeatures,
     PatientFinding,
     PatientModel,
     PatientNote,
@@ -100,7 +101,10 @@ class PhenotypeModel(PatientModel):
         return super().feature_threads if self.reader.model.space.dense else 1
 
     def find_in_stream(
-        self, notes: Iterable[PatientNote], patients: Iterable[str] = ()
+        self,
+        notes: Iterable[PatientNote],
+        patients: Iterable[str] = (),
+        compute: ComputeFeatures | None = None,
     ) -> list[PatientFinding]:
         """Return a finding for each patient; it is empty for excluded patients."""
         names = dict.fromkeys(patients)
@@ -110,7 +114,7 @@ class PhenotypeModel(PatientModel):
                 names.setdefault(note.patient)
                 yield note
 
-        inputs = self.reader.read(collect_names(), names, self.compute_features)
+        inputs = self.reader.read(collect_names(), names, compute)
         if not names:
             return []
         rows = {row["patient"]: row for row in self.reader.predict_rows(inputs)}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fednotes.apps.phenotyping.concepts import get_patient_name
+from fednotes.apps.phenotyping.concepts import make_patient_note
 from fednotes.apps.phenotyping.obesity import stream_summaries
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document
@@ -91,7 +91,7 @@ def read_patient_notes(
                 id_column=id_column,
                 encoding=encoding,
             )
-        return (PatientNote(get_patient_name(note), note.text) for note in notes)
+        return map(make_patient_note, notes)
 
     if next(read(), None) is None:
         raise DataError(f"{source}: contains no notes with text")

@@ -7,14 +7,19 @@ phenotypes, and counts.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self, TypeVar
 
 from fednotes.apps.phenotyping import synthetic
 from fednotes.apps.phenotyping.code_tables import CodeSource
-from fednotes.apps.phenotyping.concepts import PatientInputs, Progress, group_by_patient
+from fednotes.apps.phenotyping.concepts import (
+    PatientInputs,
+    Progress,
+    group_by_patient,
+    make_patient_note,
+)
 from fednotes.apps.phenotyping.ctakes import (
     Mentions,
     make_bags_of_mentions,
@@ -23,23 +28,33 @@ from fednotes.apps.phenotyping.ctakes import (
 from fednotes.apps.phenotyping.features import ConceptFeatures, Features
 from fednotes.apps.phenotyping.job_tables import PatientsConfig
 from fednotes.apps.phenotyping.labels import PatientLabels, read_labels
+from fednotes.apps.phenotyping.note_sets import NoteSet
 from fednotes.apps.phenotyping.obesity import read_obesity
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.data.notes import Note, describe_left_out, read_notes
+from fednotes.data.notes import Note, NoteStream, describe_left_out, read_notes
 from fednotes.jobs.job import Job
+from fednotes.jobs.patient_models import PatientNote
+
+T = TypeVar("T")
 
 # ---- the contents of files -----------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
 class Records(ABC):
-    """The contents of files about each patient, from which features are computed.
+    """The contents of files about each patient, from which features are computed."""
 
-    Attributes:
-        by_patient: The records of each patient.
-    """
+    @property
+    @abstractmethod
+    def patients(self) -> KeysView[str]:
+        """The patients."""
 
-    by_patient: Mapping[str, Any]
+    @abstractmethod
+    def combine(self, other: Self) -> Self:
+        """Return the records of these patients and of others."""
+
+    @abstractmethod
+    def with_prefix(self, prefix: str) -> Self:
+        """Return the records with a prefix before each patient's id."""
 
     @abstractmethod
     def make_inputs(
@@ -49,27 +64,63 @@ class Records(ABC):
 
         Args:
             features: Makes features of notes.
-            progress: Receives the number of patients done, and of all patients.
+            progress: Receives the number of notes done, and of all notes.
             cache: Folder for results.
         """
 
-    def combine(self, other: Self) -> Self:
-        """Return the records of the patients of both."""
-        return replace(self, by_patient={**self.by_patient, **other.by_patient})
 
-
+@dataclass(frozen=True, eq=False)
 class Texts(Records):
-    """The texts of each patient's notes."""
+    """The texts of each patient's notes, which are read when they are needed.
+
+    Attributes:
+        notes: The notes.
+    """
+
+    notes: NoteSet
+
+    @property
+    def patients(self) -> KeysView[str]:
+        """The patients with notes."""
+        return self.notes.by_patient.keys()
+
+    def combine(self, other: Self) -> Self:
+        """Return the notes of these patients and of others."""
+        return replace(self, notes=self.notes.combine(other.notes))
+
+    def with_prefix(self, prefix: str) -> Self:
+        """Return the notes with a prefix before each patient's id."""
+        return replace(self, notes=self.notes.with_prefix(prefix))
 
     def make_inputs(
         self, features: Features, progress: Progress | None, cache: Path
     ) -> PatientInputs:
         """Return the features of the notes."""
-        return features.make(self.by_patient, progress, cache)
+        return features.make(self.notes, progress, cache)
 
 
+@dataclass(frozen=True, eq=False)
 class Extracts(Records):
-    """The mentions of concepts that cTAKES found for each patient."""
+    """The mentions of concepts that cTAKES found for each patient.
+
+    Attributes:
+        by_patient: The mentions.
+    """
+
+    by_patient: Mentions
+
+    @property
+    def patients(self) -> KeysView[str]:
+        """The patients with cTAKES output."""
+        return self.by_patient.keys()
+
+    def combine(self, other: Self) -> Self:
+        """Return the mentions of these patients and of others."""
+        return replace(self, by_patient={**self.by_patient, **other.by_patient})
+
+    def with_prefix(self, prefix: str) -> Self:
+        """Return the mentions with a prefix before each patient's id."""
+        return replace(self, by_patient=_add_prefix(prefix, self.by_patient))
 
     def make_inputs(
         self,
@@ -122,31 +173,34 @@ class SiteFiles:
     @property
     def patients(self) -> Collection[str]:
         """The patients with notes, as a set."""
-        return self.records.by_patient.keys()
+        return self.records.patients
 
     def with_prefix(self, prefix: str) -> SiteFiles:
         """Return a copy with a prefix before each patient's id."""
-
-        def rename(values: Mapping[str, Any]) -> dict[str, Any]:
-            return {f"{prefix}{patient}": value for patient, value in values.items()}
-
         labels = self.labels
         if labels is not None:
-            labels = replace(labels, values=rename(labels.values))
+            labels = replace(labels, values=_add_prefix(prefix, labels.values))
         return replace(
             self,
-            records=replace(self.records, by_patient=rename(self.records.by_patient)),
+            records=self.records.with_prefix(prefix),
             test=frozenset(f"{prefix}{patient}" for patient in self.test),
-            codes=None if self.codes is None else rename(self.codes),
+            codes=None if self.codes is None else _add_prefix(prefix, self.codes),
             labels=labels,
         )
+
+
+def _add_prefix(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
+    """Return values by patient, with a prefix before each patient's id."""
+    return {f"{prefix}{patient}": value for patient, value in values.items()}
 
 
 def generate_site(job: Job, name: str) -> SiteFiles:
     """Return the generated patients of a site."""
     patients = synthetic.generate_patients(name, job.synthetic.patients, job.seed)
     return SiteFiles(
-        Texts(dict(patients.notes)), codes=patients.codes, labels=patients.labels
+        Texts(NoteSet.of(patients.notes)),
+        codes=patients.codes,
+        labels=patients.labels,
     )
 
 
@@ -183,8 +237,8 @@ class _SiteReader:
         records = self._read_records(summaries)
         if self._config.test:
             test_records = self._read_test_records()
-            test = frozenset(test_records.by_patient)
-            shared = len(test & records.by_patient.keys())
+            test = frozenset(test_records.patients)
+            shared = len(test & records.patients)
             if shared:
                 raise DataError(
                     f"{shared} patients of `test` are also among those of training: "
@@ -196,7 +250,7 @@ class _SiteReader:
                 note.id for note in summaries if "test" in note.source.lower()
             )
         if labels is not None:
-            self._compare_with_labels(records.by_patient, labels)
+            self._compare_with_labels(records.patients, labels)
         codes = self._read_codes()
         return SiteFiles(
             records, test, codes=codes, labels=labels, messages=self._messages
@@ -215,7 +269,7 @@ class _SiteReader:
             return self._read_extracts("concepts")
         if self._config.notes:
             return self._read_notes("notes", name="notes")
-        return Texts(group_by_patient(summaries))
+        return Texts(NoteSet.of(group_by_patient(summaries)))
 
     def _read_test_records(self) -> Records:
         """Read the notes or the cTAKES output of the test part."""
@@ -253,25 +307,34 @@ class _SiteReader:
             self._job.locate_notes(text, where, query, omop)
             for text in getattr(self._config, key)
         ]
-        stream = read_notes(
-            paths,
-            self._config.format,
-            self._config.categories,
-            column=self._config.column or None,
-            source=self._name,
-            encoding=self._config.encoding,
-        )
+        config = self._config
+        source = self._name
+
+        def open_stream() -> NoteStream:
+            return read_notes(
+                paths,
+                config.format,
+                config.categories,
+                column=config.column or None,
+                source=source,
+                encoding=config.encoding,
+            )
+
+        def read_again() -> Iterator[PatientNote]:
+            return map(make_patient_note, open_stream())
+
+        stream = open_stream()
         without_patient = 0
 
-        def count_notes_without_patient() -> Iterator[Note]:
+        def count_notes_without_patient() -> Iterator[PatientNote]:
             nonlocal without_patient
             for note in stream:
                 without_patient += note.patient is None
-                yield note
+                yield make_patient_note(note)
 
-        texts = group_by_patient(count_notes_without_patient())
+        notes = NoteSet.scan(count_notes_without_patient(), read_again)
         skipped = describe_left_out(stream.counts)
-        if not texts:
+        if not notes.by_patient:
             places = ", ".join(map(str, paths))
             but = f" but {skipped}" if skipped else ""
             raise ConfigError(
@@ -284,7 +347,7 @@ class _SiteReader:
                 f"{without_patient:,} {name} name no patient: each counts as a "
                 "patient of its own, named by its id"
             )
-        return Texts(texts)
+        return Texts(notes)
 
     def _read_labels(self) -> tuple[PatientLabels | None, Sequence[Note]]:
         """Read labels from a table, or from a folder of the obesity challenge.
